@@ -1,0 +1,45 @@
+# Two commands on a fresh machine with Python >= 3.11:  make demo   and   make test
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: help demo test lint types imports unit format clean
+
+help:
+	@echo "make demo    prepare a synthetic catalog and show what came out"
+	@echo "make test    lint, types, import direction, tests"
+	@echo "make format  let ruff format and fix"
+	@echo "make clean   remove the virtual environment and everything made"
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "sce needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12 ...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (a few minutes the first time) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/sce prepare synthetic --help > /dev/null
+
+test: lint types imports unit
+
+lint: $(STAMP)
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --quiet --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+imports: $(STAMP)
+	$(BIN)/lint-imports --no-cache > .imports.log 2>&1 || { cat .imports.log; exit 1; }; rm -f .imports.log
+
+unit: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+format: $(STAMP)
+	$(BIN)/ruff check --quiet --fix .
+	$(BIN)/ruff format --quiet .
+
+clean:
+	rm -rf $(VENV) demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
