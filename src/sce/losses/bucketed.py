@@ -1,0 +1,223 @@
+"""Cross-entropy inside given buckets, in plain PyTorch and bounded memory, with its gradient.
+
+The forward pass computes the logits of a few buckets at a time and keeps, for each state, only the
+largest log-sum-exp over the buckets it fell into and which bucket that was: its own logit is the
+same in every bucket, so the largest log-sum-exp is the largest loss. The backward pass then needs
+the logits of these winning pairs alone, and computes them again.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sce.losses.buckets import Buckets
+from sce.losses.gradients import CatalogueGradient
+from sce.losses.softmax import consume_logsumexp
+
+# The most logits held at once (16 MiB in float32; a few temporaries of that size come with them).
+MAX_LOGITS = 1 << 22
+
+
+def bucketed_cross_entropy(
+    states: Tensor,  # [v, d], the valid states only
+    catalogue: Tensor,  # [c, d]
+    targets: Tensor,  # [v]
+    buckets: Buckets,
+    *,
+    max_logits: int = MAX_LOGITS,
+) -> tuple[Tensor, Tensor]:
+    """Return each state's largest loss over its buckets [v], and which states were placed [v].
+
+    The loss of a state in a bucket is logsumexp({its target} ∪ {the bucket's other items}) minus
+    the logit of its target. A state in no bucket has loss 0 and is not placed. On a tie between
+    buckets the gradient flows through the lowest.
+    """
+    losses, winners = _BucketedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        states, catalogue, targets, buckets.states, buckets.items, max_logits
+    )
+    return losses, winners >= 0
+
+
+class _BucketedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: Tensor,
+        catalogue: Tensor,
+        targets: Tensor,
+        bucket_states: Tensor,
+        bucket_items: Tensor,
+        max_logits: int,
+    ) -> tuple[Tensor, Tensor]:
+        dtype = torch.promote_types(
+            torch.promote_types(states.dtype, catalogue.dtype), torch.float32
+        )
+        with torch.autocast(states.device.type, enabled=False):
+            own = _own_logits(states, catalogue, targets, dtype, max_logits)
+            sums = _log_sums(
+                states, catalogue, targets, own, bucket_states, bucket_items, max_logits
+            )
+            largest, winners = _winners(sums, bucket_states, len(states))
+        placed = winners >= 0
+        largest = torch.where(placed, largest, own)
+        ctx.max_logits = max_logits
+        ctx.save_for_backward(states, catalogue, targets, bucket_items, own, largest, winners)
+        ctx.mark_non_differentiable(winners)
+        return largest - own, winners
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_losses: Tensor, _: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
+        states, catalogue, targets, bucket_items, own, largest, winners = ctx.saved_tensors
+        with torch.autocast(states.device.type, enabled=False):
+            grad_states, grad_catalogue = _gradients(
+                grad_losses.to(own.dtype),
+                states,
+                catalogue,
+                targets,
+                bucket_items,
+                own,
+                largest,
+                winners,
+                max_logits=ctx.max_logits,
+                of_catalogue=ctx.needs_input_grad[1],
+            )
+        return grad_states, grad_catalogue, None, None, None, None
+
+
+def _own_logits(
+    states: Tensor, catalogue: Tensor, targets: Tensor, dtype: torch.dtype, max_logits: int
+) -> Tensor:
+    """Return the logit of each state with its own target: [v]."""
+    step = max(1, max_logits // states.shape[1])
+    own = [
+        (x.to(dtype) * catalogue[t].to(dtype)).sum(dim=1)
+        for x, t in zip(states.split(step), targets.split(step), strict=True)
+    ]
+    return torch.cat(own)
+
+
+def _log_sums(
+    states: Tensor,
+    catalogue: Tensor,
+    targets: Tensor,
+    own: Tensor,
+    bucket_states: Tensor,
+    bucket_items: Tensor,
+    max_logits: int,
+) -> Tensor:
+    """Return the log-sum-exp of every row of every bucket, its own target included: [b, x]."""
+    sums = own[bucket_states]  # the own target's part; the other items come on top
+    size_x = bucket_states.shape[1]
+    step = max(1, min(bucket_items.shape[1], max_logits // max(1, size_x)))
+    group = max(1, max_logits // max(1, size_x * step))
+    for g in range(0, len(bucket_states), group):
+        rows = bucket_states[g : g + group]
+        x = states[rows].to(own.dtype)
+        for items in bucket_items[g : g + group].split(step, dim=1):
+            logits = _other_logits(x, targets[rows], catalogue, items)
+            sums[g : g + group] = torch.logaddexp(sums[g : g + group], consume_logsumexp(logits))
+            del logits
+    return sums
+
+
+def _other_logits(
+    x: Tensor,  # [g, r, d]
+    targets: Tensor,  # [g, r]
+    catalogue: Tensor,  # [c, d]
+    items: Tensor,  # [g, y] ascending
+) -> Tensor:
+    """Return the logits of the rows of g buckets with their items, -inf at a row's own target."""
+    logits = x @ catalogue[items].to(x.dtype).transpose(1, 2)
+    column = torch.searchsorted(items.contiguous(), targets.contiguous())
+    column = column.clamp_(max=items.shape[1] - 1)
+    hit = items.gather(1, column) == targets
+    column = column.unsqueeze(2)
+    kept = logits.gather(2, column).masked_fill_(hit.unsqueeze(2), -torch.inf)
+    return logits.scatter_(2, column, kept)
+
+
+def _winners(sums: Tensor, bucket_states: Tensor, n_states: int) -> tuple[Tensor, Tensor]:
+    """Return each state's largest sum, and the lowest bucket that has it (-1: in no bucket)."""
+    n_buckets = len(bucket_states)
+    flat = bucket_states.flatten()
+    largest = sums.new_full((n_states,), -torch.inf)
+    largest.scatter_reduce_(0, flat, sums.flatten(), reduce="amax")
+    number = torch.arange(n_buckets, device=sums.device).unsqueeze(1).expand_as(bucket_states)
+    # `not less` rather than `equal`: NaN is nobody's equal, and its row must win, not vanish.
+    wins = (sums < largest[bucket_states]).logical_not_()
+    lowest = torch.full((n_states,), n_buckets, device=sums.device)
+    lowest.scatter_reduce_(0, flat, torch.where(wins, number, n_buckets).flatten(), reduce="amin")
+    return largest, torch.where(lowest == n_buckets, -1, lowest)
+
+
+def _gradients(
+    grad_losses: Tensor,
+    states: Tensor,
+    catalogue: Tensor,
+    targets: Tensor,
+    bucket_items: Tensor,
+    own: Tensor,
+    largest: Tensor,
+    winners: Tensor,
+    *,
+    max_logits: int,
+    of_catalogue: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Push the gradient of each state's loss through the bucket that won, and no other."""
+    grad_states = torch.zeros_like(states, memory_format=torch.contiguous_format)
+    touched = [targets, *bucket_items]
+    sink = CatalogueGradient(catalogue, touched, own.dtype) if of_catalogue else None
+    for buckets, rows, present in _by_bucket(winners, bucket_items, max_logits):
+        x = states[rows].to(own.dtype)  # [g, r, d]
+        scale = torch.where(present, grad_losses[rows], 0.0)  # [g, r]
+        # The own target's part: its probability less one.
+        own_part = (torch.exp(own[rows] - largest[rows]) - 1.0) * scale
+        grad_x = own_part.unsqueeze(2) * catalogue[targets[rows]].to(own.dtype)
+        if sink is not None:
+            sink.add(targets[rows][present], (own_part.unsqueeze(2) * x)[present])
+        step = max(1, max_logits // max(1, rows.numel()))
+        for items in bucket_items[buckets].split(step, dim=1):
+            logits = _other_logits(x, targets[rows], catalogue, items)
+            weights = logits.sub_(largest[rows].unsqueeze(2)).exp_().mul_(scale.unsqueeze(2))
+            grad_x += weights @ catalogue[items].to(own.dtype)
+            if sink is not None:
+                sink.add(items.flatten(), (weights.transpose(1, 2) @ x).flatten(0, 1))
+            del logits, weights
+        # Each state is written once, so the order of the writes does not matter.
+        grad_states[rows[present]] = grad_x[present].to(states.dtype)
+    return grad_states, sink.finish() if sink is not None else None
+
+
+def _by_bucket(
+    winners: Tensor, bucket_items: Tensor, max_logits: int
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Group the winning states by bucket, as (buckets [g], rows [g, r], present [g, r]) tiles.
+
+    Buckets with similar numbers of winners share a tile, so that little of it is filling.
+    """
+    placed = (winners >= 0).nonzero().squeeze(1)
+    if placed.numel() == 0:
+        return []
+    rows = placed[winners[placed].argsort(stable=True)]  # by bucket, then by state
+    counts = torch.bincount(winners[placed], minlength=len(bucket_items))
+    ends = counts.cumsum(0)
+    order = counts.argsort(stable=True, descending=True)
+    sizes = counts[order].tolist()
+    tiles = []
+    start = 0
+    while start < len(sizes) and sizes[start] > 0:
+        width = sizes[start]
+        group = max(1, max_logits // (width * min(bucket_items.shape[1], max_logits)))
+        buckets = order[start : start + group]
+        buckets = buckets[counts[buckets] > 0]
+        column = torch.arange(width, device=winners.device)
+        present = column < counts[buckets].unsqueeze(1)
+        first = (ends - counts)[buckets].unsqueeze(1)
+        tiles.append((buckets, rows[(first + column).clamp_(max=len(rows) - 1)], present))
+        start += group
+    return tiles

@@ -1,0 +1,197 @@
+"""Buckets of Scalable Cross-Entropy: how many, around which centres, and what falls in them.
+
+Nothing here carries a gradient, and nothing here holds a matrix of centres × catalogue: scores are
+computed in tiles of bounded size, and only each bucket's best rows so far are kept.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# The most scores held at once (32 MiB in float32): large enough that matrix products run at full
+# speed, small enough not to matter beside a model.
+MAX_SCORES = 1 << 23
+# Scores are first reduced to the maximum of each run of this many rows; only runs whose maximum
+# passes a bucket's threshold are looked at one by one.
+RUN = 32
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Which states and which items fell into each bucket, both as ascending indices."""
+
+    states: Tensor  # [n_buckets, bucket_size_x] into the valid states
+    items: Tensor  # [n_buckets, bucket_size_y] into the catalogue
+
+
+def suggest_sizes(
+    sequences: int, mean_length: float, *, alpha: float = 2.0, beta: float = 1.0
+) -> tuple[int, int]:
+    """Return (n_buckets, bucket_size_x) for a batch, by the paper's rule.
+
+    With s sequences of mean length l̄: bucket_size_x = α √(s·l̄·β) and n_buckets = α √(s·l̄/β), so
+    that α² is how often a state is picked on average and β the ratio of the two sizes.
+
+    >>> suggest_sizes(128, 200)
+    (320, 320)
+    >>> suggest_sizes(128, 200, beta=4)
+    (160, 640)
+    """
+    for name, value in (("alpha", alpha), ("beta", beta)):
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name} must be a positive, finite number, got {value}")
+    if not (math.isfinite(mean_length) and mean_length >= 0) or sequences < 0:
+        raise ValueError(
+            f"sequences and mean_length must be finite and not negative, got {sequences} and "
+            f"{mean_length}"
+        )
+    states = sequences * mean_length
+    return (
+        max(1, round(alpha * math.sqrt(states / beta))),
+        max(1, round(alpha * math.sqrt(states * beta))),
+    )
+
+
+def draw_centres(
+    states: Tensor,  # [v, d], the valid states only
+    n_buckets: int,
+    *,
+    mix: bool,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Draw the centres of the buckets: [n_buckets, d], in float32 or wider.
+
+    Without mix they are standard normal. With mix they are distributed as the rows of Ω X, with Ω
+    standard normal [n_buckets, v]: independent normal vectors with covariance XᵀX. G Lᵀ with
+    L Lᵀ = XᵀX and G standard normal [n_buckets, d] has that distribution and needs no Ω.
+    """
+    d = states.shape[1]
+    dtype = torch.float64 if states.dtype == torch.float64 else torch.float32
+    noise = torch.randn(n_buckets, d, dtype=dtype, device=states.device, generator=generator)
+    if not mix:
+        return noise
+    # The factor is computed in float64 (where there is one): XᵀX squares the condition of X.
+    wide = torch.float32 if states.device.type == "mps" else torch.float64
+    gram = torch.zeros(d, d, dtype=wide, device=states.device)
+    step = max(1, MAX_SCORES // (4 * d))
+    for part in states.split(step):
+        part = part.to(wide)
+        gram.addmm_(part.T, part)
+    # A whisper of the identity makes the factorisation succeed when X has not full rank; it moves
+    # the covariance by less than rounding does in float32.
+    ridge = gram.diagonal().sum() * 1e-12 + torch.finfo(wide).tiny
+    gram.diagonal().add_(ridge)
+    factor: Tensor = torch.linalg.cholesky_ex(gram).L
+    return (noise.to(wide) @ factor.T).to(dtype)
+
+
+def round_centres(centres: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round centres to the precision of a catalogue, in which they are then compared with it.
+
+    Centres are random: a rounded one is as good as another, and a catalogue in half precision is
+    scored twice as fast with centres in half precision. The length of a centre changes nothing; it
+    is set to 1 first, because float16 ends at 65,504.
+    """
+    if dtype not in (torch.float16, torch.bfloat16):
+        return centres
+    return torch.nn.functional.normalize(centres, dim=1).to(dtype)
+
+
+def fill_buckets(
+    states: Tensor,  # [v, d], the valid states only
+    catalogue: Tensor,  # [c, d]
+    centres: Tensor,  # [n_buckets, d]
+    *,
+    bucket_size_x: int,
+    bucket_size_y: int,
+    max_scores: int = MAX_SCORES,
+) -> Buckets:
+    """Give each bucket the states and the items with the largest dot product with its centre."""
+    return Buckets(
+        states=top_rows(centres, states, bucket_size_x, max_scores=max_scores),
+        items=top_rows(centres, catalogue, bucket_size_y, max_scores=max_scores),
+    )
+
+
+@torch.no_grad()
+def top_rows(
+    centres: Tensor,  # [b, d]
+    rows: Tensor,  # [m, d]
+    k: int,
+    *,
+    max_scores: int = MAX_SCORES,
+) -> Tensor:
+    """Return the k rows with the largest dot product with each centre, as ascending indices [b, k].
+
+    Equal scores go to the lower index, so the answer does not depend on `max_scores`, the number of
+    scores held at once. A k beyond the number of rows means all of them.
+    """
+    m = rows.shape[0]
+    if k >= m:
+        return torch.arange(m, device=rows.device).expand(centres.shape[0], m)
+    # Whole runs, no fewer rows than k, so that the first chunk fills the buckets.
+    chunk = max(math.ceil(k / RUN), max_scores // (centres.shape[0] * RUN))
+    chunk = RUN * min(chunk, math.ceil(m / RUN))
+    group = max(1, max_scores // chunk)
+    return torch.cat([_top_rows_of_group(part, rows, k, chunk) for part in centres.split(group)])
+
+
+def _top_rows_of_group(centres: Tensor, rows: Tensor, k: int, chunk: int) -> Tensor:
+    """Pass over the rows once, chunk by chunk, with a running top-k for each centre."""
+    scores = centres.new_empty(centres.shape[0], chunk)
+    _score(centres, rows[:chunk], out=scores)
+    best = _top_columns(scores, k)
+    values = scores.gather(1, best)
+    for start in range(chunk, rows.shape[0], chunk):
+        _score(centres, rows[start : start + chunk], out=scores)
+        columns = _candidates(scores, threshold=values.amin(dim=1, keepdim=True))
+        if columns is None:
+            continue
+        # Both halves are in the order of their indices, and every index of the second half is
+        # larger: the order of the columns is the order of the rows.
+        both = torch.cat([values, scores.gather(1, columns)], dim=1)
+        keep = _top_columns(both, k)
+        values = both.gather(1, keep)
+        best = torch.cat([best, columns.add_(start)], dim=1).gather(1, keep)
+    return best
+
+
+def _score(centres: Tensor, rows: Tensor, *, out: Tensor) -> None:
+    """Write the scores of the rows of a chunk; columns without a row get -inf, and never win."""
+    torch.mm(centres, rows.to(centres.dtype).T, out=out[:, : rows.shape[0]])
+    out[:, rows.shape[0] :] = -math.inf
+
+
+def _candidates(scores: Tensor, threshold: Tensor) -> Tensor | None:
+    """Return columns [b, w], ascending, that hold all scores above each bucket's threshold.
+
+    None when no score passes. A score equal to the threshold does not: its row has a higher index
+    than the k rows that are already there. NaN passes, so that it reaches the loss and is noticed.
+    """
+    peaks: Tensor = scores.unflatten(1, (-1, RUN)).amax(dim=2)
+    most = int((peaks <= threshold).logical_not_().sum(dim=1).max())
+    if most == 0:
+        return None
+    # Not every bucket has `most` runs that pass; the others take some that do not, which is
+    # harmless: they lose against the rows that are already there.
+    runs: Tensor = peaks.topk(most, dim=1).indices.sort(dim=1).values
+    return (runs.unsqueeze(2) * RUN + torch.arange(RUN, device=scores.device)).flatten(1)
+
+
+def _top_columns(values: Tensor, k: int) -> Tensor:
+    """Return the columns of each row's k largest values, ascending; ties go to the lower column."""
+    top = values.topk(k, dim=1)
+    columns, least = top.indices, top.values[:, -1:]
+    # torch.topk does not say which of several equal values it takes: where the k-th value has
+    # equals beyond the k taken, take them in order.
+    tied = ((values >= least).sum(dim=1) > k).nonzero().squeeze(1)
+    if tied.numel():
+        some, least = values[tied], least[tied]
+        above = some > least
+        equal = some == least
+        room = k - above.sum(dim=1, keepdim=True)
+        taken = above | (equal & (equal.cumsum(dim=1) <= room))
+        columns[tied] = taken.nonzero()[:, 1].view(-1, k)
+    return columns.sort(dim=1).values

@@ -1,0 +1,122 @@
+"""What every loss checks and flattens before it computes anything."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The arguments of a loss, checked, and reduced to the valid positions.
+
+    What a state holds at an ignored position (padding may hold anything) never enters a loss.
+    """
+
+    states: Tensor  # [v, d]
+    catalogue: Tensor  # [c, d]
+    targets: Tensor  # [v] int64
+    index: Tensor | None  # [v] where each valid position lies; None: nothing was taken out
+    positions: torch.Size  # the leading shape of the states as they were given
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the loss computes in: float64 when either input is, float32 otherwise."""
+        wide = torch.float64 in (self.states.dtype, self.catalogue.dtype)
+        return torch.float64 if wide else torch.float32
+
+
+def check_inputs(
+    states: Tensor,  # [..., d]
+    catalogue: Tensor,  # [c, d]
+    targets: Tensor,  # [...]
+    *,
+    ignore_index: int,
+    keep_ignored: bool = False,
+) -> Inputs:
+    """Refuse what does not fit together, with a message that says what was given.
+
+    Taking the valid positions out makes the host wait for the device. With `keep_ignored` it does
+    not: ignored positions stay where they are, with a target of -1.
+    """
+    for name, tensor in (("states", states), ("catalogue", catalogue)):
+        if not tensor.is_floating_point():
+            raise TypeError(f"{name} must be floating point, got {tensor.dtype}")
+    if targets.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"targets must be int64 or int32 item indices, got {targets.dtype}")
+    if states.dim() < 1:
+        raise ValueError("states must have a last dimension of size d, got a scalar")
+    if catalogue.dim() != 2:
+        raise ValueError(f"catalogue must be [items, d], got shape {tuple(catalogue.shape)}")
+    if catalogue.shape[0] == 0:
+        raise ValueError("catalogue has no rows: there is nothing to predict")
+    if states.shape[-1] != catalogue.shape[1]:
+        raise ValueError(
+            f"states and catalogue differ in their last dimension: states {tuple(states.shape)}, "
+            f"catalogue {tuple(catalogue.shape)}"
+        )
+    if targets.shape != states.shape[:-1]:
+        raise ValueError(
+            f"targets must have the shape of states without the last dimension, "
+            f"{tuple(states.shape[:-1])}, got {tuple(targets.shape)}"
+        )
+    if not states.device == catalogue.device == targets.device:
+        raise ValueError(
+            f"states, catalogue and targets must be on one device, got {states.device}, "
+            f"{catalogue.device} and {targets.device}"
+        )
+    flat = targets.reshape(-1).long()
+    valid = flat != ignore_index
+    _check_range(flat, valid, n_items=catalogue.shape[0], ignore_index=ignore_index)
+    every = states.reshape(-1, states.shape[-1])
+    if keep_ignored:
+        return Inputs(every, catalogue, flat.masked_fill(~valid, -1), None, targets.shape)
+    index = valid.nonzero().squeeze(1)
+    return Inputs(every.index_select(0, index), catalogue, flat[index], index, targets.shape)
+
+
+def _check_range(targets: Tensor, valid: Tensor, *, n_items: int, ignore_index: int) -> None:
+    wrong = valid & ((targets < 0) | (targets >= n_items))
+    message = f"targets must lie in [0, {n_items}) or equal ignore_index ({ignore_index})"
+    if targets.device.type == "cpu":
+        if wrong.any():
+            raise ValueError(f"{message}, got {targets[wrong][0].item()}")
+    else:
+        # Asserted on the device: as loud as an exception, and the host does not wait for it.
+        torch._assert_async(wrong.any().logical_not(), message)
+
+
+def check_reduction(reduction: str) -> None:
+    """Refuse a reduction that PyTorch's own losses would not know."""
+    if reduction not in get_args(Reduction):
+        raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
+
+
+def check_size(name: str, value: int | None, *, at_least: int = 1) -> None:
+    """Refuse a size that is not a whole number, or is too small. None means: the default."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    if value < at_least:
+        raise ValueError(f"{name} must be at least {at_least}, got {value}")
+
+
+def reduce(losses: Tensor, counted: Tensor | None, inputs: Inputs, reduction: str) -> Tensor:
+    """Reduce the losses [v] of the valid positions.
+
+    Only the `counted` [v] enter the mean (None: all); the others must hold 0. A mean over nothing
+    is 0, not NaN. "none" gives the losses in the shape of the positions, 0 where ignored.
+    """
+    if reduction == "none":
+        if inputs.index is None:
+            return losses.reshape(inputs.positions)
+        everywhere = losses.new_zeros(inputs.positions.numel())
+        return everywhere.index_put((inputs.index,), losses).reshape(inputs.positions)
+    if reduction == "sum":
+        return losses.sum()
+    count = len(losses) if counted is None else counted.sum()
+    return losses.sum() / torch.as_tensor(count, device=losses.device).clamp(min=1)

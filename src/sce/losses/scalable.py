@@ -1,0 +1,232 @@
+"""Scalable Cross-Entropy: the front door.
+
+The paper's Algorithm 1: a softmax inside random buckets of states and items that are likely to have
+large inner products, instead of over the whole catalogue.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args, overload
+
+import torch
+from torch import Tensor, nn
+
+from sce.losses.backend import Backend, choose_backend
+from sce.losses.bucketed import bucketed_cross_entropy
+from sce.losses.buckets import (
+    Buckets,
+    draw_centres,
+    fill_buckets,
+    round_centres,
+    suggest_sizes,
+)
+from sce.losses.inputs import Inputs, check_inputs, check_reduction, check_size, reduce
+
+
+@dataclass(frozen=True)
+class BucketStatistics:
+    """What the paper plots over training, as scalar tensors between 0 and 1."""
+
+    picked_once: Tensor  # share of the valid states that are in exactly one bucket
+    placed: Tensor  # share of the valid states that are in any bucket
+    correct_in_bucket: Tensor  # share of bucket rows whose own target is among the bucket's items
+
+
+class ScalableCrossEntropy(nn.Module):
+    """Cross-entropy over random buckets of hard negatives, in a fraction of the memory.
+
+    >>> loss = ScalableCrossEntropy(bucket_size_y=64)
+    >>> states, catalogue = torch.randn(8, 20, 32), torch.randn(1000, 32)
+    >>> targets = torch.randint(1000, (8, 20))
+    >>> loss(states, catalogue, targets).shape
+    torch.Size([])
+
+    Args:
+        n_buckets: How many buckets. Default: α √(valid states / β) for each batch.
+        bucket_size_x: States in a bucket. Default: α √(valid states · β) for each batch.
+        bucket_size_y: Items in a bucket: the one size to tune.
+        mix: Draw the centres of the buckets where the states are (the paper's Mix), rather than
+            in all directions alike.
+        alpha: How densely the buckets cover the states, for the two defaults.
+        beta: Many small buckets (below 1) or few large ones (above 1), for the two defaults.
+        ignore_index: The target of positions that do not count, such as padding.
+        reduction: "mean" over the states that fell into any bucket, "sum", or "none".
+        backend: "triton" are fused GPU kernels, "torch" is plain PyTorch on any device; "auto"
+            takes the kernels where they run.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_buckets: int | None = None,
+        bucket_size_x: int | None = None,
+        bucket_size_y: int = 256,
+        mix: bool = True,
+        alpha: float = 2.0,
+        beta: float = 1.0,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        backend: Backend = "auto",
+    ) -> None:
+        super().__init__()
+        _check_settings(n_buckets, bucket_size_x, bucket_size_y, alpha, beta, reduction, backend)
+        self.n_buckets = n_buckets
+        self.bucket_size_x = bucket_size_x
+        self.bucket_size_y = bucket_size_y
+        self.mix = mix
+        self.alpha = alpha
+        self.beta = beta
+        self.ignore_index = ignore_index
+        self.reduction = reduction
+        self.backend: Backend = backend
+
+    @overload
+    def forward(
+        self,
+        states: Tensor,
+        catalogue: Tensor,
+        targets: Tensor,
+        *,
+        generator: torch.Generator | None = ...,
+        with_stats: Literal[False] = ...,
+    ) -> Tensor: ...
+    @overload
+    def forward(
+        self,
+        states: Tensor,
+        catalogue: Tensor,
+        targets: Tensor,
+        *,
+        generator: torch.Generator | None = ...,
+        with_stats: Literal[True],
+    ) -> tuple[Tensor, BucketStatistics]: ...
+    def forward(
+        self,
+        states: Tensor,
+        catalogue: Tensor,
+        targets: Tensor,
+        *,
+        generator: torch.Generator | None = None,
+        with_stats: bool = False,
+    ) -> Tensor | tuple[Tensor, BucketStatistics]:
+        """Return the loss; with `with_stats`, also the statistics of the buckets."""
+        return scalable_cross_entropy(  # type: ignore[no-any-return]
+            states,
+            catalogue,
+            targets,
+            n_buckets=self.n_buckets,
+            bucket_size_x=self.bucket_size_x,
+            bucket_size_y=self.bucket_size_y,
+            mix=self.mix,
+            alpha=self.alpha,
+            beta=self.beta,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            backend=self.backend,
+            generator=generator,
+            with_stats=with_stats,
+        )
+
+    def extra_repr(self) -> str:
+        """Show the settings in the module's repr."""
+        names = ("n_buckets", "bucket_size_x", "bucket_size_y", "mix", "reduction")
+        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def scalable_cross_entropy(
+    states: Tensor,  # [..., d]
+    catalogue: Tensor,  # [c, d]
+    targets: Tensor,  # [...]
+    *,
+    n_buckets: int | None = None,
+    bucket_size_x: int | None = None,
+    bucket_size_y: int = 256,
+    mix: bool = True,
+    alpha: float = 2.0,
+    beta: float = 1.0,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    backend: Backend = "auto",
+    generator: torch.Generator | None = None,
+    centres: Tensor | None = None,  # [n_buckets, d]
+    with_stats: bool = False,
+) -> Tensor | tuple[Tensor, BucketStatistics]:
+    """Scalable Cross-Entropy as a function; the arguments are those of `ScalableCrossEntropy`.
+
+    Half-precision inputs are scored in float32, and the loss is float32 (float64 for float64).
+    `centres` replaces the random centres of the buckets, and with them `n_buckets` and `mix`.
+    """
+    _check_settings(n_buckets, bucket_size_x, bucket_size_y, alpha, beta, reduction, backend)
+    fused = choose_backend(states, catalogue, backend) == "triton"
+    inputs = check_inputs(states, catalogue, targets, ignore_index=ignore_index, keep_ignored=fused)
+    x, y = inputs.states, inputs.catalogue
+    with torch.no_grad(), torch.autocast(states.device.type, enabled=False):
+        real = torch.where(inputs.targets.unsqueeze(1) >= 0, x, 0.0) if fused else x
+        if n_buckets is None or bucket_size_x is None:
+            count = int((inputs.targets >= 0).sum())
+            default_n, default_x = suggest_sizes(1, count, alpha=alpha, beta=beta)
+            n_buckets, bucket_size_x = n_buckets or default_n, bucket_size_x or default_x
+        if centres is None:
+            centres = draw_centres(real, n_buckets, mix=mix, generator=generator)
+            centres = round_centres(centres, y.dtype)
+        else:
+            centres = _check_centres(centres, inputs)
+        # A state that is not finite may fall into no bucket, and would then go unnoticed.
+        sound = real.isfinite().all()
+    sizes = {"bucket_size_x": bucket_size_x, "bucket_size_y": bucket_size_y}
+    if fused:
+        from sce.losses import kernels
+
+        buckets = kernels.fill_buckets(x, y, centres, valid=inputs.targets >= 0, **sizes)
+        losses, placed = kernels.bucketed_cross_entropy(x, y, inputs.targets, buckets)
+    else:
+        buckets = fill_buckets(x, y, centres.to(inputs.dtype), **sizes)
+        losses, placed = bucketed_cross_entropy(x, y, inputs.targets, buckets)
+    losses = torch.where(sound, losses, torch.nan)
+    loss = reduce(losses, placed, inputs, reduction)
+    if with_stats:
+        return loss, _statistics(buckets, inputs.targets, placed)
+    return loss
+
+
+def _statistics(buckets: Buckets, targets: Tensor, placed: Tensor) -> BucketStatistics:
+    valid = targets >= 0
+    wanted = targets[buckets.states]
+    picks = torch.zeros_like(targets).scatter_add_(
+        0, buckets.states.flatten(), (wanted >= 0).long().flatten()
+    )
+    column = torch.searchsorted(buckets.items.contiguous(), wanted)
+    column = column.clamp_(max=buckets.items.shape[1] - 1)
+    correct = buckets.items.gather(1, column) == wanted
+    states, rows = valid.sum().clamp(min=1), (wanted >= 0).sum().clamp(min=1)
+    return BucketStatistics(
+        picked_once=(picks == 1).sum() / states,
+        placed=placed.sum() / states,
+        correct_in_bucket=correct.sum() / rows,
+    )
+
+
+def _check_centres(centres: Tensor, inputs: Inputs) -> Tensor:
+    if centres.dim() != 2 or centres.shape[1] != inputs.states.shape[1] or len(centres) == 0:
+        raise ValueError(
+            f"centres must be [n_buckets, {inputs.states.shape[1]}], got {tuple(centres.shape)}"
+        )
+    return centres
+
+
+def _check_settings(
+    n_buckets: int | None,
+    bucket_size_x: int | None,
+    bucket_size_y: int,
+    alpha: float,
+    beta: float,
+    reduction: str,
+    backend: str,
+) -> None:
+    check_size("n_buckets", n_buckets)
+    check_size("bucket_size_x", bucket_size_x)
+    check_size("bucket_size_y", bucket_size_y)
+    suggest_sizes(1, 1, alpha=alpha, beta=beta)  # refuses what is not positive and finite
+    check_reduction(reduction)
+    if backend not in get_args(Backend):
+        raise ValueError(f"backend must be one of {get_args(Backend)}, got {backend!r}")

@@ -1,0 +1,38 @@
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Without a GPU the kernels are tested in Triton's interpreter; it must be told before it is
+# imported.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the size of the largest tensor that any operation made."""
+
+    numel = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, Tensor):
+                self.numel = max(self.numel, tensor.numel())
+        return out
+
+
+@pytest.fixture
+def largest_tensor() -> Callable[[], LargestTensor]:
+    return LargestTensor
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers() -> None:
+    torch.manual_seed(0)

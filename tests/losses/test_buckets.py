@@ -1,0 +1,98 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sce.losses.buckets import draw_centres, suggest_sizes, top_rows
+
+
+def naive_top_rows(centres: torch.Tensor, rows: torch.Tensor, k: int) -> list[list[int]]:
+    scores = (centres.double() @ rows.double().T).tolist()
+    return [sorted(sorted(range(len(rows)), key=lambda j: (-line[j], j))[:k]) for line in scores]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    n=st.integers(1, 6),
+    m=st.integers(1, 400),
+    k=st.integers(1, 420),
+    d=st.integers(1, 5),
+    max_scores=st.sampled_from([1, 64, 200, 1024, 1 << 20]),
+    spread=st.sampled_from([0.4, 1.0, 30.0]),
+    order=st.sampled_from(["as drawn", "ascending norm", "descending norm", "all equal"]),
+)
+def test_exact_sets_for_every_chunk_size_with_ties_to_the_lower_index(
+    seed: int, n: int, m: int, k: int, d: int, max_scores: int, spread: float, order: str
+) -> None:
+    # Whole numbers make every product exact, and a small spread makes most scores equal.
+    g = torch.Generator().manual_seed(seed)
+    centres = torch.randn(n, d, generator=g).mul(2).round()
+    rows = torch.randn(m, d, generator=g).mul(spread).round()
+    if order == "all equal":
+        rows = torch.ones_like(rows)
+    elif order != "as drawn":
+        rows = rows[rows.norm(dim=1).argsort(descending=order == "descending norm")]
+    found = top_rows(centres, rows, k, max_scores=max_scores)
+    assert found.tolist() == naive_top_rows(centres, rows, k)
+
+
+def test_chunk_sizes_agree_on_real_numbers_and_half_precision() -> None:
+    g = torch.Generator().manual_seed(0)
+    centres = torch.randn(7, 16, generator=g)
+    for dtype in (torch.float32, torch.bfloat16):
+        rows = torch.randn(5000, 16, generator=g).to(dtype)
+        wanted = (centres @ rows.float().T).topk(33, dim=1).indices.sort(dim=1).values
+        for max_scores in (7 * 64, 7 * 640, 1 << 20):
+            assert torch.equal(top_rows(centres, rows, 33, max_scores=max_scores), wanted)
+
+
+@pytest.mark.parametrize("rank", [6, 3])
+def test_mix_centres_have_the_covariance_of_the_states(rank: int) -> None:
+    g = torch.Generator().manual_seed(1)
+    states = torch.randn(50, rank, generator=g) @ torch.randn(rank, 6, generator=g)
+    n = 200_000
+    centres = draw_centres(states, n, mix=True, generator=g).double()
+    wanted = (states.T @ states).double()
+    assert torch.linalg.matrix_rank(wanted, rtol=1e-5) == rank
+    found = centres.T @ centres / n
+    # The standard error of an entry of a covariance of n normal vectors.
+    diagonal = wanted.diagonal()
+    error = ((wanted**2 + diagonal.outer(diagonal)) / n).sqrt()
+    assert ((found - wanted).abs() < 5 * error).all()
+    assert (centres.mean(dim=0).abs() < 5 * (diagonal / n).sqrt()).all()
+    # No part of a centre lies outside the span of the states.
+    basis = torch.linalg.svd(states.double(), full_matrices=False).Vh[:rank]
+    outside = centres - centres @ basis.T @ basis
+    assert outside.norm() < 1e-4 * centres.norm()
+
+
+def test_mix_is_distributed_as_omega_times_the_states() -> None:
+    g = torch.Generator().manual_seed(2)
+    states = torch.randn(30, 2, generator=g) * torch.tensor([3.0, 0.5])
+    ours = draw_centres(states, 100_000, mix=True, generator=g)
+    omega = torch.randn(100_000, 30, generator=g) @ states
+    at = torch.tensor([0.1, 0.25, 0.5, 0.75, 0.9])
+    for direction in torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, -1.0]]):
+        a, b = (ours @ direction).quantile(at), (omega @ direction).quantile(at)
+        torch.testing.assert_close(a, b, rtol=0.05, atol=0.02 * float((omega @ direction).std()))
+
+
+@pytest.mark.parametrize("states", [torch.zeros(5, 3), torch.zeros(0, 3), torch.ones(1, 3)])
+def test_mix_of_degenerate_states_is_finite(states: torch.Tensor) -> None:
+    assert draw_centres(states, 4, mix=True).isfinite().all()
+
+
+def test_without_mix_centres_are_standard_normal() -> None:
+    g = torch.Generator().manual_seed(3)
+    centres = draw_centres(torch.full((4, 3), 7.0), 100_000, mix=False, generator=g)
+    torch.testing.assert_close(centres.T @ centres / 100_000, torch.eye(3), rtol=0.02, atol=0.02)
+
+
+def test_sizes_are_the_papers() -> None:
+    assert suggest_sizes(128, 200) == (320, 320)
+    assert suggest_sizes(128, 200, alpha=4) == (640, 640)
+    assert suggest_sizes(128, 200, beta=4) == (160, 640)
+    assert suggest_sizes(1, 0) == (1, 1)
+    with pytest.raises(ValueError, match="mean_length must be finite"):
+        suggest_sizes(1, float("nan"))

@@ -1,0 +1,392 @@
+"""The numbered lines of the specification of Scalable Cross-Entropy, each against the reference."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from sce.losses import ScalableCrossEntropy, scalable_cross_entropy
+from sce.losses.reference import reference_scalable_cross_entropy
+
+SEED = st.integers(0, 2**31)
+
+
+def problem(
+    seed: int,
+    *,
+    n: int = 40,
+    c: int = 60,
+    d: int = 8,
+    ignored: float = 0.25,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    states = torch.randn(n, d, generator=g, dtype=torch.float64).to(dtype).requires_grad_()
+    catalogue = torch.randn(c, d, generator=g, dtype=torch.float64).to(dtype).requires_grad_()
+    targets = torch.randint(c, (n,), generator=g)
+    targets[torch.rand(n, generator=g) < ignored] = -100
+    return states, catalogue, targets
+
+
+def gradients(loss: Tensor, *inputs: Tensor) -> list[Tensor]:
+    found = torch.autograd.grad(loss, inputs, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)]
+
+
+def assert_same(a: Tensor, b: Tensor, *inputs: Tensor, tolerance: float = 1e-12) -> None:
+    torch.testing.assert_close(a, b.to(a.dtype), rtol=tolerance, atol=tolerance)
+    for g, h in zip(gradients(a, *inputs), gradients(b, *inputs), strict=True):
+        torch.testing.assert_close(g, h.to(g.dtype), rtol=tolerance, atol=tolerance)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=SEED,
+    n=st.integers(0, 20),
+    c=st.integers(1, 30),
+    d=st.integers(1, 9),
+    n_buckets=st.integers(1, 6),
+    size_x=st.integers(1, 25),
+    size_y=st.integers(1, 40),
+    ignored=st.sampled_from([0.0, 0.3, 1.0]),
+    whole=st.booleans(),
+    reduction=st.sampled_from(["mean", "sum", "none"]),
+)
+def test_equals_the_reference_on_ragged_shapes_ties_and_clamped_sizes(
+    seed: int,
+    n: int,
+    c: int,
+    d: int,
+    n_buckets: int,
+    size_x: int,
+    size_y: int,
+    ignored: float,
+    whole: bool,
+    reduction: str,
+) -> None:
+    states, catalogue, targets = problem(seed, n=n, c=c, d=d, ignored=ignored)
+    g = torch.Generator().manual_seed(seed)
+    centres = torch.randn(n_buckets, d, generator=g, dtype=torch.float64)
+    if whole:  # small whole numbers: duplicated rows and equal scores everywhere, exactly
+        states = states.detach().round().clamp(-1, 1).requires_grad_()
+        catalogue = catalogue.detach().round().clamp(-1, 1).requires_grad_()
+        centres = centres.round().clamp(-1, 1)
+    sizes: dict[str, Any] = {"bucket_size_x": size_x, "bucket_size_y": size_y}
+    found = scalable_cross_entropy(
+        states, catalogue, targets, centres=centres, reduction=reduction, **sizes
+    )
+    wanted = reference_scalable_cross_entropy(
+        states, catalogue, targets, centres, reduction=reduction, **sizes
+    )
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    weights = torch.linspace(-1, 2, max(1, found.numel()), dtype=torch.float64)
+    weights = weights[: found.numel()].view_as(found)
+    if not whole:  # with exact ties between buckets, rounding picks the winner
+        assert_same((found * weights).sum(), (wanted * weights).sum(), states, catalogue)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+@pytest.mark.parametrize("mix", [True, False])
+def test_full_coverage_is_cross_entropy(dtype: torch.dtype, tolerance: float, mix: bool) -> None:
+    states, catalogue, targets = problem(1, n=50, c=70, dtype=dtype)
+    loss = ScalableCrossEntropy(n_buckets=3, bucket_size_x=50, bucket_size_y=70, mix=mix)
+    exact = functional.cross_entropy(states @ catalogue.T, targets)
+    assert_same(loss(states, catalogue, targets), exact, states, catalogue, tolerance=tolerance)
+
+
+def test_a_state_in_several_buckets_keeps_its_largest_loss() -> None:
+    states = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    catalogue = torch.tensor([[0.0, 0.0], [1.0, 0.0], [3.0, 0.0]], dtype=torch.float64)
+    targets = torch.tensor([0])
+    centres = torch.tensor([[-1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+    # The first bucket's one item is the target itself, so its loss is 0; the second's is item 2.
+    loss = scalable_cross_entropy(
+        states, catalogue, targets, centres=centres, bucket_size_x=1, bucket_size_y=1
+    )
+    torch.testing.assert_close(loss, torch.log1p(torch.exp(torch.tensor(3.0, dtype=torch.float64))))
+
+
+def test_on_a_tie_the_gradient_flows_through_the_lowest_bucket_only() -> None:
+    # Items 1 and 2 have the same logit for the state but lie in different buckets.
+    states = torch.tensor([[1.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    catalogue = torch.tensor(
+        [[0.0, 0.0], [1.0, 1.0], [1.0, -1.0]], dtype=torch.float64, requires_grad=True
+    )
+    centres = torch.tensor([[0.0, -1.0], [0.0, 1.0]], dtype=torch.float64)
+    loss = scalable_cross_entropy(
+        states, catalogue, torch.tensor([0]), centres=centres, bucket_size_x=1, bucket_size_y=1
+    )
+    (grad,) = torch.autograd.grad(loss, catalogue)
+    assert grad[2].abs().sum() > 0  # bucket 0 holds item 2
+    assert grad[1].abs().sum() == 0
+
+
+def test_a_loss_of_zero_still_counts_in_the_mean() -> None:
+    # State 0 is alone with its own target: loss exactly 0. State 1 has one other item.
+    states = torch.eye(2, dtype=torch.float64)
+    catalogue = torch.tensor([[2.0, 0.0], [0.0, 2.0], [0.0, 1.0]], dtype=torch.float64)
+    centres = torch.eye(2, dtype=torch.float64)
+    targets = torch.tensor([0, 2])
+    per_state = scalable_cross_entropy(
+        states,
+        catalogue,
+        targets,
+        centres=centres,
+        bucket_size_x=1,
+        bucket_size_y=1,
+        reduction="none",
+    )
+    assert per_state[0] == 0
+    mean = scalable_cross_entropy(
+        states, catalogue, targets, centres=centres, bucket_size_x=1, bucket_size_y=1
+    )
+    torch.testing.assert_close(mean, per_state[1] / 2)
+
+
+def test_states_in_no_bucket_are_left_out_of_the_mean() -> None:
+    states, catalogue, targets = problem(3, ignored=0.0)
+    sizes: dict[str, Any] = {"n_buckets": 2, "bucket_size_x": 3, "bucket_size_y": 5}
+    g = torch.Generator().manual_seed(0)
+    per_state = scalable_cross_entropy(
+        states, catalogue, targets, reduction="none", generator=g, **sizes
+    )
+    g.manual_seed(0)
+    mean = scalable_cross_entropy(states, catalogue, targets, generator=g, **sizes)
+    placed = per_state != 0
+    assert 3 <= placed.sum() <= 6
+    torch.testing.assert_close(mean, per_state.sum() / placed.sum())
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_no_valid_position_gives_zero_and_a_zero_gradient(reduction: str) -> None:
+    states, catalogue, _ = problem(4)
+    targets = torch.full((len(states),), -100)
+    loss = ScalableCrossEntropy(reduction=reduction)(states, catalogue, targets)
+    assert (loss == 0).all()
+    for grad in torch.autograd.grad(loss.sum(), (states, catalogue)):
+        assert (grad == 0).all()
+
+
+def test_one_position_one_item() -> None:
+    states = torch.randn(1, 4, requires_grad=True)
+    catalogue = torch.randn(1, 4, requires_grad=True)
+    loss = ScalableCrossEntropy()(states, catalogue, torch.tensor([0]))
+    assert loss == 0
+    for grad in torch.autograd.grad(loss, (states, catalogue)):
+        assert (grad == 0).all()
+
+
+def test_ignored_positions_hold_anything_and_change_nothing() -> None:
+    states, catalogue, targets = problem(5, ignored=0.5)
+    kept = targets != -100
+    spoiled = states.detach().clone()
+    spoiled[~kept] = float("nan")
+    spoiled.requires_grad_()
+    g = torch.Generator()
+    loss = ScalableCrossEntropy(bucket_size_y=7)
+    whole = loss(spoiled, catalogue, targets, generator=g.manual_seed(0))
+    alone = loss(states[kept], catalogue, targets[kept], generator=g.manual_seed(0))
+    assert torch.equal(whole, alone)
+    grad_states, grad_catalogue = torch.autograd.grad(whole, (spoiled, catalogue))
+    assert (grad_states[~kept] == 0).all()
+    assert grad_catalogue.isfinite().all()
+
+
+def test_ignore_index_is_free_and_leading_dimensions_are_too() -> None:
+    states, catalogue, targets = problem(6, n=24)
+    other = torch.where(targets == -100, 0, targets + 1)
+    shifted = torch.cat([catalogue[:1] * 0 + 9, catalogue])
+    sizes: dict[str, Any] = {"bucket_size_x": 9, "bucket_size_y": 99, "n_buckets": 4}
+    a = ScalableCrossEntropy(ignore_index=0, **sizes)(
+        states.view(2, 3, 4, -1),
+        shifted,
+        other.view(2, 3, 4),
+        generator=torch.Generator().manual_seed(1),
+    )
+    kept = targets != -100
+    b = ScalableCrossEntropy(**sizes)(
+        states[kept], shifted, (targets + 1)[kept], generator=torch.Generator().manual_seed(1)
+    )
+    torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_scored_in_float32(dtype: torch.dtype) -> None:
+    states, catalogue, targets = problem(7, dtype=dtype)
+    centres = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    sizes: dict[str, Any] = {"bucket_size_x": 12, "bucket_size_y": 9}
+    loss = scalable_cross_entropy(states, catalogue, targets, centres=centres, **sizes)
+    wanted = reference_scalable_cross_entropy(states, catalogue, targets, centres, **sizes)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, wanted.float(), rtol=1e-5, atol=1e-5)
+    for g, h in zip(
+        gradients(loss, states, catalogue), gradients(wanted, states, catalogue), strict=True
+    ):
+        assert g.dtype == dtype
+        torch.testing.assert_close(g, h, rtol=2e-2, atol=1e-3)
+
+
+def test_many_small_gradients_of_a_half_precision_catalogue_are_not_rounded_away() -> None:
+    # 512 equal states push on the same item: summed in bfloat16, the sum would stop growing at 256.
+    n = 512
+    states = torch.ones(n, 1, dtype=torch.bfloat16)
+    catalogue = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
+    loss = ScalableCrossEntropy(n_buckets=1, bucket_size_x=n, bucket_size_y=2, reduction="sum")(
+        states, catalogue, torch.zeros(n, dtype=torch.long)
+    )
+    (grad,) = torch.autograd.grad(loss, catalogue)
+    assert grad.flatten().tolist() == [-n / 2, n / 2]
+
+
+def test_autocast_changes_nothing() -> None:
+    states, catalogue, targets = problem(8, dtype=torch.float32)
+    loss = ScalableCrossEntropy(bucket_size_y=9)
+    plain = loss(states, catalogue, targets, generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = loss(states, catalogue, targets, generator=torch.Generator().manual_seed(0))
+        grads = torch.autograd.grad(cast, (states, catalogue))
+    assert torch.equal(plain, cast)
+    for g, h in zip(grads, torch.autograd.grad(plain, (states, catalogue)), strict=True):
+        assert torch.equal(g, h)
+
+
+def test_strided_inputs_work_and_are_not_modified() -> None:
+    targets = problem(9)[2]
+    wide = torch.randn(40, 16, dtype=torch.float64)[:, ::2]
+    turned = torch.randn(8, 60, dtype=torch.float64).T
+    spaced = torch.stack([targets, targets], dim=1)[:, 0]
+    before = copy.deepcopy((wide, turned, spaced))
+    g = torch.Generator()
+    loss = ScalableCrossEntropy(bucket_size_y=9)
+    a = loss(wide, turned, spaced, generator=g.manual_seed(0))
+    b = loss(wide.contiguous(), turned.contiguous(), targets, generator=g.manual_seed(0))
+    torch.testing.assert_close(a, b)
+    for now, then in zip((wide, turned, spaced), before, strict=True):
+        assert torch.equal(now, then)
+
+
+@pytest.mark.parametrize("mix", [True, False])
+def test_a_generator_repeats_bit_for_bit_and_leaves_the_global_one_alone(mix: bool) -> None:
+    states, catalogue, targets = problem(10, dtype=torch.float32)
+    loss = ScalableCrossEntropy(bucket_size_y=9, mix=mix)
+    before = torch.get_rng_state()
+    runs = []
+    for _ in range(2):
+        value = loss(states, catalogue, targets, generator=torch.Generator().manual_seed(5))
+        runs.append((value, *torch.autograd.grad(value, (states, catalogue))))
+    for a, b in zip(*runs, strict=True):
+        assert torch.equal(a, b)
+    assert torch.equal(before, torch.get_rng_state())
+    other = loss(states, catalogue, targets, generator=torch.Generator().manual_seed(6))
+    assert not torch.equal(runs[0][0], other)
+
+
+def test_statistics_are_what_a_loop_counts() -> None:
+    states, catalogue, targets = problem(11, n=30, c=40)
+    centres = torch.randn(5, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    _, stats = scalable_cross_entropy(
+        states,
+        catalogue,
+        targets,
+        centres=centres,
+        bucket_size_x=7,
+        bucket_size_y=11,
+        with_stats=True,
+    )
+    valid = [i for i in range(30) if targets[i] != -100]
+    picks = dict.fromkeys(valid, 0)
+    correct = 0
+    for b in centres:
+        items = set((catalogue @ b).topk(11).indices.tolist())
+        for i in sorted(valid, key=lambda i: -float((states[i] @ b).detach()))[:7]:
+            picks[i] += 1
+            correct += int(targets[i]) in items
+    assert stats.picked_once.item() == pytest.approx(
+        sum(p == 1 for p in picks.values()) / len(valid)
+    )
+    assert stats.placed.item() == pytest.approx(sum(p > 0 for p in picks.values()) / len(valid))
+    assert stats.correct_in_bucket.item() == pytest.approx(correct / 35)
+
+
+def test_default_sizes_follow_the_number_of_valid_states() -> None:
+    states, catalogue, targets = problem(12, n=101, ignored=0.0)
+    targets[0] = -100  # 100 valid states: α √100 = 20 buckets of 20 states
+    g = torch.Generator()
+    default = ScalableCrossEntropy(bucket_size_y=5)
+    named = ScalableCrossEntropy(n_buckets=20, bucket_size_x=20, bucket_size_y=5)
+    assert torch.equal(
+        default(states, catalogue, targets, generator=g.manual_seed(0)),
+        named(states, catalogue, targets, generator=g.manual_seed(0)),
+    )
+
+
+@pytest.mark.parametrize("where", ["states", "catalogue"])
+@pytest.mark.parametrize("mix", [True, False])
+def test_nan_is_never_swallowed(where: str, mix: bool) -> None:
+    for row in (0, 17, 39):
+        states, catalogue, targets = problem(13, ignored=0.0, dtype=torch.float32)
+        with torch.no_grad():
+            (states if where == "states" else catalogue)[row, 2] = float("nan")
+        loss = ScalableCrossEntropy(n_buckets=2, bucket_size_x=3, bucket_size_y=4, mix=mix)
+        assert loss(states, catalogue, targets).isnan()
+
+
+def test_extreme_logits_stay_finite() -> None:
+    states = torch.tensor([[100.0], [-100.0]], requires_grad=True)
+    catalogue = torch.tensor([[100.0], [-100.0]], requires_grad=True)
+    loss = ScalableCrossEntropy()(states, catalogue, torch.tensor([1, 1]))
+    torch.testing.assert_close(loss, torch.tensor(10_000.0))
+    for grad in torch.autograd.grad(loss, (states, catalogue)):
+        assert grad.isfinite().all()
+
+
+def test_only_what_needs_a_gradient_gets_one() -> None:
+    states, catalogue, targets = problem(14)
+    loss = ScalableCrossEntropy()
+    loss(states, catalogue.detach(), targets).backward()
+    assert states.grad is not None
+    loss(states.detach(), catalogue, targets).backward()
+    assert catalogue.grad is not None
+
+
+def test_inside_a_compiled_model_the_result_is_the_same() -> None:
+    states, catalogue, targets = problem(15, dtype=torch.float32)
+    loss = ScalableCrossEntropy(n_buckets=4, bucket_size_x=9, bucket_size_y=60)
+    head = torch.nn.Linear(8, 8)
+
+    def step(x: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        value: Tensor = loss(head(x), catalogue, targets, generator=generator)
+        return value * 2
+
+    compiled = torch.compile(step, backend="aot_eager")
+    assert_same(compiled(states), step(states), states, catalogue, tolerance=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"n_buckets": 0}, "n_buckets must be at least 1, got 0"),
+        ({"bucket_size_x": -3}, "bucket_size_x must be at least 1, got -3"),
+        ({"bucket_size_y": 2.5}, "bucket_size_y must be an integer, got 2.5"),
+        ({"bucket_size_y": float("inf")}, "bucket_size_y must be an integer, got inf"),
+        ({"alpha": float("nan")}, "alpha must be a positive, finite number, got nan"),
+        ({"beta": 0.0}, "beta must be a positive, finite number, got 0"),
+        ({"reduction": "max"}, "reduction must be 'mean', 'sum' or 'none', got 'max'"),
+        ({"backend": "cuda"}, "backend must be one of .*, got 'cuda'"),
+    ],
+)
+def test_bad_settings_are_refused(setting: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        ScalableCrossEntropy(**setting)
+
+
+def test_centres_that_do_not_fit_are_refused() -> None:
+    states, catalogue, targets = problem(16)
+    with pytest.raises(ValueError, match=r"centres must be \[n_buckets, 8\], got \(3, 7\)"):
+        scalable_cross_entropy(states, catalogue, targets, centres=torch.randn(3, 7))
