@@ -1,0 +1,145 @@
+"""Logits of each position with its own target and with sampled negatives.
+
+Negatives shared by a sequence or by the batch cost one matrix product. Negatives drawn for each
+position are gathered piece by piece, forward and backward: a tensor of [positions, k, d] never
+exists.
+"""
+
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import embedding
+
+from sce.losses.gradients import CatalogueGradient
+from sce.losses.inputs import Inputs
+from sce.losses.negatives import Negatives
+
+Sharing = Literal["position", "sequence", "batch"]
+# The most numbers of gathered catalogue rows held at once (8 MiB in float32).
+MAX_GATHERED = 1 << 21
+
+
+class SampledScores(NamedTuple):
+    """Logits in float32 or wider."""
+
+    own: Tensor  # [v] with each position's target
+    others: Tensor  # [v, k] with the negatives
+    masked: Tensor  # [v, k] negatives that do not count: the own target, or excluded
+    log_expected: Tensor | None  # [v, k] or [1, k], see `Draw`
+
+
+def check_sharing(shared: str) -> None:
+    """Refuse a way to share negatives that does not exist."""
+    if shared not in get_args(Sharing):
+        raise ValueError(f"shared must be one of {get_args(Sharing)}, got {shared!r}")
+
+
+def score_negatives(
+    inputs: Inputs,
+    negatives: Negatives,
+    n_negatives: int,
+    *,
+    shared: Sharing,
+    exclude: Tensor | None,  # [sequences, m] items that are no negatives of a sequence
+    generator: torch.Generator | None,
+) -> SampledScores:
+    """Draw the negatives, score them, and mask those that are none."""
+    assert inputs.index is not None
+    length = inputs.positions[-1] if inputs.positions else 1
+    n_sequences = inputs.positions.numel() // max(1, length)
+    sequence = inputs.index // max(1, length)  # [v] which sequence a position belongs to
+    rows = {"position": len(inputs.index), "sequence": n_sequences, "batch": 1}[shared]
+    with torch.no_grad():
+        items, log_expected = negatives(
+            rows, n_negatives, len(inputs.catalogue), inputs.targets, generator=generator
+        )
+    own, others = _score(inputs, items, shared, n_sequences, length)
+    if shared == "sequence":
+        items = items[sequence]
+        log_expected = None if log_expected is None else log_expected[sequence]
+    masked = items == inputs.targets.unsqueeze(1)
+    if exclude is not None:
+        masked |= _is_excluded(items.expand_as(masked), exclude, sequence, n_sequences)
+    return SampledScores(own, others, masked, log_expected)
+
+
+def _score(
+    inputs: Inputs, items: Tensor, shared: Sharing, n_sequences: int, length: int
+) -> tuple[Tensor, Tensor]:
+    """Return the logits with the own targets [v] and with the negatives [v, k].
+
+    Targets and negatives are looked up together: the gradient of a lookup is as large as the
+    catalogue, and one is enough.
+    """
+    x, y = inputs.states, inputs.catalogue
+    if shared == "position":
+        both = torch.cat([inputs.targets.unsqueeze(1), items], dim=1)
+        logits: Tensor = _PositionLogits.apply(x, y, both)  # type: ignore[no-untyped-call]
+        return logits[:, 0], logits[:, 1:]
+    rows = embedding(torch.cat([inputs.targets, items.flatten()]), y)
+    own_rows, other_rows = rows.split([len(x), items.numel()])
+    own = (x.to(inputs.dtype) * own_rows.to(inputs.dtype)).sum(dim=1)
+    if x.dtype != y.dtype and not torch.is_autocast_enabled(x.device.type):
+        x, other_rows = x.to(inputs.dtype), other_rows.to(inputs.dtype)
+    if shared == "batch":
+        return own, (x @ other_rows.T).to(inputs.dtype)
+    assert inputs.index is not None
+    padded = x.new_zeros(n_sequences * length, x.shape[1]).index_put((inputs.index,), x)
+    others = padded.view(n_sequences, length, -1) @ other_rows.view(*items.shape, -1).mT
+    return own, others.flatten(0, 1).index_select(0, inputs.index).to(inputs.dtype)
+
+
+def _is_excluded(items: Tensor, exclude: Tensor, sequence: Tensor, n_sequences: int) -> Tensor:
+    """Say which items [v, k] are among those excluded for their position's sequence."""
+    if exclude.dim() != 2 or len(exclude) != n_sequences:
+        raise ValueError(
+            f"exclude must be [{n_sequences}, m], one row of items a sequence, got shape "
+            f"{tuple(exclude.shape)}"
+        )
+    if exclude.shape[1] == 0:
+        return torch.zeros_like(items, dtype=torch.bool)
+    ordered = exclude.to(items.dtype).sort(dim=1).values[sequence]
+    at = torch.searchsorted(ordered, items.contiguous()).clamp_(max=exclude.shape[1] - 1)
+    return ordered.gather(1, at) == items
+
+
+class _PositionLogits(torch.autograd.Function):
+    """Logits [v, k] of each position with its own k items, gathered a few positions at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, catalogue: Tensor, items: Tensor) -> Tensor:
+        dtype = torch.promote_types(
+            torch.promote_types(states.dtype, catalogue.dtype), torch.float32
+        )
+        ctx.save_for_backward(states, catalogue, items)
+        logits = torch.empty(items.shape, dtype=dtype, device=states.device)
+        with torch.autocast(states.device.type, enabled=False):
+            for part in _parts(items, catalogue.shape[1]):
+                x = states[part].to(dtype).unsqueeze(2)
+                logits[part] = (catalogue[items[part]].to(dtype) @ x).squeeze(2)
+        return logits
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        states, catalogue, items = ctx.saved_tensors
+        grad_states = torch.empty_like(states, memory_format=torch.contiguous_format)
+        sink = None
+        if ctx.needs_input_grad[1]:
+            sink = CatalogueGradient(catalogue, [items], grad.dtype)
+        with torch.autocast(states.device.type, enabled=False):
+            for part in _parts(items, catalogue.shape[1]):
+                weights = grad[part].unsqueeze(1)  # [p, 1, k]
+                rows = catalogue[items[part]].to(grad.dtype)  # [p, k, d]
+                grad_states[part] = (weights @ rows).squeeze(1).to(states.dtype)
+                if sink is not None:
+                    outer = weights.transpose(1, 2) * states[part].to(grad.dtype).unsqueeze(1)
+                    sink.add(items[part].flatten(), outer.flatten(0, 1))
+        return grad_states, sink.finish() if sink is not None else None, None
+
+
+def _parts(items: Tensor, d: int) -> list[slice]:
+    step = max(1, MAX_GATHERED // max(1, items.shape[1] * d))
+    return [slice(start, start + step) for start in range(0, len(items), step)]

@@ -1,0 +1,98 @@
+import math
+
+import pytest
+import torch
+
+from sce.losses import InBatchNegatives, PopularityNegatives, UniformNegatives
+
+TARGETS = torch.tensor([0, 0, 1, 3])
+
+
+def counts(items: torch.Tensor, n_items: int) -> torch.Tensor:
+    return torch.bincount(items.flatten(), minlength=n_items).double()
+
+
+def assert_shares(items: torch.Tensor, shares: list[float]) -> None:
+    n = items.numel()
+    wanted = torch.tensor(shares, dtype=torch.float64)
+    error = (wanted * (1 - wanted) / n).sqrt()
+    assert ((counts(items, len(shares)) / n - wanted).abs() <= 5 * error).all()
+
+
+def test_uniform_draws_every_item_alike() -> None:
+    g = torch.Generator().manual_seed(0)
+    items, log_expected = UniformNegatives()(1000, 50, 5, TARGETS, generator=g)
+    assert items.shape == (1000, 50)
+    assert log_expected is None
+    assert_shares(items, [0.2] * 5)
+
+
+@pytest.mark.parametrize(("k", "n_items"), [(3, 100), (7, 30), (25, 100), (30, 30), (50, 30)])
+def test_without_replacement_rows_are_distinct_and_uniform(k: int, n_items: int) -> None:
+    g = torch.Generator().manual_seed(1)
+    rows = 3000
+    items, _ = UniformNegatives(replacement=False)(rows, k, n_items, TARGETS, generator=g)
+    k = min(k, n_items)
+    assert items.shape == (rows, k)
+    assert all(len(set(row)) == k for row in items.tolist())
+    share = k / n_items  # of rows that hold a given item
+    error = math.sqrt(share * (1 - share) / rows) + 1e-12
+    assert ((counts(items, n_items) / rows - share).abs() < 5 * error).all()
+    first = counts(items[:, 0], n_items) / rows  # and no item is favoured by position
+    assert ((first - 1 / n_items).abs() < 5 * math.sqrt(1 / n_items / rows)).all()
+
+
+def test_popularity_follows_counts_and_power() -> None:
+    g = torch.Generator().manual_seed(2)
+    seen = torch.tensor([4, 0, 1, 9])
+    items, log_expected = PopularityNegatives(seen)(100, 500, 4, TARGETS, generator=g)
+    assert_shares(items, [4 / 14, 0, 1 / 14, 9 / 14])
+    assert log_expected is None
+    items, _ = PopularityNegatives(seen, power=0.5)(100, 500, 4, TARGETS, generator=g)
+    assert_shares(items, [2 / 6, 0, 1 / 6, 3 / 6])
+    items, _ = PopularityNegatives(seen, power=0.0)(100, 500, 4, TARGETS, generator=g)
+    assert_shares(items, [1 / 3, 0, 1 / 3, 1 / 3])
+    sampler = PopularityNegatives(seen, correct=True)
+    items, log_expected = sampler(2, 8, 4, TARGETS, generator=g)
+    wanted = torch.tensor([4 / 14, 0, 1 / 14, 9 / 14]).log()[items] + math.log(8)
+    torch.testing.assert_close(log_expected, wanted)
+
+
+def test_in_batch_draws_the_targets_of_the_batch() -> None:
+    g = torch.Generator().manual_seed(3)
+    items, log_expected = InBatchNegatives()(100, 500, 5, TARGETS, generator=g)
+    shares = [0.5, 0.25, 0, 0.25, 0]
+    assert_shares(items, shares)
+    torch.testing.assert_close(log_expected, torch.tensor(shares).log()[items] + math.log(500))
+    seen = torch.tensor([5, 1, 2, 1, 1])
+    items, log_expected = InBatchNegatives(seen)(3, 4, 5, TARGETS, generator=g)
+    torch.testing.assert_close(log_expected, (seen / 10).log()[items] + math.log(4))
+    assert InBatchNegatives(correct=False)(3, 4, 5, TARGETS, generator=g).log_expected is None
+    unseen = torch.tensor([5, 0, 2, 1, 1])  # item 1 is in the batch, so it occurs
+    assert InBatchNegatives(unseen)(9, 9, 5, TARGETS).log_expected.isfinite().all()
+    assert InBatchNegatives()(1, 4, 5, TARGETS[:0]).items.shape == (1, 0)
+
+
+def test_counts_that_cannot_work_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"counts must be \[items\], got shape \(2, 2\)"):
+        PopularityNegatives(torch.ones(2, 2))
+    for bad in ([-1.0, 2.0], [0.0, 0.0], [float("inf"), 1.0]):
+        with pytest.raises(ValueError, match="finite, not negative, and not all zero"):
+            PopularityNegatives(torch.tensor(bad))
+    with pytest.raises(ValueError, match="are for 3 items, the catalogue has 4"):
+        PopularityNegatives(torch.ones(3))(1, 1, 4, TARGETS)
+    with pytest.raises(ValueError, match="are for 3 items, the catalogue has 4"):
+        InBatchNegatives(torch.ones(3))(1, 1, 4, TARGETS)
+
+
+def test_a_generator_repeats() -> None:
+    for sampler in (
+        UniformNegatives(),
+        UniformNegatives(replacement=False),
+        PopularityNegatives(torch.ones(50)),
+        InBatchNegatives(),
+    ):
+        g = torch.Generator()
+        a = sampler(4, 6, 50, TARGETS, generator=g.manual_seed(9)).items
+        b = sampler(4, 6, 50, TARGETS, generator=g.manual_seed(9)).items
+        assert torch.equal(a, b)

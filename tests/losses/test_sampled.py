@@ -1,0 +1,246 @@
+"""CE⁻, BCE, BCE⁺ and gBCE against their equations, written as loops."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sce.losses import (
+    BinaryCrossEntropy,
+    CrossEntropy,
+    GeneralizedBinaryCrossEntropy,
+    InBatchNegatives,
+    PopularityNegatives,
+    SampledCrossEntropy,
+    UniformNegatives,
+    scoring,
+)
+from sce.losses.negatives import Draw
+
+SHARING = ["position", "sequence", "batch"]
+
+
+class Fixed(UniformNegatives):
+    """A sampler that returns what it is given, to hold the loss against the equation."""
+
+    def __init__(self, items: Tensor) -> None:
+        super().__init__()
+        self.items = items
+
+    def forward(self, rows: int, k: int, n_items: int, targets: Tensor, **_: Any) -> Draw:
+        assert self.items.shape == (rows, k)
+        return Draw(self.items, None)
+
+
+def softmax_loss(own: Tensor, others: list[Tensor]) -> Tensor:
+    return torch.logsumexp(torch.stack([own, *others]), dim=0) - own
+
+
+def binary_loss(own: Tensor, others: list[Tensor], weight: float = 1.0) -> Tensor:
+    loss = -weight * torch.log(torch.sigmoid(own))
+    for other in others:
+        loss = loss - torch.log(1 - torch.sigmoid(other))
+    return loss
+
+
+def make(name: str, **settings: Any) -> nn.Module:
+    if name == "ce-":
+        return SampledCrossEntropy(4, **settings)
+    if name == "gbce":
+        return GeneralizedBinaryCrossEntropy(4, t=0.75, **settings)
+    return BinaryCrossEntropy(1 if name == "bce" else 4, **settings)
+
+
+C = 11
+# gBCE by the formula of its paper, not by our simplification of it.
+A = 4 / (C - 1)
+BETA = A * (0.75 * (1 - 1 / A) + 1 / A)
+EQUATIONS: dict[str, Callable[[Tensor, list[Tensor]], Tensor]] = {
+    "ce-": softmax_loss,
+    "bce": binary_loss,
+    "bce+": binary_loss,
+    "gbce": lambda own, others: binary_loss(own, others, BETA),
+}
+
+
+def problem(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    states = torch.randn(3, 5, 6, generator=g, dtype=torch.float64).to(dtype).requires_grad_()
+    catalogue = torch.randn(C, 6, generator=g, dtype=torch.float64).to(dtype).requires_grad_()
+    targets = torch.randint(C, (3, 5), generator=g)
+    targets[0, 3:] = -100
+    targets[2, :] = -100
+    return states, catalogue, targets
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("shared", SHARING)
+@pytest.mark.parametrize("name", EQUATIONS)
+@pytest.mark.parametrize("excluding", [False, True])
+def test_equals_its_equation(name: str, shared: str, reduction: str, excluding: bool) -> None:
+    states, catalogue, targets = problem()
+    valid = (targets != -100).nonzero().tolist()
+    k = 1 if name == "bce" else 4
+    rows = {"position": len(valid), "sequence": 3, "batch": 1}[shared]
+    items = torch.randint(C, (rows, k), generator=torch.Generator().manual_seed(1))
+    if k > 1:
+        items[0, 0] = targets[0, 0]  # a collision with the positive
+    exclude = torch.tensor([[1, 2, -1], [5, 5, 5], [-1, -1, -1]]) if excluding else None
+    losses: dict[tuple[int, int], Tensor] = {}
+    for number, (i, j) in enumerate(valid):
+        row = {"position": number, "sequence": i, "batch": 0}[shared]
+        own = states[i, j] @ catalogue[targets[i, j]]
+        kept = [
+            item
+            for item in items[row].tolist()
+            if item != targets[i, j] and (exclude is None or item not in exclude[i].tolist())
+        ]
+        losses[i, j] = EQUATIONS[name](own, [states[i, j] @ catalogue[item] for item in kept])
+    wanted = torch.stack(list(losses.values())).sum()
+    if reduction == "mean":
+        wanted = wanted / len(valid)
+    loss = make(name, shared=shared, reduction=reduction, negatives=Fixed(items))
+    found = loss(states, catalogue, targets, exclude=exclude)
+    if reduction == "none":
+        assert found.shape == targets.shape
+        for i in range(3):
+            for j in range(5):
+                value = losses.get((i, j), torch.zeros((), dtype=torch.float64))
+                torch.testing.assert_close(found[i, j], value, rtol=1e-10, atol=1e-10)
+        found = found.sum()
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+    for g, h in zip(
+        torch.autograd.grad(found, (states, catalogue)),
+        torch.autograd.grad(wanted, (states, catalogue)),
+        strict=True,
+    ):
+        torch.testing.assert_close(g, h, rtol=1e-10, atol=1e-10)
+
+
+def test_the_averaged_form_divides_by_one_plus_k() -> None:
+    states, catalogue, targets = problem()
+    g = torch.Generator()
+    summed = BinaryCrossEntropy(4)(states, catalogue, targets, generator=g.manual_seed(0))
+    averaged = BinaryCrossEntropy(4, average=True)(
+        states, catalogue, targets, generator=g.manual_seed(0)
+    )
+    torch.testing.assert_close(averaged, summed / 5)
+
+
+def test_gbce_with_t_zero_is_bce_plus() -> None:
+    states, catalogue, targets = problem()
+    g = torch.Generator()
+    torch.testing.assert_close(
+        GeneralizedBinaryCrossEntropy(4, t=0.0)(
+            states, catalogue, targets, generator=g.manual_seed(0)
+        ),
+        BinaryCrossEntropy(4)(states, catalogue, targets, generator=g.manual_seed(0)),
+    )
+
+
+@pytest.mark.parametrize("shared", SHARING)
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_edges(name: str, shared: str) -> None:
+    loss = make(name, shared=shared)
+    states, catalogue, targets = problem(torch.float32)
+    nothing = loss(states, catalogue, torch.full_like(targets, -100))
+    assert nothing == 0
+    for grad in torch.autograd.grad(nothing, (states, catalogue)):
+        assert (grad == 0).all()
+    extreme = loss(states * 1e4, catalogue, targets)
+    for grad in (extreme, *torch.autograd.grad(extreme, (states, catalogue))):
+        assert grad.isfinite().all()
+    spoiled = states.detach().clone()
+    spoiled[targets == -100] = float("nan")
+    value = loss(spoiled.requires_grad_(), catalogue, targets)
+    for grad in (value, *torch.autograd.grad(value, (spoiled, catalogue))):
+        assert grad.isfinite().all()
+    one = loss(states[:, :1], catalogue[:1], targets[:, :1].clamp(max=0))
+    assert one.isfinite()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shared", SHARING)
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_half_precision_and_autocast(name: str, shared: str, dtype: torch.dtype) -> None:
+    loss = make(name, shared=shared)
+    g = torch.Generator()
+    wide = problem(torch.float32)
+    exact = loss(*wide, generator=g.manual_seed(0))
+    half = problem(dtype)
+    value = loss(*half, generator=g.manual_seed(0))
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(value, exact, rtol=3e-2, atol=3e-2)
+    for grad in torch.autograd.grad(value, half[:2]):
+        assert grad.dtype == dtype
+    if dtype == torch.bfloat16:
+        with torch.autocast("cpu", dtype=dtype):
+            cast = loss(*wide, generator=g.manual_seed(0))
+            torch.autograd.grad(cast, wide[:2])
+        torch.testing.assert_close(cast, exact, rtol=3e-2, atol=3e-2)
+
+
+def test_corrected_negatives_estimate_the_whole_softmax() -> None:
+    # The sum inside the logarithm is unbiased: averaged over draws it is the sum over all items
+    # but the target.
+    g = torch.Generator().manual_seed(0)
+    states = torch.randn(1, 4, generator=g) * 0.3
+    catalogue = torch.randn(20, 4, generator=g)
+    target = torch.tensor([3])
+    counts = torch.randint(1, 30, (20,), generator=g)
+    counts[3] = 10
+    loss = SampledCrossEntropy(64, negatives=PopularityNegatives(counts, correct=True))
+    draws = torch.stack([loss(states, catalogue, target, generator=g) for _ in range(400)])
+    own = states[0] @ catalogue[3]
+    estimate = (torch.exp(draws + own) - torch.exp(own)).mean()
+    wanted = torch.exp(states[0] @ catalogue.T).sum() - torch.exp(own)
+    torch.testing.assert_close(estimate, wanted, rtol=0.03, atol=0.0)
+
+
+def test_all_items_as_negatives_is_cross_entropy() -> None:
+    states, catalogue, targets = problem()
+    loss = SampledCrossEntropy(C, negatives=UniformNegatives(replacement=False))
+    torch.testing.assert_close(
+        loss(states, catalogue, targets), CrossEntropy()(states, catalogue, targets)
+    )
+
+
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_a_generator_repeats_and_the_global_one_is_untouched(name: str) -> None:
+    loss, inputs = make(name), problem()
+    before = torch.get_rng_state()
+    a = loss(*inputs, generator=torch.Generator().manual_seed(1))
+    b = loss(*inputs, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(a, b)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("shared", SHARING)
+def test_no_tensor_of_positions_by_negatives_by_d(
+    shared: Any, monkeypatch: pytest.MonkeyPatch, largest_tensor: Any
+) -> None:
+    monkeypatch.setattr(scoring, "MAX_GATHERED", 2048)
+    states = torch.randn(4, 25, 16, requires_grad=True)
+    catalogue = torch.randn(50, 16, requires_grad=True)
+    targets = torch.randint(50, (4, 25))
+    with largest_tensor() as largest:
+        SampledCrossEntropy(32, shared=shared)(states, catalogue, targets).backward()
+    # [positions + sequences * k, d] is 3,648, [positions, 1 + k] 3,300; [positions, k, d] 51,200.
+    assert largest.numel <= 3648
+
+
+def test_bad_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="n_negatives must be at least 1, got 0"):
+        SampledCrossEntropy(0)
+    with pytest.raises(ValueError, match=r"t must lie in \[0, 1\], got 1.5"):
+        GeneralizedBinaryCrossEntropy(4, t=1.5)
+    with pytest.raises(ValueError, match=r"shared must be one of .* got 'user'"):
+        BinaryCrossEntropy(shared="user")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="logQ correction belongs to a softmax"):
+        BinaryCrossEntropy(4, negatives=InBatchNegatives())
+    with pytest.raises(ValueError, match=r"exclude must be \[3, m\], .* got shape \(2, 2\)"):
+        SampledCrossEntropy(4)(*problem(), exclude=torch.zeros(2, 2, dtype=torch.long))
+    assert math.isfinite(SampledCrossEntropy(4)(*problem(), exclude=torch.zeros(3, 0)).item())
