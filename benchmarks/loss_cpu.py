@@ -1,0 +1,93 @@
+"""How much time and memory does each loss take on a CPU, over catalog sizes?
+
+    python benchmarks/loss_cpu.py
+    python benchmarks/loss_cpu.py --catalogs 1000000 --losses SCE "SCE, tensor code"
+
+Each cell runs in a process of its own: forward and backward of a batch of 128 sequences of 200
+states. "extra MiB" is the peak of resident memory beyond what was resident before the call (inputs,
+libraries) and beyond the two gradients that it returns. Seconds are the median of the repeats;
+compare them within a run, not between machines.
+"""
+
+import argparse
+import os
+import resource
+import statistics
+import time
+from pathlib import Path
+
+import torch
+
+from cells import Row, measure_cells
+from contenders import contenders
+from rows import keep, provenance, show
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--catalogs", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--losses", nargs="+", choices=list(contenders(1)), default=None)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--length", type=int, default=200)
+    parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--limit-gib", type=float, default=16.0, help="give up beyond this memory")
+    parser.add_argument("--out", type=Path, default=None, help="default: results/loss_cpu.jsonl")
+    options = parser.parse_args()
+
+    def measure(cell: Row) -> Row:
+        limit = int(options.limit_gib * 2**30)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        return measure_cell(cell, options.batch, options.length, options.dim, options.repeats)
+
+    losses = options.losses or list(contenders(1))
+    # Sizes outside, losses inside: what is compared is measured close together in time.
+    cells: list[Row] = [{"items": c, "loss": loss} for c in options.catalogs for loss in losses]
+    shape = {"batch": options.batch, "length": options.length, "dim": options.dim}
+    rows = [shape | row for row in measure_cells(cells, measure)]
+    where = provenance("torch")
+    path = keep("loss_cpu", [row | where for row in rows], to=options.out)
+    print(show(rows, ["items", "loss", "seconds", "extra MiB", "failed"]))
+    print(f"\n{len(rows)} rows in {path}")
+
+
+def measure_cell(cell: Row, batch: int, length: int, dim: int, repeats: int) -> Row:
+    """Measure one loss on one catalog size, in this process."""
+    loss = contenders(batch * length)[cell["loss"]]
+    torch.manual_seed(0)
+    # A small call first: it starts the thread pool and loads what is loaded lazily.
+    small = (torch.randn(2, 40, dim), torch.randn(500, dim), torch.randint(500, (2, 40)))
+    contenders(80, size_y=16, k=16)[cell["loss"]](small[0].requires_grad_(), *small[1:]).backward()
+    states = torch.randn(batch, length, dim).requires_grad_()
+    catalogue = torch.randn(cell["items"], dim).requires_grad_()
+    targets = torch.randint(cell["items"], (batch, length))
+    gradients = (states.numel() + catalogue.numel()) * 4
+
+    before = _resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from here
+    torch.autograd.grad(loss(states, catalogue, targets), (states, catalogue))
+    extra = _resident("VmHWM") - before - gradients
+
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        torch.autograd.grad(loss(states, catalogue, targets), (states, catalogue))
+        seconds.append(time.perf_counter() - start)
+    return {
+        "seconds": round(statistics.median(seconds), 4),
+        "extra MiB": round(extra / 2**20, 1),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _resident(field: str) -> int:
+    for line in Path(f"/proc/{os.getpid()}/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {field}: this benchmark needs Linux")
+
+
+if __name__ == "__main__":
+    main()

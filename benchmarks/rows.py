@@ -1,0 +1,76 @@
+"""Measured rows: kept as JSON lines with machine, versions and commit, and printed as a table."""
+
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def provenance(*packages: str) -> dict[str, Any]:
+    """Say where a row was measured: processor or GPU, versions, and the commit of the code."""
+    found: dict[str, Any] = {"machine": _processor(), "python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    found["commit"] = _commit()
+    return found
+
+
+def _processor() -> str:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        return str(torch.cuda.get_device_name())
+    import os
+
+    return f"{platform.machine()}, {os.cpu_count()} cores"
+
+
+def _commit() -> str | None:
+    """Return the commit, with a plus sign when the working tree differs from it."""
+    here = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(here), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def keep(name: str, rows: Sequence[Mapping[str, Any]], *, to: Path | None = None) -> Path:
+    """Replace the rows of `results/NAME.jsonl` by these."""
+    path = to or RESULTS / f"{name}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def show(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """Lay rows out as a Markdown table."""
+    lines = [
+        "| " + " | ".join(columns) + " |",
+        "|" + "|".join(" --- " for _ in columns) + "|",
+    ]
+    for row in rows:
+        lines.append("| " + " | ".join(_cell(row.get(column)) for column in columns) + " |")
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)
