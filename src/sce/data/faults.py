@@ -1,0 +1,154 @@
+"""Where in a file a fault lies, in words for the person who has to mend it.
+
+Reading is fast and says little when it fails; here the file is read once more, slowly, line by
+line, up to the fault. None of this runs when the file is sound.
+"""
+
+import csv
+import gzip
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+
+from sce.data.formats import Format
+from sce.errors import InputError
+
+_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+def explain(path: Path, fmt: Format, error: BaseException) -> InputError:
+    """What to tell of an error that arose while this file was read."""
+    reason = str(error).strip().partition("\n")[0] or type(error).__name__
+    if isinstance(error, OSError):
+        if isinstance(error, FileNotFoundError | PermissionError):
+            return InputError(f"{path}: cannot be read: {reason}")
+        compression = _compression(path)
+        if compression:
+            return InputError(
+                f"{path}: this {compression} file is truncated or corrupt ({reason}); "
+                "fetch it again, or compress it again"
+            )
+        return InputError(f"{path}: cannot be read: {reason}")
+    if fmt.layout == "parquet":
+        return InputError(f"{path}: no parquet file, or truncated ({reason})")
+    fault = _first_fault(path, fmt, "utf-8" in reason)
+    if fault:
+        return InputError(f"{path}, line {fault[0]}: {fault[1]}")
+    return InputError(f"{path}: malformed {fmt.name} ({reason})")
+
+
+def extra_fields(path: Path, fmt: Format) -> InputError:
+    """What to tell of a csv file in which some row has more fields than there are columns."""
+    line, what = _first_fault(path, fmt, False) or (0, "some row has more fields than columns")
+    return InputError(f"{path}, line {line}: {what}" if line else f"{path}: {what}")
+
+
+def place_of_row(path: Path, fmt: Format, row: int) -> str:
+    """Where the row of this number, counted from 0 without the header, begins in the file."""
+    if fmt.layout == "parquet":
+        return f"row {row + 1}"
+    if fmt.layout == "jsonl":
+        numbers = (n for n, line in enumerate(_lines(path), 1) if line.strip())
+    else:
+        numbers = (n for n, _ in _csv_rows(path, fmt))
+    try:
+        return f"line {next(itertools.islice(numbers, row, None))}"
+    except (csv.Error, pl.exceptions.PolarsError, StopIteration):
+        return f"row {row + 1} after the header"  # Python's csv is stricter than polars
+
+
+def _first_fault(path: Path, fmt: Format, encoding: bool) -> tuple[int, str] | None:
+    number, empty = 0, True
+    try:
+        if encoding:
+            for line in _raw_lines(path):
+                number += 1
+                line.decode()
+        elif fmt.layout == "jsonl":
+            for number, text in enumerate(_lines(path), 1):
+                if text.strip() and not isinstance(json.loads(text), dict):
+                    return number, f"{_cut(text)} is no JSON object"
+                empty = empty and not text.strip()
+            if empty:
+                return number, "the end, and no JSON object so far"
+        else:
+            columns = len(fmt.fields or _csv_header(path, fmt))
+            for number, fields in _csv_rows(path, fmt):
+                if len(fields) > columns and any(fields[columns:]):
+                    return number, f"{len(fields)} fields where there are {columns} columns"
+    except UnicodeDecodeError as error:
+        return number, f"not UTF-8 ({error.reason}); convert the file first"
+    except json.JSONDecodeError as error:
+        fault = f"{error.msg} at column {error.colno}"
+        return number, f"malformed JSON ({fault}); every line must hold one whole object"
+    except csv.Error as error:
+        begin, fault = error.args
+        return begin, f"malformed csv from here on ({fault})"
+    except pl.exceptions.PolarsError:
+        return None  # the lines cannot even be told apart
+    return None
+
+
+def _csv_rows(path: Path, fmt: Format) -> Iterator[tuple[int, list[str]]]:
+    """The rows after the header, each with the number of the line that it begins on."""
+    rows = _numbered(path, fmt)
+    if fmt.fields is None:
+        next(row for row in rows if row[1])
+    return rows
+
+
+def _csv_header(path: Path, fmt: Format) -> list[str]:
+    return next(fields for _, fields in _numbered(path, fmt) if fields)
+
+
+def _numbered(path: Path, fmt: Format) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(
+        _lines(path),
+        delimiter=fmt.separator,
+        quotechar=fmt.quote,
+        quoting=csv.QUOTE_NONE if fmt.quote is None else csv.QUOTE_MINIMAL,
+        strict=True,
+    )
+    begin = 1
+    usual = csv.field_size_limit(2**31 - 1)  # else a long text is taken for a fault
+    try:
+        for fields in reader:
+            yield begin, fields
+            begin = reader.line_num + 1
+    except csv.Error as error:
+        raise csv.Error(begin, str(error)) from error
+    finally:
+        csv.field_size_limit(usual)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    return (line.decode(errors="replace") for line in _raw_lines(path))
+
+
+def _raw_lines(path: Path) -> Iterator[bytes]:
+    if _compression(path) == "zstd":  # which Python reads only from 3.14 on
+        text = pl.read_csv(
+            path,
+            has_header=False,
+            separator="\x01",
+            quote_char=None,
+            infer_schema=False,
+            glob=False,
+        )
+        yield from ((line or "").encode() + b"\n" for line in text.to_series())
+        return
+    with gzip.open(path) if _compression(path) == "gzip" else path.open("rb") as file:
+        yield from file
+
+
+def _compression(path: Path) -> str | None:
+    with path.open("rb") as file:
+        start = file.read(4)
+    return next((name for magic, name in _MAGIC.items() if start.startswith(magic)), None)
+
+
+def _cut(text: str) -> str:
+    return repr(text.strip()[:40])

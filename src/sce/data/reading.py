@@ -1,0 +1,271 @@
+"""From files of any known format to one table: user, item, time.
+
+Only the columns that matter are read, as a stream. A csv file does not say what its values are, so
+ids are taken as text unless every one of them is an integer written as integers are written: 007
+and 7 stay two ids, and so do 2409.10 and 2409.1.
+"""
+
+import glob
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import polars as pl
+
+from sce.data.faults import explain, extra_fields, place_of_row
+from sce.data.formats import Columns, Format, choose_format, find_columns, fold
+from sce.data.identifiers import check_type, integers_if_all, read_ids
+from sce.data.interactions import ITEM, TIME, USER
+from sce.data.timestamps import read_times
+from sce.errors import InputError
+
+Chosen: TypeAlias = tuple[str, str, str]  # the columns of user, item and time, as a file names them
+
+_NAMES = (USER, ITEM, TIME)
+_REST = "\x00rest"  # what a csv row holds beyond its columns
+_SAMPLE = 1000  # rows that tell whether a csv column looks like integers
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of one or more files, in their order."""
+
+    rows: pl.DataFrame  # USER and ITEM: Int64 or String; TIME: Int64, Float64 or Datetime; no nulls
+    dropped: int  # rows left out: blank lines, and if wanted those without user, item or time
+
+
+def read_files(
+    paths: str | Path | Sequence[str | Path],
+    *,
+    format_name: str,
+    given: Columns,
+    drop_incomplete: bool,
+    report: Callable[[str], None],
+) -> Table:
+    """Read files in the order given, patterns in the order of their names, into one table.
+
+    Raises:
+        InputError: When anything in them is not as it should be.
+    """
+    files = expand(paths)
+    parts: list[tuple[Path, Chosen, Table]] = []
+    for number, path in enumerate(files, 1):
+        of_all = f" ({number} of {len(files)})" if len(files) > 1 else ""
+        report(f"reading {path}, {_size(path)}{of_all}")
+        columns, part = _read_file(path, choose_format(path, format_name), given, drop_incomplete)
+        if part.dropped:
+            report(f"{path}: left out {part.dropped:,} rows without user, item or time")
+        parts.append((path, columns, part))
+    _check_agreement(parts)
+    tables = [part.rows for _, _, part in parts if part.rows.height]
+    dropped = sum(part.dropped for _, _, part in parts)
+    if not tables:
+        which = str(files[0]) if len(files) == 1 else f"all {len(files)} files"
+        lack = f"all {dropped:,} rows lack a user, an item or a time" if dropped else "no rows"
+        raise InputError(f"{which}: there are columns, but {lack}")
+    for name in (USER, ITEM):
+        if len({table.schema[name] for table in tables}) > 1:
+            tables = [table.with_columns(pl.col(name).cast(pl.String)) for table in tables]
+    if len({table.schema[TIME] for table in tables}) > 1:
+        # Integers beside floats, or instants of two units; _check_agreement refused the rest.
+        kind = pl.Float64 if tables[0].schema[TIME].is_numeric() else pl.Datetime("us")
+        tables = [table.with_columns(pl.col(TIME).cast(kind)) for table in tables]
+    return Table(pl.concat(tables), dropped)
+
+
+def expand(paths: str | Path | Sequence[str | Path]) -> list[Path]:
+    """The files that these paths and patterns name.
+
+    Raises:
+        InputError: When one names no file, or a file is named twice.
+    """
+    files: list[Path] = []
+    for given in [paths] if isinstance(paths, str | Path) else paths:
+        path = Path(given).expanduser()
+        if path.is_dir():
+            raise InputError(
+                f"{given} is a directory; name the files in it with a pattern such as "
+                f"'{path / '*.csv'}'"
+            )
+        if path.exists():
+            files.append(path)
+        elif any(sign in str(given) for sign in "*?["):
+            names = glob.glob(str(path), recursive=True)  # noqa: PTH207 - may be absolute
+            matches = sorted(match for match in map(Path, names) if match.is_file())
+            if not matches:
+                raise InputError(f"no file matches the pattern {str(given)!r}")
+            files += matches
+        else:
+            raise InputError(f"{given}: no such file")
+    if not files:
+        raise InputError("no input file was given")
+    seen: set[Path] = set()
+    for path in files:
+        if path.resolve() in seen:
+            raise InputError(f"{path} is named twice; its rows would count twice")
+        seen.add(path.resolve())
+    return files
+
+
+def _read_file(
+    path: Path, fmt: Format, given: Columns, drop_incomplete: bool
+) -> tuple[Chosen, Table]:
+    if not path.stat().st_size:
+        raise InputError(f"{path}: the file is empty (0 bytes)")
+    wanted = Columns(*(mine or usual for mine, usual in zip(given, fmt.columns, strict=True)))
+    readers = {"csv": _read_csv, "jsonl": _read_jsonl, "parquet": _read_parquet}
+    try:
+        columns, raw = readers[fmt.layout](path, fmt, wanted)
+    except pl.exceptions.NoDataError as error:
+        raise InputError(f"{path}: the file is empty") from error
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
+        raise explain(path, fmt, error) from error
+    read = []
+    for name, column, understand in zip(
+        _NAMES, columns, (read_ids, read_ids, read_times), strict=True
+    ):
+        with _naming(path, column):
+            read.append(understand(raw[name]).alias(name))
+    rows = pl.DataFrame(read)
+    if not any(rows.null_count().row(0)):
+        return columns, Table(rows, 0)
+    if not (drop_incomplete or fmt.drop_incomplete):
+        _refuse_incomplete(path, fmt, columns, raw, rows)
+    kept = rows.drop_nulls()
+    return columns, Table(kept, rows.height - kept.height)
+
+
+def _refuse_incomplete(
+    path: Path, fmt: Format, columns: Chosen, raw: pl.DataFrame, rows: pl.DataFrame
+) -> None:
+    missing = rows.select(pl.all().is_null())
+    if fmt.layout == "csv":
+        # polars takes a blank line for a row without any value; to people it is nothing.
+        blank = raw.select(pl.all_horizontal(pl.all().is_null())).to_series()
+        missing = missing.with_columns(pl.all() & ~blank)
+    for role, name, column in zip(Columns._fields, _NAMES, columns, strict=True):
+        bad = missing[name].arg_true()
+        if not len(bad):
+            continue
+        value = raw[name][bad[0]]
+        if name == TIME and value not in (None, ""):
+            fault = f"cannot read {value!r} in column {column!r} as a time"
+        else:
+            fault = f"no {role}, column {column!r} is empty"
+        raise InputError(
+            f"{path}, {place_of_row(path, fmt, bad[0])}: {fault}; {len(bad):,} "
+            f"{'row' if len(bad) == 1 else 'rows'} of this file must be mended or removed, or left "
+            "out with --drop-incomplete"
+        )
+
+
+def _read_csv(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.DataFrame]:
+    def scan(schema: dict[str, type[pl.String]] | None) -> pl.LazyFrame:
+        return pl.scan_csv(
+            path,
+            has_header=fmt.fields is None,
+            separator=fmt.separator,
+            quote_char=fmt.quote,
+            infer_schema=False,
+            schema=schema,
+            missing_columns="insert",
+            glob=False,
+        )
+
+    names = scan(None).collect_schema().names()
+    if fmt.fields is not None:
+        if len(names) != len(fmt.fields):
+            raise InputError(
+                f"{path}: not the format {fmt.name}: its first line has {len(names)} fields where "
+                f"{len(fmt.fields)} are expected"
+            )
+        names = list(fmt.fields)
+    columns = find_columns(names, wanted, path)
+    # Reading only some columns, polars overlooks what lies beyond the last; one more column does
+    # not. A row with too many fields is a row whose values stand in the wrong columns.
+    lines = scan(dict.fromkeys([*names, _REST], pl.String))
+    text = _select(lines, columns, pl.col(_REST).is_not_null())
+    sample = text.head(_SAMPLE).collect(engine="streaming")
+    # Parsed while the file is still being read where the first rows are integers; should a later
+    # one not be, everything is read once more, as text.
+    quick = [n for n in _NAMES if sample.select(_plain_integer(n)).to_series().null_count() == 0]
+    frame = text.with_columns(_plain_integer(n) for n in quick).collect(engine="streaming")
+    if any(frame[name].null_count() for name in quick):
+        frame = text.collect(engine="streaming")
+    if frame.drop_in_place(_REST).any():
+        raise extra_fields(path, fmt)
+    return columns, frame.with_columns(
+        integers_if_all(frame[name]) for name in (USER, ITEM) if frame.schema[name] == pl.String
+    )
+
+
+def _plain_integer(name: str) -> pl.Expr:
+    """Text as Int64, null unless it is 0 or begins with 1 to 9: a fast and sufficient test."""
+    text = pl.col(name)
+    number = text.cast(pl.Int64, strict=False)
+    return pl.when((text >= "1") | (text == "0")).then(number).alias(name)
+
+
+def _read_jsonl(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.DataFrame]:
+    source = glob.escape(str(path))
+    inferred = pl.scan_ndjson(source).collect_schema()
+    columns = find_columns(inferred.names(), wanted, path)
+    # As text, since later lines may well have other types than the first.
+    text = pl.scan_ndjson(source, schema=dict.fromkeys(columns, pl.String))
+    frame = _select(text, columns).collect(engine="streaming")
+    for name, column in zip((USER, ITEM), columns, strict=False):
+        with _naming(path, column):
+            check_type(inferred[column])
+            if inferred[column].is_numeric():
+                ids = integers_if_all(frame[name])
+                if inferred[column].is_float():
+                    ids = ids.cast(pl.Float64)
+                frame = frame.with_columns(ids)
+    return columns, frame
+
+
+def _read_parquet(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.DataFrame]:
+    scan = pl.scan_parquet(path, glob=False)
+    columns = find_columns(scan.collect_schema().names(), wanted, path)
+    return columns, _select(scan, columns).collect(engine="streaming")
+
+
+def _select(table: pl.LazyFrame, columns: Chosen, *more: pl.Expr) -> pl.LazyFrame:
+    return table.select(
+        *(pl.col(column).alias(name) for column, name in zip(columns, _NAMES, strict=True)), *more
+    )
+
+
+@contextmanager
+def _naming(path: Path, column: str) -> Iterator[None]:
+    """Turn a refused type into an error that says where it was met."""
+    try:
+        yield
+    except TypeError as error:
+        raise InputError(f"{path}, column {column!r}: {error}") from error
+
+
+def _check_agreement(parts: Sequence[tuple[Path, Chosen, Table]]) -> None:
+    first, columns, _ = parts[0]
+    for path, others, _ in parts[1:]:
+        for role, mine, theirs in zip(Columns._fields, columns, others, strict=True):
+            if fold(mine) != fold(theirs):
+                raise InputError(
+                    f"the files disagree: the {role} is {mine!r} in {first} and {theirs!r} in "
+                    f"{path}; name the same column for all with --{role}-column"
+                )
+    numeric = {
+        part.rows.schema[TIME].is_numeric(): path for path, _, part in parts if part.rows.height
+    }
+    if len(numeric) == 2:
+        raise InputError(
+            f"the files disagree: times are numbers in {numeric[True]} and dates in "
+            f"{numeric[False]}; prepare files of one kind"
+        )
+
+
+def _size(path: Path) -> str:
+    size = path.stat().st_size
+    return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} kB"
