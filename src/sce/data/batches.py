@@ -1,0 +1,240 @@
+"""Batches straight from the flat arrays: one vectorised gather, no Python per user.
+
+A sequence of events e0 … en gives a training row with history e0 … en-1 and targets e1 … en, and an
+evaluation row whose last events are held out. Histories hold `PADDING` where a row is shorter than
+the batch is wide, targets `IGNORED`; a batch is as wide as its longest row, never wider than
+`max_length`.
+"""
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sce.errors import InputError
+
+PADDING = -1  # in histories: outside the item table, so the catalogue has exactly C rows
+IGNORED = -100  # in targets: the losses' ignore_index
+
+Side = Literal["right", "left"]
+
+
+class Ragged(Protocol):
+    """Sequences laid end to end: row i is items[offsets[i] : offsets[i + 1]]."""
+
+    @property
+    def items(self) -> NDArray[np.int32]:
+        """The items of all rows, [n]."""
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """Where each row starts, and where the last one ends, [rows + 1]."""
+
+
+@dataclass(frozen=True)
+class DeviceSequences:
+    """Sequences on the device where batches are made, their lengths also on the host.
+
+    The lengths stay on the host as well, so that the width of a batch is known without waiting for
+    the device.
+    """
+
+    items: Tensor  # int32 [n]
+    offsets: Tensor  # int64 [rows + 1]
+    lengths: Tensor  # int64 [rows], on the host
+
+    @classmethod
+    def place(cls, sequences: Ragged, device: torch.device | str = "cpu") -> "DeviceSequences":
+        """Put sequences on a device; on the CPU memory-mapped items are shared, not copied."""
+        if not len(sequences.items):
+            raise InputError("there are no events to make batches of")
+        offsets = torch.from_numpy(np.array(sequences.offsets, dtype=np.int64))
+        with warnings.catch_warnings():
+            # A read-only memory map: nothing here ever writes to the items.
+            warnings.filterwarnings("ignore", message=".*not writable", category=UserWarning)
+            items = torch.from_numpy(np.asarray(sequences.items))
+        return cls(
+            items=items.to(device),
+            offsets=offsets.to(device),
+            lengths=offsets.diff(),
+        )
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+class TrainingBatch(NamedTuple):
+    """Histories and, at each position, the item that came next."""
+
+    histories: Tensor  # int64 [b, l], PADDING where there is no event
+    targets: Tensor  # int64 [b, l], IGNORED where there is no event
+
+
+class HistoryBatch(NamedTuple):
+    """Histories and the one item that came next after each."""
+
+    histories: Tensor  # int64 [b, l], PADDING where there is no event
+    targets: Tensor  # int64 [b], IGNORED when nothing was held out
+
+
+class SeenItems(NamedTuple):
+    """The items of whole histories, flat: row rows[i] of the batch has seen items[i]."""
+
+    items: Tensor  # int64 [m]
+    rows: Tensor  # int64 [m], ascending
+
+
+def trainable_rows(sequences: DeviceSequences) -> Tensor:
+    """Return the rows that give at least one pair (history, next item), on the host.
+
+    A sequence of one event gives none. `len(sequences) - len(trainable_rows(sequences))` says how
+    many rows training does without.
+    """
+    return (sequences.lengths >= 2).nonzero().squeeze(1)
+
+
+def training_batch(
+    sequences: DeviceSequences,
+    rows: Tensor,
+    *,
+    max_length: int,
+    padding_side: Side = "right",
+    pad_to: int | None = None,
+) -> TrainingBatch:
+    """Gather the last `max_length` (event, next event) pairs of each row.
+
+    Args:
+        sequences: The sequences, on the device that the batch shall be on.
+        rows: Int64 [b], which of them, on the host.
+        max_length: The longest history.
+        padding_side: On which side of a shorter history the padding is.
+        pad_to: The width of the batch, for shapes that never change; the longest row by default.
+    """
+    width = _width(sequences.lengths[rows] - 1, max_length, pad_to)
+    # One event more than the history: the history is all but the last of these, the targets are
+    # all but the first.
+    events, real = _windows(sequences, rows, max_length, width, 1, padding_side)
+    return TrainingBatch(
+        histories=events[:, :-1].masked_fill(~real, PADDING),
+        targets=events[:, 1:].masked_fill(~real, IGNORED),
+    )
+
+
+def history_batch(
+    sequences: DeviceSequences,
+    rows: Tensor,
+    *,
+    max_length: int,
+    held_out: int,
+    padding_side: Side = "right",
+    pad_to: int | None = None,
+) -> HistoryBatch:
+    """Gather the last `max_length` events before the held-out ones, and the first held-out event.
+
+    Args:
+        sequences: The sequences, on the device that the batch shall be on.
+        rows: Int64 [b], which of them, on the host.
+        max_length: The longest history.
+        held_out: How many events at the end the history must not contain; the target is the first
+            of them. With 0 the history is everything, and every target is IGNORED.
+        padding_side: On which side of a shorter history the padding is.
+        pad_to: The width of the batch, for shapes that never change; the longest row by default.
+    """
+    width = _width(_known_events(sequences, rows, held_out), max_length, pad_to)
+    events, real = _windows(sequences, rows, max_length, width, held_out, padding_side)
+    histories = events[:, :-1].masked_fill(~real, PADDING)
+    if held_out == 0:
+        return HistoryBatch(histories, torch.full_like(histories[:, 0], IGNORED))
+    ends = sequences.offsets[_upload(rows, sequences) + 1]
+    return HistoryBatch(histories, targets=sequences.items[ends - held_out].long())
+
+
+def seen_items(sequences: DeviceSequences, rows: Tensor, *, held_out: int) -> SeenItems:
+    """Gather every event before the held-out ones, however long ago: what the users have seen."""
+    device = sequences.items.device
+    # The total is counted on the host: the device would have to be waited for.
+    total = int(_known_events(sequences, rows, held_out).sum())
+    rows = _upload(rows, sequences)
+    starts = sequences.offsets[rows]
+    known = sequences.offsets[rows + 1] - starts - held_out
+    batch_rows = torch.arange(len(rows), device=device)
+    batch_rows = batch_rows.repeat_interleave(known, output_size=total)
+    firsts = starts - (known.cumsum(0) - known)
+    positions = firsts[batch_rows] + torch.arange(total, device=device)
+    return SeenItems(items=sequences.items[positions].long(), rows=batch_rows)
+
+
+def shuffled_batches(
+    rows: Tensor, batch_size: int, *, generator: torch.Generator | None = None
+) -> Iterator[Tensor]:
+    """Yield the rows in random order, `batch_size` at a time, each exactly once.
+
+    The last batch is smaller when the rows do not divide; it is never dropped. The generator lives
+    on the host, so the order is the same whatever device the batches are made on.
+    """
+    if batch_size < 1:
+        raise InputError(f"a batch needs at least one row; batch_size is {batch_size}")
+    order = torch.randperm(len(rows), generator=generator)
+    yield from rows[order].split(batch_size)
+
+
+def _known_events(sequences: DeviceSequences, rows: Tensor, held_out: int) -> Tensor:
+    if held_out < 0:
+        raise InputError(f"held_out must not be negative; it is {held_out}")
+    known = sequences.lengths[rows] - held_out
+    if len(known) and int(known.min()) < 0:
+        raise InputError(
+            f"{int((known < 0).sum())} of {len(rows)} sequences have fewer than the {held_out} "
+            "events to hold out; leave these users out"
+        )
+    return known
+
+
+def _width(available: Tensor, max_length: int, pad_to: int | None) -> int:
+    if max_length < 1:
+        raise InputError(f"max_length must be at least 1; it is {max_length}")
+    if pad_to is None:
+        longest = int(available.max()) if len(available) else 0
+        return min(max(longest, 1), max_length)
+    if pad_to < max_length:
+        raise InputError(
+            f"pad_to={pad_to} is narrower than max_length={max_length}: histories would be cut"
+        )
+    return pad_to
+
+
+def _upload(rows: Tensor, sequences: DeviceSequences) -> Tensor:
+    # non_blocking: a plain copy would wait for everything that the device still has to do.
+    return rows.to(sequences.items.device, non_blocking=True)
+
+
+def _windows(
+    sequences: DeviceSequences,
+    rows: Tensor,
+    max_length: int,
+    width: int,
+    held_out: int,
+    padding_side: Side,
+) -> tuple[Tensor, Tensor]:
+    """Gather the last events before the held-out ones of each row, and the one after them.
+
+    Returns events [b, width + 1] and real [b, width], which is true where the history has an event;
+    the event at the next column follows it, and the other events are arbitrary.
+    """
+    rows = _upload(rows, sequences)
+    ends = sequences.offsets[rows + 1] - held_out
+    kept = (ends - sequences.offsets[rows]).clamp(0, max_length)
+    columns = torch.arange(width + 1, device=rows.device)
+    if padding_side == "right":
+        first = ends - kept
+        real = columns[:-1] < kept[:, None]
+    else:
+        first = ends - width
+        real = columns[:-1] >= (width - kept)[:, None]
+    positions = (first[:, None] + columns).clamp(0, len(sequences.items) - 1)
+    return sequences.items[positions].long(), real

@@ -1,0 +1,291 @@
+"""Splits of a log into training and test sequences, as one named value."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sce.data.interactions import Interactions
+from sce.data.prepared import MIN_EVALUATED, PreparedDataset, Sequences, write_prepared
+from sce.data.tally import Tally, count_distinct, mark_present
+from sce.data.vocabulary import Vocabulary
+from sce.errors import InputError
+
+Kind: TypeAlias = Literal["temporal", "leave-one-out"]
+TestHistory: TypeAlias = Literal["after-cut", "full"]
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Training and test sequences over one catalogue, and what became of everything else.
+
+    A test sequence ends with the validation target and then the test target.
+    """
+
+    kind: Kind
+    options: Mapping[str, Any]  # what was asked for, beside the kind
+    train: Sequences
+    test: Sequences
+    user_ids: Vocabulary  # the users of train and test
+    item_ids: Vocabulary  # the catalogue: a sequence's items are codes into it
+    train_tally: Tally
+    test_tally: Tally
+    left_out: tuple[Tally, ...]  # what is not trained on or not evaluated, and why
+    cut: int | None = None  # temporal only: the first instant of the test period, microseconds
+
+    def counts(self) -> dict[str, Any]:
+        """Everything counted, for JSON."""
+        return {
+            "train": self.train_tally.as_dict(),
+            "test": self.test_tally.as_dict(),
+            "left_out": [tally.as_dict() for tally in self.left_out],
+            "cut": None if self.cut is None else show_time(self.cut),
+        }
+
+    def save(
+        self,
+        path: Path | str,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        steps: Sequence[Tally] = (),
+        force: bool = False,
+    ) -> PreparedDataset:
+        """Write a prepared dataset.
+
+        Args:
+            path: The directory to make.
+            settings: How the log was filtered before the split, to be kept beside the data.
+            steps: The counts before and after each filter, to be kept beside the data.
+            force: Replace a prepared dataset that is already there.
+        """
+        return write_prepared(
+            path,
+            train=self.train,
+            test=self.test,
+            user_ids=self.user_ids,
+            item_ids=self.item_ids,
+            settings={**(settings or {}), "split": self.kind, **self.options},
+            counts={"steps": [step.as_dict() for step in steps], **self.counts()},
+            force=force,
+        )
+
+
+def split_temporal(
+    interactions: Interactions,
+    *,
+    quantile: float = 0.95,
+    test_history: TestHistory = "after-cut",
+) -> Split:
+    """Train on users whose every event lies before one instant, and test on the others.
+
+    The cut is the quantile of all timestamps (the nearest event's). Users with an event at or
+    after it are test users, and nothing of theirs is trained on. The catalogue is what occurs in
+    training: other items leave the test sequences. A test user's last event is the test target,
+    the one before it the validation target; both lie at or after the cut.
+
+    Args:
+        interactions: The log.
+        quantile: The share of events before the cut, between 0 and 1.
+        test_history: `after-cut` keeps a test user's events from the cut on, as the paper's code
+            does; `full` keeps what the user did before it too, as history.
+
+    Raises:
+        InputError: When no training users or no test users remain.
+    """
+    if test_history not in get_args(TestHistory):
+        raise InputError(
+            f"--test-history must be one of {', '.join(get_args(TestHistory))}, "
+            f"got {test_history!r}"
+        )
+    if not 0 <= quantile <= 1:
+        raise InputError(f"--quantile must lie between 0 and 1, got {quantile}")
+    if not len(interactions):
+        raise InputError("there are no interactions to split")
+    cut = int(np.quantile(interactions.timestamps, quantile, method="nearest"))
+    late = interactions.timestamps >= cut
+    is_test_user = mark_present(interactions.users[late], len(interactions.user_ids))
+    of_test_users = is_test_user.take(interactions.users)
+    rows = _Rows(interactions.users, interactions.items)
+    train, test = rows.where(~of_test_users), rows.where(of_test_users)
+    known = mark_present(train.items, len(interactions.item_ids))
+    late = late[of_test_users]
+
+    # What the split leaves out, reason by reason; every row has at most one.
+    early = ~late if test_history == "after-cut" else np.zeros_like(late)
+    unknown = ~early & ~known.take(test.items)
+    usable = ~early & ~unknown
+    n_codes = len(interactions.user_ids)
+    enough = np.bincount(test.users[usable], minlength=n_codes) >= MIN_EVALUATED
+    enough &= np.bincount(test.users[usable & late], minlength=n_codes) >= 2  # both targets
+    evaluated = usable & enough.take(test.users)
+    too_few = usable & ~evaluated
+
+    moment = f"the cut at quantile {quantile} ({show_time(cut)})"
+    n_test_users = int(np.count_nonzero(is_test_user))
+    if not len(train.users):
+        raise InputError(
+            f"no training users: all of the {_users(n_test_users)} have an event at or after "
+            f"{moment}; raise --quantile, or use --split leave-one-out"
+        )
+    if not evaluated.any():
+        raise InputError(
+            f"no test users: of the {_users(n_test_users)} with an event at or after {moment}, "
+            f"none has {_requirement(test_history)}; lower --quantile, or use "
+            "--split leave-one-out"
+        )
+    left_out = [
+        test.where(unknown).tally("test events on items not in training: dropped"),
+        replace(
+            test.where(too_few).tally(
+                f"test users without {_requirement(test_history)}: not evaluated"
+            ),
+            users=n_test_users - int(np.count_nonzero(enough)),  # some have no usable event
+        ),
+    ]
+    if test_history == "after-cut":
+        left_out.insert(0, test.where(early).tally("events of test users before the cut: dropped"))
+    return _assemble(
+        interactions,
+        kind="temporal",
+        options={"quantile": quantile, "test_history": test_history},
+        train=train,
+        test=test.where(evaluated),
+        catalogue=known,
+        left_out=left_out,
+        cut=cut,
+    )
+
+
+def split_leave_one_out(interactions: Interactions) -> Split:
+    """Test on every user's last event, validate on the one before it, and train on the rest.
+
+    The catalogue is every item of the log. Users with fewer than three events are trained on
+    whole and not evaluated.
+
+    Raises:
+        InputError: When no user has three events.
+    """
+    if not len(interactions):
+        raise InputError("there are no interactions to split")
+    rows = _Rows(interactions.users, interactions.items)
+    lengths = np.bincount(rows.users, minlength=len(interactions.user_ids))
+    is_evaluated = lengths >= MIN_EVALUATED
+    if not is_evaluated.any():
+        raise InputError(
+            f"no test users: leave-one-out needs users with at least {MIN_EVALUATED} events, and "
+            f"the most active of {_users(interactions.n_users)} has {lengths.max()}"
+        )
+    trained = np.ones(len(interactions), bool)
+    ends = np.cumsum(lengths)[is_evaluated]
+    for target in (ends - 1, ends - 2):
+        trained[target] = False
+    train = rows.where(trained)
+    of_evaluated = is_evaluated.take(rows.users)
+    catalogue = mark_present(rows.items, len(interactions.item_ids))
+    unseen = catalogue & ~mark_present(train.items, len(interactions.item_ids))
+    return _assemble(
+        interactions,
+        kind="leave-one-out",
+        options={},
+        train=train,
+        test=rows.where(of_evaluated),
+        catalogue=catalogue,
+        left_out=[
+            rows.where(~of_evaluated).tally(
+                f"users with fewer than {MIN_EVALUATED} events: trained on whole, not evaluated"
+            ),
+            rows.where(unseen.take(rows.items)).tally(
+                "items that occur only as targets: kept in the catalogue, never trained on"
+            ),
+        ],
+        cut=None,
+    )
+
+
+def show_time(microseconds: int) -> str:
+    """An instant as ISO 8601 in UTC; years that no calendar here holds as a plain number."""
+    try:
+        instant = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
+    except OverflowError:
+        return f"{microseconds} microseconds"
+    return instant.isoformat().replace("+00:00", "Z")
+
+
+def _users(count: int) -> str:
+    return f"{count:,} user" + "s" * (count != 1)
+
+
+def _requirement(test_history: TestHistory) -> str:
+    if test_history == "after-cut":
+        return f"{MIN_EVALUATED} known events from the cut on"
+    return f"{MIN_EVALUATED} known events, two of them from the cut on"
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Some rows of a log, sorted by user and time, in the log's own codes."""
+
+    users: NDArray[np.int32]
+    items: NDArray[np.int32]
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """The first row of each user."""
+        return np.flatnonzero(np.diff(self.users, prepend=np.int32(-1)))
+
+    def where(self, kept: NDArray[np.bool_]) -> "_Rows":
+        return _Rows(self.users[kept], self.items[kept])
+
+    def tally(self, name: str) -> Tally:
+        n_items = count_distinct(self.items, int(self.items.max(initial=-1)) + 1)
+        return Tally(name, len(self.starts), n_items, len(self.users))
+
+
+def _assemble(
+    interactions: Interactions,
+    *,
+    kind: Kind,
+    options: Mapping[str, Any],
+    train: _Rows,
+    test: _Rows,
+    catalogue: NDArray[np.bool_],
+    left_out: Sequence[Tally],
+    cut: int | None,
+) -> Split:
+    """Number the users and items that remain, and lay the chosen rows out as sequences."""
+    remaining = np.zeros(len(interactions.user_ids), bool)
+    for rows in (train, test):
+        remaining[rows.users[rows.starts]] = True
+    user_codes, item_codes = _renumber(remaining), _renumber(catalogue)
+
+    def lay_out(rows: _Rows) -> Sequences:
+        return Sequences(
+            items=item_codes.take(rows.items),
+            offsets=np.append(rows.starts, len(rows.users)),
+            users=user_codes[rows.users[rows.starts]],
+        )
+
+    return Split(
+        kind=kind,
+        options=options,
+        train=lay_out(train),
+        test=lay_out(test),
+        user_ids=interactions.user_ids.take(np.flatnonzero(remaining)),
+        item_ids=interactions.item_ids.take(np.flatnonzero(catalogue)),
+        train_tally=train.tally("training"),
+        test_tally=test.tally("test"),
+        left_out=tuple(left_out),
+        cut=cut,
+    )
+
+
+def _renumber(kept: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """The new code of each kept code, counting up from 0; of no use where nothing is kept."""
+    codes = np.cumsum(kept, dtype=np.int32)
+    codes -= 1
+    return codes

@@ -1,0 +1,342 @@
+"""Synthetic interaction logs that a sequential model can learn and popularity cannot.
+
+Items have Zipf popularity and belong to clusters. A user walks: most steps go to the one successor
+of the item before, some jump inside the cluster, some move on to a neighbouring cluster of a sparse
+graph. Between the steps of the walk lie a few globally popular items that have nothing to do with
+it. All rules are hashes of the seed, so a catalogue of ten million items needs no table.
+
+The log of a seed is one and the same whatever is done with its blocks: every block is a fixed
+number of users with a random stream of its own.
+"""
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sce.data.interactions import ITEM, TIME, USER
+from sce.errors import InputError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Integers = NDArray[np.int64]
+
+BLOCK_USERS = 8192
+_FIRST_SECOND = 1_577_836_800  # 2020-01-01
+_DAY = 86_400
+_NEIGHBOURS = 4  # of a cluster, the first the likeliest
+_CLUSTER_SKEW = 0.5  # Zipf exponent of clusters: gentler than that of items
+_FIRST_TIER = 8  # items; each further tier of a cluster is twice as large
+_LONGEST = 8  # times the mean number of events
+_FIRST_NEIGHBOUR = 64  # in the hash: no cluster has that many tiers
+_ROUNDS = range(128, 132)  # in the hash: neither tiers nor neighbours
+
+
+@dataclass(frozen=True)
+class SyntheticSettings:
+    """What the log shall be like; equal settings give equal logs."""
+
+    items: int = 100_000
+    """Items in the catalogue; the rarest may not occur in a small log."""
+    users: int = 20_000
+    """Users, each with one sequence."""
+    seed: int = 0
+    """Everything random follows from it."""
+    mean_events: float = 40.0
+    """Events per user, on average."""
+    min_events: int = 20
+    """Events of the least active user."""
+    popularity: float = 1.0
+    """Exponent of the Zipf law: 0 is uniform, larger is more skewed."""
+    cluster_size: int = 100
+    """Items per cluster."""
+    noise: float = 0.1
+    """Share of events that are popular items outside the walk."""
+    follow: float = 0.8
+    """Share of the walk's steps that go to the successor of the item before."""
+    move: float = 0.5
+    """Share of the walk's other steps that leave the cluster for a neighbour of it."""
+    days: float = 365.0
+    """Time between the first user's start and the last one's."""
+    active_days: float = 14.0
+    """Time between a user's first and last event, on average."""
+
+    def __post_init__(self) -> None:
+        if self.cluster_size < _FIRST_TIER or self.items < 2 * self.cluster_size:
+            raise InputError(
+                f"a catalogue needs two clusters of {_FIRST_TIER} items or more; got "
+                f"{self.items} items in clusters of {self.cluster_size}"
+            )
+        if self.users < 1 or self.seed < 0:
+            raise InputError(
+                f"users must be at least 1 and the seed not negative; got {self.users} users, "
+                f"seed {self.seed}"
+            )
+        if not 1 <= self.min_events <= self.mean_events:
+            raise InputError(
+                "min_events must be at least 1 and mean_events no smaller; got "
+                f"{self.min_events} and {self.mean_events}"
+            )
+        for name in ("noise", "follow", "move"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name} is a share from 0 to 1; got {getattr(self, name)}")
+        for name in ("popularity", "days", "active_days"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} must not be negative; got {getattr(self, name)}")
+
+    @property
+    def clusters(self) -> int:
+        """How many clusters there are."""
+        return self.items // self.cluster_size
+
+
+class Block(NamedTuple):
+    """The events of some users, user after user, in time order."""
+
+    users: Integers
+    items: Integers
+    timestamps: Integers  # seconds since 1970; strictly increasing within a user
+
+
+def generate(settings: SyntheticSettings) -> Iterator[Block]:
+    """Yield the log in blocks of `BLOCK_USERS` users."""
+    for first in range(0, settings.users, BLOCK_USERS):
+        count = min(BLOCK_USERS, settings.users - first)
+        # Uniform draws only: numpy keeps that stream stable between versions.
+        random = np.random.Generator(np.random.PCG64([settings.seed, first // BLOCK_USERS]))
+        extra = _exponential(random, count, mean=settings.mean_events - settings.min_events)
+        longest = int(_LONGEST * settings.mean_events)
+        lengths = np.minimum(settings.min_events + extra, longest)
+        ranks = _walk(settings, lengths, random)
+        times = _times(settings, lengths, random)
+        real = np.arange(lengths.max()) < lengths[:, None]
+        yield Block(
+            users=np.repeat(np.arange(first, first + count), lengths),
+            items=_item_ids(settings, ranks[real]),
+            timestamps=times[real],
+        )
+
+
+def successors(settings: SyntheticSettings, items: Integers) -> Integers:
+    """Return the item that a walk most likely goes to from each item: the rule to be learnt."""
+    return _item_ids(settings, _successors(settings, _ranks(settings, items)))
+
+
+def write_parquet(
+    settings: SyntheticSettings,
+    path: Path | str,
+    *,
+    replace: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> int:
+    """Write the log as one parquet file, block by block, whole or not at all.
+
+    Args:
+        settings: What the log shall be like.
+        path: The file to write.
+        replace: Take the place of a file that is there.
+        progress: Called with the number of users done, after each block.
+
+    Returns:
+        The number of events.
+
+    Raises:
+        InputError: When the file is there and may not be replaced, or cannot be written.
+    """
+    try:
+        import polars as pl
+        from polars.io.plugins import register_io_source
+    except ModuleNotFoundError as error:
+        raise InputError(
+            "writing parquet needs polars, which is not installed; install it with: "
+            "pip install 'scalable-cross-entropy[prepare]'"
+        ) from error
+
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"{path} is a directory; name a file, such as {path / 'log.parquet'}")
+    if path.exists() and not replace:
+        raise InputError(f"{path} exists already; choose another name, or --force to replace it")
+    events = 0
+
+    def frames(
+        columns: list[str] | None, predicate: Any, rows: int | None, batch: int | None
+    ) -> "Iterator[pl.DataFrame]":
+        nonlocal events
+        for block in generate(settings):
+            events += len(block.users)
+            yield pl.DataFrame({USER: block.users, ITEM: block.items, TIME: block.timestamps})
+            if progress is not None:
+                progress(int(block.users[-1]) + 1)
+
+    schema = {USER: pl.Int64, ITEM: pl.Int64, TIME: pl.Int64}
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        register_io_source(frames, schema=schema).sink_parquet(partial)
+        partial.replace(path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise InputError(f"{path} cannot be written: {error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+    return events
+
+
+def _walk(settings: SyntheticSettings, lengths: Integers, random: np.random.Generator) -> Integers:
+    """Return the popularity ranks of each user's items, [users, longest]."""
+    # Longest first: the users still walking are always the first ones.
+    order = np.argsort(-lengths, kind="stable")
+    walking = np.searchsorted(-lengths[order], -np.arange(lengths.max()), side="left")
+    # Step after step in memory: the search for repeats compares whole rows of it.
+    ranks = np.zeros((lengths.max(), len(lengths)), dtype=np.int64)
+    start = _zipf(random.random(len(lengths)), settings.clusters, _CLUSTER_SKEW)
+    current = _draw_inside(settings, start, random.random(len(lengths)))
+    for step, count in enumerate(walking):
+        kind, where, inside, interrupt, anywhere = random.random((5, count))
+        before = current[:count]
+        after = _successors(settings, before)
+        jumping = np.flatnonzero(kind < 1 - settings.follow)
+        moving = kind[jumping] < settings.move * (1 - settings.follow)
+        clusters = before[jumping] % settings.clusters
+        nearby = _neighbours(settings, clusters, where[jumping])
+        clusters = np.where(moving, nearby, clusters)
+        after[jumping] = _draw_inside(settings, clusters, inside[jumping])
+        interrupted = np.flatnonzero(interrupt < settings.noise)
+        after[interrupted] = _zipf(anywhere[interrupted], settings.items, settings.popularity)
+        after = _avoid_repeats(settings, after, ranks[:step, :count])
+        ranks[step, :count] = after
+        # An interruption does not move the walk: it goes on from the item before.
+        after[interrupted] = before[interrupted]
+        current[:count] = after
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    return np.ascontiguousarray(ranks[:, places].T)
+
+
+def _avoid_repeats(settings: SyntheticSettings, ranks: Integers, seen: Integers) -> Integers:
+    """Go on from an item that the user has had: through its tier first, then down the cluster."""
+    ranks = ranks.copy()
+    doubtful = np.flatnonzero((seen == ranks).any(axis=0))
+    for attempt in range(4 * _FIRST_TIER):
+        if not len(doubtful):
+            break
+        further = _successors(settings, ranks[doubtful])
+        if attempt >= _FIRST_TIER:
+            places, clusters = np.divmod(ranks[doubtful], settings.clusters)
+            places = (places + _FIRST_TIER // 2) % _sizes(settings, clusters)
+            further = places * settings.clusters + clusters
+        ranks[doubtful] = further
+        doubtful = doubtful[(seen[:, doubtful] == further).any(axis=0)]
+    return ranks
+
+
+def _times(settings: SyntheticSettings, lengths: Integers, random: np.random.Generator) -> Integers:
+    """Return strictly increasing times, [users, longest]: each user is active for a while only."""
+    start = random.random((len(lengths), 1)) * settings.days * _DAY
+    mean_gap = settings.active_days * _DAY / settings.mean_events
+    gaps = 1 + _exponential(random, (len(lengths), int(lengths.max())), mean=mean_gap)
+    times: Integers = _FIRST_SECOND + start.astype(np.int64) + gaps.cumsum(axis=1)
+    return times
+
+
+# Items are known here by their rank in popularity. Rank r is in cluster r mod clusters, where it is
+# at place r div clusters: every cluster has popular and rare items.
+
+
+def _draw_inside(
+    settings: SyntheticSettings, clusters: Integers, uniform: NDArray[np.float64]
+) -> Integers:
+    places = _zipf(uniform, _sizes(settings, clusters), settings.popularity)
+    return places * settings.clusters + clusters
+
+
+def _successors(settings: SyntheticSettings, ranks: Integers) -> Integers:
+    """Rotate the tier that an item is in, by a number of places of the tier's own.
+
+    A tier is a run of similarly popular items of a cluster, so that following successors for long
+    leaves the popularity of items as it is.
+    """
+    places, clusters = np.divmod(ranks, settings.clusters)
+    tiers = np.log2(places // _FIRST_TIER + 1).astype(np.int64)
+    first = _FIRST_TIER * ((1 << tiers) - 1)
+    size = np.minimum(_FIRST_TIER << tiers, _sizes(settings, clusters) - first)
+    # Odd, so that a rotation of a whole tier (a power of two) visits all of it.
+    turns = _hash(settings, clusters, tiers) % np.maximum(size // 2, 1).astype(np.uint64)
+    places = first + (places - first + 2 * turns.astype(np.int64) + 1) % size
+    successors: Integers = places * settings.clusters + clusters
+    return successors
+
+
+def _neighbours(
+    settings: SyntheticSettings, clusters: Integers, uniform: NDArray[np.float64]
+) -> Integers:
+    which = (uniform**2 * _NEIGHBOURS).astype(np.int64)
+    drawn = _hash(settings, clusters, which + _FIRST_NEIGHBOUR).astype(np.float64) / 2.0**64
+    found = _zipf(drawn, settings.clusters, _CLUSTER_SKEW)
+    # The last neighbour closes a ring through all clusters, so that none is out of reach.
+    ring = (clusters + 1) % settings.clusters
+    return np.where((which == _NEIGHBOURS - 1) | (found == clusters), ring, found)
+
+
+def _sizes(settings: SyntheticSettings, clusters: Integers) -> Integers:
+    return (settings.items - 1 - clusters) // settings.clusters + 1
+
+
+def _item_ids(settings: SyntheticSettings, ranks: Integers) -> Integers:
+    """Scramble ranks into ids, one to one: an id says nothing about popularity or cluster."""
+    return _permute(settings, ranks, _ROUNDS)
+
+
+def _ranks(settings: SyntheticSettings, items: Integers) -> Integers:
+    return _permute(settings, items, _ROUNDS[::-1])
+
+
+def _permute(settings: SyntheticSettings, numbers: Integers, rounds: range) -> Integers:
+    """Permute 0 … items - 1 by a Feistel network; the rounds in reverse undo it."""
+    half = (settings.items - 1).bit_length() // 2 + 1
+    mask = (1 << half) - 1
+    numbers = numbers.copy()
+    outside = np.arange(len(numbers))
+    while len(outside):  # the network permutes a power of four: walk on until inside again
+        left, right = numbers[outside] >> half, numbers[outside] & mask
+        for key in rounds:
+            mixed = _hash(settings, right, np.full_like(right, key))
+            left, right = right, left ^ (mixed & np.uint64(mask)).astype(np.int64)
+        numbers[outside] = right << half | left
+        outside = outside[numbers[outside] >= settings.items]
+    return numbers
+
+
+def _zipf(uniform: NDArray[np.float64], sizes: Integers | int, exponent: float) -> Integers:
+    """Turn uniform numbers into ranks 0 … sizes - 1 with probability about (rank + 1)^-exponent."""
+    ends = np.asarray(sizes, dtype=np.float64) + 1
+    if abs(exponent - 1) < 1e-6:
+        places = ends**uniform
+    else:
+        power = 1 - exponent
+        places = (1 + uniform * (ends**power - 1)) ** (1 / power)
+    ranks: Integers = np.minimum(places.astype(np.int64), sizes) - 1
+    return ranks
+
+
+def _exponential(
+    random: np.random.Generator, shape: int | tuple[int, int], *, mean: float
+) -> Integers:
+    return (-np.log1p(-random.random(shape)) * mean).astype(np.int64)
+
+
+def _hash(settings: SyntheticSettings, one: Integers, other: Integers) -> NDArray[np.uint64]:
+    """Mix two integers and the seed into 64 random bits (the finaliser of SplitMix64)."""
+    bits = one.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    bits += other.astype(np.uint64) * np.uint64(0xD1B54A32D192ED03)
+    bits += np.uint64(settings.seed % 2**64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+    return bits ^ (bits >> np.uint64(31))

@@ -1,0 +1,203 @@
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from sce.data.batches import (
+    IGNORED,
+    PADDING,
+    DeviceSequences,
+    Side,
+    history_batch,
+    seen_items,
+    shuffled_batches,
+    trainable_rows,
+    training_batch,
+)
+from sce.errors import InputError
+
+SIDES: list[Side] = ["right", "left"]
+Rows = list[list[int]]
+
+
+class Flat(NamedTuple):
+    items: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+
+
+def lay_flat(sequences: Rows) -> Flat:
+    items = np.array([item for row in sequences for item in row], dtype=np.int32)
+    offsets = np.cumsum([0] + [len(row) for row in sequences], dtype=np.int64)
+    return Flat(items, offsets)
+
+
+def place(sequences: Rows) -> DeviceSequences:
+    return DeviceSequences.place(lay_flat(sequences))
+
+
+def pad(rows: Rows, width: int, filler: int, side: Side) -> Rows:
+    if side == "right":
+        return [row + [filler] * (width - len(row)) for row in rows]
+    return [[filler] * (width - len(row)) + row for row in rows]
+
+
+@st.composite
+def sequences_and_rows(draw: st.DrawFn, shortest: int = 0) -> tuple[Rows, list[int]]:
+    sequence = st.lists(st.integers(0, 2**31 - 1), min_size=shortest, max_size=9)
+    sequences = draw(st.lists(sequence, min_size=1, max_size=8).filter(any))
+    rows = draw(st.lists(st.integers(0, len(sequences) - 1), min_size=1, max_size=6))
+    return sequences, rows
+
+
+@given(
+    data=sequences_and_rows(),
+    max_length=st.integers(1, 11),
+    side=st.sampled_from(SIDES),
+    extra=st.none() | st.integers(0, 3),
+)
+@settings(max_examples=100, deadline=None)
+def test_training_batch_equals_a_loop(
+    data: tuple[Rows, list[int]], max_length: int, side: Side, extra: int | None
+) -> None:
+    sequences, rows = data
+    pad_to = None if extra is None else max_length + extra
+    histories = [sequences[row][:-1][-max_length:] for row in rows]
+    targets = [sequences[row][1:][-max_length:] for row in rows]
+    width = max(1, *map(len, histories)) if pad_to is None else pad_to
+
+    batch = training_batch(
+        place(sequences),
+        torch.tensor(rows),
+        max_length=max_length,
+        padding_side=side,
+        pad_to=pad_to,
+    )
+
+    assert batch.histories.tolist() == pad(histories, width, PADDING, side)
+    assert batch.targets.tolist() == pad(targets, width, IGNORED, side)
+    assert batch.histories.dtype == batch.targets.dtype == torch.int64
+
+
+@given(
+    data=sequences_and_rows(shortest=2),
+    max_length=st.integers(1, 11),
+    held_out=st.integers(0, 2),
+    side=st.sampled_from(SIDES),
+    extra=st.none() | st.integers(0, 3),
+)
+@settings(max_examples=100, deadline=None)
+def test_history_batch_equals_a_loop(
+    data: tuple[Rows, list[int]], max_length: int, held_out: int, side: Side, extra: int | None
+) -> None:
+    sequences, rows = data
+    pad_to = None if extra is None else max_length + extra
+    histories = [sequences[row][: len(sequences[row]) - held_out][-max_length:] for row in rows]
+    width = max(1, *map(len, histories)) if pad_to is None else pad_to
+
+    batch = history_batch(
+        place(sequences),
+        torch.tensor(rows),
+        max_length=max_length,
+        held_out=held_out,
+        padding_side=side,
+        pad_to=pad_to,
+    )
+
+    assert batch.histories.tolist() == pad(histories, width, PADDING, side)
+    targets = [sequences[row][-held_out] if held_out else IGNORED for row in rows]
+    assert batch.targets.tolist() == targets
+
+
+@given(data=sequences_and_rows(shortest=2), held_out=st.integers(0, 2))
+@settings(max_examples=50, deadline=None)
+def test_seen_items_are_the_whole_histories(data: tuple[Rows, list[int]], held_out: int) -> None:
+    sequences, rows = data
+    expected = [
+        (item, position)
+        for position, row in enumerate(rows)
+        for item in sequences[row][: len(sequences[row]) - held_out]
+    ]
+
+    seen = seen_items(place(sequences), torch.tensor(rows), held_out=held_out)
+
+    assert list(zip(seen.items.tolist(), seen.rows.tolist(), strict=True)) == expected
+
+
+def test_a_training_batch_by_hand() -> None:
+    sequences = place([[1, 2, 3, 4], [5, 6], [7]])
+
+    batch = training_batch(sequences, torch.tensor([0, 1, 2]), max_length=2)
+    assert batch.histories.tolist() == [[2, 3], [5, -1], [-1, -1]]
+    assert batch.targets.tolist() == [[3, 4], [6, -100], [-100, -100]]
+
+    batch = training_batch(sequences, torch.tensor([1]), max_length=2, padding_side="left")
+    assert batch.histories.tolist() == [[5]]
+
+
+def test_rows_of_one_event_train_nothing_and_are_left_out() -> None:
+    sequences = place([[1, 2], [], [3], [4, 5, 6]])
+    assert trainable_rows(sequences).tolist() == [0, 3]
+    assert len(sequences) == 4
+
+
+@given(n=st.integers(0, 20), batch_size=st.integers(1, 8), seed=st.integers(0, 5))
+@settings(max_examples=50, deadline=None)
+def test_an_epoch_has_every_row_once_and_the_last_batch_too(
+    n: int, batch_size: int, seed: int
+) -> None:
+    rows = torch.arange(n) * 3
+    batches = list(
+        shuffled_batches(rows, batch_size, generator=torch.Generator().manual_seed(seed))
+    )
+    again = list(shuffled_batches(rows, batch_size, generator=torch.Generator().manual_seed(seed)))
+
+    assert sorted(torch.cat(batches).tolist() if n else []) == rows.tolist()
+    if n:
+        assert [len(batch) for batch in batches[:-1]] == [batch_size] * (len(batches) - 1)
+        assert len(batches) == -(-n // batch_size)
+    assert all(torch.equal(one, other) for one, other in zip(batches, again, strict=True))
+
+
+def test_epochs_differ_and_leave_the_global_state_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    before = torch.get_rng_state()
+    first, second = (
+        torch.cat(list(shuffled_batches(torch.arange(50), 8, generator=generator)))
+        for _ in range(2)
+    )
+    assert not torch.equal(first, second)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.filterwarnings("error")
+def test_memory_mapped_items_are_shared_without_a_warning(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "items.npy"
+    np.save(path, np.arange(6, dtype=np.int32))
+    mapped = np.load(path, mmap_mode="r")
+    sequences = DeviceSequences.place(Flat(mapped, np.array([0, 2, 6])))
+    assert sequences.items.data_ptr() == mapped.ctypes.data
+    assert sequences.items.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_what_cannot_be_a_batch_is_refused() -> None:
+    sequences = place([[1, 2], [3]])
+    rows = torch.tensor([0, 1])
+    with pytest.raises(InputError, match="1 of 2 sequences have fewer than the 2 events"):
+        history_batch(sequences, rows, max_length=3, held_out=2)
+    with pytest.raises(InputError, match="held_out must not be negative"):
+        seen_items(sequences, rows, held_out=-1)
+    with pytest.raises(InputError, match="max_length must be at least 1"):
+        training_batch(sequences, rows, max_length=0)
+    with pytest.raises(InputError, match="pad_to=2 is narrower than max_length=3"):
+        training_batch(sequences, rows, max_length=3, pad_to=2)
+    with pytest.raises(InputError, match="at least one row"):
+        list(shuffled_batches(rows, 0))
+    with pytest.raises(InputError, match="no events"):
+        place([[]])

@@ -1,0 +1,405 @@
+import errno
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from sce.data import prepared, storage
+from sce.data.prepared import PreparedDataset, Sequences, check_target, write_prepared
+from sce.data.vocabulary import Vocabulary
+from sce.errors import InputError
+
+USERS = Vocabulary.from_strings(["ann", "bob", "żółw"])
+ITEMS = Vocabulary.from_integers([-7, 3, 10**12])
+
+
+def sequences_of(lists: Sequence[Sequence[int]], users: Sequence[int]) -> Sequences:
+    return Sequences(
+        np.array([item for items in lists for item in items], np.int32),
+        np.cumsum([0, *map(len, lists)], dtype=np.int64),
+        np.array(users, np.int32),
+    )
+
+
+TRAIN = sequences_of([[0, 1, 2, 0], [2]], [0, 2])
+TEST = sequences_of([[1, 1, 0]], [1])
+
+
+def write(path: Path, force: bool = False, **changes: Any) -> PreparedDataset:
+    content: dict[str, Any] = {
+        "train": TRAIN,
+        "test": TEST,
+        "user_ids": USERS,
+        "item_ids": ITEMS,
+        "settings": {"split": "temporal", "quantile": 0.95},
+        "counts": {"train": {"users": 2}},
+    }
+    return write_prepared(path, force=force, **(content | changes))
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir()}
+
+
+def test_what_was_written_is_loaded(tmp_path: Path) -> None:
+    written = write(tmp_path / "data")
+    for loaded in (written, PreparedDataset.load(tmp_path / "data")):
+        for name, expected in [("train", TRAIN), ("test", TEST)]:
+            sequences = getattr(loaded, name)
+            for part in ("items", "offsets", "users"):
+                array = getattr(sequences, part)
+                np.testing.assert_array_equal(array, getattr(expected, part), strict=True)
+        assert loaded.user_ids == USERS
+        assert loaded.item_ids == ITEMS
+        assert loaded.n_items == 3
+        assert loaded.settings == {"split": "temporal", "quantile": 0.95}
+        assert loaded.counts == {"train": {"users": 2}}
+        assert loaded.content_hash == written.content_hash
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_arrays_are_mapped_not_read(tmp_path: Path) -> None:
+    loaded = write(tmp_path / "data")
+    assert isinstance(loaded.train.items.base, np.memmap)
+    with pytest.raises(ValueError, match="read-only"):
+        loaded.train.items[0] = 5
+
+
+def test_loading_needs_no_polars(tmp_path: Path) -> None:
+    write(tmp_path / "data")
+    program = (
+        "import sys; sys.modules['polars'] = sys.modules['torch'] = None\n"
+        "from sce.data.prepared import PreparedDataset\n"
+        "print(PreparedDataset.load(sys.argv[1]).train[0].tolist())"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "data")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == (
+        "[0, 1, 2, 0]\n"
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sets(st.text(max_size=6).filter(lambda text: text.isprintable()), min_size=1, max_size=30),
+    st.sets(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=30),
+)
+def test_vocabularies_round_trip(
+    tmp_path_factory: pytest.TempPathFactory, texts: set[str], numbers: set[int]
+) -> None:
+    path = tmp_path_factory.mktemp("vocabularies") / "data"
+    loaded = write(
+        path,
+        train=sequences_of([[0]], [0]),
+        test=sequences_of([[0, 0, 0]], [0]),
+        user_ids=Vocabulary.from_strings(texts),
+        item_ids=Vocabulary.from_integers(numbers),
+    )
+    assert loaded.user_ids.decode(range(len(texts))) == sorted(texts)
+    assert loaded.item_ids.decode(range(len(numbers))) == sorted(numbers)
+    assert loaded.user_ids.lookup(sorted(texts)).tolist() == list(range(len(texts)))
+    assert loaded.item_ids.lookup(sorted(numbers)).tolist() == list(range(len(numbers)))
+
+
+def test_the_same_content_gives_the_same_bytes_anywhere(tmp_path: Path) -> None:
+    first, second = write(tmp_path / "one"), write(tmp_path / "deeper" / "two")
+    assert contents(first.path) == contents(second.path)
+    other = write(tmp_path / "three", test=sequences_of([[1, 1, 1]], [1]))
+    assert other.content_hash != first.content_hash
+
+
+# --- what is there already
+
+
+def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
+    before = contents(write(tmp_path / "data").path)
+    with pytest.raises(InputError, match=r"data exists; .*--force"):
+        write(tmp_path / "data", settings={})
+    assert contents(tmp_path / "data") == before
+
+
+def test_force_replaces_a_prepared_dataset(tmp_path: Path) -> None:
+    write(tmp_path / "data")
+    replaced = write(tmp_path / "data", force=True, settings={"split": "leave-one-out"})
+    assert PreparedDataset.load(tmp_path / "data").settings == {"split": "leave-one-out"}
+    assert replaced.settings == {"split": "leave-one-out"}
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_force_replaces_a_damaged_dataset(tmp_path: Path) -> None:
+    write(tmp_path / "data")
+    (tmp_path / "data" / "train_items.npy").unlink()
+    write(tmp_path / "data", force=True)
+    PreparedDataset.load(tmp_path / "data")
+
+
+def test_an_empty_directory_is_as_good_as_none(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    write(tmp_path / "data")
+    PreparedDataset.load(tmp_path / "data")
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_directory_of_something_else_is_never_replaced(tmp_path: Path, force: bool) -> None:
+    (tmp_path / "thesis.tex").write_text("dear")
+    with pytest.raises(InputError, match="exists" if not force else "not a prepared dataset"):
+        write(tmp_path, force=force)
+    assert contents(tmp_path) == {"thesis.tex": b"dear"}
+
+
+def test_force_does_not_delete_what_lies_beside_the_dataset(tmp_path: Path) -> None:
+    write(tmp_path / "data")
+    (tmp_path / "data" / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"also holds notes.txt"):
+        write(tmp_path / "data", force=True)
+    assert (tmp_path / "data" / "notes.txt").exists()
+
+
+def test_a_file_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("dear")
+    with pytest.raises(InputError, match=r"log.csv is a file"):
+        write(tmp_path / "log.csv", force=True)
+    with pytest.raises(InputError, match=r"cannot write .*: .*log.csv is a file"):
+        write(tmp_path / "log.csv" / "data")
+    assert (tmp_path / "log.csv").read_text() == "dear"
+
+
+def test_a_link_to_a_dataset_is_followed(tmp_path: Path) -> None:
+    write(tmp_path / "real")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    write(tmp_path / "link", force=True, settings={})
+    assert (tmp_path / "link").is_symlink()
+    assert PreparedDataset.load(tmp_path / "real").settings == {}
+
+
+# --- what can go wrong while writing
+
+
+def fail_at(monkeypatch: pytest.MonkeyPatch, count: int, error: BaseException) -> None:
+    """Let the writing of array number `count` fail with half of it written."""
+    really_write, seen = storage.write_array, 0
+
+    def failing(path: Path, array: NDArray[Any]) -> None:
+        nonlocal seen
+        seen += 1
+        really_write(path, array)
+        if seen == count:
+            os.truncate(path, path.stat().st_size // 2)
+            raise error
+
+    monkeypatch.setattr(prepared, "write_array", failing)
+
+
+@pytest.mark.parametrize("count", [1, 4, 9])
+def test_a_full_disk_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    fail_at(monkeypatch, count, OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(InputError, match=r"cannot write .*deep/data: no space left"):
+        write(tmp_path / "deep" / "data")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt(), MemoryError()]
+)
+def test_a_replacement_that_fails_keeps_the_old_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    before = contents(write(tmp_path / "data").path)
+    fail_at(monkeypatch, 4, error)
+    with pytest.raises((InputError, KeyboardInterrupt, MemoryError)):
+        write(tmp_path / "data", force=True, settings={})
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    assert contents(tmp_path / "data") == before
+
+
+def test_an_interrupt_between_the_two_renames_puts_the_old_dataset_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = contents(write(tmp_path / "data").path)
+    really_rename, renamed = Path.rename, []
+
+    def rename(self: Path, target: Path) -> Path:
+        renamed.append(self.name)
+        if len(renamed) == 2:
+            raise KeyboardInterrupt
+        return really_rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "data", force=True, settings={})
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    assert contents(tmp_path / "data") == before
+
+
+def test_a_file_system_that_takes_no_more_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(InputError, match=r"cannot write .*data: not allowed to write"):
+        write(tmp_path / "data")
+
+
+def test_a_directory_not_writable_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really = os.access  # root may write anywhere: what the system would say to others is played
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path and really(path, 0))
+    with pytest.raises(InputError, match=rf"cannot write .*: not allowed to write in {tmp_path}"):
+        check_target(tmp_path / "some" / "data")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_not_writable_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(InputError, match="not allowed to write"):
+        write(tmp_path / "data")
+    tmp_path.chmod(0o700)
+
+
+def test_sequences_that_do_not_fit_are_not_written(tmp_path: Path) -> None:
+    for wrong in [sequences_of([[0, 1, 3]], [0]), sequences_of([[0, 1, -1]], [0])]:
+        with pytest.raises(ValueError, match="items must lie between 0 and 2"):
+            write(tmp_path / "data", train=wrong)
+    with pytest.raises(ValueError, match="users must lie between 0 and 2"):
+        write(tmp_path / "data", train=sequences_of([[0]], [3]))
+    with pytest.raises(ValueError, match="at least 3 items"):
+        write(tmp_path / "data", test=sequences_of([[0, 1]], [0]))
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- what can have happened since
+
+
+def alter_byte(path: Path) -> None:
+    data = bytearray((path / "train_items.npy").read_bytes())
+    data[-1] ^= 1
+    (path / "train_items.npy").write_bytes(data)
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path / "test_users.npy", 20)
+
+
+def alter_settings(path: Path) -> None:
+    text = (path / "dataset.json").read_text().replace("0.95", "0.9")
+    (path / "dataset.json").write_text(text)
+
+
+def cut_manifest(path: Path) -> None:
+    os.truncate(path / "dataset.json", 50)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (alter_byte, "the content of train_items.npy was altered"),
+        (truncate, "test_users.npy has 20 bytes and was written with 132"),
+        (alter_settings, "dataset.json was altered"),
+        (cut_manifest, "dataset.json cannot be read"),
+        (lambda path: (path / "item_ids_values.npy").unlink(), "item_ids_values.npy is missing"),
+        (lambda path: (path / "dataset.json").unlink(), "dataset.json is missing"),
+    ],
+)
+def test_damage_is_named(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
+    write(tmp_path / "data")
+    damage(tmp_path / "data")
+    with pytest.raises(InputError, match=f"{tmp_path}/data is half-written or altered: {message};"):
+        PreparedDataset.load(tmp_path / "data")
+
+
+def test_without_verifying_the_content_is_taken_on_trust(tmp_path: Path) -> None:
+    write(tmp_path / "data")
+    alter_byte(tmp_path / "data")
+    assert PreparedDataset.load(tmp_path / "data", verify=False).train.items[-1] != 2
+
+
+def rewrite_manifest(path: Path, **changes: Any) -> None:
+    manifest = json.loads((path / "dataset.json").read_text()) | changes
+    manifest["content_hash"] = prepared._content_hash(manifest)
+    (path / "dataset.json").write_text(json.dumps(manifest))
+
+
+def test_a_newer_format_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "data")
+    rewrite_manifest(tmp_path / "data", version=2)
+    with pytest.raises(InputError, match="format version 2, and this sce reads version 1"):
+        PreparedDataset.load(tmp_path / "data")
+
+
+def test_arrays_that_do_not_fit_each_other_are_named(tmp_path: Path) -> None:
+    write(tmp_path / "data")
+    file = tmp_path / "data" / "train_offsets.npy"
+    np.save(file, np.array([0, 4, 6]))
+    files = json.loads((tmp_path / "data" / "dataset.json").read_text())["files"]
+    files[file.name] = {"bytes": file.stat().st_size, "blake2b": storage.digest_file(file)}
+    rewrite_manifest(tmp_path / "data", files=files)
+    with pytest.raises(InputError, match="offsets must run from 0 to the 5 items, got 0 to 6"):
+        PreparedDataset.load(tmp_path / "data")
+
+
+def test_what_is_no_prepared_dataset_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"nowhere does not exist; make it with: sce prepare"):
+        PreparedDataset.load(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"not a prepared dataset: it has no dataset.json"):
+        PreparedDataset.load(tmp_path)
+    (tmp_path / "dataset.json").write_text('{"format": "another"}')
+    with pytest.raises(InputError, match=r"not a prepared dataset: its dataset.json is of somet"):
+        PreparedDataset.load(tmp_path)
+    with pytest.raises(InputError, match=r"is a file, not a prepared dataset"):
+        PreparedDataset.load(tmp_path / "dataset.json")
+
+
+# --- sequences
+
+
+def test_sequences_know_their_lengths() -> None:
+    assert len(TRAIN) == 2
+    assert TRAIN.lengths.tolist() == [4, 1]
+    assert [TRAIN[i].tolist() for i in range(2)] == [[0, 1, 2, 0], [2]]
+    with pytest.raises(IndexError, match="sequence 2 of 2"):
+        TRAIN[2]
+
+
+@pytest.mark.parametrize(
+    ("items", "offsets", "users", "message"),
+    [
+        (np.zeros(3, np.int64), np.array([0, 3]), np.zeros(1, np.int32), "items .* int64"),
+        (np.zeros((3, 1), np.int32), np.array([0, 3]), np.zeros(1, np.int32), "items .*shape"),
+        (np.zeros(3, np.int32), np.array([0, 3]), np.zeros(2, np.int32), "one offset more"),
+        (np.zeros(3, np.int32), np.array([1, 3]), np.zeros(1, np.int32), "got 1 to 3"),
+        (np.zeros(3, np.int32), np.array([0, 2]), np.zeros(1, np.int32), "got 0 to 2"),
+    ],
+)
+def test_sequences_that_contradict_themselves_are_refused(
+    items: NDArray[Any], offsets: NDArray[Any], users: NDArray[Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Sequences(items, offsets, users)
+
+
+def test_a_large_random_dataset_survives(tmp_path: Path) -> None:
+    chooser = random.Random(5)
+    lists = [[chooser.randrange(50) for _ in range(chooser.randrange(3, 90))] for _ in range(500)]
+    everyone = sequences_of(lists, range(500))
+    loaded = write(
+        tmp_path / "data",
+        train=everyone,
+        test=everyone,
+        user_ids=Vocabulary.from_integers(range(500)),
+        item_ids=Vocabulary.from_strings([f"item {i}" for i in range(50)]),
+    )
+    assert [loaded.train[i].tolist() for i in range(500)] == lists

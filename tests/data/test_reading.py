@@ -1,0 +1,313 @@
+"""Bad input: each kind is refused in words that name the file, the place and the remedy."""
+
+import gzip
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from sce.data.interactions import read_interactions
+from sce.errors import InputError
+
+HEADER = "user_id,item_id,timestamp\n"
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(tmp_path: Path) -> Refused:
+    """Writes a file and gives the message with which it is refused, without the folder."""
+
+    def refused(name: str, content: str | bytes, **options: str) -> str:
+        data = content.encode() if isinstance(content, str) else content
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(InputError) as caught:
+            read_interactions(tmp_path / name, **options)  # type: ignore[arg-type]
+        message = str(caught.value)
+        assert "\n" not in message
+        return message.replace(f"{tmp_path}/", "")
+
+    return refused
+
+
+def zstd(text: str, path: Path) -> bytes:
+    lines = pl.DataFrame({"": text.splitlines()})
+    lines.write_csv(path, include_header=False, quote_style="never", compression="zstd")
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        (",5,6", "no user, column 'user_id' is empty"),
+        ('"",5,6', "no user, column 'user_id' is empty"),
+        ("4,,6", "no item, column 'item_id' is empty"),
+        ("4,5,", "no time, column 'timestamp' is empty"),
+        ("4,5", "no time, column 'timestamp' is empty"),
+        ("4,5,soon", "cannot read 'soon' in column 'timestamp' as a time"),
+        ("4,5,2020-01-01", "cannot read '2020-01-01' in column 'timestamp' as a time"),
+        ("4,5,nan", "cannot read 'nan' in column 'timestamp' as a time"),
+    ],
+)
+def test_a_row_that_lacks_something(row: str, fault: str, refused: Refused) -> None:
+    message = refused("a.csv", HEADER + "1,2,3\n4,5,6\n" + row + "\n7,8,9\n" + row + "\n")
+    assert message.startswith(f"a.csv, line 4: {fault}; 2 rows ")
+    assert message.endswith("or left out with --drop-incomplete")
+
+
+def test_one_row_is_one_row(refused: Refused) -> None:
+    assert "; 1 row of this file must be mended" in refused("a.csv", HEADER + "1,2,3\n,5,6\n")
+
+
+def test_a_wrong_date_among_dates(refused: Refused) -> None:
+    message = refused("a.csv", HEADER + "1,2,2020-01-01\n1,2,2020-02-30\n1,2,2020-01-03 10:00\n")
+    assert message.startswith("a.csv, line 3: cannot read '2020-02-30'")
+
+
+def test_lines_are_counted_as_editors_count_them(refused: Refused) -> None:
+    text = '\nuser,item,note,ts\n1,2,"two\nlines",3\n\n1,2,x,3\n1,,x,3\n'
+    assert refused("a.csv", text).startswith("a.csv, line 7: no item")
+
+
+def test_long_fields_are_no_fault(refused: Refused) -> None:
+    long = "x" * 200_000  # beyond what Python's csv takes unless told to
+    text = f"user,item,ts,note\n1,2,3,{long}\n1,,3,y\n"
+    assert refused("a.csv", text).startswith("a.csv, line 3: no item")
+    text = f"user,item,ts,note\n1,2,3,{long}\n1,2,3,y,z\n"
+    assert refused("a.csv", text).startswith("a.csv, line 3: 5 fields")
+
+
+def test_a_place_is_told_even_where_python_cannot_follow(refused: Refused) -> None:
+    text = 'user,item,ts,note\n1,2,3,"x"y\n1,,3,y\n'
+    assert refused("a.csv", text).startswith("a.csv, row 2 after the header: no item")
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_lines_of_compressed_files(ending: str, refused: Refused, tmp_path: Path) -> None:
+    text = HEADER + "1,2,3\n1,2,soon\n"
+    data = gzip.compress(text.encode()) if ending == ".gz" else zstd(text, tmp_path / "x.zst")
+    assert refused("a.csv" + ending, data).startswith(f"a.csv{ending}, line 3: cannot read 'soon'")
+
+
+def test_lines_of_json(refused: Refused) -> None:
+    line = '{"user": 1, "item": "a", "ts": 5}\n'
+    message = refused("a.jsonl", line + "\n" + '{"user": null, "item": "a", "ts": 5}\n')
+    assert message.startswith("a.jsonl, line 3: no user, column 'user' is empty; 1 row")
+    message = refused("a.jsonl", line + '{"item": "a", "ts": 5}\n')
+    assert message.startswith("a.jsonl, line 2: no user")
+    message = refused("a.jsonl", line + '{"user": 2, "item": "a", "ts": "soon"}\n')
+    assert message.startswith("a.jsonl, line 2: cannot read 'soon'")
+
+
+def test_rows_of_parquet(tmp_path: Path) -> None:
+    frame = pl.DataFrame({"user": [1, None, 3, None], "item": ["a", "b", "", "d"], "ts": [1] * 4})
+    frame.write_parquet(tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"a.parquet, row 2: no user, .*; 2 rows"):
+        read_interactions(tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"a.parquet, row 3: no item, .*; 1 row"):
+        read_interactions(tmp_path / "a.parquet", user_column="ts", time_column="ts")
+
+
+def test_incomplete_rows_may_be_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(HEADER + "1,2,3\n,5,6\n4,,6\n4,5,soon\n4,5,6\n")
+    log = read_interactions(tmp_path / "a.csv", drop_incomplete=True)
+    assert (len(log), log.dropped) == (2, 3)
+
+
+def test_all_rows_incomplete(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(HEADER + ",5,6\n4,,6\n")
+    with pytest.raises(InputError, match=r"a.csv: .* all 2 rows lack a user, an item or a time"):
+        read_interactions(tmp_path / "a.csv", drop_incomplete=True)
+
+
+def test_blank_lines_are_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(HEADER + "1,2,3\n\n4,5,6\n\n\n")
+    log = read_interactions(tmp_path / "a.csv")
+    assert (len(log), log.user_ids.kind) == (2, "integer")
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet", "a.csv.gz"])
+def test_an_empty_file(name: str, refused: Refused) -> None:
+    assert refused(name, "") == f"{name}: the file is empty (0 bytes)"
+
+
+def test_compressed_nothing(refused: Refused) -> None:
+    assert refused("a.csv.gz", gzip.compress(b"")) == "a.csv.gz: the file is empty"
+
+
+def test_json_without_objects(refused: Refused) -> None:
+    assert refused("a.jsonl", "\n\n") == "a.jsonl, line 2: the end, and no JSON object so far"
+
+
+def test_a_header_and_no_rows(refused: Refused) -> None:
+    assert refused("a.csv", HEADER) == "a.csv: there are columns, but no rows"
+
+
+def test_a_file_without_rows_among_others(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(HEADER)
+    (tmp_path / "b.csv").write_text(HEADER + "1,2,2020-01-01\n")
+    assert len(read_interactions(str(tmp_path / "*.csv"))) == 1
+    (tmp_path / "b.csv").write_text(HEADER)
+    with pytest.raises(InputError, match="all 2 files: there are columns, but no rows"):
+        read_interactions(str(tmp_path / "*.csv"))
+
+
+def test_no_header(refused: Refused) -> None:
+    message = refused("a.csv", "1,2,3\n4,5,6\n")
+    assert re.search(r"columns are '1', '2', '3' .*header line missing\?.*--user-column", message)
+
+
+CLICKS = HEADER + "".join(f"{n % 977},{n * 7919 % 5003},{n}\n" for n in range(20_000))
+
+
+@pytest.mark.parametrize("kept", [0.02, 0.5, 0.999, -8, -1])
+def test_a_truncated_gzip_file(kept: float, refused: Refused) -> None:
+    data = gzip.compress(CLICKS.encode())
+    message = refused("a.csv.gz", data[: int(kept * len(data)) if kept > 0 else int(kept)])
+    assert message.startswith("a.csv.gz: this gzip file is truncated or corrupt (")
+
+
+@pytest.mark.parametrize("kept", [0.5, 0.999])
+def test_a_truncated_zstd_file(kept: float, refused: Refused, tmp_path: Path) -> None:
+    data = zstd(CLICKS, tmp_path / "x.zst")
+    message = refused("a.csv.zst", data[: int(kept * len(data))])
+    assert message.startswith("a.csv.zst: this zstd file is truncated or corrupt (")
+
+
+def test_a_truncated_gzip_file_of_json(refused: Refused) -> None:
+    lines = "".join(f'{{"user": {n}, "item": {n * 7919}, "ts": {n}}}\n' for n in range(5000))
+    message = refused("a.jsonl.gz", gzip.compress(lines.encode())[:-20])
+    assert message.startswith("a.jsonl.gz: this gzip file is truncated or corrupt (")
+
+
+def test_a_damaged_gzip_file(refused: Refused) -> None:
+    data = bytearray(gzip.compress(CLICKS.encode()))
+    data[-6] ^= 1  # in the checksum: all lines are there
+    message = refused("a.csv.gz", bytes(data))
+    assert message.startswith("a.csv.gz: this gzip file is truncated or corrupt (")
+
+
+def test_a_truncated_parquet_file(refused: Refused, tmp_path: Path) -> None:
+    pl.DataFrame({"user": [1], "item": [2], "ts": [3]}).write_parquet(tmp_path / "x.parquet")
+    data = (tmp_path / "x.parquet").read_bytes()
+    assert refused("a.parquet", data[:-5]).startswith("a.parquet: no parquet file, or truncated (")
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "fault"),
+    [
+        (HEADER, "1,2,3\n4,5,6,7\n", "line 3: 4 fields where there are 3 columns"),
+        (HEADER, "1,2,3\n4,5,6\n7,8,9,1,2,3\n", "line 4: 6 fields where there are 3 columns"),
+        (HEADER, "1,2,3,4\n", "line 2: 4 fields where there are 3 columns"),
+        # The comma moves a wrong value below item; only the overflow betrays it.
+        ("ts,user,title,item\n", "1,2,x,3\n4,5,a, b,6\n", "line 3: 5 fields where there are 4"),
+        (HEADER, '1,2,3\n1,"2,3\n4,5,6\n', "line 3: malformed csv from here on"),
+    ],
+)
+def test_malformed_csv(header: str, rows: str, fault: str, refused: Refused) -> None:
+    assert refused("a.csv", header + rows).startswith(f"a.csv, {fault}")
+
+
+def test_a_separator_behind_every_row_is_harmless(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(HEADER + "1,2,3,\n4,5,6,\n")
+    assert len(read_interactions(tmp_path / "a.csv")) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ('{"user": 1, "item":', "malformed JSON ("),
+        ("hello", "malformed JSON ("),
+        ("[1, 2]", "'[1, 2]' is no JSON object"),
+    ],
+)
+def test_malformed_json(line: str, fault: str, refused: Refused) -> None:
+    good = '{"user": 1, "item": "a", "ts": 5}\n'
+    message = refused("a.jsonl", good * 200 + "\n" + line + "\n" + good)
+    assert message.startswith(f"a.jsonl, line 202: {fault}")
+
+
+def test_text_that_is_not_utf_8(refused: Refused) -> None:
+    message = refused("a.csv", (HEADER + "1,a,3\n2,é,3\n").encode("latin-1"))
+    assert message.startswith("a.csv, line 3: not UTF-8 (")
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [("true", "not Boolean"), ("1.5", "not fractions such as 1.5"), ("[1]", r"not List\(Int64\)")],
+)
+def test_json_ids_that_identify_nothing(value: str, fault: str, refused: Refused) -> None:
+    message = refused("a.jsonl", f'{{"user": {value}, "item": 1, "ts": 5}}\n')
+    assert re.match(f"a.jsonl, column 'user': .*{fault}", message)
+
+
+def test_parquet_types_that_cannot_be(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pl.DataFrame({"user": [1.5], "item": [1], "ts": [1]}).write_parquet(path)
+    with pytest.raises(InputError, match=r"column 'user': .*fractions such as 1\.5"):
+        read_interactions(path)
+    pl.DataFrame({"user": [1], "item": [1], "ts": [True]}).write_parquet(path)
+    with pytest.raises(InputError, match="column 'ts': a column of type Boolean holds no times"):
+        read_interactions(path)
+
+
+def test_a_time_unit_for_dates(refused: Refused) -> None:
+    assert "dates, yet --time-unit s" in refused(
+        "a.csv", HEADER + "1,2,2020-01-01\n", time_unit="s"
+    )
+
+
+def test_files_that_name_the_user_differently(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(HEADER + "1,2,3\n")
+    (tmp_path / "b.csv").write_text("session,item_id,timestamp\n1,2,3\n")
+    with pytest.raises(
+        InputError, match=r"'user_id' in .*a.csv and 'session' in .*b.csv; .*--user"
+    ):
+        read_interactions(str(tmp_path / "*.csv"))
+    (tmp_path / "b.csv").write_text("User Id,ITEMID,TimeStamp\n1,2,3\n")
+    assert len(read_interactions(str(tmp_path / "*.csv"))) == 2
+
+
+def test_files_with_numbers_and_with_dates(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(HEADER + "1,2,3\n")
+    (tmp_path / "b.csv").write_text(HEADER + "1,2,2020-01-01\n")
+    with pytest.raises(InputError, match=r"numbers in .*a.csv and dates in .*b.csv"):
+        read_interactions(str(tmp_path / "*.csv"))
+
+
+def test_a_pattern_without_match(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no file matches the pattern '.*/\*.csv'"):
+        read_interactions(str(tmp_path / "*.csv"))
+
+
+def test_a_file_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"a.csv: no such file"):
+        read_interactions(tmp_path / "a.csv")
+
+
+def test_a_directory(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"is a directory; .*\*.csv"):
+        read_interactions(tmp_path)
+
+
+def test_no_file_at_all() -> None:
+    with pytest.raises(InputError, match="no input file"):
+        read_interactions([])
+
+
+def test_a_file_named_twice(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(HEADER + "1,2,3\n")
+    with pytest.raises(InputError, match=r"a\.csv is named twice"):
+        read_interactions([tmp_path / "a.csv", str(tmp_path / "*.csv")])
+
+
+def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.csv").write_text(HEADER + "1,2,3\n")
+
+    def forbidden(*args: object, **kwargs: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(pl, "scan_csv", forbidden)
+    with pytest.raises(InputError, match=r"a.csv: cannot be read: .*Permission denied"):
+        read_interactions(tmp_path / "a.csv")

@@ -1,0 +1,257 @@
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sce.data import synthetic
+from sce.data.synthetic import (
+    BLOCK_USERS,
+    Block,
+    Integers,
+    SyntheticSettings,
+    generate,
+    successors,
+    write_parquet,
+)
+from sce.errors import InputError
+
+SMALL = SyntheticSettings(items=1000, users=1500, seed=3)
+
+
+def whole(settings: SyntheticSettings) -> Block:
+    return Block(*(np.concatenate(column) for column in zip(*generate(settings), strict=True)))
+
+
+@pytest.fixture(scope="module")
+def log() -> Block:
+    return whole(SMALL)
+
+
+@given(
+    items=st.integers(20, 3000),
+    users=st.integers(1, 40),
+    cluster_size=st.integers(8, 60),
+    popularity=st.sampled_from([0.0, 0.5, 1.0, 1.7]),
+    shares=st.tuples(*[st.sampled_from([0.0, 0.3, 1.0])] * 3),
+    min_events=st.integers(1, 5),
+    seed=st.integers(0, 2**70),
+)
+@settings(max_examples=40, deadline=None)
+def test_every_log_is_in_order_and_in_range(
+    items: int,
+    users: int,
+    cluster_size: int,
+    popularity: float,
+    shares: tuple[float, float, float],
+    min_events: int,
+    seed: int,
+) -> None:
+    noise, follow, move = shares
+    wanted = SyntheticSettings(
+        items=max(items, 2 * cluster_size),
+        users=users,
+        seed=seed,
+        mean_events=8,
+        min_events=min_events,
+        popularity=popularity,
+        cluster_size=cluster_size,
+        noise=noise,
+        follow=follow,
+        move=move,
+    )
+    log = whole(wanted)
+    assert len(log.users) == len(log.items) == len(log.timestamps)
+    assert {column.dtype for column in log} == {np.dtype(np.int64)}
+    assert 0 <= log.items.min() <= log.items.max() < wanted.items
+    found, lengths = np.unique(log.users, return_counts=True)
+    assert found.tolist() == list(range(users))
+    assert lengths.min() >= min_events
+    assert (np.diff(log.users) >= 0).all()
+    assert (np.diff(log.timestamps)[np.diff(log.users) == 0] > 0).all()
+
+
+def test_lengths_are_as_asked(log: Block) -> None:
+    lengths = np.bincount(log.users)
+    assert lengths.min() == 20
+    assert lengths.mean() == pytest.approx(40, rel=0.05)
+    assert lengths.std() > 10
+
+
+def test_equal_settings_give_equal_logs_and_other_seeds_others(log: Block) -> None:
+    before = np.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002
+    again = whole(SMALL)
+    other = whole(SyntheticSettings(items=1000, users=1500, seed=4))
+    assert np.random.get_state()[1].tolist() == before  # type: ignore[index]  # noqa: NPY002
+    assert all(np.array_equal(one, same) for one, same in zip(log, again, strict=True))
+    assert not np.array_equal(log.items[:100], other.items[:100])
+
+
+def test_more_users_leave_whole_blocks_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert BLOCK_USERS > 1000  # large enough that the work per block does not matter
+    monkeypatch.setattr(synthetic, "BLOCK_USERS", 50)
+    few = list(generate(SyntheticSettings(items=500, users=120)))
+    many = list(generate(SyntheticSettings(items=500, users=170)))
+    assert [len(np.unique(block.users)) for block in few] == [50, 50, 20]
+    for one, same in zip(few[:2], many, strict=False):
+        assert all(map(np.array_equal, one, same))
+    assert not np.array_equal(few[0].items[:100], few[1].items[:100])
+
+
+def test_no_user_meets_an_item_twice(log: Block) -> None:
+    pairs = log.users * SMALL.items + log.items
+    assert len(np.unique(pairs)) == len(pairs)
+
+
+@pytest.mark.parametrize("items", [16, 17, 100, 1000, 1024, 1025, 12_345])
+def test_successors_and_ids_are_one_to_one(items: int) -> None:
+    wanted = SyntheticSettings(items=items, cluster_size=8 if items < 100 else 50)
+    everything = np.arange(items)
+    assert np.array_equal(np.sort(successors(wanted, everything)), everything)
+    ids = synthetic._item_ids(wanted, everything)
+    assert np.array_equal(np.sort(ids), everything)
+    assert np.array_equal(synthetic._ranks(wanted, ids), everything)
+
+
+def test_popularity_follows_a_power_law(log: Block) -> None:
+    def slope(items: Integers) -> float:
+        counts = np.sort(np.bincount(items, minlength=SMALL.items))[::-1]
+        ranks = np.arange(10, 500)
+        return float(np.polyfit(np.log(ranks), np.log(counts[ranks]), 1)[0])
+
+    assert -1.1 < slope(log.items) < -0.7
+    flat = whole(SyntheticSettings(items=1000, users=1500, popularity=0.0))
+    assert slope(flat.items) > -0.5
+    # An id says nothing about popularity.
+    counts = np.bincount(log.items, minlength=SMALL.items)
+    assert abs(np.corrcoef(np.arange(SMALL.items), counts)[0, 1]) < 0.1
+
+
+def test_sequences_can_be_learnt_and_popularity_is_not_enough(log: Block) -> None:
+    training = log.users < 1000
+    pairs = np.flatnonzero(np.diff(log.users) == 0)
+    before, after = log.items[pairs], log.items[pairs + 1]
+    known = training[pairs]
+
+    # Fit on some users, predict the next item of others: by the most frequent follower …
+    followers = np.zeros((SMALL.items, SMALL.items), dtype=np.int32)
+    np.add.at(followers, (before[known], after[known]), 1)
+    markov = float(np.mean(followers.argmax(axis=1)[before[~known]] == after[~known]))
+    # … by the ten most popular items, and by the true rule.
+    popular = np.argsort(-np.bincount(log.items[training], minlength=SMALL.items))[:10]
+    popularity = float(np.mean(np.isin(after[~known], popular)))
+    oracle = float(np.mean(successors(SMALL, before[~known]) == after[~known]))
+
+    assert oracle > 0.6
+    assert markov > 0.9 * oracle
+    assert popularity < 0.2 * markov  # although it has ten guesses for the other's one
+
+
+def test_walks_go_on_after_an_interruption() -> None:
+    # The item before the last tells more than a bigram knows: attention has something to do.
+    wanted = SyntheticSettings(items=1000, users=500, noise=0.3)
+    log = whole(wanted)
+    pairs = np.flatnonzero(log.users[2:] == log.users[:-2])
+    before = successors(wanted, log.items[pairs])
+    after = log.items[pairs + 2]
+    interrupted = before != log.items[pairs + 1]
+    assert np.mean(before[interrupted] == after[interrupted]) > 0.15
+
+
+def test_a_temporal_split_leaves_users_on_both_sides(log: Block) -> None:
+    cut = np.quantile(log.timestamps, 0.95, method="nearest")
+    after = np.bincount(log.users[log.timestamps >= cut], minlength=SMALL.users)
+    assert 0.04 * SMALL.users < np.count_nonzero(after >= 3) < 0.1 * SMALL.users
+    assert np.count_nonzero(after == 0) > 0.9 * SMALL.users
+    spans = (
+        log.timestamps[np.flatnonzero(np.diff(log.users, append=-1))]
+        - (log.timestamps[np.flatnonzero(np.diff(log.users, prepend=-1))])
+    )
+    assert spans.mean() / 86_400 == pytest.approx(14, rel=0.1)
+
+
+def test_ten_million_items_need_no_table() -> None:
+    wanted = SyntheticSettings(items=10_000_000, users=300)
+    log = whole(wanted)
+    inside = np.diff(log.users) == 0
+    followed = successors(wanted, log.items[:-1]) == log.items[1:]
+    assert followed[inside].mean() > 0.55
+    assert len(np.unique(log.items)) > 5000
+
+
+def test_parquet_holds_the_log(tmp_path: Path, log: Block) -> None:
+    done: list[int] = []
+    path = tmp_path / "new" / "log.parquet"
+    assert write_parquet(SMALL, path, progress=done.append) == len(log.users)
+    frame = pl.read_parquet(path)
+    assert frame.columns == ["user_id", "item_id", "timestamp"]
+    assert all(map(np.array_equal, frame.get_columns(), log))
+    assert done == [1500]
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_several_blocks_keep_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthetic, "BLOCK_USERS", 7)
+    wanted = SyntheticSettings(items=100, cluster_size=50, users=50)
+    done: list[int] = []
+    write_parquet(wanted, tmp_path / "log.parquet", progress=done.append)
+    frame = pl.read_parquet(tmp_path / "log.parquet")
+    assert all(map(np.array_equal, frame.get_columns(), whole(wanted)))
+    assert done == [7, 14, 21, 28, 35, 42, 49, 50]
+
+
+def test_a_file_is_replaced_only_on_request(tmp_path: Path) -> None:
+    path = tmp_path / "log.parquet"
+    path.write_text("precious")
+    with pytest.raises(InputError, match=r"log\.parquet exists already; .* --force"):
+        write_parquet(SMALL, path)
+    assert path.read_text() == "precious"
+    write_parquet(SMALL, path, replace=True)
+    assert pl.read_parquet(path).height > 0
+    with pytest.raises(InputError, match="is a directory"):
+        write_parquet(SMALL, tmp_path)
+
+
+def test_nothing_remains_of_a_file_that_failed(tmp_path: Path) -> None:
+    def stop(users: int) -> None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "log.parquet"
+    path.write_text("precious")
+    with pytest.raises(KeyboardInterrupt):
+        write_parquet(SMALL, path, replace=True, progress=stop)
+    assert path.read_text() == "precious"
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(InputError, match="cannot be written"):
+        write_parquet(SMALL, path / "log.parquet")
+
+
+def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(frame: pl.LazyFrame, path: Path) -> None:
+        path.write_text("half of it")
+        raise pl.exceptions.ComputeError("No space left on device (os error 28)")
+
+    monkeypatch.setattr(pl.LazyFrame, "sink_parquet", full)
+    with pytest.raises(InputError, match="cannot be written: No space left on device"):
+        write_parquet(SMALL, tmp_path / "log.parquet")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"items": 100}, "100 items in clusters of 100"),
+        ({"cluster_size": 7}, "two clusters of 8 items"),
+        ({"users": 0}, "got 0 users"),
+        ({"seed": -1}, "seed -1"),
+        ({"min_events": 0}, "min_events must be at least 1"),
+        ({"min_events": 50}, "mean_events no smaller; got 50 and 40"),
+        ({"noise": 1.5}, "noise is a share from 0 to 1; got 1.5"),
+        ({"days": -1.0}, "days must not be negative"),
+    ],
+)
+def test_impossible_settings_are_refused(changes: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        SyntheticSettings(**changes)  # type: ignore[arg-type]

@@ -1,0 +1,169 @@
+from typing import Literal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from sce.data.vocabulary import Vocabulary
+
+# Text that UTF-8 can hold; short and from a small alphabet too, so that prefixes are shared.
+TEXT = st.one_of(
+    st.text(st.characters(codec="utf-8"), max_size=20),
+    st.text("ab\0é\U0001f600", max_size=12),
+)
+INTEGERS = st.integers(-(2**63), 2**63 - 1)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(TEXT, max_size=40), st.lists(TEXT, max_size=10))
+def test_strings_round_trip(ids: list[str], others: list[str]) -> None:
+    vocabulary = Vocabulary.from_strings(ids)
+    expected = sorted(set(ids))
+    assert vocabulary.kind == "string"
+    assert [vocabulary[code] for code in range(len(vocabulary))] == expected
+    assert vocabulary.decode(np.arange(len(expected))) == expected
+    asked = ids + others
+    rank = {text: code for code, text in enumerate(expected)}
+    assert vocabulary.lookup(asked).tolist() == [rank.get(text, -1) for text in asked]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(INTEGERS, max_size=40), st.lists(INTEGERS, max_size=10))
+def test_integers_round_trip(ids: list[int], others: list[int]) -> None:
+    vocabulary = Vocabulary.from_integers(ids)
+    expected = sorted(set(ids))
+    assert vocabulary.kind == "integer"
+    assert vocabulary.decode(np.arange(len(expected))) == expected
+    asked = ids + others
+    rank = {number: code for code, number in enumerate(expected)}
+    assert vocabulary.lookup(asked).tolist() == [rank.get(number, -1) for number in asked]
+    as_array = np.array(asked, np.int64)
+    assert vocabulary.lookup(as_array).tolist() == [rank.get(number, -1) for number in asked]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(TEXT, min_size=1, max_size=30, unique=True), st.data())
+def test_take_keeps_the_chosen_ids(ids: list[str], data: st.DataObject) -> None:
+    chosen = np.flatnonzero(data.draw(arrays(bool, len(ids))))
+    for vocabulary in (Vocabulary.from_strings(ids), Vocabulary.from_integers(range(len(ids)))):
+        taken = vocabulary.take(chosen)
+        assert taken.decode(range(len(taken))) == vocabulary.decode(chosen)
+        assert taken.lookup(vocabulary.decode(chosen)).tolist() == list(range(len(chosen)))
+
+
+def test_few_queries_are_searched_without_a_pass_over_all_ids() -> None:
+    ids = [f"user-{number:06d}" for number in range(5000)]
+    vocabulary = Vocabulary.from_strings(ids)
+    assert vocabulary.lookup(["user-004321", "user-", "zzz", ""]).tolist() == [4321, -1, -1, -1]
+
+
+def test_many_queries_with_a_shared_prefix() -> None:
+    ids = [f"the-same-long-prefix-{number:05d}" for number in range(500)]
+    vocabulary = Vocabulary.from_strings(ids)
+    unknown = ["the-same-long-prefix-", "the-same", "the-same-long-prefix-00001x", "other"]
+    codes = vocabulary.lookup(ids[::-1] + unknown)
+    assert codes.tolist() == list(range(499, -1, -1)) + [-1] * 4
+
+
+def test_an_integer_vocabulary_accepts_numbers_written_as_text() -> None:
+    vocabulary = Vocabulary.from_integers([5, -7, 2**63 - 1])
+    asked: list[int | str] = [
+        "5",
+        "-7",
+        str(2**63 - 1),
+        5,
+        "05",
+        "+5",
+        " 5",
+        "5.0",
+        "x",
+        "",
+        str(2**63),
+        2**70,
+    ]
+    assert vocabulary.lookup(asked).tolist() == [1, 0, 2, 1] + [-1] * 8
+
+
+def test_a_string_vocabulary_accepts_numbers() -> None:
+    vocabulary = Vocabulary.from_strings(["5", "06", "x"])
+    assert vocabulary.lookup([5, 6, "x"]).tolist() == [1, -1, 2]
+    assert vocabulary.lookup(np.array([5, 6])).tolist() == [1, -1]
+
+
+def test_unsigned_numbers_beyond_64_bits_are_unknown() -> None:
+    vocabulary = Vocabulary.from_integers([-1, 3])
+    assert vocabulary.lookup(np.array([2**64 - 1, 3], np.uint64)).tolist() == [-1, 1]
+    with pytest.raises(OverflowError, match="18446744073709551615"):
+        Vocabulary.from_integers(np.array([2**64 - 1], np.uint64))
+
+
+def test_a_lone_surrogate_is_unknown_rather_than_an_error() -> None:
+    assert Vocabulary.from_strings(["a"]).lookup(["\ud800", "a"]).tolist() == [-1, 0]
+
+
+@pytest.mark.parametrize(
+    "vocabulary", [Vocabulary.from_strings("ab"), Vocabulary.from_integers([])]
+)
+def test_minus_one_is_never_the_last_id(vocabulary: Vocabulary) -> None:
+    with pytest.raises(IndexError, match="code -1"):
+        vocabulary[-1]
+    with pytest.raises(IndexError, match="code -1"):
+        vocabulary.decode([0, -1] if len(vocabulary) else [-1])
+    with pytest.raises(IndexError):
+        vocabulary[len(vocabulary)]
+
+
+def test_take_refuses_unsorted_codes() -> None:
+    with pytest.raises(ValueError, match="ascending"):
+        Vocabulary.from_strings("abc").take([1, 0])
+
+
+@pytest.mark.parametrize(
+    "vocabulary",
+    [
+        Vocabulary.from_strings(["", "é", "zz"]),
+        Vocabulary.from_integers([3, 1]),
+        Vocabulary.from_strings([]),
+        Vocabulary.from_integers([]),
+    ],
+    ids=repr,
+)
+def test_arrays_hold_everything_and_may_stay_on_disk(
+    vocabulary: Vocabulary, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("vocabulary")
+    for name, array in vocabulary.arrays().items():
+        np.save(folder / f"{name}.npy", array)
+    mode: Literal["r"] | None = "r" if len(vocabulary) else None  # nothing cannot be mapped
+    loaded = {name: np.load(folder / f"{name}.npy", mmap_mode=mode) for name in vocabulary.arrays()}
+    again = Vocabulary.from_arrays(vocabulary.kind, loaded)
+    assert again == vocabulary
+    assert again.values is loaded["values"]
+    ids = vocabulary.decode(range(len(vocabulary)))
+    assert again.lookup(ids).tolist() == list(range(len(ids)))
+
+
+def test_arrays_of_something_else_are_refused() -> None:
+    strings = Vocabulary.from_strings(["a", "b"]).arrays()
+    with pytest.raises(ValueError, match="kind 'integer'"):
+        Vocabulary.from_arrays("integer", strings)
+    with pytest.raises(ValueError, match="do not fit"):
+        Vocabulary.from_arrays("string", strings | {"offsets": strings["offsets"] + 1})
+    with pytest.raises(ValueError, match="do not fit"):
+        Vocabulary.from_arrays("string", strings | {"values": strings["values"][:-1]})
+    with pytest.raises(ValueError, match="do not fit"):
+        Vocabulary.from_arrays("integer", {"values": np.zeros(3, np.int32)})
+
+
+def test_vocabularies_are_equal_by_content() -> None:
+    assert Vocabulary.from_strings("ba") == Vocabulary.from_strings("ab")
+    assert Vocabulary.from_strings("ab") != Vocabulary.from_strings("ac")
+    assert Vocabulary.from_strings(["1"]) != Vocabulary.from_integers([1])
+    assert Vocabulary.from_strings("ab") != "ab"
+
+
+def test_integers_must_be_integers() -> None:
+    with pytest.raises(TypeError, match="float64"):
+        Vocabulary.from_integers(np.array([1.5]))
