@@ -1,0 +1,1 @@
+"""Models that turn histories into states, and know no loss."""

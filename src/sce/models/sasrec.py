@@ -1,0 +1,233 @@
+"""SASRec: a causal transformer over a user's history, as the paper uses it.
+
+The architecture is that of the paper's code, which adapts pmixer/SASRec.pytorch: in each block only
+the queries are normalised before attention, the residual goes around attention from the normalised
+queries, and a point-wise feed-forward of width d follows. Two things are done differently. Padding
+is outside the item table and is never attended to. Positions are counted from the end of a history,
+so that a state is the same however the batch is padded or trimmed (the paper's code reaches this by
+padding everything on the left to the full length).
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from sce.data.batches import PADDING, Side
+from sce.errors import InputError
+
+_EPSILON = 1e-8  # of the layer norms, as in the paper's code
+
+
+@dataclass(frozen=True)
+class SASRecSettings:
+    """The shape of the model."""
+
+    dim: int = 64
+    """Width of item embeddings and states."""
+    blocks: int = 2
+    """Transformer blocks."""
+    heads: int = 1
+    """Attention heads; they divide dim."""
+    dropout: float = 0.2
+    """Share of activations and attention weights dropped in training."""
+    max_length: int = 200
+    """Longest history; of a longer one the last events count."""
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "blocks", "heads", "max_length"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if self.dim % self.heads:
+            raise InputError(
+                f"the heads share the width equally: dim {self.dim} is not a multiple of "
+                f"{self.heads} heads"
+            )
+        if not 0 <= self.dropout < 1:
+            raise InputError(f"dropout is a share from 0 to below 1; got {self.dropout}")
+
+
+class SASRec(nn.Module):
+    """Histories in, one state per event out; the scores of all items are `states @ catalogue.T`.
+
+    The model knows no loss. Nothing in `forward` depends on the values in a batch or waits for the
+    device, so a step can be compiled and captured.
+    """
+
+    catalogue: nn.Parameter
+    """The item embeddings, [C, d]: input of the model and, live, its output layer."""
+
+    def __init__(
+        self,
+        n_items: int,
+        settings: SASRecSettings | None = None,
+        *,
+        seed: int | torch.Generator = 0,
+        padding_side: Side = "right",
+    ) -> None:
+        """Make a model with new weights.
+
+        Args:
+            n_items: Items in the catalogue, C.
+            settings: The shape of the model.
+            seed: The initial weights follow from it alone; the global random state is neither
+                read nor moved.
+            padding_side: Where histories are padded. Left-padded ones are turned round for the
+                computation and their states back again. Padding on the other side, or with gaps,
+                is an error (on a GPU, where values are not looked at: an index out of bounds).
+        """
+        super().__init__()
+        if n_items < 1:
+            raise InputError(f"a model needs at least one item; got {n_items}")
+        if padding_side not in ("right", "left"):
+            raise InputError(f"padding_side is right or left; got {padding_side!r}")
+        self.settings = settings or SASRecSettings()
+        self.padding_side = padding_side
+        dim, dropout = self.settings.dim, self.settings.dropout
+        self.catalogue = nn.Parameter(torch.empty(n_items, dim))
+        self.positions = nn.Parameter(torch.empty(self.settings.max_length, dim))
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(
+            Block(dim, self.settings.heads, dropout) for _ in range(self.settings.blocks)
+        )
+        self.norm = nn.LayerNorm(dim, eps=_EPSILON)
+        self._initialise(seed)
+
+    @property
+    def max_length(self) -> int:
+        """The longest history."""
+        return self.settings.max_length
+
+    def forward(self, histories: Tensor) -> Tensor:
+        """Turn histories [b, l] into states [b, l, d].
+
+        The state at a place predicts the item after it. States at padding are arbitrary.
+        """
+        self._check(histories)
+        if self.padding_side == "right":
+            return self._encode(histories)
+        length = histories.shape[1]
+        empty = (histories == PADDING).sum(1, keepdim=True)
+        columns = torch.arange(length, device=histories.device)
+        states = self._encode(histories.gather(1, (columns + empty) % length))
+        back = ((columns - empty) % length)[:, :, None].expand(-1, -1, states.shape[2])
+        return states.gather(1, back)
+
+    def _encode(self, histories: Tensor) -> Tensor:
+        real = histories != PADDING
+        columns = torch.arange(histories.shape[1], device=histories.device)
+        places = columns + (self.max_length - real.sum(1, keepdim=True))
+        # Beyond the table where an event follows padding: that must not pass unnoticed.
+        places = torch.where(real, places, 0)
+        states = F.embedding(torch.where(real, histories, 0), self.catalogue)
+        states = states * math.sqrt(self.settings.dim) + F.embedding(places, self.positions)
+        states = self.dropout(states).masked_fill(~real[:, :, None], 0)
+        # Padding comes after all events, where causal attention does not look.
+        for block in self.blocks:
+            states = block(states)
+        normed: Tensor = self.norm(states)
+        return normed
+
+    def _check(self, histories: Tensor) -> None:
+        if histories.ndim != 2 or histories.is_floating_point():
+            raise InputError(
+                "histories are integers of shape [batch, length]; got "
+                f"{histories.dtype} of shape {list(histories.shape)}"
+            )
+        length = histories.shape[1]
+        if length > self.max_length:
+            raise InputError(
+                f"histories of {length} events do not fit max_length {self.max_length}; give the "
+                f"last {self.max_length} of each"
+            )
+        if histories.device.type != "cpu" or torch.compiler.is_compiling():
+            return  # to look at values is to wait for the device; embedding lookups still check
+        outside = (histories != PADDING) & ((histories < 0) | (histories >= len(self.catalogue)))
+        if outside.any():
+            raise InputError(
+                f"item {int(histories[outside][0])} is not in the catalogue of "
+                f"{len(self.catalogue)} items (padding is {PADDING})"
+            )
+        real = (histories != PADDING).int()
+        order = real if self.padding_side == "left" else -real
+        if (order.diff(dim=1) < 0).any():
+            raise InputError(
+                f"this model takes histories padded on the {self.padding_side}, without gaps; make "
+                "them so, or set padding_side"
+            )
+
+    @torch.no_grad()
+    def _initialise(self, seed: int | torch.Generator) -> None:
+        if self.catalogue.is_meta:
+            return  # made to be counted, or to be filled from a file
+        generator = seed
+        if not isinstance(generator, torch.Generator):
+            generator = torch.Generator(device=self.catalogue.device).manual_seed(generator)
+        for weight in (self.catalogue, self.positions):
+            nn.init.xavier_uniform_(weight, generator=generator)
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            block.initialise(generator)
+
+
+class Block(nn.Module):
+    """Causal attention, then a point-wise feed-forward."""
+
+    def __init__(self, dim: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.LayerNorm(dim, eps=_EPSILON)
+        self.query = _linear(dim, dim)
+        self.key_value = _linear(dim, 2 * dim)
+        self.attention_out = _linear(dim, dim)
+        self.forward_norm = nn.LayerNorm(dim, eps=_EPSILON)
+        self.inner = _linear(dim, dim)
+        self.outer = _linear(dim, dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Map states [b, l, d] to states [b, l, d]."""
+        normed = self.attention_norm(states)
+        states = normed + self._attend(normed, states)
+        normed = self.forward_norm(states)
+        inner = F.relu(self.dropout(self.inner(normed)))
+        out: Tensor = normed + self.dropout(self.outer(inner))
+        return out
+
+    def _attend(self, queries: Tensor, states: Tensor) -> Tensor:
+        query = self.query(queries)
+        key, value = self.key_value(states).chunk(2, dim=-1)
+        # [b, l, d] -> [b, heads, l, d / heads]
+        query, key, value = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (query, key, value)
+        )
+        dropout = self.dropout.p if self.training else 0.0
+        attended = F.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=True
+        )
+        out: Tensor = self.attention_out(attended.transpose(1, 2).flatten(2))
+        return out
+
+    def initialise(self, generator: torch.Generator) -> None:
+        """Draw new weights, distributed as in the paper's code."""
+        dim = self.query.in_features
+        # There, queries, keys and values come from one [3d, d] matrix: its bound, for all three.
+        bound = math.sqrt(6 / (dim + 3 * dim))
+        for projection in (self.query, self.key_value):
+            nn.init.uniform_(projection.weight, -bound, bound, generator=generator)
+            nn.init.zeros_(projection.bias)
+        nn.init.xavier_uniform_(self.attention_out.weight, generator=generator)
+        nn.init.zeros_(self.attention_out.bias)
+        for layer in (self.inner, self.outer):
+            nn.init.xavier_uniform_(layer.weight, generator=generator)
+            bound = 1 / math.sqrt(dim)
+            nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+
+
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    # The constructor itself would draw weights from the global random state.
+    device = torch.get_default_device()
+    layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs, device=device)
+    return layer

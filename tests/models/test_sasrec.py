@@ -1,0 +1,298 @@
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from sce.data.batches import PADDING, Side
+from sce.errors import InputError
+from sce.models.sasrec import SASRec, SASRecSettings
+
+N_ITEMS = 30
+
+
+def make(**changes: float) -> SASRec:
+    shape = {"dim": 16, "heads": 2, "max_length": 8, "dropout": 0.0} | changes
+    return SASRec(N_ITEMS, SASRecSettings(**shape), seed=1).eval()  # type: ignore[arg-type]
+
+
+def scaled_up(model: SASRec) -> SASRec:
+    # Fresh weights are small: make every part matter, biases and norms too.
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn(weight.shape, generator=generator) * 0.3)
+    return model
+
+
+def random_histories(*lengths: int, width: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(lengths))
+    histories = torch.full((len(lengths), max(width, *lengths)), PADDING)
+    for row, length in enumerate(lengths):
+        histories[row, :length] = torch.randint(0, N_ITEMS, (length,), generator=generator)
+    return histories
+
+
+def plain_states(model: SASRec, history: Tensor) -> Tensor:
+    """One unpadded history through nn.MultiheadAttention with the model's weights, step by step."""
+    dim, length = model.settings.dim, len(history)
+    states = model.catalogue[history] * math.sqrt(dim)
+    states = states + model.positions[model.max_length - length :]
+    later = torch.ones(length, length, dtype=torch.bool).triu(1)
+    weights = dict(model.named_parameters())
+    for number in range(model.settings.blocks):
+        block = {
+            name.removeprefix(f"blocks.{number}."): weight
+            for name, weight in weights.items()
+            if name.startswith(f"blocks.{number}.")
+        }
+        attention = nn.MultiheadAttention(dim, model.settings.heads, batch_first=True).double()
+        with torch.no_grad():
+            parts = torch.cat([block["query.weight"], block["key_value.weight"]])
+            attention.in_proj_weight.copy_(parts)
+            attention.in_proj_bias.copy_(torch.cat([block["query.bias"], block["key_value.bias"]]))
+            attention.out_proj.weight.copy_(block["attention_out.weight"])
+            attention.out_proj.bias.copy_(block["attention_out.bias"])
+        norm = (block["attention_norm.weight"], block["attention_norm.bias"])
+        queries = F.layer_norm(states, (dim,), *norm, eps=1e-8)
+        attended, _ = attention(queries[None], states[None], states[None], attn_mask=later)
+        states = queries + attended[0]
+        norm = (block["forward_norm.weight"], block["forward_norm.bias"])
+        states = F.layer_norm(states, (dim,), *norm, eps=1e-8)
+        inner = torch.relu(states @ block["inner.weight"].T + block["inner.bias"])
+        states = states + inner @ block["outer.weight"].T + block["outer.bias"]
+    return F.layer_norm(states, (dim,), weights["norm.weight"], weights["norm.bias"], eps=1e-8)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_states_equal_a_plain_multihead_attention(heads: int, blocks: int) -> None:
+    model = scaled_up(make(heads=heads, blocks=blocks)).double()
+    lengths = (1, 5, 8, 3)
+    histories = random_histories(*lengths)
+    states = model(histories)
+    for row, length in enumerate(lengths):
+        expected = plain_states(model, histories[row, :length])
+        torch.testing.assert_close(states[row, :length], expected, rtol=1e-9, atol=1e-9)
+
+
+@given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=4), extra=st.integers(0, 2))
+@settings(max_examples=30, deadline=None)
+def test_padding_never_changes_a_state(lengths: list[int], extra: int) -> None:
+    right = scaled_up(make()).double()
+    left = SASRec(N_ITEMS, right.settings, padding_side="left").eval().double()
+    left.load_state_dict(right.state_dict())
+    trimmed = random_histories(*lengths)
+    wider = random_histories(*lengths, width=trimmed.shape[1] + extra)
+    mirrored = torch.full_like(wider, PADDING)
+    for row, length in enumerate(lengths):
+        mirrored[row, wider.shape[1] - length :] = wider[row, :length]
+
+    states, wide_states, left_states = right(trimmed), right(wider), left(mirrored)
+
+    for row, length in enumerate(lengths):
+        expected = right(trimmed[row : row + 1, :length])[0]
+        for found in (
+            states[row, :length],
+            wide_states[row, :length],
+            left_states[row, wider.shape[1] - length :],
+        ):
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_later_item_changes_no_earlier_state() -> None:
+    model = scaled_up(make())
+    history = random_histories(8)
+    changed = history.clone()
+    changed[0, 5] = (changed[0, 5] + 1) % N_ITEMS
+    before, after = model(history)[0], model(changed)[0]
+    assert torch.equal(before[:5], after[:5])
+    assert (before[5:] != after[5:]).any(dim=1).all()
+
+
+def test_the_place_of_an_item_matters_and_is_counted_from_the_end() -> None:
+    model = scaled_up(make())
+    alone, followed = model(torch.tensor([[3]])), model(torch.tensor([[3, 4]]))
+    assert not torch.allclose(alone[0, 0], followed[0, 0])
+    with torch.no_grad():
+        # Only the table's last rows are used, whatever the width of the batch.
+        model.positions[:-2] = math.nan
+    assert torch.equal(model(torch.tensor([[3, 4]])), followed)
+    assert model(torch.tensor([[3, 4, PADDING, PADDING]]))[0, :2].isfinite().all()
+    assert model(torch.tensor([[3, 4, 5]])).isnan().any()
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_nothing_depends_on_values(side: Side) -> None:
+    # Tensors on the meta device have no values: looking at one, as a wait for a GPU would, raises.
+    model = SASRec(N_ITEMS, make(dropout=0.5).settings, padding_side=side).to("meta").train()
+    states = model(torch.zeros(2, 5, dtype=torch.int64, device="meta"))
+    assert states.shape == (2, 5, 16)
+    states.sum().backward()
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_gradients_reach_all_weights_but_not_through_padding(side: Side) -> None:
+    model = SASRec(N_ITEMS, make().settings, padding_side=side)
+    scaled_up(model)
+    histories = torch.tensor([[3, 4, PADDING]])
+    if side == "left":
+        histories = histories.flip(1)
+    states = model(histories)
+    # The final layer norm takes no gradient of a plain sum: weigh the places.
+    weights = torch.arange(states[0].numel(), dtype=torch.float32).view_as(states[0]).sin()
+    (states[0] * weights)[histories[0] != PADDING].sum().backward()
+    for name, weight in model.named_parameters():
+        assert weight.grad is not None, name
+        assert weight.grad.abs().sum() > 0 or name.endswith("key_value.bias"), name
+    assert model.catalogue.grad is not None
+    assert sorted(model.catalogue.grad.abs().sum(1).nonzero().squeeze(1).tolist()) == [3, 4]
+
+
+def test_the_catalogue_is_exactly_the_items_and_live() -> None:
+    model = make()
+    assert model.catalogue.shape == (N_ITEMS, 16)
+    histories = torch.tensor([[3, 4]])
+    before = model(histories)
+    with torch.no_grad():
+        model.catalogue[4] += 1
+    after = model(histories)
+    assert torch.equal(before[0, 0], after[0, 0])
+    assert not torch.equal(before[0, 1], after[0, 1])
+
+
+def test_rows_of_padding_alone_are_harmless() -> None:
+    model = scaled_up(make())
+    histories = torch.tensor([[PADDING, PADDING], [1, 2]])
+    assert model(histories).isfinite().all()
+    torch.testing.assert_close(model(histories)[1], model(histories[1:])[0])
+
+
+def test_dropout_acts_in_training_only() -> None:
+    model = scaled_up(make(dropout=0.5))
+    histories = random_histories(6, 4)
+    assert torch.equal(model(histories), model(histories))
+    model.train()
+    torch.manual_seed(0)
+    first, second = model(histories), model(histories)
+    torch.manual_seed(0)
+    again = model(histories)
+    assert not torch.equal(first, second)
+    assert torch.equal(first, again)
+
+
+def test_weights_follow_from_the_seed_and_nothing_else() -> None:
+    state = torch.get_rng_state()
+    one, same = SASRec(N_ITEMS, seed=5), SASRec(N_ITEMS, seed=5)
+    given_generator = SASRec(N_ITEMS, seed=torch.Generator().manual_seed(5))
+    other = SASRec(N_ITEMS, seed=6)
+    assert torch.equal(state, torch.get_rng_state())
+    for name, weight in one.named_parameters():
+        assert weight.isfinite().all(), name
+        assert torch.equal(weight, dict(same.named_parameters())[name]), name
+        assert torch.equal(weight, dict(given_generator.named_parameters())[name]), name
+    assert not torch.equal(one.catalogue, other.catalogue)
+
+
+def test_a_model_is_made_on_the_default_device() -> None:
+    with torch.device("meta"):
+        model = SASRec(10**9)
+    assert {weight.device.type for weight in model.parameters()} == {"meta"}
+
+
+def test_fresh_weights_are_spread_as_in_the_papers_code() -> None:
+    model = SASRec(5000, SASRecSettings(dim=64), seed=0)
+    bounds = {
+        "catalogue": math.sqrt(6 / (5000 + 64)),
+        "positions": math.sqrt(6 / (200 + 64)),
+        "blocks.0.query.weight": math.sqrt(6 / (64 + 192)),
+        "blocks.0.key_value.weight": math.sqrt(6 / (64 + 192)),
+        "blocks.0.attention_out.weight": math.sqrt(6 / 128),
+        "blocks.1.inner.weight": math.sqrt(6 / 128),
+        "blocks.1.outer.bias": 1 / 8,
+    }
+    weights = dict(model.named_parameters())
+    for name, bound in bounds.items():
+        assert 0.9 * bound < weights[name].abs().max() <= bound, name
+        assert weights[name].std().item() == pytest.approx(bound / math.sqrt(3), rel=0.15), name
+    for name in ("query.bias", "key_value.bias", "attention_out.bias"):
+        assert not weights[f"blocks.0.{name}"].any()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiles_to_one_graph_with_the_same_states(backend: str) -> None:
+    model = scaled_up(make())
+    compiled: Callable[[Tensor], Tensor] = torch.compile(model, backend=backend, fullgraph=True)
+    histories = random_histories(6, 3)
+    torch.testing.assert_close(compiled(histories), model(histories), rtol=1e-5, atol=1e-6)
+    compiled(histories)[0].sum().backward()
+    assert model.catalogue.grad is not None
+
+
+def test_bfloat16_autocast_stays_close() -> None:
+    model = scaled_up(make())
+    histories = random_histories(8, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        states = model(histories)
+    torch.testing.assert_close(states.float(), model(histories), rtol=0.1, atol=0.1)
+    states.float().square().sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": 3}, "dim 64 is not a multiple of 3 heads"),
+        ({"dim": 0}, "dim must be at least 1; got 0"),
+        ({"blocks": 0}, "blocks must be at least 1"),
+        ({"max_length": 0}, "max_length must be at least 1"),
+        ({"dropout": 1.0}, "dropout is a share"),
+        ({"dropout": -0.1}, "dropout is a share"),
+    ],
+)
+def test_impossible_settings_are_refused(changes: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        SASRecSettings(**changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("histories", "message"),
+    [
+        (torch.zeros(1, 9, dtype=torch.int64), "9 events do not fit max_length 8; give the last 8"),
+        (torch.zeros(3, dtype=torch.int64), r"shape \[batch, length\]"),
+        (torch.zeros(1, 3), "got torch.float32"),
+        (torch.tensor([[N_ITEMS, 1]]), "item 30 is not in the catalogue of 30 items"),
+        (torch.tensor([[-100, 1]]), "item -100 is not in the catalogue"),
+        (torch.tensor([[PADDING, 1]]), "padded on the right"),
+        (torch.tensor([[1, PADDING, 2]]), "without gaps"),
+    ],
+)
+def test_impossible_histories_are_refused(histories: Tensor, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make()(histories)
+
+
+def test_the_wrong_side_is_noticed_where_values_are_not_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # On a GPU nothing may look at values: there the lookup of positions must fail.
+    monkeypatch.setattr(SASRec, "_check", lambda self, histories: None)
+    with pytest.raises(IndexError):
+        make()(torch.tensor([[PADDING, 1]]))
+    with pytest.raises(IndexError):
+        make()(torch.tensor([[1, PADDING, 2]]))
+    left = SASRec(N_ITEMS, make().settings, padding_side="left")
+    with pytest.raises(IndexError):
+        left(torch.tensor([[1, PADDING]]))
+    with pytest.raises(IndexError):
+        left(torch.tensor([[1, PADDING, 2]]))
+
+
+def test_a_model_needs_items_and_a_side() -> None:
+    with pytest.raises(InputError, match="at least one item"):
+        SASRec(0)
+    with pytest.raises(InputError, match="right or left"):
+        SASRec(3, padding_side="middle")  # type: ignore[arg-type]
