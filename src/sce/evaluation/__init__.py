@@ -1,0 +1,1 @@
+"""Ranking the whole catalogue, and how good a ranking is."""

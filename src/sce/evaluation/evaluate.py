@@ -1,0 +1,185 @@
+"""Unsampled metrics of a model on held-out events, batch after batch of users.
+
+Memory does not grow with the number of users: what is kept is how many targets stood at which rank,
+and one bit per item and k. Both are the same for any order of the users, and so the result.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from sce.data.batches import (
+    PADDING,
+    DeviceSequences,
+    Ragged,
+    history_batch,
+    seen_items,
+)
+from sce.errors import InputError
+from sce.evaluation.metrics import RankCounts, coverage, hit_rate, mrr, ndcg
+from sce.evaluation.ranking import NOTHING, Ranker, top_k
+
+KS = (1, 5, 10, 20, 50)
+HELD_OUT = {"validation": 2, "test": 1}  # events at the end that the history must not contain
+
+
+class Evaluated(Protocol):
+    """The part of a prepared dataset that evaluation needs."""
+
+    @property
+    def test(self) -> Ragged:
+        """Each user's events: history …, validation target, test target."""
+
+    @property
+    def n_items(self) -> int:
+        """How many items the catalogue has."""
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What an evaluation found."""
+
+    values: dict[str, float]
+    """By name: ndcg@10, hr@10, mrr@10, cov@10, and so on for each k."""
+    users: int
+    """How many users were evaluated."""
+    seen_targets: int
+    """Users whose target had occurred in their history: misses, unless seen items are kept."""
+
+    def __getitem__(self, name: str) -> float:
+        """Return one value, such as `metrics["ndcg@10"]`."""
+        return self.values[name]
+
+
+def evaluate(
+    model: Ranker,
+    dataset: Evaluated,
+    *,
+    split: Literal["validation", "test"] = "validation",
+    ks: Sequence[int] = KS,
+    keep_seen: bool = False,
+    batch_size: int = 512,
+    max_length: int | None = None,
+    chunk_size: int | None = None,
+    device: torch.device | str | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Metrics:
+    """Rank the whole catalogue for every test user and see where the held-out item stands.
+
+    Args:
+        model: Any object that maps histories [b, l], padded on the right, to states [b, l, d], and
+            has a `catalogue` [C, d]. A module is put into evaluation mode and back again.
+        dataset: The prepared dataset.
+        split: Which event is the target: the last but one (validation) or the last (test).
+        ks: The depths of the metrics.
+        keep_seen: Rank the items that the user has had before too. Without it they are left out,
+            and a target among them is a miss.
+        batch_size: Users at once.
+        max_length: The longest history given to the model; by default its own `max_length`, or
+            whole histories when it has none.
+        chunk_size: Items scored at once; the default suits most machines.
+        device: Where the users' events are kept; by default where the catalogue is.
+        progress: Called with the number of users done, after each batch.
+    """
+    _check(model, dataset, split, ks, batch_size)
+    catalogue, held_out = model.catalogue.detach(), HELD_OUT[split]
+    sequences = DeviceSequences.place(dataset.test, device or catalogue.device)
+    if max_length is None:
+        max_length = int(getattr(model, "max_length", sequences.lengths.max()))
+    tally = _Tally(ks, len(catalogue), catalogue.device)
+    # Users with histories of like length together: less padding.
+    by_length = sequences.lengths.argsort(stable=True)
+    with _evaluating(model), torch.no_grad():
+        for rows in by_length.split(batch_size):
+            histories, targets = (
+                part.to(catalogue.device)
+                for part in history_batch(sequences, rows, max_length=max_length, held_out=held_out)
+            )
+            items, item_rows = (
+                part.to(catalogue.device) for part in seen_items(sequences, rows, held_out=held_out)
+            )
+            ranking = top_k(
+                _last_states(model(histories), histories),
+                catalogue,
+                max(ks),
+                seen=None if keep_seen else (items, item_rows),
+                chunk_size=chunk_size,
+            )
+            tally.count(ranking.items, targets, items == targets[item_rows], item_rows)
+            if progress is not None:
+                progress(tally.users)
+    return tally.metrics()
+
+
+class _Tally:
+    """What is kept of the rankings so far, on the device."""
+
+    def __init__(self, ks: Sequence[int], n_items: int, device: torch.device) -> None:
+        self.ks, self.depth, self.n_items, self.users = tuple(ks), max(ks), n_items, 0
+        # One place more in each: for targets that are not ranked, and for ranks without an item.
+        self.at_rank = torch.zeros(self.depth + 1, dtype=torch.int64, device=device)
+        self.recommended = torch.zeros(len(ks), n_items + 1, dtype=torch.bool, device=device)
+        self.seen_targets = torch.zeros((), dtype=torch.int64, device=device)
+
+    def count(self, items: Tensor, targets: Tensor, repeats: Tensor, rows: Tensor) -> None:
+        """Count rankings [b, depth], given which past events (and whose) were the target."""
+        hits = items == targets[:, None]
+        ranks = torch.where(hits.any(1), hits.int().argmax(1), self.depth)
+        self.at_rank.index_add_(0, ranks, torch.ones_like(ranks))
+        items = torch.where(items == NOTHING, self.n_items, items)
+        for place, k in enumerate(self.ks):
+            self.recommended[place, items[:, :k]] = True
+        times_seen = torch.zeros_like(targets).index_add_(0, rows, repeats.long())
+        self.seen_targets += (times_seen > 0).sum()
+        self.users += len(targets)
+
+    def metrics(self) -> Metrics:
+        """Work out the metrics of all rankings counted."""
+        counts = RankCounts(at=self.at_rank[:-1].cpu().numpy(), users=self.users)
+        values = {}
+        for k, recommended in zip(self.ks, self.recommended[:, :-1].cpu().numpy(), strict=True):
+            values[f"ndcg@{k}"] = ndcg(counts, k)
+            values[f"hr@{k}"] = hit_rate(counts, k)
+            values[f"mrr@{k}"] = mrr(counts, k)
+            values[f"cov@{k}"] = coverage(recommended)
+        return Metrics(values=values, users=self.users, seen_targets=int(self.seen_targets))
+
+
+def _last_states(states: Tensor, histories: Tensor) -> Tensor:
+    last = (histories != PADDING).sum(1) - 1
+    return states[torch.arange(len(states), device=states.device), last]
+
+
+@contextmanager
+def _evaluating(model: object) -> Iterator[None]:
+    """Put a module and all its parts into evaluation mode, and each back into its own mode."""
+    if not isinstance(model, nn.Module):
+        yield
+        return
+    modes = [(part, part.training) for part in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+def _check(
+    model: Ranker, dataset: Evaluated, split: str, ks: Sequence[int], batch_size: int
+) -> None:
+    if split not in HELD_OUT:
+        raise InputError(f"split is validation or test; got {split!r}")
+    if not ks or min(ks) < 1:
+        raise InputError(f"ks are ranks from 1 on, at least one; got {list(ks)}")
+    if batch_size < 1:
+        raise InputError(f"batch_size must be at least 1; got {batch_size}")
+    if len(model.catalogue) != dataset.n_items:
+        raise InputError(
+            f"the model ranks {len(model.catalogue)} items, but the dataset has "
+            f"{dataset.n_items}: they do not belong together"
+        )

@@ -1,0 +1,60 @@
+"""How good rankings are: pure functions of where each user's target stood.
+
+Each user has one target, so NDCG@k is 1 / log2(rank + 2) for a rank (from 0) below k, else 0, MRR@k
+is 1 / (rank + 1), and HR@k is 1. All of them depend on the ranks only through how many users have
+which, so that is what is kept: it does not grow with the users.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sce.errors import InputError
+
+MISSING = -1  # the rank of a target that is not in the ranking
+
+
+@dataclass(frozen=True, eq=False)
+class RankCounts:
+    """How many users' targets stood at each rank."""
+
+    at: NDArray[np.int64]  # [depth], from rank 0
+    users: int  # all of them, with or without the target in the ranking
+
+    def first(self, k: int) -> NDArray[np.int64]:
+        """Return the counts at the first k ranks."""
+        if not 1 <= k <= len(self.at):
+            raise InputError(f"k={k}, but the targets were looked for at ranks 1 to {len(self.at)}")
+        if self.users < 1:
+            raise InputError("there are no users to average over")
+        return self.at[:k]
+
+
+def count_ranks(ranks: ArrayLike, depth: int) -> RankCounts:
+    """Count the ranks (from 0, or `MISSING`) of the users' targets, down to a depth."""
+    ranks = np.asarray(ranks)
+    ranked = ranks[(ranks != MISSING) & (ranks < depth)]
+    return RankCounts(at=np.bincount(ranked, minlength=depth), users=ranks.size)
+
+
+def hit_rate(counts: RankCounts, k: int) -> float:
+    """HR@k: the share of users whose target is among the first k."""
+    return float(counts.first(k).sum()) / counts.users
+
+
+def ndcg(counts: RankCounts, k: int) -> float:
+    """NDCG@k: a hit counts 1 at the first rank, and less the lower it stands."""
+    gains = 1 / np.log2(np.arange(k) + 2)
+    return float(counts.first(k) @ gains) / counts.users
+
+
+def mrr(counts: RankCounts, k: int) -> float:
+    """MRR@k: a hit at the n-th rank counts 1 / n."""
+    gains = 1 / (np.arange(k) + 1)
+    return float(counts.first(k) @ gains) / counts.users
+
+
+def coverage(recommended: NDArray[np.bool_]) -> float:
+    """COV@k: the share of the catalogue [C] that was among the first k for somebody."""
+    return float(np.mean(recommended))

@@ -1,0 +1,55 @@
+import math
+
+import numpy as np
+import pytest
+
+from sce.errors import InputError
+from sce.evaluation.metrics import MISSING, count_ranks, coverage, hit_rate, mrr, ndcg
+
+# Five users: the target stood first, second, fourth, eleventh, and nowhere.
+RANKS = [0, 1, 3, 10, MISSING]
+
+
+def test_counts_by_hand() -> None:
+    counts = count_ranks(RANKS, depth=5)
+    assert counts.at.tolist() == [1, 1, 0, 1, 0]
+    assert counts.users == 5
+
+
+def test_hit_rate_by_hand() -> None:
+    counts = count_ranks(RANKS, depth=20)
+    assert [hit_rate(counts, k) for k in (1, 2, 3, 4, 10, 11)] == [0.2, 0.4, 0.4, 0.6, 0.6, 0.8]
+
+
+def test_ndcg_by_hand() -> None:
+    counts = count_ranks(RANKS, depth=20)
+    assert ndcg(counts, 1) == 1 / 5
+    assert ndcg(counts, 4) == pytest.approx((1 + 1 / math.log2(3) + 1 / math.log2(5)) / 5)
+    assert ndcg(counts, 11) - ndcg(counts, 10) == pytest.approx(1 / math.log2(12) / 5)
+
+
+def test_mrr_by_hand() -> None:
+    counts = count_ranks(RANKS, depth=20)
+    assert mrr(counts, 1) == 1 / 5
+    assert mrr(counts, 10) == pytest.approx((1 + 1 / 2 + 1 / 4) / 5)
+    assert mrr(counts, 20) == pytest.approx((1 + 1 / 2 + 1 / 4 + 1 / 11) / 5)
+
+
+def test_all_first_is_perfect_and_all_missing_is_nothing() -> None:
+    perfect, nothing = count_ranks([0, 0, 0], depth=3), count_ranks([MISSING] * 3, depth=3)
+    for metric in (hit_rate, ndcg, mrr):
+        assert metric(perfect, 3) == 1
+        assert metric(nothing, 3) == 0
+
+
+def test_coverage_by_hand() -> None:
+    assert coverage(np.array([True, False, False, True])) == 0.5
+
+
+def test_what_was_not_counted_is_refused() -> None:
+    with pytest.raises(InputError, match="k=4, but the targets were looked for at ranks 1 to 3"):
+        hit_rate(count_ranks([0], depth=3), 4)
+    with pytest.raises(InputError, match="k=0"):
+        mrr(count_ranks([0], depth=3), 0)
+    with pytest.raises(InputError, match="no users"):
+        ndcg(count_ranks(np.array([], dtype=np.int64), depth=3), 1)
