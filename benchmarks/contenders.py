@@ -5,6 +5,7 @@ what a measured row saves.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,9 +62,14 @@ def tensor_sampled(
 def contenders(n_states: int, *, size_y: int = 256, k: int = 256) -> dict[str, Loss]:
     """Return every loss by name, sized for a batch of `n_states` positions."""
     n_buckets, size_x = suggest_sizes(1, n_states)
-    sce = ScalableCrossEntropy(n_buckets=n_buckets, bucket_size_x=size_x, bucket_size_y=size_y)
+    sizes: dict[str, Any] = {
+        "n_buckets": n_buckets,
+        "bucket_size_x": size_x,
+        "bucket_size_y": size_y,
+    }
     return {
-        "SCE": sce,
+        "SCE": ScalableCrossEntropy(**sizes),
+        "SCE, plain path": ScalableCrossEntropy(**sizes, backend="torch"),
         "SCE, tensor code": lambda x, y, t: tensor_sce(
             x, y, t, n_buckets=n_buckets, size_x=size_x, size_y=size_y
         ),

@@ -1,6 +1,7 @@
 """Measured rows: kept as JSON lines with machine, versions and commit, and printed as a table."""
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -28,13 +29,14 @@ def _processor() -> str:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         return str(torch.cuda.get_device_name())
-    import os
-
     return f"{platform.machine()}, {os.cpu_count()} cores"
 
 
 def _commit() -> str | None:
-    """Return the commit, with a plus sign when the working tree differs from it."""
+    """Return the commit, with a plus sign when the working tree differs from it.
+
+    Where the code was copied without its history, the variable COMMIT may say.
+    """
     here = Path(__file__).parent
 
     def git(*arguments: str) -> str:
@@ -44,7 +46,7 @@ def _commit() -> str | None:
     try:
         return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain") else "")
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return os.environ.get("COMMIT")
 
 
 def keep(name: str, rows: Sequence[Mapping[str, Any]], *, to: Path | None = None) -> Path:

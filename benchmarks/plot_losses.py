@@ -1,0 +1,55 @@
+"""Draw time and memory of the losses against catalog size, from the measured rows.
+
+python benchmarks/plot_losses.py            # results/loss_gpu.jsonl -> docs/losses.svg
+"""
+
+import json
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib import pyplot as plt
+
+from rows import RESULTS
+
+NAMES = {
+    "CE": ("full cross-entropy", "#9aa0a6", "--"),
+    "CE, chunked": ("full cross-entropy, chunked", "#9aa0a6", "-"),
+    "SCE, tensor code": ("SCE, tensor code", "#d9822b", "-"),
+    "SCE": ("SCE, this package", "#1a6dd6", "-"),
+}
+
+
+def main() -> None:
+    rows = [json.loads(line) for line in (RESULTS / "loss_gpu.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if row["dtype"] == "float32"]
+    mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "sce", "font.size": 10})
+    figure, (time, memory) = plt.subplots(1, 2, figsize=(9, 3.4), constrained_layout=True)
+    for name, (label, colour, line) in NAMES.items():
+        here = [row for row in rows if row["loss"] == name and not row.get("failed")]
+        items = [row["items"] for row in here]
+        style = {"color": colour, "linestyle": line, "marker": "o", "markersize": 4}
+        time.plot(items, [row["ms"] for row in here], label=label, **style)
+        memory.plot(items, [row["extra MiB"] for row in here], **style)
+        if any(row.get("failed") for row in rows if row["loss"] == name):
+            memory.annotate(
+                "then out of memory",
+                (items[-1], here[-1]["extra MiB"]),
+                xytext=(8, -3),
+                textcoords="offset points",
+                color=colour,
+                fontsize=9,
+            )
+    time.set_ylabel("milliseconds, forward + backward")
+    memory.set_ylabel("MiB beyond inputs and gradients")
+    for axes in (time, memory):
+        axes.set(xscale="log", yscale="log", xlabel="items in the catalog")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+    figure.legend(loc="outside upper center", ncols=4, frameon=False)
+    path = Path(__file__).parent.parent / "docs" / "losses.svg"
+    figure.savefig(path, metadata={"Date": None})
+    print(path)
+
+
+if __name__ == "__main__":
+    main()
