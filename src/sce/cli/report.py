@@ -1,0 +1,39 @@
+"""`sce report`: a run as one page of HTML."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from sce.errors import InputError
+from sce.report.page import make_page
+from sce.training.checkpoint import write_text
+from sce.training.run import Run
+
+
+def report(
+    run: Annotated[Path, Parameter(name="RUN")],
+    /,
+    *,
+    out: Path | None = None,
+    data: Path | None = None,
+    device: str = "auto",
+) -> None:
+    """Write a run as one self-contained HTML page: figures, metrics, cost, samples, settings.
+
+    Args:
+        run: Directory that "sce train" wrote or is writing.
+        out: File to write; one that is there is replaced. [default: report.html in RUN]
+        data: The run's dataset, if it was moved; without it the page has no samples.
+        device: Where the sample recommendations are computed: auto, cpu, cuda or cuda:N.
+    """
+    opened = Run.open(run)
+    target = out or opened.path / "report.html"
+    if target.is_dir():
+        raise InputError(f"{target} is a directory; name a file, such as {target / 'report.html'}")
+    page = make_page(opened, data=data, device=device)
+    try:
+        write_text(target, page)
+    except OSError as error:
+        raise InputError(f"cannot write {target}: {error.strerror or error}") from error
+    print(target)

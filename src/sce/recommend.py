@@ -1,0 +1,338 @@
+"""Recommend from a trained run: for raw histories of anybody, or for the users of a dataset.
+
+    recommender = Recommender.load("runs/first")
+    for found in recommender.recommend([["apple", "pear"], ["plum"]], k=10):
+        print(found.items, found.scores)
+
+Histories come and go in batches, and the catalogue is scored in chunks: memory grows with neither
+the number of histories nor that of users × items, when the `stream` methods are used.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from sce.data.batches import PADDING, DeviceSequences, history_batch, seen_items
+from sce.data.prepared import PreparedDataset
+from sce.data.vocabulary import Vocabulary
+from sce.errors import InputError
+from sce.evaluation.ranking import NOTHING, Ranker, top_k
+from sce.training.device import resolve_device
+from sce.training.run import Run, load_model
+
+BATCH_SIZE = 256
+# Histories are collected for so many batches, and those of like length put together: less padding.
+_BATCHES_TOGETHER = 8
+
+Id = int | str
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Recommended:
+    """The best items for one history, best first.
+
+    There are fewer than k where the user has seen nearly everything, and none where nothing is
+    known of the user: an empty history, one of unknown items only, or a user not in the dataset.
+    """
+
+    items: list[Id]
+    """The items' own ids."""
+    scores: NDArray[np.float32] = field(repr=False)
+    """What the model gave each; comparable within this history only."""
+    known: int
+    """How many events of the history are in the catalogue."""
+    unknown: tuple[Id, ...] = ()
+    """The others, in their order: they were skipped."""
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def ranks(self) -> NDArray[np.int64]:
+        """1 for the best item, 2 for the next, and so on."""
+        return np.arange(1, len(self.items) + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Recommender:
+    """A trained model and the ids of the items that it ranks."""
+
+    model: Ranker
+    item_ids: Vocabulary
+    content_hash: str | None = None
+    """Of the dataset it was trained on, whose users it may recommend for; None for any."""
+
+    def __post_init__(self) -> None:
+        if len(self.model.catalogue) != len(self.item_ids):
+            raise InputError(
+                f"the model ranks {len(self.model.catalogue)} items, but there are "
+                f"{len(self.item_ids)} item ids: they do not belong together"
+            )
+        if isinstance(self.model, nn.Module):
+            self.model.eval()
+
+    @classmethod
+    def load(cls, run: Run | Path | str, device: str = "auto") -> "Recommender":
+        """Load the best weights of a run.
+
+        Args:
+            run: The run's directory.
+            device: "cpu", "cuda", "cuda:1" …; "auto" is a GPU where there is one.
+
+        Raises:
+            InputError: When the run is missing, incomplete or altered, or there is no such device.
+        """
+        place = resolve_device(device)
+        opened = run if isinstance(run, Run) else Run.open(run)
+        return cls(load_model(opened, place), opened.item_ids, opened.dataset.content_hash)
+
+    @property
+    def n_items(self) -> int:
+        """How many items are ranked."""
+        return len(self.item_ids)
+
+    def recommend(
+        self,
+        histories: Iterable[Sequence[Id] | NDArray[Any]],
+        k: int = 10,
+        *,
+        keep_seen: bool = False,
+        batch_size: int = BATCH_SIZE,
+    ) -> list[Recommended]:
+        """Recommend for histories of the user's own item ids, oldest event first.
+
+        Args:
+            histories: One list of item ids per user, trained on or not. Of a history longer than
+                the model takes, the last events count, but all are left out of the result.
+            k: How many items for each.
+            keep_seen: Recommend items of the history too.
+            batch_size: Histories at once.
+
+        Returns:
+            As many as there are histories, in their order.
+
+        Raises:
+            InputError: When k is larger than the catalogue, or an id no integer or string.
+        """
+        return list(self.stream(histories, k, keep_seen=keep_seen, batch_size=batch_size))
+
+    def stream(
+        self,
+        histories: Iterable[Sequence[Id] | NDArray[Any]],
+        k: int = 10,
+        *,
+        keep_seen: bool = False,
+        batch_size: int = BATCH_SIZE,
+    ) -> Iterator[Recommended]:
+        """Do what `recommend` does, a few batches at a time, for histories without end."""
+        self._check(k, batch_size)
+
+        def each_window() -> Iterator[Recommended]:
+            done = 0
+            for window in _windows(histories, batch_size):
+                listed = [_ids(given, done + n) for n, given in enumerate(window)]
+                done += len(window)
+                known, unknown = self._look_up(listed)
+                found = self._rank(known, k, keep_seen, batch_size)
+                for one, codes, skipped in zip(found, known, unknown, strict=True):
+                    yield Recommended(*one, known=len(codes), unknown=skipped)
+
+        return each_window()
+
+    def recommend_users(
+        self,
+        dataset: PreparedDataset,
+        users: Iterable[Id] | None = None,
+        k: int = 10,
+        *,
+        keep_seen: bool = False,
+        batch_size: int = BATCH_SIZE,
+    ) -> dict[Id, Recommended]:
+        """Recommend what comes next for users of the dataset, after all that is known of them.
+
+        Args:
+            dataset: The dataset that the run was trained on.
+            users: The users' own ids; all users by default.
+            k: How many items for each.
+            keep_seen: Recommend items that a user has had before too.
+            batch_size: Users at once.
+
+        Returns:
+            By user id, in the order of `users`. A user who is not in the dataset gets no items.
+
+        Raises:
+            InputError: When k is larger than the catalogue, or the dataset is another one.
+        """
+        return dict(
+            self.stream_users(dataset, users, k, keep_seen=keep_seen, batch_size=batch_size)
+        )
+
+    def stream_users(
+        self,
+        dataset: PreparedDataset,
+        users: Iterable[Id] | None = None,
+        k: int = 10,
+        *,
+        keep_seen: bool = False,
+        batch_size: int = BATCH_SIZE,
+    ) -> Iterator[tuple[Id, Recommended]]:
+        """Do what `recommend_users` does, a few batches at a time, for users without number."""
+        self._check(k, batch_size)
+        self._check_dataset(dataset)
+
+        def each_window() -> Iterator[tuple[Id, Recommended]]:
+            for ids, codes in _user_windows(dataset.user_ids, users, batch_size):
+                known = _whole_sequences(dataset, codes)
+                found = self._rank(known, k, keep_seen, batch_size)
+                for user, one, events in zip(ids, found, known, strict=True):
+                    yield user, Recommended(*one, known=len(events))
+
+        return each_window()
+
+    def _look_up(
+        self, histories: list[list[Id]]
+    ) -> tuple[list[NDArray[np.integer[Any]]], list[tuple[Id, ...]]]:
+        """Turn ids into catalogue indices, all in one search; keep those unknown apart."""
+        flat = [item for history in histories for item in history]
+        ends = np.cumsum([len(history) for history in histories])
+        codes: list[NDArray[np.integer[Any]]] = []
+        unknown: list[tuple[Id, ...]] = []
+        for history, found in zip(
+            histories, np.split(self.item_ids.lookup(flat), ends[:-1]), strict=True
+        ):
+            codes.append(found[found >= 0])
+            unknown.append(tuple(history[n] for n in np.flatnonzero(found < 0)))
+        return codes, unknown
+
+    def _rank(
+        self,
+        histories: list[NDArray[np.integer[Any]]],
+        k: int,
+        keep_seen: bool,
+        batch_size: int,
+    ) -> list[tuple[list[Id], NDArray[np.float32]]]:
+        """Rank for histories of catalogue indices; empty ones get nothing."""
+        found: list[tuple[list[Id], NDArray[np.float32]]]
+        found = [([], np.empty(0, np.float32)) for _ in histories]
+        lengths = np.array([len(history) for history in histories])
+        by_length = np.argsort(lengths, kind="stable")
+        by_length = by_length[lengths[by_length] > 0]
+        for first in range(0, len(by_length), batch_size):
+            rows = by_length[first : first + batch_size]
+            scores, items = self._rank_batch([histories[row] for row in rows], k, keep_seen)
+            real = items != NOTHING
+            ids = self.item_ids.decode(items[real])
+            ends = np.cumsum(real.sum(1)).tolist()
+            for row, begin, end, row_scores, row_real in zip(
+                rows, [0, *ends], ends, scores, real, strict=False
+            ):
+                found[row] = ids[begin:end], row_scores[row_real]
+        return found
+
+    @torch.no_grad()
+    def _rank_batch(
+        self, histories: list[NDArray[np.integer[Any]]], k: int, keep_seen: bool
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        catalogue = self.model.catalogue.detach()
+        lengths = [len(history) for history in histories]
+        sequences = DeviceSequences.place(
+            _Flat(
+                items=np.concatenate(histories).astype(np.int32, copy=False),
+                offsets=np.cumsum([0, *lengths], dtype=np.int64),
+            ),
+            catalogue.device,
+        )
+        rows = torch.arange(len(histories))
+        max_length = int(getattr(self.model, "max_length", max(lengths)))
+        given = history_batch(sequences, rows, max_length=max_length, held_out=0).histories
+        seen = None if keep_seen else seen_items(sequences, rows, held_out=0)
+        ranking = top_k(_last_states(self.model(given), given), catalogue, k, seen=seen)
+        return ranking.scores.cpu().numpy(), ranking.items.cpu().numpy()
+
+    def _check(self, k: int, batch_size: int) -> None:
+        if k < 1:
+            raise InputError(f"k must be at least 1; got {k}")
+        if k > self.n_items:
+            raise InputError(
+                f"k is {k:,}, but the catalogue has only {self.n_items:,} items; ask for fewer"
+            )
+        if batch_size < 1:
+            raise InputError(f"batch_size must be at least 1; got {batch_size}")
+
+    def _check_dataset(self, dataset: PreparedDataset) -> None:
+        if self.content_hash not in (None, dataset.content_hash):
+            raise InputError(
+                f"{dataset.path} is not the dataset that the run was trained on: its content is "
+                f"{dataset.content_hash[:12]}, the run's {str(self.content_hash)[:12]}"
+            )
+
+
+class _Flat(NamedTuple):
+    items: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+
+
+def _windows(given: Iterable[T], batch_size: int) -> Iterator[list[T]]:
+    rest = iter(given)
+    while window := list(islice(rest, batch_size * _BATCHES_TOGETHER)):
+        yield window
+
+
+def _user_windows(
+    user_ids: Vocabulary, users: Iterable[Id] | None, batch_size: int
+) -> Iterator[tuple[list[Id], NDArray[np.int64]]]:
+    """Yield users' ids and codes, -1 for those who are not in the dataset."""
+    if users is not None:
+        for window in _windows(users, batch_size):
+            ids = _ids(window, None)
+            yield ids, user_ids.lookup(ids)
+        return
+    step = batch_size * _BATCHES_TOGETHER
+    for first in range(0, len(user_ids), step):
+        codes = np.arange(first, min(first + step, len(user_ids)))
+        yield user_ids.decode(codes), codes
+
+
+def _whole_sequences(
+    dataset: PreparedDataset, codes: NDArray[np.int64]
+) -> list[NDArray[np.integer[Any]]]:
+    """All events of each user: a test sequence holds those trained on too, if there are any."""
+    found: list[NDArray[np.integer[Any]]] = [np.empty(0, np.int32) for _ in codes]
+    wanted = codes.astype(np.int32)  # of the same type: else the search copies what it searches
+    for sequences in (dataset.train, dataset.test):
+        if not len(sequences):
+            continue
+        rows = np.searchsorted(sequences.users, wanted).clip(max=len(sequences) - 1)
+        for place in np.flatnonzero(sequences.users[rows] == wanted):
+            found[place] = sequences[int(rows[place])]
+    return found
+
+
+def _ids(given: Any, place: int | None) -> list[Id]:
+    """A list of ids; anything else would be looked up as something that nobody meant."""
+    where = "users" if place is None else f"history {place} (the first is 0)"
+    if isinstance(given, np.ndarray):
+        given = given.tolist()
+    if isinstance(given, str | bytes | int) or not isinstance(given, Iterable):
+        raise InputError(f"{where} must be a list of ids; got {given!r}")
+    listed = list(given)
+    for wrong in {type(one) for one in listed} - {int, str}:
+        if wrong is bool or not issubclass(wrong, int | str | np.integer):
+            example = next(one for one in listed if type(one) is wrong)
+            raise InputError(
+                f"{where}: ids are integers or strings; got {example!r} ({wrong.__name__})"
+            )
+    return listed
+
+
+def _last_states(states: Tensor, histories: Tensor) -> Tensor:
+    last = (histories != PADDING).sum(1) - 1
+    return states[torch.arange(len(states), device=states.device), last]

@@ -1,0 +1,135 @@
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from sce.cli import output
+from sce.cli.output import Format, open_rows
+from sce.errors import InputError
+from sce.recommend import Id, Recommended
+
+
+def found(*items: Id) -> Recommended:
+    scores = np.linspace(2, 0.1, len(items), dtype=np.float32)
+    return Recommended(list(items), scores, known=1)
+
+
+def write(
+    out: Path,
+    users: dict[Any, Recommended],
+    format_: Format | None = None,
+    *,
+    force: bool = False,
+    error: BaseException | None = None,
+) -> None:
+    with open_rows(out, format_, force=force) as rows:
+        for user, one in users.items():
+            rows.add(user, one)
+        if error is not None:
+            raise error
+
+
+USERS: dict[Any, Recommended] = {7: found('a,"b"', "ż"), -8: found(), 9: found("c")}
+
+
+def test_csv(tmp_path: Path) -> None:
+    write(tmp_path / "rows.csv", USERS)
+    text = (tmp_path / "rows.csv").read_text(encoding="utf-8")
+    assert text == 'user_id,item_id,score,rank\n7,"a,""b""",2.0,1\n7,ż,0.1,2\n9,c,2.0,1\n'
+    assert [row["item_id"] for row in csv.DictReader(text.splitlines())] == ['a,"b"', "ż", "c"]
+
+
+def test_jsonl(tmp_path: Path) -> None:
+    write(tmp_path / "rows.jsonl", USERS)
+    lines = (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"user_id": 7, "item_id": 'a,"b"', "score": 2.0, "rank": 1},
+        {"user_id": 7, "item_id": "ż", "score": 0.1, "rank": 2},
+        {"user_id": 9, "item_id": "c", "score": 2.0, "rank": 1},
+    ]
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 2, 1000])
+def test_parquet(tmp_path: Path, rows_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "_ROWS_AT_ONCE", rows_at_once)
+    write(tmp_path / "rows.parquet", USERS)
+    frame = pl.read_parquet(tmp_path / "rows.parquet")
+    third = pytest.approx(0.1, rel=1e-6)
+    assert frame.rows() == [(7, 'a,"b"', 2.0, 1), (7, "ż", third, 2), (9, "c", 2.0, 1)]
+    assert frame.schema == {
+        "user_id": pl.Int64,
+        "item_id": pl.String,
+        "score": pl.Float32,
+        "rank": pl.Int32,
+    }
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.parquet"]
+
+
+@pytest.mark.parametrize("late", ["last", 2**64])
+def test_ids_of_two_kinds_become_text_in_parquet(
+    tmp_path: Path, late: Id, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "_ROWS_AT_ONCE", 2)
+    write(tmp_path / "rows.parquet", {1: found(5, 6), 2: found(5, 6), late: found(5)})
+    frame = pl.read_parquet(tmp_path / "rows.parquet")
+    assert frame["user_id"].to_list() == ["1", "1", "2", "2", str(late)]
+    assert frame["item_id"].dtype == pl.Int64
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.parquet"])
+def test_nothing_but_the_columns(tmp_path: Path, name: str) -> None:
+    write(tmp_path / name, {1: found()})
+    if name.endswith("parquet"):
+        frame = pl.read_parquet(tmp_path / name)
+        assert frame.columns == ["user_id", "item_id", "score", "rank"]
+        assert len(frame) == 0
+    else:
+        header = "user_id,item_id,score,rank\n" if name.endswith("csv") else ""
+        assert (tmp_path / name).read_text() == header
+
+
+def test_the_format_may_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "rows.txt", USERS, "jsonl")
+    with open_rows(None, "jsonl") as rows:
+        for user, one in USERS.items():
+            rows.add(user, one)
+    assert capsys.readouterr().out == (tmp_path / "rows.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.parquet"])
+@pytest.mark.parametrize(
+    "error", [InputError("bad line"), KeyboardInterrupt(), OSError(28, "full")]
+)
+def test_whatever_goes_wrong_nothing_remains(
+    tmp_path: Path, name: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "_ROWS_AT_ONCE", 1)
+    expected = InputError if isinstance(error, OSError) else type(error)
+    with pytest.raises(expected, match="full" if isinstance(error, OSError) else None):
+        write(tmp_path / name, USERS, error=error)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_there_is_kept_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    out = tmp_path / "rows.csv"
+    out.write_text("dear")
+    with pytest.raises(InputError, match="--force"):
+        write(out, USERS)
+    with pytest.raises(ZeroDivisionError):
+        write(out, USERS, force=True, error=ZeroDivisionError())
+    assert out.read_text() == "dear"
+    write(out, USERS, force=True)
+    assert out.read_text().endswith("9,c,2.0,1\n")
+
+
+def test_parquet_needs_polars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(InputError, match=r"scalable-cross-entropy\[prepare\]"):
+        write(tmp_path / "rows.parquet", USERS)
+    write(tmp_path / "rows.csv", USERS)
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]

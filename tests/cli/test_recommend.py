@@ -1,0 +1,354 @@
+import csv
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from sce.cli import main
+from sce.data.prepared import PreparedDataset
+from sce.data.vocabulary import Vocabulary
+from sce.recommend import Id, Recommender
+from sce.training.run import Run
+from tests.tiny_run import make_dataset, make_run
+
+Capture = pytest.CaptureFixture[str]
+NAMES = [f'"item", {n:02d}' for n in range(40)]  # csv must quote them
+HEADER = "user_id,item_id,score,rank"
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
+    path = tmp_path_factory.mktemp("data") / "tiny"
+    return make_dataset(
+        path, Vocabulary.from_strings(NAMES), Vocabulary.from_integers(range(100, 130))
+    )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, dataset: PreparedDataset) -> Run:
+    return make_run(tmp_path_factory.mktemp("runs") / "tiny", dataset)
+
+
+@pytest.fixture(scope="module")
+def recommender(run: Run) -> Recommender:
+    return Recommender.load(run, device="cpu")
+
+
+def say(monkeypatch: pytest.MonkeyPatch, text: str | bytes) -> None:
+    data = text.encode() if isinstance(text, str) else text
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+def lines_of(histories: dict[Id, list[Id]]) -> str:
+    return "".join(
+        json.dumps({"user_id": user, "history": history}) + "\n"
+        for user, history in histories.items()
+    )
+
+
+def read_csv(text: str) -> list[tuple[str, str, float, int]]:
+    header, *rows = csv.reader(io.StringIO(text))
+    assert ",".join(header) == HEADER
+    return [(user, item, float(score), int(rank)) for user, item, score, rank in rows]
+
+
+def rows_for(recommender: Recommender, histories: dict[Id, list[Id]], k: int = 10) -> list[Any]:
+    return [
+        (user, item, pytest.approx(float(score), rel=1e-5), rank)
+        for user, history in histories.items()
+        for found in recommender.recommend([history], k)
+        for item, score, rank in zip(found.items, found.scores, found.ranks, strict=True)
+    ]
+
+
+def complaint(arguments: list[str], capsys: Capture) -> str:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("sce: error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+HISTORIES: dict[Id, list[Id]] = {"ann": [NAMES[1], NAMES[2]], "żółw, b": [NAMES[3]] * 9}
+
+
+def test_histories_from_stdin_to_stdout(
+    run: Run, recommender: Recommender, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    say(monkeypatch, lines_of(HISTORIES))
+    assert main(["recommend", str(run.path), "--histories", "-", "-k", "3"]) == 0
+    captured = capsys.readouterr()
+    assert read_csv(captured.out) == rows_for(recommender, HISTORIES, k=3)
+    assert captured.err == ""
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_histories_from_a_file_to_a_file(
+    run: Run, recommender: Recommender, tmp_path: Path, suffix: str, capsys: Capture
+) -> None:
+    given, out = tmp_path / "given.jsonl", tmp_path / f"found.{suffix}"
+    given.write_text("\n" + lines_of(HISTORIES) + "  \n", encoding="utf-8")
+    arguments = ["recommend", str(run.path), "--histories", str(given), "--out", str(out)]
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == ""
+    wanted = rows_for(recommender, HISTORIES)
+    if suffix == "csv":
+        assert read_csv(out.read_text(encoding="utf-8")) == wanted
+    elif suffix == "jsonl":
+        records = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+        assert [tuple(record.values()) for record in records] == wanted
+        assert list(records[0]) == HEADER.split(",")
+    else:
+        frame = pl.read_parquet(out)
+        assert frame.rows() == wanted
+        assert frame.schema == {
+            "user_id": pl.String,
+            "item_id": pl.String,
+            "score": pl.Float32,
+            "rank": pl.Int32,
+        }
+    assert sorted(path.name for path in tmp_path.iterdir()) == [out.name, given.name]
+
+
+def test_keep_seen(run: Run, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    found = []
+    for option in ([], ["--keep-seen"]):
+        say(monkeypatch, lines_of({"ann": [*NAMES[:30]]}))
+        arguments = ["recommend", str(run.path), "--histories", "-", "-k", "40", *option]
+        assert main(arguments) == 0
+        found.append({item for _, item, _, _ in read_csv(capsys.readouterr().out)})
+    assert found == [set(NAMES[30:]), set(NAMES)]
+
+
+def test_without_a_user_id_the_line_has_a_number(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    line = json.dumps({"history": NAMES[:2]})
+    null = json.dumps({"user_id": None, "history": NAMES[:2]})
+    say(monkeypatch, f"{line}\n\n{null}\n{line}")  # the last line without its end
+    assert main(["recommend", str(run.path), "--histories", "-", "-k", "1"]) == 0
+    assert [user for user, *_ in read_csv(capsys.readouterr().out)] == ["1", "3", "4"]
+
+
+# --- what is wrong with histories
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"history": [1, }', "line 3: not JSON: .* at column 17"),
+        (b"[1, 2]", r'line 3: expected \{"user_id": .*\}, got a list'),
+        (b'{"user_id": 5}', "line 3: .* there is no history"),
+        (b'{"user_id": 5, "history": "a"}', "line 3: .* history is a string"),
+        (b'{"history": ["a", 1.5]}', "line 3: .*integers or strings, got the number 1.5"),
+        (b'{"history": [true]}', "line 3: .*got true or false"),
+        (b'{"user_id": {}, "history": ["a"]}', "line 3: user_id .* got an object"),
+        (b'{"user_id": "\\ud800", "history": ["a"]}', "line 3: .*surrogates"),
+        (b'{"user_id": "\xff", "history": ["a"]}', "line 3: not UTF-8"),
+        (b'{"history": ' + b"[" * 100_000, "line 3: not a history"),
+    ],
+)
+def test_a_malformed_line_is_named(
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+    line: bytes,
+    message: str,
+) -> None:
+    say(monkeypatch, lines_of(HISTORIES).encode() + line + b"\n")
+    out = tmp_path / "found.csv"
+    arguments = ["recommend", str(run.path), "--histories", "-", "--out", str(out)]
+    error = complaint(arguments, capsys)
+    assert "standard input" in error
+    assert re.search(message, error)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["", "\n  \n"])
+def test_an_empty_stdin(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: Capture, text: str
+) -> None:
+    say(monkeypatch, text)
+    arguments = ["recommend", str(run.path), "--histories", "-"]
+    assert "there are no histories: the input is empty" in complaint(arguments, capsys)
+
+
+def test_a_missing_file(run: Run, capsys: Capture) -> None:
+    arguments = ["recommend", str(run.path), "--histories", "nowhere.jsonl"]
+    assert "cannot read nowhere.jsonl" in complaint(arguments, capsys)
+
+
+def test_what_is_unknown_is_reported_and_the_rest_goes_on(
+    run: Run, recommender: Recommender, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    histories: dict[Id, list[Id]] = {
+        "ann": [NAMES[1], "plum", "pear"],
+        "bob": ["plum"],
+        "cat": [],
+        "dan": [NAMES[2], 7, 8],
+    }
+    say(monkeypatch, lines_of(histories))
+    assert main(["recommend", str(run.path), "--histories", "-"]) == 0
+    captured = capsys.readouterr()
+    usable: dict[Id, list[Id]] = {"ann": [NAMES[1]], "dan": [NAMES[2]]}
+    assert read_csv(captured.out) == rows_for(recommender, usable)
+    assert captured.err == (
+        "sce: skipped 2 of 4 histories: none of their items is in the catalogue (bob, cat)\n"
+        "sce: skipped 4 items in the other histories that are not in the catalogue "
+        "(plum, pear, 7 ...)\n"
+    )
+
+
+def test_nothing_usable_is_an_error(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path
+) -> None:
+    histories: dict[Id, list[Id]] = {"bob": ["plum"], "cat": ["pear"]}
+    for options in ([], ["--out", str(tmp_path / "found.csv")]):
+        say(monkeypatch, lines_of(histories))
+        assert main(["recommend", str(run.path), "--histories", "-", *options]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err == (
+            "sce: error: nothing to recommend for 2 histories: none of their items is in the "
+            "catalogue (bob, cat)\n"
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- users of the dataset
+
+
+def test_all_users(
+    run: Run, recommender: Recommender, dataset: PreparedDataset, capsys: Capture
+) -> None:
+    assert main(["recommend", str(run.path), "-k", "2"]) == 0
+    captured = capsys.readouterr()
+    found = recommender.recommend_users(dataset, k=2)
+    assert [(user, item, rank) for user, item, _, rank in read_csv(captured.out)] == [
+        (str(user), item, rank)
+        for user, one in found.items()
+        for rank, item in enumerate(one.items, 1)
+    ]
+    assert captured.err == ""
+
+
+def test_some_users_keep_their_kind_of_id(
+    run: Run, dataset: PreparedDataset, tmp_path: Path, capsys: Capture
+) -> None:
+    out, listed = tmp_path / "found.parquet", tmp_path / "users.txt"
+    options = ["--users", "129", "7", "100", "-k", "1", "--out", str(out)]
+    assert main(["recommend", str(run.path), *options]) == 0
+    assert pl.read_parquet(out)["user_id"].to_list() == [129, 100]
+    reported = "sce: skipped 1 of 3 users: they are not in the dataset (7)\n"
+    assert capsys.readouterr().err == reported
+    listed.write_bytes("\ufeff129\r\n\n7\n100".encode())
+    options = ["--users-file", str(listed), "-k", "1", "--format", "jsonl"]
+    assert main(["recommend", str(run.path), *options]) == 0
+    captured = capsys.readouterr()
+    assert [json.loads(line)["user_id"] for line in captured.out.splitlines()] == [129, 100]
+    assert captured.err == reported
+
+
+def test_no_known_user(run: Run, tmp_path: Path, capsys: Capture) -> None:
+    line = complaint(["recommend", str(run.path), "--users", "1", "2", "3", "4"], capsys)
+    assert "nothing to recommend for 4 users: they are not in the dataset (1, 2, 3 ...)" in line
+    (tmp_path / "empty").write_text("\n")
+    arguments = ["recommend", str(run.path), "--users-file", str(tmp_path / "empty")]
+    assert "there are no users" in complaint(arguments, capsys)
+    (tmp_path / "latin").write_bytes(b"100\n\xff\n")
+    arguments = ["recommend", str(run.path), "--users-file", str(tmp_path / "latin")]
+    assert "latin, line 2: not UTF-8" in complaint(arguments, capsys)
+
+
+def test_the_dataset_may_have_moved(tmp_path: Path, capsys: Capture) -> None:
+    items, users = Vocabulary.from_strings(NAMES), Vocabulary.from_strings(["ann", "bob", "cat"])
+    made = make_run(tmp_path / "run", make_dataset(tmp_path / "data", items, users))
+    (tmp_path / "data").rename(tmp_path / "moved")
+    assert "--data DIR" in complaint(["recommend", str(made.path)], capsys)
+    moved = ["recommend", str(made.path), "--data", str(tmp_path / "moved")]
+    assert main(moved) == 0
+    assert {user for user, *_ in read_csv(capsys.readouterr().out)} == {"ann", "bob", "cat"}
+    make_dataset(tmp_path / "other", items, Vocabulary.from_strings(["ann", "bob", "dan"]))
+    line = complaint(["recommend", str(made.path), "--data", str(tmp_path / "other")], capsys)
+    assert "not the same dataset" in line
+
+
+# --- options
+
+
+def test_k_larger_than_the_catalogue_names_both(run: Run, capsys: Capture) -> None:
+    for source in (["--histories", "-"], []):
+        line = complaint(["recommend", str(run.path), "-k", "41", *source], capsys)
+        assert "k is 41, but the catalogue has only 40 items" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--users", "1", "--histories", "-"], "--users and --histories exclude each other"),
+        (["--users", "1", "--users-file", "-"], "--users and --users-file exclude each other"),
+        (["--histories", "-", "--data", "data"], "leave out --data"),
+        (["--users"], "--users names nobody"),
+        (["--out", "found.txt"], "found.txt ends in none of .csv, .jsonl, .parquet"),
+        (["--out", "."], "is not a file"),
+        (["--out", "nowhere/found.csv"], "there is no directory nowhere"),
+        (["--format", "parquet"], "--out FILE.parquet"),
+        (["--format", "xml"], "xml"),
+        (["--batch-size", "0"], "batch_size must be at least 1"),
+        (["-k", "0"], "k must be at least 1"),
+        (["--device", "abacus"], "abacus"),
+    ],
+)
+def test_options_that_cannot_be(
+    run: Run, capsys: Capture, options: list[str], message: str
+) -> None:
+    assert message in complaint(["recommend", str(run.path), *options], capsys)
+
+
+def test_a_missing_run(tmp_path: Path, capsys: Capture) -> None:
+    assert "does not exist" in complaint(["recommend", str(tmp_path / "nowhere")], capsys)
+    assert "is not a run" in complaint(["recommend", str(tmp_path)], capsys)
+
+
+def test_a_file_that_is_there_is_kept(run: Run, tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "found.csv"
+    out.write_text("dear")
+    arguments = ["recommend", str(run.path), "--users", "100", "--out", str(out)]
+    assert "--force" in complaint(arguments, capsys)
+    assert out.read_text() == "dear"
+    assert main([*arguments, "--force"]) == 0
+    assert out.read_text().startswith(HEADER)
+
+
+@pytest.mark.timeout(60)
+def test_a_reader_that_goes_away(run: Run) -> None:
+    program = "import sys; from sce.cli import main; sys.exit(main())"
+    options = ["recommend", str(run.path), "--histories", "-", "--batch-size", "8"]
+    command = [sys.executable, "-c", program, *options]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write(lines_of({n: [NAMES[n % 40]] for n in range(100)}))
+        process.stdin.flush()
+        # The input has not ended, and rows come already.
+        assert process.stdout.readline() == f"{HEADER}\n"
+        process.stdout.close()
+        process.stdin.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 141

@@ -1,0 +1,72 @@
+from pathlib import Path
+
+import pytest
+
+from sce.cli import main
+from sce.data.vocabulary import Vocabulary
+from sce.training.run import Run
+from tests.tiny_run import make_dataset, make_run, write_epochs, write_result
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    items, users = Vocabulary.from_integers(range(40)), Vocabulary.from_integers(range(9))
+    made = make_run(tmp_path / "run", make_dataset(tmp_path / "data", items, users))
+    write_epochs(made)
+    write_result(made)
+    return made
+
+
+def complaint(arguments: list[str], capsys: Capture) -> str:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("sce: error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_the_page_lies_in_the_run(run: Run, capsys: Capture) -> None:
+    before = {path.name for path in run.path.iterdir()}
+    assert main(["report", str(run.path)]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"{run.path / 'report.html'}\n"
+    assert captured.err == ""
+    page = (run.path / "report.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert "0.1423" in page
+    assert {path.name for path in run.path.iterdir()} == before | {"report.html"}
+    assert main(["report", str(run.path)]) == 0  # again: it is replaced
+
+
+def test_elsewhere(run: Run, tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "page.html"
+    assert main(["report", str(run.path), "--out", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}\n"
+    assert not (run.path / "report.html").exists()
+    assert "0.1423" in out.read_text(encoding="utf-8")
+
+
+def test_a_page_that_cannot_be_made_does_not_replace_one(run: Run, capsys: Capture) -> None:
+    (run.path / "report.html").write_text("dear")
+    run.result_file.write_text("{")
+    assert "result.json cannot be read" in complaint(["report", str(run.path)], capsys)
+    assert (run.path / "report.html").read_text() == "dear"
+
+
+def test_where_it_cannot_be_written(run: Run, tmp_path: Path, capsys: Capture) -> None:
+    line = complaint(["report", str(run.path), "--out", str(tmp_path)], capsys)
+    assert "is a directory" in line
+    out = tmp_path / "nowhere" / "page.html"
+    assert f"cannot write {out}" in complaint(["report", str(run.path), "--out", str(out)], capsys)
+
+
+def test_a_missing_run_and_another_dataset(run: Run, tmp_path: Path, capsys: Capture) -> None:
+    assert "does not exist" in complaint(["report", str(tmp_path / "none")], capsys)
+    assert "is not a run" in complaint(["report", str(tmp_path)], capsys)
+    items, users = Vocabulary.from_integers(range(40)), Vocabulary.from_integers(range(7))
+    make_dataset(tmp_path / "other", items, users)
+    arguments = ["report", str(run.path), "--data", str(tmp_path / "other")]
+    assert "not the same dataset" in complaint(arguments, capsys)

@@ -1,0 +1,246 @@
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sce.data.prepared import write_prepared
+from sce.data.vocabulary import Vocabulary
+from sce.errors import InputError
+from sce.report.page import make_page
+from sce.training.run import Run
+from tests.tiny_run import lay_out, make_dataset, make_run, metrics, write_epochs, write_result
+
+EVIL = "</script><script>alert('pwned')</script><img src=x onerror=alert(1)>"
+ITEMS = Vocabulary.from_strings([EVIL, '"&<>', *(f"item {n}" for n in range(38))])
+USERS = Vocabulary.from_strings([f"<b>{n:02d}</b>" for n in range(12)])
+
+
+class Outline(HTMLParser):
+    """What a page is made of; an element that is not closed in its place is an error."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.headings: list[str] = []
+        self.text: list[str] = []
+        self.addresses: list[str] = []
+        self._open: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag != "meta":
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] in ("h1", "h2", "h3"):
+            self.headings.append(data)
+        if not {"script", "style"} & set(self._open):
+            self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return " ".join(" ".join(self.text).split())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return make_run(tmp_path / "run", make_dataset(tmp_path / "data", ITEMS, USERS))
+
+
+def finished(run: Run, **changes: Any) -> Outline:
+    write_epochs(run)
+    write_result(run, **changes)
+    return Outline(make_page(run))
+
+
+def test_a_finished_run_has_everything(run: Run) -> None:
+    page = finished(run)
+    assert page.words.startswith("run: a training run of sce Training run run 0.1423 test NDCG@10")
+    assert "3.1× popularity (0.0459)" in page.words
+    assert "trained with SCE on a catalogue of 40 items" in page.words
+    assert "epoch 3 of 4; training stopped because validation no longer improved." in page.words
+    assert page.headings == [
+        "Learning",
+        "Training loss",
+        "Validation NDCG@10",
+        "Quality",
+        "NDCG@k on test events",
+        "COV@k on test events",
+        "Memory and time",
+        "Time per epoch",
+        "Training speed",
+        "Buckets",
+        "States picked once",
+        "Correct items in their buckets",
+        "Sample recommendations",
+        "Settings and data",
+    ]
+    assert page.tags.count("svg") == 8
+    for text in ("451 MiB", "302 MiB", "7.5 s", "1.25 s", "361,000", "best: 0.0600 at epoch 3"):
+        assert text in page.words
+    assert "not ended" not in page.words
+
+
+def test_the_metrics_stand_beside_popularity(run: Run) -> None:
+    page = finished(run)
+    model, popular = metrics(0.1423), metrics(0.0459)
+    row = "10 " + " ".join(
+        f"{model[f'{name}@10']:.4f} {popular[f'{name}@10']:.4f}"
+        for name in ("ndcg", "hr", "mrr", "cov")
+    )
+    assert row in page.words
+    assert page.words.count("k NDCG HR MRR COV model popularity") == 2  # test, and validation
+
+
+def test_settings_and_dataset(run: Run) -> None:
+    words = finished(run).words
+    assert "model.dim 8" in words
+    assert "loss.name sce" in words
+    assert f"Trained on {run.dataset.path} , content {run.dataset.content_hash[:12]}" in words
+    assert "users items interactions density read 12 40" in words
+
+
+def test_ids_are_shown_and_never_executed(run: Run) -> None:
+    write_epochs(run)
+    page = make_page(run)
+    outline = Outline(page)
+    assert EVIL in outline.words
+    assert "<b>01</b>" in outline.words
+    assert outline.tags.count("script") == 1
+    assert "img" not in outline.tags
+    assert "<img" not in page
+
+
+def test_nothing_comes_from_elsewhere(run: Run) -> None:
+    write_epochs(run)
+    page = make_page(run)
+    outline = Outline(page)
+    assert outline.addresses == []
+    assert not {"link", "iframe", "object", "embed", "base", "form"} & set(outline.tags)
+    assert "default-src &#x27;none&#x27;" in page
+    # The name of a format, not a place: nothing is fetched from it.
+    known = {"http://www.w3.org/2000/svg"}
+    assert set(re.findall(r"https?://[^\s\"'<)]+", page)) <= known
+    assert "url(" not in page
+    assert "@import" not in page
+
+
+@pytest.mark.parametrize("loss", ["ce", "gbce", "ce-"])
+def test_a_run_without_buckets_has_no_bucket_figures(tmp_path: Path, loss: str) -> None:
+    run = make_run(tmp_path / "run", make_dataset(tmp_path / "data", ITEMS, USERS), loss=loss)
+    write_epochs(run, buckets=None)
+    write_result(run)
+    page = Outline(make_page(run))
+    assert "Buckets" not in page.headings
+    assert page.tags.count("svg") == 6
+    assert {"ce": "CE", "gbce": "gBCE", "ce-": "CE⁻"}[loss] in page.words
+
+
+def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path / "data", ITEMS, USERS)
+    run = make_run(tmp_path / "young", dataset, weights=False)
+    page = Outline(make_page(run))
+    assert "No evaluation yet" in page.words
+    assert "has not ended: it is still going, or it was interrupted (no epoch" in page.words
+    assert "There are no recommendations to show" in page.words
+    assert "no weights yet" in page.words
+    assert page.tags.count("svg") == 0
+    assert "model.dim 8" in page.words
+
+
+def test_a_run_under_way(run: Run) -> None:
+    write_epochs(run, count=2)
+    with run.metrics_file.open("a") as file:
+        file.write('{"epoch": 3, "lo')  # being written
+    page = Outline(make_page(run))
+    assert "(2 epochs complete)" in page.words
+    assert "0.0200 validation NDCG@10" in page.words
+    assert "test NDCG" not in page.words
+    assert "popularity" not in page.words
+    assert page.tags.count("svg") == 8
+
+
+def test_a_run_without_evaluations(run: Run) -> None:
+    write_epochs(run, validation=None, best=False)
+    page = Outline(make_page(run))
+    assert "No evaluation yet" in page.words
+    assert "Quality" not in page.headings
+    assert "Training loss" in page.headings
+
+
+def test_not_every_epoch_need_be_evaluated(run: Run) -> None:
+    records = write_epochs(run, count=6)
+    for record in records[::2]:
+        record |= {"validation": None, "best": False}
+        record["seconds"] |= {"evaluation": 0.0}
+        record["memory_mib"] |= {"evaluation": None}
+    lines = [json.dumps(record) + "\n" for record in records]
+    run.metrics_file.write_text("".join(lines))
+    page = Outline(make_page(run))
+    assert "best: 0.0800 at epoch 4" in page.words
+    assert "one evaluation, on average 1.25 s" in page.words
+    assert page.tags.count("svg") == 8
+
+
+def test_a_dataset_without_test_users(tmp_path: Path) -> None:
+    nobody = write_prepared(
+        tmp_path / "data",
+        train=lay_out([[0, 1], [2, 3]], [0, 1]),
+        test=lay_out([], []),
+        user_ids=Vocabulary.from_strings("ab"),
+        item_ids=ITEMS,
+        settings={},
+        counts={},
+    )
+    page = Outline(make_page(make_run(tmp_path / "run", nobody)))
+    assert "no test users" in page.words
+
+
+def test_worse_than_popularity_is_not_hidden(run: Run) -> None:
+    write_epochs(run)
+    write_result(run, test=metrics(0.02))
+    assert '<span class="factor worse">0.436× popularity (0.0459)</span>' in make_page(run)
+
+
+def test_popularity_may_be_unknown(run: Run) -> None:
+    page = finished(run, popularity=None)
+    assert "0.1423 test NDCG@10 SASRec" in page.words
+    assert "k NDCG HR MRR COV model model" in page.words
+
+
+def test_the_dataset_may_be_gone(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", make_dataset(tmp_path / "data", ITEMS, USERS))
+    (tmp_path / "data").rename(tmp_path / "moved")
+    page = finished(run)
+    assert page.words.count("which is not there; if the dataset was moved") == 2
+    assert page.tags.count("svg") == 8
+    there = Outline(make_page(run, data=tmp_path / "moved"))
+    assert "12 40" in there.words
+    make_dataset(tmp_path / "other", ITEMS, Vocabulary.from_strings("abcdefg"))
+    with pytest.raises(InputError, match="not the same dataset"):
+        make_page(run, data=tmp_path / "other")
+
+
+def test_another_dataset_in_its_place_is_said(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", make_dataset(tmp_path / "data", ITEMS, USERS))
+    (tmp_path / "data").rename(tmp_path / "moved")
+    make_dataset(tmp_path / "data", ITEMS, Vocabulary.from_strings("abcdefg"))
+    assert "not the same dataset" in Outline(make_page(run)).words
+
+
+def test_numbers_that_are_none(run: Run) -> None:
+    write_epochs(run, memory_mib={"training": None}, tokens_per_second=None, seconds=None)
+    write_result(run, memory_mib=None, tokens_per_second=None, seconds=None, device=None)
+    page = Outline(make_page(run))
+    assert "Memory and time" not in page.headings
+    assert "nan" not in page.words.lower().split()

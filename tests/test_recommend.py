@@ -1,0 +1,276 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sce import recommend
+from sce.data.prepared import PreparedDataset
+from sce.data.vocabulary import Vocabulary
+from sce.errors import InputError
+from sce.models.sasrec import SASRec
+from sce.recommend import Id, Recommended, Recommender
+from sce.training.run import Run
+from tests.tiny_run import MODEL, make_dataset, make_run
+
+NAMES = [f"item {n:02d}" for n in range(40)]
+ITEMS = Vocabulary.from_strings(NAMES)
+USERS = Vocabulary.from_integers(range(100, 130))
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
+    return make_dataset(tmp_path_factory.mktemp("data") / "tiny", ITEMS, USERS)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, dataset: PreparedDataset) -> Run:
+    return make_run(tmp_path_factory.mktemp("runs") / "tiny", dataset)
+
+
+@pytest.fixture(scope="module")
+def recommender(run: Run) -> Recommender:
+    return Recommender.load(run.path, device="cpu")
+
+
+@torch.no_grad()
+def expected(history: list[int], k: int, keep_seen: bool = False) -> list[tuple[str, float]]:
+    """One user at a time, every item scored and sorted."""
+    model = SASRec(len(NAMES), MODEL, seed=1).eval()
+    state = model(torch.tensor([history[-MODEL.max_length :]]))[0, -1]
+    scores = (model.catalogue @ state).tolist()
+    left = [n for n in range(len(NAMES)) if keep_seen or n not in history]
+    left.sort(key=lambda n: (-scores[n], n))
+    return [(NAMES[n], scores[n]) for n in left[:k]]
+
+
+def assert_same(found: Recommended, wanted: list[tuple[str, float]]) -> None:
+    assert found.items == [item for item, _ in wanted]
+    np.testing.assert_allclose(found.scores, [score for _, score in wanted], rtol=1e-4, atol=1e-5)
+    assert found.ranks.tolist() == list(range(1, len(wanted) + 1))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, len(NAMES) - 1), min_size=1, max_size=12), max_size=20),
+    st.integers(1, len(NAMES)),
+    st.booleans(),
+    st.integers(1, 7),
+)
+def test_as_one_user_at_a_time(
+    recommender: Recommender, histories: list[list[int]], k: int, keep_seen: bool, batch_size: int
+) -> None:
+    named = [[NAMES[n] for n in history] for history in histories]
+    found = recommender.recommend(named, k, keep_seen=keep_seen, batch_size=batch_size)
+    assert len(found) == len(histories)
+    for one, history in zip(found, histories, strict=True):
+        assert_same(one, expected(history, k, keep_seen))
+        assert one.known == len(history)
+        assert one.unknown == ()
+
+
+def test_all_that_was_seen_is_left_out_also_what_the_model_does_not_read(
+    recommender: Recommender,
+) -> None:
+    history = NAMES[:20]  # the model reads the last six
+    [found] = recommender.recommend([history], k=40)
+    assert sorted(found.items) == NAMES[20:]
+    [kept] = recommender.recommend([history], k=40, keep_seen=True)
+    assert sorted(kept.items) == NAMES
+
+
+def test_unknown_items_are_skipped_and_named(recommender: Recommender) -> None:
+    given: list[Id] = ["plum", NAMES[3], 7, NAMES[5], "plum"]
+    found, nothing, empty = recommender.recommend([given, ["plum", "pear"], []], k=3)
+    assert_same(found, expected([3, 5], 3))
+    assert found.known == 2
+    assert found.unknown == ("plum", 7, "plum")
+    assert (nothing.items, nothing.known, nothing.unknown) == ([], 0, ("plum", "pear"))
+    assert (empty.items, empty.known, empty.unknown) == ([], 0, ())
+    assert len(nothing.scores) == len(nothing.ranks) == len(nothing) == 0
+
+
+def test_numbers_may_come_as_text_and_arrays(dataset: PreparedDataset, tmp_path: Path) -> None:
+    items = Vocabulary.from_integers(range(50, 90))
+    model = SASRec(40, MODEL, seed=1)
+    recommender = Recommender(model, items)
+    given: list[Any] = [[51, 52], ["51", "52"], np.array([51, 52]), (np.int32(51), np.int64(52))]
+    found = recommender.recommend(given, k=5)
+    assert {tuple(one.items) for one in found} == {tuple(found[0].items)}
+    assert {type(item) for one in found for item in one.items} == {int}
+    assert not model.training
+
+
+@pytest.mark.parametrize(
+    ("histories", "message"),
+    [
+        ([["a"], [1.5]], r"history 1 .*1\.5 \(float\)"),
+        ([["a", None]], "NoneType"),
+        ([[True]], "bool"),
+        (["item 01"], "must be a list of ids; got 'item 01'"),
+        ([3], "must be a list of ids; got 3"),
+    ],
+)
+def test_what_is_no_history_is_refused(
+    recommender: Recommender, histories: Any, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        recommender.recommend(histories)
+
+
+@pytest.mark.parametrize("k", [41, 0, -1])
+def test_k_must_fit_the_catalogue(
+    recommender: Recommender, dataset: PreparedDataset, k: int
+) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: recommender.recommend([], k),
+        lambda: recommender.stream([], k),  # at once, not at the first result
+        lambda: recommender.stream_users(dataset, k=k),
+    ]
+    for call in calls:
+        with pytest.raises(InputError, match="k is 41.* only 40 items" if k > 0 else "at least 1"):
+            call()
+
+
+def test_a_batch_needs_a_history(recommender: Recommender) -> None:
+    with pytest.raises(InputError, match="batch_size"):
+        recommender.recommend([NAMES[:2]], batch_size=0)
+
+
+# --- users of the dataset
+
+
+def whole_history(dataset: PreparedDataset, code: int) -> list[int]:
+    for sequences in (dataset.test, dataset.train):
+        if code in sequences.users:
+            return list(map(int, sequences[sequences.users.tolist().index(code)]))
+    raise AssertionError
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 256])
+def test_every_user_after_all_that_is_known(
+    recommender: Recommender, dataset: PreparedDataset, batch_size: int
+) -> None:
+    found = recommender.recommend_users(dataset, k=7, batch_size=batch_size)
+    assert list(found) == USERS.decode(range(len(USERS)))
+    for code, one in enumerate(found.values()):
+        history = whole_history(dataset, code)
+        assert_same(one, expected(history, 7))
+        assert one.known == len(history)
+
+
+def test_some_users_in_their_order(recommender: Recommender, dataset: PreparedDataset) -> None:
+    chosen: list[Id] = [129, 5, "101", 100]
+    found = recommender.recommend_users(dataset, chosen, k=4, keep_seen=True)
+    assert list(found) == chosen
+    assert_same(found["101"], expected(whole_history(dataset, 1), 4, keep_seen=True))
+    assert found[5].items == []
+    assert found[5].known == 0
+
+
+def test_another_dataset_is_refused(recommender: Recommender, tmp_path: Path) -> None:
+    other = make_dataset(tmp_path / "other", ITEMS, Vocabulary.from_integers(range(30)))
+    with pytest.raises(InputError, match="other is not the dataset that the run was trained on"):
+        recommender.recommend_users(other)
+
+
+# --- memory
+
+
+class Ranks:
+    """A model that remembers how many histories it was given at once."""
+
+    max_length = 4
+    catalogue = torch.eye(40)[:, :3]
+
+    def __init__(self) -> None:
+        self.largest = 0
+
+    def __call__(self, histories: Tensor) -> Tensor:
+        self.largest = max(self.largest, len(histories))
+        return torch.ones(*histories.shape, 3)
+
+
+def test_histories_are_taken_as_they_are_needed() -> None:
+    model, taken = Ranks(), 0
+
+    def histories() -> Any:
+        nonlocal taken
+        for n in range(10**9):  # a list of them would never end
+            taken += 1
+            yield [NAMES[n % 40]] * (n % 5)
+
+    stream = Recommender(model, ITEMS).stream(histories(), k=2, batch_size=10)
+    for _ in range(200):
+        next(stream)
+    assert model.largest == 10
+    assert taken <= 200 + 10 * recommend._BATCHES_TOGETHER
+
+
+def test_histories_of_like_length_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths = []
+
+    class Widths(Ranks):
+        def __call__(self, histories: Tensor) -> Tensor:
+            widths.append(histories.shape[1])
+            return super().__call__(histories)
+
+    Recommender(Widths(), ITEMS).recommend([["item 01"], NAMES[:4]] * 4, k=1, batch_size=4)
+    assert widths == [1, 4]
+
+
+# --- loading
+
+
+def test_the_model_and_the_ids_must_fit() -> None:
+    with pytest.raises(InputError, match="ranks 40 items, but there are 3 item ids"):
+        Recommender(SASRec(40, MODEL), Vocabulary.from_strings("abc"))
+
+
+def test_loading_takes_an_open_run_too(run: Run) -> None:
+    assert Recommender.load(run).n_items == 40
+
+
+def test_a_missing_run(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        Recommender.load(tmp_path / "nowhere")
+
+
+def test_a_run_without_weights(dataset: PreparedDataset, tmp_path: Path) -> None:
+    made = make_run(tmp_path / "young", dataset, weights=False)
+    with pytest.raises(InputError, match="no weights yet"):
+        Recommender.load(made)
+
+
+def test_an_altered_run(dataset: PreparedDataset, tmp_path: Path) -> None:
+    made = make_run(tmp_path / "altered", dataset)
+    manifest = json.loads((made.path / "run.json").read_text())
+    name = sorted(manifest["files"])[0]
+    with (made.path / name).open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(InputError, match="altered"):
+        Recommender.load(made.path)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpu_recommends_the_same(
+    run: Run, recommender: Recommender, dataset: PreparedDataset
+) -> None:
+    on_gpu = Recommender.load(run, device="cuda").recommend_users(dataset, k=7, batch_size=4)
+    on_cpu = recommender.recommend_users(dataset, k=7)
+    assert list(on_gpu) == list(on_cpu)
+    for one, other in zip(on_gpu.values(), on_cpu.values(), strict=True):
+        assert one.items == other.items
+        np.testing.assert_allclose(one.scores, other.scores, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there(run: Run) -> None:
+    with pytest.raises(InputError, match="cuda was asked for"):
+        Recommender.load(run, device="cuda")
