@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 .PHONY: help demo test lint types imports unit format clean
 
 help:
-	@echo "make demo    prepare a synthetic catalog and show what came out"
+	@echo "make demo    a synthetic catalog of 100,000 items: prepare, train, recommend, report"
 	@echo "make test    lint, types, import direction, tests"
 	@echo "make format  let ruff format and fix"
 	@echo "make clean   remove the virtual environment and everything made"
@@ -19,8 +19,16 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+# Every command below is one to copy: they print themselves.
 demo: $(STAMP)
-	@$(BIN)/sce prepare synthetic --help > /dev/null
+	@rm -rf demo && mkdir demo
+	$(BIN)/sce synthesize --items 124000 --users 20000 --out demo/log.parquet
+	$(BIN)/sce prepare demo/log.parquet --out demo/data
+	$(BIN)/sce train demo/data --loss sce --epochs 2 --model.max-length 50 --out demo/run
+	$(BIN)/sce recommend demo/run -k 10 --out demo/recommendations.csv
+	@head -4 demo/recommendations.csv
+	$(BIN)/sce evaluate demo/run
+	$(BIN)/sce report demo/run
 
 test: lint types imports unit
 

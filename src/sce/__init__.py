@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from sce.data.filtering import keep_active
+    from sce.data.interactions import read_interactions
+    from sce.data.prepared import PreparedDataset
+    from sce.data.splitting import split_leave_one_out, split_temporal
     from sce.errors import InputError
+    from sce.evaluation.evaluate import evaluate
     from sce.losses import (
         BinaryCrossEntropy,
         CrossEntropy,
@@ -19,20 +24,39 @@ if TYPE_CHECKING:
         ScalableCrossEntropy,
         scalable_cross_entropy,
     )
+    from sce.models.sasrec import SASRec, SASRecSettings
+    from sce.recommend import Recommender
+    from sce.training.loop import TrainingSettings, fit
 
 __all__ = [
     "BinaryCrossEntropy",
     "CrossEntropy",
     "GeneralizedBinaryCrossEntropy",
     "InputError",
+    "PreparedDataset",
+    "Recommender",
+    "SASRec",
+    "SASRecSettings",
     "SampledCrossEntropy",
     "ScalableCrossEntropy",
+    "TrainingSettings",
     "__version__",
+    "evaluate",
+    "fit",
+    "keep_active",
+    "read_interactions",
     "scalable_cross_entropy",
+    "split_leave_one_out",
+    "split_temporal",
 ]
 
 _HOMES = {
+    "sce.data.filtering": ["keep_active"],
+    "sce.data.interactions": ["read_interactions"],
+    "sce.data.prepared": ["PreparedDataset"],
+    "sce.data.splitting": ["split_leave_one_out", "split_temporal"],
     "sce.errors": ["InputError"],
+    "sce.evaluation.evaluate": ["evaluate"],
     "sce.losses": [
         "BinaryCrossEntropy",
         "CrossEntropy",
@@ -41,6 +65,9 @@ _HOMES = {
         "ScalableCrossEntropy",
         "scalable_cross_entropy",
     ],
+    "sce.models.sasrec": ["SASRec", "SASRecSettings"],
+    "sce.recommend": ["Recommender"],
+    "sce.training.loop": ["TrainingSettings", "fit"],
 }
 
 

@@ -1,0 +1,71 @@
+"""Where does the time of the fused loss go on a GPU?
+
+    python benchmarks/kernel_profile.py --items 1000000 --dtype bfloat16
+
+Prints how long a call takes (forward and backward, eager), how long the GPU is busy in it, how many
+kernels it launches, and the kernels that keep it busy the longest.
+"""
+
+import argparse
+import statistics
+import sys
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from sce.losses import ScalableCrossEntropy, suggest_sizes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--items", type=int, default=1_000_000)
+    parser.add_argument("--states", type=int, default=25_600)
+    parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--bucket-size-y", type=int, default=256)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("kernel_profile: there is no CUDA device here")
+    dtype = getattr(torch, options.dtype)
+    n_buckets, size_x = suggest_sizes(1, options.states)
+    loss = ScalableCrossEntropy(
+        n_buckets=n_buckets, bucket_size_x=size_x, bucket_size_y=options.bucket_size_y
+    )
+    states = torch.randn(options.states, options.dim, device="cuda", dtype=dtype)
+    catalogue = torch.randn(options.items, options.dim, device="cuda", dtype=dtype)
+    inputs = (states.requires_grad_(), catalogue.requires_grad_())
+    targets = torch.randint(options.items, (options.states,), device="cuda")
+
+    def step() -> None:
+        torch.autograd.grad(loss(*inputs, targets), inputs)
+
+    times = []
+    for number in range(13):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        step()
+        end.record()
+        end.synchronize()
+        if number >= 3:  # the first compile the kernels
+            times.append(start.elapsed_time(end))
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as watched:
+        step()
+        torch.cuda.synchronize()
+    # Kernels alone: operators repeat the time of the kernels they launch.
+    kernels = [
+        event
+        for event in watched.key_averages()
+        if event.device_type.name == "CUDA" and event.self_device_time_total
+    ]
+    busy = sum(event.self_device_time_total for event in kernels)
+    launches = sum(event.count for event in kernels)
+    print(f"{options.items:,} items, {options.dtype}: {statistics.median(times):.2f} ms a call, ")
+    print(f"GPU busy {busy / 1000:.2f} ms in {launches} kernels; the longest:")
+    for event in sorted(kernels, key=lambda event: -event.self_device_time_total)[:12]:
+        print(f"{event.self_device_time_total:9.0f} us {event.count:4d} x {event.key[:70]}")
+
+
+if __name__ == "__main__":
+    main()

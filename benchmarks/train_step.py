@@ -1,0 +1,324 @@
+"""How fast is a training step, and an evaluation, beside loops in the authors' style?
+
+    python benchmarks/train_step.py --items 100000 1000000
+    python benchmarks/train_step.py --device cpu --items 1000 --batch 8 --length 20 --steps 5
+
+Training: "sce train" is the step as `fit` makes it, batches and all. "authors' style" is the
+straightforward loop for the same model and loss: nn.MultiheadAttention on left-padded histories,
+Scalable Cross-Entropy as whole-tensor code, dense Adam, one `.item()` a step; it is given its
+batches ready-made on the device. Every history is full, so that nobody gains by trimming. The parts
+are measured in a second pass, each waited for: they add up to more than the step.
+
+Evaluation: "sce evaluate" for all users, and one user at a time for some, its seconds scaled to
+all. Each cell runs in a process of its own.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from authors_style import MultiheadSASRec, evaluate_one_by_one
+from cells import Row, measure_cells
+from contenders import tensor_sce
+from rows import keep, provenance, show
+from sce.data.batches import DeviceSequences, training_batch
+from sce.evaluation.evaluate import evaluate
+from sce.losses import ScalableCrossEntropy, suggest_sizes
+from sce.models.sasrec import SASRec, SASRecSettings
+from sce.training.checkpoint import EpochSoFar
+from sce.training.memory import PeakMemory
+from sce.training.optimizer import make_optimizer
+from sce.training.step import TrainingStep, seeds_of_epoch
+from sce.training.watch import LossWatch
+
+LOOPS = ["sce train", "authors' style"]
+WARM_UP = 10
+
+
+class Ragged(NamedTuple):
+    """Sequences laid end to end."""
+
+    items: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+
+
+class TestUsers(NamedTuple):
+    """What evaluation needs of a dataset."""
+
+    test: Ragged
+    n_items: int
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--items", type=int, nargs="+", default=[100_000, 1_000_000])
+    parser.add_argument("--loops", nargs="+", choices=LOOPS, default=LOOPS)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--length", type=int, default=200)
+    parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--bucket-size-y", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--precision", choices=["float32", "tf32", "bf16"], default=None)
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=None)
+    parser.add_argument("--users", type=int, default=20_000, help="evaluated; 0: none are")
+    parser.add_argument("--evaluation-items", type=int, default=100_000)
+    parser.add_argument("--single-users", type=int, default=200, help="timed one by one")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--out", type=Path, default=None, help="default: results/train_step.jsonl")
+    options = parser.parse_args()
+    # Counts devices without making a CUDA context, which could not be carried into a fork.
+    if options.device == "cuda" and torch.cuda.device_count() == 0:
+        sys.exit("train_step: there is no CUDA device here; --device cpu measures on the CPU")
+    if options.compile is None:
+        options.compile = options.device == "cuda"
+    if options.precision is None:
+        options.precision = "bf16" if options.device == "cuda" else "float32"
+
+    cells: list[Row] = [
+        {"items": items, "loop": loop} for items in options.items for loop in options.loops
+    ]
+    rows = measure_cells(cells, lambda cell: measure_loop(cell, options))
+    evaluations: list[Row] = []
+    if options.users:
+        cell = {"items": options.evaluation_items, "loop": "evaluation"}
+        evaluations = measure_cells([cell], lambda cell: measure_evaluation(cell, options))
+    shape = {"batch": options.batch, "length": options.length, "dim": options.dim}
+    where = provenance("torch")
+    path = keep(
+        "train_step", [shape | row | where for row in [*rows, *evaluations]], to=options.out
+    )
+    parts = ["backbone ms", "loss ms", "optimizer ms"]
+    print(show(rows, ["items", "loop", "tokens/s", "ms", *parts, "peak MiB", "failed"]))
+    for items in options.items:
+        measured = [row for row in rows if row["items"] == items and "tokens/s" in row]
+        pair = {row["loop"]: row["tokens/s"] for row in measured}
+        if len(pair) == len(LOOPS):
+            print(f"{items:,} items: {pair[LOOPS[0]] / pair[LOOPS[1]]:.2f} times the tokens/s")
+    if evaluations:
+        columns = ["items", "users", "seconds", "seconds one by one", "times faster", "failed"]
+        print("\n" + show(evaluations, columns))
+    print(f"\n{len(rows) + len(evaluations)} rows in {path}")
+
+
+# --- training
+
+
+def measure_loop(cell: Row, options: argparse.Namespace) -> Row:
+    """Measure one loop on one catalog size, in this process."""
+    device = torch.device(options.device, 0) if options.device == "cuda" else torch.device("cpu")
+    torch.manual_seed(0)
+    make = our_loop if cell["loop"] == LOOPS[0] else authors_loop
+    loop, parts = make(cell["items"], device, options)
+    memory = PeakMemory(device)
+    with memory.phase("training"):
+        loop(WARM_UP)
+        _wait(device)
+        begun = time.perf_counter()
+        loop(options.steps)
+        _wait(device)
+    seconds = (time.perf_counter() - begun) / options.steps
+    found: Row = {
+        "tokens/s": round(options.batch * options.length / seconds),
+        "ms": round(1000 * seconds, 3),
+        "peak MiB": round(memory.take("training")),
+        "memory": memory.measures,
+        "precision": options.precision if cell["loop"] == LOOPS[0] else "float32",
+        "compiled": options.compile if cell["loop"] == LOOPS[0] else False,
+    }
+    return found | {f"{name} ms": value for name, value in parts().items()}
+
+
+Loop = tuple[Callable[[int], None], Callable[[], dict[str, float]]]
+
+
+def our_loop(items: int, device: torch.device, options: argparse.Namespace) -> Loop:
+    """Return the loop as `fit` runs it, and what tells where its time goes."""
+    generator = np.random.default_rng(0)
+    users = 8 * options.batch
+    sequences = DeviceSequences.place(
+        _sequences(generator, users, options.length + 1, items), device
+    )
+    settings = SASRecSettings(dim=options.dim, max_length=options.length)
+    model = SASRec(items, settings).to(device).train()
+    n_buckets, size_x = suggest_sizes(options.batch, options.length)
+    loss = ScalableCrossEntropy(
+        n_buckets=n_buckets,
+        bucket_size_x=size_x,
+        bucket_size_y=min(items, options.bucket_size_y),
+    )
+    optimizer = make_optimizer(
+        model.parameters(), learning_rate=1e-3, betas=(0.9, 0.98), weight_decay=0.0, device=device
+    )
+    step = TrainingStep(
+        model,
+        loss,
+        optimizer,
+        sequences,
+        device=device,
+        max_length=options.length,
+        precision=options.precision,
+        compiled=options.batch if options.compile else None,
+    )
+
+    def loop(steps: int) -> None:
+        seeds = seeds_of_epoch(0, 1, steps)[1]
+        order = torch.from_numpy(generator.integers(users, size=steps * options.batch))
+        order = order.pin_memory() if device.type == "cuda" else order
+        watch = LossWatch(EpochSoFar(), epoch=1, device=device, explain=lambda what, rows: what)
+        for number, rows in enumerate(order.split(options.batch)):
+            watch.add(step(rows, seeds[number]), number + 1, rows, len(rows) * options.length)
+            if watch.full:
+                watch.look()
+        watch.look()
+
+    def parts() -> dict[str, float]:
+        batch = training_batch(sequences, torch.arange(options.batch), max_length=options.length)
+
+        def forward() -> Tensor:
+            with torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bf16"):
+                states: Tensor = step.compiled_model(batch.histories)
+            return states
+
+        def of_states(states: Tensor) -> Tensor:
+            found: Tensor = loss(states, model.catalogue, batch.targets)
+            return found
+
+        return _parts(forward, of_states, optimizer, device)
+
+    return loop, parts
+
+
+def authors_loop(items: int, device: torch.device, options: argparse.Namespace) -> Loop:
+    """Return the straightforward loop, and what tells where its time goes."""
+    model = MultiheadSASRec(items, options.dim, options.length).to(device).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, betas=(0.9, 0.98))
+    n_buckets, size_x = suggest_sizes(options.batch, options.length)
+    size_y = min(items, options.bucket_size_y)
+    shape = (8, options.batch, options.length + 1)
+    events = torch.randint(1, items + 1, shape, device=device)  # 0 is padding
+
+    def of_states(states: Tensor, targets: Tensor) -> Tensor:
+        catalogue = model.item_embedding.weight[1:]
+        return tensor_sce(
+            states, catalogue, targets - 1, n_buckets=n_buckets, size_x=size_x, size_y=size_y
+        )
+
+    def loop(steps: int) -> None:
+        total = 0.0
+        for number in range(steps):
+            batch = events[number % len(events)]
+            optimizer.zero_grad()
+            loss = of_states(model(batch[:, :-1]), batch[:, 1:])
+            loss.backward()
+            optimizer.step()
+            total += loss.item()
+
+    def parts() -> dict[str, float]:
+        batch = events[0]
+        return _parts(
+            lambda: model(batch[:, :-1]),
+            lambda states: of_states(states, batch[:, 1:]),
+            optimizer,
+            device,
+        )
+
+    return loop, parts
+
+
+def _parts(
+    forward: Callable[[], Tensor],
+    of_states: Callable[[Tensor], Tensor],
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+    repeats: int = 11,
+) -> dict[str, float]:
+    """Milliseconds of the backbone (forward and backward), the loss (likewise), the optimizer."""
+    times: dict[str, list[float]] = {"backbone": [], "loss": [], "optimizer": []}
+    for _ in range(repeats):
+        optimizer.zero_grad(set_to_none=True)
+        marks = [_now(device)]
+        states = forward()
+        marks.append(_now(device))
+        apart = states.detach().requires_grad_()
+        of_states(apart).backward()
+        marks.append(_now(device))
+        states.backward(apart.grad)
+        marks.append(_now(device))
+        optimizer.step()
+        marks.append(_now(device))
+        took = [1000 * (after - before) for before, after in pairwise(marks)]
+        times["backbone"].append(took[0] + took[2])
+        times["loss"].append(took[1])
+        times["optimizer"].append(took[3])
+    return {name: round(statistics.median(each), 3) for name, each in times.items()}
+
+
+# --- evaluation
+
+
+def measure_evaluation(cell: Row, options: argparse.Namespace) -> Row:
+    """Measure evaluation of all users at once and of some one by one, in this process."""
+    device = torch.device(options.device)
+    generator = np.random.default_rng(0)
+    users = TestUsers(
+        _sequences(generator, options.users, options.length + 1, cell["items"]), cell["items"]
+    )
+    settings = SASRecSettings(dim=options.dim, max_length=options.length)
+    model = SASRec(cell["items"], settings).to(device).eval()
+    few = TestUsers(_first(users.test, 512), cell["items"])
+    evaluate(model, few, split="test")  # warm up
+    _wait(device)
+    begun = time.perf_counter()
+    ours = evaluate(model, users, split="test")
+    _wait(device)
+    seconds = time.perf_counter() - begun
+    single = _first(users.test, options.single_users)
+    evaluate_one_by_one(model, _first(users.test, 20), options.length)
+    begun = time.perf_counter()
+    theirs = evaluate_one_by_one(model, single, options.length)
+    one_by_one = (time.perf_counter() - begun) * options.users / options.single_users
+    check = evaluate(model, TestUsers(single, cell["items"]), split="test")
+    assert abs(theirs - check["ndcg@10"]) < 1e-6, "the two do not find the same"
+    return {
+        "users": ours.users,
+        "seconds": round(seconds, 2),
+        "seconds one by one": round(one_by_one, 1),
+        "timed one by one": options.single_users,
+        "times faster": round(one_by_one / seconds, 1),
+    }
+
+
+def _sequences(generator: np.random.Generator, count: int, length: int, items: int) -> Ragged:
+    drawn = generator.integers(items, size=count * length, dtype=np.int32)
+    return Ragged(drawn, np.arange(count + 1, dtype=np.int64) * length)
+
+
+def _first(sequences: Ragged, count: int) -> Ragged:
+    offsets = sequences.offsets[: count + 1]
+    return Ragged(sequences.items[: offsets[-1]], offsets)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _now(device: torch.device) -> float:
+    _wait(device)
+    return time.perf_counter()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+import subprocess
+import sys
+
+import pytest
+
+import sce
+
+
+@pytest.mark.parametrize("name", sce.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(sce, name) is not None
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = sce.nothing
+
+
+def test_importing_is_light() -> None:
+    code = "import sys, sce; print(sorted({'torch', 'polars', 'triton', 'rich'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
