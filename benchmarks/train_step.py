@@ -71,7 +71,8 @@ def main() -> None:
     parser.add_argument("--bucket-size-y", type=int, default=256)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--precision", choices=["float32", "tf32", "bf16"], default=None)
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=None)
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)
+    parser.add_argument("--capture", action=argparse.BooleanOptionalAction, default=None)
     parser.add_argument("--users", type=int, default=20_000, help="evaluated; 0: none are")
     parser.add_argument("--evaluation-items", type=int, default=100_000)
     parser.add_argument("--single-users", type=int, default=200, help="timed one by one")
@@ -81,8 +82,8 @@ def main() -> None:
     # Counts devices without making a CUDA context, which could not be carried into a fork.
     if options.device == "cuda" and torch.cuda.device_count() == 0:
         sys.exit("train_step: there is no CUDA device here; --device cpu measures on the CPU")
-    if options.compile is None:
-        options.compile = options.device == "cuda"
+    if options.capture is None:
+        options.capture = options.device == "cuda"
     if options.precision is None:
         options.precision = "bf16" if options.device == "cuda" else "float32"
 
@@ -136,6 +137,7 @@ def measure_loop(cell: Row, options: argparse.Namespace) -> Row:
         "memory": memory.measures,
         "precision": options.precision if cell["loop"] == LOOPS[0] else "float32",
         "compiled": options.compile if cell["loop"] == LOOPS[0] else False,
+        "captured": options.capture if cell["loop"] == LOOPS[0] else False,
     }
     return found | {f"{name} ms": value for name, value in parts().items()}
 
@@ -159,7 +161,12 @@ def our_loop(items: int, device: torch.device, options: argparse.Namespace) -> L
         bucket_size_y=min(items, options.bucket_size_y),
     )
     optimizer = make_optimizer(
-        model.parameters(), learning_rate=1e-3, betas=(0.9, 0.98), weight_decay=0.0, device=device
+        model.parameters(),
+        learning_rate=1e-3,
+        betas=(0.9, 0.98),
+        weight_decay=0.0,
+        device=device,
+        capturable=options.capture,
     )
     step = TrainingStep(
         model,
@@ -170,6 +177,7 @@ def our_loop(items: int, device: torch.device, options: argparse.Namespace) -> L
         max_length=options.length,
         precision=options.precision,
         compiled=options.batch if options.compile else None,
+        captured=options.batch if options.capture else None,
     )
 
     def loop(steps: int) -> None:

@@ -38,11 +38,17 @@ def random_histories(*lengths: int, width: int = 0) -> Tensor:
 
 
 def plain_states(model: SASRec, history: Tensor) -> Tensor:
-    """One unpadded history through nn.MultiheadAttention with the model's weights, step by step."""
+    """One history through nn.MultiheadAttention with the model's weights, step by step.
+
+    With a sink as in the paper's code: padded on the left to the full length with states of zeros,
+    which every block attends to, and which are set to zero again after it.
+    """
     dim, length = model.settings.dim, len(history)
     states = model.catalogue[history] * math.sqrt(dim)
     states = states + model.positions[model.max_length - length :]
-    later = torch.ones(length, length, dtype=torch.bool).triu(1)
+    pads = model.max_length - length if model.settings.sink else 0
+    states = F.pad(states, (0, 0, pads, 0))
+    later = torch.ones(len(states), len(states), dtype=torch.bool).triu(1)
     weights = dict(model.named_parameters())
     for number in range(model.settings.blocks):
         block = {
@@ -65,13 +71,17 @@ def plain_states(model: SASRec, history: Tensor) -> Tensor:
         states = F.layer_norm(states, (dim,), *norm, eps=1e-8)
         inner = torch.relu(states @ block["inner.weight"].T + block["inner.bias"])
         states = states + inner @ block["outer.weight"].T + block["outer.bias"]
-    return F.layer_norm(states, (dim,), weights["norm.weight"], weights["norm.bias"], eps=1e-8)
+        states = F.pad(states[pads:], (0, 0, pads, 0))
+    return F.layer_norm(
+        states[pads:], (dim,), weights["norm.weight"], weights["norm.bias"], eps=1e-8
+    )
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4])
 @pytest.mark.parametrize("blocks", [1, 3])
-def test_states_equal_a_plain_multihead_attention(heads: int, blocks: int) -> None:
-    model = scaled_up(make(heads=heads, blocks=blocks)).double()
+@pytest.mark.parametrize("sink", [True, False])
+def test_states_equal_a_plain_multihead_attention(heads: int, blocks: int, sink: bool) -> None:
+    model = scaled_up(make(heads=heads, blocks=blocks, sink=sink)).double()
     lengths = (1, 5, 8, 3)
     histories = random_histories(*lengths)
     states = model(histories)

@@ -126,6 +126,15 @@ class ScalableCrossEntropy(nn.Module):
             with_stats=with_stats,
         )
 
+    def never_waits(self, catalogue: Tensor) -> bool:
+        """Say whether a call with this catalogue runs without the host waiting for the device.
+
+        Such a call can be recorded in a CUDA graph. It needs the kernels, and sizes that are given:
+        the default ones count the valid states.
+        """
+        sized = self.n_buckets is not None and self.bucket_size_x is not None
+        return sized and choose_backend(catalogue, catalogue, self.backend) == "triton"
+
     def extra_repr(self) -> str:
         """Show the settings in the module's repr."""
         names = ("n_buckets", "bucket_size_x", "bucket_size_y", "mix", "reduction")

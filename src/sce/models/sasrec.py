@@ -2,10 +2,11 @@
 
 The architecture is that of the paper's code, which adapts pmixer/SASRec.pytorch: in each block only
 the queries are normalised before attention, the residual goes around attention from the normalised
-queries, and a point-wise feed-forward of width d follows. Two things are done differently. Padding
-is outside the item table and is never attended to. Positions are counted from the end of a history,
-so that a state is the same however the batch is padded or trimmed (the paper's code reaches this by
-padding everything on the left to the full length).
+queries, and a point-wise feed-forward of width d follows. That code pads every history on the left
+to the full length and attends to the padding, which is zero in every block. Here padding is outside
+the item table and batches are as wide as they need to be; positions are counted from the end of a
+history, and `sink` puts the events that it is short of the full length back into attention, by
+their number. A state is the same however its batch is padded or trimmed.
 """
 
 import math
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 from sce.data.batches import PADDING, Side
 from sce.errors import InputError
 
+_SINKS = 8  # empty events that stand for the missing ones: dropout hits some of them, not all
+_SINK_WIDTH = 8  # dimensions that they add: one is used, fast attention wants eight
 _EPSILON = 1e-8  # of the layer norms, as in the paper's code
 
 
@@ -35,6 +38,8 @@ class SASRecSettings:
     """Share of activations and attention weights dropped in training."""
     max_length: int = 200
     """Longest history; of a longer one the last events count."""
+    sink: bool = True
+    """Let attention also rest on the events that a history is short of max_length."""
 
     def __post_init__(self) -> None:
         for name in ("dim", "blocks", "heads", "max_length"):
@@ -118,15 +123,16 @@ class SASRec(nn.Module):
     def _encode(self, histories: Tensor) -> Tensor:
         real = histories != PADDING
         columns = torch.arange(histories.shape[1], device=histories.device)
-        places = columns + (self.max_length - real.sum(1, keepdim=True))
+        events = real.sum(1, keepdim=True)
         # Beyond the table where an event follows padding: that must not pass unnoticed.
-        places = torch.where(real, places, 0)
+        places = torch.where(real, columns + (self.max_length - events), 0)
         states = F.embedding(torch.where(real, histories, 0), self.catalogue)
         states = states * math.sqrt(self.settings.dim) + F.embedding(places, self.positions)
         states = self.dropout(states).masked_fill(~real[:, :, None], 0)
         # Padding comes after all events, where causal attention does not look.
+        missing = self.max_length - events if self.settings.sink else None
         for block in self.blocks:
-            states = block(states)
+            states = block(states, missing)
         normed: Tensor = self.norm(states)
         return normed
 
@@ -187,16 +193,19 @@ class Block(nn.Module):
         self.outer = _linear(dim, dim)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, states: Tensor) -> Tensor:
-        """Map states [b, l, d] to states [b, l, d]."""
+    def forward(self, states: Tensor, missing: Tensor | None = None) -> Tensor:
+        """Map states [b, l, d] to states [b, l, d].
+
+        With `missing` [b, 1], attention sees as many empty events before the history.
+        """
         normed = self.attention_norm(states)
-        states = normed + self._attend(normed, states)
+        states = normed + self._attend(normed, states, missing)
         normed = self.forward_norm(states)
         inner = F.relu(self.dropout(self.inner(normed)))
         out: Tensor = normed + self.dropout(self.outer(inner))
         return out
 
-    def _attend(self, queries: Tensor, states: Tensor) -> Tensor:
+    def _attend(self, queries: Tensor, states: Tensor, missing: Tensor | None) -> Tensor:
         query = self.query(queries)
         key, value = self.key_value(states).chunk(2, dim=-1)
         # [b, l, d] -> [b, heads, l, d / heads]
@@ -204,11 +213,39 @@ class Block(nn.Module):
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (query, key, value)
         )
         dropout = self.dropout.p if self.training else 0.0
+        scale = 1 / math.sqrt(query.shape[-1])
+        if missing is not None:
+            query, key, value = self._with_sink(query, key, value, missing, scale)
         attended = F.scaled_dot_product_attention(
-            query, key, value, dropout_p=dropout, is_causal=True
+            query, key, value, dropout_p=dropout, is_causal=True, scale=scale
         )
+        if missing is not None:
+            attended = attended[:, :, _SINKS:, :-_SINK_WIDTH]
         out: Tensor = self.attention_out(attended.transpose(1, 2).flatten(2))
         return out
+
+    def _with_sink(
+        self, query: Tensor, key: Tensor, value: Tensor, missing: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Put a few events before all others that stand for all the missing ones.
+
+        An empty event has the key and value of a state of zeros. That each stands for several is
+        an addition to its logit, brought in by one more dimension of query and key.
+        """
+        empty_key, empty_value = (
+            part.unflatten(0, (1, self.heads, 1, -1)).expand(len(query), -1, _SINKS, -1)
+            for part in self.key_value.bias.to(key.dtype).chunk(2)
+        )
+        count = missing.to(torch.promote_types(key.dtype, torch.float32))
+        each = (count.clamp(min=1) / _SINKS).log().masked_fill(missing == 0, -1e3) / scale
+        each = F.pad(each[:, None, None, :], (0, _SINK_WIDTH - 1)).to(key.dtype)
+        each = each.expand(-1, self.heads, _SINKS, -1)
+        ones = F.pad(torch.ones_like(query[..., :1]), (0, _SINK_WIDTH - 1))
+        query = F.pad(torch.cat([query, ones], dim=-1), (0, 0, _SINKS, 0))
+        first_keys = torch.cat([empty_key, each], dim=-1)
+        key = torch.cat([first_keys, F.pad(key, (0, _SINK_WIDTH))], dim=2)
+        value = F.pad(torch.cat([empty_value, value], dim=2), (0, _SINK_WIDTH))
+        return query, key, value
 
     def initialise(self, generator: torch.Generator) -> None:
         """Draw new weights, distributed as in the paper's code."""

@@ -83,6 +83,9 @@ def lay_out(
     step = _step((high - low) / ticks, whole=axis.whole)
     if axis.whole:  # time-like: not rounded outwards, or half a figure may be empty
         found = [step * n for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
+        if not found:  # all values lie between two whole numbers
+            low = step * math.floor(low / step)
+            found = [low]
         return Scale(axis, low, high, begin, end, tuple(found))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     found = [step * n for n in range(first, last + 1)]

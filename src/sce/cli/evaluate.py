@@ -1,0 +1,127 @@
+"""`sce evaluate`: unsampled metrics of a run, beside popularity."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from sce.errors import InputError
+from sce.evaluation.evaluate import KS, Metrics
+from sce.evaluation.evaluate import evaluate as measure
+from sce.evaluation.ranking import Popularity, Ranker
+from sce.training.device import resolve_device
+from sce.training.run import Run, load_model
+
+METRICS = ("ndcg", "hr", "mrr", "cov")
+
+
+def evaluate(
+    run: Annotated[Path, Parameter(name="RUN")],
+    /,
+    *,
+    split: Literal["test", "validation"] = "test",
+    keep_seen: Annotated[bool, Parameter(show_default=False)] = False,
+    k: Annotated[list[int] | None, Parameter(consume_multiple=True)] = None,
+    data: Path | None = None,
+    device: str = "auto",
+    batch_size: int = 512,
+    as_json: Annotated[bool, Parameter(name="--json", show_default=False)] = False,
+) -> None:
+    """Rank the whole catalogue for every test user, and see where the held-out items stand.
+
+    Args:
+        run: Directory that "sce train" wrote.
+        split: Which event is to be predicted: a user's last (test) or last but one (validation).
+        keep_seen: Rank also what a user has had before; without it, that is left out.
+        k: Depths of the metrics. [default: 1 5 10 20 50]
+        data: The run's dataset, if it was moved.
+        device: auto (a GPU if there is one), cpu, cuda, or cuda:N.
+        batch_size: Users at once.
+        as_json: Print JSON instead of a table.
+    """
+    ks = sorted(set(k or KS))
+    opened = Run.open(run)
+    place = resolve_device(device)
+    dataset = opened.load_dataset(data)
+    if not len(dataset.test):
+        raise InputError(f"{dataset.path} has no test users: there is nothing to evaluate")
+    loss = opened.config["loss"]["name"]
+    rankers: dict[str, Ranker] = {
+        loss: load_model(opened, place),
+        "popularity": Popularity(dataset.train, dataset.n_items, device=place),
+    }
+    with _progress(len(dataset.test)) as tell:
+        found = {
+            name: measure(
+                ranker,
+                dataset,
+                split=split,
+                ks=ks,
+                keep_seen=keep_seen,
+                batch_size=batch_size,
+                progress=partial(tell, name),
+            )
+            for name, ranker in rankers.items()
+        }
+    if as_json:
+        facts = {"run": str(run), "split": split, "keep_seen": keep_seen}
+        of_users = {"users": found[loss].users, "seen_targets": found[loss].seen_targets}
+        values = {"model": found[loss].values, "popularity": found["popularity"].values}
+        print(json.dumps(facts | of_users | values))
+        return
+    console = output_console()
+    console.print(metrics_table({name: m.values for name, m in found.items()}, title=split))
+    console.print()
+    console.print(_closing_line(found[loss], keep_seen), soft_wrap=True, markup=False)
+
+
+def metrics_table(rows: Mapping[str, Mapping[str, float]], *, title: str) -> Table:
+    """Lay out metrics by name (such as "ndcg@10") of several rankers: a column for each depth."""
+    ks = [int(name.partition("@")[2]) for name in next(iter(rows.values())) if "ndcg@" in name]
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column(title)
+    table.add_column("")
+    for k in ks:
+        table.add_column(f"@{k}", justify="right", no_wrap=True)
+    for metric in METRICS:
+        for number, (ranker, values) in enumerate(rows.items()):
+            cells = [f"{values[f'{metric}@{k}']:.4f}" for k in ks]
+            table.add_row("" if number else metric, ranker, *cells)
+        table.add_section()
+    return table
+
+
+def output_console() -> Console:
+    """A console for what is meant to be read or piped on: plain, and unwrapped in a pipe."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 200  # a pipe has no edge to wrap at
+    return console
+
+
+def _closing_line(metrics: Metrics, keep_seen: bool) -> str:
+    line = f"{metrics.users:,} users; "
+    if keep_seen:
+        return line + "items that a user has had before are ranked as well"
+    line += "items that a user has had before are left out"
+    if metrics.seen_targets:
+        line += f", and so are targets among them: {metrics.seen_targets:,} misses"
+    return line
+
+
+@contextmanager
+def _progress(users: int) -> Iterator[Callable[[str, int], None]]:
+    """On a terminal, say how far an evaluation is."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield lambda name, done: None
+        return
+    with console.status("evaluating") as status:
+        yield lambda name, done: status.update(f"evaluating {name}: {done:,} of {users:,} users")

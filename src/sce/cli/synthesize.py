@@ -1,0 +1,57 @@
+"""`sce synthesize`: a log to try everything with, of any size."""
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.progress import Progress
+
+from sce.data.synthetic import SyntheticSettings, write_parquet
+
+
+def synthesize(
+    *,
+    out: Path,
+    items: int = 100_000,
+    users: int = 20_000,
+    seed: int = 0,
+    mean_events: float = 40.0,
+    force: Annotated[bool, Parameter(show_default=False)] = False,
+) -> None:
+    """Write a synthetic log of interactions with popular items and sequences worth learning.
+
+    Args:
+        out: Parquet file to write.
+        items: Items in the catalogue; the rarest may not occur in a small log.
+        users: Users, each with one sequence of 20 events or more (or half of --mean-events).
+        seed: Equal options and seed give equal logs.
+        mean_events: Events per user, on average.
+        force: Replace a file that is there already.
+    """
+    shortest = min(SyntheticSettings.min_events, max(1, int(mean_events / 2)))
+    settings = SyntheticSettings(
+        items=items, users=users, seed=seed, mean_events=mean_events, min_events=shortest
+    )
+    with _progress(out, users) as tell:
+        events = write_parquet(settings, out, replace=force, progress=tell)
+    print(f"{out}: {events:,} interactions of {users:,} users with up to {items:,} items")
+    dataset = shlex.quote(str(out.with_suffix("")))
+    print(f"next: sce prepare {shlex.quote(str(out))} --out {dataset}")
+
+
+@contextmanager
+def _progress(out: Path, users: int) -> Iterator[Callable[[int], None] | None]:
+    """Show a bar on a terminal, else one line at the start."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        print(f"sce: writing {out}", file=sys.stderr, flush=True)
+        yield None
+        return
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("users", total=users)
+        yield lambda done: bar.update(task, completed=done)

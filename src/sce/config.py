@@ -1,0 +1,154 @@
+"""All settings of a run: those of model, loss and training, from a TOML file and from flags."""
+
+import ast
+import difflib
+import inspect
+import textwrap
+import tomllib
+import types
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from torch import nn
+
+from sce.data.prepared import PreparedDataset
+from sce.errors import InputError
+from sce.models.sasrec import SASRec, SASRecSettings
+from sce.training.objective import LossSettings, Workload, build_loss
+from sce.training.settings import TrainingSettings
+
+SECTIONS: dict[str, type] = {
+    "model": SASRecSettings,
+    "loss": LossSettings,
+    "training": TrainingSettings,
+}
+
+Layer = Mapping[str, Mapping[str, Any]]  # by section and name, what was given
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides what a run gives, beside the dataset."""
+
+    model: SASRecSettings = field(default_factory=SASRecSettings)
+    loss: LossSettings = field(default_factory=LossSettings)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+
+    @classmethod
+    def compose(cls, *layers: Layer) -> "Config":
+        """Lay settings over the defaults, the later over the earlier.
+
+        Raises:
+            InputError: When settings contradict each other.
+        """
+        merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+        for layer in layers:
+            for section, given in layer.items():
+                merged[section] |= given
+        return cls(**{section: SECTIONS[section](**given) for section, given in merged.items()})
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Every setting by section and name, defaults included."""
+        return asdict(self)
+
+    def build(self, dataset: PreparedDataset) -> tuple[SASRec, nn.Module]:
+        """Make the model and the loss, sized for the dataset."""
+        model = SASRec(dataset.n_items, self.model, seed=self.training.seed)
+        workload = Workload.measure(
+            dataset.train,
+            dataset.n_items,
+            batch_size=self.training.batch_size,
+            max_length=self.model.max_length,
+        )
+        return model, build_loss(self.loss, workload)
+
+
+def load_toml(path: Path | str) -> dict[str, dict[str, Any]]:
+    """Read settings from a TOML file with the tables model, loss and training, as far as given.
+
+    Raises:
+        InputError: When there is no such file, a key is unknown, or a value is of the wrong kind.
+    """
+    path = Path(path)
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid TOML: {error}") from error
+    for section, given in content.items():
+        if section not in SECTIONS:
+            raise InputError(f"{path}: [{section}] is unknown; {_nearest(section, SECTIONS)}")
+        if not isinstance(given, dict):
+            raise InputError(f"{path}: {section} is a table of settings; write [{section}]")
+        kinds = get_type_hints(SECTIONS[section])
+        for name, value in given.items():
+            if name not in kinds:
+                raise InputError(f"{path}: [{section}] {name} is unknown; {_nearest(name, kinds)}")
+            try:
+                given[name] = _convert(value, kinds[name])
+            except TypeError as error:
+                raise InputError(
+                    f"{path}: [{section}] {name} must be {_words(kinds[name])}; got {value!r}"
+                ) from error
+    return content
+
+
+def describe_settings(settings: type) -> dict[str, str]:
+    """The documentation of each field of a settings dataclass: the string that follows it."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(settings))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for statement, following in zip(body.body, body.body[1:], strict=False):
+        if (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(statement.target, ast.Name)
+            and isinstance(following, ast.Expr)
+            and isinstance(following.value, ast.Constant)
+        ):
+            found[statement.target.id] = " ".join(str(following.value.value).split())
+    return {entry.name: found.get(entry.name, "") for entry in fields(settings)}
+
+
+def _nearest(given: str, known: Mapping[str, object]) -> str:
+    close = difflib.get_close_matches(given, known, n=1, cutoff=0.5)
+    if close:
+        return f"the nearest valid key is {close[0]}"
+    return f"valid keys are {', '.join(known)}"
+
+
+def _convert(value: Any, kind: Any) -> Any:
+    """Return the value as this type has it; a TypeError says that it cannot be."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        (kind,) = (a for a in arguments if a is not type(None))
+        return _convert(value, kind)
+    if origin is Literal:
+        fits = value in arguments
+    elif origin is tuple:
+        if isinstance(value, list) and len(value) == len(arguments):
+            return tuple(_convert(v, a) for v, a in zip(value, arguments, strict=True))
+        fits = False
+    elif kind is float:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        fits = False
+    else:
+        fits = type(value) is kind  # true is not 1
+    if not fits:
+        raise TypeError
+    return value
+
+
+def _words(kind: Any) -> str:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return _words(next(a for a in arguments if a is not type(None)))
+    if origin is Literal:
+        return "one of " + ", ".join(f'"{choice}"' for choice in arguments)
+    if origin is tuple:
+        return f"a list of {len(arguments)} numbers"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    return names[kind]

@@ -1,0 +1,138 @@
+"""Beginning a run: a new directory, or going on with one that is there."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sce import __version__
+from sce.data.prepared import PreparedDataset
+from sce.data.storage import check_writable, digest_file, whole_directory, write_array
+from sce.errors import InputError
+from sce.training.checkpoint import partial_directory, write_text
+from sce.training.run import (
+    FILES,
+    FORMAT,
+    MANIFEST,
+    SASREC,
+    VERSION,
+    DatasetInfo,
+    Run,
+    read_manifest,
+)
+
+# What a run may be resumed with: the number of epochs, and the device, whose arithmetic may differ.
+_FREE = ("training.epochs", "training.device")
+
+
+def check_target(path: Path | str, *, force: bool = False, resume: bool = False) -> bool:
+    """Refuse early to train where something is that must not be lost.
+
+    Returns:
+        Whether a run is there, to be replaced or resumed.
+
+    Raises:
+        InputError: When something is there and not a run, or neither `force` nor `resume` is set.
+    """
+    path = Path(path)
+    if force and resume:
+        raise InputError("--force replaces a run and --resume goes on with it: choose one")
+    check_writable(path)
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return False
+    if not force and not resume:
+        raise InputError(
+            f"{path} exists; go on with --resume, replace it with --force, or choose another "
+            "directory"
+        )
+    files = read_manifest(path)["files"]
+    known = {MANIFEST, "tensorboard", *files, *FILES}
+    known |= {partial_directory(path / name).name for name in (MANIFEST, *FILES)}
+    others = sorted({file.name for file in path.iterdir()} - known)
+    if force and others:
+        raise InputError(
+            f"{path} also holds {', '.join(others[:3])}{' ...' if len(others) > 3 else ''}, which "
+            "--force would delete; move it elsewhere first"
+        )
+    return True
+
+
+def start_run(
+    path: Path | str,
+    dataset: PreparedDataset,
+    *,
+    config: Mapping[str, Any],
+    derived: Mapping[str, Any],
+    model: str = SASREC,
+    force: bool = False,
+) -> Run:
+    """Make the directory of a run, with everything that is known before training."""
+    path = Path(path)
+    replace = check_target(path, force=force)
+    with whole_directory(path, replace=replace) as directory:
+        files = {}
+        for part, array in dataset.item_ids.arrays().items():
+            file = directory / f"items_{part}.npy"
+            write_array(file, array)
+            files[file.name] = {"bytes": file.stat().st_size, "blake2b": digest_file(file)}
+        info = DatasetInfo(str(dataset.path.resolve()), dataset.content_hash, dataset.n_items)
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "sce": __version__,
+            "model": model,
+            "config": dict(config),
+            "derived": dict(derived),
+            "dataset": asdict(info),
+            "item_ids": dataset.item_ids.kind,
+            "files": files,
+        }
+        (directory / MANIFEST).write_text(_pretty(manifest), encoding="utf-8")
+    return Run.open(path)
+
+
+def resume_run(
+    path: Path | str, dataset: PreparedDataset, *, config: Mapping[str, Any], model: str = SASREC
+) -> Run:
+    """Open a run to go on with; the number of epochs and the device may be others.
+
+    Raises:
+        InputError: When other settings, another model or another dataset are given than it had.
+    """
+    run = Run.open(path)
+    if run.dataset.content_hash != dataset.content_hash:
+        raise InputError(
+            f"{run.path} was trained on a dataset with content {run.dataset.content_hash[:12]}, "
+            f"and {dataset.path} has content {dataset.content_hash[:12]}: resume with the former"
+        )
+    before, now = _flatten(run.config), _flatten(json.loads(json.dumps(config)))
+    if run.model != model:
+        raise InputError(f"{run.path} trains {run.model}, not {model}")
+    free = _FREE if before.get("training.schedule") == "constant" else _FREE[1:]
+    differing = [
+        f"{name} was {before.get(name)!r} and is now {now.get(name)!r}"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name) and name not in free
+    ]
+    if differing:
+        raise InputError(
+            f"{run.path} cannot be resumed with other settings: {'; '.join(differing)}"
+        )
+    if before != now:
+        manifest = json.loads((run.path / MANIFEST).read_bytes())
+        write_text(run.path / MANIFEST, _pretty(manifest | {"config": dict(config)}))
+        run = Run.open(path)
+    return run
+
+
+def _flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        f"{section}.{name}": value
+        for section, settings in nested.items()
+        for name, value in settings.items()
+    }
+
+
+def _pretty(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, ensure_ascii=False, indent=2, allow_nan=False) + "\n"

@@ -1,0 +1,119 @@
+"""Where to compute, in which precision, and how much memory is free there."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from sce.errors import InputError
+
+Precision = Literal["float32", "tf32", "bf16"]
+
+
+def resolve_device(name: str) -> torch.device:
+    """Turn "auto", "cpu", "cuda", "cuda:1" … into a device that is there.
+
+    Raises:
+        InputError: When there is no such device, or not here.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InputError(f"device is auto, cpu, cuda or cuda:N; got {name!r}") from error
+    if device.type == "cuda":
+        return _cuda(device)
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise InputError("device mps was asked for, and this machine has none; use --device cpu")
+    return device
+
+
+def _cuda(device: torch.device) -> torch.device:
+    if torch.version.cuda is None and torch.version.hip is None:
+        why = f"this PyTorch ({torch.__version__}) was built without CUDA"
+    elif not torch.cuda.is_available():
+        why = "no GPU can be used here (nvidia-smi shows what the system sees)"
+    elif (device.index or 0) >= torch.cuda.device_count():
+        why = f"there are {torch.cuda.device_count()} here, counted from 0"
+    else:
+        return torch.device(
+            "cuda", torch.cuda.current_device() if device.index is None else device.index
+        )
+    raise InputError(f"device {device} was asked for, but {why}; use --device cpu or auto")
+
+
+def device_name(device: torch.device) -> str:
+    """The name of the processor, for people."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"{device.type}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def free_memory(device: torch.device) -> int | None:
+    """How many bytes could be allocated there now; None where the system does not tell."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        # What torch holds for itself and does not use is as good as free.
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    kib = next((line.split()[1] for line in lines if line.startswith("MemAvailable")), None)
+    return None if kib is None else int(kib) * 1024
+
+
+def cpu_has_bf16() -> bool:
+    """Whether the processor computes in bf16; torch imitates it, slowly, where it does not."""
+    try:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    except (AttributeError, RuntimeError):
+        return True  # torch does not tell; then neither do we
+
+
+@contextmanager
+def matmul_precision(device: torch.device, precision: Precision) -> Iterator[None]:
+    """Allow TF32 in matrix products for a while, or forbid it; autocast is another matter."""
+    if device.type != "cuda":
+        yield
+        return
+    matmul = torch.backends.cuda.matmul
+    # One setting under two names: torch allows the older to be used only while nobody has used the
+    # newer, which torch 2.8 has not.
+    newer = hasattr(matmul, "fp32_precision")
+    name = "fp32_precision" if newer else "allow_tf32"
+    value = ("tf32" if newer else True) if precision == "tf32" else ("ieee" if newer else False)
+    before = getattr(matmul, name)
+    setattr(matmul, name, value)
+    try:
+        yield
+    finally:
+        setattr(matmul, name, before)
+
+
+@contextmanager
+def same_bits(device: torch.device) -> Iterator[None]:
+    """For a while, let torch use only algorithms that give the same bits each time.
+
+    On a CPU it does in any case.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    # cuBLAS reads this when it starts; without it, torch refuses to promise anything.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled()
+    only_warn = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        # The fused kernels of attention sum their gradients in any order.
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=only_warn)

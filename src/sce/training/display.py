@@ -1,0 +1,94 @@
+"""What is seen while training runs: a progress bar on a terminal, else a line per epoch."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from sce.training.memory import PeakMemory
+
+_REFRESH_SECONDS = 0.5
+
+
+class Display:
+    """Shows progress on stderr; says nothing when it is not wanted."""
+
+    def __init__(self, *, wanted: bool, epochs: int, memory: PeakMemory) -> None:
+        self._console = Console(stderr=True, highlight=False, quiet=not wanted)
+        self._epochs, self._memory = epochs, memory
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._score = ""
+        self._shown = 0.0
+        if wanted and self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=16),
+                TextColumn("{task.fields[facts]}"),
+                console=self._console,
+                transient=True,
+                auto_refresh=False,
+            )
+
+    def __enter__(self) -> "Display":
+        if self._bar is not None:
+            self._bar.start()
+            self._task = self._bar.add_task("starting", total=None, facts="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    @property
+    def due(self) -> bool:
+        """Whether what is shown has become old."""
+        return time.monotonic() - self._shown > _REFRESH_SECONDS
+
+    def step(self, epoch: int, step: int, of: int, loss: float, seconds_left: float) -> None:
+        """Show how far the epoch is."""
+        facts = f"loss {loss:.4f}  {self._score}{self._memory.now():,.0f} MiB"
+        facts += f"  {_duration(seconds_left)} left"
+        self._show(f"epoch {epoch}/{self._epochs}", step, of, facts)
+
+    def evaluating(self, what: str, users: int, of: int) -> None:
+        """Show how far an evaluation is."""
+        self._show(f"evaluating {what}", users, of, f"{users:,} of {of:,} users")
+
+    def epoch(self, record: Mapping[str, Any], seconds_left: float) -> None:
+        """Leave a line about a finished epoch."""
+        words = [f"epoch {record['epoch']}/{self._epochs}", f"loss {record['loss']:.4f}"]
+        if record["validation"] is not None:
+            score = f"ndcg@10 {record['validation']['ndcg@10']:.4f}"
+            self._score = score + "  "
+            words.append(score + (" *" if record["best"] else "  "))
+        words.append(f"{record['tokens_per_second']:,.0f} tokens/s")
+        words.append(f"{record['memory_mib']['training']:,.0f} MiB")
+        seconds = record["seconds"]
+        words.append(f"{seconds['training']:.1f} s")
+        if record["validation"] is not None:
+            words[-1] += f" + {seconds['evaluation']:.1f} s evaluation"
+        if record["epoch"] < self._epochs:
+            words.append(f"at most {_duration(seconds_left)} left")
+        self._console.print("  ".join(words), markup=False, soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        """Leave a line."""
+        self._console.print(f"sce: {text}", markup=False, soft_wrap=True)
+
+    def _show(self, description: str, done: int, total: int, facts: str) -> None:
+        self._shown = time.monotonic()
+        if self._bar is not None and self._task is not None:
+            self._bar.update(
+                self._task, description=description, completed=done, total=total, facts=facts
+            )
+            self._bar.refresh()
+
+
+def _duration(seconds: float) -> str:
+    """As people write it: 0:07, 12:34, 5:00:00."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

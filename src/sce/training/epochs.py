@@ -1,0 +1,275 @@
+"""The epochs of training: steps, evaluation, record, checkpoint, and when to stop."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from sce.data.batches import shuffled_batches, trainable_rows
+from sce.data.prepared import PreparedDataset
+from sce.errors import InputError
+from sce.evaluation.evaluate import evaluate
+from sce.evaluation.ranking import Ranker
+from sce.training.checkpoint import EpochSoFar, Progress, Trained
+from sce.training.device import matmul_precision
+from sce.training.display import Display
+from sce.training.interrupt import Interrupts, StopRequested, TrainingInterrupted
+from sce.training.journal import Journal
+from sce.training.keeper import Keeper
+from sce.training.memory import PeakMemory
+from sce.training.optimizer import rate_factor, set_rate
+from sce.training.run import Run
+from sce.training.settings import TrainingSettings
+from sce.training.step import TrainingStep, seeds_of_epoch
+from sce.training.watch import DivergenceError, LossWatch
+
+Record = dict[str, Any]  # of an epoch: a line of metrics.jsonl
+
+SCORE = "ndcg@10"  # by which epochs are compared
+
+_SAVE_WITHIN_EPOCH = 600.0  # seconds after which an epoch is saved half-way
+_STATISTICS_PER_EPOCH = 20
+
+
+class Training:
+    """A model on its way: what changes, how far it has come, and where it is kept."""
+
+    def __init__(
+        self,
+        trained: Trained,
+        step: TrainingStep,
+        dataset: PreparedDataset,
+        settings: TrainingSettings,
+        *,
+        run: Run | None,
+        display: Display,
+        memory: PeakMemory,
+        interrupts: Interrupts,
+    ) -> None:
+        self.trained, self.step, self.dataset, self.settings = trained, step, dataset, settings
+        self.run, self.display, self.memory, self.interrupts = run, display, memory, interrupts
+        self.rows = trainable_rows(step.sequences)
+        self.steps = steps_per_epoch(len(self.rows), settings.batch_size)
+        self.progress = Progress()
+        self.keeper = Keeper(trained, run)
+
+    def take_up(self) -> None:
+        """Go on where the run was left, if it was."""
+        found = self.keeper.take_up()
+        if self.run is None or found is None:
+            return
+        self.progress = found
+        if found.epoch > self.settings.epochs:
+            raise InputError(
+                f"{self.run.path} has {found.epoch} epochs already, and {self.settings.epochs} are "
+                "asked for"
+            )
+        if found.stopped == "epochs" and found.epoch < self.settings.epochs:
+            found.stopped = None
+        if found.stopped is not None:
+            self.display.note("training has ended already")
+            return
+        self.run.result_file.unlink(missing_ok=True)
+        step = f"step {found.current.step + 1} of {self.steps}"
+        self.display.note(f"going on at epoch {found.epoch + 1}, {step}")
+
+    def run_epochs(
+        self, journal: Journal | None, on_epoch: Callable[[Record], object] | None
+    ) -> None:
+        """Train until the epochs or the patience are over; leave the model with the best weights.
+
+        Raises:
+            TrainingInterrupted: After a signal, when the state has been saved.
+        """
+        try:
+            while self.progress.stopped is None:
+                self.interrupts.check()
+                self._train()
+                record = self._finish(*self._evaluate())
+                if journal is not None:
+                    journal.write(record)
+                self.display.epoch(record, self._seconds_left())
+                if self.progress.stopped is not None or self.keeper.due():
+                    self.save()
+                if on_epoch is not None:
+                    on_epoch(record)
+            self.interrupts.check()
+        except StopRequested as stop:
+            self.save()
+            assert self.run is not None  # otherwise nothing listens to signals
+            progress = self.progress
+            raise TrainingInterrupted(
+                f"stopped in epoch {progress.epoch + 1} after step {progress.current.step} of "
+                f"{self.steps}; everything is saved in {self.run.path}",
+                stop.signal_number,
+            ) from stop
+        self.keeper.restore_best()
+
+    def _train(self) -> None:
+        """Do the steps of the epoch that are still to be done."""
+        settings, so_far, epoch = self.settings, self.progress.current, self.progress.epoch + 1
+        order_seed, seeds = seeds_of_epoch(settings.seed, epoch, self.steps)
+        batches, targets = self._batches(order_seed)
+        watch = LossWatch(
+            so_far, epoch=epoch, device=self.step.device, explain=self._explain_divergence
+        )
+        total = settings.epochs * self.steps
+        statistics_every = max(1, self.steps // _STATISTICS_PER_EPOCH)
+        self.trained.model.train()
+        begun = time.perf_counter()
+        with matmul_precision(self.step.device, settings.precision), self._measured(so_far):
+            for number in range(so_far.step, self.steps):
+                done = (epoch - 1) * self.steps + number
+                factor = rate_factor(settings.schedule, done, total, settings.warmup_steps)
+                set_rate(self.step.optimizer, settings.learning_rate * factor)
+                result = self.step(
+                    batches[number],
+                    seeds[number],
+                    with_statistics=number % statistics_every == 0,
+                )
+                watch.add(result, number + 1, batches[number], targets[number])
+                if not (watch.full or self.display.due or self.interrupts.received):
+                    continue
+                watch.look()
+                so_far.seconds += time.perf_counter() - begun
+                self.display.step(epoch, number + 1, self.steps, watch.last, self._seconds_left())
+                if number + 1 < self.steps:
+                    self.interrupts.check()
+                if self.keeper.due(_SAVE_WITHIN_EPOCH):
+                    self.save()
+                begun = time.perf_counter()
+            watch.look()
+            so_far.seconds += time.perf_counter() - begun
+        self._check_weights()
+
+    @contextmanager
+    def _measured(self, so_far: EpochSoFar) -> Iterator[None]:
+        try:
+            with self.memory.phase("training"):
+                yield
+        finally:
+            so_far.memory_mib = max(so_far.memory_mib, self.memory.take("training"))
+
+    def _batches(self, seed: int) -> tuple[Sequence[Tensor], list[int]]:
+        """The rows of each batch of an epoch, and how many targets each has."""
+        size = self.settings.batch_size
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.cat(list(shuffled_batches(self.rows, size, generator=generator)))
+        lengths = (self.step.sequences.lengths[order] - 1).clamp(max=self.step.max_length)
+        if self.step.device.type == "cuda":
+            order = order.pin_memory()  # the GPU then fetches rows while the host goes on
+        return order.split(size), [int(part.sum()) for part in lengths.split(size)]
+
+    def _evaluate(self) -> tuple[dict[str, float] | None, float]:
+        """The metrics on the validation events if it is time for them, and the seconds taken."""
+        epoch = self.progress.epoch + 1
+        due = epoch % self.settings.evaluate_every == 0 or epoch == self.settings.epochs
+        if not due or not len(self.dataset.test):
+            return None, 0.0
+        model: Any = self.trained.model
+        return self.measure(model, "validation")
+
+    def measure(
+        self, ranker: Ranker, split: Literal["validation", "test"]
+    ) -> tuple[dict[str, float], float]:
+        """Evaluate a model or a baseline, with its memory; return the metrics and the seconds."""
+        users = len(self.dataset.test)
+
+        def tell(done: int) -> None:
+            self.interrupts.check()
+            if self.display.due:
+                self.display.evaluating(split, done, users)
+
+        begun = time.perf_counter()
+        with self.memory.phase("evaluation"):
+            metrics = evaluate(
+                ranker,
+                self.dataset,
+                split=split,
+                batch_size=self.settings.evaluation_batch_size,
+                progress=tell,
+            )
+        return metrics.values, time.perf_counter() - begun
+
+    def _finish(self, validation: dict[str, float] | None, seconds: float) -> Record:
+        """Close the epoch: its record, whether it is the best, and whether it is the last."""
+        progress, so_far = self.progress, self.progress.current
+        epoch = progress.epoch + 1
+        # Without anything to compare by, the latest is the best.
+        score = validation[SCORE] if validation is not None else None
+        is_best = not len(self.dataset.test) if score is None else score > progress.best_score
+        if is_best:
+            progress.best_epoch, progress.stale = epoch, 0
+            progress.best_score = -1.0 if score is None else score
+            self.keeper.keep_best()
+        elif score is not None:
+            progress.stale += 1
+        record: Record = {
+            "epoch": epoch,
+            **so_far.summary(),
+            "steps": self.steps,
+            "targets": so_far.targets,
+            "seconds": {"training": so_far.seconds, "evaluation": seconds},
+            "tokens_per_second": so_far.targets / max(so_far.seconds, 1e-9),
+            "memory_mib": {
+                "training": so_far.memory_mib,
+                "evaluation": self.memory.take("evaluation") if validation else None,
+            },
+            "validation": validation,
+            "best": is_best,
+        }
+        progress.history.append(record)
+        progress.current = EpochSoFar()
+        if self.settings.patience and progress.stale >= self.settings.patience:
+            progress.stopped = "patience"
+        elif epoch >= self.settings.epochs:
+            progress.stopped = "epochs"
+        return record
+
+    def save(self) -> None:
+        """Keep everything on disk, unless the weights are broken."""
+        self._check_weights()
+        self.keeper.save(self.progress)
+
+    def _check_weights(self) -> None:
+        if not self.trained.finite():
+            progress = self.progress
+            what = f"the weights stopped being numbers in epoch {progress.epoch + 1}"
+            raise DivergenceError(
+                self._explain_divergence(what, []),
+                epoch=progress.epoch + 1,
+                step=progress.current.step,
+                rows=[],
+            )
+
+    def _explain_divergence(self, what: str, rows: Sequence[int]) -> str:
+        train, ids = self.dataset.train, self.dataset.user_ids
+        users = ", ".join(repr(ids[int(train.users[row])]) for row in rows[:3])
+        if rows:
+            more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
+            what += f", in the batch of users {users}{more}"
+        hint = "try a lower --learning-rate or --training.clip-norm 1"
+        if self.settings.precision != "float32":
+            hint += ", or --training.precision float32"
+        kept = ""
+        if self.run is not None and self.keeper.best_on_disk:
+            kept = f"; the best epoch so far, {self.keeper.best_on_disk}, is in {self.run.path}"
+        return f"{what}; {hint}{kept}"
+
+    def _seconds_left(self) -> float:
+        """How long it takes if nothing stops it early."""
+        history, so_far = self.progress.history, self.progress.current
+        share = so_far.step / self.steps
+        left = self.settings.epochs - len(history) - share
+        if not history:
+            return left * so_far.seconds / max(share, 1e-9)
+        spent = sum(sum(record["seconds"].values()) for record in history)
+        return float(left * spent / len(history))
+
+
+def steps_per_epoch(rows: int, batch_size: int) -> int:
+    """How many batches the rows make; the last may be smaller."""
+    return -(-rows // batch_size)

@@ -1,0 +1,267 @@
+"""Training a model: `fit`. What it puts together is in the other rooms; the epochs in epochs.py."""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from sce.data.batches import DeviceSequences
+from sce.data.prepared import PreparedDataset
+from sce.errors import InputError
+from sce.losses import ScalableCrossEntropy
+from sce.models.sasrec import SASRec
+from sce.training.begin import check_target, resume_run, start_run
+from sce.training.checkpoint import Trained
+from sce.training.device import cpu_has_bf16, free_memory, resolve_device, same_bits
+from sce.training.display import Display
+from sce.training.epochs import Record, Training
+from sce.training.foresight import TrainingWarning, explained, foresee
+from sce.training.interrupt import Interrupts, StopRequested, TrainingInterrupted
+from sce.training.journal import Journal, check_tensorboard
+from sce.training.memory import PeakMemory
+from sce.training.objective import Workload
+from sce.training.optimizer import make_optimizer
+from sce.training.outcome import FitResult, conclude
+from sce.training.run import SASREC, Run
+from sce.training.settings import TrainingSettings
+from sce.training.step import Loss, TrainingStep
+
+__all__ = ["FitResult", "TrainingSettings", "TrainingWarning", "fit"]
+
+
+def fit(
+    model: nn.Module,
+    loss: Loss,
+    dataset: PreparedDataset,
+    *,
+    settings: TrainingSettings | None = None,
+    out: Path | str | None = None,
+    resume: bool = False,
+    force: bool = False,
+    config: Mapping[str, Any] | None = None,
+    on_epoch: Callable[[Record], object] | None = None,
+    tensorboard: bool = False,
+    progress: bool = True,
+) -> FitResult:
+    """Train a model with a loss, and leave it with the weights of its best epoch.
+
+    >>> from sce.losses import ScalableCrossEntropy
+    >>> model = SASRec(dataset.n_items)                                          # doctest: +SKIP
+    >>> result = fit(model, ScalableCrossEntropy(), dataset)                     # doctest: +SKIP
+    >>> result.test["ndcg@10"]                                                   # doctest: +SKIP
+
+    Args:
+        model: Any module that maps histories [b, l], padded on the right, to states [b, l, d], and
+            has a `catalogue` [C, d]; histories are as long as its `max_length`, if it has one.
+        loss: Any function of (states, catalogue, targets) that gives a scalar; one that takes
+            `generator` is given the generator of the step.
+        dataset: The prepared dataset.
+        settings: How to train.
+        out: The directory of the run: records, weights, and the state to go on from. Without it
+            nothing is written.
+        resume: Go on with the run in `out`, if there is one.
+        force: Replace the run in `out`.
+        config: The settings of model and loss to be kept with the run; found by themselves for
+            `SASRec`.
+        on_epoch: Called with the record of each epoch, which is a line of metrics.jsonl.
+        tensorboard: Write event files into the run as well.
+        progress: Show progress on stderr.
+
+    Raises:
+        InputError: When what was given cannot work, or the loss stops being a number.
+        TrainingInterrupted: After Ctrl-C or SIGTERM, when the state has been saved in `out`.
+    """
+    settings = settings or TrainingSettings()
+    if out is None and (resume or force or tensorboard):
+        raise InputError("resume, force and tensorboard are about a run: name its directory, out")
+    if out is not None:
+        check_target(out, force=force, resume=resume)
+    if tensorboard:
+        check_tensorboard()
+    device = resolve_device(settings.device)
+    _check_model(model, dataset)
+    sequences = _place(dataset, device)
+    max_length = _usable_length(model, sequences)
+    workload = Workload.measure(
+        dataset.train, dataset.n_items, batch_size=settings.batch_size, max_length=max_length
+    )
+    for text in _warnings(model, loss, dataset, sequences, workload, settings, device):
+        warnings.warn(text, TrainingWarning, stacklevel=2)
+    model.to(device)
+    loss_module = loss.to(device) if isinstance(loss, nn.Module) else None
+    capture = _capture(model, loss, settings, device)
+    optimizer = make_optimizer(
+        [*model.parameters(), *(loss_module.parameters() if loss_module else ())],
+        learning_rate=settings.learning_rate,
+        betas=settings.betas,
+        weight_decay=settings.weight_decay,
+        device=device,
+        capturable=capture,
+    )
+    step = TrainingStep(
+        model,
+        loss,
+        optimizer,
+        sequences,
+        device=device,
+        max_length=max_length,
+        precision=settings.precision,
+        clip_norm=settings.clip_norm,
+        compiled=settings.batch_size if settings.compile else None,
+        captured=settings.batch_size if capture else None,
+    )
+    run = None
+    if out is not None:
+        run = _open_run(out, model, loss, dataset, workload, settings, config, resume, force)
+    memory = PeakMemory(device)
+    display = Display(wanted=progress, epochs=settings.epochs, memory=memory)
+    # Training draws from the default generators; what comes after it must not notice.
+    gpus = [device.index] if device.type == "cuda" else []
+    with (
+        torch.random.fork_rng(devices=gpus),
+        same_bits(device) if settings.deterministic else nullcontext(),
+        Interrupts(wanted=run is not None) as interrupts,
+        display,
+    ):
+        training = Training(
+            Trained(model, loss_module, optimizer),
+            step,
+            dataset,
+            settings,
+            run=run,
+            display=display,
+            memory=memory,
+            interrupts=interrupts,
+        )
+        training.take_up()
+        journal = None if run is None else Journal(run, training.progress.history, tensorboard)
+        try:
+            training.run_epochs(journal, on_epoch)
+            return conclude(training)
+        except StopRequested as stop:
+            raise TrainingInterrupted(
+                f"training has ended, and is saved in {out}; its last evaluation is not done",
+                stop.signal_number,
+            ) from stop
+        except RuntimeError as error:
+            raise explained(error, loss, compiled=settings.compile) from error
+        finally:
+            if journal is not None:
+                journal.close()
+
+
+def _capture(
+    model: nn.Module, loss: Loss, settings: TrainingSettings, device: torch.device
+) -> bool:
+    """Whether steps are recorded as CUDA graphs; by default where model and loss are known to be.
+
+    Whatever a user's own model or loss does on the host would be done once, and not again.
+    """
+    if settings.capture is not None:
+        if settings.capture and device.type != "cuda":
+            raise InputError(f"training.capture records CUDA graphs, and the device is {device}")
+        return settings.capture
+    if device.type != "cuda" or not isinstance(model, SASRec):
+        return False
+    return isinstance(loss, ScalableCrossEntropy) and loss.never_waits(model.catalogue)
+
+
+def _open_run(
+    out: Path | str,
+    model: nn.Module,
+    loss: Loss,
+    dataset: PreparedDataset,
+    workload: Workload,
+    settings: TrainingSettings,
+    config: Mapping[str, Any] | None,
+    resume: bool,
+    force: bool,
+) -> Run:
+    kind, described = _describe(model, loss, settings, config)
+    if check_target(out, force=force, resume=resume) and resume:
+        return resume_run(out, dataset, config=described, model=kind)
+    return start_run(
+        out,
+        dataset,
+        config=described,
+        derived=_derived(loss, workload),
+        model=kind,
+        force=force,
+    )
+
+
+def _check_model(model: nn.Module, dataset: PreparedDataset) -> None:
+    catalogue = getattr(model, "catalogue", None)
+    if not isinstance(model, nn.Module) or not isinstance(catalogue, torch.Tensor):
+        raise InputError(
+            "a model is a torch module that maps histories to states and has a `catalogue` of item "
+            f"vectors; got {type(model).__name__}"
+        )
+    if len(catalogue) != dataset.n_items:
+        raise InputError(
+            f"the model has {len(catalogue):,} items and the dataset {dataset.n_items:,}; make it "
+            "for dataset.n_items"
+        )
+    if getattr(model, "padding_side", "right") != "right":
+        raise InputError("training pads histories on the right; make the model so")
+
+
+def _place(dataset: PreparedDataset, device: torch.device) -> DeviceSequences:
+    """Put the training sequences where the model is, if they leave it most of the memory."""
+    free = free_memory(device)
+    fits = free is None or dataset.train.items.nbytes < free // 4
+    return DeviceSequences.place(dataset.train, device if fits else "cpu")
+
+
+def _usable_length(model: nn.Module, sequences: DeviceSequences) -> int:
+    """The longest history that occurs and that the model takes."""
+    longest = max(1, int(sequences.lengths.max()) - 1)
+    return min(int(getattr(model, "max_length", longest)), longest)
+
+
+def _warnings(
+    model: nn.Module,
+    loss: Loss,
+    dataset: PreparedDataset,
+    sequences: DeviceSequences,
+    workload: Workload,
+    settings: TrainingSettings,
+    device: torch.device,
+) -> Iterator[str]:
+    free = free_memory(device)
+    yield from foresee(loss, model, workload, sequences, batch_size=settings.batch_size, free=free)
+    if not len(dataset.test):
+        yield (
+            "the dataset has no test users: nothing can be evaluated, training stops after "
+            f"{settings.epochs} epochs, and the last weights are kept"
+        )
+    if settings.precision == "tf32" and device.type != "cuda":
+        yield f"tf32 is a precision of GPUs; on {device.type} it is float32"
+    if settings.precision == "bf16" and device.type == "cpu" and not cpu_has_bf16():
+        yield "this processor has no bf16 arithmetic: training will be slower than in float32"
+
+
+def _describe(
+    model: nn.Module, loss: Loss, settings: TrainingSettings, config: Mapping[str, Any] | None
+) -> tuple[str, dict[str, Any]]:
+    """Name the model, and give every setting as run.json keeps it."""
+    if isinstance(model, SASRec):
+        kind, of_model = SASREC, asdict(model.settings)
+    else:
+        kind = f"{type(model).__module__}.{type(model).__qualname__}"
+        of_model = {"parameters": sum(p.numel() for p in model.parameters())}
+    name = repr(loss) if isinstance(loss, nn.Module) else getattr(loss, "__qualname__", "")
+    described = {"model": of_model, "loss": {"name": name}, "training": asdict(settings)}
+    return kind, described | dict(config or {})
+
+
+def _derived(loss: Loss, workload: Workload) -> dict[str, Any]:
+    found: dict[str, Any] = {"targets_per_batch": round(workload.targets, 1)}
+    if isinstance(loss, ScalableCrossEntropy):
+        found |= {"n_buckets": loss.n_buckets, "bucket_size_x": loss.bucket_size_x}
+    return found

@@ -1,0 +1,204 @@
+"""Which loss to train with: its settings, and the loss built from them."""
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeVar, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from sce.data.batches import Ragged
+from sce.errors import InputError
+from sce.losses import (
+    BinaryCrossEntropy,
+    CrossEntropy,
+    GeneralizedBinaryCrossEntropy,
+    InBatchNegatives,
+    PopularityNegatives,
+    SampledCrossEntropy,
+    ScalableCrossEntropy,
+    UniformNegatives,
+    suggest_sizes,
+)
+
+T = TypeVar("T")
+LossName = Literal["bce", "bce+", "gbce", "ce-", "ce", "sce"]
+Sampler = Literal["uniform", "popularity", "in-batch"]
+Sharing = Literal["position", "sequence", "batch"]
+
+# What each loss understands, beside its name, and what it takes where nothing is given.
+_DEFAULTS: dict[LossName, dict[str, Any]] = {
+    "bce": {"negatives": "uniform", "shared": "position"},
+    "bce+": {"n_negatives": 256, "negatives": "uniform", "shared": "sequence"},
+    "gbce": {"n_negatives": 256, "t": 0.75, "negatives": "uniform", "shared": "sequence"},
+    "ce-": {"n_negatives": 256, "negatives": "uniform", "shared": "sequence"},
+    "ce": {"chunk_size": None},
+    "sce": {
+        "bucket_size_y": 256,
+        "mix": True,
+        "n_buckets": None,
+        "bucket_size_x": None,
+        "alpha": 2.0,
+        "beta": 1.0,
+    },
+}
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    """Which loss, and its own settings. What another loss would need is refused."""
+
+    name: LossName = "sce"
+    """Binary (bce; bce+ and gbce with more negatives), sampled softmax (ce-), full softmax (ce), or
+    Scalable Cross-Entropy (sce)."""
+    bucket_size_y: int | None = None
+    """sce: items in a bucket, the one size to tune. [default: 256]"""
+    mix: bool | None = None
+    """sce: put the buckets where the states are. [default: true]"""
+    alpha: float | None = None
+    """sce: how densely buckets cover the states of a batch. [default: 2]"""
+    beta: float | None = None
+    """sce: many small buckets (below 1) or few large ones (above 1). [default: 1]"""
+    n_buckets: int | None = None
+    """sce: how many buckets. [default: from alpha, beta and the mean batch]"""
+    bucket_size_x: int | None = None
+    """sce: states in a bucket. [default: from alpha, beta and the mean batch]"""
+    n_negatives: int | None = None
+    """bce+, gbce, ce-: sampled items against each target. [default: 256]"""
+    negatives: Sampler | None = None
+    """bce, bce+, gbce, ce-: how they are sampled; ce- corrects for it. [default: uniform]"""
+    shared: Sharing | None = None
+    """bce, bce+, gbce, ce-: what draws its own negatives. [default: sequence; bce: position]"""
+    t: float | None = None
+    """gbce: calibration, 0 (none) to 1 (full). [default: 0.75]"""
+    chunk_size: int | None = None
+    """ce: items scored at once; less memory, more time. [default: all]"""
+
+    def __post_init__(self) -> None:
+        if self.name not in get_args(LossName):
+            names = ", ".join(get_args(LossName))
+            raise InputError(f"there is no loss {self.name!r}; choose from {names}")
+        known = _DEFAULTS[self.name]
+        for field in fields(self)[1:]:
+            if getattr(self, field.name) is not None and field.name not in known:
+                owners = [name for name, own in _DEFAULTS.items() if field.name in own]
+                raise InputError(
+                    f"loss.{field.name} belongs to {' and '.join(owners)}, and the loss is "
+                    f"{self.name}; leave it out, or choose another loss"
+                )
+        sized = self.n_buckets is not None and self.bucket_size_x is not None
+        if sized and (self.alpha is not None or self.beta is not None):
+            raise InputError(
+                "loss.alpha and loss.beta give n_buckets and bucket_size_x, which are both given: "
+                "leave out the two, or alpha and beta"
+            )
+        for name, default in known.items():
+            if getattr(self, name) is None and not (sized and name in ("alpha", "beta")):
+                object.__setattr__(self, name, default)
+        self._check_values()
+
+    def _check_values(self) -> None:
+        for name in ("bucket_size_y", "n_buckets", "bucket_size_x", "n_negatives", "chunk_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"loss.{name} must be at least 1; got {value}")
+        for name in ("alpha", "beta"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise InputError(f"loss.{name} must be above 0; got {value}")
+        if self.t is not None and not 0 <= self.t <= 1:
+            raise InputError(f"loss.t lies between 0 and 1; got {self.t}")
+        for name, choices in (("negatives", get_args(Sampler)), ("shared", get_args(Sharing))):
+            value = getattr(self, name)
+            if value is not None and value not in choices:
+                raise InputError(f"loss.{name} is one of {', '.join(choices)}; got {value!r}")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a loss is given at each step, on average."""
+
+    n_items: int
+    sequences: float  # in a batch
+    mean_length: float  # targets of a sequence, once it is cut to the model's length
+    counts: NDArray[np.int64]  # how often each item occurs
+
+    @property
+    def targets(self) -> float:
+        """Targets in a batch."""
+        return self.sequences * self.mean_length
+
+    @classmethod
+    def measure(
+        cls, train: Ragged, n_items: int, *, batch_size: int, max_length: int
+    ) -> "Workload":
+        """Look at the training sequences; those of one event are not trained on."""
+        targets = np.diff(train.offsets) - 1
+        targets = targets[targets >= 1].clip(max=max_length)
+        if not len(targets):
+            raise InputError("there is nothing to train on: no sequence has two events")
+        counts = np.bincount(train.items, minlength=n_items)
+        return cls(n_items, min(batch_size, len(targets)), float(targets.mean()), counts)
+
+
+def bucket_sizes(settings: LossSettings, workload: Workload) -> dict[str, int]:
+    """The two sizes that alpha and beta give for the mean batch, fixed for the whole run.
+
+    Each batch could have its own; the same for all keeps the shapes in a step the same.
+    """
+    if settings.name != "sce":
+        return {}
+    if settings.n_buckets is not None and settings.bucket_size_x is not None:
+        return {"n_buckets": settings.n_buckets, "bucket_size_x": settings.bucket_size_x}
+    n_buckets, size_x = suggest_sizes(
+        1, workload.targets, alpha=_given(settings.alpha), beta=_given(settings.beta)
+    )
+    return {
+        "n_buckets": settings.n_buckets or n_buckets,
+        "bucket_size_x": settings.bucket_size_x or size_x,
+    }
+
+
+def build_loss(settings: LossSettings, workload: Workload) -> nn.Module:
+    """Make the loss that the settings name, sized for the workload."""
+    if settings.name == "sce":
+        sizes = bucket_sizes(settings, workload)
+        return ScalableCrossEntropy(
+            n_buckets=sizes["n_buckets"],
+            bucket_size_x=sizes["bucket_size_x"],
+            bucket_size_y=_given(settings.bucket_size_y),
+            mix=_given(settings.mix),
+        )
+    if settings.name == "ce":
+        return CrossEntropy(chunk_size=settings.chunk_size)
+    sampler = _sampler(settings, workload)
+    shared: Sharing = _given(settings.shared)
+    if settings.name == "bce":
+        return BinaryCrossEntropy(negatives=sampler, shared=shared)
+    k = _given(settings.n_negatives)
+    if settings.name == "bce+":
+        return BinaryCrossEntropy(k, negatives=sampler, shared=shared)
+    if settings.name == "gbce":
+        return GeneralizedBinaryCrossEntropy(
+            k, t=_given(settings.t), negatives=sampler, shared=shared
+        )
+    return SampledCrossEntropy(k, negatives=sampler, shared=shared)
+
+
+def _sampler(
+    settings: LossSettings, workload: Workload
+) -> UniformNegatives | PopularityNegatives | InBatchNegatives:
+    if settings.negatives == "uniform":
+        return UniformNegatives()
+    correct = settings.name == "ce-"  # the correction (logQ) belongs to a softmax
+    counts = torch.from_numpy(workload.counts)
+    if settings.negatives == "popularity":
+        return PopularityNegatives(counts, correct=correct)
+    return InBatchNegatives(counts, correct=correct)
+
+
+def _given(value: T | None) -> T:
+    assert value is not None  # LossSettings fills in what the loss needs
+    return value

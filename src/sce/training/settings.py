@@ -1,0 +1,75 @@
+"""How to train: the settings of `fit`."""
+
+import math
+from dataclasses import dataclass
+from typing import get_args
+
+from sce.errors import InputError
+from sce.training.device import Precision
+from sce.training.optimizer import Schedule
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """How to train."""
+
+    epochs: int = 100
+    """Passes over the training sequences, at most."""
+    batch_size: int = 128
+    """Sequences in a step."""
+    learning_rate: float = 1e-3
+    """Adam's step size."""
+    seed: int = 0
+    """The same seed gives the same result on the same machine."""
+    device: str = "auto"
+    """auto (a GPU if there is one), cpu, cuda, or cuda:N."""
+    patience: int = 10
+    """Stop after this many evaluations in a row without a better validation NDCG@10; 0: never."""
+    evaluate_every: int = 1
+    """Epochs between evaluations."""
+    evaluation_batch_size: int = 512
+    """Users evaluated at once."""
+    betas: tuple[float, float] = (0.9, 0.98)
+    """Adam's averaging of gradients and of their squares."""
+    weight_decay: float = 0.0
+    """Decoupled, as in AdamW."""
+    clip_norm: float | None = None
+    """Largest norm of the gradient. [default: any]"""
+    schedule: Schedule = "constant"
+    """Of the learning rate: constant, or a linear warm-up and then a cosine down to 0."""
+    warmup_steps: int | None = None
+    """Steps of the warm-up. [default: a twentieth of all]"""
+    precision: Precision = "float32"
+    """float32; tf32 in matrix products on a GPU; or bf16, by autocast."""
+    compile: bool = False
+    """Compile the model: quicker steps after a slow first one. Batches have a fixed width then."""
+    capture: bool | None = None
+    """Record the step as a CUDA graph. [default: on a GPU, for SASRec with SCE]"""
+    deterministic: bool = False
+    """On a GPU too, give the same bits each time; slower. A CPU does in any case."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "evaluate_every", "evaluation_batch_size"):
+            if getattr(self, name) < 1:
+                raise InputError(f"training.{name} must be at least 1; got {getattr(self, name)}")
+        for name in ("patience", "seed", "weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"training.{name} must not be negative; got {getattr(self, name)}")
+        for name in ("learning_rate", "clip_norm"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise InputError(f"training.{name} must be above 0; got {value}")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise InputError(f"training.betas are two numbers from 0 to below 1; got {self.betas}")
+        for name, choices in (("schedule", get_args(Schedule)), ("precision", get_args(Precision))):
+            if getattr(self, name) not in choices:
+                raise InputError(
+                    f"training.{name} is one of {', '.join(choices)}; got {getattr(self, name)!r}"
+                )
+        if self.warmup_steps is not None and self.schedule == "constant":
+            raise InputError(
+                "training.warmup_steps belongs to the schedule warmup-cosine, and the schedule is "
+                "constant; leave one of the two out"
+            )
+        if self.warmup_steps is not None and self.warmup_steps < 0:
+            raise InputError(f"training.warmup_steps must not be negative; got {self.warmup_steps}")

@@ -1,0 +1,173 @@
+"""One step of training: batch, states, loss, gradients, update. The host never waits in it."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sce.data.batches import DeviceSequences, training_batch
+from sce.errors import InputError
+from sce.losses import BucketStatistics
+from sce.training.capture import CapturedStep
+from sce.training.device import Precision
+
+Loss = Callable[..., Tensor]
+
+_WIDTHS = 8  # of captured batches: a graph for each is recorded when it first occurs
+
+
+class StepSeeds(NamedTuple):
+    """The random numbers of one step follow from these alone."""
+
+    model: int  # dropout, and whatever else draws from torch's default generators
+    loss: int  # the generator that the loss is given
+
+
+class StepResult(NamedTuple):
+    """On the device, not yet waited for."""
+
+    loss: Tensor  # scalar
+    statistics: Tensor | None  # [3]: picked once, placed, correct in bucket
+
+
+def seeds_of_epoch(seed: int, epoch: int, steps: int) -> tuple[int, list[StepSeeds]]:
+    """Derive the seed of an epoch's order, and the seeds of its steps.
+
+    Every step has its own, so training can go on from any step without saving generators.
+    """
+    state = np.random.SeedSequence([seed, epoch]).generate_state(2 * steps + 1, np.uint64)
+    first, *rest = (int(number) >> 1 for number in state)
+    return first, [StepSeeds(*pair) for pair in zip(rest[::2], rest[1::2], strict=True)]
+
+
+class TrainingStep:
+    """Called with the rows of a batch, moves the weights once.
+
+    Args:
+        model: Histories [b, l] to states [b, l, d], with a `catalogue` [C, d].
+        loss: (states, catalogue, targets) to a scalar; given `generator=` if it takes one.
+        optimizer: Over the parameters of both.
+        sequences: The training sequences, on the device or on the host.
+        device: Where the model is.
+        max_length: The longest history.
+        precision: "bf16" runs model and loss under autocast.
+        clip_norm: The largest norm of the gradient.
+        compiled: How many rows a batch has when the model is to be compiled for it; batches are
+            then as wide as `max_length`, so that shapes never change. Other batches run as they
+            are.
+        captured: How many rows a batch has when its step is to be recorded as a CUDA graph, one
+            for each of a few widths. Other batches run as they are. The optimizer must be
+            capturable, and model and loss must not make the host wait.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        optimizer: torch.optim.Optimizer,
+        sequences: DeviceSequences,
+        *,
+        device: torch.device,
+        max_length: int,
+        precision: Precision = "float32",
+        clip_norm: float | None = None,
+        compiled: int | None = None,
+        captured: int | None = None,
+    ) -> None:
+        self.model, self.loss, self.optimizer, self.sequences = model, loss, optimizer, sequences
+        self.device, self.max_length, self.clip_norm = device, max_length, clip_norm
+        self.autocast = precision == "bf16"
+        self.compiled_rows = compiled
+        self.compiled_model = _compile(model, device, captured is not None) if compiled else model
+        self.captured_rows = captured
+        self._captured: dict[int, CapturedStep] = {}  # by width
+        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        takes = keyword_arguments(loss)
+        self.generator = torch.Generator(device) if "generator" in takes else None
+        self.has_statistics = "with_stats" in takes
+
+    def __call__(
+        self, rows: Tensor, seeds: StepSeeds, *, with_statistics: bool = False
+    ) -> StepResult:
+        """Train on the sequences `rows` (on the host)."""
+        self._seed(seeds)
+        width = self._width(rows)
+        histories, targets = training_batch(
+            self.sequences, rows, max_length=width or self.max_length, pad_to=width
+        )
+        if histories.device != self.device:
+            histories = histories.to(self.device, non_blocking=True)
+            targets = targets.to(self.device, non_blocking=True)
+        if len(rows) == self.captured_rows and not with_statistics:
+            captured = self._captured.get(histories.shape[1])
+            if captured is None:
+                generators = [] if self.generator is None else [self.generator]
+                captured = CapturedStep(lambda h, t: self._move(h, t, False).loss, generators)
+                self._captured[histories.shape[1]] = captured
+            return StepResult(captured(histories, targets), None)
+        return self._move(histories, targets, with_statistics)
+
+    def _width(self, rows: Tensor) -> int | None:
+        """The width of the batch if its shape is one of few, no less than its longest history."""
+        if len(rows) == self.compiled_rows:
+            return self.max_length
+        if len(rows) != self.captured_rows:
+            return None
+        longest = int((self.sequences.lengths[rows] - 1).max())
+        step = -(-self.max_length // _WIDTHS)
+        return min(self.max_length, -(-longest // step) * step)
+
+    def _move(self, histories: Tensor, targets: Tensor, with_statistics: bool) -> StepResult:
+        """Forward, backward, and the update."""
+        self.optimizer.zero_grad(set_to_none=True)
+        model = self.compiled_model if len(histories) == self.compiled_rows else self.model
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+            loss, statistics = self._loss(model(histories), targets, with_statistics)
+        if loss.dim():
+            raise InputError(f"a loss must be a scalar; got one of shape {list(loss.shape)}")
+        loss.backward()
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)
+        self.optimizer.step()
+        return StepResult(loss.detach(), statistics)
+
+    def _loss(
+        self, states: Tensor, targets: Tensor, with_statistics: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        options: dict[str, Any] = {}
+        if self.generator is not None:
+            options["generator"] = self.generator
+        if not (with_statistics and self.has_statistics):
+            return self.loss(states, self.model.catalogue, targets, **options), None
+        loss: Tensor
+        found: BucketStatistics
+        loss, found = self.loss(states, self.model.catalogue, targets, with_stats=True, **options)
+        return loss, torch.stack([found.picked_once, found.placed, found.correct_in_bucket])
+
+    def _seed(self, seeds: StepSeeds) -> None:
+        torch.default_generator.manual_seed(seeds.model)
+        if self.device.type == "cuda":
+            torch.cuda.default_generators[self.device.index].manual_seed(seeds.model)
+        if self.generator is not None:
+            self.generator.manual_seed(seeds.loss)
+
+
+def _compile(model: nn.Module, device: torch.device, captured: bool) -> Callable[[Tensor], Tensor]:
+    # On a GPU the model's kernels are so short that launching them is what takes the time:
+    # "reduce-overhead" records them once and replays them as one. Dropout still follows the seeds.
+    # Where the whole step is recorded, that is done already.
+    mode = "reduce-overhead" if device.type == "cuda" and not captured else None
+    compiled: Callable[[Tensor], Tensor] = torch.compile(model, dynamic=False, mode=mode)
+    return compiled
+
+
+def keyword_arguments(function: Loss) -> Sequence[str]:
+    """The names that a function, or the forward of a module, can be given."""
+    target = function.forward if isinstance(function, nn.Module) else function
+    try:
+        return list(inspect.signature(target).parameters)
+    except (TypeError, ValueError):
+        return []  # written in C

@@ -1,0 +1,150 @@
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from sce.cli import main
+from sce.data.prepared import PreparedDataset, write_prepared
+from sce.evaluation.evaluate import evaluate
+from sce.evaluation.ranking import Popularity, Ranker
+from sce.losses import CrossEntropy
+from sce.training.begin import start_run
+from sce.training.loop import TrainingSettings, fit
+from sce.training.run import Run, load_model
+from tests.cycle_data import lay_out, make_cycle, small_model, walk
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
+    return make_cycle(tmp_path_factory.mktemp("data") / "cycle")
+
+
+@pytest.fixture(scope="module")
+def run(dataset: PreparedDataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "run"
+    settings = TrainingSettings(epochs=2, batch_size=16, learning_rate=1e-2, device="cpu")
+    # As `sce train` names it.
+    config = {"loss": {"name": "ce"}}
+    fit(
+        small_model(dataset),
+        CrossEntropy(),
+        dataset,
+        settings=settings,
+        out=out,
+        config=config,
+        progress=False,
+    )
+    return out
+
+
+def complaint(arguments: list[str | Path], capsys: Capture) -> str:
+    assert main([str(argument) for argument in arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("sce: error: ")
+    return captured.err
+
+
+def test_the_table_has_the_numbers_that_training_found(run: Path, capsys: Capture) -> None:
+    assert main(["evaluate", str(run), "--device", "cpu"]) == 0
+    captured = capsys.readouterr()
+    result = Run.open(run).result()
+    assert result is not None
+    for name, values in [("ce", result["test"]), ("popularity", result["popularity"]["test"])]:
+        for metric in ("ndcg", "hr", "mrr", "cov"):
+            cells = " +".join(f"{values[f'{metric}@{k}']:.4f}" for k in (1, 5, 10, 20, 50))
+            assert re.search(rf"{name} +{cells}", captured.out)
+    assert "24 users" in captured.out
+    assert captured.err == ""
+
+
+def test_json_on_request(run: Path, dataset: PreparedDataset, capsys: Capture) -> None:
+    options = ["--split", "validation", "--keep-seen", "--k", "3", "1", "--json", "--device", "cpu"]
+    assert main(["evaluate", str(run), *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    model = load_model(Run.open(run))
+    popular = Popularity(dataset.train, dataset.n_items)
+    rankers: list[tuple[str, Ranker]] = [("model", model), ("popularity", popular)]
+    for name, ranker in rankers:
+        expected = evaluate(ranker, dataset, ks=(1, 3), keep_seen=True).values
+        assert found[name] == expected
+    assert next(iter(found["model"])) == "ndcg@1"
+    assert found["split"] == "validation"
+    assert found["users"] == 24
+
+
+def test_targets_that_were_seen_are_said(tmp_path: Path, capsys: Capture) -> None:
+    data = make_cycle(tmp_path / "data")
+    # The first user's last event is one that came before.
+    again = write_prepared(
+        tmp_path / "again",
+        train=data.train,
+        test=lay_out([[*walk(0, 4), 0], [*walk(3, 4), 9]], [70, 71]),
+        user_ids=data.user_ids,
+        item_ids=data.item_ids,
+        settings={},
+        counts={},
+    )
+    out = tmp_path / "run"
+    settings = TrainingSettings(epochs=1, batch_size=16, device="cpu")
+    fit(small_model(again), CrossEntropy(), again, settings=settings, out=out, progress=False)
+    assert main(["evaluate", str(out), "--device", "cpu"]) == 0
+    assert "and so are targets among them: 1 misses" in capsys.readouterr().out
+    assert main(["evaluate", str(out), "--device", "cpu", "--keep-seen"]) == 0
+    assert "are ranked as well" in capsys.readouterr().out
+
+
+def test_a_dataset_that_was_moved(run: Path, tmp_path: Path, capsys: Capture) -> None:
+    data = make_cycle(tmp_path / "data")
+    out = shutil.copytree(run, tmp_path / "run")
+    manifest = json.loads((out / "run.json").read_text())
+    manifest["dataset"]["path"] = str(tmp_path / "gone")
+    (out / "run.json").write_text(json.dumps(manifest))
+    line = complaint(["evaluate", out], capsys)
+    assert f"{tmp_path / 'gone'}, which is not there" in line
+    assert "--data DIR" in line
+    assert main(["evaluate", str(out), "--data", str(data.path), "--device", "cpu"]) == 0
+
+
+def test_another_dataset_is_refused_by_both_contents(
+    run: Path, dataset: PreparedDataset, tmp_path: Path, capsys: Capture
+) -> None:
+    other = make_cycle(tmp_path / "other", train=9)
+    line = complaint(["evaluate", run, "--data", other.path], capsys)
+    assert dataset.content_hash[:12] in line
+    assert other.content_hash[:12] in line
+
+
+def test_runs_that_are_none(
+    run: Path, dataset: PreparedDataset, tmp_path: Path, capsys: Capture
+) -> None:
+    assert "does not exist; make it with: sce train" in complaint(
+        ["evaluate", tmp_path / "no"], capsys
+    )
+    assert "is not a run" in complaint(["evaluate", dataset.path], capsys)
+    young = start_run(
+        tmp_path / "young", dataset, config={"model": {}, "loss": {"name": "ce"}}, derived={}
+    )
+    assert "has no weights yet" in complaint(["evaluate", young.path], capsys)
+    broken = shutil.copytree(run, tmp_path / "broken")
+    weights = broken / "best.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-5])
+    assert "best.safetensors is half-written or altered" in complaint(["evaluate", broken], capsys)
+
+
+def test_wrong_options(run: Path, capsys: Capture) -> None:
+    assert "got [0]" in complaint(["evaluate", run, "--k", "0"], capsys)
+    assert "batch_size must be at least 1" in complaint(
+        ["evaluate", run, "--batch-size", "0"], capsys
+    )
+    assert "train" in complaint(["evaluate", run, "--split", "train"], capsys)
+    if not torch.cuda.is_available():
+        assert "device cuda was asked for" in complaint(
+            ["evaluate", run, "--device", "cuda"], capsys
+        )

@@ -1,0 +1,289 @@
+import gzip
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from sce.cli import main
+from sce.cli.prepare import Choices, choose
+from sce.data import prepared
+from sce.data.prepared import PreparedDataset
+from sce.errors import InputError
+
+Row = tuple[str, str, int]
+
+
+def make_log(users: int = 30, items: int = 12, seed: int = 0) -> list[Row]:
+    """Users come one after another, ten events each, every event at a time of its own."""
+    chooser = random.Random(seed)
+    return [
+        (f"u{user:02}", f"item {chooser.randrange(items):02}", 1_600_000_000 + 50 * user + event)
+        for user in range(users)
+        for event in range(10)
+    ]
+
+
+def write_csv(path: Path, rows: list[Row]) -> Path:
+    path.write_text("user_id,item_id,timestamp\n" + "".join(f"{u},{i},{t}\n" for u, i, t in rows))
+    return path
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return write_csv(tmp_path / "log.csv", make_log())
+
+
+def fails(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that a wrong command gives."""
+    assert main(["prepare", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = [line for line in captured.err.splitlines() if line.startswith("sce: error: ")]
+    assert captured.err.splitlines()[-1:] == lines
+    assert "Traceback" not in captured.err
+    return lines[0]
+
+
+def test_a_log_becomes_a_dataset(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "data" / "first try"
+    arguments = ["--quantile", "0.8", "--min-item-users", "2", "--drop-repeats", "--out", str(out)]
+    assert main(["prepare", str(log), *arguments]) == 0
+    dataset = PreparedDataset.load(out)
+    assert dataset.settings == {
+        "drop_repeats": True,
+        "min_item_users": 2,
+        "min_user_items": 1,
+        "iterate": False,
+        "split": "temporal",
+        "quantile": 0.8,
+        "test_history": "after-cut",
+    }
+    first: dict[str, list[str]] = {}
+    for user, item, _ in make_log():
+        items = first.setdefault(user, [])
+        items += [item] * (item not in items)
+    train = {
+        dataset.user_ids[int(user)]: dataset.item_ids.decode(dataset.train[i])
+        for i, user in enumerate(dataset.train.users)
+    }
+    assert len(train) == 24
+    assert all(first[str(user)] == items for user, items in train.items())
+
+    captured = capsys.readouterr()
+    table = [line.split() for line in captured.out.splitlines()]
+    assert ["read", "30", "12", "300", "83.3333%"] in table
+    assert any(line[:5] == ["items", "with", "at", "least", "2"] for line in table)
+    assert ["catalogue", f"{dataset.n_items}", "items"] in table
+    assert captured.out.endswith(f"next       sce train '{out}'\n")
+    assert "\x1b" not in captured.out + captured.err
+    assert captured.err.startswith(f"sce: reading {log}")
+
+
+def test_the_table_is_kept_with_the_data(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(["prepare", str(log), "--split", "leave-one-out", "--out", str(tmp_path / "d")]) == 0
+    )
+    counts = json.loads((tmp_path / "d" / "dataset.json").read_text())["counts"]
+    assert counts["steps"] == [{"name": "read", "users": 30, "items": 12, "interactions": 300}]
+    assert counts["train"]["interactions"] == 240
+    assert counts["test"] == {"name": "test", "users": 30, "items": 12, "interactions": 300}
+    assert counts["cut"] is None
+    assert "cut" not in capsys.readouterr().out
+
+
+def test_a_terminal_sees_a_spinner_with_names_as_they_are(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # how rich is told that it writes to a terminal
+    monkeypatch.setenv("COLUMNS", "300")
+    out = tmp_path / "[red]"
+    assert main(["prepare", str(log), "--quantile", "0.8", "--out", str(out)]) == 0
+    captured = capsys.readouterr()
+    assert "[red] ..." in captured.err  # what it says last; before that it may be too quick
+    assert f"sce train '{out}'" in captured.out
+
+
+def test_incomplete_rows_are_left_out_on_request(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with log.open("a") as file:
+        file.write("u99,,1600000000\n,item 01,1600000000\n")
+    arguments = [str(log), "--quantile", "0.8", "--out", str(tmp_path / "data")]
+    fails(arguments, capsys)
+    assert main(["prepare", *arguments, "--drop-incomplete"]) == 0
+    table = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "rows without user, item or time: left out 2" in table
+    assert "read 30 12 300 83.3333%" in table
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(-3, 6), st.text("aäł,'", min_size=1, max_size=3)),
+        min_size=20,
+        max_size=60,
+    ),
+    st.randoms(use_true_random=False),
+    st.sampled_from(["temporal", "leave-one-out"]),
+)
+def test_any_order_of_the_rows_gives_the_same_bytes(
+    tmp_path_factory: pytest.TempPathFactory,
+    events: list[tuple[int, str]],
+    chooser: random.Random,
+    split: str,
+) -> None:
+    directory = tmp_path_factory.mktemp("orders")
+    rows = [  # users come one after another: some are over before any quantile
+        (str(user), f'"{item}"', 1000 + 100 * user + at) for at, (user, item) in enumerate(events)
+    ]
+    arguments = ["--time-unit", "s", "--split", split]
+    arguments += ["--quantile", "0.7"] if split == "temporal" else []
+    file = str(write_csv(directory / "a.csv", rows))
+    code = main(["prepare", file, *arguments, "--out", str(directory / "a")])
+    chooser.shuffle(rows)
+    # In another order, in two files, one of them compressed, and into another place.
+    write_csv(directory / "b.csv", rows[:7])
+    lines = write_csv(directory / "c.csv", rows[7:]).read_bytes()
+    (directory / "c.csv.gz").write_bytes(gzip.compress(lines))
+    files = [str(directory / "b.csv"), str(directory / "c.csv.gz")]
+    assert main(["prepare", *files, *arguments, "--out", str(directory / "b")]) == code
+    event(f"exit code {code}")
+    if code == 0:
+        first, second = (
+            {file.name: file.read_bytes() for file in (directory / name).iterdir()} for name in "ab"
+        )
+        assert first == second
+    else:
+        assert not (directory / "a").exists()
+
+
+# --- which values the options get
+
+
+def test_everything_is_kept_unless_asked() -> None:
+    assert choose(None) == Choices(1, 1, False, False, "temporal", 0.95, "after-cut")
+
+
+def test_the_paper_has_a_preset_that_options_override() -> None:
+    assert choose("paper") == Choices(5, 20, False, False, "temporal", 0.95, "after-cut")
+    assert choose("paper", min_user_items=3, quantile=0.9, iterate=True) == Choices(
+        5, 3, True, False, "temporal", 0.9, "after-cut"
+    )
+    assert choose("paper", split="leave-one-out").split == "leave-one-out"
+
+
+@pytest.mark.parametrize("option", ["--quantile", "--test-history"])
+def test_options_of_the_other_split_are_refused(
+    option: str, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value = "0.9" if option == "--quantile" else "full"
+    arguments = [str(log), "--split", "leave-one-out", option, value, "--out", str(tmp_path / "d")]
+    assert f"{option} belongs to the temporal split" in fails(arguments, capsys)
+
+
+def test_iterating_without_a_filter_is_refused() -> None:
+    with pytest.raises(InputError, match="--iterate repeats the filters, and none is set"):
+        choose(None, iterate=True)
+
+
+# --- what goes wrong
+
+
+def test_no_input_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "INPUT" in fails(["--out", str(tmp_path / "data")], capsys)
+
+
+def test_no_out_is_refused(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--out" in fails([str(log)], capsys)
+
+
+def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [str(tmp_path / "nowhere.csv"), "--out", str(tmp_path / "data")]
+    assert "nowhere.csv" in fails(arguments, capsys)
+
+
+def test_what_is_there_is_refused_before_reading(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "file").write_text("dear")
+    message = fails([str(tmp_path / "nowhere.csv"), "--out", str(tmp_path / "data")], capsys)
+    assert "exists; choose another directory, or replace it with --force" in message
+
+
+def test_force_prepares_again(log: Path, tmp_path: Path) -> None:
+    arguments = ["prepare", str(log), "--quantile", "0.8", "--out", str(tmp_path / "data")]
+    assert main(arguments) == 0
+    assert main(arguments) == 2
+    assert main([*arguments, "--force", "--split", "temporal"]) == 0
+
+
+def test_filters_that_leave_nothing_say_which(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = fails([str(log), "--min-item-users", "99", "--out", str(tmp_path / "d")], capsys)
+    assert "nothing is left after the item filter: no item has 99 distinct users" in message
+    message = fails([str(log), "--preset", "paper", "--out", str(tmp_path / "d")], capsys)
+    assert "nothing is left after the user filter: no user has 20 distinct items" in message
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize(
+    ("quantile", "message"),
+    [("0", "no training users"), ("1", "no test users"), ("1.5", "between 0 and 1")],
+)
+def test_a_quantile_that_cannot_work_says_why(
+    quantile: str, message: str, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(log), "--quantile", quantile, "--out", str(tmp_path / "d")]
+    assert message in fails(arguments, capsys)
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_full_disk_leaves_nothing(
+    log: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def write_half(path: Path, array: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(prepared, "write_array", write_half)
+    message = fails([str(log), "--quantile", "0.8", "--out", str(tmp_path / "d")], capsys)
+    assert f"cannot write {tmp_path / 'd'}: no space left" in message
+    assert [file.name for file in tmp_path.iterdir()] == ["log.csv"]
+
+
+def test_an_interrupt_leaves_nothing(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(path: Path, array: object) -> None:
+        path.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prepared, "write_array", interrupt)
+    assert main(["prepare", str(log), "--quantile", "0.8", "--out", str(tmp_path / "d")]) == 130
+    assert [file.name for file in tmp_path.iterdir()] == ["log.csv"]
+
+
+def test_without_polars_one_line_says_what_to_install(log: Path, tmp_path: Path) -> None:
+    program = "import sys; sys.modules['polars'] = None; from sce.cli import main; sys.exit(main())"
+    for arguments, code in [(["--help"], 0), ([str(log), "--out", str(tmp_path / "d")], 2)]:
+        command = [sys.executable, "-c", program, "prepare", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+    assert done.stderr == (
+        "sce: error: reading logs needs polars, which is not installed; "
+        "install it with: pip install 'scalable-cross-entropy[prepare]'\n"
+    )

@@ -1,0 +1,278 @@
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sce.cli import main
+from sce.training.checkpoint import read_tensors
+from sce.training.run import Run
+from tests.cycle_data import make_cycle
+
+Capture = pytest.CaptureFixture[str]
+
+SMALL = ["--model.dim", "8", "--model.blocks", "1", "--model.max-length", "6"]
+QUICK = [*SMALL, "--batch-size", "16", "--epochs", "1", "--device", "cpu", "--loss", "ce"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_cycle(tmp_path_factory.mktemp("data") / "cycle").path
+
+
+def complaint(arguments: list[str | Path], capsys: Capture) -> str:
+    assert main([str(argument) for argument in arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("sce: error: ")
+    return captured.err
+
+
+# --- what is shown and written
+
+
+def test_a_run_from_the_command_line(data: Path, tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "run"
+    more = ["--loss.chunk-size", "5", "--learning-rate", "0.01", "--seed", "3"]
+    assert main(["train", str(data), "--out", str(out), *QUICK, *more]) == 0
+    captured = capsys.readouterr()
+    assert re.search(r"ndcg +ce( +0\.\d{4}){5}", captured.out)
+    assert re.search(r"popularity( +0\.\d{4}){5}", captured.out)
+    assert f"next        sce evaluate {out}" in captured.out
+    assert re.search(r"training +\d+\.\d s, [\d,]+ tokens/s, peak [\d,]+ MiB", captured.out)
+    assert re.fullmatch(r"epoch 1/1  loss \d\.\d{4}  ndcg@10 0\.\d{4} \*  .*\n", captured.err)
+    config = Run.open(out).config
+    assert config["model"]["dim"] == 8
+    assert config["loss"]["name"] == "ce"
+    assert config["loss"]["chunk_size"] == 5
+    assert config["training"]["learning_rate"] == 0.01
+    assert config["training"]["seed"] == 3
+    assert config["training"]["betas"] == [0.9, 0.98]
+
+
+def test_a_file_of_settings_and_options_over_it(data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(
+        '[model]\ndim = 8\nblocks = 1\nmax_length = 6\n[loss]\nname = "sce"\nbucket_size_y = 6\n'
+        'mix = true\n[training]\nepochs = 1\nbatch_size = 16\ndevice = "cpu"\ncompile = true\n'
+    )
+    options = ["--loss.no-mix", "--training.no-compile", "--model.dim", "4"]
+    out = tmp_path / "run"
+    assert main(["train", str(data), "--out", str(out), "--config", str(file), *options]) == 0
+    config = Run.open(out).config
+    assert (config["model"]["dim"], config["model"]["blocks"]) == (4, 1)
+    assert (config["loss"]["mix"], config["loss"]["bucket_size_y"]) == (False, 6)
+    assert config["training"]["compile"] is False
+
+
+def test_without_out_the_run_is_named_after_data_and_loss(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", str(data), *QUICK]) == 0
+    assert (tmp_path / "runs" / "cycle-ce" / "result.json").exists()
+
+
+def test_warnings_are_one_line_each(tmp_path: Path, capsys: Capture) -> None:
+    make_cycle(tmp_path / "data", single=2)
+    options = [*SMALL, "--batch-size", "64", "--epochs", "1", "--device", "cpu", "--loss", "ce"]
+    assert main(["train", str(tmp_path / "data"), "--out", str(tmp_path / "run"), *options]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("sce: warning: 2 of 50 training users have a single event")
+    assert lines[1].startswith("sce: warning: there are 48 training users")
+    assert len(lines) == 3
+
+
+def test_the_same_command_again_needs_force_or_resume(
+    data: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    arguments = ["train", str(data), "--out", str(tmp_path / "run"), *QUICK]
+    assert main(arguments) == 0
+    first = (tmp_path / "run" / "result.json").read_bytes()
+    capsys.readouterr()
+    line = complaint([*arguments], capsys)
+    assert "exists; go on with --resume, replace it with --force" in line
+    assert (tmp_path / "run" / "result.json").read_bytes() == first
+    assert main([*arguments, "--force", "--seed", "1"]) == 0
+    assert (tmp_path / "run" / "result.json").read_bytes() != first
+
+
+def test_help_shows_daily_options_first(capsys: Capture) -> None:
+    assert main(["train", "--help"]) == 0
+    text = capsys.readouterr().out
+    places = [
+        text.index(part)
+        for part in ["PREPARED", "--out", "--loss ", "--epochs", "--resume", "Model", "Loss"]
+    ]
+    assert places == sorted(places)
+    assert "--loss.bucket-size-y" in text
+    assert "--training.epochs" not in text  # works, but the short name is shown
+
+
+# --- wrong input
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--loss", "ce", "--loss.t", "0.5"], "loss.t belongs to gbce, and the loss is ce"),
+        (["--loss", "softmax"], '"softmax"'),
+        (["--epochs", "many"], '"many"'),
+        (["--epochs", "0"], "training.epochs must be at least 1; got 0"),
+        (
+            ["--epochs", "1", "--training.epochs", "2"],
+            "--epochs and --training.epochs are the same",
+        ),
+        (["--model.heads", "3"], "dim 64 is not a multiple of 3 heads"),
+        (["--model.with", "3"], "--model.with"),
+        (["--config", "absent.toml"], "absent.toml does not exist"),
+        (["--resume", "--force"], "choose one"),
+        (["--device", "gpu"], "device is auto, cpu, cuda or cuda:N; got 'gpu'"),
+    ],
+)
+def test_wrong_options_are_one_line(
+    options: list[str], message: str, data: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    line = complaint(["train", data, "--out", tmp_path / "run", *options], capsys)
+    assert message in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_no_gpu_is_one_line(data: Path, tmp_path: Path, capsys: Capture) -> None:
+    line = complaint(["train", data, "--out", tmp_path / "run", "--device", "cuda"], capsys)
+    assert "device cuda was asked for, but" in line
+    assert "use --device cpu or auto" in line
+
+
+def test_a_typo_in_the_file_of_settings(data: Path, tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("[training]\nepoch = 3\n")
+    line = complaint(["train", data, "--out", tmp_path / "run", "--config", file], capsys)
+    assert f"{file}: [training] epoch is unknown; the nearest valid key is epochs" in line
+
+
+def test_a_directory_that_is_no_run_is_left_alone(
+    data: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    for option in ("--force", "--resume"):
+        line = complaint(["train", data, "--out", tmp_path, option, *QUICK], capsys)
+        assert "is not a run: it has no run.json" in line
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_missing_data_is_one_line(tmp_path: Path, capsys: Capture) -> None:
+    line = complaint(["train", tmp_path / "none", "--out", tmp_path / "run"], capsys)
+    assert "does not exist; make it with: sce prepare" in line
+
+
+def test_tensorboard_that_is_not_installed(
+    data: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    out = tmp_path / "run"
+    line = complaint(["train", data, "--out", out, *QUICK, "--tensorboard"], capsys)
+    assert "pip install 'scalable-cross-entropy[tensorboard]'" in line
+    assert not out.exists()
+
+
+# --- killed and resumed, as real processes
+
+DRIVER = """
+import json, os, pathlib, random, signal, sys, time
+
+import sce.cli.train  # torch is imported once, for all the processes below
+from sce.cli import main
+
+command, directory = json.loads(sys.argv[1]), pathlib.Path(sys.argv[2])
+random.seed(int(sys.argv[3]))
+
+
+def begin(name):
+    arguments = [*command, "--out", str(directory / name), "--resume"]
+    process = os.fork()
+    if process == 0:
+        sink = os.open(directory / f"{name}.err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(sink, 2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os._exit(main(arguments))
+    return process
+
+
+def end(process):
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def wait(name, epochs):
+    metrics = directory / name / "metrics.jsonl"
+    while not metrics.exists() or metrics.read_text().count("\\n") < epochs:
+        time.sleep(0.001)
+
+
+assert end(begin("unbroken")) == 0
+
+killed = []
+for epochs in (0, 2, 4, 4, 6, 8):
+    process = begin("killed")
+    if epochs:
+        wait("killed", epochs)
+    time.sleep(random.uniform(0, 0.05))  # in a step, an evaluation, or a write
+    os.kill(process, signal.SIGKILL)
+    killed.append(end(process))
+last = end(begin("killed"))
+
+codes = {}
+for number in (signal.SIGINT, signal.SIGTERM):
+    name = number.name
+    process = begin(name)
+    wait(name, 2)
+    os.kill(process, number)
+    codes[name] = [end(process), (directory / f"{name}.err").read_text(), end(begin(name))]
+print(json.dumps({"killed": killed, "last": last, "codes": codes}))
+"""
+
+
+def final(out: Path) -> dict[str, Any]:
+    result = Run.open(out).result()
+    assert result is not None
+    weights = read_tensors(out / "best.safetensors")[0]
+    return {
+        "numbers": {name: result[name] for name in ("best_epoch", "epochs", "test", "validation")},
+        "losses": [record["loss"] for record in Run.open(out).metrics()],
+        "weights": {name: tensor.tolist() for name, tensor in weights.items()},
+    }
+
+
+def test_killed_or_interrupted_and_resumed_gives_the_same_numbers(
+    data: Path, tmp_path: Path
+) -> None:
+    command = ["train", str(data), *SMALL, "--batch-size", "4", "--epochs", "12", "--device", "cpu"]
+    command += ["--loss.bucket-size-y", "6", "--training.patience", "0"]
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, json.dumps(command), str(tmp_path), "0"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    unbroken = final(tmp_path / "unbroken")
+    assert unbroken["numbers"]["epochs"] == 12
+    assert report["killed"] == [-signal.SIGKILL] * 6
+    assert report["last"] == 0
+    assert final(tmp_path / "killed") == unbroken
+    for name in ("SIGINT", "SIGTERM"):
+        code, said, after = report["codes"][name]
+        assert code == 128 + signal.Signals[name]
+        assert "go on with the same command and --resume" in said
+        assert after == 0
+        assert final(tmp_path / name) == unbroken

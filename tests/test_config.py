@@ -1,0 +1,115 @@
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sce.config import SECTIONS, Config, describe_settings, load_toml
+from sce.errors import InputError
+from sce.losses import ScalableCrossEntropy
+from tests.cycle_data import make_cycle
+
+
+def read(tmp_path: Path, text: str) -> dict[str, dict[str, Any]]:
+    file = tmp_path / "settings.toml"
+    file.write_text(text)
+    return load_toml(file)
+
+
+def test_what_is_given_is_read_and_nothing_else(tmp_path: Path) -> None:
+    text = """
+    [model]
+    dim = 128
+    [loss]
+    name = "gbce"
+    t = 1
+    [training]
+    betas = [0.9, 0.999]
+    compile = true
+    clip_norm = 2
+    """
+    given = read(tmp_path, text)
+    assert given == {
+        "model": {"dim": 128},
+        "loss": {"name": "gbce", "t": 1.0},
+        "training": {"betas": (0.9, 0.999), "compile": True, "clip_norm": 2.0},
+    }
+    assert isinstance(given["training"]["clip_norm"], float)
+
+
+def test_later_layers_win_and_the_rest_is_default() -> None:
+    config = Config.compose(
+        {"model": {"dim": 128, "heads": 2}, "training": {"epochs": 5}},
+        {"model": {"dim": 32}, "loss": {}},
+    )
+    assert (config.model.dim, config.model.heads, config.training.epochs) == (32, 2, 5)
+    assert config.training.learning_rate == 1e-3
+    assert config.loss.name == "sce"
+
+
+def test_a_config_comes_back_from_its_dictionary() -> None:
+    for loss in ({"name": "ce-"}, {"n_buckets": 3, "bucket_size_x": 4}, {"alpha": 3.0}):
+        config = Config.compose({"loss": loss})
+        assert Config.compose(config.to_dict()) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[loss]\nbucket_sizey = 5", r"\[loss\] bucket_sizey is unknown; .* bucket_size_y"),
+        ("[training]\nlearningrate = 1", r"\[training\] learningrate .* is learning_rate"),
+        ("[trainign]\nepochs = 1", r"\[trainign\] is unknown; the nearest valid key is training"),
+        ("[model]\nzzz = 1", r"valid keys are dim, blocks, heads, dropout, max_length"),
+        ("epochs = 3", r"\[epochs\] is unknown; valid keys are model, loss, training"),
+        ("training = 3", r"training is a table of settings; write \[training\]"),
+        ('[training]\nepochs = "ten"', r"\[training\] epochs must be a whole number; got 'ten'"),
+        ("[training]\nepochs = 1.5", r"a whole number; got 1.5"),
+        ("[training]\nepochs = true", r"a whole number; got True"),
+        ("[training]\ncompile = 1", r"compile must be true or false; got 1"),
+        ("[training]\nlearning_rate = false", r"learning_rate must be a number; got False"),
+        ("[training]\nbetas = [0.9]", r"betas must be a list of 2 numbers; got \[0.9\]"),
+        ("[training]\ndevice = 0", r"device must be a text; got 0"),
+        ('[loss]\nname = "softmax"', r'name must be one of "bce", .*; got \'softmax\''),
+        ("[loss]\nt = 'x'", r"\[loss\] t must be a number"),
+        ("[loss\n", r"is not valid TOML"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        read(tmp_path, text)
+    assert "settings.toml" in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        load_toml(tmp_path / "none.toml")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_a_key_with_one_letter_wrong_names_the_right_one(data: st.DataObject) -> None:
+    from sce.config import _nearest
+
+    section = data.draw(st.sampled_from(sorted(SECTIONS)))
+    known = {field.name: None for field in fields(SECTIONS[section])}
+    name = data.draw(st.sampled_from([name for name in known if len(name) > 5]))
+    place = data.draw(st.integers(1, len(name) - 2))
+    assert name in _nearest(name[:place] + name[place + 1 :], known)
+
+
+def test_every_setting_is_documented() -> None:
+    for section in SECTIONS.values():
+        for name, text in describe_settings(section).items():
+            assert len(text) > 10, name
+
+
+def test_model_and_loss_are_built_for_the_dataset(tmp_path: Path) -> None:
+    dataset = make_cycle(tmp_path / "data")
+    config = Config.compose({"model": {"dim": 8, "max_length": 4}, "training": {"batch_size": 10}})
+    model, loss = config.build(dataset)
+    assert tuple(model.catalogue.shape) == (12, 8)
+    mean = (dataset.train.lengths - 1).clip(max=4).mean()
+    assert isinstance(loss, ScalableCrossEntropy)
+    assert loss.n_buckets == round(2 * (10 * mean) ** 0.5) == loss.bucket_size_x

@@ -1,0 +1,152 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from sce.errors import InputError
+from sce.training import checkpoint
+from sce.training.checkpoint import (
+    EpochSoFar,
+    Progress,
+    Trained,
+    load_state,
+    read_tensors,
+    save_state,
+    write_tensors,
+    write_text,
+)
+
+
+def make_trained(seed: int = 0, *, amsgrad: bool = False) -> Trained:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    loss = nn.Linear(4, 1)
+    parameters = [*model.parameters(), *loss.parameters()]
+    return Trained(model, loss, torch.optim.Adam(parameters, lr=0.1, amsgrad=amsgrad))
+
+
+def move(trained: Trained, steps: int) -> None:
+    assert trained.loss is not None
+    for step in range(steps):
+        torch.manual_seed(step)
+        trained.optimizer.zero_grad()
+        trained.loss(trained.model(torch.randn(5, 3))).square().mean().backward()
+        trained.optimizer.step()
+
+
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_training_goes_on_as_if_nothing_had_been(amsgrad: bool, tmp_path: Path) -> None:
+    file = tmp_path / "state"
+    one = make_trained(amsgrad=amsgrad)
+    move(one, 3)
+    save_state(file, one, Progress(), None)
+    other = make_trained(seed=1, amsgrad=amsgrad)
+    load_state(file, other)
+    move(one, 4)
+    move(other, 4)
+    mine, theirs = one.tensors()[0], other.tensors()[0]
+    assert mine.keys() == theirs.keys()
+    assert any(name.startswith("optimizer.exp_avg_sq.loss.") for name in mine)
+    assert "model.1.running_mean" in mine
+    for name, tensor in mine.items():
+        assert torch.equal(tensor, theirs[name]), name
+    write_tensors(file, one.model.state_dict(), {})  # what was read is no view of the file
+    assert torch.equal(other.tensors()[0]["model.0.weight"], theirs["model.0.weight"])
+
+
+def test_progress_and_best_weights_come_back_to_the_bit(tmp_path: Path) -> None:
+    trained = make_trained()
+    progress = Progress(
+        history=[{"epoch": 1, "loss": 0.1 + 0.2, "validation": None}],
+        current=EpochSoFar(step=3, loss_sum=1 / 3, targets=7, bucket_sums=[0.1, 0.2, 0.3]),
+        best_epoch=1,
+        best_score=2 / 3,
+        stale=4,
+    )
+    best = {"0.weight": torch.randn(4, 3)}
+    save_state(tmp_path / "state", trained, progress, best)
+    found, weights = load_state(tmp_path / "state", trained)
+    assert found == progress
+    assert weights is not None
+    assert torch.equal(weights["0.weight"], best["0.weight"])
+    save_state(tmp_path / "state", trained, progress, None)
+    assert load_state(tmp_path / "state", trained)[1] is None
+
+
+def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
+    save_state(tmp_path / "state", make_trained(), Progress(), None)
+    other = nn.Linear(9, 9)
+    trained = Trained(other, None, torch.optim.Adam(other.parameters()))
+    with pytest.raises(InputError, match="state of another model"):
+        load_state(tmp_path / "state", trained)
+
+
+def test_tied_weights_and_strides_are_no_obstacle(tmp_path: Path) -> None:
+    table = torch.arange(6.0).view(2, 3)
+    write_tensors(tmp_path / "file", {"a": table, "b": table, "c": table.T}, {"note": "tied"})
+    tensors, metadata = read_tensors(tmp_path / "file")
+    assert metadata == {"note": "tied"}
+    assert all(torch.equal(tensors[name], table) for name in "ab")
+    assert torch.equal(tensors["c"], table.T)
+
+
+def test_files_can_be_read_by_whom_the_system_says(tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    write_tensors(tmp_path / "file", {"a": torch.zeros(1)}, {})
+    assert (tmp_path / "file").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    write_tensors(file, {"a": torch.zeros(1)}, {})
+    before = file.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InputError, match=r"cannot write .*No space left"):
+        write_tensors(file, {"a": torch.ones(1)}, {})
+    with pytest.raises(InputError, match=r"cannot write .*No space left"):
+        write_text(file, "text")
+    assert file.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_a_crash_left_is_cleared_by_the_next_write(tmp_path: Path) -> None:
+    litter = checkpoint.partial_directory(tmp_path / "file")
+    litter.mkdir()
+    (litter / ".tmpXYZ").write_text("half")
+    write_text(tmp_path / "file", "whole")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is missing"):
+        read_tensors(tmp_path / "none")
+    (tmp_path / "text").write_text("not tensors at all")
+    with pytest.raises(InputError, match="half-written or altered"):
+        read_tensors(tmp_path / "text")
+    write_tensors(tmp_path / "weights", {"a": torch.zeros(1)}, {"format": "other"})
+    with pytest.raises(InputError, match="no training state"):
+        load_state(tmp_path / "weights", make_trained())
+
+
+def test_an_epoch_sums_up() -> None:
+    so_far = EpochSoFar(loss_sum=6.0, targets=4, bucket_sums=[1.0, 2.0, 3.0], bucket_samples=2)
+    assert so_far.summary() == {
+        "loss": 1.5,
+        "buckets": {"picked_once": 0.5, "placed": 1.0, "correct_in_bucket": 1.5},
+    }
+    assert EpochSoFar().summary() == {"loss": 0.0, "buckets": None}
+
+
+def test_progress_is_json() -> None:
+    text = Progress(history=[{"epoch": 1}]).to_json()
+    assert json.loads(text)["history"] == [{"epoch": 1}]
+    assert Progress.from_json(text).epoch == 1

@@ -1,0 +1,91 @@
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from sce.errors import InputError
+from sce.training.device import (
+    device_name,
+    free_memory,
+    matmul_precision,
+    resolve_device,
+    same_bits,
+)
+
+CPU = torch.device("cpu")
+
+
+def test_auto_takes_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("auto") == CPU
+    assert resolve_device("cpu") == CPU
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", ""])
+def test_names_that_are_none(name: str) -> None:
+    with pytest.raises(InputError, match="device is auto, cpu, cuda or cuda:N; got"):
+        resolve_device(name)
+
+
+@pytest.mark.parametrize(
+    ("built", "visible", "count", "message"),
+    [
+        (None, False, 0, "was built without CUDA; use --device cpu"),
+        ("12.8", False, 0, "no GPU can be used here"),
+        ("12.8", True, 2, "there are 2 here, counted from 0"),
+    ],
+)
+def test_a_gpu_that_is_not_there(
+    built: str | None, visible: bool, count: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", built)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: visible)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    with pytest.raises(InputError, match=message):
+        resolve_device("cuda:2")
+
+
+def test_cuda_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert resolve_device("cuda") == torch.device("cuda:1")
+    assert resolve_device("auto") == torch.device("cuda:1")
+    assert resolve_device("cuda:0") == torch.device("cuda:0")
+
+
+def test_free_memory_is_plausible() -> None:
+    free = free_memory(CPU)
+    assert free is None or 2**20 < free < 2**50
+
+
+@pytest.mark.parametrize(("threads", "name"), [(1, "cpu, 1 thread"), (2, "cpu, 2 threads")])
+def test_the_name_says_how_many_threads(
+    threads: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert device_name(CPU) == name
+
+
+def test_tf32_is_allowed_for_a_while_only() -> None:
+    matmul: Any = torch.backends.cuda.matmul
+    name = "fp32_precision" if hasattr(matmul, "fp32_precision") else "allow_tf32"
+    before = getattr(matmul, name)
+    with matmul_precision(torch.device("cuda"), "tf32"):
+        assert getattr(matmul, name) in ("tf32", True)
+        with matmul_precision(torch.device("cuda"), "float32"):
+            assert getattr(matmul, name) in ("ieee", False)
+    assert getattr(matmul, name) == before
+
+
+def test_determinism_is_asked_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    with same_bits(torch.device("cuda")):
+        assert torch.are_deterministic_algorithms_enabled()
+        assert os.environ.pop("CUBLAS_WORKSPACE_CONFIG")
+    assert not torch.are_deterministic_algorithms_enabled()
+    with same_bits(CPU):
+        assert not torch.are_deterministic_algorithms_enabled()

@@ -1,0 +1,237 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sce.data.prepared import PreparedDataset
+from sce.evaluation.evaluate import Metrics
+from sce.losses import CrossEntropy, ScalableCrossEntropy
+from sce.training import epochs
+from sce.training.loop import TrainingWarning
+from sce.training.run import Run
+from sce.training.watch import DivergenceError
+from tests.cycle_data import QUICK, make_cycle, quietly, settings, small_model
+
+ONE_STEP = pytest.mark.filterwarnings("ignore:there are 48 training users")
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
+    return make_cycle(tmp_path_factory.mktemp("data") / "cycle")
+
+
+# --- early stopping
+
+
+@pytest.fixture
+def scores(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let validation find these scores, one after the other."""
+
+    def let(*values: float) -> None:
+        found = iter(values)
+
+        def scripted(model: object, data: object, *, split: str, **_: Any) -> Metrics:
+            score = next(found) if split == "validation" else 0.0
+            return Metrics({"ndcg@10": score}, users=1, seen_targets=0)
+
+        monkeypatch.setattr(epochs, "evaluate", scripted)
+
+    return let
+
+
+@ONE_STEP
+@pytest.mark.parametrize(
+    ("values", "patience", "trained", "best"),
+    [
+        ((0.5, 0.4, 0.5, 0.3), 3, 4, 1),  # the same score is no improvement
+        ((0.1, 0.2, 0.1, 0.3, 0.2, 0.1), 2, 6, 4),  # an improvement starts the count anew
+        ((0.3, 0.2), 1, 2, 1),
+        ((0.3, 0.2, 0.1, 0.1, 0.1, 0.1, 0.1), 0, 7, 1),  # never
+        ((0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7), 2, 7, 7),
+    ],
+)
+def test_patience_is_exactly_that_many_evaluations(
+    values: tuple[float, ...],
+    patience: int,
+    trained: int,
+    best: int,
+    dataset: PreparedDataset,
+    scores: Callable[..., None],
+) -> None:
+    scores(*values)
+    result = quietly(
+        small_model(dataset),
+        CrossEntropy(),
+        dataset,
+        settings=settings(epochs=7, batch_size=64, patience=patience),
+    )
+    assert (result.epochs, result.best_epoch) == (trained, best)
+    assert result.stopped == ("epochs" if trained == 7 else "patience")
+    assert [r["best"] for r in result.history][best - 1]
+
+
+@ONE_STEP
+def test_patience_counts_evaluations_not_epochs(
+    dataset: PreparedDataset, scores: Callable[..., None]
+) -> None:
+    scores(0.5, 0.4, 0.3)
+    result = quietly(
+        small_model(dataset),
+        CrossEntropy(),
+        dataset,
+        settings=settings(epochs=20, batch_size=64, patience=2, evaluate_every=3),
+    )
+    evaluated = [r["epoch"] for r in result.history if r["validation"] is not None]
+    assert evaluated == [3, 6, 9]
+    assert (result.epochs, result.best_epoch) == (9, 3)
+
+
+def test_the_last_epoch_is_evaluated_in_any_case(
+    dataset: PreparedDataset, scores: Callable[..., None]
+) -> None:
+    scores(0.1, 0.2)
+    result = quietly(
+        small_model(dataset), CrossEntropy(), dataset, settings=settings(epochs=3, evaluate_every=2)
+    )
+    assert [r["epoch"] for r in result.history if r["validation"] is not None] == [2, 3]
+
+
+def test_the_best_weights_come_back(
+    dataset: PreparedDataset, scores: Callable[..., None], tmp_path: Path
+) -> None:
+    scores(0.1, 0.3, 0.2, 0.1, *[0.0] * 2)
+    model = small_model(dataset)
+    weights: list[dict[str, Tensor]] = []
+
+    def remember(_: object) -> None:
+        weights.append({name: value.clone() for name, value in model.state_dict().items()})
+
+    quietly(
+        model,
+        CrossEntropy(),
+        dataset,
+        settings=settings(epochs=4),
+        on_epoch=remember,
+        out=tmp_path / "run",
+    )
+    assert all(torch.equal(value, weights[1][name]) for name, value in model.state_dict().items())
+    assert not torch.equal(weights[1]["catalogue"], weights[3]["catalogue"])
+
+
+# --- loss that is no number
+
+
+class Breaks(CrossEntropy):
+    """Becomes NaN at a step."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.left = at
+
+    def forward(self, *arguments: Tensor, **options: Any) -> Tensor:
+        self.left -= 1
+        loss = super().forward(*arguments, **options)
+        return loss * torch.nan if self.left <= 0 else loss
+
+
+def test_nan_stops_with_step_batch_and_hint_and_the_good_state_is_kept(
+    dataset: PreparedDataset, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    good: list[bytes] = []
+
+    def remember(_: object) -> None:
+        good.append((out / "resume.safetensors").read_bytes())
+
+    with pytest.raises(DivergenceError, match=r"became nan at step 2 of epoch 2") as caught:
+        quietly(
+            small_model(dataset), Breaks(3 + 2), dataset, settings=QUICK, out=out, on_epoch=remember
+        )
+    message = str(caught.value)
+    assert "'user0" in message
+    assert "and 13 more" in message
+    assert "--learning-rate" in message
+    assert "the best epoch so far, 1, is in" in message
+    assert len(caught.value.rows) == 16
+    assert (out / "resume.safetensors").read_bytes() == good[0]
+    assert not (out / "result.json").exists()
+
+
+@ONE_STEP
+def test_broken_weights_are_noticed_though_the_loss_is_fine(
+    dataset: PreparedDataset, tmp_path: Path
+) -> None:
+    model = small_model(dataset)
+
+    class Poisons(CrossEntropy):
+        def forward(self, *arguments: Tensor, **options: Any) -> Tensor:
+            loss = super().forward(*arguments, **options)
+            loss.register_hook(lambda gradient: gradient * torch.inf)
+            return loss
+
+    with pytest.raises(DivergenceError, match="weights stopped being numbers in epoch 1"):
+        quietly(
+            model,
+            Poisons(),
+            dataset,
+            settings=settings(batch_size=64),
+            out=tmp_path / "run",
+        )
+    assert not (tmp_path / "run" / "resume.safetensors").exists()
+
+
+# --- what is written
+
+
+def test_the_records_of_a_run(dataset: PreparedDataset, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    seen: list[dict[str, Any]] = []
+    result = quietly(
+        small_model(dataset),
+        ScalableCrossEntropy(n_buckets=4, bucket_size_x=5, bucket_size_y=6),
+        dataset,
+        settings=settings(evaluate_every=2),
+        out=out,
+        on_epoch=seen.append,
+    )
+    run = Run.open(out)
+    assert run.metrics() == seen == result.history
+    first, second = seen
+    assert first["epoch"] == 1
+    assert first["steps"] == 3
+    targets = (dataset.train.lengths - 1).clip(max=6).sum()
+    assert first["targets"] == targets
+    assert first["tokens_per_second"] == pytest.approx(targets / first["seconds"]["training"])
+    assert first["validation"] is None
+    assert first["memory_mib"]["evaluation"] is None
+    assert first["memory_mib"]["training"] > 10
+    assert not first["best"]
+    assert second["best"]
+    assert second["seconds"]["evaluation"] > 0
+    assert set(second["buckets"]) == {"picked_once", "placed", "correct_in_bucket"}
+    assert all(0 < share <= 1 for share in second["buckets"].values())
+    assert run.derived["n_buckets"] == 4
+    written = run.result()
+    assert written is not None
+    assert written["test"] == result.test
+    assert written["popularity"]["validation"]["ndcg@10"] > 0
+    assert written["best_epoch"] == 2
+    assert json.loads((out / "run.json").read_text())["config"]["training"]["epochs"] == 2
+
+
+def test_no_buckets_no_statistics(dataset: PreparedDataset) -> None:
+    result = quietly(small_model(dataset), CrossEntropy(), dataset, settings=QUICK)
+    assert result.history[0]["buckets"] is None
+
+
+def test_without_test_users_the_last_weights_are_kept(tmp_path: Path) -> None:
+    data = make_cycle(tmp_path / "data", test=0)
+    model = small_model(data)
+    with pytest.warns(TrainingWarning, match="no test users"):
+        result = quietly(model, CrossEntropy(), data, settings=QUICK, out=tmp_path / "run")
+    assert (result.best_epoch, result.test, result.validation) == (2, None, None)
+    assert (tmp_path / "run" / "best.safetensors").exists()

@@ -1,0 +1,94 @@
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sce.data.batches import DeviceSequences
+from sce.errors import InputError
+from sce.losses import (
+    BinaryCrossEntropy,
+    CrossEntropy,
+    SampledCrossEntropy,
+    ScalableCrossEntropy,
+)
+from sce.training.foresight import explained, foresee, predict_bytes
+from sce.training.objective import Workload
+from tests.cycle_data import lay_out
+
+GIB = 2**30
+LARGE = Workload(1_000_000, sequences=128, mean_length=200.0, counts=np.zeros(1, np.int64))
+SEQUENCES = DeviceSequences.place(lay_out([[1, 2, 3]] * 200, range(200)))
+
+
+def said(loss: object, workload: Workload = LARGE, free: int | None = 100 * GIB) -> list[str]:
+    model = nn.Linear(1, 1)
+    return list(foresee(loss, model, workload, SEQUENCES, batch_size=128, free=free))
+
+
+def test_the_logits_of_a_full_softmax() -> None:
+    assert predict_bytes(CrossEntropy(), LARGE) == 25_600 * 1_000_000 * 4 * 3
+    chunked = predict_bytes(CrossEntropy(chunk_size=1000), LARGE)
+    assert chunked == 25_600 * 1000 * 4 * 2
+    assert predict_bytes(ScalableCrossEntropy(), LARGE) is None
+    assert predict_bytes(lambda *_: None, LARGE) is None
+
+
+def test_a_full_softmax_that_will_not_fit_is_said_with_what_would() -> None:
+    (line,) = said(CrossEntropy())
+    assert "about 286.1 GiB (25,600 targets a batch)" in line
+    assert "100.0 GiB are free" in line
+    assert "--loss sce, or --loss.chunk-size 131072" in line
+    chunked = predict_bytes(CrossEntropy(chunk_size=131072), LARGE)
+    assert chunked is not None
+    assert chunked < 100 * GIB
+
+
+def test_what_fits_is_not_warned_about() -> None:
+    assert said(CrossEntropy(), free=300 * GIB) == []
+    assert said(CrossEntropy(), free=None) == []
+    assert said(CrossEntropy(chunk_size=4096)) == []
+    assert said(ScalableCrossEntropy()) == []
+    assert said(BinaryCrossEntropy()) == []
+
+
+def test_many_negatives() -> None:
+    (line,) = said(SampledCrossEntropy(1_000_000))
+    assert "a smaller --batch-size, or --loss sce" in line
+
+
+def test_the_model_counts_too() -> None:
+    model = nn.Linear(2**14, 2**14)  # 1 GiB, with gradient and moments 4
+    lines = list(
+        foresee(CrossEntropy(chunk_size=4096), model, LARGE, SEQUENCES, batch_size=1, free=4 * GIB)
+    )
+    assert "the model 4.0 GiB" in lines[0]
+
+
+def test_buckets_beyond_the_batch() -> None:
+    small = Workload(1000, sequences=4, mean_length=2.0, counts=np.zeros(1, np.int64))
+    (line,) = said(ScalableCrossEntropy(bucket_size_x=9, n_buckets=2), small)
+    assert "bucket_size_x is 9 and a mean batch has 8 targets" in line
+    assert said(ScalableCrossEntropy(bucket_size_x=8, n_buckets=2), small) == []
+
+
+@pytest.mark.parametrize("loss", [CrossEntropy(), ScalableCrossEntropy()])
+def test_what_is_said_when_memory_did_run_out(loss: nn.Module) -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 5 GiB. GPU 0 has ...")
+    for one in (error, RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")):
+        hint = explained(one, loss, compiled=False)
+        assert isinstance(hint, InputError)
+        assert "; try a smaller --batch-size" in str(hint)
+        assert ("--loss sce" in str(hint)) == isinstance(loss, CrossEntropy)
+
+
+def test_what_is_said_when_compiling_failed() -> None:
+    from torch._dynamo.exc import InternalTorchDynamoError
+
+    error = InternalTorchDynamoError("no compiler")
+    hint = explained(error, CrossEntropy(), compiled=True)
+    assert str(hint) == "the model could not be compiled (no compiler); leave out compile"
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    error = RuntimeError("shapes do not match")
+    assert explained(error, CrossEntropy(), compiled=True) is error

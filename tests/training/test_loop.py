@@ -1,0 +1,262 @@
+import random
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sce.data.batches import DeviceSequences
+from sce.data.prepared import PreparedDataset
+from sce.errors import InputError
+from sce.evaluation.evaluate import evaluate
+from sce.losses import CrossEntropy, ScalableCrossEntropy
+from sce.models.sasrec import SASRec
+from sce.training import loop
+from sce.training.loop import TrainingWarning
+from sce.training.objective import LossName, LossSettings, Workload, build_loss
+from sce.training.run import Run
+from tests.cycle_data import QUICK, make_cycle, quietly, settings, small_model
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
+    return make_cycle(tmp_path_factory.mktemp("data") / "cycle")
+
+
+def same_weights(one: nn.Module, other: nn.Module) -> bool:
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+# --- learning
+
+
+@pytest.mark.parametrize("name", ["bce", "bce+", "gbce", "ce-", "ce", "sce"])
+def test_every_loss_learns_and_beats_popularity(
+    name: LossName, dataset: PreparedDataset, tmp_path: Path
+) -> None:
+    sizes: dict[str, Any] = {"sce": {"bucket_size_y": 6}, "ce": {}, "bce": {}}
+    chosen = LossSettings(name=name, **sizes.get(name, {"n_negatives": 8}))
+    workload = Workload.measure(dataset.train, dataset.n_items, batch_size=16, max_length=6)
+    result = quietly(
+        small_model(dataset),
+        build_loss(chosen, workload),
+        dataset,
+        settings=settings(epochs=8, batch_size=8, learning_rate=3e-2),
+        out=tmp_path / "run",
+    )
+    losses = [record["loss"] for record in result.history]
+    assert losses[-1] < 0.5 * losses[0]
+    assert result.test["hr@1"] > 0.8
+    assert result.test["hr@1"] > 1.5 * result.popularity["test"]["hr@1"]
+
+
+def test_the_model_is_left_with_what_the_result_says(dataset: PreparedDataset) -> None:
+    model = small_model(dataset)
+    result = quietly(model, CrossEntropy(), dataset, settings=QUICK)
+    assert not model.training
+    assert evaluate(model, dataset, split="test").values == result.test
+    assert evaluate(model, dataset).values == result.validation
+    assert result.popularity is None  # of a run on disk only
+
+
+class Averages(nn.Module):
+    """A model of one's own: the state is the mean of the items so far. No maximum length."""
+
+    def __init__(self, items: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(items, 8)
+        self.turn = nn.Linear(8, 8)
+
+    @property
+    def catalogue(self) -> Tensor:
+        return self.table.weight
+
+    def forward(self, histories: Tensor) -> Tensor:
+        real = (histories >= 0).unsqueeze(2)
+        events = self.table(histories.clamp(min=0)) * real
+        states: Tensor = self.turn(events.cumsum(1) / real.cumsum(1).clamp(min=1))
+        return states
+
+
+def test_a_model_and_a_loss_of_ones_own(dataset: PreparedDataset, tmp_path: Path) -> None:
+    def squared(states: Tensor, catalogue: Tensor, targets: Tensor) -> Tensor:
+        real = targets >= 0
+        return (states[real] - catalogue[targets[real]]).square().mean()
+
+    model = Averages(dataset.n_items)
+    result = quietly(model, squared, dataset, settings=QUICK, out=tmp_path / "run")
+    assert result.history[1]["loss"] < result.history[0]["loss"]
+    run = Run.open(tmp_path / "run")
+    assert run.model.endswith("Averages")
+    assert "squared" in run.config["loss"]["name"]
+
+
+def test_a_loss_is_given_the_generator_of_its_step(dataset: PreparedDataset) -> None:
+    seen: list[int] = []
+
+    class Loss(CrossEntropy):
+        def forward(self, *arguments: Tensor, generator: torch.Generator | None = None) -> Tensor:
+            assert generator is not None
+            seen.append(generator.initial_seed())
+            return super().forward(*arguments, generator=generator)
+
+    quietly(small_model(dataset), Loss(), dataset, settings=QUICK)
+    assert len(set(seen)) == len(seen) == 2 * 3
+
+
+def test_parameters_of_the_loss_are_trained(dataset: PreparedDataset) -> None:
+    class Scaled(CrossEntropy):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, states: Tensor, *rest: Tensor, **options: Any) -> Tensor:
+            return super().forward(states * self.scale, *rest, **options)
+
+    loss = Scaled()
+    quietly(small_model(dataset), loss, dataset, settings=QUICK)
+    assert loss.scale.item() != 1.0
+
+
+# --- the same again
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_others(dataset: PreparedDataset) -> None:
+    models = [small_model(dataset) for _ in range(3)]
+    for model, seed in zip(models, (5, 5, 6), strict=True):
+        torch.manual_seed(seed * int(torch.randint(1000, ())))  # whatever the world did before
+        quietly(model, ScalableCrossEntropy(bucket_size_y=6), dataset, settings=settings(seed=seed))
+    assert same_weights(models[0], models[1])
+    assert not same_weights(models[0], models[2])
+
+
+def test_the_worlds_random_numbers_are_left_alone(dataset: PreparedDataset) -> None:
+    before = torch.get_rng_state(), str(np.random.get_state()), random.getstate()  # noqa: NPY002
+    quietly(small_model(dataset), ScalableCrossEntropy(bucket_size_y=6), dataset, settings=QUICK)
+    after = torch.get_rng_state(), str(np.random.get_state()), random.getstate()  # noqa: NPY002
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
+
+
+# --- settings that change the step
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul", "ignore:this processor has no bf16")
+def test_bf16_trains(dataset: PreparedDataset) -> None:
+    result = quietly(
+        small_model(dataset),
+        CrossEntropy(),
+        dataset,
+        settings=settings(epochs=6, precision="bf16", clip_norm=1.0, schedule="warmup-cosine"),
+    )
+    assert result.history[-1]["loss"] < 0.9 * result.history[0]["loss"]
+
+
+def test_a_compiled_model_sees_one_shape(
+    dataset: PreparedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = set()
+
+    def pretend(model: nn.Module, **_: object) -> Callable[[Tensor], Tensor]:
+        def call(histories: Tensor) -> Tensor:
+            shapes.add(tuple(histories.shape))
+            states: Tensor = model(histories)
+            return states
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", pretend)
+    # 48 users: 20 + 20 + 8, and the last batch is not compiled for.
+    quietly(
+        small_model(dataset),
+        CrossEntropy(),
+        dataset,
+        settings=settings(compile=True, batch_size=20),
+    )
+    assert shapes == {(20, 6)}
+
+
+def test_the_device_holds_no_dataset_that_does_not_fit(
+    dataset: PreparedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placed = []
+    place = DeviceSequences.place
+
+    def remember(sequences: Any, device: Any) -> Any:
+        placed.append(str(device))
+        return place(sequences, "cpu")
+
+    monkeypatch.setattr(DeviceSequences, "place", remember)
+    monkeypatch.setattr(loop, "free_memory", lambda _: 100)
+    loop._place(dataset, torch.device("meta"))
+    monkeypatch.setattr(loop, "free_memory", lambda _: 10**9)
+    loop._place(dataset, torch.device("meta"))
+    assert placed == ["cpu", "meta"]
+
+
+# --- warnings and refusals
+
+
+def test_what_a_user_would_regret_not_knowing(tmp_path: Path) -> None:
+    data = make_cycle(tmp_path / "data", single=5)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        quietly(
+            small_model(data),
+            ScalableCrossEntropy(bucket_size_y=99),
+            data,
+            settings=settings(epochs=1, batch_size=100, precision="tf32"),
+        )
+    texts = [str(one.message) for one in caught if one.category is TrainingWarning]
+    assert len(texts) == 4
+    assert "5 of 53 training users have a single event" in texts[0]
+    assert "48 training users and a batch has 100" in texts[1]
+    assert "bucket_size_y is 99 and the catalogue has 12 items" in texts[2]
+    assert "tf32 is a precision of GPUs" in texts[3]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda data: nn.Linear(2, 2), "has a `catalogue`"),
+        (lambda data: SASRec(5), "5 items and the dataset 12"),
+        (lambda data: small_model(data, padding_side="left"), "on the right"),
+    ],
+)
+def test_models_that_do_not_fit_are_refused(
+    model: Callable[[PreparedDataset], nn.Module], message: str, dataset: PreparedDataset
+) -> None:
+    with pytest.raises(InputError, match=message):
+        quietly(model(dataset), CrossEntropy(), dataset, settings=QUICK)
+
+
+def test_a_loss_must_be_a_scalar(dataset: PreparedDataset) -> None:
+    with pytest.raises(InputError, match=r"scalar; got one of shape \[16, 6\]"):
+        quietly(small_model(dataset), CrossEntropy(reduction="none"), dataset, settings=QUICK)
+
+
+def test_resuming_needs_a_run(dataset: PreparedDataset) -> None:
+    with pytest.raises(InputError, match="name its directory"):
+        quietly(small_model(dataset), CrossEntropy(), dataset, settings=QUICK, resume=True)
+
+
+def test_no_gpu_is_one_clear_error(dataset: PreparedDataset) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(InputError, match="device cuda was asked for, but"):
+        quietly(small_model(dataset), CrossEntropy(), dataset, settings=settings(device="cuda"))
+
+
+def test_memory_that_ran_out_is_said_with_what_helps(
+    dataset: PreparedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(*_: object, **__: object) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    with pytest.raises(InputError, match=r"memory ran out .CUDA out of memory.*--loss sce"):
+        quietly(small_model(dataset), run_out, dataset, settings=QUICK)

@@ -1,0 +1,327 @@
+"""Interrupted anywhere and resumed, training gives what it gives unbroken, to the bit."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from sce.data.prepared import PreparedDataset
+from sce.errors import InputError
+from sce.evaluation.evaluate import Metrics, evaluate
+from sce.losses import ScalableCrossEntropy
+from sce.models.sasrec import SASRec, SASRecSettings
+from sce.training import checkpoint, epochs, keeper
+from sce.training.checkpoint import read_tensors
+from sce.training.display import Display
+from sce.training.interrupt import TrainingInterrupted
+from sce.training.loop import FitResult, TrainingSettings, fit
+from sce.training.run import Run
+from tests.cycle_data import make_cycle
+
+BASE: dict[str, Any] = {"epochs": 2, "batch_size": 16, "learning_rate": 1e-2, "device": "cpu"}
+STEPS = 3  # in an epoch
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
+    return make_cycle(tmp_path_factory.mktemp("data") / "cycle")
+
+
+class Hooked(ScalableCrossEntropy):
+    """Does something at a step, counted from 1 over this process."""
+
+    def __init__(self, at: int = 0, action: Callable[[], None] = lambda: None) -> None:
+        super().__init__(n_buckets=4, bucket_size_x=5, bucket_size_y=6)
+        self.left, self.action = at, action
+
+    def forward(self, *arguments: Tensor, **options: Any) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            self.action()
+        return super().forward(*arguments, **options)
+
+
+def train(
+    dataset: PreparedDataset,
+    out: Path,
+    loss: Hooked | None = None,
+    *,
+    resume: bool = True,
+    **changes: Any,
+) -> FitResult:
+    # Dropout, random buckets and an order: everything random that there is.
+    model = SASRec(dataset.n_items, SASRecSettings(dim=8, blocks=1, dropout=0.3, max_length=6))
+    return fit(
+        model,
+        loss or Hooked(),
+        dataset,
+        settings=TrainingSettings(**(BASE | changes)),
+        out=out,
+        resume=resume,
+        progress=False,
+    )
+
+
+def outcome(out: Path) -> dict[str, Any]:
+    """Everything that came out, but for times and memory."""
+    run = Run.open(out)
+    result = run.result()
+    assert result is not None
+    timing = ("seconds", "memory_mib", "tokens_per_second", "memory_measured")
+    weights = read_tensors(run.best_weights)[0]
+    state, metadata = read_tensors(run.resume_state)
+    return {
+        "result": {key: value for key, value in result.items() if key not in timing},
+        "epochs": [
+            {key: value for key, value in record.items() if key not in timing}
+            for record in run.metrics()
+        ],
+        "weights": {name: tensor.tolist() for name, tensor in weights.items()},
+        "state": {name: tensor.tolist() for name, tensor in state.items()},
+        "best_score": json.loads(metadata["progress"])["best_score"],
+    }
+
+
+@pytest.fixture(scope="module")
+def unbroken(dataset: PreparedDataset, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("unbroken") / "run"
+    train(dataset, out)
+    return outcome(out)
+
+
+def test_the_same_again_is_the_same(
+    dataset: PreparedDataset, unbroken: dict[str, Any], tmp_path: Path
+) -> None:
+    train(dataset, tmp_path / "run")
+    assert outcome(tmp_path / "run") == unbroken
+
+
+def test_more_epochs_later(
+    dataset: PreparedDataset, unbroken: dict[str, Any], tmp_path: Path
+) -> None:
+    train(dataset, tmp_path / "run", epochs=1)
+    assert len(Run.open(tmp_path / "run").metrics()) == 1
+    train(dataset, tmp_path / "run", epochs=2)
+    assert outcome(tmp_path / "run") == unbroken
+    assert Run.open(tmp_path / "run").config["training"]["epochs"] == 2
+
+
+@pytest.mark.parametrize("step", range(1, 2 * STEPS + 1))
+def test_a_signal_at_any_step_saves_and_resuming_is_exact(
+    step: int, dataset: PreparedDataset, unbroken: dict[str, Any], tmp_path: Path
+) -> None:
+    number = signal.SIGTERM if step % 2 else signal.SIGINT
+    handler = signal.getsignal(number)
+    with pytest.raises(TrainingInterrupted, match="everything is saved") as caught:
+        train(dataset, tmp_path / "run", Hooked(step, lambda: os.kill(os.getpid(), number)))
+    assert caught.value.exit_code == 128 + number
+    assert signal.getsignal(number) == handler
+    assert not (tmp_path / "run" / "result.json").exists()
+    train(dataset, tmp_path / "run")
+    assert outcome(tmp_path / "run") == unbroken
+
+
+def test_a_signal_during_evaluation(
+    dataset: PreparedDataset,
+    unbroken: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return evaluate(*arguments, **options)
+
+    monkeypatch.setattr(epochs, "evaluate", interrupted)
+    with pytest.raises(TrainingInterrupted, match=r"epoch 1 after step 3 of 3"):
+        train(dataset, tmp_path / "run")
+    monkeypatch.undo()
+    train(dataset, tmp_path / "run")
+    assert outcome(tmp_path / "run") == unbroken
+
+
+def test_a_signal_during_the_last_evaluation(
+    dataset: PreparedDataset,
+    unbroken: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        if options["split"] == "test":
+            os.kill(os.getpid(), signal.SIGINT)
+        return evaluate(*arguments, **options)
+
+    monkeypatch.setattr(epochs, "evaluate", interrupted)
+    with pytest.raises(TrainingInterrupted, match="training has ended"):
+        train(dataset, tmp_path / "run")
+    monkeypatch.undo()
+    train(dataset, tmp_path / "run")
+    assert outcome(tmp_path / "run") == unbroken
+
+
+def test_a_second_signal_does_not_wait(dataset: PreparedDataset, tmp_path: Path) -> None:
+    def twice() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        train(dataset, tmp_path / "run", Hooked(2, twice))
+    assert not isinstance(caught.value, TrainingInterrupted)
+
+
+class Crash(BaseException):
+    """As if the power failed."""
+
+
+def test_a_crash_at_any_write_and_resuming_is_exact(
+    dataset: PreparedDataset,
+    unbroken: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left = 0
+
+    def failing(original: Callable[..., Any]) -> Callable[..., Any]:
+        # Once before the call, once after it.
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Crash
+            result = original(*arguments, **options)
+            left -= 1
+            if left == 0:
+                raise Crash
+            return result
+
+        return call
+
+    monkeypatch.setattr(keeper, "_SHARE", 0)  # save after every epoch
+    monkeypatch.setattr(Path, "replace", failing(Path.replace))
+    monkeypatch.setattr(checkpoint, "save_file", failing(save_file))
+    crashes = 0
+    while True:
+        out = tmp_path / f"run{crashes}"
+        left = crashes + 1
+        try:
+            train(dataset, out)
+        except Crash:
+            crashes += 1
+            left = 0
+            train(dataset, out)
+            assert outcome(out) == unbroken, f"crash {crashes}"
+        else:
+            break
+    assert crashes == 20  # two for each of ten calls
+    assert sorted(file.name for file in out.iterdir()) == [
+        "best.safetensors",
+        "items_values.npy",
+        "metrics.jsonl",
+        "result.json",
+        "resume.safetensors",
+        "run.json",
+    ]
+
+
+def test_records_ahead_of_the_state_are_taken_back(
+    dataset: PreparedDataset, unbroken: dict[str, Any], tmp_path: Path
+) -> None:
+    train(dataset, tmp_path / "run", epochs=1)
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 2, "loss": 99}\n{"epoch": 3, "lo')
+    assert len(Run.open(tmp_path / "run").metrics()) == 2  # the torn line is not one
+    train(dataset, tmp_path / "run")
+    assert outcome(tmp_path / "run") == unbroken
+
+
+def test_a_long_epoch_is_saved_half_way(
+    dataset: PreparedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epochs, "_SAVE_WITHIN_EPOCH", 0.0)
+    monkeypatch.setattr(keeper, "_SHARE", 0)
+    monkeypatch.setattr(Display, "due", True)
+
+    def fail() -> None:
+        raise Crash
+
+    with pytest.raises(Crash):
+        train(dataset, tmp_path / "run", Hooked(3, fail))
+    progress = json.loads(read_tensors(tmp_path / "run" / "resume.safetensors")[1]["progress"])
+    assert progress["current"]["step"] == 2
+
+
+def test_resuming_a_finished_run_changes_nothing(
+    dataset: PreparedDataset, unbroken: dict[str, Any], tmp_path: Path
+) -> None:
+    first = train(dataset, tmp_path / "run")
+    again = train(dataset, tmp_path / "run", Hooked(1, lambda: pytest.fail("a step was made")))
+    assert again.test == first.test
+    assert outcome(tmp_path / "run") == unbroken
+
+
+def test_early_stopping_counts_across_an_interruption(
+    dataset: PreparedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def constant(*_: Any, **__: Any) -> Metrics:
+        return Metrics({"ndcg@10": 0.5}, users=1, seen_targets=0)
+
+    monkeypatch.setattr(epochs, "evaluate", constant)
+    interrupt = Hooked(2 * STEPS + 1, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(TrainingInterrupted):
+        train(dataset, tmp_path / "run", interrupt, epochs=9, patience=3)
+    result = train(dataset, tmp_path / "run", epochs=9, patience=3)
+    assert (result.epochs, result.best_epoch, result.stopped) == (4, 1, "patience")
+
+
+# --- what cannot be resumed
+
+
+def test_other_settings_are_refused_by_name(dataset: PreparedDataset, tmp_path: Path) -> None:
+    train(dataset, tmp_path / "run", epochs=1)
+    with pytest.raises(InputError) as caught:
+        train(dataset, tmp_path / "run", epochs=2, seed=7, learning_rate=0.5)
+    message = str(caught.value)
+    assert "training.learning_rate was 0.01 and is now 0.5" in message
+    assert "training.seed was 0 and is now 7" in message
+    assert "epochs" not in message
+
+
+def test_with_a_schedule_the_epochs_are_part_of_it(
+    dataset: PreparedDataset, tmp_path: Path
+) -> None:
+    train(dataset, tmp_path / "run", epochs=1, schedule="warmup-cosine")
+    with pytest.raises(InputError, match=r"training.epochs was 1 and is now 2"):
+        train(dataset, tmp_path / "run", epochs=2, schedule="warmup-cosine")
+
+
+def test_fewer_epochs_than_there_are(dataset: PreparedDataset, tmp_path: Path) -> None:
+    train(dataset, tmp_path / "run", epochs=2)
+    with pytest.raises(InputError, match="has 2 epochs already, and 1 are asked for"):
+        train(dataset, tmp_path / "run", epochs=1)
+
+
+def test_another_dataset_is_refused(dataset: PreparedDataset, tmp_path: Path) -> None:
+    train(dataset, tmp_path / "run", epochs=1)
+    other = make_cycle(tmp_path / "other", train=20)
+    with pytest.raises(InputError) as caught:
+        train(other, tmp_path / "run", epochs=1)
+    assert dataset.content_hash[:12] in str(caught.value)
+    assert other.content_hash[:12] in str(caught.value)
+
+
+def test_a_state_that_is_damaged(dataset: PreparedDataset, tmp_path: Path) -> None:
+    train(dataset, tmp_path / "run", epochs=1)
+    state = tmp_path / "run" / "resume.safetensors"
+    state.write_bytes(state.read_bytes()[:-100])
+    with pytest.raises(InputError, match=r"resume.safetensors is half-written or altered"):
+        train(dataset, tmp_path / "run", epochs=2)
+    with torch.random.fork_rng():
+        checkpoint.write_tensors(state, {"model.x": torch.zeros(1)}, {})
+    with pytest.raises(InputError, match="no training state"):
+        train(dataset, tmp_path / "run", epochs=2)

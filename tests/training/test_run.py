@@ -1,0 +1,158 @@
+import json
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sce.data.prepared import PreparedDataset
+from sce.errors import InputError
+from sce.models.sasrec import SASRec
+from sce.training.begin import check_target, start_run
+from sce.training.checkpoint import write_tensors
+from sce.training.run import Run, load_model
+from tests.cycle_data import MODEL, make_cycle
+
+CONFIG: dict[str, Any] = {
+    "model": vars(MODEL),
+    "loss": {"name": "ce"},
+    "training": {"epochs": 3, "schedule": "constant"},
+}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
+    return make_cycle(tmp_path_factory.mktemp("data") / "cycle")
+
+
+@pytest.fixture
+def run(dataset: PreparedDataset, tmp_path: Path) -> Run:
+    run = start_run(tmp_path / "run", dataset, config=CONFIG, derived={"n_buckets": 5})
+    write_tensors(run.best_weights, SASRec(dataset.n_items, MODEL, seed=9).state_dict(), {})
+    return run
+
+
+def test_what_was_written_is_opened(run: Run, dataset: PreparedDataset) -> None:
+    opened = Run.open(run.path)
+    assert opened.config == CONFIG
+    assert opened.derived == {"n_buckets": 5}
+    assert opened.dataset.content_hash == dataset.content_hash
+    assert opened.dataset.n_items == 12
+    assert opened.item_ids == dataset.item_ids
+    assert opened.metrics() == []
+    assert opened.result() is None
+    assert opened.load_dataset().content_hash == dataset.content_hash
+
+
+def test_the_model_comes_back_with_its_weights(run: Run) -> None:
+    model = load_model(run)
+    assert not model.training
+    expected = SASRec(12, MODEL, seed=9).eval()
+    histories = torch.tensor([[1, 2, 3]])
+    assert torch.equal(model(histories), expected(histories))
+
+
+def test_opening_a_run_executes_nothing(run: Run) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (pytest.fail, ("a pickle was loaded",))
+
+    run.best_weights.write_bytes(pickle.dumps(Trap()))
+    with pytest.raises(InputError, match="half-written or altered"):
+        load_model(Run.open(run.path))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: shutil.rmtree(path), "does not exist; make it with: sce train"),
+        (lambda path: (path / "run.json").unlink(), "run.json is missing"),
+        (lambda path: (path / "run.json").write_text("{"), "run.json cannot be read"),
+        (lambda path: (path / "run.json").write_text("{}"), "is of something else"),
+        (lambda path: edit(path, version=99), "has format version 99, and this sce reads"),
+        (lambda path: edit(path, config=None, drop="config"), "run.json has no 'config'"),
+        (lambda path: (path / "items_values.npy").unlink(), "items_values.npy is missing"),
+        (lambda path: flip(path / "items_values.npy"), "items_values.npy was altered"),
+    ],
+)
+def test_damage_is_said(damage: Any, message: str, run: Run) -> None:
+    damage(run.path)
+    with pytest.raises(InputError, match=message):
+        Run.open(run.path)
+
+
+def edit(path: Path, drop: str = "", **changes: Any) -> None:
+    manifest = json.loads((path / "run.json").read_text()) | changes
+    manifest.pop(drop, None)
+    (path / "run.json").write_text(json.dumps(manifest))
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def test_a_file_and_an_empty_directory_are_no_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="is a file, not a run"):
+        Run.open(tmp_path / "file")
+    with pytest.raises(InputError, match=r"is not a run: it has no run.json"):
+        Run.open(tmp_path / "empty")
+
+
+def test_weights_of_another_shape_are_refused(run: Run) -> None:
+    write_tensors(run.best_weights, SASRec(7, MODEL).state_dict(), {})
+    with pytest.raises(InputError, match=r"best.safetensors is of another model"):
+        load_model(run)
+
+
+def test_a_model_of_the_users_own_cannot_be_built(dataset: PreparedDataset, tmp_path: Path) -> None:
+    run = start_run(tmp_path / "own", dataset, config=CONFIG, derived={}, model="my.Model")
+    with pytest.raises(InputError, match=r"is my.Model, not sce's own"):
+        load_model(run)
+
+
+def test_torn_records(run: Run) -> None:
+    run.metrics_file.write_text('{"epoch": 1}\n{"epo')
+    assert run.metrics() == [{"epoch": 1}]
+    run.metrics_file.write_text('{"epoch": 1}\n{"epo\n')
+    with pytest.raises(InputError, match=r"metrics.jsonl cannot be read"):
+        run.metrics()
+    run.result_file.write_text("{")
+    with pytest.raises(InputError, match=r"result.json cannot be read"):
+        run.result()
+
+
+# --- where a run may be written
+
+
+def test_targets(run: Run, tmp_path: Path) -> None:
+    assert check_target(tmp_path / "new" / "deep") is False
+    (tmp_path / "empty").mkdir()
+    assert check_target(tmp_path / "empty") is False
+    assert check_target(tmp_path / "empty", resume=True) is False
+    with pytest.raises(InputError, match="exists; go on with --resume, replace it with --force"):
+        check_target(run.path)
+    assert check_target(run.path, resume=True) is True
+    assert check_target(run.path, force=True) is True
+    (run.path / ".resume.safetensors.partial").mkdir()  # a crash left it
+    (run.path / "tensorboard").mkdir()
+    (run.path / "report.html").touch()
+    assert check_target(run.path, force=True) is True
+    (run.path / "notes.txt").touch()
+    with pytest.raises(InputError, match=r"also holds notes.txt, which --force would delete"):
+        check_target(run.path, force=True)
+    assert check_target(run.path, resume=True) is True
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="is a file"):
+        check_target(tmp_path / "file", force=True)
+
+
+def test_force_replaces_a_run(run: Run, dataset: PreparedDataset) -> None:
+    new = start_run(run.path, dataset, config=CONFIG, derived={"n_buckets": 6}, force=True)
+    assert new.derived == {"n_buckets": 6}
+    assert not new.best_weights.exists()

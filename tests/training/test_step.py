@@ -1,0 +1,94 @@
+from typing import Any
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from sce.data.batches import DeviceSequences, training_batch
+from sce.losses import CrossEntropy, ScalableCrossEntropy
+from sce.models.sasrec import SASRec, SASRecSettings
+from sce.training.step import StepSeeds, TrainingStep, keyword_arguments, seeds_of_epoch
+from tests.cycle_data import lay_out, walk
+
+CPU = torch.device("cpu")
+SEQUENCES = DeviceSequences.place(lay_out([walk(s, 3 + s % 5) for s in range(20)], range(20)))
+SEEDS = StepSeeds(1, 2)
+
+
+def make_step(loss: Any, dropout: float = 0.0, **options: Any) -> TrainingStep:
+    model = SASRec(12, SASRecSettings(dim=8, blocks=1, dropout=dropout, max_length=6)).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return TrainingStep(model, loss, optimizer, SEQUENCES, device=CPU, max_length=6, **options)
+
+
+def test_a_step_is_what_one_would_write_by_hand() -> None:
+    step = make_step(CrossEntropy())
+    other = SASRec(12, SASRecSettings(dim=8, blocks=1, dropout=0.0, max_length=6))
+    rows = torch.tensor([3, 1, 4])
+    histories, targets = training_batch(SEQUENCES, rows, max_length=6)
+    loss = CrossEntropy()(other(histories), other.catalogue, targets)
+    loss.backward()
+    result = step(rows, SEEDS)
+    assert torch.equal(result.loss, loss.detach())
+    assert result.statistics is None
+    for mine, theirs in zip(step.model.parameters(), other.parameters(), strict=True):
+        assert theirs.grad is not None
+        torch.testing.assert_close(mine.data, theirs.data - 0.1 * theirs.grad)
+
+
+def test_gradients_are_clipped() -> None:
+    step = make_step(CrossEntropy(), clip_norm=1e-3)
+    before = [p.detach().clone() for p in step.model.parameters()]
+    step(torch.arange(5), SEEDS)
+    moved = torch.cat(
+        [(a - b).flatten() for a, b in zip(before, step.model.parameters(), strict=True)]
+    )
+    assert moved.norm().item() <= 0.1 * 1e-3 * 1.001
+
+
+def test_the_seeds_alone_decide() -> None:
+    def losses(*seeds: StepSeeds) -> list[float]:
+        step = make_step(
+            ScalableCrossEntropy(n_buckets=3, bucket_size_x=4, bucket_size_y=5), dropout=0.5
+        )
+        return [step(torch.arange(5), seed).loss.item() for seed in seeds]
+
+    one = losses(SEEDS, StepSeeds(3, 4))
+    torch.manual_seed(99)
+    assert losses(SEEDS, StepSeeds(3, 4)) == one
+    assert losses(StepSeeds(5, 2))[0] != one[0]  # dropout
+    assert losses(StepSeeds(1, 5))[0] != one[0]  # buckets
+
+
+def test_statistics_change_nothing_else() -> None:
+    loss = ScalableCrossEntropy(n_buckets=3, bucket_size_x=4, bucket_size_y=5)
+    plain = make_step(loss)(torch.arange(5), SEEDS)
+    told = make_step(loss)(torch.arange(5), SEEDS, with_statistics=True)
+    assert torch.equal(plain.loss, told.loss)
+    assert told.statistics is not None
+    assert told.statistics.shape == (3,)
+    assert make_step(CrossEntropy())(torch.arange(5), SEEDS, with_statistics=True)[1] is None
+
+
+def test_what_a_loss_can_be_given() -> None:
+    def plain(states: Tensor, catalogue: Tensor, targets: Tensor) -> Tensor:
+        return states
+
+    assert list(keyword_arguments(plain)) == ["states", "catalogue", "targets"]
+    assert "generator" in keyword_arguments(CrossEntropy())
+    assert "with_stats" in keyword_arguments(ScalableCrossEntropy())
+    assert "generator" not in keyword_arguments(nn.MSELoss())
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**40), st.integers(1, 1000), st.integers(1, 300))
+def test_seeds_depend_on_seed_and_epoch_alone(seed: int, epoch: int, steps: int) -> None:
+    order, of_steps = seeds_of_epoch(seed, epoch, steps)
+    again, longer = seeds_of_epoch(seed, epoch, steps + 1)
+    assert order == again
+    assert of_steps == longer[:steps]
+    assert len({number for pair in of_steps for number in pair}) == 2 * steps
+    assert seeds_of_epoch(seed, epoch + 1, steps)[0] != order
+    assert seeds_of_epoch(seed + 1, epoch, steps)[0] != order
+    torch.Generator().manual_seed(max(order, *of_steps[0]))  # in the range that torch takes
