@@ -23,7 +23,8 @@ def main() -> None:
     rows = [json.loads(line) for line in (RESULTS / "loss_gpu.jsonl").read_text().splitlines()]
     rows = [row for row in rows if row["dtype"] == "float32"]
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "sce", "font.size": 10})
-    figure, (time, memory) = plt.subplots(1, 2, figsize=(9, 3.4), constrained_layout=True)
+    figure, (time, memory) = plt.subplots(1, 2, figsize=(9, 3.4))
+    figure.set_layout_engine("constrained", wspace=0.08)
     for name, (label, colour, line) in NAMES.items():
         here = [row for row in rows if row["loss"] == name and not row.get("failed")]
         items = [row["items"] for row in here]

@@ -109,7 +109,7 @@ class ScalableCrossEntropy(nn.Module):
         with_stats: bool = False,
     ) -> Tensor | tuple[Tensor, BucketStatistics]:
         """Return the loss; with `with_stats`, also the statistics of the buckets."""
-        return scalable_cross_entropy(  # type: ignore[no-any-return]
+        return scalable_cross_entropy(
             states,
             catalogue,
             targets,
@@ -141,7 +141,6 @@ class ScalableCrossEntropy(nn.Module):
         return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def scalable_cross_entropy(
     states: Tensor,  # [..., d]
     catalogue: Tensor,  # [c, d]
@@ -165,6 +164,26 @@ def scalable_cross_entropy(
     Half-precision inputs are scored in float32, and the loss is float32 (float64 for float64).
     `centres` replaces the random centres of the buckets, and with them `n_buckets` and `mix`.
     """
+    if torch.compiler.is_compiling():
+        # What a bucket holds depends on values: a compiled model calls this as it is. (The
+        # decorator would do the same, but takes seconds to import.)
+        return torch.compiler.disable(scalable_cross_entropy)(  # type: ignore[no-any-return]
+            states,
+            catalogue,
+            targets,
+            n_buckets=n_buckets,
+            bucket_size_x=bucket_size_x,
+            bucket_size_y=bucket_size_y,
+            mix=mix,
+            alpha=alpha,
+            beta=beta,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            backend=backend,
+            generator=generator,
+            centres=centres,
+            with_stats=with_stats,
+        )
     _check_settings(n_buckets, bucket_size_x, bucket_size_y, alpha, beta, reduction, backend)
     fused = choose_backend(states, catalogue, backend) == "triton"
     inputs = check_inputs(states, catalogue, targets, ignore_index=ignore_index, keep_ignored=fused)
