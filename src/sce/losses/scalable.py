@@ -5,7 +5,7 @@ large inner products, instead of over the whole catalogue.
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args, overload
+from typing import Literal, TypedDict, Unpack, get_args, overload
 
 import torch
 from torch import Tensor, nn
@@ -68,7 +68,13 @@ class ScalableCrossEntropy(nn.Module):
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
-        _check_settings(n_buckets, bucket_size_x, bucket_size_y, alpha, beta, reduction, backend)
+        check_size("n_buckets", n_buckets)
+        check_size("bucket_size_x", bucket_size_x)
+        check_size("bucket_size_y", bucket_size_y)
+        suggest_sizes(1, 1, alpha=alpha, beta=beta)  # refuses what is not positive and finite
+        check_reduction(reduction)
+        if backend not in get_args(Backend):
+            raise ValueError(f"backend must be one of {get_args(Backend)}, got {backend!r}")
         self.n_buckets = n_buckets
         self.bucket_size_x = bucket_size_x
         self.bucket_size_y = bucket_size_y
@@ -87,6 +93,7 @@ class ScalableCrossEntropy(nn.Module):
         targets: Tensor,
         *,
         generator: torch.Generator | None = ...,
+        centres: Tensor | None = ...,
         with_stats: Literal[False] = ...,
     ) -> Tensor: ...
     @overload
@@ -97,6 +104,7 @@ class ScalableCrossEntropy(nn.Module):
         targets: Tensor,
         *,
         generator: torch.Generator | None = ...,
+        centres: Tensor | None = ...,
         with_stats: Literal[True],
     ) -> tuple[Tensor, BucketStatistics]: ...
     def forward(
@@ -106,25 +114,73 @@ class ScalableCrossEntropy(nn.Module):
         targets: Tensor,
         *,
         generator: torch.Generator | None = None,
+        centres: Tensor | None = None,
         with_stats: bool = False,
     ) -> Tensor | tuple[Tensor, BucketStatistics]:
-        """Return the loss; with `with_stats`, also the statistics of the buckets."""
-        return scalable_cross_entropy(
-            states,
-            catalogue,
-            targets,
-            n_buckets=self.n_buckets,
-            bucket_size_x=self.bucket_size_x,
-            bucket_size_y=self.bucket_size_y,
-            mix=self.mix,
-            alpha=self.alpha,
-            beta=self.beta,
-            ignore_index=self.ignore_index,
-            reduction=self.reduction,
-            backend=self.backend,
-            generator=generator,
-            with_stats=with_stats,
+        """Return the loss; with `with_stats`, also the statistics of the buckets.
+
+        Half-precision inputs are scored in float32, and the loss is float32 (float64 for float64).
+
+        Args:
+            states: What the model puts out, [..., d].
+            catalogue: A row for each item, [c, d].
+            targets: The item that is correct for each state, [...].
+            generator: Where the centres of the buckets are drawn from.
+            centres: [n_buckets, d], instead of random ones, and with them of `n_buckets` and `mix`.
+            with_stats: Whether to return the statistics as well.
+        """
+        compute = self._compute
+        if torch.compiler.is_compiling():
+            # What a bucket holds depends on values: a compiled model calls this as it is. (The
+            # decorator would do the same, but takes seconds to import.)
+            compute = torch.compiler.disable(compute)
+        loss, stats = compute(states, catalogue, targets, generator, centres, with_stats)
+        return loss if stats is None else (loss, stats)
+
+    def _compute(
+        self,
+        states: Tensor,
+        catalogue: Tensor,
+        targets: Tensor,
+        generator: torch.Generator | None,
+        centres: Tensor | None,
+        with_stats: bool,
+    ) -> tuple[Tensor, BucketStatistics | None]:
+        fused = choose_backend(states, catalogue, self.backend) == "triton"
+        inputs = check_inputs(
+            states, catalogue, targets, ignore_index=self.ignore_index, keep_ignored=fused
         )
+        x, y, wanted = inputs.states, inputs.catalogue, inputs.targets
+        with torch.no_grad(), torch.autocast(states.device.type, enabled=False):
+            real = torch.where(wanted.unsqueeze(1) >= 0, x, 0.0) if fused else x
+            n_buckets, size_x = self._sizes(wanted)
+            if centres is None:
+                centres = draw_centres(real, n_buckets, mix=self.mix, generator=generator)
+                centres = round_centres(centres, y.dtype)
+            else:
+                _check_centres(centres, inputs)
+            # A state that is not finite may fall into no bucket, and would then go unnoticed.
+            sound = real.isfinite().all()
+        sizes = {"bucket_size_x": size_x, "bucket_size_y": self.bucket_size_y}
+        if fused:
+            from sce.losses import kernels
+
+            buckets = kernels.fill_buckets(x, y, centres, valid=wanted >= 0, **sizes)
+            losses, placed = kernels.bucketed_cross_entropy(x, y, wanted, buckets)
+        else:
+            buckets = fill_buckets(x, y, centres.to(inputs.dtype), **sizes)
+            losses, placed = bucketed_cross_entropy(x, y, wanted, buckets)
+        losses = torch.where(sound, losses, torch.nan)
+        loss = reduce(losses, placed, inputs, self.reduction)
+        return loss, _statistics(buckets, wanted, placed) if with_stats else None
+
+    def _sizes(self, targets: Tensor) -> tuple[int, int]:
+        """Return the number of buckets, and of states in each: as given, or by the rule."""
+        if self.n_buckets is not None and self.bucket_size_x is not None:
+            return self.n_buckets, self.bucket_size_x
+        count = int((targets >= 0).sum())
+        n_buckets, size_x = suggest_sizes(1, count, alpha=self.alpha, beta=self.beta)
+        return self.n_buckets or n_buckets, self.bucket_size_x or size_x
 
     def never_waits(self, catalogue: Tensor) -> bool:
         """Say whether a call with this catalogue runs without the host waiting for the device.
@@ -141,80 +197,57 @@ class ScalableCrossEntropy(nn.Module):
         return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
 
+class ScalableSettings(TypedDict, total=False):
+    """The settings of `ScalableCrossEntropy`, by name."""
+
+    n_buckets: int | None
+    bucket_size_x: int | None
+    bucket_size_y: int
+    mix: bool
+    alpha: float
+    beta: float
+    ignore_index: int
+    reduction: str
+    backend: Backend
+
+
+@overload
 def scalable_cross_entropy(
-    states: Tensor,  # [..., d]
-    catalogue: Tensor,  # [c, d]
-    targets: Tensor,  # [...]
+    states: Tensor,
+    catalogue: Tensor,
+    targets: Tensor,
     *,
-    n_buckets: int | None = None,
-    bucket_size_x: int | None = None,
-    bucket_size_y: int = 256,
-    mix: bool = True,
-    alpha: float = 2.0,
-    beta: float = 1.0,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    backend: Backend = "auto",
+    generator: torch.Generator | None = ...,
+    centres: Tensor | None = ...,
+    with_stats: Literal[False] = ...,
+    **settings: Unpack[ScalableSettings],
+) -> Tensor: ...
+@overload
+def scalable_cross_entropy(
+    states: Tensor,
+    catalogue: Tensor,
+    targets: Tensor,
+    *,
+    generator: torch.Generator | None = ...,
+    centres: Tensor | None = ...,
+    with_stats: Literal[True],
+    **settings: Unpack[ScalableSettings],
+) -> tuple[Tensor, BucketStatistics]: ...
+def scalable_cross_entropy(
+    states: Tensor,
+    catalogue: Tensor,
+    targets: Tensor,
+    *,
     generator: torch.Generator | None = None,
-    centres: Tensor | None = None,  # [n_buckets, d]
+    centres: Tensor | None = None,
     with_stats: bool = False,
+    **settings: Unpack[ScalableSettings],
 ) -> Tensor | tuple[Tensor, BucketStatistics]:
-    """Scalable Cross-Entropy as a function; the arguments are those of `ScalableCrossEntropy`.
-
-    Half-precision inputs are scored in float32, and the loss is float32 (float64 for float64).
-    `centres` replaces the random centres of the buckets, and with them `n_buckets` and `mix`.
-    """
-    if torch.compiler.is_compiling():
-        # What a bucket holds depends on values: a compiled model calls this as it is. (The
-        # decorator would do the same, but takes seconds to import.)
-        return torch.compiler.disable(scalable_cross_entropy)(  # type: ignore[no-any-return]
-            states,
-            catalogue,
-            targets,
-            n_buckets=n_buckets,
-            bucket_size_x=bucket_size_x,
-            bucket_size_y=bucket_size_y,
-            mix=mix,
-            alpha=alpha,
-            beta=beta,
-            ignore_index=ignore_index,
-            reduction=reduction,
-            backend=backend,
-            generator=generator,
-            centres=centres,
-            with_stats=with_stats,
-        )
-    _check_settings(n_buckets, bucket_size_x, bucket_size_y, alpha, beta, reduction, backend)
-    fused = choose_backend(states, catalogue, backend) == "triton"
-    inputs = check_inputs(states, catalogue, targets, ignore_index=ignore_index, keep_ignored=fused)
-    x, y = inputs.states, inputs.catalogue
-    with torch.no_grad(), torch.autocast(states.device.type, enabled=False):
-        real = torch.where(inputs.targets.unsqueeze(1) >= 0, x, 0.0) if fused else x
-        if n_buckets is None or bucket_size_x is None:
-            count = int((inputs.targets >= 0).sum())
-            default_n, default_x = suggest_sizes(1, count, alpha=alpha, beta=beta)
-            n_buckets, bucket_size_x = n_buckets or default_n, bucket_size_x or default_x
-        if centres is None:
-            centres = draw_centres(real, n_buckets, mix=mix, generator=generator)
-            centres = round_centres(centres, y.dtype)
-        else:
-            centres = _check_centres(centres, inputs)
-        # A state that is not finite may fall into no bucket, and would then go unnoticed.
-        sound = real.isfinite().all()
-    sizes = {"bucket_size_x": bucket_size_x, "bucket_size_y": bucket_size_y}
-    if fused:
-        from sce.losses import kernels
-
-        buckets = kernels.fill_buckets(x, y, centres, valid=inputs.targets >= 0, **sizes)
-        losses, placed = kernels.bucketed_cross_entropy(x, y, inputs.targets, buckets)
-    else:
-        buckets = fill_buckets(x, y, centres.to(inputs.dtype), **sizes)
-        losses, placed = bucketed_cross_entropy(x, y, inputs.targets, buckets)
-    losses = torch.where(sound, losses, torch.nan)
-    loss = reduce(losses, placed, inputs, reduction)
-    if with_stats:
-        return loss, _statistics(buckets, inputs.targets, placed)
-    return loss
+    """Scalable Cross-Entropy as a function: `ScalableCrossEntropy(**settings)`, called once."""
+    found: Tensor | tuple[Tensor, BucketStatistics] = ScalableCrossEntropy(**settings)(
+        states, catalogue, targets, generator=generator, centres=centres, with_stats=with_stats
+    )
+    return found
 
 
 def _statistics(buckets: Buckets, targets: Tensor, placed: Tensor) -> BucketStatistics:
@@ -234,27 +267,8 @@ def _statistics(buckets: Buckets, targets: Tensor, placed: Tensor) -> BucketStat
     )
 
 
-def _check_centres(centres: Tensor, inputs: Inputs) -> Tensor:
+def _check_centres(centres: Tensor, inputs: Inputs) -> None:
     if centres.dim() != 2 or centres.shape[1] != inputs.states.shape[1] or len(centres) == 0:
         raise ValueError(
             f"centres must be [n_buckets, {inputs.states.shape[1]}], got {tuple(centres.shape)}"
         )
-    return centres
-
-
-def _check_settings(
-    n_buckets: int | None,
-    bucket_size_x: int | None,
-    bucket_size_y: int,
-    alpha: float,
-    beta: float,
-    reduction: str,
-    backend: str,
-) -> None:
-    check_size("n_buckets", n_buckets)
-    check_size("bucket_size_x", bucket_size_x)
-    check_size("bucket_size_y", bucket_size_y)
-    suggest_sizes(1, 1, alpha=alpha, beta=beta)  # refuses what is not positive and finite
-    check_reduction(reduction)
-    if backend not in get_args(Backend):
-        raise ValueError(f"backend must be one of {get_args(Backend)}, got {backend!r}")
