@@ -217,7 +217,7 @@ def test_what_is_there_is_refused_before_reading(
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "file").write_text("dear")
     message = fails([str(tmp_path / "nowhere.csv"), "--out", str(tmp_path / "data")], capsys)
-    assert "exists; choose another directory, or replace it with --force" in message
+    assert "exists and holds file; choose another directory" in message
 
 
 def test_force_prepares_again(log: Path, tmp_path: Path) -> None:

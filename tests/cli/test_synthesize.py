@@ -4,6 +4,7 @@ import cyclopts
 import polars as pl
 import pytest
 
+from sce.cli import main
 from sce.cli.synthesize import synthesize
 from sce.errors import InputError
 
@@ -29,9 +30,11 @@ def test_a_log_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_the_seed_decides_and_short_sequences_are_possible(tmp_path: Path) -> None:
     for name, seed in (("one", "1"), ("same", "1"), ("other", "2")):
-        out = str(tmp_path / name)
+        out = str(tmp_path / f"{name}.parquet")
         run(*TINY, "--seed", seed, "--mean-events", "6", "--out", out)
-    one, same, other = (pl.read_parquet(tmp_path / name) for name in ("one", "same", "other"))
+    one, same, other = (
+        pl.read_parquet(tmp_path / f"{name}.parquet") for name in ("one", "same", "other")
+    )
     assert one.equals(same)
     assert not one.equals(other)
     assert one.group_by("user_id").len()["len"].min() == 3
@@ -43,3 +46,17 @@ def test_a_file_is_replaced_only_by_force(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="exists already"):
         run(*TINY, "--out", str(out))
     run(*TINY, "--seed", "7", "--out", str(out), "--force")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--out", "log.csv"], "give --out an ending .parquet, not log.csv"),
+        (["--out", "log.parquet", "--mean-events", "nan"], "--mean-events must be a number"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["synthesize", *options]) == 2
+    assert message in capsys.readouterr().err

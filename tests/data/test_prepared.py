@@ -151,7 +151,7 @@ def test_an_empty_directory_is_as_good_as_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("force", [False, True])
 def test_a_directory_of_something_else_is_never_replaced(tmp_path: Path, force: bool) -> None:
     (tmp_path / "thesis.tex").write_text("dear")
-    with pytest.raises(InputError, match="exists" if not force else "not a prepared dataset"):
+    with pytest.raises(InputError, match=r"exists and holds thesis\.tex"):
         write(tmp_path, force=force)
     assert contents(tmp_path) == {"thesis.tex": b"dear"}
 
@@ -159,7 +159,7 @@ def test_a_directory_of_something_else_is_never_replaced(tmp_path: Path, force: 
 def test_force_does_not_delete_what_lies_beside_the_dataset(tmp_path: Path) -> None:
     write(tmp_path / "data")
     (tmp_path / "data" / "notes.txt").write_text("mine")
-    with pytest.raises(InputError, match=r"also holds notes.txt"):
+    with pytest.raises(InputError, match=r"holds notes\.txt"):
         write(tmp_path / "data", force=True)
     assert (tmp_path / "data" / "notes.txt").exists()
 
@@ -403,3 +403,26 @@ def test_a_large_random_dataset_survives(tmp_path: Path) -> None:
         item_ids=Vocabulary.from_strings([f"item {i}" for i in range(50)]),
     )
     assert [loaded.train[i].tolist() for i in range(500)] == lists
+
+
+def test_force_replaces_a_damaged_dataset_and_nothing_else(tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    (damaged / "dataset.json").write_text("{")
+    (damaged / "train_items.npy").write_bytes(b"")
+    assert check_target(damaged, force=True)
+    with pytest.raises(InputError, match="or replace it with --force"):
+        check_target(damaged)
+    (damaged / "thesis.tex").write_text("")
+    with pytest.raises(InputError, match=r"holds thesis\.tex; choose another directory"):
+        check_target(damaged, force=True)
+
+
+def test_the_current_directory_and_the_root_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="is the current directory"):
+        check_target(".")
+    with pytest.raises(InputError, match="/ exists and holds"):
+        check_target("/")

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -105,8 +106,9 @@ def test_rows_of_parquet(tmp_path: Path) -> None:
     frame.write_parquet(tmp_path / "a.parquet")
     with pytest.raises(InputError, match=r"a.parquet, row 2: no user, .*; 2 rows"):
         read_interactions(tmp_path / "a.parquet")
-    with pytest.raises(InputError, match=r"a.parquet, row 3: no item, .*; 1 row"):
-        read_interactions(tmp_path / "a.parquet", user_column="ts", time_column="ts")
+    frame.with_columns(user=1).write_parquet(tmp_path / "b.parquet")
+    with pytest.raises(InputError, match=r"b.parquet, row 3: no item, .*; 1 row"):
+        read_interactions(tmp_path / "b.parquet")
 
 
 def test_incomplete_rows_may_be_left_out(tmp_path: Path) -> None:
@@ -311,3 +313,38 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(pl, "scan_csv", forbidden)
     with pytest.raises(InputError, match=r"a.csv: cannot be read: .*Permission denied"):
         read_interactions(tmp_path / "a.csv")
+
+
+def test_files_in_different_units_of_time_are_refused(tmp_path: Path) -> None:
+    seconds, millis = tmp_path / "a.csv", tmp_path / "b.csv"
+    seconds.write_text("user,item,time\n1,2,1580000000\n")
+    millis.write_text("user,item,time\n1,3,1500000000000\n")
+    with pytest.raises(InputError, match=r"look like s in .*a\.csv and like ms in .*b\.csv"):
+        read_interactions([seconds, millis])
+    assert len(read_interactions([seconds, millis], time_unit="ms")) == 2
+
+
+def test_a_column_name_is_no_pattern(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("^u.*$,user2,item,ts\na,b,c,1\n")
+    log = read_interactions(file, user_column="^u.*$")
+    assert log.user_ids[0] == "a"
+
+
+def test_one_column_cannot_be_two(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("user_id,item_id,timestamp\n1,2,3\n")
+    with pytest.raises(InputError, match="must be three columns; got 'user_id', 'user_id'"):
+        read_interactions(file, item_column="user_id")
+
+
+def test_an_unknown_unit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="s, ms, us or ns; got 'h'"):
+        read_interactions(tmp_path / "a.csv", time_unit="h")  # type: ignore[arg-type]
+
+
+def test_decimals_without_a_fraction_are_integers(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    ids = pl.Series([7, 9]).cast(pl.Decimal(20, 0))
+    pl.DataFrame({"user": ids, "item": ids, "time": [1, 2]}).write_parquet(file)
+    assert read_interactions(file).user_ids.decode(np.array([0, 1])) == [7, 9]

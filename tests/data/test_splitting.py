@@ -2,7 +2,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -118,7 +117,7 @@ rows_strategy = st.lists(
 def naive_temporal(
     log: Interactions, quantile: float, history: History
 ) -> tuple[int, dict[int, str], dict[int, str]]:
-    cut = int(pd.Series(log.timestamps).quantile(quantile, interpolation="nearest"))
+    cut = int(np.quantile(log.timestamps, quantile, method="nearest"))
     events: dict[int, list[tuple[str, int]]] = {}
     for code, item, time in zip(log.users, log.items, log.timestamps, strict=True):
         events.setdefault(int(code), []).append((str(log.item_ids[int(item)]), int(time)))

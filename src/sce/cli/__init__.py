@@ -112,7 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tokens = [token for token in tokens if token != "--debug"]
     try:
         code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
-        sys.stdout.flush()  # here a reader that went away is noticed in time
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here a reader that went away is noticed in time
     except cyclopts.CycloptsError as error:
         if debug:
             raise

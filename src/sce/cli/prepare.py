@@ -68,7 +68,7 @@ def prepare(
     """Turn a log of interactions into a filtered, split and indexed dataset.
 
     Args:
-        inputs: csv, tsv, jsonl or parquet files, or patterns of such; also as .gz or .zst.
+        inputs: csv, tsv, jsonl (each also as .gz or .zst) or parquet files, or patterns.
         out: Directory to write.
         format: Layout of the files, if their names do not tell; see "sce datasets".
         user_column: Column of user ids, if it has no usual name (user_id, userid, user ...).

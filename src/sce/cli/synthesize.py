@@ -1,5 +1,6 @@
 """`sce synthesize`: a log to try everything with, of any size."""
 
+import math
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from sce.data.synthetic import SyntheticSettings, write_parquet
+from sce.errors import InputError
 
 
 def synthesize(
@@ -26,13 +28,17 @@ def synthesize(
     """Write a synthetic log of interactions with popular items and sequences worth learning.
 
     Args:
-        out: Parquet file to write.
+        out: Parquet file to write, with the ending .parquet.
         items: Items in the catalogue; the rarest may not occur in a small log.
         users: Users, each with one sequence of 20 events or more (or half of --mean-events).
         seed: Equal options and seed give equal logs.
         mean_events: Events per user, on average.
         force: Replace a file that is there already.
     """
+    if out.suffix != ".parquet":
+        raise InputError(f"the log is written as parquet; give --out an ending .parquet, not {out}")
+    if not math.isfinite(mean_events):
+        raise InputError(f"--mean-events must be a number; got {mean_events}")
     shortest = min(SyntheticSettings.min_events, max(1, int(mean_events / 2)))
     settings = SyntheticSettings(
         items=items, users=users, seed=seed, mean_events=mean_events, min_events=shortest

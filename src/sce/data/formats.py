@@ -138,7 +138,7 @@ def choose_format(path: Path, name: str = "auto") -> Format:
         if ending not in ENDINGS:
             raise InputError(
                 f"{path}: its name does not tell the format; known endings are "
-                f"{', '.join(ENDINGS)}, each also with {' or '.join(COMPRESSIONS)}; "
+                f"{', '.join(ENDINGS)}, all but parquet also with {' or '.join(COMPRESSIONS)}; "
                 f"or say it with --format, one of {', '.join(FORMATS)}"
             )
         chosen = FORMATS[ENDINGS[ending]]
@@ -156,11 +156,15 @@ def find_columns(found: Sequence[str], given: Columns, where: Path) -> tuple[str
     Raises:
         InputError: When one is missing, or several could be meant.
     """
-    return (
-        _find("user", found, given.user, where),
-        _find("item", found, given.item, where),
-        _find("time", found, given.time, where),
+    user, item, time = (
+        _find(role, found, name, where) for role, name in zip(Columns._fields, given, strict=True)
     )
+    if len({user, item, time}) < 3:
+        raise InputError(
+            f"{where}: user, item and time must be three columns; got {user!r}, {item!r} and "
+            f"{time!r} (--user-column, --item-column, --time-column)"
+        )
+    return user, item, time
 
 
 def fold(name: str) -> str:

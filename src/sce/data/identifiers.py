@@ -26,6 +26,7 @@ def check_type(kind: pl.DataType) -> None:
         or kind.is_float()
         or kind in (pl.String, pl.Binary, pl.Null)
         or isinstance(kind, pl.Categorical | pl.Enum)
+        or (isinstance(kind, pl.Decimal) and not kind.scale)
     ):
         raise TypeError(f"ids must be integers or strings, not {kind}")
 
@@ -39,6 +40,8 @@ def read_ids(column: pl.Series) -> pl.Series:
     check_type(column.dtype)
     if column.dtype == pl.Int64:
         return column
+    if isinstance(column.dtype, pl.Decimal) and not column.dtype.scale:
+        column = column.cast(pl.Int128)  # how some databases export integers
     if column.dtype.is_integer() or column.dtype == pl.Null:
         # Unsigned ones above 2**63 remain whole only as strings.
         fits = column.cast(pl.Int64, strict=False)

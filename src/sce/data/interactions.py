@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from sce.data.formats import Columns
 from sce.data.vocabulary import Vocabulary
+from sce.errors import InputError
 
 USER, ITEM, TIME = "user_id", "item_id", "timestamp"
 
@@ -83,11 +84,14 @@ def read_interactions(
     from sce.data.reading import read_files
     from sce.data.timestamps import to_ticks
 
+    if time_unit not in (None, "s", "ms", "us", "ns"):
+        raise InputError(f"a time unit is s, ms, us or ns; got {time_unit!r}")
     say = report or (lambda text: None)
     table = read_files(
         paths,
         format_name=format,
         given=Columns(user_column, item_column, time_column),
+        time_unit=time_unit,
         drop_incomplete=drop_incomplete,
         report=say,
     )

@@ -13,6 +13,7 @@ same way gives the same bytes, and `content_hash` names them.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,9 @@ from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 
 MANIFEST = "dataset.json"
+_OF_DATASET = re.compile(
+    r"dataset\.json|(train|test)_(items|offsets|users)\.npy|(user|item)_ids_\w+\.npy"
+)
 FORMAT = "sce prepared dataset"
 VERSION = 1
 MIN_EVALUATED = 3  # a history of at least one event, the validation target, the test target
@@ -217,22 +221,21 @@ def check_target(path: Path | str, *, force: bool = False) -> bool:
         return False
     if not path.is_dir():
         raise InputError(f"{path} is a file; name a directory that is not there yet")
+    if path.resolve() == Path.cwd():
+        raise InputError(f"{path} is the current directory; name one inside it, or another")
     check_writable(path)
     found = {file.name for file in path.iterdir()}
     if not found:
         return False
-    if not force:
-        raise InputError(f"{path} exists; choose another directory, or replace it with --force")
-    try:
-        manifest = _read_manifest(path, whole=False)
-    except InputError as error:
-        raise InputError(f"--force replaces nothing but prepared datasets: {error}") from error
-    others = sorted(found - {MANIFEST, *manifest["files"]})
+    # Whole or damaged, a dataset is known by the names of its files.
+    others = sorted(name for name in found if not _OF_DATASET.fullmatch(name))
     if others:
         raise InputError(
-            f"{path} also holds {', '.join(others[:3])}{' ...' if len(others) > 3 else ''}, which "
-            "--force would delete; move it elsewhere first"
+            f"{path} exists and holds {', '.join(others[:3])}{' ...' if len(others) > 3 else ''}; "
+            "choose another directory (--force replaces nothing but prepared datasets)"
         )
+    if not force:
+        raise InputError(f"{path} exists; choose another directory, or replace it with --force")
     return True
 
 

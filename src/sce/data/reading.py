@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TypeAlias
 
 import polars as pl
+from polars import selectors
 
 from sce.data.faults import explain, extra_fields, place_of_row
 from sce.data.formats import Columns, Format, choose_format, find_columns, fold
 from sce.data.identifiers import check_type, integers_if_all, read_ids
 from sce.data.interactions import ITEM, TIME, USER
-from sce.data.timestamps import read_times
+from sce.data.timestamps import UnitName, guess_unit, read_times
 from sce.errors import InputError
 
 Chosen: TypeAlias = tuple[str, str, str]  # the columns of user, item and time, as a file names them
@@ -41,6 +42,7 @@ def read_files(
     *,
     format_name: str,
     given: Columns,
+    time_unit: UnitName | None,
     drop_incomplete: bool,
     report: Callable[[str], None],
 ) -> Table:
@@ -59,6 +61,8 @@ def read_files(
             report(f"{path}: left out {part.dropped:,} rows without user, item or time")
         parts.append((path, columns, part))
     _check_agreement(parts)
+    if time_unit is None:
+        _check_units(parts)
     tables = [part.rows for _, _, part in parts if part.rows.height]
     dropped = sum(part.dropped for _, _, part in parts)
     if not tables:
@@ -234,7 +238,12 @@ def _read_parquet(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.
 
 def _select(table: pl.LazyFrame, columns: Chosen, *more: pl.Expr) -> pl.LazyFrame:
     return table.select(
-        *(pl.col(column).alias(name) for column, name in zip(columns, _NAMES, strict=True)), *more
+        # By name and no pattern: pl.col would take ^name$ for a regular expression.
+        *(
+            selectors.by_name(column).as_expr().alias(name)
+            for column, name in zip(columns, _NAMES, strict=True)
+        ),
+        *more,
     )
 
 
@@ -263,6 +272,21 @@ def _check_agreement(parts: Sequence[tuple[Path, Chosen, Table]]) -> None:
         raise InputError(
             f"the files disagree: times are numbers in {numeric[True]} and dates in "
             f"{numeric[False]}; prepare files of one kind"
+        )
+
+
+def _check_units(parts: Sequence[tuple[Path, Chosen, Table]]) -> None:
+    """Refuse a log whose files seem to count time in different units."""
+    found: dict[str, Path] = {}
+    for path, _, part in parts:
+        times = part.rows[TIME]
+        if len(times) and times.dtype.is_numeric():
+            found.setdefault(guess_unit(times), path)
+    if len(found) > 1:
+        (unit, path), (other_unit, other) = list(found.items())[:2]
+        raise InputError(
+            f"the files disagree: times look like {unit} in {path} and like {other_unit} in "
+            f"{other}; convert one of them, or say what all of them are with --time-unit"
         )
 
 

@@ -73,7 +73,8 @@ def check_writable(path: Path) -> None:
     Raises:
         InputError: When the nearest directory above it that is there takes no new files.
     """
-    above = next(parent for parent in path.resolve().parents if parent.exists())
+    place = path.resolve()
+    above = next((parent for parent in place.parents if parent.exists()), place)
     if not above.is_dir():
         raise InputError(f"cannot write {path}: {above} is a file")
     if not os.access(above, os.W_OK | os.X_OK):

@@ -10,6 +10,7 @@ number of users with a random stream of its own.
 """
 
 import contextlib
+import math
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ class SyntheticSettings:
                 f"users must be at least 1 and the seed not negative; got {self.users} users, "
                 f"seed {self.seed}"
             )
-        if not 1 <= self.min_events <= self.mean_events:
+        if not 1 <= self.min_events <= self.mean_events < math.inf:
             raise InputError(
                 "min_events must be at least 1 and mean_events no smaller; got "
                 f"{self.min_events} and {self.mean_events}"

@@ -124,7 +124,7 @@ def to_ticks(times: pl.Series, unit: UnitName | None = None) -> Ticks:
         return Ticks(numbers.astype(np.int64), unit or "s")
     low, high = numbers.min().item(), numbers.max().item()
     largest = max(-low, high)
-    unit = unit or _guess_unit(largest)
+    unit = unit or guess_unit(times)
     length = _UNITS[unit][1]
     if largest * (length / 1000) > _INT64.max:
         raise InputError(
@@ -136,5 +136,8 @@ def to_ticks(times: pl.Series, unit: UnitName | None = None) -> Ticks:
     return Ticks(np.rint(numbers * (length / 1000)).astype(np.int64), "us")
 
 
-def _guess_unit(largest: float) -> UnitName:
+def guess_unit(times: pl.Series) -> UnitName:
+    """The unit that numbers seem to be of, by the largest of them."""
+    low, high = times.min(), times.max()
+    largest = max(-float(low), float(high))  # type: ignore[arg-type]
     return next(name for name, (limit, _) in _UNITS.items() if largest < limit)
