@@ -3,6 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sce.losses import buckets
 from sce.losses.buckets import draw_centres, suggest_sizes, top_rows
 
 
@@ -96,3 +97,19 @@ def test_sizes_are_the_papers() -> None:
     assert suggest_sizes(1, 0) == (1, 1)
     with pytest.raises(ValueError, match="mean_length must be finite"):
         suggest_sizes(1, float("nan"))
+
+
+def test_nan_in_a_later_chunk_is_selected_so_that_the_loss_notices() -> None:
+    g = torch.Generator().manual_seed(0)
+    rows = torch.randn(1000, 4, generator=g)
+    rows[777, 2] = float("nan")
+    found = top_rows(torch.randn(3, 4, generator=g), rows, 5, max_scores=3 * 64)
+    assert (found == 777).any(dim=1).all()
+
+
+def test_mix_counts_all_states_however_they_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = torch.randn(500, 4, generator=torch.Generator().manual_seed(0))
+    whole = draw_centres(states, 8, mix=True, generator=torch.Generator().manual_seed(1))
+    monkeypatch.setattr(buckets, "MAX_SCORES", 16 * 30)
+    parts = draw_centres(states, 8, mix=True, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(parts, whole)

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from sce.losses import ScalableCrossEntropy, scalable_cross_entropy
+from sce.losses.bucketed import MAX_LOGITS
+from sce.losses.buckets import MAX_SCORES
 from sce.losses.reference import reference_scalable_cross_entropy
 
 SEED = st.integers(0, 2**31)
@@ -390,3 +392,36 @@ def test_centres_that_do_not_fit_are_refused() -> None:
     states, catalogue, targets = problem(16)
     with pytest.raises(ValueError, match=r"centres must be \[n_buckets, 8\], got \(3, 7\)"):
         scalable_cross_entropy(states, catalogue, targets, centres=torch.randn(3, 7))
+
+
+def test_alpha_and_beta_shape_the_default_sizes() -> None:
+    states, catalogue, targets = problem(17, n=100, ignored=0.0)
+    g = torch.Generator()
+    ruled = ScalableCrossEntropy(bucket_size_y=5, alpha=3.0, beta=4.0)
+    named = ScalableCrossEntropy(n_buckets=15, bucket_size_x=60, bucket_size_y=5)
+    assert torch.equal(
+        ruled(states, catalogue, targets, generator=g.manual_seed(0)),
+        named(states, catalogue, targets, generator=g.manual_seed(0)),
+    )
+
+
+def test_an_infinite_state_in_no_bucket_is_noticed() -> None:
+    states, catalogue, targets = problem(18, ignored=0.0)
+    with torch.no_grad():
+        states[7, 0] = -float("inf")
+    centres = torch.ones(1, 8, dtype=torch.float64)
+    loss = scalable_cross_entropy(
+        states, catalogue, targets, centres=centres, bucket_size_x=3, bucket_size_y=4
+    )
+    assert loss.isnan()
+
+
+def test_no_tensor_grows_with_buckets_by_catalogue_or_by_bucket_logits(largest_tensor: Any) -> None:
+    # Buckets × catalogue would be 12.8 M numbers, buckets × their states × their items 16.8 M.
+    states = torch.randn(4096, 4, requires_grad=True)
+    catalogue = torch.randn(200_000, 4, requires_grad=True)
+    targets = torch.randint(200_000, (4096,))
+    loss = ScalableCrossEntropy(n_buckets=64, bucket_size_x=64, bucket_size_y=4096)
+    with largest_tensor() as largest:
+        loss(states, catalogue, targets).backward()
+    assert largest.numel <= max(MAX_SCORES, MAX_LOGITS) < 12_800_000
