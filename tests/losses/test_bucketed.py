@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sce.losses import ScalableCrossEntropy
 from sce.losses.bucketed import bucketed_cross_entropy
 from sce.losses.buckets import Buckets, fill_buckets
 
@@ -65,3 +66,15 @@ def test_what_is_kept_for_backward_does_not_grow_with_the_logits() -> None:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         bucketed_cross_entropy(states, catalogue, targets, buckets)
     assert max(kept) <= max(states.numel(), catalogue.numel(), buckets.items.numel())
+
+
+def test_logits_far_apart_give_no_nan() -> None:
+    g = torch.Generator().manual_seed(0)
+    for _ in range(10):
+        states = (10 * torch.randn(64, 16, generator=g)).requires_grad_()
+        catalogue = (10 * torch.randn(200, 16, generator=g)).requires_grad_()
+        loss = ScalableCrossEntropy(bucket_size_y=8)(
+            states, catalogue, torch.randint(200, (64,), generator=g), generator=g
+        )
+        for grad in torch.autograd.grad(loss, (states, catalogue)):
+            assert grad.isfinite().all()

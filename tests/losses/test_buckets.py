@@ -113,3 +113,12 @@ def test_mix_counts_all_states_however_they_are_cut(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(buckets, "MAX_SCORES", 16 * 30)
     parts = draw_centres(states, 8, mix=True, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(parts, whole)
+
+
+def test_nan_beside_ties_and_minus_infinity() -> None:
+    nan, inf = float("nan"), float("inf")
+    rows = torch.tensor([[-inf], [-inf], [nan], [nan], [nan]])
+    assert top_rows(torch.ones(1, 1), rows, 4).tolist() == [[0, 2, 3, 4]]
+    rows = torch.zeros(50, 1)
+    rows[20] = nan
+    assert 20 in top_rows(torch.ones(1, 1), rows, 4).tolist()[0]

@@ -88,7 +88,9 @@ def test_equals_its_equation(name: str, shared: str, reduction: str, excluding: 
     items = torch.randint(C, (rows, k), generator=torch.Generator().manual_seed(1))
     if k > 1:
         items[0, 0] = targets[0, 0]  # a collision with the positive
-    exclude = torch.tensor([[1, 2, -1], [5, 5, 5], [-1, -1, -1]]) if excluding else None
+    exclude = None
+    if excluding:
+        exclude = torch.tensor([[9, 1, 6, 2, -1], [7, 5, 3, 5, 0], [-1, -1, -1, -1, -1]])
     losses: dict[tuple[int, int], Tensor] = {}
     for number, (i, j) in enumerate(valid):
         row = {"position": number, "sequence": i, "batch": 0}[shared]
@@ -232,6 +234,53 @@ def test_no_tensor_of_positions_by_negatives_by_d(
     assert largest.numel <= 3648
 
 
+def test_gathering_in_parts_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    states, catalogue, targets = problem()
+    results = []
+    for size in (1 << 21, 4 * 6 * 2, 1):
+        monkeypatch.setattr(scoring, "MAX_GATHERED", size)
+        g = torch.Generator().manual_seed(0)
+        value = SampledCrossEntropy(4, shared="position")(states, catalogue, targets, generator=g)
+        results.append((value, *torch.autograd.grad(value, (states, catalogue))))
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_each_sequence_is_corrected_by_its_own_draw() -> None:
+    class Corrected(Fixed):
+        correct = True
+
+        def forward(self, *args: Any, **_: Any) -> Draw:
+            return Draw(self.items, torch.tensor([[0.5, 1.0], [2.0, -1.0]], dtype=torch.float64))
+
+    g = torch.Generator().manual_seed(0)
+    states = torch.randn(2, 1, 3, generator=g, dtype=torch.float64)
+    catalogue = torch.randn(9, 3, generator=g, dtype=torch.float64)
+    sampler = Corrected(torch.tensor([[1, 2], [3, 4]]))
+    found = SampledCrossEntropy(2, negatives=sampler, reduction="none")(
+        states, catalogue, torch.tensor([[0], [5]])
+    )
+    logits = states[:, 0] @ catalogue.T
+    for row, target, items, less in ((0, 0, [1, 2], [0.5, 1.0]), (1, 5, [3, 4], [2.0, -1.0])):
+        others = logits[row, items] - torch.tensor(less)
+        wanted = softmax_loss(logits[row, target], list(others))
+        torch.testing.assert_close(found[row, 0], wanted)
+
+
+def test_who_shares_negatives_by_default_and_more_negatives_than_items() -> None:
+    assert BinaryCrossEntropy(1).shared == "position"
+    assert BinaryCrossEntropy(2).shared == "sequence"
+    assert GeneralizedBinaryCrossEntropy(2).shared == "sequence"
+    states, catalogue, targets = problem()
+    g = torch.Generator()
+    # Sampling everything leaves nothing to calibrate.
+    torch.testing.assert_close(
+        GeneralizedBinaryCrossEntropy(50)(states, catalogue, targets, generator=g.manual_seed(0)),
+        BinaryCrossEntropy(50)(states, catalogue, targets, generator=g.manual_seed(0)),
+    )
+
+
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="n_negatives must be at least 1, got 0"):
         SampledCrossEntropy(0)
@@ -244,3 +293,51 @@ def test_bad_settings_are_refused() -> None:
     with pytest.raises(ValueError, match=r"exclude must be \[3, m\], .* got shape \(2, 2\)"):
         SampledCrossEntropy(4)(*problem(), exclude=torch.zeros(2, 2, dtype=torch.long))
     assert math.isfinite(SampledCrossEntropy(4)(*problem(), exclude=torch.zeros(3, 0)).item())
+
+
+@pytest.mark.parametrize("shared", SHARING)
+@pytest.mark.parametrize("shape", [(0,), (0, 5), (3, 0)])
+def test_nothing_at_all_is_zero(shape: tuple[int, ...], shared: Any) -> None:
+    states = torch.randn(*shape, 6, requires_grad=True)
+    catalogue = torch.randn(9, 6, requires_grad=True)
+    for loss in (SampledCrossEntropy(4, shared=shared), BinaryCrossEntropy(4, shared=shared)):
+        value = loss(states, catalogue, torch.zeros(shape, dtype=torch.long))
+        assert value == 0
+        torch.autograd.grad(value, catalogue)
+    ignored = torch.full((2, 3), -100)
+    value = SampledCrossEntropy(4, shared=shared, negatives=InBatchNegatives())(
+        torch.randn(2, 3, 6), catalogue, ignored
+    )
+    assert value == 0
+
+
+@pytest.mark.parametrize("shared", SHARING)
+def test_many_gradients_of_a_half_precision_catalogue_are_not_rounded_away(shared: Any) -> None:
+    catalogue = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
+    n = 2048
+    items = torch.ones({"position": n, "sequence": 1, "batch": 1}[shared], 1, dtype=torch.long)
+    loss = SampledCrossEntropy(1, reduction="sum", shared=shared, negatives=Fixed(items))
+    value = loss(
+        torch.ones(n, 1, dtype=torch.bfloat16), catalogue, torch.zeros(n, dtype=torch.long)
+    )
+    (grad,) = torch.autograd.grad(value, catalogue)
+    assert grad.flatten().tolist() == [-n / 2, n / 2]
+
+
+def test_popularity_survives_a_model_in_half_precision() -> None:
+    sampler = PopularityNegatives(torch.ones(50_000)).to(torch.bfloat16)
+    items = sampler(100, 1000, 50_000, torch.zeros(1, dtype=torch.long)).items
+    assert len(items.unique()) > 40_000
+
+
+def test_compiled_with_another_number_of_valid_positions() -> None:
+    loss = BinaryCrossEntropy()
+    compiled = torch.compile(loss, backend="aot_eager")
+    states, catalogue, targets = problem(torch.float32)
+    for valid in (7, 5):
+        some = targets.flatten().masked_fill(torch.arange(15) >= valid, -100).view(3, 5)
+        g = torch.Generator()
+        torch.testing.assert_close(
+            compiled(states, catalogue, some, generator=g.manual_seed(0)),
+            loss(states, catalogue, some, generator=g.manual_seed(0)),
+        )

@@ -175,15 +175,17 @@ def _gradients(
     for buckets, rows, present in _by_bucket(winners, bucket_items, max_logits):
         x = states[rows].to(own.dtype)  # [g, r, d]
         scale = torch.where(present, grad_losses[rows], 0.0)  # [g, r]
+        # Filling has logits of a bucket that its sum says nothing about: none may overflow.
+        total = largest[rows].masked_fill(~present, torch.inf)
         # The own target's part: its probability less one.
-        own_part = (torch.exp(own[rows] - largest[rows]) - 1.0) * scale
+        own_part = (torch.exp(own[rows] - total) - 1.0) * scale
         grad_x = own_part.unsqueeze(2) * catalogue[targets[rows]].to(own.dtype)
         if sink is not None:
             sink.add(targets[rows][present], (own_part.unsqueeze(2) * x)[present])
         step = max(1, max_logits // max(1, rows.numel()))
         for items in bucket_items[buckets].split(step, dim=1):
             logits = _other_logits(x, targets[rows], catalogue, items)
-            weights = logits.sub_(largest[rows].unsqueeze(2)).exp_().mul_(scale.unsqueeze(2))
+            weights = logits.sub_(total.unsqueeze(2)).exp_().mul_(scale.unsqueeze(2))
             grad_x += weights @ catalogue[items].to(own.dtype)
             if sink is not None:
                 sink.add(items.flatten(), (weights.transpose(1, 2) @ x).flatten(0, 1))

@@ -42,7 +42,7 @@ def suggest_sizes(
     for name, value in (("alpha", alpha), ("beta", beta)):
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"{name} must be a positive, finite number, got {value}")
-    if not (math.isfinite(mean_length) and mean_length >= 0) or sequences < 0:
+    if not all(math.isfinite(size) and size >= 0 for size in (sequences, mean_length)):
         raise ValueError(
             f"sequences and mean_length must be finite and not negative, got {sequences} and "
             f"{mean_length}"
@@ -186,10 +186,12 @@ def _top_columns(values: Tensor, k: int) -> Tensor:
     columns, least = top.indices, top.values[:, -1:]
     # torch.topk does not say which of several equal values it takes: where the k-th value has
     # equals beyond the k taken, take them in order.
-    tied = ((values >= least).sum(dim=1) > k).nonzero().squeeze(1)
+    # NaN counts as larger than anything, as it does for torch.topk.
+    reach = (values < least).logical_not_().sum(dim=1)
+    tied = ((reach > k) & ~least.squeeze(1).isnan()).nonzero().squeeze(1)
     if tied.numel():
         some, least = values[tied], least[tied]
-        above = some > least
+        above = (some <= least).logical_not_()
         equal = some == least
         room = k - above.sum(dim=1, keepdim=True)
         taken = above | (equal & (equal.cumsum(dim=1) <= room))

@@ -37,7 +37,8 @@ class CrossEntropy(nn.Module):
         reduction: str = "mean",
     ) -> None:
         super().__init__()
-        check_size("chunk_size", chunk_size)
+        if chunk_size is not None:
+            check_size("chunk_size", chunk_size)
         check_reduction(reduction)
         self.chunk_size = chunk_size
         self.ignore_index = ignore_index
@@ -80,7 +81,8 @@ def cross_entropy(
     Plain, the logits are one matrix product in the precision of the inputs (or of autocast), and
     the softmax is computed in float32 or wider. In chunks, everything is.
     """
-    check_size("chunk_size", chunk_size)
+    if chunk_size is not None:
+        check_size("chunk_size", chunk_size)
     check_reduction(reduction)
     inputs = check_inputs(states, catalogue, targets, ignore_index=ignore_index)
     x, y = inputs.states, inputs.catalogue
@@ -112,10 +114,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         )
         with torch.autocast(states.device.type, enabled=False):
             x = states.to(dtype)
-            own = (x * catalogue[targets].to(dtype)).sum(dim=1)
+            own = x.new_zeros(len(x))
             sums = torch.full_like(own, -torch.inf)
-            for rows in catalogue.split(chunk_size):
-                logits = x @ rows.to(dtype).T
+            for start in range(0, len(catalogue), chunk_size):
+                logits = x @ catalogue[start : start + chunk_size].to(dtype).T
+                # From among the logits, so that it rounds as they do.
+                here, column = _column_in_chunk(targets, start, logits.shape[1])
+                own = torch.where(here, logits.gather(1, column).squeeze(1), own)
                 sums = torch.logaddexp(sums, consume_logsumexp(logits))
                 del logits
         ctx.chunk_size = chunk_size
@@ -133,16 +138,14 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             scale = grad_losses.to(dtype).unsqueeze(1)
             grad_x = -scale * catalogue[targets].to(dtype)
             grad_y = torch.empty_like(catalogue, memory_format=torch.contiguous_format)
-            position = torch.arange(len(x), device=x.device)
             for start in range(0, len(catalogue), ctx.chunk_size):
                 rows = catalogue[start : start + ctx.chunk_size].to(dtype)
                 weights = (x @ rows.T).sub_(sums.unsqueeze(1)).exp_().mul_(scale)
                 grad_x += weights @ rows
                 if needs_catalogue:
-                    here = (targets >= start) & (targets < start + len(rows))
-                    column = (targets - start).clamp(0, len(rows) - 1)
+                    here, column = _column_in_chunk(targets, start, len(rows))
                     less = torch.where(here, scale.squeeze(1), 0.0)
-                    weights[position, column] -= less
+                    weights.scatter_add_(1, column, -less.unsqueeze(1))
                     grad_y[start : start + len(rows)] = (weights.T @ x).to(grad_y.dtype)
                 del weights
         return (
@@ -151,3 +154,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _column_in_chunk(targets: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
+    """Say which targets [n] lie in the chunk, and in which of its columns [n, 1]."""
+    here = (targets >= start) & (targets < start + width)
+    return here, (targets - start).clamp(0, width - 1).unsqueeze(1)

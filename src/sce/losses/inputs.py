@@ -95,14 +95,12 @@ def check_reduction(reduction: str) -> None:
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
 
 
-def check_size(name: str, value: int | None, *, at_least: int = 1) -> None:
-    """Refuse a size that is not a whole number, or is too small. None means: the default."""
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
+def check_size(name: str, value: int) -> None:
+    """Refuse a size that is not a whole number, or is below 1."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an integer, got {value!r}")
-    if value < at_least:
-        raise ValueError(f"{name} must be at least {at_least}, got {value}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
 
 
 def reduce(losses: Tensor, counted: Tensor | None, inputs: Inputs, reduction: str) -> Tensor:

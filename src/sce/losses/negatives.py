@@ -59,15 +59,13 @@ class PopularityNegatives(nn.Module):
         correct: Correct the logits of the negatives for how often they are drawn (logQ).
     """
 
-    cumulative: Tensor
-    log_share: Tensor
-
     def __init__(self, counts: Tensor, *, power: float = 1.0, correct: bool = False) -> None:
         super().__init__()
         weights = _share(counts, power)
         self.correct = correct
-        self.register_buffer("cumulative", weights.cumsum(0), persistent=False)
-        self.register_buffer("log_share", weights.log().float(), persistent=False)
+        # No buffers: they would follow the model to half precision, and forget most of the items.
+        self.cumulative = weights.cumsum(0)
+        self.log_share = weights.log().float()
 
     def forward(
         self,
@@ -85,10 +83,8 @@ class PopularityNegatives(nn.Module):
                 f"{n_items}"
             )
         if self.cumulative.device != targets.device:
-            raise ValueError(
-                f"popularity counts are on {self.cumulative.device}, the targets on "
-                f"{targets.device}: move the loss with .to(device)"
-            )
+            self.cumulative = self.cumulative.to(targets.device)
+            self.log_share = self.log_share.to(targets.device)
         at = torch.rand((rows, k), dtype=torch.float64, device=targets.device, generator=generator)
         # The last entry is the sum of all, up to rounding: scaling by it keeps the search inside.
         items = torch.searchsorted(self.cumulative, at * self.cumulative[-1], right=True)
@@ -105,14 +101,12 @@ class InBatchNegatives(nn.Module):
         correct: Correct the logits of the negatives for how often they are drawn (logQ).
     """
 
-    log_share: Tensor | None
-
     def __init__(self, counts: Tensor | None = None, *, correct: bool = True) -> None:
         super().__init__()
         self.correct = correct
         # What is in a batch occurs: an item that the counts never saw is taken to occur once.
         log_share = None if counts is None else _share(counts.clamp(min=1), 1.0).log().float()
-        self.register_buffer("log_share", log_share, persistent=False)
+        self.log_share = log_share
 
     def forward(
         self,
@@ -137,6 +131,7 @@ class InBatchNegatives(nn.Module):
             raise ValueError(
                 f"in-batch counts are for {len(self.log_share)} items, the catalogue has {n_items}"
             )
+        self.log_share = self.log_share.to(targets.device)
         return Draw(items, self.log_share[items] + math.log(k))
 
 

@@ -277,7 +277,8 @@ def generalized_binary_cross_entropy(
     """GBCE as a function; the arguments are those of `GeneralizedBinaryCrossEntropy`.
 
     The positive enters as -β·log σ(s⁺), which is finite at any logit, with
-    β = a·(t·(1 - 1/a) + 1/a) = 1 - t·(1 - a) and a = k / (items - 1), the share that is sampled.
+    β = a·(t·(1 - 1/a) + 1/a) = 1 - t·(1 - a) and a = k / (items - 1), the share that is sampled, at
+    most 1.
     """
     _check_t(t)
     check_size("n_negatives", n_negatives)

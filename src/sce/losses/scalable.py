@@ -68,8 +68,9 @@ class ScalableCrossEntropy(nn.Module):
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
-        check_size("n_buckets", n_buckets)
-        check_size("bucket_size_x", bucket_size_x)
+        for name, size in (("n_buckets", n_buckets), ("bucket_size_x", bucket_size_x)):
+            if size is not None:
+                check_size(name, size)
         check_size("bucket_size_y", bucket_size_y)
         suggest_sizes(1, 1, alpha=alpha, beta=beta)  # refuses what is not positive and finite
         check_reduction(reduction)
@@ -151,16 +152,17 @@ class ScalableCrossEntropy(nn.Module):
             states, catalogue, targets, ignore_index=self.ignore_index, keep_ignored=fused
         )
         x, y, wanted = inputs.states, inputs.catalogue, inputs.targets
+        if fused:  # nothing was taken out: what ignored positions hold must not matter
+            x = torch.where(wanted.unsqueeze(1) >= 0, x, 0.0)
         with torch.no_grad(), torch.autocast(states.device.type, enabled=False):
-            real = torch.where(wanted.unsqueeze(1) >= 0, x, 0.0) if fused else x
             n_buckets, size_x = self._sizes(wanted)
             if centres is None:
-                centres = draw_centres(real, n_buckets, mix=self.mix, generator=generator)
+                centres = draw_centres(x, n_buckets, mix=self.mix, generator=generator)
                 centres = round_centres(centres, y.dtype)
             else:
                 _check_centres(centres, inputs)
             # A state that is not finite may fall into no bucket, and would then go unnoticed.
-            sound = real.isfinite().all()
+            sound = x.isfinite().all()
         sizes = {"bucket_size_x": size_x, "bucket_size_y": self.bucket_size_y}
         if fused:
             from sce.losses import kernels
@@ -170,7 +172,7 @@ class ScalableCrossEntropy(nn.Module):
         else:
             buckets = fill_buckets(x, y, centres.to(inputs.dtype), **sizes)
             losses, placed = bucketed_cross_entropy(x, y, wanted, buckets)
-        losses = torch.where(sound, losses, torch.nan)
+        losses = losses * torch.where(sound, 1.0, torch.nan).to(losses.dtype)
         loss = reduce(losses, placed, inputs, self.reduction)
         return loss, _statistics(buckets, wanted, placed) if with_stats else None
 

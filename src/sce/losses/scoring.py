@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import embedding
 
 from sce.losses.gradients import CatalogueGradient
 from sce.losses.inputs import Inputs
@@ -46,9 +45,15 @@ def score_negatives(
     generator: torch.Generator | None,
 ) -> SampledScores:
     """Draw the negatives, score them, and mask those that are none."""
+    if torch.compiler.is_compiling():
+        # How many positions are valid is known only when it runs: a compiled model calls this as
+        # it is.
+        return torch.compiler.disable(score_negatives)(  # type: ignore[no-any-return]
+            inputs, negatives, n_negatives, shared=shared, exclude=exclude, generator=generator
+        )
     assert inputs.index is not None
     length = inputs.positions[-1] if inputs.positions else 1
-    n_sequences = inputs.positions.numel() // max(1, length)
+    n_sequences = inputs.positions[:-1].numel()
     sequence = inputs.index // max(1, length)  # [v] which sequence a position belongs to
     rows = {"position": len(inputs.index), "sequence": n_sequences, "batch": 1}[shared]
     with torch.no_grad():
@@ -78,7 +83,9 @@ def _score(
         both = torch.cat([inputs.targets.unsqueeze(1), items], dim=1)
         logits: Tensor = _PositionLogits.apply(x, y, both)  # type: ignore[no-untyped-call]
         return logits[:, 0], logits[:, 1:]
-    rows = embedding(torch.cat([inputs.targets, items.flatten()]), y)
+    rows: Tensor = _Lookup.apply(  # type: ignore[no-untyped-call]
+        y, torch.cat([inputs.targets, items.flatten()])
+    )
     own_rows, other_rows = rows.split([len(x), items.numel()])
     own = (x.to(inputs.dtype) * own_rows.to(inputs.dtype)).sum(dim=1)
     if x.dtype != y.dtype and not torch.is_autocast_enabled(x.device.type):
@@ -87,7 +94,8 @@ def _score(
         return own, (x @ other_rows.T).to(inputs.dtype)
     assert inputs.index is not None
     padded = x.new_zeros(n_sequences * length, x.shape[1]).index_put((inputs.index,), x)
-    others = padded.view(n_sequences, length, -1) @ other_rows.view(*items.shape, -1).mT
+    d = x.shape[1]
+    others = padded.view(n_sequences, length, d) @ other_rows.view(*items.shape, d).mT
     return own, others.flatten(0, 1).index_select(0, inputs.index).to(inputs.dtype)
 
 
@@ -103,6 +111,24 @@ def _is_excluded(items: Tensor, exclude: Tensor, sequence: Tensor, n_sequences: 
     ordered = exclude.to(items.dtype).sort(dim=1).values[sequence]
     at = torch.searchsorted(ordered, items.contiguous()).clamp_(max=exclude.shape[1] - 1)
     return ordered.gather(1, at) == items
+
+
+class _Lookup(torch.autograd.Function):
+    """Rows of the catalogue, whose gradients are added up in float32 or wider."""
+
+    @staticmethod
+    def forward(ctx: Any, catalogue: Tensor, items: Tensor) -> Tensor:
+        ctx.save_for_backward(catalogue, items)
+        return catalogue[items]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        catalogue, items = ctx.saved_tensors
+        dtype = torch.promote_types(catalogue.dtype, torch.float32)
+        sink = CatalogueGradient(catalogue, [items], dtype)
+        sink.add(items, grad.to(dtype))
+        return sink.finish(), None
 
 
 class _PositionLogits(torch.autograd.Function):
