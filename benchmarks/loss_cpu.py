@@ -22,7 +22,6 @@ from cells import Row, measure_cells
 from contenders import contenders
 from rows import keep, provenance, show
 
-
 MAX_SECONDS = 20.0  # after which a slow cell is not repeated again
 
 
