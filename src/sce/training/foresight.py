@@ -1,6 +1,8 @@
 """What a user would regret not having been told before training starts."""
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -14,13 +16,15 @@ from sce.losses import (
     SampledCrossEntropy,
     ScalableCrossEntropy,
 )
+from sce.planning import Job, LossName, loss_bytes
 from sce.training.objective import Workload
 
 _SAMPLED = (BinaryCrossEntropy, GeneralizedBinaryCrossEntropy, SampledCrossEntropy)
 _GIB = 2**30
 _FLOAT = 4
-# Copies of the logits that are alive at once, at the worst moment.
-_COPIES_WHOLE, _COPIES_CHUNKED, _COPIES_SAMPLED = 3, 2, 4
+
+# What torch's CPU allocator says, in one version or another.
+_NO_MEMORY = ("DefaultCPUAllocator", "can't allocate memory", "not enough memory")
 
 
 class TrainingWarning(UserWarning):
@@ -29,12 +33,19 @@ class TrainingWarning(UserWarning):
 
 def predict_bytes(loss: object, workload: Workload) -> int | None:
     """Roughly the memory that a loss takes for its logits at each step; None for unknown losses."""
+    job = Job(
+        workload.n_items,
+        batch=max(1, round(workload.sequences)),
+        length=math.ceil(workload.mean_length),
+        mean_length=workload.mean_length,
+    )
     if isinstance(loss, CrossEntropy):
-        if loss.chunk_size is None or loss.chunk_size >= workload.n_items:
-            return int(workload.targets * workload.n_items * _FLOAT * _COPIES_WHOLE)
-        return int(workload.targets * loss.chunk_size * _FLOAT * _COPIES_CHUNKED)
+        if loss.chunk_size is None:
+            return int(loss_bytes(job, "ce"))
+        return int(loss_bytes(replace(job, chunk_size=loss.chunk_size), "ce chunked"))
     if isinstance(loss, _SAMPLED):
-        return int(workload.targets * loss.n_negatives * _FLOAT * _COPIES_SAMPLED)
+        name: LossName = "ce-" if isinstance(loss, SampledCrossEntropy) else "bce+"
+        return int(loss_bytes(replace(job, n_negatives=loss.n_negatives), name))
     return None
 
 
@@ -104,20 +115,21 @@ def _about_memory(
     )
     room = max(0, free - weights)
     if isinstance(loss, CrossEntropy):
-        fits = int(room / 2 / (workload.targets * _FLOAT * _COPIES_CHUNKED))
+        fits = int(room / 4 / (workload.targets * _FLOAT))  # a quarter, to be sure
         chunk = 1 << max(0, fits.bit_length() - 1)
         yield f"{what}; what would fit: --loss sce, or --loss.chunk-size {chunk}"
     else:
         yield f"{what}; what would fit: a smaller --batch-size, or --loss sce"
 
 
-def explained(error: RuntimeError, loss: object, *, compiled: bool) -> Exception:
+def explained(error: Exception, loss: object, *, compiled: bool) -> Exception:
     """Turn what torch raised into what to do about it, where that is known."""
-    text = " ".join(str(error).split())
-    first = text.partition(". ")[0]
-    if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text:
+    text = " ".join(str(error).split()).partition("DefaultCPUAllocator: ")
+    first = text[2] or text[0].partition(". ")[0]
+    out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    if out_of_memory or any(sign in str(error) for sign in _NO_MEMORY):
         sce = "" if isinstance(loss, ScalableCrossEntropy) else ", or --loss sce"
-        return InputError(f"memory ran out ({first}); try a smaller --batch-size{sce}")
+        return InputError(f"memory ran out ({first.rstrip('.')}); try a smaller --batch-size{sce}")
     # Dynamo and Inductor have many errors of their own, which are all RuntimeErrors.
     if compiled and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         return InputError(f"the model could not be compiled ({first}); leave out compile")

@@ -1,0 +1,255 @@
+"""Is the memory that `sce plan` predicts the memory that training takes?
+
+    python benchmarks/plan_grid.py                          # on a GPU: measure, compare, keep rows
+    python benchmarks/plan_grid.py --fit                    # the same, and fit the coefficients
+    python benchmarks/plan_grid.py --rows FILE.jsonl --fit --write  # fit to rows measured before
+    python benchmarks/plan_grid.py --device cpu             # count instead of measuring
+
+Each cell trains a few steps as `sce train` does (for SCE: bucket statistics, warm-up, recording and
+replay of the CUDA graph) and notes the peak of allocated memory; then one more step is taken apart,
+for the peaks of its four moments. Cells share a process: nothing of one is left when the next
+begins, which each row says ("left MiB"). The coefficients are fitted to the moments of the "fit"
+cells, by non-negative least squares of the relative error, and judged by the peaks of the others.
+
+On a CPU the bytes of live tensors are counted as a GPU would have them (live_bytes.py), without the
+workspace of libraries.
+"""
+
+import argparse
+import gc
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cells import Row
+from live_bytes import LiveBytes, gpu_like
+from plan_cells import grid, job_of, lengths_of
+from plan_fit import error_table, fit, show_calibration, write_calibration
+from rows import keep, provenance, show
+from sce.data.batches import DeviceSequences, training_batch
+from sce.models.sasrec import SASRec, SASRecSettings
+from sce.planning import LOSSES, Job, parse_size, predict
+from sce.training.device import matmul_precision
+from sce.training.objective import LossSettings, Workload, build_loss
+from sce.training.optimizer import make_optimizer
+from sce.training.step import TrainingStep, seeds_of_epoch
+
+MIB = 2**20
+
+
+class Ragged(NamedTuple):
+    """Sequences laid end to end."""
+
+    items: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+
+
+class Meter(Protocol):
+    """Bytes of tensors alive now, and the most since the last restart."""
+
+    def alive(self) -> int: ...  # noqa: D102
+    def highest(self) -> int: ...  # noqa: D102
+    def restart(self) -> None: ...  # noqa: D102
+
+
+class GpuMeter:
+    """What torch's allocator counts."""
+
+    def alive(self) -> int:
+        """Bytes allocated."""
+        return torch.cuda.memory_allocated()
+
+    def highest(self) -> int:
+        """The most there were since the last restart."""
+        return torch.cuda.max_memory_allocated()
+
+    def restart(self) -> None:
+        """Forget the peak."""
+        torch.cuda.reset_peak_memory_stats()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--losses", nargs="+", choices=LOSSES, default=LOSSES)
+    parser.add_argument("--cells", type=int, nargs=2, default=(9, 6), metavar=("FIT", "HELD-OUT"))
+    parser.add_argument("--at-most", default=None, help="leave out what takes more; default: 70GB")
+    parser.add_argument("--fit", action="store_true", help="fit coefficients, and print them")
+    parser.add_argument("--write", action="store_true", help="with --fit: keep them, do not print")
+    parser.add_argument("--rows", type=Path, default=None, help="measured before")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--out", type=Path, default=None, help="default: results/plan_grid.jsonl")
+    options = parser.parse_args()
+    if options.rows is not None:
+        rows = [json.loads(line) for line in options.rows.read_text().splitlines()]
+    else:
+        where = provenance("torch")
+        rows = []
+        for row in measure_grid(options):
+            rows.append(row | where)
+            path = keep("plan_grid", rows, to=options.out)
+        print(f"{len(rows)} rows in {path}")
+    measured = [row for row in rows if "peak MiB" in row]
+    print(f"\nas src/sce/planning/coefficients.py has it:\n\n{error_table(measured)}")
+    if options.fit:
+        fitted = fit(measured)
+        print(f"\nfitted to these rows:\n\n{error_table(measured, fitted)}")
+        print(f"\n{write_calibration(fitted) if options.write else show_calibration(fitted)}")
+
+
+# --- measuring
+
+
+def measure_grid(options: argparse.Namespace) -> Iterator[Row]:
+    """Measure cell after cell; one that fails is a row that says how."""
+    if options.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("plan_grid: there is no CUDA device here; --device cpu counts bytes instead")
+    device = torch.device("cuda", 0) if options.device == "cuda" else torch.device("cpu")
+    at_most = parse_size(options.at_most or ("70GB" if options.device == "cuda" else "500MB"))
+    cells = grid(options.losses, options.cells, at_most)
+    begun = time.perf_counter()
+    for number, cell in enumerate(cells, start=1):
+        try:
+            found = measure_cell(cell, device)
+        except (RuntimeError, ValueError) as error:
+            found = {"failed": " ".join(str(error).split())[:200]}
+        found["left MiB"] = _clean(device)
+        yield cell | found
+        seconds = f"{time.perf_counter() - begun:.0f} s"
+        shown = show([cell | found], ["loss", "items", "peak MiB", "predicted MiB", "failed"])
+        print(f"[{number}/{len(cells)}] {seconds}", shown.splitlines()[-1], file=sys.stderr)
+
+
+def _clean(device: torch.device) -> float:
+    """Free everything, and say how many MiB are still allocated."""
+    gc.collect()
+    if device.type != "cuda":
+        return 0.0
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    return round(torch.cuda.memory_allocated() / MIB, 3)
+
+
+def measure_cell(cell: Row, device: torch.device) -> Row:
+    """Train as `sce train` does; return the peak, and the peaks of the moments of one step."""
+    job = job_of(cell)
+    lengths = lengths_of(cell) + 1
+    generator = np.random.default_rng(0)
+    events = generator.integers(job.items, size=int(lengths.sum()), dtype=np.int32)
+    with ExitStack() as stack:
+        if device.type == "cpu":
+            stack.enter_context(gpu_like())
+        stack.enter_context(matmul_precision(device, job.precision))
+        sequences = DeviceSequences.place(
+            Ragged(events, np.concatenate([[0], lengths.cumsum()])), device
+        )
+        settings = SASRecSettings(dim=job.dim, max_length=job.length, blocks=job.blocks)
+        with torch.device(device):
+            model = SASRec(job.items, settings).train()
+        step = _step(cell, job, model, sequences, device)
+        meter: Meter = GpuMeter()
+        if device.type == "cpu":
+            counter = LiveBytes([*model.parameters()], [sequences.items, sequences.offsets])
+            meter = stack.enter_context(counter)
+        meter.restart()
+        rows = torch.arange(job.batch)
+        rows = rows.pin_memory() if device.type == "cuda" else rows
+        # As an epoch goes: statistics first; then warm-up, recording, replay.
+        for number, seeds in enumerate(seeds_of_epoch(0, 1, 6 if step.captured_rows else 3)[1]):
+            step(rows, seeds, with_statistics=number == 0)
+        peak = meter.highest()
+        found: Row = {
+            "peak MiB": round(peak / MIB, 2),
+            "predicted MiB": round(predict(job, cell["loss"]).total / MIB, 2),
+            "captured": step.captured_rows is not None,
+        }
+        return found | {"moments": moments(step, rows, job, meter)}
+
+
+def _step(
+    cell: Row, job: Job, model: SASRec, sequences: DeviceSequences, device: torch.device
+) -> TrainingStep:
+    workload = Workload(job.items, job.batch, job.targets / job.batch, np.zeros(1, np.int64))
+    loss: Any = build_loss(loss_settings(cell), workload)
+    on_gpu = device.type == "cuda"
+    captured = cell["loss"] == "sce" and on_gpu and loss.never_waits(model.catalogue)
+    if cell["loss"] == "sce" and not on_gpu:
+        loss.backend = "triton"
+    optimizer = make_optimizer(
+        model.parameters(),
+        learning_rate=1e-3,
+        betas=(0.9, 0.98),
+        weight_decay=0.0,
+        device=device,
+        capturable=captured,
+    )
+    for group in optimizer.param_groups:
+        group["fused"] = True  # as on a GPU
+    return TrainingStep(
+        model,
+        loss.to(device),
+        optimizer,
+        sequences,
+        device=device,
+        max_length=job.length,
+        precision=job.precision,
+        captured=job.batch if captured else None,
+    )
+
+
+def loss_settings(cell: Row) -> LossSettings:
+    """The settings of the cell's loss, as `sce train` would be given them."""
+    name = cell["loss"]
+    own = {"sce": ("bucket_size_y",), "ce chunked": ("chunk_size",), "ce": (), "bce": ()}
+    given = {key: cell[key] for key in own.get(name, ("n_negatives",))}
+    return LossSettings(name="ce" if name == "ce chunked" else name, **given)
+
+
+def moments(step: TrainingStep, rows: Tensor, job: Job, meter: Meter) -> dict[str, int]:
+    """Take one step as it is, and note the bytes beyond those between steps at each moment."""
+    model: Any = step.model
+    step.optimizer.zero_grad(set_to_none=True)
+    histories, targets = training_batch(
+        step.sequences, rows, max_length=job.length, pad_to=job.length
+    )
+    between = meter.alive()
+    found = {"between": between}
+
+    def mark(name: str) -> None:
+        found[name] = meter.highest() - between
+        meter.restart()
+
+    # When the gradient of the states is there, the loss has done its part; when that of the first
+    # block's input is, all blocks have.
+    hook = model.blocks[0].register_forward_pre_hook(
+        lambda _, inputs: inputs[0].register_hook(lambda _: mark("model backward")) and None
+    )
+    meter.restart()
+    with torch.autocast(step.device.type, torch.bfloat16, enabled=step.autocast):
+        states = model(histories)
+        found["activations"] = meter.alive() - between
+        states.register_hook(lambda _: mark("loss backward"))
+        meter.restart()
+        options = {} if step.generator is None else {"generator": step.generator}
+        loss = step.loss(states, model.catalogue, targets, **options)
+        del states
+    mark("forward")
+    loss.backward()
+    mark("embedding")
+    hook.remove()
+    return found
+
+
+if __name__ == "__main__":
+    main()

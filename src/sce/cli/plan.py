@@ -1,0 +1,213 @@
+"""`sce plan`: the memory that training will take with each loss, and what fits."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from cyclopts import Parameter
+from rich import box
+from rich.table import Table
+
+from sce.cli.evaluate import output_console
+from sce.data.prepared import PreparedDataset
+from sce.errors import InputError
+from sce.planning import Job, Plan, Planned, parse_size, show_size
+from sce.planning import plan as plan_job
+from sce.planning.coefficients import H200
+from sce.planning.job import Precision
+from sce.planning.search import TIGHT, usable
+
+
+def plan(
+    *,
+    items: int | None = None,
+    data: Annotated[Path | None, Parameter(name="--data")] = None,
+    batch: int = 128,
+    length: int | None = None,
+    mean_length: float | None = None,
+    dim: int = 64,
+    blocks: int = 2,
+    heads: int = 1,
+    precision: Annotated[Precision, Parameter(name=["--precision", "--dtype"])] = "float32",
+    negatives: int = 256,
+    bucket_size_y: int = 256,
+    chunk_size: int = 1024,
+    memory: str | None = None,
+    as_json: Annotated[bool, Parameter(name="--json", show_default=False)] = False,
+) -> None:
+    """Predict the peak memory of training with each loss, and say what fits on a GPU.
+
+    Args:
+        items: Items in the catalogue.
+        data: Prepared dataset, instead of --items: its items and the lengths of its histories.
+        batch: Sequences in a step.
+        length: Longest history. [default: 200, or the longest in --data if that is less]
+        mean_length: Mean history of a user, once it is cut to the longest. [default: the longest]
+        dim: Width of item embeddings and states.
+        blocks: Transformer blocks.
+        heads: Attention heads.
+        precision: float32; tf32 in matrix products; or bf16, by autocast.
+        negatives: Sampled items against each target, for bce+, gbce and ce-.
+        bucket_size_y: Items in a bucket, for sce.
+        chunk_size: Items scored at once, for ce in chunks.
+        memory: Of the GPU, such as 16GB, 16GiB or '900 MB'. [default: of the GPU here, if any]
+        as_json: Write JSON, for programs.
+    """
+    sizes = _sizes(items, data, length, mean_length)
+    job = Job(
+        **sizes,
+        batch=batch,
+        dim=dim,
+        blocks=blocks,
+        heads=heads,
+        precision=precision,
+        n_negatives=negatives,
+        bucket_size_y=bucket_size_y,
+        chunk_size=chunk_size,
+    )
+    found = plan_job(job, _memory_here() if memory is None else parse_size(memory))
+    if as_json:
+        print(json.dumps(_as_dict(found), indent=2))
+    else:
+        _show(found)
+
+
+def _sizes(
+    items: int | None, data: Path | None, length: int | None, mean_length: float | None
+) -> dict[str, Any]:
+    """What the catalogue and the histories say, given by hand or by a dataset."""
+    if data is None:
+        if items is None:
+            raise InputError("how large is the catalogue? Give --items N, or --data PREPARED")
+        length = 200 if length is None else length
+        return {"items": items, "length": length, "mean_length": mean_length}
+    if items is not None:
+        raise InputError("--data says how many items there are; leave out --items")
+    dataset = PreparedDataset.load(data, verify=False)
+    targets = dataset.train.lengths - 1
+    targets = targets[targets >= 1]
+    if not len(targets):
+        raise InputError(f"{data} has nothing to train on: no sequence has two events")
+    length = min(int(targets.max()), 200 if length is None else length)
+    found = {
+        "items": dataset.n_items,
+        "length": length,
+        "mean_length": float(np.minimum(targets, length).mean()),
+        "events": len(dataset.train.items),
+        "users": len(dataset.train),
+    }
+    return found if mean_length is None else found | {"mean_length": mean_length}
+
+
+def _memory_here() -> int | None:
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+
+
+def _as_dict(found: Plan) -> dict[str, object]:
+    return {
+        "job": asdict(found.job),
+        "memory_bytes": found.memory,
+        "usable_bytes": None if found.memory is None else int(usable(found.memory)),
+        "losses": [
+            {
+                "loss": one.loss,
+                "settings": one.settings,
+                "peak_bytes": round(one.forecast.total),
+                "parts": {
+                    part: round(getattr(one.forecast, part))
+                    for part in ("model", "activations", "loss", "other")
+                },
+                "moment": one.forecast.moment,
+                "fits": one.fits,
+                "tight": one.tight,
+                "largest_batch": one.largest_batch,
+            }
+            for one in found.losses
+        ],
+        "largest_bucket_size_y": found.largest_bucket,
+        "largest_dim": found.largest_dim,
+        "most_items": found.most_items,
+        "calibration": {"source": H200.source, "largest_error": H200.largest_error},
+    }
+
+
+def _show(found: Plan) -> None:
+    console = output_console()
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("loss", no_wrap=True)
+    for heading in ("peak", "model", "activations", "of the loss"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    if found.memory is not None:
+        table.add_column("fits", no_wrap=True)
+        table.add_column("largest batch", justify="right", no_wrap=True)
+    table.add_column("highest in")
+    table.add_column("sizes")
+    for one in found.losses:
+        parts = (one.forecast.total, one.forecast.model, one.forecast.activations)
+        sizes = [show_size(size) for size in (*parts, one.forecast.loss)]
+        fits = [] if found.memory is None else [_verdict(one), f"{one.largest_batch:,}"]
+        settings = ", ".join(f"{name} {value:,}" for name, value in one.settings.items())
+        table.add_row(one.loss, *sizes, *fits, one.forecast.moment, settings)
+    console.print(table)
+    console.print()
+    for name, value in _closing_lines(found):
+        console.print(f"{name:<11}{value}", soft_wrap=True, markup=False)
+
+
+def _verdict(one: Planned) -> str:
+    if not one.fits:
+        return "[red]no[/red]"
+    return "[yellow]just[/yellow]" if one.tight else "[green]yes[/green]"
+
+
+def _closing_lines(found: Plan) -> Iterator[tuple[str, str]]:
+    job = found.job
+    mean = job.length if job.mean_length is None else job.mean_length
+    yield (
+        "job",
+        f"{job.items:,} items; {job.batch:,} sequences of up to {job.length:,} events, {mean:,.4g} "
+        f"on average; dim {job.dim}, {job.blocks} block{'s' * (job.blocks > 1)}, {job.precision}",
+    )
+    if found.memory is None:
+        yield "memory", "there is no GPU here; give --memory to see what fits, for example 16GB"
+    else:
+        yield (
+            "memory",
+            f"{show_size(found.memory)}, of which {show_size(usable(found.memory))} can be used; "
+            f'"just": by less than {TIGHT:.0%}, the error to be reckoned with',
+        )
+        yield from _about_sce(found)
+    yield "numbers", H200.describe()
+
+
+def _about_sce(found: Plan) -> Iterator[tuple[str, str]]:
+    sce = next(one for one in found.losses if one.loss == "sce")
+    if sce.largest_batch:
+        flags = (f"--loss.{name.replace('_', '-')} {size}" for name, size in sce.settings.items())
+        if sce.fits:
+            yield "sce", f"{' '.join(flags)}; bucket-size-y up to {found.largest_bucket:,} fits"
+        else:
+            yield "sce", f"fits with --batch-size {sce.largest_batch}"
+        return
+    assert found.memory is not None
+    if 16 * found.job.parameters <= usable(found.memory):
+        yield "too little", "not even a batch of one sequence fits, whatever the loss"
+        return
+    weights = show_size(16 * found.job.parameters)
+    ways = []
+    if found.largest_dim:
+        ways.append(f"--dim {found.largest_dim} or less")
+    if found.most_items:
+        ways.append(f"at most {found.most_items:,} items")
+    yield (
+        "too large",
+        f"weights, their gradients and Adam's moments alone take {weights}, whatever the loss and "
+        f"the batch; what would fit: {', or '.join(ways) or 'nothing on this GPU'}",
+    )

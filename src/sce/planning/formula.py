@@ -1,0 +1,164 @@
+"""How much memory a training step takes: weights, and the highest of four moments.
+
+Always there are the weights and Adam's two moments of each, the training data, the batch, and what
+the libraries keep for themselves. A step then goes through four moments that can be the highest:
+
+    forward        the model's activations, and what the loss takes while it computes
+    loss backward  the activations, and what the loss takes for its gradients
+    model backward the activations, the catalogue's gradient, and gradients of states
+    embedding      the catalogue's gradient twice: by the loss, and by the input of the model
+
+Each is a sum of bytes per position, per logit and so on: `TERMS` says of what, `coefficients.py`
+how many bytes. Weights and their gradients are known exactly. Peaks of GPUs are meant, as torch's
+allocator counts them.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from sce.planning.coefficients import H200, Calibration
+from sce.planning.job import Job, LossName
+
+_FLOAT, _INDEX, _EVENT = 4, 8, 4  # bytes of a weight, of an index in a batch, of a stored event
+_SINKS, _SINK_WIDTH = 8, 8  # what SASRec's attention adds to length and width
+_FUSED_DIM = 512  # up to which Scalable Cross-Entropy has fused kernels
+_PLAIN = 128 << 20  # bytes that it takes more of beyond that, where scores are held in tiles
+_GATHERED = 1 << 21  # numbers that losses with negatives for each position gather at once
+_SCORES = 6 << 20  # numbers that the fused selection of buckets holds at once, at least
+
+_LOSS_PARTS = ("forward", "backward")
+# How many gradients of the catalogue there are when the model's turn has come. All other weights
+# have theirs by then.
+GRADIENTS = {"model backward": 1, "embedding": 2}
+
+# What the bytes of each part are proportional to. Those of losses are for the backward pass;
+# forward there is no gradient of the catalogue yet.
+_SAMPLED = ("logit", "padded_logit", "target_dim", "negative_dim", "item_dim")
+_MODEL_TERMS = {
+    "activations": ("position_dim", "block_position_dim", "block_attended"),
+    "model backward": ("position_dim", "attended"),
+    "embedding": ("position_dim",),
+}
+_LOSS_TERMS = {
+    "bce": ("gathered", "target_dim", "target", "item_dim"),
+    "bce+": _SAMPLED,
+    "ce-": _SAMPLED,
+    "ce": ("logit", "target_dim", "item_dim"),
+    "ce chunked": ("logit", "target_dim", "chunk_dim", "item_dim"),
+    "sce": ("scores", "place", "place_dim", "position_dim", "item_dim"),
+}
+TERMS: Mapping[str, tuple[str, ...]] = {
+    **{f"{part}, {half}": t for part, t in _MODEL_TERMS.items() for half in ("single", "half")},
+    **{f"{loss} forward": terms[:-1] for loss, terms in _LOSS_TERMS.items()},
+    **{f"{loss} backward": terms for loss, terms in _LOSS_TERMS.items()},
+}
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Predicted bytes at the highest moment of training."""
+
+    moment: str
+    """Which of the four that is."""
+    model: float
+    """Weights, their gradients as far as they exist then, and Adam's moments."""
+    activations: float
+    """Of the model, with gradients of states."""
+    loss: float
+    """Everything that the loss takes besides the gradient of the catalogue."""
+    other: float
+    """Training data, batch, and what libraries keep."""
+
+    @property
+    def total(self) -> float:
+        """The peak."""
+        return self.model + self.activations + self.loss + self.other
+
+
+def predict(job: Job, loss: LossName, calibration: Calibration = H200) -> Forecast:
+    """Predict the peak of training with a loss, on a GPU."""
+    captured = loss == "sce" and job.dim <= _FUSED_DIM
+    other = _data_and_batch(job) + calibration.workspace["captured" if captured else "eager"]
+    moments = [
+        Forecast(moment, model, activations, of_loss, other)
+        for moment, model, activations, of_loss in _moments(job, loss, calibration.coefficients)
+    ]
+    return max(moments, key=lambda moment: moment.total)
+
+
+def loss_bytes(job: Job, loss: LossName) -> float:
+    """Predict what a loss alone takes, at its highest moment, without the catalogue's gradient."""
+    terms = features(job, loss)
+    return max(_sum(H200.coefficients[f"{alike(loss)} {part}"], terms)[1] for part in _LOSS_PARTS)
+
+
+def fixed_bytes(job: Job) -> float:
+    """What is there between steps, and is known exactly: weights, moments, data, batch."""
+    return 3 * _FLOAT * job.parameters + _data_and_batch(job)
+
+
+def _data_and_batch(job: Job) -> float:
+    data = job.events * _EVENT + (job.users + 1) * _INDEX if job.events else 0
+    return data + 2 * _INDEX * job.positions
+
+
+def _moments(
+    job: Job, loss: LossName, coefficients: Mapping[str, Mapping[str, float]]
+) -> Iterator[tuple[str, float, float, float]]:
+    """Yield each of the four moments, with the bytes of model, activations and loss."""
+    terms = features(job, loss)
+    half = "half" if job.half else "single"
+    kept = 3 * _FLOAT * job.parameters  # weights and Adam's moments
+    activations = sum(_sum(coefficients[f"activations, {half}"], terms))
+    for moment, part in (("forward", "forward"), ("loss backward", "backward")):
+        gradient, rest = _sum(coefficients[f"{alike(loss)} {part}"], terms)
+        plain = _PLAIN if loss == "sce" and job.dim > _FUSED_DIM else 0
+        yield moment, kept + gradient, activations, rest + plain
+    for moment, copies in GRADIENTS.items():
+        gradients = copies * job.items * job.dim + (job.parameters - job.items * job.dim)
+        _, rest = _sum(coefficients[f"{moment}, {half}"], terms)
+        before = activations if moment == "model backward" else 0.0
+        yield moment, kept + _FLOAT * gradients, before + rest, 0.0
+
+
+def alike(loss: LossName) -> str:
+    """The loss whose numbers are meant: gBCE is BCE+ as far as memory goes."""
+    return "bce+" if loss == "gbce" else loss
+
+
+def _sum(numbers: Mapping[str, float], terms: Mapping[str, float]) -> tuple[float, float]:
+    """Add up bytes: those of gradients of the catalogue, and all others."""
+    rest = sum(number * terms[name] for name, number in numbers.items() if name != "item_dim")
+    return numbers.get("item_dim", 0.0) * terms["item_dim"], rest
+
+
+def features(job: Job, loss: LossName) -> dict[str, float]:
+    """What bytes are counted by, for a job and a loss."""
+    b, d, n, v = job.batch, job.dim, job.positions, job.targets
+    attended = b * (job.length + _SINKS) * (d + _SINK_WIDTH * job.heads)
+    k = 1 if loss == "bce" else job.n_negatives
+    logits: dict[str, float] = {
+        "ce": v * job.items,
+        "ce chunked": v * min(job.chunk_size, job.items),
+    }
+    n_buckets, size_x = job.bucket_sizes
+    size_y = min(job.bucket_size_y, job.items)
+    size_x = min(size_x, n)
+    return {
+        "one": 1.0,
+        "position_dim": n * d,
+        "block_position_dim": job.blocks * n * d,
+        "attended": attended,
+        "block_attended": job.blocks * attended,
+        "target": v,
+        "target_dim": v * d,
+        "item_dim": job.items * d,
+        "logit": logits.get(loss, v * k),
+        "padded_logit": n * k,
+        "negative_dim": b * k * d,
+        "gathered": min(v * (1 + k) * d, _GATHERED),
+        "chunk_dim": min(job.chunk_size, job.items) * d,
+        "scores": min(n_buckets * job.items, max(_SCORES, 0.0175 * job.items * d)),
+        "place": n_buckets * (size_x + size_y) + n,
+        "place_dim": n_buckets * size_y * d,
+    }

@@ -1,0 +1,102 @@
+"""What is to be trained: the sizes that decide how much memory it takes."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from sce.errors import InputError
+from sce.losses import suggest_sizes
+
+LossName = Literal["bce", "bce+", "gbce", "ce-", "ce", "ce chunked", "sce"]
+LOSSES: tuple[LossName, ...] = get_args(LossName)
+Precision = Literal["float32", "tf32", "bf16"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """SASRec on batches of one shape, with the settings of every loss."""
+
+    items: int
+    """In the catalogue."""
+    batch: int = 128
+    """Sequences in a step."""
+    length: int = 200
+    """Of the longest history, to which a batch is padded."""
+    dim: int = 64
+    """Of item embeddings and states."""
+    blocks: int = 2
+    heads: int = 1
+    precision: Precision = "float32"
+    mean_length: float | None = None
+    """Of a history; None: all are as long as the longest."""
+    n_negatives: int = 256
+    """Of bce+, gbce and ce-."""
+    bucket_size_y: int = 256
+    """Of sce: items in a bucket."""
+    alpha: float = 2.0
+    beta: float = 1.0
+    """Of sce, for the number of buckets and the states in each."""
+    chunk_size: int = 1024
+    """Of ce chunked: items scored at once."""
+    events: int = 0
+    users: int = 0
+    """In the training data, which is on the GPU; 0: not known, and not counted."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "items",
+            "batch",
+            "length",
+            "dim",
+            "blocks",
+            "heads",
+            "n_negatives",
+            "bucket_size_y",
+            "chunk_size",
+        ):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if self.dim % self.heads:
+            raise InputError(
+                f"the heads share the width equally: dim {self.dim} is not a multiple of "
+                f"{self.heads} heads"
+            )
+        if self.precision not in get_args(Precision):
+            choices = ", ".join(get_args(Precision))
+            raise InputError(f"precision is one of {choices}; got {self.precision!r}")
+        if self.mean_length is not None and not 0 < self.mean_length <= self.length:
+            raise InputError(
+                f"mean_length lies above 0 and is no more than length, {self.length}; got "
+                f"{self.mean_length}"
+            )
+        for name in ("alpha", "beta"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise InputError(f"{name} must be above 0; got {getattr(self, name)}")
+
+    @property
+    def positions(self) -> int:
+        """Of a batch, padding included."""
+        return self.batch * self.length
+
+    @property
+    def targets(self) -> float:
+        """Of a batch: positions without padding."""
+        return self.batch * (self.length if self.mean_length is None else self.mean_length)
+
+    @property
+    def bucket_sizes(self) -> tuple[int, int]:
+        """The number of buckets of sce, and of states in each."""
+        return suggest_sizes(1, self.targets, alpha=self.alpha, beta=self.beta)
+
+    @property
+    def parameters(self) -> int:
+        """Numbers that are trained; those of the catalogue are most of them."""
+        attention = 4 * self.dim * (self.dim + 1)
+        feed_forward = 2 * self.dim * (self.dim + 1)
+        norms = 2 * 2 * self.dim
+        block = attention + feed_forward + norms
+        return (self.items + self.length) * self.dim + self.blocks * block + 2 * self.dim
+
+    @property
+    def half(self) -> bool:
+        """Whether activations are in half precision, where they may be."""
+        return self.precision == "bf16"

@@ -1,0 +1,166 @@
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sce.cli import main
+from sce.data.prepared import PreparedDataset
+from sce.data.vocabulary import Vocabulary
+from sce.planning import LOSSES, Job, largest_batch, predict
+from tests.tiny_run import make_dataset
+
+Capture = pytest.CaptureFixture[str]
+ISSUE = shlex.split("plan --items 1_000_000 --batch 128 --length 200 --dim 64 --memory 16GB")
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plan") / "data"
+    make_dataset(
+        path, Vocabulary.from_integers(np.arange(30)), Vocabulary.from_integers(np.arange(9))
+    )
+    return path
+
+
+def shown(arguments: list[str], capsys: Capture) -> str:
+    assert main(arguments) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def as_json(arguments: list[str], capsys: Capture) -> Any:
+    return json.loads(shown([*arguments, "--json"], capsys))
+
+
+def test_a_row_for_each_loss_plain_in_a_pipe(capsys: Capture) -> None:
+    out = shown(ISSUE, capsys)
+    assert "\x1b" not in out
+    lines = out.splitlines()
+    header = lines[0]
+    rows = {
+        loss: next(line for line in lines[2:] if line.startswith(f"{loss}  ")) for loss in LOSSES
+    }
+    at = header.index("fits")
+    assert rows["ce"][at:].startswith("no")
+    assert rows["sce"][at:].startswith("yes")
+    assert "n_buckets 320, bucket_size_x 320, bucket_size_y 256" in rows["sce"]
+    assert "14.9 GiB, of which 14.4 GiB can be used" in out
+    assert "--loss.n-buckets 320 --loss.bucket-size-x 320 --loss.bucket-size-y 256" in out
+
+
+def test_json_has_the_same_numbers(capsys: Capture) -> None:
+    found = as_json([*ISSUE, "--precision", "bf16", "--blocks", "3"], capsys)
+    job = Job(1_000_000, batch=128, length=200, dim=64, blocks=3, precision="bf16")
+    assert found["memory_bytes"] == 16 * 10**9
+    assert [row["loss"] for row in found["losses"]] == list(LOSSES)
+    for row in found["losses"]:
+        forecast = predict(job, row["loss"])
+        assert row["peak_bytes"] == round(forecast.total)
+        assert sum(row["parts"].values()) == pytest.approx(forecast.total, abs=4)
+        assert row["largest_batch"] == largest_batch(job, row["loss"], 16 * 10**9)
+        assert row["fits"] == (row["largest_batch"] >= 128)
+
+
+def test_every_option_reaches_the_job(capsys: Capture) -> None:
+    options = {
+        "batch": 32,
+        "length": 50,
+        "mean-length": 20.5,
+        "dim": 32,
+        "blocks": 1,
+        "heads": 2,
+        "dtype": "tf32",
+        "negatives": 99,
+        "bucket-size-y": 77,
+        "chunk-size": 55,
+    }
+    flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    found = as_json(["plan", "--items", "5000", *flags], capsys)["job"]
+    assert found["items"] == 5000
+    names = {"dtype": "precision", "negatives": "n_negatives"}
+    for name, value in options.items():
+        assert found[names.get(name, name.replace("-", "_"))] == value
+
+
+def test_without_a_gpu_it_predicts_and_says_what_is_missing(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    out = shown(["plan", "--items", "1000"], capsys)
+    assert "there is no GPU here; give --memory to see what fits" in out
+    assert "largest batch" not in out
+    found = as_json(["plan", "--items", "1000"], capsys)
+    assert found["usable_bytes"] is None
+    assert found["losses"][0]["fits"] is None
+
+
+def test_the_memory_of_the_gpu_that_is_there(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Properties:
+        total_memory = 24 * 2**30
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
+    assert as_json(["plan", "--items", "1000"], capsys)["memory_bytes"] == 24 * 2**30
+
+
+def test_weights_that_do_not_fit_and_what_would(capsys: Capture) -> None:
+    out = shown(["plan", "--items", "100_000_000", "--memory", "16GiB"], capsys)
+    (line,) = [line for line in out.splitlines() if line.startswith("too large")]
+    assert "take 95.4 GiB, whatever the loss" in line
+    assert "--dim " in line
+    assert " items" in line
+
+
+def test_memory_for_nothing(capsys: Capture) -> None:
+    out = shown(["plan", "--items", "10", "--memory", "520 MiB"], capsys)
+    assert "too little not even a batch of one sequence fits" in out
+
+
+def test_a_batch_that_does_not_fit_and_one_that_does(capsys: Capture) -> None:
+    arguments = ["plan", "--items", "1000", "--batch", "100000", "--memory", "8GB"]
+    (row,) = [r for r in as_json(arguments, capsys)["losses"] if r["loss"] == "sce"]
+    assert f"fits with --batch-size {row['largest_batch']}" in shown(arguments, capsys)
+
+
+def test_items_and_lengths_of_a_prepared_dataset(capsys: Capture, prepared: Path) -> None:
+    dataset = PreparedDataset.load(prepared)
+    lengths = np.minimum(dataset.train.lengths - 1, 4)
+    found = as_json(["plan", "--data", str(prepared), "--length", "4"], capsys)["job"]
+    assert found["items"] == dataset.n_items
+    assert found["length"] == 4
+    assert found["mean_length"] == pytest.approx(lengths[lengths >= 1].mean())
+    assert found["events"] == len(dataset.train.items)
+    assert found["users"] == len(dataset.train)
+    # A batch is no wider than the longest history.
+    longest = as_json(["plan", "--data", str(prepared)], capsys)["job"]["length"]
+    assert longest == dataset.train.lengths.max() - 1
+    given = as_json(["plan", "--data", str(prepared), "--mean-length", "1.5"], capsys)["job"]
+    assert given["mean_length"] == 1.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "how large is the catalogue? Give --items N, or --data PREPARED"),
+        (["--items", "5", "--data", "x"], "--data says how many items there are"),
+        (["--items", "5", "--memory", "lots"], "memory is an amount such as 16GB"),
+        (["--items", "0"], "items must be at least 1; got 0"),
+        (["--items", "5", "--dtype", "fp8"], "fp8"),
+        (["--data", "nowhere"], "nowhere"),
+    ],
+)
+def test_wrong_input_is_one_line(arguments: list[str], complaint: str, capsys: Capture) -> None:
+    assert main(["plan", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("sce: error: ")
+    assert captured.err.count("\n") == 1
+    assert complaint in captured.err

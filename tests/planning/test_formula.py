@@ -1,0 +1,84 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sce.planning import LOSSES, Job, LossName, loss_bytes, predict
+from sce.planning.coefficients import H200
+from sce.planning.formula import TERMS, features, fixed_bytes
+
+GIB = 2**30
+losses = st.sampled_from(LOSSES)
+jobs = st.builds(
+    Job,
+    items=st.integers(1, 10_000_000),
+    batch=st.integers(1, 2000),
+    length=st.integers(1, 500),
+    dim=st.sampled_from([8, 48, 64, 200, 512]),
+    blocks=st.integers(1, 4),
+    heads=st.sampled_from([1, 2, 4]),
+    precision=st.sampled_from(["float32", "tf32", "bf16"]),
+    n_negatives=st.integers(1, 4000),
+    bucket_size_y=st.integers(1, 4000),
+    chunk_size=st.integers(1, 10_000),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(jobs, losses, st.data())
+def test_more_of_anything_never_takes_less(job: Job, loss: LossName, data: st.DataObject) -> None:
+    name = data.draw(
+        st.sampled_from(
+            ["items", "batch", "length", "blocks", "n_negatives", "bucket_size_y", "chunk_size"]
+        )
+    )
+    more = replace(job, **{name: getattr(job, name) + data.draw(st.integers(1, 1000))})
+    assert predict(more, loss).total >= predict(job, loss).total
+    assert predict(replace(job, dim=512), loss).total >= predict(job, loss).total
+
+
+@settings(max_examples=50, deadline=None)
+@given(jobs, losses)
+def test_the_parts_make_up_the_peak_and_hold_what_is_always_there(job: Job, loss: LossName) -> None:
+    found = predict(job, loss)
+    assert min(found.model, found.activations, found.loss, found.other) >= 0
+    assert found.total >= fixed_bytes(job)
+    # At some moment there are weights, both moments, and a gradient.
+    assert found.total >= 16 * job.parameters
+    assert predict(replace(job, precision="bf16"), loss).total <= predict(job, loss).total * 1.01
+
+
+@settings(max_examples=50, deadline=None)
+@given(jobs, losses)
+def test_shorter_histories_and_known_data(job: Job, loss: LossName) -> None:
+    shorter = replace(job, mean_length=job.length / 2)
+    assert predict(shorter, loss).total <= predict(job, loss).total
+    data = replace(job, events=10**6, users=10**5)
+    added = predict(data, loss).total - predict(job, loss).total
+    assert added == pytest.approx(4 * 10**6 + 8 * 100_001)
+
+
+def test_the_logits_of_a_full_softmax_dominate() -> None:
+    job = Job(1_000_000)
+    logits = 128 * 200 * 1_000_000 * 4
+    assert predict(job, "ce").loss == pytest.approx(3 * logits, rel=0.02)
+    assert predict(job, "ce").moment == "loss backward"
+    assert loss_bytes(job, "ce") == pytest.approx(3 * logits, rel=0.02)
+    assert loss_bytes(job, "ce chunked") == pytest.approx(128 * 200 * 1024 * 4, rel=0.5)
+
+
+def test_of_a_large_catalogue_the_gradient_is_there_twice() -> None:
+    job = Job(10_000_000, batch=16)
+    for loss in ("sce", "bce", "ce-"):
+        found = predict(job, loss)
+        assert found.moment == "embedding"
+        assert found.model == pytest.approx(5 * 4 * job.parameters, rel=0.02)
+
+
+def test_every_part_has_numbers_for_its_own_terms_and_no_others() -> None:
+    assert set(H200.coefficients) == set(TERMS)
+    known = features(Job(10), "sce")
+    for part, numbers in H200.coefficients.items():
+        assert set(numbers) <= set(TERMS[part]) <= set(known)
+        assert all(number > 0 for number in numbers.values())

@@ -1,0 +1,41 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sce.errors import InputError
+from sce.models.sasrec import SASRec, SASRecSettings
+from sce.planning import Job
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 50), st.integers(1, 9), st.integers(1, 5), st.integers(1, 3))
+def test_the_parameters_are_those_of_the_model(
+    items: int, length: int, width: int, blocks: int
+) -> None:
+    job = Job(items, length=length, dim=2 * width, blocks=blocks, heads=2)
+    model = SASRec(items, SASRecSettings(dim=2 * width, max_length=length, blocks=blocks, heads=2))
+    assert job.parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_positions_and_targets() -> None:
+    assert (Job(10, batch=4, length=5).positions, Job(10, batch=4, length=5).targets) == (20, 20)
+    assert Job(10, batch=4, length=5, mean_length=2.5).targets == 10
+    assert Job(10, batch=128, length=200).bucket_sizes == (320, 320)
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"items": 0}, "items must be at least 1; got 0"),
+        ({"items": 9, "batch": -3}, "batch must be at least 1; got -3"),
+        ({"items": 9, "chunk_size": 0}, "chunk_size must be at least 1"),
+        ({"items": 9, "dim": 64, "heads": 3}, "64 is not a multiple of 3 heads"),
+        ({"items": 9, "precision": "fp8"}, "precision is one of float32, tf32, bf16; got 'fp8'"),
+        ({"items": 9, "length": 10, "mean_length": 11.0}, "no more than length, 10; got 11"),
+        ({"items": 9, "mean_length": 0.0}, "mean_length lies above 0"),
+        ({"items": 9, "alpha": float("nan")}, "alpha must be above 0; got nan"),
+    ],
+)
+def test_what_is_no_job(given: dict[str, object], complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint):
+        Job(**given)  # type: ignore[arg-type]
