@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sce.config import SECTIONS, Config, describe_settings, load_toml
+from sce.config import SECTIONS, Config, describe_settings, load_toml, nearest
 from sce.errors import InputError
 from sce.losses import ScalableCrossEntropy
 from tests.cycle_data import make_cycle
@@ -62,7 +62,13 @@ def test_a_config_comes_back_from_its_dictionary() -> None:
         ("[training]\nlearningrate = 1", r"\[training\] learningrate .* is learning_rate"),
         ("[trainign]\nepochs = 1", r"\[trainign\] is unknown; the nearest valid key is training"),
         ("[model]\nzzz = 1", r"valid keys are dim, blocks, heads, dropout, max_length"),
-        ("epochs = 3", r"\[epochs\] is unknown; valid keys are model, loss, training"),
+        ("epochs = 3", r"epochs is unknown; it belongs in the table \[training\]"),
+        ("[model]\nepochs = 3", r"\[model\] epochs is unknown; it belongs in the .* \[training\]"),
+        ("[training]\ndim = 3", r"\[training\] dim is unknown; it belongs in the table \[model\]"),
+        ("learn_rate = 3", r"learn_rate .* nearest valid key is learning_rate, in .* \[training\]"),
+        ("[model]\nbatchsize = 3", r"nearest valid key is batch_size, in the table \[training\]"),
+        ("[loss]\nbucket_size = 3", r"\[loss\] bucket_size is unknown; .* key is bucket_size_"),
+        ("zzz = 3", r": zzz is unknown; valid keys are model, loss, training"),
         ("training = 3", r"training is a table of settings; write \[training\]"),
         ('[training]\nepochs = "ten"', r"\[training\] epochs must be a whole number; got 'ten'"),
         ("[training]\nepochs = 1.5", r"a whole number; got 1.5"),
@@ -85,24 +91,30 @@ def test_what_is_wrong_is_said_with_its_place(text: str, message: str, tmp_path:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
         load_toml(tmp_path / "none.toml")
+    with pytest.raises(InputError, match=r"cannot read .*: Is a directory"):
+        load_toml(tmp_path)
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_a_key_with_one_letter_wrong_names_the_right_one(data: st.DataObject) -> None:
-    from sce.config import _nearest
-
     section = data.draw(st.sampled_from(sorted(SECTIONS)))
     known = {field.name: None for field in fields(SECTIONS[section])}
     name = data.draw(st.sampled_from([name for name in known if len(name) > 5]))
     place = data.draw(st.integers(1, len(name) - 2))
-    assert name in _nearest(name[:place] + name[place + 1 :], known)
+    assert name in nearest(name[:place] + name[place + 1 :], known)
 
 
 def test_every_setting_is_documented() -> None:
     for section in SECTIONS.values():
         for name, text in describe_settings(section).items():
             assert len(text) > 10, name
+
+
+def test_a_model_beyond_all_memory(tmp_path: Path) -> None:
+    dataset = make_cycle(tmp_path / "data")
+    with pytest.raises(InputError, match="12 items in 100,000,000 dimensions does not fit"):
+        Config.compose({"model": {"dim": 10**8}}).build(dataset)
 
 
 def test_model_and_loss_are_built_for_the_dataset(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
 from sce.models.sasrec import SASRec, SASRecSettings
 from sce.training.objective import LossSettings, Workload, build_loss
+from sce.training.rowwise import NEEDS_SCE
 from sce.training.settings import TrainingSettings
 
 SECTIONS: dict[str, type] = {
@@ -35,6 +36,10 @@ class Config:
     model: SASRecSettings = field(default_factory=SASRecSettings)
     loss: LossSettings = field(default_factory=LossSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
+
+    def __post_init__(self) -> None:
+        if self.training.row_wise and self.loss.name != "sce":
+            raise InputError(f"{NEEDS_SCE}; the loss is {self.loss.name}")
 
     @classmethod
     def compose(cls, *layers: Layer) -> "Config":
@@ -55,7 +60,13 @@ class Config:
 
     def build(self, dataset: PreparedDataset) -> tuple[SASRec, nn.Module]:
         """Make the model and the loss, sized for the dataset."""
-        model = SASRec(dataset.n_items, self.model, seed=self.training.seed)
+        try:
+            model = SASRec(dataset.n_items, self.model, seed=self.training.seed)
+        except (RuntimeError, MemoryError) as error:
+            raise InputError(
+                f"a model of {dataset.n_items:,} items in {self.model.dim:,} dimensions does not "
+                "fit into memory; choose a smaller --model.dim or --model.max-length"
+            ) from error
         workload = Workload.measure(
             dataset.train,
             dataset.n_items,
@@ -76,24 +87,44 @@ def load_toml(path: Path | str) -> dict[str, dict[str, Any]]:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist") from error
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not valid TOML: {error}") from error
+    return check_layer(content, str(path))
+
+
+def check_layer(content: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
+    """Settings by section and name, each checked and as its type has it.
+
+    Args:
+        content: As a TOML file has it.
+        where: It came from, for messages.
+
+    Raises:
+        InputError: When a key is unknown, or a value is of the wrong kind.
+    """
+    layer: dict[str, dict[str, Any]] = {}
     for section, given in content.items():
         if section not in SECTIONS:
-            raise InputError(f"{path}: [{section}] is unknown; {_nearest(section, SECTIONS)}")
-        if not isinstance(given, dict):
-            raise InputError(f"{path}: {section} is a table of settings; write [{section}]")
+            what = f"[{section}]" if isinstance(given, Mapping) else section
+            hint = nearest(section, SECTIONS) if isinstance(given, Mapping) else _elsewhere(section)
+            raise InputError(f"{where}: {what} is unknown; {hint or nearest(section, SECTIONS)}")
+        if not isinstance(given, Mapping):
+            raise InputError(f"{where}: {section} is a table of settings; write [{section}]")
         kinds = get_type_hints(SECTIONS[section])
+        layer[section] = {}
         for name, value in given.items():
             if name not in kinds:
-                raise InputError(f"{path}: [{section}] {name} is unknown; {_nearest(name, kinds)}")
+                hint = _elsewhere(name, section) or nearest(name, kinds)
+                raise InputError(f"{where}: [{section}] {name} is unknown; {hint}")
             try:
-                given[name] = _convert(value, kinds[name])
+                layer[section][name] = _convert(value, kinds[name])
             except TypeError as error:
                 raise InputError(
-                    f"{path}: [{section}] {name} must be {_words(kinds[name])}; got {value!r}"
+                    f"{where}: [{section}] {name} must be {_words(kinds[name])}; got {value!r}"
                 ) from error
-    return content
+    return layer
 
 
 def describe_settings(settings: type) -> dict[str, str]:
@@ -112,11 +143,25 @@ def describe_settings(settings: type) -> dict[str, str]:
     return {entry.name: found.get(entry.name, "") for entry in fields(settings)}
 
 
-def _nearest(given: str, known: Mapping[str, object]) -> str:
+def nearest(given: str, known: Mapping[str, object]) -> str:
+    """Say which valid key was perhaps meant, or which there are."""
     close = difflib.get_close_matches(given, known, n=1, cutoff=0.5)
     if close:
         return f"the nearest valid key is {close[0]}"
     return f"valid keys are {', '.join(known)}"
+
+
+def _elsewhere(given: str, section: str | None = None) -> str | None:
+    """Say in which other table the key belongs, or the nearest key if that is in another one."""
+    tables = {
+        entry.name: table for table, settings in SECTIONS.items() for entry in fields(settings)
+    }
+    if given in tables:
+        return f"it belongs in the table [{tables[given]}]"
+    close = difflib.get_close_matches(given, tables, n=1, cutoff=0.6)
+    if close and tables[close[0]] != section:
+        return f"the nearest valid key is {close[0]}, in the table [{tables[close[0]]}]"
+    return None
 
 
 def _convert(value: Any, kind: Any) -> Any:

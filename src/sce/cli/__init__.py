@@ -7,7 +7,8 @@ A command's module is imported only when that command is called, so `sce --help`
 import os
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from contextlib import suppress
+from typing import Any, NamedTuple, get_args
 
 import cyclopts
 
@@ -39,6 +40,15 @@ VERBS = [
         """
         sce synthesize --out data/made.parquet
         sce synthesize --items 1000000 --users 50000 --out data/large.parquet
+        """,
+    ),
+    Verb(
+        "plan",
+        "Predict the memory of training with each loss, and what fits on a GPU.",
+        """
+        sce plan --items 1_000_000 --batch 128 --length 200 --dim 64 --memory 16GB
+        sce plan --items 1_000_000 --memory 16GB --precision bf16
+        sce plan --data data/clicks --memory 24GiB --json
         """,
     ),
     Verb(
@@ -75,6 +85,22 @@ VERBS = [
         """,
     ),
     Verb(
+        "sweep",
+        "Train with many settings, each in a fresh process; resumable, within budgets.",
+        """
+        sce sweep experiments/pareto.toml --data data/clicks --out sweeps/clicks
+        sce sweep experiments/mix.toml --out sweeps/made --jobs 4 --time-budget 10m
+        """,
+    ),
+    Verb(
+        "compare",
+        "Compare the runs of sweeps: Pareto fronts, tables, curves, on one page.",
+        """
+        sce compare sweeps/clicks
+        sce compare sweeps/clicks --markdown table.md --csv all.csv --svg figures
+        """,
+    ),
+    Verb(
         "datasets",
         "List the paper's datasets, where their owners publish them, and how to prepare each.",
         """
@@ -84,6 +110,16 @@ VERBS = [
     ),
 ]
 
+
+def _convert(kind: Any, tokens: Sequence[cyclopts.Token]) -> Any:
+    """Read options as usual, but never round: one and a half epochs are a mistake."""
+    if int in (kind, *get_args(kind)):
+        for token in tokens:
+            if "." in token.value:
+                raise cyclopts.CoercionError(token=token, target_type=int)
+    return cyclopts.convert(kind, tokens)
+
+
 app = cyclopts.App(
     name="sce",
     help="Train next-item recommenders on huge catalogs with Scalable Cross-Entropy.",
@@ -91,7 +127,7 @@ app = cyclopts.App(
     help_epilogue="sce COMMAND --help explains a command by example. Every command takes --debug, "
     "which shows the traceback behind an error.",
     version=f"sce {__version__}",
-    default_parameter=cyclopts.Parameter(negative=()),
+    default_parameter=cyclopts.Parameter(negative=(), converter=_convert),
     suppress_keyboard_interrupt=False,
 )
 for position, verb in enumerate(VERBS):
@@ -121,20 +157,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help_of = f"sce {tokens[0]} --help" if tokens[:1] and tokens[0] in verbs else "sce --help"
         return _complain(f"{error} (see: {help_of})")
     except BrokenPipeError:
-        # The reader of our output (head, less) went away: not an error of ours, and no reason for
-        # the interpreter to complain when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return 141  # the reader of our output (head, less) went away: not an error of ours
     except KeyboardInterrupt:
-        print("sce: interrupted", file=sys.stderr)
+        _say("sce: interrupted")
         return 130
     except (InputError, OSError) as error:
         if debug:
             raise
         return _complain(str(error))
+    finally:
+        _leave_dead_streams()
     return int(code or 0)
 
 
 def _complain(message: str) -> int:
-    print("sce: error: " + " ".join(message.split()), file=sys.stderr)
+    _say("sce: error: " + " ".join(message.split()))
     return 2
+
+
+def _say(line: str) -> None:
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
+
+
+def _leave_dead_streams() -> None:
+    """Where a stream has no reader any more, let the interpreter not stumble over it at exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

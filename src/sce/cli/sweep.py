@@ -1,0 +1,112 @@
+"""`sce sweep`: many trainings, each in a process of its own, from one file of settings."""
+
+import os
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from sce.errors import InputError
+from sce.experiments.display import SweepDisplay
+from sce.experiments.durations import parse_duration
+from sce.experiments.place import Place, Sweep
+from sce.experiments.plan import Plan, make_plan, open_datasets
+from sce.experiments.rows import FAILED, FINISHED
+from sce.experiments.settings import load_sweep, override
+from sce.experiments.sweep import Limits, State, run_sweep, thread_environment
+from sce.planning import parse_size
+from sce.report.formatting import show_duration
+
+_FLAG = Annotated[bool, Parameter(show_default=False)]
+_SEVERAL = Parameter(consume_multiple=True)
+_PATIENCE = 15.0  # seconds that runs of an earlier sweep get to save
+_LEFT = 3  # exit code: there is more to do
+
+
+def sweep(
+    settings: Annotated[Path, Parameter(name="SETTINGS")],
+    /,
+    *,
+    out: Path,
+    data: Annotated[list[str] | None, _SEVERAL] = None,
+    jobs: int = 1,
+    time_budget: str | None = None,
+    memory_budget: str | None = None,
+    seeds: Annotated[list[int] | None, _SEVERAL] = None,
+    over: Annotated[list[str] | None, Parameter(name="--set", consume_multiple=True)] = None,
+    retry_failed: _FLAG = False,
+    keep_weights: _FLAG = False,
+    dry_run: _FLAG = False,
+) -> int:
+    """Train with every combination of settings, each in a fresh process, and keep a row of each.
+
+    The same command goes on where a sweep was stopped, interrupted or killed. Sweeps into one
+    directory share the runs they have in common.
+
+    Args:
+        settings: TOML file: datasets, settings, grids, figures. See experiments/README.md.
+        out: Directory of the sweep; one that is there is gone on with.
+        data: Prepared datasets to run on, as PATH or NAME=PATH. [default: those of the file]
+        jobs: Runs at once on the one device. Their times are then not those of a run alone.
+        time_budget: Such as 90s, 10m, 1h30m: then running ones save, to go on next time.
+        memory_budget: Such as 40GB, for all that run at once; a run that needs more is left out.
+        seeds: Instead of those of the file.
+        over: Settings over all others, such as training.epochs=2.
+        retry_failed: Run again what failed before.
+        keep_weights: Keep the best weights of every run; without it, its records alone.
+        dry_run: List the runs, and run nothing.
+    """
+    if jobs < 1:
+        raise InputError(f"--jobs must be at least 1; got {jobs}")
+    limits = Limits(
+        jobs=jobs,
+        seconds=None if time_budget is None else parse_duration(time_budget),
+        memory_mib=None if memory_budget is None else parse_size(memory_budget) / 2**20,
+        keep_weights=keep_weights,
+        retry_failed=retry_failed,
+    )
+    wanted = load_sweep(settings)
+    over_all = override(over or [])
+    place = Place(out)
+    place.make()
+    datasets = open_datasets(wanted, data or [], place.data)
+    plan = make_plan(wanted, datasets, seeds=seeds, over=over_all)
+    if dry_run:
+        _list(plan)
+        return 0
+    lock = place.lock(_PATIENCE)
+    try:
+        keys = tuple(run.key for run in plan.runs)
+        place.write_sweep(Sweep(wanted.name, wanted.title, keys, wanted.views, wanted.measure))
+        thread_environment(jobs)
+        with SweepDisplay(jobs) as display:
+            for note in plan.notes:
+                display.tell(f"left out: {note}")
+            state = run_sweep(plan.runs, place, limits, display, lock=lock)
+    finally:
+        if lock is not None:
+            os.close(lock)
+    return _close(state, place)
+
+
+def _list(plan: Plan) -> None:
+    for run in plan.runs:
+        print(f"{run.key}  {run.label}")
+    for note in plan.notes:
+        print(f"left out: {note}")
+    print(f"{len(plan.runs)} runs")
+
+
+def _close(state: State, place: Place) -> int:
+    words = [f"{state.count(FINISHED)} of {state.total} runs finished"]
+    if state.count(FAILED):
+        words.append(f"{state.count(FAILED)} failed")
+    if state.left:
+        words.append(f"{state.left} left for next time")
+    print(f"{', '.join(words)}, in {show_duration(state.seconds)}")
+    print(f"rows: {place.rows}")
+    print(f"next: sce compare {shlex.quote(str(place.path))}")
+    if state.signal is not None:
+        return 128 + state.signal
+    return _LEFT if state.left else 0

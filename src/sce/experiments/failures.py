@@ -1,0 +1,52 @@
+"""Why a run failed, from its exit status and the end of what it said."""
+
+import re
+from dataclasses import dataclass
+
+OUT_OF_MEMORY, DIVERGED, KILLED, ERROR = "out of memory", "diverged", "killed", "error"
+
+_MEMORY = re.compile(
+    r"memory ran out|out of memory|OutOfMemoryError|can't allocate memory|ALLOC_FAILED"
+    r"|Unable to allocate|MemoryError",
+    re.IGNORECASE,
+)
+_DIVERGENCE = re.compile(r"the loss became|stopped being numbers")
+_LONGEST = 400  # letters of a message
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong."""
+
+    kind: str
+    message: str
+
+
+def explain_failure(status: int, said: str) -> Failure:
+    """Tell kinds of failures apart.
+
+    >>> explain_failure(2, "sce: error: memory ran out (Tried to allocate 3 GiB)").kind
+    'out of memory'
+
+    Args:
+        status: Of the process; negative when a signal ended it.
+        said: Its output.
+    """
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    message = lines[-1] if lines else "it said nothing"
+    for line in reversed(lines):
+        if line.startswith("sce: error: "):
+            message = line.removeprefix("sce: error: ")
+            break
+    message = message if len(message) <= _LONGEST else message[:_LONGEST] + " ..."
+    if status < 0:
+        what = f"ended by signal {-status}"
+        if status == -9:
+            what += ": perhaps the system ran out of memory"
+        return Failure(KILLED, f"{what}; last words: {message}")
+    ending = "\n".join(lines[-5:])
+    if _MEMORY.search(ending):
+        return Failure(OUT_OF_MEMORY, message)
+    if _DIVERGENCE.search(ending):
+        return Failure(DIVERGED, message)
+    return Failure(ERROR, message)

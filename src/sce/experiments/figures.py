@@ -1,0 +1,316 @@
+"""From settings with their means to the figures that a settings file asks for."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from sce.experiments.charts import (
+    COLOURS,
+    DASHES,
+    Chart,
+    Curve,
+    Drawn,
+    Point,
+    Stack,
+    Stacks,
+    draw_chart,
+    draw_stacks,
+)
+from sce.experiments.summary import (
+    LOSSES,
+    Group,
+    Setting,
+    best,
+    datasets_of,
+    describe,
+    front,
+    group_by,
+    name_group,
+    varied,
+)
+from sce.experiments.views import View
+from sce.report.figures import Caption
+from sce.report.formatting import (
+    is_number,
+    show_compact,
+    show_count,
+    show_digits,
+    show_duration,
+    show_memory,
+    show_metric,
+    show_share,
+)
+from sce.report.scales import Axis
+
+PARTS = {
+    "weights": "weights",
+    "optimizer": "optimizer state",
+    "activations": "activations",
+    "gradients": "gradients",
+    "loss": "loss (logits)",
+    "backward": "rest of backward",
+}
+_METRICS = {"ndcg": "NDCG", "hr": "HR", "mrr": "MRR", "cov": "COV"}
+_COURSES = {
+    "picked_once": "states picked once",
+    "placed": "states in any bucket",
+    "correct_in_bucket": "correct items in their buckets",
+    "loss": "training loss",
+    "validation.ndcg@10": "validation NDCG@10",
+}
+_WIDE = 4.0  # times the smallest: a logarithmic axis from here on
+_OWN_COLOURS = {"sce": 1, "ce": 2, "ce-": 3, "gbce": 4, "bce+": 5, "bce": 6}
+
+
+def make_figures(settings: Sequence[Setting], view: View) -> Iterator[Drawn]:
+    """Draw a view: a figure for each dataset, or one across all of them."""
+    chosen = [s for s in settings if not view.losses or s.loss in view.losses]
+    if view.kind == "line" and view.x == "items":
+        yield from _line(chosen, view, "")
+        return
+    draw: dict[str, Callable[[Sequence[Setting], View, str], Iterator[Drawn]]] = {
+        "pareto": _pareto,
+        "line": _line,
+        "epochs": _epochs,
+        "components": _components,
+    }
+    for dataset in datasets_of(chosen):
+        yield from draw[view.kind]([s for s in chosen if s.dataset == dataset], view, dataset)
+
+
+def _pareto(settings: Sequence[Setting], view: View, dataset: str) -> Iterator[Drawn]:
+    cost = view.x or "memory"
+    groups = group_by(settings, view.by)
+    names, curves = varied(settings), []
+    prices = [price for s in settings if (price := s.mean(cost)) is not None]
+    memory = [peak for s in settings if (peak := s.mean("memory")) is not None]
+    for place, (group, members) in enumerate(groups.items()):
+        chosen = front(members, cost)
+        points = []
+        for setting in sorted(members, key=lambda s: s.mean(cost) or 0.0):
+            price, value = setting.mean(cost), setting.mean(view.y)
+            if price is None or value is None:
+                continue
+            on_front = any(setting is other for other in chosen)
+            size = 3.5 if cost == "memory" else _radius(setting.mean("memory"), memory)
+            points.append(
+                Point(
+                    price,
+                    value,
+                    describe(setting, names),
+                    _told(setting),
+                    setting.spread(view.y) or 0.0,
+                    radius=size,
+                    faint=not on_front,
+                )
+            )
+        colour, dash = _style(groups, group, place)
+        curves.append(Curve(name_group(view.by, group), points, colour, dash, extended=True))
+    if not any(curve.points for curve in curves):
+        return
+    x = _cost_axis(cost, log="x" in view.log or _is_wide(prices))
+    what = "peak training memory" if cost == "memory" else "training time"
+    text = "Joined: no setting as cheap did better on validation events."
+    if cost == "time":
+        text += " Larger dots took more memory."
+    yield draw_chart(
+        Chart(
+            Caption(
+                view.title or f"{dataset}: {_name(view.y)} against {what}",
+                view.text or text,
+                _in_words(curves, _name(view.y)),
+            ),
+            x,
+            _value_axis(view.y, log="y" in view.log),
+            curves,
+        )
+    )
+
+
+def _line(settings: Sequence[Setting], view: View, dataset: str) -> Iterator[Drawn]:
+    groups = group_by(settings, view.by)
+    names, curves = varied(settings), []
+    for place, (group, members) in enumerate(groups.items()):
+        colour, dash = _style(groups, group, place)
+        name = name_group(view.by, group)
+        by_x: dict[float, list[Setting]] = {}
+        for setting in members:
+            at = setting.value(view.x)
+            if is_number(at):
+                by_x.setdefault(at, []).append(setting)
+        if not by_x:
+            one = best(members)
+            level = None if one is None else one.mean(view.y)
+            if one is not None and level is not None:
+                wide = one.spread(view.y) or 0.0
+                curves.append(Curve(name, (), colour, dash, level=level, level_spread=wide))
+            continue
+        points = []
+        for at, members_at in sorted(by_x.items()):
+            one = best(members_at)
+            value = None if one is None else one.mean(view.y)
+            if one is None or value is None:
+                continue
+            label = describe(one, names) if dataset else f"{name}, {show_count(at)} items"
+            points.append(Point(at, value, label, _told(one), one.spread(view.y) or 0.0))
+        curves.append(Curve(name, points, colour, dash))
+    if not any(curve.points for curve in curves):
+        return
+    short = view.x.rpartition(".")[2]
+    label = "items in the catalogue" if view.x == "items" else short
+    title = f"{_name(view.y)} against {label}"
+    yield draw_chart(
+        Chart(
+            Caption(
+                view.title or (f"{dataset}: {title}" if dataset else title.capitalize()),
+                view.text,
+                _in_words(curves, _name(view.y)),
+            ),
+            Axis(label, show_compact, show_digits, log="x" in view.log),
+            _value_axis(view.y, log="y" in view.log),
+            curves,
+        )
+    )
+
+
+def _epochs(settings: Sequence[Setting], view: View, dataset: str) -> Iterator[Drawn]:
+    groups = group_by(settings, view.by)
+    curves = []
+    for place, (group, members) in enumerate(groups.items()):
+        one = best(members)
+        columns = [] if one is None else [
+            row["history"][view.y] for row in one.rows if view.y in (row.get("history") or {})
+        ]  # fmt: skip
+        if not columns:
+            continue
+        name = name_group(view.by, group)
+        points = []
+        for epoch in range(min(map(len, columns))):  # as long as all seeds went on
+            values = [column[epoch] for column in columns if column[epoch] is not None]
+            if values:
+                mean = statistics.fmean(values)
+                spread = statistics.stdev(values) if len(values) > 1 else 0.0
+                told = (("epoch", str(epoch + 1)), (_COURSES[view.y], _show_course(view.y)(mean)))
+                points.append(Point(epoch + 1, mean, name, told, spread))
+        colour, dash = _style(groups, group, place)
+        curves.append(Curve(name, points, colour, dash, area=True))
+    if not any(curve.points for curve in curves):
+        return
+    yield draw_chart(
+        Chart(
+            Caption(
+                view.title or f"{dataset}: {_COURSES[view.y]}",
+                view.text,
+                _in_words(curves, _COURSES[view.y]),
+            ),
+            Axis("epoch", show_count, whole=True),
+            Axis(_COURSES[view.y], _show_course(view.y), from_zero=view.y != "loss"),
+            curves,
+        )
+    )
+
+
+def _components(settings: Sequence[Setting], view: View, dataset: str) -> Iterator[Drawn]:
+    stacks, words = [], []
+    for group, members in group_by(settings, view.by).items():
+        parts = [[setting.mean(f"components_mib.{part}") for part in PARTS] for setting in members]
+        known = [[value or 0.0 for value in one] for one in parts if any(one)]
+        if known:
+            largest = max(known, key=sum)
+            name = name_group(view.by, group)
+            stacks.append(Stack(name, largest))
+            words.append(f"{name} {show_memory(sum(largest))}")
+    if stacks:
+        yield draw_stacks(
+            Stacks(
+                Caption(
+                    view.title or f"{dataset}: memory by component",
+                    view.text or f"At the peak of a step; {show_count(settings[0].items)} items",
+                    "; ".join(words) + ".",
+                ),
+                show_memory,
+                list(PARTS.values()),
+                stacks,
+            )
+        )
+
+
+def _told(setting: Setting) -> tuple[tuple[str, str], ...]:
+    """What a point says of itself."""
+    found = []
+    for split in ("test", "validation"):
+        mean, spread = (f(f"{split}.ndcg@10") for f in (setting.mean, setting.spread))
+        if mean is not None:
+            wide = "" if spread is None else f" ± {show_metric(spread)}"
+            found.append((f"{split} NDCG@10", show_metric(mean) + wide))
+    found.append(("peak memory", show_memory(setting.mean("memory"))))
+    found.append(("training time", show_duration(setting.mean("time"))))
+    found.append(("seeds", str(len(setting.rows))))
+    return tuple(found)
+
+
+def _style(groups: dict[Group, list[Setting]], group: Group, place: int) -> tuple[int, int]:
+    """The colour and the dashes of a group: losses have their own; two settings have one each."""
+    if len(group) == 1 and group[0] in LOSSES:
+        return _OWN_COLOURS[group[0]], 0
+    if len(group) > 1:
+        firsts = list(dict.fromkeys(one[0] for one in groups))
+        others = list(dict.fromkeys(one[1:] for one in groups))
+        dash = others.index(group[1:]) % len(DASHES)
+        colour = _OWN_COLOURS.get(group[0]) if isinstance(group[0], str) else None
+        return colour or firsts.index(group[0]) % COLOURS + 1, dash
+    return place % COLOURS + 1, 0
+
+
+def _radius(memory: float | None, all_: Sequence[float]) -> float:
+    """Larger for more memory: the area grows with its logarithm."""
+    low, high = min(all_, default=1.0), max(all_, default=1.0)
+    if memory is None or high <= low:
+        return 4.0
+    return 2.5 + 5.5 * math.log(memory / low) / math.log(high / low)
+
+
+def _is_wide(values: Sequence[float]) -> bool:
+    real = [value for value in values if value > 0]
+    return bool(real) and max(real) > _WIDE * min(real)
+
+
+def _cost_axis(cost: str, *, log: bool) -> Axis:
+    if cost == "memory":
+        return Axis("peak training memory, MiB", show_compact, show_memory, log=log)
+    return Axis("training time, seconds", show_compact, show_duration, log=log)
+
+
+def _value_axis(name: str, *, log: bool) -> Axis:
+    if name in ("memory", "time"):
+        return _cost_axis(name, log=log)
+    return Axis(_name(name), show_digits, show_metric, log=log)
+
+
+def _name(value: str) -> str:
+    """What is measured, as people say it."""
+    if value in ("memory", "time"):
+        return {"memory": "peak training memory", "time": "training time"}[value]
+    split, _, metric = value.partition(".")
+    kind, _, depth = metric.partition("@")
+    return f"{split} {_METRICS.get(kind, kind)}" + (f"@{depth}" if depth else "")
+
+
+def _show_course(name: str) -> Callable[[Any], str]:
+    if name == "loss":
+        return show_digits
+    return show_metric if name.startswith("validation") else show_share
+
+
+def _in_words(curves: Sequence[Curve], what: str) -> str:
+    """A figure for those who do not see it: how far each curve reaches."""
+    words = []
+    for curve in curves:
+        values = [p.y for p in curve.points if not p.faint]
+        if curve.level is not None:
+            words.append(f"{curve.name} {show_digits(curve.level)}")
+        elif values:
+            low, high = show_digits(min(values)), show_digits(max(values))
+            words.append(f"{curve.name} {low if low == high else f'{low} to {high}'}")
+    return f"{what}: {'; '.join(words)}."

@@ -1,0 +1,215 @@
+"""The plan of a sweep: every run, with all its settings, before the first one starts."""
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sce.config import Config, Layer, check_layer
+from sce.data.storage import digest_bytes
+from sce.errors import InputError
+from sce.experiments.datasets import Dataset, check_names, open_dataset, synthesize
+from sce.experiments.settings import Measure, SweepSettings
+from sce.training.objective import settings_of
+
+_OF_ITEMS = re.compile(r"([\d.]+)\s*% of items")
+SEED = "training.seed"
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedRun:
+    """A run, whether it is done or not."""
+
+    key: str
+    """Follows from the settings and the content of the dataset, and from nothing else."""
+    dataset: Dataset
+    config: Config
+    settings: Mapping[str, Any]
+    """Every setting by its dotted name."""
+    label: str
+    """What is special about it among the others, in words."""
+    measure: Measure = "training"
+    steps: int = 0
+
+    @property
+    def name(self) -> str:
+        """Of its directory."""
+        return f"{self.dataset.name}-{self.config.loss.name}-{self.key}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All runs of a sweep, in the order they are started."""
+
+    runs: tuple[PlannedRun, ...]
+    notes: tuple[str, ...]
+    """What of the grid is not run, and why."""
+
+
+def open_datasets(
+    settings: SweepSettings, given: Sequence[str], place: Path
+) -> tuple[Dataset, ...]:
+    """Open the datasets that are given, or else those of the settings file.
+
+    Args:
+        settings: The settings file.
+        given: Paths of prepared datasets, perhaps each as NAME=PATH.
+        place: Where synthetic ones are kept.
+
+    Raises:
+        InputError: When there is none, or two have the same name.
+    """
+    if given:
+        return tuple(check_names([open_dataset(one) for one in given]))
+    found = []
+    for name, entry in settings.datasets.items():
+        if entry.synthetic is not None:
+            found.append(synthesize(name, entry.synthetic, place / name))
+        elif entry.path is not None:
+            found.append(Dataset(name, open_dataset(entry.path).prepared))
+    if not found:
+        raise InputError("the settings file names no dataset; give prepared ones with --data")
+    return tuple(found)
+
+
+def make_plan(
+    settings: SweepSettings,
+    datasets: Sequence[Dataset],
+    *,
+    seeds: Sequence[int] | None = None,
+    over: Layer | None = None,
+) -> Plan:
+    """Build the configuration of every run, in the way that `sce train` does.
+
+    The runs of the first seed come first, so that a sweep that is cut short has something to say
+    about everything.
+
+    Args:
+        settings: The settings file.
+        datasets: To run on.
+        seeds: Instead of those in the file.
+        over: Settings over all others.
+
+    Raises:
+        InputError: When the settings of any run cannot be.
+    """
+    chosen: dict[str, tuple[Dataset, Config, Mapping[str, Any]]] = {}
+    notes: list[str] = []
+    for seed in seeds or settings.seeds:
+        for dataset in datasets:
+            for number, grid in enumerate(settings.grids, 1):
+                where = f"{settings.name}: [[grid]] {number}"
+                for point in _points(grid, dataset.n_items):
+                    config = _configure(settings, dataset, point, seed, over or {}, where)
+                    size = point.get("loss", {}).get("bucket_size_y", 0)
+                    if size > dataset.n_items:  # as good as the catalogue itself
+                        note = f"bucket_size_y {size:,} is more than the items of {dataset.name}"
+                        if note not in notes:
+                            notes.append(note)
+                        continue
+                    flat = flatten(config)
+                    chosen.setdefault(_key(flat, dataset, settings), (dataset, config, flat))
+    labels = _labels([(dataset.name, flat) for dataset, _, flat in chosen.values()])
+    runs = (
+        PlannedRun(key, *what, label, settings.measure, settings.steps)
+        for (key, what), label in zip(chosen.items(), labels, strict=True)
+    )
+    return Plan(tuple(runs), tuple(notes))
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """Every setting by its dotted name, as JSON has it; those that another loss has are left out.
+
+    >>> flatten(Config())["loss.bucket_size_y"]
+    256
+    """
+    nested = json.loads(json.dumps(config.to_dict()))
+    known = settings_of(config.loss.name) | {"name"}
+    return {
+        f"{section}.{name}": value
+        for section, given in nested.items()
+        for name, value in given.items()
+        if section != "loss" or name in known
+    }
+
+
+def to_toml(config: Config) -> str:
+    """All settings as the file that `sce train --config` reads."""
+    lines = []
+    for section, given in config.to_dict().items():
+        lines.append(f"[{section}]")
+        lines += [
+            f"{name} = {json.dumps(value)}" for name, value in given.items() if value is not None
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _points(grid: Mapping[str, Sequence[Any]], n_items: int) -> Iterator[Layer]:
+    for values in itertools.product(*grid.values()):
+        point: dict[str, dict[str, Any]] = {}
+        for dotted, value in zip(grid, values, strict=True):
+            section, _, name = dotted.partition(".")
+            share = _OF_ITEMS.fullmatch(value.strip()) if isinstance(value, str) else None
+            if share is not None:
+                value = max(1, round(float(share[1]) / 100 * n_items))
+            point.setdefault(section, {})[name] = value
+        yield point
+
+
+def _configure(
+    settings: SweepSettings,
+    dataset: Dataset,
+    point: Layer,
+    seed: int,
+    over: Layer,
+    where: str,
+) -> Config:
+    point = check_layer(point, where)
+    entry = settings.datasets.get(dataset.name)
+    shared = [settings.base, *([entry.settings] if entry else ())]
+    strict = [point, over]
+    names = [layer["loss"]["name"] for layer in shared + strict if "name" in layer.get("loss", {})]
+    loss = names[-1] if names else Config().loss.name
+    try:
+        return Config.compose(
+            *(_understood(layer, loss) for layer in shared),
+            {"training": {"seed": seed}},
+            *strict,
+        )
+    except InputError as error:
+        raise InputError(f"{where}, on {dataset.name}: {error}") from error
+
+
+def _understood(layer: Layer, loss: str) -> Layer:
+    """The layer without the settings of other losses."""
+    known = settings_of(loss) | {"name"}
+    return {
+        section: {n: v for n, v in given.items() if section != "loss" or n in known}
+        for section, given in layer.items()
+    }
+
+
+def _key(flat: Mapping[str, Any], dataset: Dataset, settings: SweepSettings) -> str:
+    content: dict[str, Any] = {"settings": flat, "dataset": dataset.content_hash}
+    if settings.measure != "training":
+        content |= {"measure": settings.measure, "steps": settings.steps}
+    return digest_bytes(json.dumps(content, sort_keys=True).encode())[:12]
+
+
+def _labels(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:
+    """Name each run by its dataset, its loss, and what differs among the runs of the two."""
+    values: dict[tuple[str, str, str], set[str]] = {}
+    for name, settings in runs:
+        for dotted, value in settings.items():
+            key = (name, settings["loss.name"], dotted)
+            values.setdefault(key, set()).add(json.dumps(value))
+    for name, settings in runs:
+        loss = settings["loss.name"]
+        words = [name, loss]
+        for dotted, value in settings.items():
+            if dotted != "loss.name" and len(values[name, loss, dotted]) > 1:
+                words.append(f"{dotted.partition('.')[2]}={json.dumps(value)}")
+        yield " ".join(words)

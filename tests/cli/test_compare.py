@@ -1,0 +1,80 @@
+from pathlib import Path
+
+import pytest
+
+from sce.cli import main
+from sce.experiments.place import Place
+from sce.experiments.views import DEFAULT_VIEWS, View
+from tests.experiments.made_rows import main_rows, make_row, write_place
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return write_place(tmp_path / "sweep", list(main_rows(1)), *DEFAULT_VIEWS)
+
+
+def complaint(arguments: list[str], capsys: Capture) -> str:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_the_page_lies_beside_the_rows(place: Place, capsys: Capture) -> None:
+    assert main(["compare", str(place.path)]) == 0
+    target = place.path / "compare.html"
+    assert capsys.readouterr().out == f"{target}\n"
+    assert "The &lt;main&gt; sweep" in target.read_text(encoding="utf-8")
+
+
+def test_everything_that_can_be_written(place: Place, tmp_path: Path, capsys: Capture) -> None:
+    files = {name: tmp_path / name for name in ("page.html", "all.csv", "table.md")}
+    arguments = ["--out", str(files["page.html"]), "--csv", str(files["all.csv"])]
+    arguments += ["--markdown", str(files["table.md"]), "--svg", str(tmp_path / "figures")]
+    assert main(["compare", str(place.path), *arguments]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:3] == [str(file) for file in files.values()]
+    assert len(printed) == 3 + 6
+    assert len(list((tmp_path / "figures").glob("*.svg"))) == 6
+    assert files["all.csv"].read_text().startswith("dataset,items,seeds,")
+    assert "**" in files["table.md"].read_text()
+
+
+def test_several_sweeps_and_some_of_them(place: Place, tmp_path: Path) -> None:
+    mix = [make_row(f"m{mix}", {"loss.name": "sce", "loss.mix": mix}) for mix in (True, False)]
+    write_place(place.path, mix, View("table", by=("loss.mix",)), name="blend")
+    other = write_place(tmp_path / "other", [make_row("o", {"loss.name": "ce"})], name="other")
+    out = tmp_path / "page.html"
+    assert main(["compare", str(place.path), str(other.path), "--out", str(out)]) == 0
+    page = out.read_text(encoding="utf-8")
+    places = [page.index(f"The &lt;{name}&gt; sweep</h2>") for name in ("main", "blend", "other")]
+    assert places == sorted(places)  # what compares losses is first
+    only = ["--only", "blend", "--out", str(out)]
+    assert main(["compare", str(place.path), *only]) == 0
+    assert (
+        "main" not in out.read_text(encoding="utf-8").partition("</header>")[0].partition("<h1")[2]
+    )
+
+
+def test_rows_of_another_sweep_are_not_chosen_from(place: Place, tmp_path: Path) -> None:
+    """Sweeps share a directory; what one tried is not part of the other's comparison."""
+    lucky = make_row("l", {"loss.name": "sce", "loss.alpha": 9.0}, validation=0.99, test=0.9876)
+    write_place(place.path, [lucky], name="other")
+    out = tmp_path / "table.md"
+    assert main(["compare", str(place.path), "--only", "main", "--markdown", str(out)]) == 0
+    assert "0.9876" not in out.read_text()
+
+
+def test_what_cannot_be(place: Place, tmp_path: Path, capsys: Capture) -> None:
+    assert "does not exist" in complaint(["compare", str(tmp_path / "none")], capsys)
+    assert "no sweep called x" in complaint(["compare", str(place.path), "--only", "x"], capsys)
+    empty = write_place(tmp_path / "empty", [])
+    assert "no rows yet" in complaint(["compare", str(empty.path)], capsys)
+    there = ["compare", str(place.path), "--out", str(tmp_path)]
+    assert "is a directory" in complaint(there, capsys)
+    nowhere = ["compare", str(place.path), "--csv", str(tmp_path / "no" / "x.csv")]
+    assert main(nowhere) == 2
+    assert "cannot write" in capsys.readouterr().err

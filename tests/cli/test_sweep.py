@@ -1,0 +1,147 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sce.cli import main
+from sce.experiments.place import Place
+from sce.experiments.rows import read_rows
+from tests.cycle_data import make_cycle
+
+Capture = pytest.CaptureFixture[str]
+pytestmark = pytest.mark.timeout(240)
+
+SETTINGS = """
+title = "Ring"
+[base]
+model.dim = 8
+model.blocks = 1
+model.max_length = 6
+training.epochs = 1
+training.batch_size = 16
+training.device = "cpu"
+[[grid]]
+loss.name = ["ce", "bce"]
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_cycle(tmp_path_factory.mktemp("data") / "cycle").path
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    made = tmp_path / "ring.toml"
+    made.write_text(SETTINGS)
+    return made
+
+
+def complaint(arguments: list[str], capsys: Capture) -> str:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("sce: error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_a_sweep_and_its_comparison(
+    data: Path, file: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    out = tmp_path / "sweep"
+    command = ["sweep", str(file), "--data", str(data), "--out", str(out), "--jobs", "2"]
+    assert main(command) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("2 of 2 runs finished, in ")
+    assert f"next: sce compare {out}" in captured.out
+    assert captured.err.count("sce: [") == 2
+    rows = read_rows(out / "rows.jsonl")
+    assert {row["settings"]["loss.name"] for row in rows} == {"ce", "bce"}
+    for row in rows:
+        assert row["test"]["ndcg@10"] >= 0
+        assert row["popularity"]["test"]["ndcg@10"] >= 0
+        assert row["memory_mib"]["training"] > 0
+        assert row["at_once"] == 2
+        left = {path.name for path in (out / row["run"]).iterdir() if not path.is_dir()}
+        assert {"run.json", "metrics.jsonl", "result.json"} <= left
+        assert not {"best.safetensors", "resume.safetensors"} & left
+    (sweep,) = Place(out).read_sweeps()
+    assert (sweep.name, sweep.title) == ("ring", "Ring")
+    before = (out / "rows.jsonl").read_bytes()
+    assert main(command) == 0  # nothing is left to do
+    assert (out / "rows.jsonl").read_bytes() == before
+    assert main(["compare", str(out)]) == 0
+    assert "Ring" in (out / "compare.html").read_text(encoding="utf-8")
+
+
+def test_a_dry_run_runs_nothing(data: Path, file: Path, tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "sweep"
+    options = ["--data", f"ring={data}", "--seeds", "3", "4", "--set", "training.epochs=2"]
+    assert main(["sweep", str(file), "--out", str(out), "--dry-run", *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("ring ce seed=3")
+    assert lines[-1] == "4 runs"
+    assert not (out / "rows.jsonl").exists()
+
+
+def test_interrupted_it_saves_and_goes_on(data: Path, file: Path, tmp_path: Path) -> None:
+    """With real training: SIGINT to the sweep alone, as nobody else is told by a terminal."""
+    out = tmp_path / "sweep"
+    long = ["--set", "training.epochs=100000", "training.patience=0", "loss.name=ce"]
+    command = [sys.executable, "-m", "sce", "sweep", str(file), "--data", str(data)]
+    command += ["--out", str(out), *long]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, stderr=subprocess.PIPE)
+    until = time.monotonic() + 120
+    while not any(out.glob("runs/*/metrics.jsonl")) and time.monotonic() < until:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    said, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.startswith("0 of 1 runs finished, 1 left for next time")
+    assert "stopped for now" in told
+    (run,) = (path for path in (out / "runs").iterdir() if path.is_dir())
+    assert (run / "resume.safetensors").exists()
+    assert read_rows(out / "rows.jsonl") == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--jobs", "0"], "--jobs must be at least 1"),
+        (["--time-budget", "soon"], "like 90s, 10m or 1h30m"),
+        (["--memory-budget", "16 bags"], "such as 16GB"),
+        (["--set", "training.epoch=2"], "the nearest valid key is epochs"),
+        (["--data", "nowhere"], "does not exist"),
+        ([], "names no dataset"),
+    ],
+)
+def test_what_cannot_be(
+    file: Path, tmp_path: Path, capsys: Capture, options: list[str], message: str
+) -> None:
+    line = complaint(["sweep", str(file), "--out", str(tmp_path / "sweep"), *options], capsys)
+    assert message in line
+
+
+def test_a_key_with_a_wrong_letter(data: Path, file: Path, tmp_path: Path, capsys: Capture) -> None:
+    file.write_text(SETTINGS + "loss.chunk_sise = 3\n")
+    arguments = ["sweep", str(file), "--data", str(data), "--out", str(tmp_path / "sweep")]
+    assert "the nearest valid key is chunk_size" in complaint(arguments, capsys)
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_rows_are_one_object_a_line(data: Path, file: Path, tmp_path: Path) -> None:
+    file.write_text('measure = "steps"\nsteps = 2\n' + SETTINGS)
+    out = tmp_path / "sweep"
+    assert main(["sweep", str(file), "--data", str(data), "--out", str(out), "--set",
+                 "loss.name=bce"]) == 0  # fmt: skip
+    (line,) = (out / "rows.jsonl").read_text().splitlines()
+    row = json.loads(line)
+    assert row["measure"] == "steps"
+    assert row["components_mib"]["peak"] > 0
+    assert row["test"] is None

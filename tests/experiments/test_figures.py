@@ -1,0 +1,125 @@
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+
+import pytest
+
+from sce.experiments.charts import Chart, Curve, Drawn, Point, as_figure, as_file, draw_chart
+from sce.experiments.figures import make_figures
+from sce.experiments.rows import Row
+from sce.experiments.summary import group_settings
+from sce.experiments.views import View
+from sce.report.figures import Caption
+from sce.report.scales import Axis
+from tests.experiments.made_rows import main_rows, make_row
+
+PARTS = {"weights": 10.0, "optimizer": 20.0, "activations": 30.0, "gradients": 5.0, "loss": 400.0}
+
+
+def draw(rows: Sequence[Row], view: View) -> list[Drawn]:
+    return list(make_figures(group_settings(rows), view))
+
+
+def names(drawn: Drawn) -> list[str]:
+    return [name for name, _, _ in drawn.names]
+
+
+def labels(drawn: Drawn) -> list[str]:
+    return [str(point["label"]) for point in drawn.points]
+
+
+def test_a_pareto_figure_for_each_dataset() -> None:
+    found = draw(list(main_rows(1)), View("pareto", x="memory"))
+    assert [one.caption.title.partition(":")[0] for one in found] == ["ml1m", "beauty", "globo"]
+    assert names(found[0]) == ["BCE", "BCE⁺", "gBCE", "CE⁻", "CE", "SCE"]
+    assert len(found[0].points) == 2 + 6 + 6 + 6 + 2 + 6
+    assert "SCE, batch_size 64, bucket_size_y 1,024" in labels(found[0])
+    text = str(dict(found[0].points[0])["rows"])
+    assert "test NDCG@10" in text
+    assert "peak memory" in text
+
+
+def test_what_is_not_on_the_front_is_faint() -> None:
+    rows = [
+        make_row(str(n), {"loss.name": "sce", "loss.alpha": n}, memory=m, validation=v, test=t)
+        for n, (m, v, t) in enumerate([(100, 0.1, 0.3), (200, 0.05, 0.9), (300, 0.2, 0.2)])
+    ]
+    (found,) = draw(rows, View("pareto"))
+    dots = re.findall(r'<circle class="([^"]+)"', found.inside)
+    assert dots == ["dot", "dot faint", "dot"]  # by memory; the second is best on test events
+
+
+def test_a_loss_without_the_setting_is_a_band() -> None:
+    rows = [make_row(f"s{n}", {"loss.name": "sce", "loss.bucket_size_y": 4**n}) for n in (2, 3)]
+    rows += [make_row(f"c{s}", {"loss.name": "ce"}, seed=s, test=0.05 + s / 100) for s in (0, 1)]
+    (found,) = draw(rows, View("line", x="loss.bucket_size_y", log="x"))
+    assert "CE: 0.0550" in labels(found)
+    assert found.inside.count('class="area"') == 1
+    assert [point["x"] for point in found.points if "SCE" in str(point["label"])] != []
+
+
+def test_memory_against_the_catalogue_is_one_figure_of_all_datasets() -> None:
+    rows = [
+        make_row(f"{items}{loss}", {"loss.name": loss}, data=f"d{items}", items=items, memory=items)
+        for items in (1000, 100_000) for loss in ("ce", "sce")
+    ]  # fmt: skip
+    (found,) = draw(rows, View("line", x="items", y="memory", log="xy"))
+    assert names(found) == ["CE", "SCE"]
+    assert "CE, 100,000 items" in labels(found)
+
+
+def test_the_course_of_training_ends_where_the_first_seed_did() -> None:
+    rows = [
+        make_row(f"{mix}{seed}", {"loss.name": "sce", "loss.mix": mix}, seed=seed)
+        for mix in (False, True) for seed in (0, 1)
+    ]  # fmt: skip
+    del rows[0]["history"]["picked_once"][5:]
+    (found,) = draw(rows, View("epochs", y="picked_once", by=("loss.mix",)))
+    assert names(found) == ["without mix", "with mix"]
+    assert [point["label"] for point in found.points].count("without mix") == 5
+    assert [point["label"] for point in found.points].count("with mix") == 24
+
+
+def test_components_add_up() -> None:
+    rows = [make_row("a", {"loss.name": "ce"}, components_mib={**PARTS, "peak": 465.0}),
+            make_row("b", {"loss.name": "sce"})]  # fmt: skip
+    (found,) = draw(rows, View("components"))
+    assert "465 MiB" in found.inside
+    widths = [float(w) for w in re.findall(r'class="bar"[^>]* width="([\d.]+)"', found.inside)]
+    assert widths[4] / sum(widths) == pytest.approx(400 / 465, rel=0.01)
+
+
+def test_pairs_have_a_colour_and_a_dash() -> None:
+    rows = [
+        make_row(f"{a}{b}", {"loss.name": "sce", "loss.alpha": a, "loss.beta": b})
+        for a in (1.0, 2.0) for b in (1.0, 4.0, 16.0)
+    ]  # fmt: skip
+    (found,) = draw(rows, View("pareto", by=("loss.alpha", "loss.beta")))
+    assert [(colour, dash) for _, colour, dash in found.names] == [
+        (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("view", [View("pareto"), View("line", x="loss.alpha"),
+                                  View("epochs", y="placed"), View("components")])  # fmt: skip
+def test_nothing_to_show_is_no_figure(view: View) -> None:
+    assert draw([], view) == []
+    bare = make_row("a", {"loss.name": "ce"}, test=None, history={})
+    assert draw([bare], view) == []
+
+
+def test_a_figure_as_a_file_is_whole_svg() -> None:
+    (found, *_) = draw(list(main_rows(1)), View("pareto"))
+    root = ET.fromstring(as_file(found, ".x { color: red }"))
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    texts = ["".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"BCE⁺", "SCE", found.caption.title} <= set(texts)
+
+
+def test_names_are_escaped() -> None:
+    curve = Curve("<b>", [Point(1, 1, '"><script>', (("<i>", "</svg>"),))], 1)
+    drawn = draw_chart(Chart(Caption("<h1>"), Axis("x"), Axis("y"), [curve]))
+    for text in (as_figure(drawn, "key"), as_file(drawn, "")):
+        assert "<b>" not in text
+        assert "<script>" not in text
+        assert "<h1>" not in text

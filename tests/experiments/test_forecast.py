@@ -1,0 +1,65 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sce.config import Config
+from sce.experiments.datasets import Dataset, Synthetic, synthesize
+from sce.experiments.forecast import Forecast, predicted_mib
+from sce.experiments.plan import PlannedRun, flatten
+from sce.experiments.rows import Row
+from tests.experiments.made_rows import make_row
+
+ITEMS, BATCH, LENGTH = 20_000, 32, 50
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    wanted = Synthetic(items=ITEMS, users=64, mean_events=60, min_events=60, test_users=0)
+    return synthesize("made", wanted, tmp_path_factory.mktemp("data") / "made")
+
+
+def planned(made: Dataset, loss: str, **training: Any) -> PlannedRun:
+    config = Config.compose(
+        {
+            "model": {"max_length": LENGTH},
+            "loss": {"name": loss},
+            "training": {"batch_size": BATCH, **training},
+        }
+    )
+    return PlannedRun("key", made, config, flatten(config), "it")
+
+
+def row_of(run: PlannedRun, **changes: Any) -> Row:
+    row = make_row("x", run.settings, seed=run.config.training.seed, **changes)
+    return row | {"dataset": {"content_hash": run.dataset.content_hash}}
+
+
+def test_full_softmax_is_foreseen_to_take_its_logits(made: Dataset) -> None:
+    logits = BATCH * LENGTH * ITEMS * 4 / 2**20
+    ce, sce = (predicted_mib(planned(made, loss)) for loss in ("ce", "sce"))
+    assert 2 * logits < ce < 6 * logits
+    assert sce < ce - logits
+
+
+def test_another_seed_knows_better(made: Dataset) -> None:
+    run = planned(made, "ce")
+    unknown = Forecast().mib(run)
+    known = Forecast([row_of(planned(made, "ce", seed=7), memory=5.0)]).mib(run)
+    assert known < unknown
+    other = Forecast([row_of(planned(made, "ce", batch_size=31), memory=5.0)])
+    assert other.mib(run) == unknown
+
+
+def test_time_is_that_of_the_runs_most_alike(made: Dataset, tmp_path: Path) -> None:
+    run = planned(made, "ce")
+    forecast = Forecast()
+    assert forecast.seconds(run) is None
+    forecast.learn(row_of(planned(made, "sce"), wall_seconds=50.0))
+    assert forecast.seconds(run) == 50.0
+    forecast.learn(row_of(planned(made, "ce", batch_size=9), wall_seconds=10.0))
+    forecast.learn(row_of(planned(made, "ce", batch_size=8), wall_seconds=20.0))
+    assert forecast.seconds(run) == 15.0
+    failed = row_of(planned(made, "ce"), wall_seconds=900.0) | {"status": "failed"}
+    forecast.learn(failed)
+    assert forecast.seconds(run) == 15.0

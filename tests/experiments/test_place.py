@@ -1,0 +1,65 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from sce.data.vocabulary import Vocabulary
+from sce.errors import InputError
+from sce.experiments.place import Place, Sweep
+from sce.experiments.views import View
+from sce.training.run import Run
+from tests.tiny_run import make_dataset, make_run
+
+
+def test_sweeps_are_remembered(tmp_path: Path) -> None:
+    place = Place(tmp_path / "sweep")
+    place.make()
+    first = Sweep("a", "A", ("1", "2"), (View("table", by=("loss.mix",)),))
+    place.write_sweep(first)
+    place.write_sweep(Sweep("b", "B", (), (), "steps"))
+    assert place.read_sweeps() == [first, Sweep("b", "B", (), (), "steps")]
+    place.make()  # again: nothing is lost
+    assert len(place.read_sweeps()) == 2
+
+
+def test_what_is_no_place_for_a_sweep(tmp_path: Path) -> None:
+    (tmp_path / "dear").write_text("dear")
+    with pytest.raises(InputError, match="holds other things"):
+        Place(tmp_path).make()
+    with pytest.raises(InputError, match="is a file"):
+        Place(tmp_path / "dear").make()
+    with pytest.raises(InputError, match="does not exist"):
+        Place(tmp_path / "none").read_sweeps()
+    with pytest.raises(InputError, match="is not of a sweep"):
+        Place(tmp_path).read_sweeps()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("{", "cannot be read"), ("[]", "is not of a sweep"),
+     (json.dumps({"format": "sce sweep", "version": 9}), "has version 9")],
+)  # fmt: skip
+def test_what_was_altered(tmp_path: Path, content: str, message: str) -> None:
+    place = Place(tmp_path / "sweep")
+    place.make()
+    (place.path / "sweeps" / "a.json").write_text(content)
+    with pytest.raises(InputError, match=message):
+        place.read_sweeps()
+
+
+def test_runs_on_one_dataset_share_their_ids(tmp_path: Path) -> None:
+    items, users = Vocabulary.from_integers(range(40)), Vocabulary.from_integers(range(9))
+    dataset = make_dataset(tmp_path / "data", items, users)
+    place = Place(tmp_path / "sweep")
+    place.make()
+    runs = [make_run(place.runs / name, dataset) for name in ("a", "b", "c")]
+    (name,) = [file.name for file in runs[0].path.glob("items_*.npy")]
+    place.trim(runs[0].path, weights=False)
+    place.trim(runs[1].path, weights=False)
+    place.trim(runs[1].path, weights=False)
+    place.trim(runs[2].path, weights=True)
+    first, second, third = (run.path / name for run in runs)
+    assert first.samefile(second)
+    assert not first.samefile(third)
+    assert len(Run.open(runs[1].path).item_ids) == 40  # still what it was
+    assert [run.best_weights.exists() for run in runs] == [False, False, True]

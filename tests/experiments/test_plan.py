@@ -1,0 +1,187 @@
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sce.config import Config, check_layer
+from sce.errors import InputError
+from sce.experiments.datasets import Dataset
+from sce.experiments.plan import PlannedRun, flatten, make_plan, open_datasets, to_toml
+from sce.experiments.settings import SweepSettings, load_sweep
+from tests.cycle_data import make_cycle
+
+
+@pytest.fixture(scope="module")
+def cycle(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return Dataset("cycle", make_cycle(tmp_path_factory.mktemp("data") / "cycle", items=40))
+
+
+def sweep(tmp_path: Path, text: str) -> SweepSettings:
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    return load_sweep(file)
+
+
+def plan(tmp_path: Path, text: str, *datasets: Dataset, **options: Any) -> tuple[PlannedRun, ...]:
+    return make_plan(sweep(tmp_path, text), datasets, **options).runs
+
+
+GRID = """
+seeds = [0, 1]
+[[grid]]
+loss.name = "sce"
+loss.bucket_size_y = [4, "50% of items"]
+training.batch_size = [8, 16]
+[[grid]]
+loss.name = ["ce-", "gbce"]
+loss.n_negatives = 3
+"""
+
+
+def test_the_product_of_each_grid_seed_by_seed(tmp_path: Path, cycle: Dataset) -> None:
+    runs = plan(tmp_path, GRID, cycle)
+    found = [
+        (
+            run.config.training.seed,
+            run.config.loss.name,
+            run.config.loss.bucket_size_y or run.config.loss.n_negatives,
+            run.config.training.batch_size,
+        )
+        for run in runs
+    ]
+    one = [("sce", y, b) for y in (4, 20) for b in (8, 16)] + [("ce-", 3, 128), ("gbce", 3, 128)]
+    assert found == [(seed, *rest) for seed in (0, 1) for rest in one]
+    assert runs[0].label == "cycle sce bucket_size_y=4 batch_size=8 seed=0"
+    assert runs[4].label == "cycle ce- seed=0"
+    assert len({run.key for run in runs}) == len(runs)
+
+
+def test_seeds_and_settings_over_those_of_the_file(tmp_path: Path, cycle: Dataset) -> None:
+    runs = plan(tmp_path, GRID, cycle, seeds=[7], over={"training": {"batch_size": 3}})
+    assert {run.config.training.seed for run in runs} == {7}
+    # What was a difference is none now: each run is planned once.
+    assert [run.config.training.batch_size for run in runs] == [3, 3, 3, 3]
+
+
+def test_a_grid_may_have_a_seed_of_its_own(tmp_path: Path, cycle: Dataset) -> None:
+    runs = plan(tmp_path, "seeds = [0, 1]\n[[grid]]\ntraining.seed = 5", cycle)
+    assert [run.config.training.seed for run in runs] == [5]
+
+
+LAYERS = """
+[base]
+model.dropout = 0.3
+loss.mix = true
+loss.n_negatives = 9
+[datasets.cycle]
+model.dropout = 0.6
+loss.mix = false
+[[grid]]
+loss.name = ["sce", "ce", "ce-"]
+"""
+
+
+def test_a_dataset_has_its_own_and_losses_take_what_they_know(
+    tmp_path: Path, cycle: Dataset
+) -> None:
+    other = Dataset("other", cycle.prepared)
+    of_other = {run.config.loss.name: run.config for run in plan(tmp_path, LAYERS, other)}
+    of_cycle = {run.config.loss.name: run.config for run in plan(tmp_path, LAYERS, cycle)}
+    assert (of_other["sce"].model.dropout, of_cycle["sce"].model.dropout) == (0.3, 0.6)
+    assert (of_other["sce"].loss.mix, of_cycle["sce"].loss.mix) == (True, False)
+    assert (of_cycle["ce"].loss.mix, of_cycle["ce-"].loss.n_negatives) == (None, 9)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("loss.name = 'ce'\nloss.mix = true", r"on cycle: loss.mix belongs to sce"),
+        ("loss.name = 'cee'", r"name must be one of"),
+        ("training.batch_size = ['many']", r"batch_size must be a whole number; got 'many'"),
+        ("training.betas = [0.9, 0.98]", r"betas must be a list of 2 numbers; got 0.9"),
+        ("training.epochs = 0", r"epochs must be at least 1"),
+    ],
+)
+def test_what_no_run_can_have_is_refused_before_the_first(
+    tmp_path: Path, cycle: Dataset, text: str, message: str
+) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        plan(tmp_path, f"[[grid]]\nloss.name = 'sce'\n[[grid]]\n{text}", cycle)
+    assert "mine: [[grid]] 2" in str(caught.value)
+
+
+def test_buckets_larger_than_the_catalogue_are_left_out(tmp_path: Path, cycle: Dataset) -> None:
+    text = "[[grid]]\nloss.bucket_size_y = [40, 41, '100% of items', '0.1% of items']"
+    made = make_plan(sweep(tmp_path, text), [cycle], seeds=[0, 1])
+    assert [run.config.loss.bucket_size_y for run in made.runs] == [40, 1, 40, 1]
+    assert made.notes == ("bucket_size_y 41 is more than the items of cycle",)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "model": st.fixed_dictionaries({}, optional={"dim": st.sampled_from([8, 16])}),
+            "loss": st.sampled_from(
+                [{"name": "ce"}, {"name": "sce", "alpha": 1.5}, {"n_buckets": 3}, {"name": "gbce"}]
+            ),
+            "training": st.fixed_dictionaries(
+                {},
+                optional={
+                    "clip_norm": st.floats(0.1, 10),
+                    "compile": st.booleans(),
+                    "learning_rate": st.floats(1e-8, 1),
+                    "schedule": st.just("warmup-cosine"),
+                },
+            ),
+        },
+    )
+)
+def test_settings_come_back_from_the_file_that_a_run_is_given(layer: dict[str, Any]) -> None:
+    config = Config.compose(layer)
+    content = tomllib.loads(to_toml(config))
+    assert Config.compose(check_layer(content, "it")) == config
+
+
+def test_every_setting_makes_another_run(tmp_path: Path, cycle: Dataset) -> None:
+    changes = ("", "model.dim = 32", "training.seed = 1", "loss.alpha = 3", "model.sink = false")
+    runs = [plan(tmp_path, f"[[grid]]\n{text}", cycle)[0] for text in changes]
+    assert len({run.key for run in runs}) == len(changes)
+    said = plan(tmp_path, "[base]\ntraining.epochs = 100", cycle)[0]  # what it is anyway
+    assert said.key == runs[0].key
+
+
+def test_the_key_is_of_content_and_not_of_names(tmp_path: Path, cycle: Dataset) -> None:
+    moved = Dataset("moved", make_cycle(tmp_path / "elsewhere", items=40))
+    larger = Dataset("cycle", make_cycle(tmp_path / "larger", items=41))
+    (here,), (there,), (other,) = (plan(tmp_path, "", one) for one in (cycle, moved, larger))
+    assert here.key == there.key != other.key
+    few = plan(tmp_path, 'measure = "steps"', cycle)[0]
+    assert few.key != here.key
+    assert few.steps == 40
+
+
+def test_settings_of_other_losses_are_not_listed() -> None:
+    flat = flatten(Config.compose({"loss": {"name": "ce"}}))
+    assert "loss.chunk_size" in flat
+    assert "loss.mix" not in flat
+
+
+def test_datasets_are_those_given_or_else_those_of_the_file(tmp_path: Path, cycle: Dataset) -> None:
+    text = (
+        "[datasets.made]\nsynthetic = { items = 300, users = 9 }\n"
+        f"[datasets.there]\npath = '{cycle.prepared.path}'\n[datasets.absent]\nmodel.dim = 3\n"
+    )
+    wanted = sweep(tmp_path, text)
+    own = open_datasets(wanted, [], tmp_path / "data")
+    assert [(one.name, one.n_items) for one in own] == [("made", 300), ("there", 40)]
+    given = open_datasets(wanted, [f"mine={cycle.prepared.path}"], tmp_path / "data")
+    assert [one.name for one in given] == ["mine"]
+    with pytest.raises(InputError, match="both called cycle"):
+        open_datasets(wanted, [str(cycle.prepared.path)] * 2, tmp_path)
+    with pytest.raises(InputError, match="names no dataset"):
+        open_datasets(sweep(tmp_path, ""), [], tmp_path)

@@ -1,0 +1,121 @@
+from pathlib import Path
+
+import pytest
+
+from sce.errors import InputError
+from sce.experiments.settings import SweepSettings, load_sweep, override
+from sce.experiments.views import DEFAULT_VIEWS, View
+
+
+def read(tmp_path: Path, text: str) -> SweepSettings:
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    return load_sweep(file)
+
+
+WHOLE = """
+title = "Mine"
+seeds = [0, 4]
+[base]
+model.dim = 8
+[datasets.made]
+synthetic = { items = 300, users = 10 }
+model.dropout = 0.6
+[datasets.there]
+path = "data/there"
+[[grid]]
+loss.name = ["sce", "ce"]
+training.batch_size = 16
+[[figures]]
+kind = "line"
+x = "loss.alpha"
+by = ["loss.beta"]
+"""
+
+
+def test_a_whole_file(tmp_path: Path) -> None:
+    found = read(tmp_path, WHOLE)
+    assert (found.name, found.title, found.seeds) == ("mine", "Mine", (0, 4))
+    assert (found.measure, found.steps) == ("training", 0)
+    assert found.base == {"model": {"dim": 8}}
+    made, there = found.datasets["made"], found.datasets["there"]
+    assert made.synthetic is not None
+    assert (made.synthetic.items, made.settings) == (300, {"model": {"dropout": 0.6}})
+    assert (there.path, there.synthetic) == ("data/there", None)
+    assert found.grids == ({"loss.name": ["sce", "ce"], "training.batch_size": [16]},)
+    assert found.views == (View("line", x="loss.alpha", by=("loss.beta",)),)
+
+
+def test_an_empty_file_is_one_run_as_ever(tmp_path: Path) -> None:
+    found = read(tmp_path, "")
+    assert found.grids == ({},)
+    assert found.seeds == (0,)
+    assert found.views == DEFAULT_VIEWS
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed = [1]", "seed is unknown; the nearest valid key is seeds"),
+        ("seeds = [1, 1]", "whole numbers, each once"),
+        ("seeds = 3", "whole numbers"),
+        ("seeds = [true]", "whole numbers"),
+        ("steps = 3", "steps belongs to"),
+        ("measure = 'speed'", "one of training, steps"),
+        ("measure = 'steps'\nsteps = 0", "1 or more"),
+        ("base = 3", "base is a table"),
+        ("[base.loss]\nalhpa = 1", "alhpa is unknown; the nearest valid key is alpha"),
+        ("[base.loss]\nalpha = 'x'", "alpha must be a number"),
+        ("[datasets]\nmade = 3", "datasets.made is a table"),
+        ("[datasets.made]\nitems = 3", "items is unknown"),
+        ("[datasets.made]\nsynthetic = { item = 300 }", "the nearest valid key is items"),
+        ("[datasets.made]\nsynthetic = { items = 300 }", "users"),
+        ("[datasets.made]\nsynthetic = { items = 3, users = 9 }", "two clusters"),
+        ("[datasets.made]\npath = 'x'\nsynthetic = {}", "leave one out"),
+        ("[datasets.made]\nmodel.dropot = 3", "the nearest valid key is dropout"),
+        ("[grid]\nx = 1", "grid is a list of tables"),
+        ("[[grid]]\nlos.name = 'ce'", "los is unknown; the nearest valid key is loss"),
+        ("[[grid]]\nloss.nmae = 'ce'", "loss.nmae is unknown; the nearest valid key is name"),
+        ("[[grid]]\nloss.name = []", "is an empty list"),
+        ("[[figures]]\nkind = 'pie'", "kind is one of"),
+        ("[[figures]]\ntitle = 'pie'", "needs a kind"),
+        ("[[figures]]\nkind = 'line'", "needs x"),
+        ("[[figures]]\nkind = 'pareto'\nx = 'space'", "memory or time"),
+        ("[[figures]]\nkind = 'epochs'\ny = 'luck'", "one of picked_once"),
+        ("[[figures]]\nkind = 'table'\nby = 'loss'", "by must be a list"),
+        ("[[figures]]\nkind = 'table'\ncolour = 'red'", "'colour' is unknown"),
+        ("[[figures]]\nkind = 'table'\nlog = 'z'", "log names axes"),
+        ("[[grid]\n", "not valid TOML"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        read(tmp_path, text)
+    assert message in str(caught.value)
+    assert "mine.toml" in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        load_sweep(tmp_path / "none.toml")
+    with pytest.raises(InputError, match="is a directory"):
+        load_sweep(tmp_path)
+
+
+def test_settings_over_all_others() -> None:
+    found = override(["training.epochs=2", "loss.name=ce-", "training.betas=[0.8, 0.9]"])
+    assert found == {
+        "training": {"epochs": 2, "betas": (0.8, 0.9)},
+        "loss": {"name": "ce-"},
+    }
+
+
+@pytest.mark.parametrize("given", ["epochs=2", "training.epochs", "training.epoch=2", "a.b=1"])
+def test_settings_that_are_none(given: str) -> None:
+    with pytest.raises(InputError, match="--set"):
+        override([given])
+
+
+def test_a_view_comes_back_from_json() -> None:
+    view = View("table", by=("loss.mix",), published=({"name": "x", "hr@10": 0.1},))
+    assert View.read(view.as_dict()) == view

@@ -1,0 +1,44 @@
+"""The files under experiments/: each can be planned, and the README has a command for it."""
+
+from pathlib import Path
+
+import pytest
+
+from sce.experiments.datasets import Dataset
+from sce.experiments.plan import make_plan
+from sce.experiments.settings import load_sweep
+from tests.cycle_data import make_cycle
+
+FOLDER = Path(__file__).parents[2] / "experiments"
+FILES = sorted(FOLDER.glob("*.toml"))
+
+
+def test_there_is_one_for_each_figure_and_table() -> None:
+    assert {file.stem for file in FILES} == {
+        "alpha-beta", "beauty-table", "bucket-size", "catalog-memory", "main-table",
+        "memory-components", "mix", "pareto",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_it_runs_on_any_prepared_dataset_and_on_its_own(file: Path, tmp_path: Path) -> None:
+    settings = load_sweep(file)
+    assert any(entry.synthetic is not None for entry in settings.datasets.values())
+    names = ["other", *settings.datasets]  # each also with the settings that a name brings
+    prepared = make_cycle(tmp_path / "data", items=400)
+    for name in names:
+        runs = make_plan(settings, [Dataset(name, prepared)]).runs
+        assert 2 <= len(runs) <= 60
+    assert settings.views
+    assert f"sce sweep experiments/{file.name} " in (FOLDER / "README.md").read_text()
+
+
+def test_the_main_table_and_the_fronts_share_their_runs(tmp_path: Path) -> None:
+    data = [Dataset("ml1m", make_cycle(tmp_path / "data", items=4000))]
+    keys = {
+        name: {run.key for run in make_plan(load_sweep(FOLDER / f"{name}.toml"), data).runs}
+        for name in ("main-table", "pareto", "bucket-size", "mix")
+    }
+    assert keys["main-table"] < keys["pareto"]
+    assert len(keys["bucket-size"] & keys["main-table"]) == 12
+    assert len(keys["mix"] & keys["main-table"]) == 3

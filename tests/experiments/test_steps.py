@@ -1,0 +1,111 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from sce.config import Config
+from sce.data.batches import DeviceSequences, training_batch
+from sce.experiments.components import PARTS, LiveTensors, measure_components
+from sce.experiments.datasets import Dataset, Synthetic, synthesize
+from sce.experiments.plan import to_toml
+from sce.experiments.steps import main, measure_steps
+
+BATCH, LENGTH, ITEMS, DIM = 8, 20, 1000, 16
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    place = tmp_path_factory.mktemp("data") / "made"
+    wanted = Synthetic(items=ITEMS, users=60, mean_events=30, min_events=30, test_users=7)
+    return synthesize("made", wanted, place)
+
+
+def config(loss: str) -> Config:
+    return Config.compose(
+        {
+            "model": {"dim": DIM, "blocks": 1, "max_length": LENGTH},
+            "loss": {"name": loss},
+            "training": {"batch_size": BATCH, "device": "cpu"},
+        }
+    )
+
+
+@pytest.mark.parametrize("loss", ["ce", "sce", "bce+", "bce"])
+def test_the_parts_are_known_by_their_shapes_and_add_up(made: Dataset, loss: str) -> None:
+    found = measure_components(made.prepared, config(loss), torch.device("cpu"))
+    assert tuple(found) == (*PARTS, "peak")
+    assert sum(found[part] for part in PARTS) == pytest.approx(found["peak"])
+    model, _ = config(loss).build(made.prepared)
+    weights = sum(p.numel() for p in model.parameters()) * 4 / MIB
+    assert found["weights"] == pytest.approx(weights)
+    assert found["optimizer"] == pytest.approx(2 * weights, rel=0.01)  # and counts of steps
+    states = BATCH * LENGTH * DIM * 4 / MIB
+    assert found["gradients"] == pytest.approx(ITEMS * DIM * 4 / MIB + states, rel=0.01)
+    assert found["activations"] > states
+    logits = BATCH * LENGTH * ITEMS * 4 / MIB
+    if loss == "ce":
+        assert found["loss"] > 2 * logits  # and their gradient
+    if loss == "bce":
+        assert found["loss"] < logits
+
+
+@pytest.mark.parametrize("loss", ["ce", "sce", "bce"])
+def test_the_peak_is_that_of_a_step_in_one_piece(made: Dataset, loss: str) -> None:
+    chosen = config(loss)
+    with LiveTensors() as counted:
+        model, criterion = chosen.build(made.prepared)
+        optimizer = torch.optim.Adam(model.parameters())
+        sequences = DeviceSequences.place(made.prepared.train, "cpu")
+        for _ in range(2):
+            counted.forget_peak()
+            optimizer.zero_grad()
+            histories, targets = training_batch(sequences, torch.arange(BATCH), max_length=LENGTH)
+            value = criterion(model(histories), model.catalogue, targets)
+            value.backward()
+            optimizer.step()
+            del value, histories, targets
+        whole = counted.peak() / MIB
+    found = measure_components(made.prepared, chosen, torch.device("cpu"))
+    assert found["peak"] == pytest.approx(whole, rel=0.02)
+
+
+def test_live_tensors_are_counted_until_they_go() -> None:
+    with LiveTensors() as counted:
+        one = torch.zeros(1000)
+        view = one[:10].view(2, 5)
+        assert counted.now() == 4000  # a view is no other memory
+        two = one + 1
+        del one
+        assert counted.now() == 8000
+        del view
+        assert counted.now() == 4000
+        assert counted.peak() == 8000
+        counted.forget_peak()
+        assert counted.peak() == 4000
+        del two
+    assert counted.now() == 0
+
+
+def test_steps_evaluate_nothing(made: Dataset) -> None:
+    found = measure_steps(made.prepared, config("ce-"), 5)
+    assert (found["epochs"], found["test"], found["validation"]) == (1, None, None)
+    assert found["memory_mib"]["training"] > 0
+    assert found["components_mib"]["peak"] > 0
+    many = measure_steps(made.prepared, config("bce"), 20)  # there are 60 users, 8 a step
+    assert many["epochs"] == 3
+
+
+def test_what_is_written_and_what_is_said(
+    made: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "it.toml"
+    file.write_text(to_toml(config("ce")))
+    common = ["--config", str(file), "--out", str(tmp_path / "run"), "--steps", "2"]
+    assert main([str(made.prepared.path), *common]) == 0
+    assert [one.name for one in (tmp_path / "run").iterdir()] == ["result.json"]
+    written = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert written["components_mib"]["loss"] > 0
+    assert main([str(tmp_path / "none"), *common]) == 2
+    assert capsys.readouterr().err.startswith("sce: error: ")

@@ -1,0 +1,128 @@
+import csv
+import io
+
+import pytest
+
+from sce.experiments.summary import group_settings
+from sce.experiments.tables import (
+    FIRST,
+    SECOND,
+    ComparisonTable,
+    Line,
+    chosen_lines,
+    make_table,
+    to_csv,
+    to_html,
+    to_markdown,
+)
+from sce.experiments.views import View
+from tests.experiments.made_rows import make_row, metrics
+
+
+def line(table: ComparisonTable, name: str) -> Line:
+    (found,) = [one for one in table.lines if one.name == name]
+    return found
+
+
+@pytest.fixture
+def table() -> ComparisonTable:
+    rows = []
+    for loss, test, memory in [("ce", 0.05, 3000), ("sce", 0.06, 300), ("ce-", 0.04, 900)]:
+        for seed, change in enumerate((-0.001, 0.001)):
+            name = f"{loss}{seed}"
+            rows.append(
+                make_row(name, {"loss.name": loss}, seed=seed, test=test + change, memory=memory)
+            )
+    # Better on test events, and worse on validation: not chosen.
+    rows.append(make_row("x", {"loss.name": "ce", "model.dim": 9}, validation=0.01, test=0.99))
+    return make_table(group_settings(rows), View("table"))
+
+
+def test_the_best_is_bold_the_second_underlined_and_sce_compared(table: ComparisonTable) -> None:
+    assert table.columns == ("CE⁻", "CE", "SCE")
+    assert table.change == "SCE over best other"
+    ndcg = line(table, "NDCG@10")
+    assert [cell.text for cell in ndcg.cells] == ["0.0400", "0.0500", "0.0600"]
+    assert [cell.place for cell in ndcg.cells] == [0, SECOND, FIRST]
+    assert [cell.spread for cell in ndcg.cells] == ["0.0014"] * 3
+    assert ndcg.change == "+20%"
+    memory = line(table, "peak training memory")
+    assert [cell.place for cell in memory.cells] == [SECOND, 0, FIRST]
+    assert memory.change == "−66.7% (CE⁻)"  # against the best other by validation, or the first
+
+
+def test_the_rows_are_those_of_the_paper(table: ComparisonTable) -> None:
+    names = [one.name for one in table.lines]
+    assert names == ["NDCG@1", "NDCG@5", "NDCG@10", "HR@5", "HR@10", "COV@1", "COV@5", "COV@10",
+                     "peak training memory", "training time"]  # fmt: skip
+
+
+def test_what_was_chosen_is_said(table: ComparisonTable) -> None:
+    assert "ml1m: CE, dim – (2 seeds)" not in list(chosen_lines(table))
+    assert list(chosen_lines(table))[1] == "ml1m: CE (2 seeds)"
+
+
+def test_markdown(table: ComparisonTable) -> None:
+    lines = to_markdown(table).splitlines()
+    assert lines[0] == "| data |  | CE⁻ | CE | SCE | SCE over best other |"
+    assert lines[4] == (
+        "|  | NDCG@10 | 0.0400 ± 0.0014 | <u>0.0500</u> ± 0.0014 | **0.0600** ± 0.0014 | +20% |"
+    )
+    assert {one.count("|") for one in lines} == {7}
+
+
+def test_html(table: ComparisonTable) -> None:
+    html = to_html(table, "Main")
+    assert '<td class="best"><span>0.0600</span><small> ± 0.0014</small></td>' in html
+    assert '<td class="second"><span>0.0500</span>' in html
+    assert html.count('rowspan="10"') == 1
+
+
+def test_what_looks_equal_is_equal() -> None:
+    rows = [make_row(loss, {"loss.name": loss}, test=value) for loss, value in
+            [("ce", 0.050001), ("sce", 0.050002), ("bce", 0.01)]]  # fmt: skip
+    cells = line(make_table(group_settings(rows), View("table")), "NDCG@10").cells
+    assert [cell.place for cell in cells] == [SECOND, FIRST, FIRST]
+
+
+def test_columns_from_elsewhere_take_part() -> None:
+    rows = [make_row(loss, {"loss.name": loss}, test=0.05) for loss in ("ce", "sce")]
+    view = View("table", metrics=("ndcg@10", "hr@10"),
+                published=({"name": "CBiT", "ndcg@10": 0.0537},))  # fmt: skip
+    table = make_table(group_settings(rows), view)
+    assert table.columns == ("CE", "SCE", "CBiT")
+    assert [cell.place for cell in line(table, "NDCG@10").cells] == [SECOND, SECOND, FIRST]
+    assert line(table, "NDCG@10").change == "−6.89%"
+    assert line(table, "HR@10").cells[2].text == "–"
+
+
+def test_two_columns_of_a_setting_are_compared() -> None:
+    rows = [make_row(f"{mix}", {"loss.name": "sce", "loss.mix": mix}, test=0.04 + 0.01 * mix)
+            for mix in (True, False)]  # fmt: skip
+    table = make_table(group_settings(rows), View("table", by=("loss.mix",)))
+    assert table.columns == ("without mix", "with mix")
+    assert table.change == "with mix over without mix"
+    assert line(table, "NDCG@10").change == "+25%"
+
+
+def test_a_loss_that_a_dataset_lacks_leaves_a_gap() -> None:
+    rows = [
+        make_row("a", {"loss.name": "sce"}, data="a"),
+        make_row("b", {"loss.name": "ce"}, data="a"),
+        make_row("c", {"loss.name": "sce"}, data="b"),
+    ]
+    table = make_table(group_settings(rows), View("table"))
+    texts = {(one.dataset, one.name): [cell.text for cell in one.cells] for one in table.lines}
+    assert texts["b", "NDCG@10"] == ["–", "0.0600"]
+
+
+def test_csv_has_a_line_for_every_setting() -> None:
+    rows = [make_row(f"{seed}", {"loss.name": "sce", "loss.alpha": 2.0}, seed=seed,
+                     test=0.05 + 0.01 * seed) for seed in (0, 1)]  # fmt: skip
+    rows.append(make_row("ce", {"loss.name": "ce"}))
+    found = list(csv.DictReader(io.StringIO(to_csv(group_settings(rows)))))
+    assert [one["loss.name"] for one in found] == ["sce", "ce"]
+    assert float(found[0]["test.ndcg@10"]) == pytest.approx(0.055)
+    assert float(found[0]["test.ndcg@10.std"]) > 0
+    assert (found[0]["seeds"], found[1]["loss.alpha"], found[1]["memory"]) == ("2", "", "500.0")
+    assert {f"test.{name}" for name in metrics(1.0)} <= set(found[0])
