@@ -3,6 +3,7 @@
 import multiprocessing
 import multiprocessing.connection
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,11 +32,14 @@ def _in_a_fresh_process(cell: Row, measure: Callable[[Row], Row]) -> Row:
     def work(send: multiprocessing.connection.Connection) -> None:
         try:
             send.send(measure(cell))
-        except (RuntimeError, MemoryError) as error:
-            text = str(error)
-            if "memory" not in text.lower() and not isinstance(error, MemoryError):
-                raise
-            send.send({"failed": "out of memory"})
+        except Exception as error:
+            text = str(error).strip().partition("\n")[0]
+            signs = ("out of memory", "not enough memory", "can't allocate memory")
+            if isinstance(error, MemoryError) or any(sign in text for sign in signs):
+                send.send({"failed": "out of memory"})
+            else:
+                traceback.print_exc()
+                send.send({"failed": f"{type(error).__name__}: {text}"[:200]})
 
     process = context.Process(target=work, args=(sender,))
     process.start()

@@ -1,16 +1,18 @@
-"""The losses that the benchmarks measure: ours, and what one would write first.
+"""The losses that the benchmarks measure: ours, what one would write first, and those of others.
 
 The straightforward versions below are the obvious tensor code for the same definitions. They show
 what a measured row saves.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+import peers
 from sce.losses import (
     BinaryCrossEntropy,
     CrossEntropy,
@@ -59,26 +61,85 @@ def tensor_sampled(
     return (logits.float().logsumexp(dim=1) - own).mean()
 
 
-def contenders(n_states: int, *, size_y: int = 256, k: int = 256) -> dict[str, Loss]:
-    """Return every loss by name, sized for a batch of `n_states` positions."""
-    n_buckets, size_x = suggest_sizes(1, n_states)
-    sizes: dict[str, Any] = {
+def with_tf32(loss: Loss) -> Loss:
+    """Let matrix products round their factors to 11 bits, from here on, in this process."""
+
+    def rounded(states: Tensor, catalogue: Tensor, targets: Tensor) -> Tensor:
+        torch.backends.cuda.matmul.allow_tf32 = True
+        return loss(states, catalogue, targets)
+
+    return rounded
+
+
+# Logits held at once by those whose chunks are tuned: as many as our chunks hold on a CPU, and as
+# many as keep an H200 busy.
+ROOM_CPU, ROOM_GPU = 25_600 * 1024, 1 << 28
+# What a CPU has no kernels for, or what is the same there.
+NOT_ON_CPU = {
+    "SCE, CUDA graph",
+    "SCE, sparse gradient",
+    "SCE, plain path",
+    "SCE, tensor code, TF32",
+    "SCE, RePlay",
+    "CE, cut-cross-entropy",
+    "CE, cut-cross-entropy, unfiltered",
+    "CE, Liger",
+    "CE, Liger, room",
+}
+
+
+def contenders(
+    n_states: int,
+    *,
+    buckets: int | None = None,
+    size_y: int = 256,
+    k: int = 256,
+    room: int = ROOM_GPU,
+) -> dict[str, Callable[[], Loss]]:
+    """Return what makes each loss, by name, for a batch of `n_states` positions.
+
+    Args:
+        n_states: Positions in the batch.
+        buckets: How many, and how many states in each; by default by the paper's rule.
+        size_y: Items in a bucket.
+        k: Negatives of the sampled losses.
+        room: Logits held at once by the losses of others, where that is tuned.
+    """
+    n_buckets, size_x = (buckets, buckets) if buckets else suggest_sizes(1, n_states)
+    ours: dict[str, Any] = {
         "n_buckets": n_buckets,
         "bucket_size_x": size_x,
         "bucket_size_y": size_y,
     }
+    theirs: dict[str, Any] = {"n_buckets": n_buckets, "size_x": size_x, "size_y": size_y}
     return {
-        "SCE": ScalableCrossEntropy(**sizes),
-        "SCE, plain path": ScalableCrossEntropy(**sizes, backend="torch"),
-        "SCE, tensor code": lambda x, y, t: tensor_sce(
-            x, y, t, n_buckets=n_buckets, size_x=size_x, size_y=size_y
+        "SCE": lambda: ScalableCrossEntropy(**ours),
+        "SCE, CUDA graph": lambda: ScalableCrossEntropy(**ours),
+        "SCE, sparse gradient": lambda: ScalableCrossEntropy(**ours | {"sparse_grad": True}),
+        "SCE, plain path": lambda: ScalableCrossEntropy(**ours, backend="torch"),
+        "SCE, tensor code": lambda: partial(tensor_sce, **theirs),
+        "SCE, tensor code, TF32": lambda: with_tf32(partial(tensor_sce, **theirs)),
+        "SCE, RePlay": lambda: partial(peers.replay_sce, **theirs),
+        "CE": CrossEntropy,
+        "CE, chunked": lambda: CrossEntropy(chunk_size=1024),
+        "CE, torch": lambda: peers.torch_cross_entropy,
+        "CE, torch, linear_cross_entropy": lambda: peers.torch_linear,
+        "CE, torch, linear_cross_entropy, room": lambda: partial(peers.torch_linear, room=room),
+        "CE, cut-cross-entropy": lambda: peers.cut_cross_entropy,
+        "CE, cut-cross-entropy, unfiltered": lambda: partial(
+            peers.cut_cross_entropy, filter_eps=None
         ),
-        "CE": CrossEntropy(),
-        "CE, chunked": CrossEntropy(chunk_size=1024),
-        "CE-": SampledCrossEntropy(k),
-        "CE-, tensor code": lambda x, y, t: tensor_sampled(x, y, t, k=k, binary=False),
-        "BCE": BinaryCrossEntropy(),
-        "BCE+": BinaryCrossEntropy(k),
-        "BCE+, tensor code": lambda x, y, t: tensor_sampled(x, y, t, k=k, binary=True),
-        "gBCE": GeneralizedBinaryCrossEntropy(k),
+        "CE, Liger": lambda: peers.liger,
+        "CE, Liger, room": lambda: partial(peers.liger, room=room),
+        "CE-": lambda: SampledCrossEntropy(k),
+        "CE-, tensor code": lambda: partial(tensor_sampled, k=k, binary=False),
+        "BCE": BinaryCrossEntropy,
+        "BCE+": lambda: BinaryCrossEntropy(k),
+        "BCE+, tensor code": lambda: partial(tensor_sampled, k=k, binary=True),
+        "gBCE": lambda: GeneralizedBinaryCrossEntropy(k),
     }
+
+
+def is_exact(name: str) -> bool:
+    """Say whether a loss is the full cross-entropy, so that its gradient can be held against it."""
+    return name.split(",")[0] == "CE"

@@ -1,12 +1,14 @@
 """How much time and memory does each loss take on a CPU, over catalog sizes?
 
     python benchmarks/loss_cpu.py
-    python benchmarks/loss_cpu.py --catalogs 1000000 --losses SCE "SCE, tensor code"
+    python benchmarks/loss_cpu.py --items 1000000 --only SCE "SCE, tensor code"
 
 Each cell runs in a process of its own: forward and backward of a batch of 128 sequences of 200
 states. "extra MiB" is the peak of resident memory beyond what was resident before the call (inputs,
 libraries) and beyond the two gradients that it returns. Seconds are the median of the repeats;
 compare them within a run, not between machines.
+
+What is chosen with --only and --items replaces its own rows in the results, and leaves the others.
 """
 
 import argparse
@@ -19,7 +21,7 @@ from pathlib import Path
 import torch
 
 from cells import Row, measure_cells
-from contenders import contenders
+from contenders import NOT_ON_CPU, ROOM_CPU, contenders
 from rows import keep, provenance, show
 
 MAX_SECONDS = 20.0  # after which a slow cell is not repeated again
@@ -29,8 +31,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--catalogs", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
-    parser.add_argument("--losses", nargs="+", choices=list(contenders(1)), default=None)
+    names = [name for name in contenders(1) if name not in NOT_ON_CPU]
+    parser.add_argument("--items", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="LOSS")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--length", type=int, default=200)
     parser.add_argument("--dim", type=int, default=64)
@@ -44,25 +47,26 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         return measure_cell(cell, options.batch, options.length, options.dim, options.repeats)
 
-    # On a CPU "SCE" is the plain path.
-    losses = options.losses or [name for name in contenders(1) if name != "SCE, plain path"]
     # Sizes outside, losses inside: what is compared is measured close together in time.
-    cells: list[Row] = [{"items": c, "loss": loss} for c in options.catalogs for loss in losses]
+    cells: list[Row] = [{"items": c, "loss": loss} for c in options.items for loss in options.only]
     shape = {"batch": options.batch, "length": options.length, "dim": options.dim}
     rows = [shape | row for row in measure_cells(cells, measure)]
     where = provenance("torch")
-    path = keep("loss_cpu", [row | where for row in rows], to=options.out)
+    path = keep(
+        "loss_cpu", [row | where for row in rows], to=options.out, beside=[*shape, "items", "loss"]
+    )
     print(show(rows, ["items", "loss", "seconds", "extra MiB", "failed"]))
     print(f"\n{len(rows)} rows in {path}")
 
 
 def measure_cell(cell: Row, batch: int, length: int, dim: int, repeats: int) -> Row:
     """Measure one loss on one catalog size, in this process."""
-    loss = contenders(batch * length)[cell["loss"]]
+    loss = contenders(batch * length, room=ROOM_CPU)[cell["loss"]]()
     torch.manual_seed(0)
     # A small call first: it starts the thread pool and loads what is loaded lazily.
     small = (torch.randn(2, 40, dim), torch.randn(500, dim), torch.randint(500, (2, 40)))
-    contenders(80, size_y=16, k=16)[cell["loss"]](small[0].requires_grad_(), *small[1:]).backward()
+    first = contenders(80, size_y=16, k=16)[cell["loss"]]()
+    first(small[0].requires_grad_(), *small[1:]).backward()
     states = torch.randn(batch, length, dim).requires_grad_()
     catalogue = torch.randn(cell["items"], dim).requires_grad_()
     targets = torch.randint(cell["items"], (batch, length))

@@ -1,98 +1,217 @@
 """How much time and memory does each loss take on a GPU, over catalog sizes?
 
+    python benchmarks/loss_gpu.py --list
     python benchmarks/loss_gpu.py
-    python benchmarks/loss_gpu.py --catalogs 1000000 --dtypes bfloat16 --losses SCE CE
+    python benchmarks/loss_gpu.py --items 1000000 --dtype bfloat16 --only SCE "SCE, CUDA graph"
+    python benchmarks/loss_gpu.py --cross --dim 256 --items 100000 --only SCE CE --dtype float32
 
-Each cell runs in a process of its own: forward and backward of a batch of 128 sequences of 200
-states. "extra MiB" is the peak of allocated memory beyond the inputs and the two gradients.
-Milliseconds are the median of the repeats, measured with events.
+Each cell runs in a process of its own, alone: forward and backward of a batch of 128 sequences of
+200 states of 64 dimensions, and some of other shapes. "extra MiB" is the peak of allocated memory
+beyond the inputs and the two gradients. Milliseconds are the median of the repeats, measured with
+events. The errors are those of the two gradients of a full cross-entropy against float64, relative
+to their lengths.
+
+--only, --items and --dtype choose from the grid; with --cross they are combined, also to cells that
+the grid leaves out. What is chosen replaces its own rows in the results, and leaves the others.
 """
 
 import argparse
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from cells import Row, measure_cells
-from contenders import contenders
+from contenders import contenders, is_exact
 from rows import keep, provenance, show
+from sce.losses import CrossEntropy
 
 MAX_MILLISECONDS = 5000  # after which a slow cell is not repeated again
+MAX_ITEMS_FOR_ERRORS = 1_000_000  # beyond which the float64 reference takes too long
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+SHAPE: Row = {"batch": 128, "length": 200, "dim": 64, "bucket_size_y": 256}
+COLUMNS = [*SHAPE, "items", "dtype", "loss"]
+PEERS = ("cut-cross-entropy", "liger-kernel", "replay-rec")
+
+SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
+OURS = ("SCE", "SCE, CUDA graph", "SCE, tensor code")
+CUT = ("CE, cut-cross-entropy", "CE, cut-cross-entropy, unfiltered")
+
+
+def grid() -> list[Row]:
+    """Return the cells that answer the questions of the README and of docs/kernels.md."""
+    single, half, million = ["float32"], ["bfloat16"], SIZES[2:3]
+    # Which loss when.
+    cells = combine((*OURS, "CE, chunked", "CE-", "BCE", "gBCE"), SIZES, single)
+    cells += combine(["CE"], SIZES[:3], single)
+    cells += combine(OURS, SIZES[1:], half)
+    cells += combine(["SCE, plain path"], SIZES[2:], DTYPES)
+    cells += combine(["SCE, sparse gradient"], SIZES[2:], half)
+    # What one would write instead, and what others have written.
+    written = ("CE-, tensor code", "BCE+", "BCE+, tensor code", "SCE, tensor code, TF32")
+    cells += combine((*written, "SCE, RePlay"), million, single)
+    cells += combine(("CE, chunked", "CE, torch", *CUT, "CE, Liger, room"), SIZES[1:3], half)
+    linear = "CE, torch, linear_cross_entropy"
+    cells += combine(("CE, Liger", linear, f"{linear}, room", "SCE, RePlay"), million, half)
+    # Other shapes: wide states, a large batch, large buckets, and a catalog that fills the GPU.
+    cells += combine((*OURS, CUT[0]), million, half, dim=256)
+    cells += combine((*OURS, CUT[0]), million, half, batch=640, buckets=715)
+    for size_y in (4096, 16_384):
+        cells += combine(OURS, million, half, bucket_size_y=size_y)
+    return cells + combine(("SCE", "SCE, sparse gradient"), [100_000_000], half)
+
+
+def combine(
+    losses: "list[str] | tuple[str, ...]",
+    sizes: "list[int] | tuple[int, ...]",
+    dtypes: "list[str] | dict[str, torch.dtype]",
+    **shape: object,
+) -> list[Row]:
+    """Return a cell for each combination. What is compared is measured close together in time."""
+    return [
+        {**SHAPE, **shape, "items": items, "dtype": dtype, "loss": loss}
+        for items in sizes
+        for dtype in dtypes
+        for loss in losses
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    sizes = [10_000, 100_000, 1_000_000, 10_000_000]
-    parser.add_argument("--catalogs", type=int, nargs="+", default=sizes)
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
-    parser.add_argument("--losses", nargs="+", choices=list(contenders(1)), default=None)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--length", type=int, default=200)
-    parser.add_argument("--dim", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--out", type=Path, default=None, help="default: results/loss_gpu.jsonl")
-    options = parser.parse_args()
+    options = _options()
+    if options.cross:
+        shape = {name: getattr(options, name) for name in SHAPE}
+        names = options.only or list(contenders(1))
+        cells = combine(names, options.items or SIZES, options.dtype or DTYPES, **shape)
+    else:
+        cells = [
+            cell
+            for cell in grid()
+            if (options.only is None or cell["loss"] in options.only)
+            and (options.items is None or cell["items"] in options.items)
+            and (options.dtype is None or cell["dtype"] in options.dtype)
+        ]
+    if options.list:
+        print(show(cells, COLUMNS))
+        print(f"\n{len(cells)} cells")
+        return
+    if not cells:
+        sys.exit("loss_gpu: the grid has no such cell; --list shows it, --cross makes others")
     # Counts devices without making a CUDA context, which could not be carried into a fork.
     if torch.cuda.device_count() == 0:
         sys.exit("loss_gpu: there is no CUDA device here; loss_cpu.py measures on the CPU")
-
-    def measure(cell: Row) -> Row:
-        return measure_cell(cell, options.batch, options.length, options.dim, options.repeats)
-
-    losses = options.losses or list(contenders(1))
-    cells: list[Row] = [
-        {"items": c, "dtype": dtype, "loss": loss}
-        for c in options.catalogs
-        for dtype in options.dtypes
-        for loss in losses
-    ]
-    shape = {"batch": options.batch, "length": options.length, "dim": options.dim}
-    rows = [shape | row for row in measure_cells(cells, measure)]
-    where = provenance("torch")
-    path = keep("loss_gpu", [row | where for row in rows], to=options.out)
-    print(show(rows, ["items", "dtype", "loss", "ms", "extra MiB", "failed"]))
+    rows = measure_cells(cells, lambda cell: measure_cell(cell, options.repeats))
+    where = provenance("torch", "triton", *PEERS)
+    path = keep("loss_gpu", [row | where for row in rows], to=options.out, beside=COLUMNS)
+    measured = ["ms", "extra MiB", "states error", "catalogue error", "failed"]
+    print(show(rows, [*COLUMNS, *measured]))
     print(f"\n{len(rows)} rows in {path}")
 
 
-def measure_cell(cell: Row, batch: int, length: int, dim: int, repeats: int) -> Row:
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = list(contenders(1))
+    parser.add_argument("--only", nargs="+", choices=names, metavar="LOSS", help=" | ".join(names))
+    parser.add_argument("--items", type=int, nargs="+")
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES)
+    parser.add_argument("--cross", action="store_true", help="all combinations, with the shape:")
+    for name, default in SHAPE.items():
+        option = "--" + name.replace("_", "-")
+        parser.add_argument(option, type=int, default=default, help="[%(default)s] with --cross")
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--list", action="store_true", help="print the cells, and measure nothing")
+    parser.add_argument("--out", type=Path, default=None, help="default: results/loss_gpu.jsonl")
+    return parser.parse_args()
+
+
+def measure_cell(cell: Row, repeats: int) -> Row:
     """Measure one loss on one catalog size and precision, in this process."""
-    loss = contenders(batch * length)[cell["loss"]]
+    loss = contenders(
+        cell["batch"] * cell["length"], buckets=cell.get("buckets"), size_y=cell["bucket_size_y"]
+    )[cell["loss"]]()
     dtype = DTYPES[cell["dtype"]]
     torch.manual_seed(0)
-    states = torch.randn(batch, length, dim, device="cuda", dtype=dtype).requires_grad_()
-    catalogue = torch.randn(cell["items"], dim, device="cuda", dtype=dtype).requires_grad_()
-    targets = torch.randint(cell["items"], (batch, length), device="cuda")
+    shape = (cell["batch"], cell["length"])
+    states = torch.randn(*shape, cell["dim"], device="cuda", dtype=dtype).requires_grad_()
+    catalogue = torch.randn(cell["items"], cell["dim"], device="cuda", dtype=dtype).requires_grad_()
+    targets = torch.randint(cell["items"], shape, device="cuda")
 
-    def step() -> None:
-        torch.autograd.grad(loss(states, catalogue, targets), (states, catalogue))
+    def step(**settings: object) -> tuple[Tensor, ...]:
+        value = loss(states, catalogue, targets, **settings)
+        return torch.autograd.grad(value, (states, catalogue))
 
     before = torch.cuda.memory_allocated()
-    gradients = (states.numel() + catalogue.numel()) * states.element_size()
     for _ in range(2):  # compiles the kernels, makes the handles of the libraries
-        step()
+        found = step()
     torch.cuda.synchronize()
+    gradients = sum(map(_bytes, found))
+    errors = _errors(found, states, catalogue, targets) if is_exact(cell["loss"]) else {}
+    del found
+    graph = _warm_graph(step) if cell["loss"].endswith("CUDA graph") else None
     # What libraries keep for themselves (the workspace of matrix products) is not the loss's.
-    kept = torch.cuda.memory_allocated() - before
+    resting = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    step()
-    extra = torch.cuda.max_memory_allocated() - before - kept - gradients
+    call = step if graph is None else graph()
+    call()
+    torch.cuda.synchronize()
+    extra = torch.cuda.max_memory_allocated() - resting - gradients
     times: list[float] = []
     while len(times) < repeats and sum(times) < MAX_MILLISECONDS:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
-        step()
+        call()
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end))
     return {
         "ms": round(statistics.median(times), 3),
         "extra MiB": round(extra / 2**20, 1),
-        "workspace MiB": round(kept / 2**20, 1),
+        "workspace MiB": round((resting - before) / 2**20, 1),
+        **errors,
+    }
+
+
+def _warm_graph(step: Callable[..., object]) -> Callable[[], Callable[[], object]]:
+    """Return what records the step in a CUDA graph, and gives the call that replays it."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # as torch.cuda.graph wants it
+        for _ in range(3):
+            step(generator=generator)
+    torch.cuda.current_stream().wait_stream(side)
+
+    def record() -> Callable[[], object]:
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(generator)  # each replay draws other centres
+        with torch.cuda.graph(graph):
+            step(generator=generator)
+        return graph.replay
+
+    return record
+
+
+def _bytes(gradient: Tensor) -> int:
+    if gradient.is_sparse:
+        return _bytes(gradient._values()) + _bytes(gradient._indices())
+    return gradient.numel() * gradient.element_size()
+
+
+def _errors(
+    found: tuple[Tensor, ...], states: Tensor, catalogue: Tensor, targets: Tensor
+) -> dict[str, float]:
+    """Say how far both gradients are from those in float64 for the same (rounded) inputs."""
+    if len(catalogue) > MAX_ITEMS_FOR_ERRORS:
+        return {}
+    inputs = tuple(tensor.detach().double().requires_grad_() for tensor in (states, catalogue))
+    exact = torch.autograd.grad(CrossEntropy(chunk_size=1024)(*inputs, targets), inputs)
+    return {
+        name: float(f"{float((got.double() - want).norm() / want.norm()):.3g}")
+        for name, got, want in zip(("states error", "catalogue error"), found, exact, strict=True)
     }
 
 

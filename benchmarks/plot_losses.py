@@ -16,17 +16,22 @@ NAMES = {
     "CE, chunked": ("full cross-entropy, chunked", "#9aa0a6", "-"),
     "SCE, tensor code": ("SCE, tensor code", "#d9822b", "-"),
     "SCE": ("SCE, this package", "#1a6dd6", "-"),
+    "SCE, CUDA graph": ("the same, as a CUDA graph", "#1a6dd6", "--"),
 }
+SHAPE = {"batch": 128, "dim": 64, "bucket_size_y": 256, "dtype": "float32"}
 
 
 def main() -> None:
     rows = [json.loads(line) for line in (RESULTS / "loss_gpu.jsonl").read_text().splitlines()]
-    rows = [row for row in rows if row["dtype"] == "float32"]
+    rows = [row for row in rows if all(row.get(name) == SHAPE[name] for name in SHAPE)]
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "sce", "font.size": 10})
     figure, (time, memory) = plt.subplots(1, 2, figsize=(9, 3.4))
     figure.set_layout_engine("constrained", wspace=0.08)
     for name, (label, colour, line) in NAMES.items():
         here = [row for row in rows if row["loss"] == name and not row.get("failed")]
+        here.sort(key=lambda row: row["items"])
+        if not here:
+            continue
         items = [row["items"] for row in here]
         style = {"color": colour, "linestyle": line, "marker": "o", "markersize": 4}
         time.plot(items, [row["ms"] for row in here], label=label, **style)
@@ -46,7 +51,7 @@ def main() -> None:
         axes.set(xscale="log", yscale="log", xlabel="items in the catalog")
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
-    figure.legend(loc="outside upper center", ncols=4, frameon=False)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False)
     path = Path(__file__).parent.parent / "docs" / "losses.svg"
     figure.savefig(path, metadata={"Date": None})
     print(path)

@@ -49,10 +49,24 @@ def _commit() -> str | None:
         return os.environ.get("COMMIT")
 
 
-def keep(name: str, rows: Sequence[Mapping[str, Any]], *, to: Path | None = None) -> Path:
-    """Replace the rows of `results/NAME.jsonl` by these."""
+def keep(
+    name: str,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    to: Path | None = None,
+    beside: Sequence[str] | None = None,
+) -> Path:
+    """Replace the rows of `results/NAME.jsonl` by these.
+
+    With `beside`, only those that agree with a new one in these fields: the others stay.
+    """
     path = to or RESULTS / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
+    if beside is not None and path.exists():
+        new = {tuple(row.get(field) for field in beside) for row in rows}
+        old = [json.loads(line) for line in path.read_text().splitlines()]
+        stay = [row for row in old if tuple(row.get(field) for field in beside) not in new]
+        rows = [*stay, *rows]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 

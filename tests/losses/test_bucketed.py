@@ -1,6 +1,9 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sce.losses import ScalableCrossEntropy
 from sce.losses.bucketed import bucketed_cross_entropy
@@ -66,6 +69,69 @@ def test_what_is_kept_for_backward_does_not_grow_with_the_logits() -> None:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         bucketed_cross_entropy(states, catalogue, targets, buckets)
     assert max(kept) <= max(states.numel(), catalogue.numel(), buckets.items.numel())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_sparse_gradient_is_the_dense_one_without_the_other_rows(dtype: torch.dtype) -> None:
+    states, catalogue, targets, buckets = problem(dtype, n=6)
+    grads = []
+    for sparse in (False, True):
+        losses, _ = bucketed_cross_entropy(states, catalogue, targets, buckets, sparse=sparse)
+        grads.append(torch.autograd.grad(losses.sum(), (states, catalogue)))
+    (of_states, dense), (same, found) = grads
+    assert torch.equal(of_states, same)
+    assert found.is_sparse
+    assert found.is_coalesced()
+    assert found.dtype == dtype
+    touched = torch.cat([targets, buckets.items.flatten()]).unique()
+    assert torch.equal(found.indices()[0], touched)
+    assert torch.equal(found.to_dense(), dense)
+
+
+def test_nothing_of_the_size_of_the_catalogue_is_made_for_a_sparse_gradient() -> None:
+    catalogue = torch.randn(4000, 16, requires_grad=True)
+    states, targets = torch.randn(10, 16, requires_grad=True), torch.randint(4000, (10,))
+    buckets = Buckets(torch.arange(10).view(2, 5), torch.arange(12).view(2, 6))
+    losses, _ = bucketed_cross_entropy(states, catalogue, targets, buckets, sparse=True)
+    made = []
+
+    class Looking(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, Tensor) and not out.is_sparse:  # which counts as if it were dense
+                made.append(out.numel())
+            return out
+
+    with Looking():  # type: ignore[no-untyped-call]
+        losses.sum().backward()
+    assert 10 * 16 <= max(made) <= 4000  # one flag for each item
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_no_state_at_all(sparse: bool) -> None:
+    catalogue = torch.randn(9, 4, requires_grad=True)
+    loss = ScalableCrossEntropy(bucket_size_y=3, backend="torch", sparse_grad=sparse)
+    loss(torch.randn(5, 4), catalogue, torch.full((5,), -100)).backward()
+    assert catalogue.grad is not None
+    assert not catalogue.grad.to_dense().any()
+
+
+@pytest.mark.parametrize(("size_x", "size_y"), [(2, 400), (400, 2), (40, 40)])
+def test_rows_gathered_for_many_buckets_are_bounded_as_logits_are(
+    largest_tensor: Any, size_x: int, size_y: int
+) -> None:
+    # Items of all buckets at once would be 50 × 400 rows of 16 numbers, 320,000.
+    states, catalogue = torch.randn(500, 16), torch.randn(600, 16)
+    buckets = fill_buckets(
+        states, catalogue, torch.randn(50, 16), bucket_size_x=size_x, bucket_size_y=size_y
+    )
+    inputs = states.requires_grad_(), catalogue.requires_grad_(), torch.randint(600, (500,))
+    with largest_tensor() as largest:
+        losses, _ = bucketed_cross_entropy(*inputs, buckets, max_logits=1 << 14)
+        losses.sum().backward()
+    assert largest.numel <= max(1 << 14, 50 * size_x, 50 * size_y)
 
 
 def test_logits_far_apart_give_no_nan() -> None:

@@ -119,6 +119,53 @@ def test_in_chunks_never_more_than_a_chunk_of_logits(largest_tensor: Any) -> Non
     assert largest.numel <= max(64 * 50, catalogue.numel())
 
 
+def test_torch_takes_over_where_it_is_as_good_and_only_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not hasattr(functional, "linear_cross_entropy"):
+        pytest.skip("this torch has no linear_cross_entropy")
+    rows: list[int] = []
+    theirs = functional.linear_cross_entropy
+
+    def watched(*args: Any, options: Any, **settings: Any) -> Tensor:
+        rows.append(options.batch_chunk_size)
+        return theirs(*args, options=options, **settings)
+
+    monkeypatch.setattr(functional, "linear_cross_entropy", watched)
+    states, catalogue, targets = problem(n=64, c=400)  # 48 valid positions of 5 dimensions
+    exact = cross_entropy(states, catalogue, targets)
+    for chunk_size, reduction in ((40, "mean"), (41, "none"), (42, "mean"), (400, "sum")):
+        found = cross_entropy(
+            states, catalogue, targets, chunk_size=chunk_size, reduction=reduction
+        )
+        found = found if reduction == "mean" else found.sum() / 48
+        torch.testing.assert_close(found, exact, rtol=1e-12, atol=1e-12)
+    assert rows == [5, 48]
+    cross_entropy(states.bfloat16(), catalogue.bfloat16(), targets, chunk_size=400)
+    assert len(rows) == 2
+
+
+@pytest.mark.parametrize("chunk_size", [40, 400])
+def test_in_chunks_gradients_can_be_taken_twice_but_not_of_gradients(chunk_size: int) -> None:
+    states, catalogue, targets = problem(n=64, c=400)
+    value = cross_entropy(states, catalogue, targets, chunk_size=chunk_size)
+    first = torch.autograd.grad(value, (states, catalogue), retain_graph=True)
+    assert all(map(torch.equal, first, torch.autograd.grad(value, (states, catalogue))))
+    value = cross_entropy(states, catalogue, targets, chunk_size=chunk_size)
+    (grad,) = torch.autograd.grad(value.square(), states, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
+@pytest.mark.parametrize("chunk_size", [40, 400])
+def test_in_chunks_without_gradients(chunk_size: int) -> None:
+    states, catalogue, targets = problem(n=64, c=400)
+    with torch.no_grad():
+        value = cross_entropy(states, catalogue, targets, chunk_size=chunk_size)
+    assert not value.requires_grad
+    torch.testing.assert_close(value, cross_entropy(states, catalogue, targets).detach())
+
+
 def test_chunk_size_is_checked() -> None:
     with pytest.raises(ValueError, match="chunk_size must be at least 1, got 0"):
         CrossEntropy(chunk_size=0)

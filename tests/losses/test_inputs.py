@@ -1,3 +1,4 @@
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ LOSSES: list[nn.Module] = [
     BinaryCrossEntropy(4),
     GeneralizedBinaryCrossEntropy(4),
 ]
+NAMES = ["sce", "ce", "ce in chunks", "ce-", "bce", "bce+", "gbce"]
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "integer states": ({"states": torch.ones(6, 4, dtype=torch.long)}, "states must be floating"),
     "integer catalogue": (
@@ -32,6 +34,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "flat catalogue": (
         {"catalogue": torch.zeros(4)},
         r"catalogue must be \[items, d\], got shape \(4,\)",
+    ),
+    "rows of no numbers": (
+        {"states": torch.zeros(6, 0), "catalogue": torch.zeros(9, 0)},
+        r"rows of no numbers: states \(6, 0\), catalogue \(9, 0\)",
     ),
     "empty catalogue": ({"catalogue": torch.zeros(0, 4)}, "catalogue has no rows"),
     "other d": (
@@ -57,7 +63,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=repr)
+@pytest.mark.parametrize("loss", LOSSES, ids=NAMES)
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_refused_with_what_was_given(loss: nn.Module, case: str) -> None:
     change, message = BAD[case]
@@ -70,7 +76,22 @@ def test_bad_input_is_refused_with_what_was_given(loss: nn.Module, case: str) ->
         loss(**given)
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=repr)
+@pytest.mark.parametrize("value", [None, 0.5, "pad", True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        CrossEntropy,
+        partial(SampledCrossEntropy, 4),
+        BinaryCrossEntropy,
+        partial(GeneralizedBinaryCrossEntropy, 4),
+    ],
+)
+def test_an_ignore_index_that_no_target_can_equal_is_refused(make: Any, value: Any) -> None:
+    with pytest.raises(TypeError, match=f"ignore_index must be an integer, got {value!r}"):
+        make(ignore_index=value)
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=NAMES)
 def test_int32_targets_are_taken(loss: nn.Module) -> None:
     states, catalogue = torch.randn(6, 4), torch.randn(9, 4)
     targets = torch.tensor([0, 8, -100, 3, 3, 1])

@@ -1,9 +1,19 @@
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from sce.losses import InBatchNegatives, PopularityNegatives, UniformNegatives
+from sce.losses import (
+    BinaryCrossEntropy,
+    GeneralizedBinaryCrossEntropy,
+    InBatchNegatives,
+    PopularityNegatives,
+    SampledCrossEntropy,
+    UniformNegatives,
+)
+from sce.losses.negatives import Draw
 
 TARGETS = torch.tensor([0, 0, 1, 3])
 
@@ -96,3 +106,44 @@ def test_a_generator_repeats() -> None:
         a = sampler(4, 6, 50, TARGETS, generator=g.manual_seed(9)).items
         b = sampler(4, 6, 50, TARGETS, generator=g.manual_seed(9)).items
         assert torch.equal(a, b)
+
+
+def test_popularity_survives_a_model_in_half_precision() -> None:
+    sampler = PopularityNegatives(torch.ones(50_000)).to(torch.bfloat16)
+    items = sampler(100, 1000, 50_000, torch.zeros(1, dtype=torch.long)).items
+    assert len(items.unique()) > 40_000
+
+
+def test_a_sampler_of_ones_own() -> None:
+    class Last:
+        correct = False
+        shape = (1, 2)
+
+        def __call__(self, rows: int, k: int, n_items: int, targets: Tensor, **_: Any) -> Draw:
+            return Draw(torch.full(self.shape, n_items - 1), None)
+
+    states, catalogue = torch.randn(4, 3), torch.randn(9, 3)
+    loss = SampledCrossEntropy(2, negatives=Last(), shared="batch")
+    logits = states @ catalogue.T
+    own = logits.gather(1, TARGETS.unsqueeze(1))
+    wanted = torch.cat([own, logits[:, [8, 8]]], dim=1).logsumexp(dim=1) - own.squeeze(1)
+    torch.testing.assert_close(loss(states, catalogue, TARGETS), wanted.mean())
+    assert "negatives=" in repr(loss)
+    assert isinstance(loss.negatives, Last)
+    loss.negatives.shape = (3, 2)
+    with pytest.raises(ValueError, match=r"must return items \[1, k\], got shape \(3, 2\)"):
+        loss(states, catalogue, TARGETS)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "message"),
+    [
+        ("uniform", r"must be a sampler such as UniformNegatives\(\) .*, got 'uniform'"),
+        (UniformNegatives, "must be a sampler such as .*, got <class"),
+        (lambda *_: None, "function must have an attribute `correct`"),
+    ],
+)
+def test_what_is_no_sampler_is_refused(sampler: Any, message: str) -> None:
+    for make in (SampledCrossEntropy, BinaryCrossEntropy, GeneralizedBinaryCrossEntropy):
+        with pytest.raises(TypeError, match=message):
+            make(4, negatives=sampler)

@@ -1,5 +1,7 @@
 """The losses on a GPU: the same results as on the CPU, in the memory that was promised."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -10,12 +12,16 @@ from sce.losses import (
     BinaryCrossEntropy,
     CrossEntropy,
     GeneralizedBinaryCrossEntropy,
+    InBatchNegatives,
+    PopularityNegatives,
     SampledCrossEntropy,
     ScalableCrossEntropy,
+    UniformNegatives,
     cross_entropy,
     scalable_cross_entropy,
 )
 from sce.losses.buckets import top_rows
+from sce.losses.gradients import add_rows
 from sce.losses.reference import reference_scalable_cross_entropy
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -59,41 +65,66 @@ def test_exact_sets_with_ties(max_scores: int) -> None:
     assert torch.equal(found, top_rows(centres, rows, 100))
 
 
+LOSSES: dict[str, nn.Module] = {
+    "sce": ScalableCrossEntropy(bucket_size_y=64),
+    "sce, plain path": ScalableCrossEntropy(bucket_size_y=64, backend="torch"),
+    "ce": CrossEntropy(),
+    "ce, chunked": CrossEntropy(chunk_size=100),
+    "ce-": SampledCrossEntropy(16),
+    "ce-, by position": SampledCrossEntropy(16, shared="position"),
+    "ce-, by batch": SampledCrossEntropy(16, shared="batch"),
+    "ce-, distinct": SampledCrossEntropy(16, negatives=UniformNegatives(replacement=False)),
+    "ce-, in batch": SampledCrossEntropy(16, negatives=InBatchNegatives()),
+    "ce-, popular": SampledCrossEntropy(
+        16, negatives=PopularityNegatives(torch.arange(900) + 1, correct=True)
+    ),
+    "bce": BinaryCrossEntropy(),
+    "bce+": BinaryCrossEntropy(16),
+    "gbce": GeneralizedBinaryCrossEntropy(16),
+}
+every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_generator_repeats_bit_for_bit(dtype: torch.dtype, deterministic: bool) -> None:
-    states, catalogue, targets = problem(1, 2000, 5000, 32, dtype)
+@every_dtype
+@every_loss
+def test_a_generator_repeats_bit_for_bit(
+    loss: nn.Module, dtype: torch.dtype, deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without it torch refuses matrix products when only deterministic algorithms are allowed.
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # Few items, so that each gets many gradients: their order shows in the last bits.
+    states, catalogue, targets = problem(1, 6000, 900, 32, dtype)
+    targets = torch.where(targets >= 0, targets % 50, targets).view(60, 100)
+    before = torch.cuda.get_rng_state()
     torch.use_deterministic_algorithms(deterministic)
     try:
         runs = []
-        for _ in range(2):
+        for _ in range(3):
             g = torch.Generator("cuda").manual_seed(3)
-            loss = ScalableCrossEntropy(bucket_size_y=64)(states, catalogue, targets, generator=g)
-            runs.append((loss, *torch.autograd.grad(loss, (states, catalogue))))
+            value = loss(states.view(60, 100, 32), catalogue, targets, generator=g)
+            runs.append((value, *torch.autograd.grad(value, (states, catalogue))))
     finally:
         torch.use_deterministic_algorithms(False)
-    assert torch.equal(runs[0][0], runs[1][0])
-    assert torch.equal(runs[0][1], runs[1][1])
-    if deterministic:
-        assert torch.equal(runs[0][2], runs[1][2])
+    for other in runs[1:]:
+        for name, a, b in zip(("value", "states", "catalogue"), runs[0], other, strict=True):
+            assert torch.equal(a, b), name
+    assert torch.equal(before, torch.cuda.get_rng_state())
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [
-        CrossEntropy(),
-        CrossEntropy(chunk_size=100),
-        SampledCrossEntropy(16),
-        SampledCrossEntropy(16, shared="position"),
-        SampledCrossEntropy(16, shared="batch"),
-        BinaryCrossEntropy(),
-        BinaryCrossEntropy(16),
-        GeneralizedBinaryCrossEntropy(16),
-        ScalableCrossEntropy(),
-    ],
-    ids=repr,
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rows_are_added_as_on_the_cpu() -> None:
+    g = torch.Generator().manual_seed(0)
+    rows = torch.randint(40, (20_000,), generator=g)
+    values = torch.randn(20_000, 16, generator=g)
+    wanted, found = torch.zeros(40, 16), torch.zeros(40, 16, device="cuda")
+    add_rows(wanted, rows, values)
+    add_rows(found, rows.cuda(), values.cuda())
+    torch.testing.assert_close(found.cpu(), wanted, rtol=1e-4, atol=1e-4)
+
+
+@every_dtype
+@every_loss
 def test_every_loss_runs_in_every_precision(loss: nn.Module, dtype: torch.dtype) -> None:
     states, catalogue, targets = problem(2, 600, 900, 16, dtype)
     shaped = states.view(6, 100, 16)
@@ -102,6 +133,28 @@ def test_every_loss_runs_in_every_precision(loss: nn.Module, dtype: torch.dtype)
         assert tensor.isfinite().all()
     with torch.autocast("cuda", dtype=torch.bfloat16):
         assert loss(shaped.float(), catalogue.float(), targets.view(6, 100)).isfinite()
+
+
+@every_loss
+def test_logits_beyond_the_range_of_float16(loss: nn.Module) -> None:
+    signs = torch.tensor([[1.0], [-1.0]], device="cuda").repeat(450, 1)
+    states = (400 * signs[:60].view(6, 10, 1)).half().requires_grad_()
+    catalogue = (400 * signs).half().requires_grad_()
+    value = loss(states, catalogue, torch.arange(60, device="cuda").view(6, 10) % 7)
+    for tensor in (value, *torch.autograd.grad(value, (states, catalogue))):
+        assert tensor.isfinite().all()
+
+
+def test_a_target_outside_the_catalogue_is_loud() -> None:
+    # Asserted on the device, which ends the process that asked.
+    code = (
+        "import torch; from sce.losses import CrossEntropy;"
+        "CrossEntropy()(torch.randn(2, 4, device='cuda'), torch.randn(9, 4, device='cuda'),"
+        "torch.tensor([1, 9], device='cuda')); torch.cuda.synchronize()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "assert" in done.stderr.lower()
 
 
 def test_chunked_equals_plain() -> None:
@@ -117,12 +170,15 @@ def test_chunked_equals_plain() -> None:
         torch.testing.assert_close(g, h, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("backend", ["triton", "torch"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_memory_beyond_inputs_and_gradients(dtype: torch.dtype) -> None:
+def test_memory_beyond_inputs_and_gradients(dtype: torch.dtype, backend: Any) -> None:
     states = torch.randn(25_600, 64, device="cuda", dtype=dtype, requires_grad=True)
     catalogue = torch.randn(1_000_000, 64, device="cuda", dtype=dtype, requires_grad=True)
     targets = torch.randint(1_000_000, (25_600,), device="cuda")
-    loss = ScalableCrossEntropy(n_buckets=320, bucket_size_x=320, bucket_size_y=256)
+    loss = ScalableCrossEntropy(
+        n_buckets=320, bucket_size_x=320, bucket_size_y=256, backend=backend
+    )
     torch.autograd.grad(loss(states, catalogue, targets), (states, catalogue))
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

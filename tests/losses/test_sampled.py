@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,9 @@ from sce.losses import (
     PopularityNegatives,
     SampledCrossEntropy,
     UniformNegatives,
+    binary_cross_entropy,
+    generalized_binary_cross_entropy,
+    sampled_cross_entropy,
     scoring,
 )
 from sce.losses.negatives import Draw
@@ -281,9 +285,61 @@ def test_who_shares_negatives_by_default_and_more_negatives_than_items() -> None
     )
 
 
+@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize("k", [0, -1, 2.5, "4", None])
+def test_a_number_of_negatives_that_is_none_is_refused(k: Any, average: bool) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"n_negatives must be .* got {k!r}"):
+        BinaryCrossEntropy(k, average=average)
+    with pytest.raises((ValueError, TypeError), match=f"n_negatives must be .* got {k!r}"):
+        binary_cross_entropy(*problem(), n_negatives=k, average=average)
+
+
+def test_a_function_is_its_module_called_once() -> None:
+    inputs, g = problem(), torch.Generator()
+    exclude = torch.tensor([[1, 2], [3, 4], [5, 6]])
+    settings: dict[str, Any] = {"shared": "batch", "reduction": "sum"}
+    pairs: list[tuple[Callable[..., Tensor], nn.Module]] = [
+        (sampled_cross_entropy, SampledCrossEntropy(4, **settings)),
+        (
+            partial(binary_cross_entropy, average=True),
+            BinaryCrossEntropy(4, average=True, **settings),
+        ),
+        (
+            partial(generalized_binary_cross_entropy, t=0.5),
+            GeneralizedBinaryCrossEntropy(4, t=0.5, **settings),
+        ),
+    ]
+    for function, loss in pairs:
+        given: dict[str, Any] = {"generator": g, "exclude": exclude}
+        g.manual_seed(0)
+        value = function(*inputs, n_negatives=4, **settings, **given)
+        g.manual_seed(0)
+        assert torch.equal(value, loss(*inputs, **given))
+
+
+@pytest.mark.parametrize(
+    ("loss", "settings"),
+    [
+        (SampledCrossEntropy(4, reduction="sum"), "n_negatives=4, shared=sequence, "),
+        (BinaryCrossEntropy(average=True, reduction="sum"), "n_negatives=1, shared=position, "),
+        (GeneralizedBinaryCrossEntropy(4, t=0.5, reduction="sum"), "n_negatives=4, "),
+    ],
+)
+def test_the_repr_shows_every_setting(loss: nn.Module, settings: str) -> None:
+    assert settings in repr(loss)
+    assert "ignore_index=-100, reduction=sum" in repr(loss)
+    assert "(negatives): UniformNegatives(replacement=True)" in repr(loss)
+    for name in ("average", "t"):
+        if hasattr(loss, name):
+            assert f"{name}={getattr(loss, name)}" in repr(loss)
+    sampler = PopularityNegatives(torch.ones(7), power=0.5)
+    shown = repr(SampledCrossEntropy(4, negatives=sampler))
+    assert "PopularityNegatives(items=7, power=0.5, correct=False)" in shown
+
+
 def test_bad_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match="n_negatives must be at least 1, got 0"):
-        SampledCrossEntropy(0)
+    with pytest.raises(TypeError, match="a sampled loss has no setting 'chunk_size'"):
+        SampledCrossEntropy(4, chunk_size=3)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match=r"t must lie in \[0, 1\], got 1.5"):
         GeneralizedBinaryCrossEntropy(4, t=1.5)
     with pytest.raises(ValueError, match=r"shared must be one of .* got 'user'"):
@@ -322,12 +378,6 @@ def test_many_gradients_of_a_half_precision_catalogue_are_not_rounded_away(share
     )
     (grad,) = torch.autograd.grad(value, catalogue)
     assert grad.flatten().tolist() == [-n / 2, n / 2]
-
-
-def test_popularity_survives_a_model_in_half_precision() -> None:
-    sampler = PopularityNegatives(torch.ones(50_000)).to(torch.bfloat16)
-    items = sampler(100, 1000, 50_000, torch.zeros(1, dtype=torch.long)).items
-    assert len(items.unique()) > 40_000
 
 
 def test_compiled_with_another_number_of_valid_positions() -> None:

@@ -14,9 +14,11 @@ from torch.autograd.function import once_differentiable
 
 from sce.losses.buckets import Buckets
 from sce.losses.gradients import CatalogueGradient
+from sce.losses.inputs import apply
 from sce.losses.softmax import consume_logsumexp
 
-# The most logits held at once (16 MiB in float32; a few temporaries of that size come with them).
+# The most logits, and the most numbers of gathered rows, that are held at once (16 MiB in float32;
+# a few temporaries of that size come with them).
 MAX_LOGITS = 1 << 22
 
 
@@ -26,6 +28,7 @@ def bucketed_cross_entropy(
     targets: Tensor,  # [v]
     buckets: Buckets,
     *,
+    sparse: bool = False,
     max_logits: int = MAX_LOGITS,
 ) -> tuple[Tensor, Tensor]:
     """Return each state's largest loss over its buckets [v], and which states were placed [v].
@@ -33,9 +36,19 @@ def bucketed_cross_entropy(
     The loss of a state in a bucket is logsumexp({its target} ∪ {the bucket's other items}) minus
     the logit of its target. A state in no bucket has loss 0 and is not placed. On a tie between
     buckets the gradient flows through the lowest.
+
+    With `sparse`, the catalogue's gradient is a coalesced sparse tensor of the targets' rows and
+    the buckets'.
     """
-    losses, winners = _BucketedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        states, catalogue, targets, buckets.states, buckets.items, max_logits
+    losses, winners = apply(
+        _BucketedCrossEntropy,
+        states,
+        catalogue,
+        targets,
+        buckets.states,
+        buckets.items,
+        sparse,
+        max_logits,
     )
     return losses, winners >= 0
 
@@ -49,6 +62,7 @@ class _BucketedCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         bucket_states: Tensor,
         bucket_items: Tensor,
+        sparse: bool,
         max_logits: int,
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(
@@ -62,7 +76,7 @@ class _BucketedCrossEntropy(torch.autograd.Function):
             largest, winners = _winners(sums, bucket_states, len(states))
         placed = winners >= 0
         largest = torch.where(placed, largest, own)
-        ctx.max_logits = max_logits
+        ctx.sparse, ctx.max_logits = sparse, max_logits
         ctx.save_for_backward(states, catalogue, targets, bucket_items, own, largest, winners)
         ctx.mark_non_differentiable(winners)
         return largest - own, winners
@@ -71,7 +85,7 @@ class _BucketedCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(
         ctx: Any, grad_losses: Tensor, _: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None, None]:
         states, catalogue, targets, bucket_items, own, largest, winners = ctx.saved_tensors
         with torch.autocast(states.device.type, enabled=False):
             grad_states, grad_catalogue = _gradients(
@@ -85,8 +99,9 @@ class _BucketedCrossEntropy(torch.autograd.Function):
                 winners,
                 max_logits=ctx.max_logits,
                 of_catalogue=ctx.needs_input_grad[1],
+                sparse=ctx.sparse,
             )
-        return grad_states, grad_catalogue, None, None, None, None
+        return grad_states, grad_catalogue, None, None, None, None, None
 
 
 def _own_logits(
@@ -112,9 +127,9 @@ def _log_sums(
 ) -> Tensor:
     """Return the log-sum-exp of every row of every bucket, its own target included: [b, x]."""
     sums = own[bucket_states]  # the own target's part; the other items come on top
-    size_x = bucket_states.shape[1]
-    step = max(1, min(bucket_items.shape[1], max_logits // max(1, size_x)))
-    group = max(1, max_logits // max(1, size_x * step))
+    size_x, d = bucket_states.shape[1], states.shape[1]
+    step = _items_at_once(size_x, bucket_items.shape[1], d, max_logits)
+    group = _buckets_at_once(size_x, step, d, max_logits)
     for g in range(0, len(bucket_states), group):
         rows = bucket_states[g : g + group]
         x = states[rows].to(own.dtype)
@@ -167,12 +182,16 @@ def _gradients(
     *,
     max_logits: int,
     of_catalogue: bool,
+    sparse: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Push the gradient of each state's loss through the bucket that won, and no other."""
     grad_states = torch.zeros_like(states, memory_format=torch.contiguous_format)
     touched = [targets, *bucket_items]
-    sink = CatalogueGradient(catalogue, touched, own.dtype) if of_catalogue else None
-    for buckets, rows, present in _by_bucket(winners, bucket_items, max_logits):
+    sink = None
+    if of_catalogue:
+        sink = CatalogueGradient(catalogue, touched, own.dtype, sparse=sparse)
+    d = states.shape[1]
+    for buckets, rows, present in _by_bucket(winners, bucket_items, d, max_logits):
         x = states[rows].to(own.dtype)  # [g, r, d]
         scale = torch.where(present, grad_losses[rows], 0.0)  # [g, r]
         # Filling has logits of a bucket that its sum says nothing about: none may overflow.
@@ -182,7 +201,7 @@ def _gradients(
         grad_x = own_part.unsqueeze(2) * catalogue[targets[rows]].to(own.dtype)
         if sink is not None:
             sink.add(targets[rows][present], (own_part.unsqueeze(2) * x)[present])
-        step = max(1, max_logits // max(1, rows.numel()))
+        step = _items_at_once(rows.shape[1], bucket_items.shape[1], d, max_logits // len(rows))
         for items in bucket_items[buckets].split(step, dim=1):
             logits = _other_logits(x, targets[rows], catalogue, items)
             weights = logits.sub_(total.unsqueeze(2)).exp_().mul_(scale.unsqueeze(2))
@@ -196,7 +215,7 @@ def _gradients(
 
 
 def _by_bucket(
-    winners: Tensor, bucket_items: Tensor, max_logits: int
+    winners: Tensor, bucket_items: Tensor, d: int, max_logits: int
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Group the winning states by bucket, as (buckets [g], rows [g, r], present [g, r]) tiles.
 
@@ -214,7 +233,8 @@ def _by_bucket(
     start = 0
     while start < len(sizes) and sizes[start] > 0:
         width = sizes[start]
-        group = max(1, max_logits // (width * min(bucket_items.shape[1], max_logits)))
+        step = _items_at_once(width, bucket_items.shape[1], d, max_logits)
+        group = _buckets_at_once(width, step, d, max_logits)
         buckets = order[start : start + group]
         buckets = buckets[counts[buckets] > 0]
         column = torch.arange(width, device=winners.device)
@@ -223,3 +243,13 @@ def _by_bucket(
         tiles.append((buckets, rows[(first + column).clamp_(max=len(rows) - 1)], present))
         start += group
     return tiles
+
+
+def _items_at_once(size_x: int, size_y: int, d: int, most: int) -> int:
+    """Return how many items of a bucket may be looked at together: for each a row, and logits."""
+    return max(1, min(size_y, most // max(1, size_x, d)))
+
+
+def _buckets_at_once(size_x: int, size_y: int, d: int, most: int) -> int:
+    """Return how many buckets may be: none of logits, states and items may be too many numbers."""
+    return max(1, most // max(1, size_x * size_y, size_x * d, size_y * d))

@@ -1,4 +1,4 @@
-"""The gradient of the catalogue, collected row by row."""
+"""The gradient of the catalogue, collected row by row in an order that never changes."""
 
 from collections.abc import Iterable
 
@@ -11,26 +11,73 @@ class CatalogueGradient:
 
     A catalogue of that precision is summed in place. One in half precision would lose small
     contributions to rounding: it gets a wider buffer, of the rows that are touched and no others.
+    A `sparse` gradient has such a buffer in any case, and nothing of the size of the catalogue.
     """
 
-    def __init__(self, catalogue: Tensor, touched: Iterable[Tensor], dtype: torch.dtype) -> None:
-        self.dense = torch.zeros_like(catalogue, memory_format=torch.contiguous_format)
-        self.sum = self.dense
+    def __init__(
+        self,
+        catalogue: Tensor,
+        touched: Iterable[Tensor],
+        dtype: torch.dtype,
+        *,
+        sparse: bool = False,
+    ) -> None:
+        self.catalogue, self.sparse = catalogue, sparse
         self.slots: Tensor | None = None
-        if catalogue.dtype != dtype:
-            used = torch.zeros(len(catalogue), dtype=torch.bool, device=catalogue.device)
-            for items in touched:
-                used[items] = True
-            self.rows = used.nonzero().squeeze(1)
-            self.slots = used.cumsum(0, dtype=torch.int32).sub_(1)
-            self.sum = self.dense.new_zeros((len(self.rows), catalogue.shape[1]), dtype=dtype)
+        if not sparse and catalogue.dtype == dtype:
+            self.sum = torch.zeros_like(catalogue, memory_format=torch.contiguous_format)
+            return
+        used = torch.zeros(len(catalogue), dtype=torch.bool, device=catalogue.device)
+        for items in touched:
+            used[items] = True
+        self.rows = used.nonzero().squeeze(1)
+        self.slots = used.cumsum(0, dtype=torch.int32).sub_(1)
+        self.sum = catalogue.new_zeros((len(self.rows), catalogue.shape[1]), dtype=dtype)
 
     def add(self, items: Tensor, values: Tensor) -> None:
         """Add values [n, d] to the rows items [n], which may repeat."""
-        self.sum.index_add_(0, items if self.slots is None else self.slots[items], values)
+        add_rows(self.sum, items if self.slots is None else self.slots[items], values)
 
     def finish(self) -> Tensor:
-        """Return the gradient [c, d] in the catalogue's own precision."""
-        if self.slots is not None:
-            self.dense[self.rows] = self.sum.to(self.dense.dtype)
-        return self.dense
+        """Return the gradient [c, d] in the catalogue's own precision; a sparse one coalesced."""
+        if self.slots is None:
+            return self.sum
+        values = self.sum.to(self.catalogue.dtype)
+        if self.sparse:
+            return torch.sparse_coo_tensor(
+                self.rows.unsqueeze(0),
+                values,
+                self.catalogue.shape,
+                is_coalesced=True,
+                check_invariants=False,
+            )
+        dense = torch.zeros_like(self.catalogue, memory_format=torch.contiguous_format)
+        dense[self.rows] = values
+        return dense
+
+
+def add_rows(total: Tensor, rows: Tensor, values: Tensor) -> None:
+    """Add values [n, d] to rows [n] of total, which may repeat: the same bits in every run.
+
+    `index_add_` goes through the values in order on a CPU, but on CUDA it adds them with atomics,
+    as they come.
+    """
+    if total.is_cuda:
+        _add_sorted(total, rows, values)
+    else:
+        total.index_add_(0, rows, values)
+
+
+def _add_sorted(total: Tensor, rows: Tensor, values: Tensor) -> None:
+    """Bring equal rows together, add up each run in order, and write each sum once.
+
+    Made of operations that are deterministic whatever `torch.use_deterministic_algorithms` says: a
+    stable sort, sums of segments (on CUDA one thread walks along each), and an addition without
+    repeated rows.
+    """
+    if rows.numel() == 0:  # a segment must have something in it
+        return
+    ordered, order = rows.sort(stable=True)
+    distinct, lengths = torch.unique_consecutive(ordered, return_counts=True)
+    sums: Tensor = torch.segment_reduce(values[order], "sum", lengths=lengths, unsafe=True)
+    total.index_add_(0, distinct, sums)

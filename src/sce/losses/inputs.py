@@ -1,10 +1,12 @@
 """What every loss checks and flattens before it computes anything."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -19,7 +21,7 @@ class Inputs:
     states: Tensor  # [v, d]
     catalogue: Tensor  # [c, d]
     targets: Tensor  # [v] int64
-    index: Tensor | None  # [v] where each valid position lies; None: nothing was taken out
+    index: Tensor  # [v] where each valid position lies
     positions: torch.Size  # the leading shape of the states as they were given
 
     @property
@@ -35,13 +37,26 @@ def check_inputs(
     targets: Tensor,  # [...]
     *,
     ignore_index: int,
-    keep_ignored: bool = False,
 ) -> Inputs:
+    """Check the arguments of a loss, and take the valid positions out."""
+    check_arguments(states, catalogue, targets, ignore_index=ignore_index)
+    flat = targets.reshape(-1).long()
+    valid = flat != ignore_index
+    _check_range(flat, valid, n_items=catalogue.shape[0], ignore_index=ignore_index)
+    index = valid.nonzero().squeeze(1)
+    every = states.reshape(-1, states.shape[-1])
+    return Inputs(every.index_select(0, index), catalogue, flat[index], index, targets.shape)
+
+
+def check_arguments(
+    states: Tensor, catalogue: Tensor, targets: Tensor, *, ignore_index: int
+) -> None:
     """Refuse what does not fit together, with a message that says what was given.
 
-    Taking the valid positions out makes the host wait for the device. With `keep_ignored` it does
-    not: ignored positions stay where they are, with a target of -1.
+    Values are not looked at: the host never waits for the device here.
     """
+    check_ignore_index(ignore_index)
+    _refuse(torch._C._functorch.is_batchedtensor, "vmap", states, catalogue, targets)
     for name, tensor in (("states", states), ("catalogue", catalogue)):
         if not tensor.is_floating_point():
             raise TypeError(f"{name} must be floating point, got {tensor.dtype}")
@@ -58,6 +73,11 @@ def check_inputs(
             f"states and catalogue differ in their last dimension: states {tuple(states.shape)}, "
             f"catalogue {tuple(catalogue.shape)}"
         )
+    if catalogue.shape[1] == 0:
+        raise ValueError(
+            f"states and catalogue have rows of no numbers: states {tuple(states.shape)}, "
+            f"catalogue {tuple(catalogue.shape)}"
+        )
     if targets.shape != states.shape[:-1]:
         raise ValueError(
             f"targets must have the shape of states without the last dimension, "
@@ -68,14 +88,6 @@ def check_inputs(
             f"states, catalogue and targets must be on one device, got {states.device}, "
             f"{catalogue.device} and {targets.device}"
         )
-    flat = targets.reshape(-1).long()
-    valid = flat != ignore_index
-    _check_range(flat, valid, n_items=catalogue.shape[0], ignore_index=ignore_index)
-    every = states.reshape(-1, states.shape[-1])
-    if keep_ignored:
-        return Inputs(every, catalogue, flat.masked_fill(~valid, -1), None, targets.shape)
-    index = valid.nonzero().squeeze(1)
-    return Inputs(every.index_select(0, index), catalogue, flat[index], index, targets.shape)
 
 
 def _check_range(targets: Tensor, valid: Tensor, *, n_items: int, ignore_index: int) -> None:
@@ -95,12 +107,35 @@ def check_reduction(reduction: str) -> None:
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
 
 
+def check_ignore_index(value: int) -> None:
+    """Refuse what no target can equal."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(
+            f"ignore_index must be an integer, got {value!r}; to ignore nothing, leave it at -100"
+        )
+
+
 def check_size(name: str, value: int) -> None:
     """Refuse a size that is not a whole number, or is below 1."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def apply(function: type[Function], *arguments: Any) -> Any:
+    """Apply an autograd function of ours, or say that torch.func cannot transform it."""
+    tensors = (argument for argument in arguments if isinstance(argument, Tensor))
+    _refuse(torch._C._functorch.is_functorch_wrapped_tensor, "grad, jacrev, ...", *tensors)
+    return function.apply(*arguments)
+
+
+def _refuse(is_transformed: Callable[[Tensor], bool], name: str, *tensors: Tensor) -> None:
+    if not torch.compiler.is_compiling() and any(is_transformed(tensor) for tensor in tensors):
+        raise TypeError(
+            f"this loss does not work inside torch.func ({name}): its gradient is written by hand. "
+            "Call backward() or torch.autograd.grad on its result"
+        )
 
 
 def reduce(losses: Tensor, counted: Tensor | None, inputs: Inputs, reduction: str) -> Tensor:
@@ -110,8 +145,6 @@ def reduce(losses: Tensor, counted: Tensor | None, inputs: Inputs, reduction: st
     is 0, not NaN. "none" gives the losses in the shape of the positions, 0 where ignored.
     """
     if reduction == "none":
-        if inputs.index is None:
-            return losses.reshape(inputs.positions)
         everywhere = losses.new_zeros(inputs.positions.numel())
         return everywhere.index_put((inputs.index,), losses).reshape(inputs.positions)
     if reduction == "sum":

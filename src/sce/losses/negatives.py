@@ -1,12 +1,10 @@
 """Where the negatives of the sampled losses come from. All are drawn on the device of the loss.
 
-A sampler is a module called as `sampler(rows, k, n_items, targets, generator=...)`. It returns
-`rows` independent draws of k items each, and, when it corrects for how it draws, the logarithm of
-how often each drawn item is expected among the k.
+`Negatives` says what a sampler is; a sampler of your own is anything of that form.
 """
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +15,50 @@ class Draw(NamedTuple):
 
     items: Tensor  # [rows, k]
     log_expected: Tensor | None  # [rows, k]: log of the expected count of each item among the k
+
+
+class Negatives(Protocol):
+    """What draws negatives: a callable with an attribute `correct`.
+
+    >>> class LastItems:
+    ...     correct = False
+    ...
+    ...     def __call__(self, rows, k, n_items, targets, *, generator=None):
+    ...         last = torch.arange(n_items - k, n_items, device=targets.device)
+    ...         return Draw(last.expand(rows, k), None)
+    >>> check_negatives(LastItems())
+    """
+
+    @property
+    def correct(self) -> bool:
+        """Whether it corrects the logits of what it draws (logQ), which only a softmax can use."""
+
+    def __call__(
+        self,
+        rows: int,
+        k: int,
+        n_items: int,
+        targets: Tensor,  # [v] of the batch's valid positions
+        *,
+        generator: torch.Generator | None = None,
+    ) -> Draw:
+        """Draw k items of 0 ... n_items - 1 for each row, on the device of the targets.
+
+        Fewer than k are fine. With `correct`, the draw also holds the logarithm of how often each
+        drawn item is expected among the k.
+        """
+
+
+def check_negatives(negatives: Negatives) -> None:
+    """Refuse what is no sampler."""
+    wanted = "negatives must be a sampler such as UniformNegatives() (see sce.losses.negatives)"
+    if isinstance(negatives, type) or not callable(negatives):
+        raise TypeError(f"{wanted}, got {negatives!r}")
+    if not isinstance(getattr(negatives, "correct", None), bool):
+        raise TypeError(
+            f"{wanted}: {type(negatives).__name__} must have an attribute `correct`, which is True "
+            "when it corrects the logits for how it draws, and False otherwise"
+        )
 
 
 class UniformNegatives(nn.Module):
@@ -49,6 +91,10 @@ class UniformNegatives(nn.Module):
             return Draw(items, None)
         return Draw(_draw_distinct(rows, min(k, n_items), n_items, targets.device, generator), None)
 
+    def extra_repr(self) -> str:
+        """Show the settings in the module's repr."""
+        return f"replacement={self.replacement}"
+
 
 class PopularityNegatives(nn.Module):
     """Items in proportion to their counts, raised to a power, with replacement.
@@ -62,6 +108,7 @@ class PopularityNegatives(nn.Module):
     def __init__(self, counts: Tensor, *, power: float = 1.0, correct: bool = False) -> None:
         super().__init__()
         weights = _share(counts, power)
+        self.power = power
         self.correct = correct
         # No buffers: they would follow the model to half precision, and forget most of the items.
         self.cumulative = weights.cumsum(0)
@@ -90,6 +137,10 @@ class PopularityNegatives(nn.Module):
         items = torch.searchsorted(self.cumulative, at * self.cumulative[-1], right=True)
         items = items.clamp_(max=n_items - 1)
         return Draw(items, self.log_share[items] + math.log(k) if self.correct else None)
+
+    def extra_repr(self) -> str:
+        """Show the settings in the module's repr."""
+        return f"items={len(self.cumulative)}, power={self.power}, correct={self.correct}"
 
 
 class InBatchNegatives(nn.Module):
@@ -134,8 +185,10 @@ class InBatchNegatives(nn.Module):
         self.log_share = self.log_share.to(targets.device)
         return Draw(items, self.log_share[items] + math.log(k))
 
-
-Negatives = UniformNegatives | PopularityNegatives | InBatchNegatives
+    def extra_repr(self) -> str:
+        """Show the settings in the module's repr."""
+        counts = "of the batch" if self.log_share is None else "given"
+        return f"counts={counts}, correct={self.correct}"
 
 
 def _share(counts: Tensor, power: float) -> Tensor:

@@ -1,42 +1,63 @@
-"""Losses over the positive and k sampled negatives: CE⁻, BCE, BCE⁺ and gBCE."""
+"""Losses over the positive and k sampled negatives: CE⁻, BCE, BCE⁺ and gBCE.
+
+torch.func cannot transform them (their gradients are written by hand, in bounded memory): use
+backward() or torch.autograd.grad.
+"""
+
+from typing import NamedTuple, TypedDict, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from sce.losses.inputs import check_inputs, check_reduction, check_size, reduce
-from sce.losses.negatives import Negatives, UniformNegatives
-from sce.losses.scoring import Sharing, check_sharing, score_negatives
+from sce.losses.inputs import (
+    Inputs,
+    check_ignore_index,
+    check_inputs,
+    check_reduction,
+    check_size,
+    reduce,
+)
+from sce.losses.negatives import Negatives, UniformNegatives, check_negatives
+from sce.losses.scoring import SampledScores, Sharing, score_negatives
+
+
+class SamplingSettings(TypedDict, total=False):
+    """The settings that all sampled losses take beside their own, by name.
+
+    `negatives` says where the negatives come from: uniform by default, see `sce.losses.negatives`.
+    `shared` says whether each "position", each "sequence" (all dimensions of the targets but the
+    last) or the whole "batch" draws its k; by default a position when k is 1, a sequence otherwise.
+    `ignore_index` (-100) is the target of positions that do not count, such as padding; `reduction`
+    is "mean" over the positions that count, "sum", or "none".
+    """
+
+    negatives: Negatives | None
+    shared: Sharing | None
+    ignore_index: int
+    reduction: str
 
 
 class SampledCrossEntropy(nn.Module):
     """CE⁻: the softmax cross-entropy over the positive and k negatives.
 
+    A sampler that corrects (logQ) has log(k·q) subtracted from the logits of its negatives, which
+    makes the sum inside the logarithm an unbiased estimate of the whole catalogue's.
+
+    >>> loss = SampledCrossEntropy(16, shared="batch")
+    >>> loss(torch.randn(8, 20, 32), torch.randn(1000, 32), torch.randint(1000, (8, 20))).shape
+    torch.Size([])
+
     Args:
         n_negatives: k.
-        negatives: Where they come from; uniform by default. See `sce.losses.negatives`.
-        shared: Whether each "position", each "sequence" (all dimensions of the targets but the
-            last) or the whole "batch" draws its k.
-        ignore_index: The target of positions that do not count, such as padding.
-        reduction: "mean" over the positions that count, "sum", or "none".
+        settings: `negatives`, `shared`, `ignore_index` and `reduction`: see `SamplingSettings`.
     """
 
-    def __init__(
-        self,
-        n_negatives: int,
-        *,
-        negatives: Negatives | None = None,
-        shared: Sharing = "sequence",
-        ignore_index: int = -100,
-        reduction: str = "mean",
-    ) -> None:
+    def __init__(self, n_negatives: int, **settings: Unpack[SamplingSettings]) -> None:
         super().__init__()
-        _check_settings(n_negatives, shared, reduction)
-        self.n_negatives = n_negatives
-        self.negatives = UniformNegatives() if negatives is None else negatives
-        self.shared: Sharing = shared
-        self.ignore_index = ignore_index
-        self.reduction = reduction
+        self.n_negatives, self.negatives, self.shared, self.ignore_index, self.reduction = (
+            _Settings.of(n_negatives, settings)
+        )
 
     def forward(
         self,
@@ -48,22 +69,17 @@ class SampledCrossEntropy(nn.Module):
         exclude: Tensor | None = None,
     ) -> Tensor:
         """Return the loss. `exclude` [sequences, m] are items that are no sequence's negatives."""
-        return sampled_cross_entropy(
-            states,
-            catalogue,
-            targets,
-            n_negatives=self.n_negatives,
-            negatives=self.negatives,
-            shared=self.shared,
-            exclude=exclude,
-            ignore_index=self.ignore_index,
-            reduction=self.reduction,
-            generator=generator,
-        )
+        inputs, scores = _score(self, states, catalogue, targets, generator, exclude)
+        own, others = scores.own, scores.others
+        if scores.log_expected is not None:
+            others = others - scores.log_expected.to(others.dtype)
+        others = others.masked_fill(scores.masked, -torch.inf)
+        losses = torch.cat([own.unsqueeze(1), others], dim=1).logsumexp(dim=1) - own
+        return reduce(losses, None, inputs, self.reduction)
 
     def extra_repr(self) -> str:
         """Show the settings in the module's repr."""
-        return f"n_negatives={self.n_negatives}, shared={self.shared}, reduction={self.reduction}"
+        return _show(self)
 
 
 class BinaryCrossEntropy(nn.Module):
@@ -73,32 +89,17 @@ class BinaryCrossEntropy(nn.Module):
         n_negatives: k.
         average: Divide by 1 + k, as the paper's code does; its equation sums, and so do we by
             default.
-        negatives: Where they come from; uniform by default. See `sce.losses.negatives`.
-        shared: Whether each "position", each "sequence" or the whole "batch" draws its k. By
-            default a position when k is 1, a sequence otherwise.
-        ignore_index: The target of positions that do not count, such as padding.
-        reduction: "mean" over the positions that count, "sum", or "none".
+        settings: `negatives`, `shared`, `ignore_index` and `reduction`: see `SamplingSettings`.
     """
 
     def __init__(
-        self,
-        n_negatives: int = 1,
-        *,
-        average: bool = False,
-        negatives: Negatives | None = None,
-        shared: Sharing | None = None,
-        ignore_index: int = -100,
-        reduction: str = "mean",
+        self, n_negatives: int = 1, *, average: bool = False, **settings: Unpack[SamplingSettings]
     ) -> None:
         super().__init__()
-        shared = _default_sharing(n_negatives) if shared is None else shared
-        _check_settings(n_negatives, shared, reduction, negatives)
-        self.n_negatives = n_negatives
         self.average = average
-        self.negatives = UniformNegatives() if negatives is None else negatives
-        self.shared: Sharing = shared
-        self.ignore_index = ignore_index
-        self.reduction = reduction
+        self.n_negatives, self.negatives, self.shared, self.ignore_index, self.reduction = (
+            _Settings.of(n_negatives, settings, binary=True)
+        )
 
     def forward(
         self,
@@ -110,58 +111,41 @@ class BinaryCrossEntropy(nn.Module):
         exclude: Tensor | None = None,
     ) -> Tensor:
         """Return the loss. `exclude` [sequences, m] are items that are no sequence's negatives."""
-        return binary_cross_entropy(
-            states,
-            catalogue,
-            targets,
-            n_negatives=self.n_negatives,
-            average=self.average,
-            negatives=self.negatives,
-            shared=self.shared,
-            exclude=exclude,
-            ignore_index=self.ignore_index,
-            reduction=self.reduction,
-            generator=generator,
-        )
+        inputs, scores = _score(self, states, catalogue, targets, generator, exclude)
+        losses = _binary(scores, positive_weight=1.0)
+        if self.average:
+            losses = losses / (1 + self.n_negatives)
+        return reduce(losses, None, inputs, self.reduction)
 
     def extra_repr(self) -> str:
         """Show the settings in the module's repr."""
-        return f"n_negatives={self.n_negatives}, shared={self.shared}, reduction={self.reduction}"
+        return f"{_show(self)}, average={self.average}"
 
 
 class GeneralizedBinaryCrossEntropy(nn.Module):
     """gBCE: BCE⁺ with the positive's part scaled down to undo overconfidence from sampling.
 
+    The positive enters as -β·log σ(s⁺), which is finite at any logit, with
+    β = a·(t·(1 - 1/a) + 1/a) = 1 - t·(1 - a) and a = k / (items - 1), the share that is sampled, at
+    most 1.
+
     Args:
         n_negatives: k.
         t: How much to calibrate: 0 is BCE⁺, 1 undoes the sampling in full.
-        negatives: Where they come from; uniform by default, which is what t is derived for.
-        shared: Whether each "position", each "sequence" or the whole "batch" draws its k. By
-            default a position when k is 1, a sequence otherwise.
-        ignore_index: The target of positions that do not count, such as padding.
-        reduction: "mean" over the positions that count, "sum", or "none".
+        settings: `negatives`, `shared`, `ignore_index` and `reduction`: see `SamplingSettings`.
+            Uniform negatives are what t is derived for.
     """
 
     def __init__(
-        self,
-        n_negatives: int,
-        *,
-        t: float = 0.75,
-        negatives: Negatives | None = None,
-        shared: Sharing | None = None,
-        ignore_index: int = -100,
-        reduction: str = "mean",
+        self, n_negatives: int, *, t: float = 0.75, **settings: Unpack[SamplingSettings]
     ) -> None:
         super().__init__()
-        shared = _default_sharing(n_negatives) if shared is None else shared
-        _check_settings(n_negatives, shared, reduction, negatives)
-        _check_t(t)
-        self.n_negatives = n_negatives
+        if not 0.0 <= t <= 1.0:
+            raise ValueError(f"t must lie in [0, 1], got {t}")
         self.t = t
-        self.negatives = UniformNegatives() if negatives is None else negatives
-        self.shared: Sharing = shared
-        self.ignore_index = ignore_index
-        self.reduction = reduction
+        self.n_negatives, self.negatives, self.shared, self.ignore_index, self.reduction = (
+            _Settings.of(n_negatives, settings, binary=True)
+        )
 
     def forward(
         self,
@@ -173,23 +157,14 @@ class GeneralizedBinaryCrossEntropy(nn.Module):
         exclude: Tensor | None = None,
     ) -> Tensor:
         """Return the loss. `exclude` [sequences, m] are items that are no sequence's negatives."""
-        return generalized_binary_cross_entropy(
-            states,
-            catalogue,
-            targets,
-            n_negatives=self.n_negatives,
-            t=self.t,
-            negatives=self.negatives,
-            shared=self.shared,
-            exclude=exclude,
-            ignore_index=self.ignore_index,
-            reduction=self.reduction,
-            generator=generator,
-        )
+        inputs, scores = _score(self, states, catalogue, targets, generator, exclude)
+        share = min(1.0, self.n_negatives / max(1, len(catalogue) - 1))
+        losses = _binary(scores, positive_weight=1.0 - self.t * (1.0 - share))
+        return reduce(losses, None, inputs, self.reduction)
 
     def extra_repr(self) -> str:
         """Show the settings in the module's repr."""
-        return f"n_negatives={self.n_negatives}, t={self.t}, shared={self.shared}"
+        return f"{_show(self)}, t={self.t}"
 
 
 def sampled_cross_entropy(
@@ -198,35 +173,13 @@ def sampled_cross_entropy(
     targets: Tensor,  # [...]
     *,
     n_negatives: int,
-    negatives: Negatives | None = None,
-    shared: Sharing = "sequence",
-    exclude: Tensor | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
     generator: torch.Generator | None = None,
+    exclude: Tensor | None = None,
+    **settings: Unpack[SamplingSettings],
 ) -> Tensor:
-    """CE⁻ as a function; the arguments are those of `SampledCrossEntropy`.
-
-    A sampler that corrects (logQ) has log(k·q) subtracted from the logits of its negatives, which
-    makes the sum inside the logarithm an unbiased estimate of the whole catalogue's.
-    """
-    _check_settings(n_negatives, shared, reduction)
-    inputs = check_inputs(states, catalogue, targets, ignore_index=ignore_index)
-    scores = score_negatives(
-        inputs,
-        UniformNegatives() if negatives is None else negatives,
-        n_negatives,
-        shared=shared,
-        exclude=exclude,
-        generator=generator,
-    )
-    others = scores.others
-    if scores.log_expected is not None:
-        others = others - scores.log_expected.to(others.dtype)
-    others = others.masked_fill(scores.masked, -torch.inf)
-    own = scores.own
-    losses = torch.cat([own.unsqueeze(1), others], dim=1).logsumexp(dim=1) - own
-    return reduce(losses, None, inputs, reduction)
+    """CE⁻ as a function: `SampledCrossEntropy(n_negatives, **settings)`, called once."""
+    loss = SampledCrossEntropy(n_negatives, **settings)
+    return loss(states, catalogue, targets, generator=generator, exclude=exclude)  # type: ignore[no-any-return]
 
 
 def binary_cross_entropy(
@@ -236,28 +189,13 @@ def binary_cross_entropy(
     *,
     n_negatives: int = 1,
     average: bool = False,
-    negatives: Negatives | None = None,
-    shared: Sharing | None = None,
-    exclude: Tensor | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
     generator: torch.Generator | None = None,
+    exclude: Tensor | None = None,
+    **settings: Unpack[SamplingSettings],
 ) -> Tensor:
-    """BCE and BCE⁺ as a function; the arguments are those of `BinaryCrossEntropy`."""
-    return _binary(
-        states,
-        catalogue,
-        targets,
-        positive_weight=1.0,
-        scale=1.0 / (1 + n_negatives) if average else 1.0,
-        n_negatives=n_negatives,
-        negatives=negatives,
-        shared=shared,
-        exclude=exclude,
-        ignore_index=ignore_index,
-        reduction=reduction,
-        generator=generator,
-    )
+    """BCE and BCE⁺ as a function: `BinaryCrossEntropy(...)`, called once."""
+    loss = BinaryCrossEntropy(n_negatives, average=average, **settings)
+    return loss(states, catalogue, targets, generator=generator, exclude=exclude)  # type: ignore[no-any-return]
 
 
 def generalized_binary_cross_entropy(
@@ -267,88 +205,82 @@ def generalized_binary_cross_entropy(
     *,
     n_negatives: int,
     t: float = 0.75,
-    negatives: Negatives | None = None,
-    shared: Sharing | None = None,
-    exclude: Tensor | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
     generator: torch.Generator | None = None,
+    exclude: Tensor | None = None,
+    **settings: Unpack[SamplingSettings],
 ) -> Tensor:
-    """GBCE as a function; the arguments are those of `GeneralizedBinaryCrossEntropy`.
-
-    The positive enters as -β·log σ(s⁺), which is finite at any logit, with
-    β = a·(t·(1 - 1/a) + 1/a) = 1 - t·(1 - a) and a = k / (items - 1), the share that is sampled, at
-    most 1.
-    """
-    _check_t(t)
-    check_size("n_negatives", n_negatives)
-    share = min(1.0, n_negatives / max(1, len(catalogue) - 1))
-    return _binary(
-        states,
-        catalogue,
-        targets,
-        positive_weight=1.0 - t * (1.0 - share),
-        scale=1.0,
-        n_negatives=n_negatives,
-        negatives=negatives,
-        shared=shared,
-        exclude=exclude,
-        ignore_index=ignore_index,
-        reduction=reduction,
-        generator=generator,
-    )
+    """GBCE as a function: `GeneralizedBinaryCrossEntropy(...)`, called once."""
+    loss = GeneralizedBinaryCrossEntropy(n_negatives, t=t, **settings)
+    return loss(states, catalogue, targets, generator=generator, exclude=exclude)  # type: ignore[no-any-return]
 
 
-def _binary(
+_Loss = SampledCrossEntropy | BinaryCrossEntropy | GeneralizedBinaryCrossEntropy
+
+
+def _score(
+    loss: _Loss,
     states: Tensor,
     catalogue: Tensor,
     targets: Tensor,
-    *,
-    positive_weight: float,
-    scale: float,
-    n_negatives: int,
-    negatives: Negatives | None,
-    shared: Sharing | None,
-    exclude: Tensor | None,
-    ignore_index: int,
-    reduction: str,
     generator: torch.Generator | None,
-) -> Tensor:
-    """Return -w·log σ(s⁺) - Σ log(1 - σ(s⁻)), scaled."""
-    shared = _default_sharing(n_negatives) if shared is None else shared
-    _check_settings(n_negatives, shared, reduction, negatives)
-    inputs = check_inputs(states, catalogue, targets, ignore_index=ignore_index)
+    exclude: Tensor | None,
+) -> tuple[Inputs, SampledScores]:
+    inputs = check_inputs(states, catalogue, targets, ignore_index=loss.ignore_index)
     scores = score_negatives(
         inputs,
-        UniformNegatives() if negatives is None else negatives,
-        n_negatives,
-        shared=shared,
+        loss.negatives,
+        loss.n_negatives,
+        shared=loss.shared,
         exclude=exclude,
         generator=generator,
     )
+    return inputs, scores
+
+
+def _binary(scores: SampledScores, *, positive_weight: float) -> Tensor:
+    """Return -w·log σ(s⁺) - Σ log(1 - σ(s⁻)): [v]."""
     # 1 - σ(s) = σ(-s), and logsigmoid is finite at any logit.
     others = logsigmoid(-scores.others).masked_fill(scores.masked, 0.0)
-    losses = -(positive_weight * logsigmoid(scores.own) + others.sum(dim=1)) * scale
-    return reduce(losses, None, inputs, reduction)
+    return -(positive_weight * logsigmoid(scores.own) + others.sum(dim=1))
 
 
-def _default_sharing(n_negatives: int) -> Sharing:
-    return "position" if n_negatives == 1 else "sequence"
+class _Settings(NamedTuple):
+    """The settings that the losses share: checked, and none left out."""
 
+    n_negatives: int
+    negatives: Negatives
+    shared: Sharing
+    ignore_index: int
+    reduction: str
 
-def _check_t(t: float) -> None:
-    if not 0.0 <= t <= 1.0:
-        raise ValueError(f"t must lie in [0, 1], got {t}")
-
-
-def _check_settings(
-    n_negatives: int, shared: str, reduction: str, binary_negatives: Negatives | None = None
-) -> None:
-    check_size("n_negatives", n_negatives)
-    check_sharing(shared)
-    check_reduction(reduction)
-    if binary_negatives is not None and binary_negatives.correct:
-        raise ValueError(
-            "the logQ correction belongs to a softmax: give a binary loss a sampler with "
-            "correct=False"
+    @classmethod
+    def of(cls, n_negatives: int, given: SamplingSettings, *, binary: bool = False) -> "_Settings":
+        for unknown in given.keys() - SamplingSettings.__annotations__.keys():
+            raise TypeError(f"a sampled loss has no setting {unknown!r}")
+        check_size("n_negatives", n_negatives)
+        negatives, shared = given.get("negatives"), given.get("shared")
+        found = cls(
+            n_negatives,
+            UniformNegatives() if negatives is None else negatives,
+            ("position" if n_negatives == 1 else "sequence") if shared is None else shared,
+            given.get("ignore_index", -100),
+            given.get("reduction", "mean"),
         )
+        check_negatives(found.negatives)
+        if found.shared not in get_args(Sharing):
+            raise ValueError(f"shared must be one of {get_args(Sharing)}, got {found.shared!r}")
+        check_ignore_index(found.ignore_index)
+        check_reduction(found.reduction)
+        if binary and found.negatives.correct:
+            raise ValueError(
+                "the logQ correction belongs to a softmax: give a binary loss a sampler with "
+                "correct=False"
+            )
+        return found
+
+
+def _show(loss: _Loss) -> str:
+    names = ["n_negatives", "shared", "ignore_index", "reduction"]
+    if not isinstance(loss.negatives, nn.Module):  # a module shows itself
+        names.append("negatives")
+    return ", ".join(f"{name}={getattr(loss, name)}" for name in names)

@@ -5,14 +5,14 @@ position are gathered piece by piece, forward and backward: a tensor of [positio
 exists.
 """
 
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sce.losses.gradients import CatalogueGradient
-from sce.losses.inputs import Inputs
+from sce.losses.inputs import Inputs, apply
 from sce.losses.negatives import Negatives
 
 Sharing = Literal["position", "sequence", "batch"]
@@ -27,12 +27,6 @@ class SampledScores(NamedTuple):
     others: Tensor  # [v, k] with the negatives
     masked: Tensor  # [v, k] negatives that do not count: the own target, or excluded
     log_expected: Tensor | None  # [v, k] or [1, k], see `Draw`
-
-
-def check_sharing(shared: str) -> None:
-    """Refuse a way to share negatives that does not exist."""
-    if shared not in get_args(Sharing):
-        raise ValueError(f"shared must be one of {get_args(Sharing)}, got {shared!r}")
 
 
 def score_negatives(
@@ -60,7 +54,13 @@ def score_negatives(
         items, log_expected = negatives(
             rows, n_negatives, len(inputs.catalogue), inputs.targets, generator=generator
         )
-    own, others = _score(inputs, items, shared, n_sequences, length)
+    if items.dim() != 2 or len(items) != rows:
+        raise ValueError(
+            f"a sampler that is asked for {rows} rows must return items [{rows}, k], got shape "
+            f"{tuple(items.shape)}"
+        )
+    with torch.autocast(inputs.states.device.type, enabled=False):
+        own, others = _score(inputs, items, shared, n_sequences, length)
     if shared == "sequence":
         items = items[sequence]
         log_expected = None if log_expected is None else log_expected[sequence]
@@ -81,22 +81,19 @@ def _score(
     x, y = inputs.states, inputs.catalogue
     if shared == "position":
         both = torch.cat([inputs.targets.unsqueeze(1), items], dim=1)
-        logits: Tensor = _PositionLogits.apply(x, y, both)  # type: ignore[no-untyped-call]
+        logits: Tensor = apply(_PositionLogits, x, y, both)
         return logits[:, 0], logits[:, 1:]
-    rows: Tensor = _Lookup.apply(  # type: ignore[no-untyped-call]
-        y, torch.cat([inputs.targets, items.flatten()])
-    )
+    rows: Tensor = apply(_Lookup, y, torch.cat([inputs.targets, items.flatten()]), inputs.dtype)
     own_rows, other_rows = rows.split([len(x), items.numel()])
-    own = (x.to(inputs.dtype) * own_rows.to(inputs.dtype)).sum(dim=1)
-    if x.dtype != y.dtype and not torch.is_autocast_enabled(x.device.type):
-        x, other_rows = x.to(inputs.dtype), other_rows.to(inputs.dtype)
+    x = x.to(inputs.dtype)
+    own = (x * own_rows).sum(dim=1)
     if shared == "batch":
-        return own, (x @ other_rows.T).to(inputs.dtype)
+        return own, x @ other_rows.T
     assert inputs.index is not None
-    padded = x.new_zeros(n_sequences * length, x.shape[1]).index_put((inputs.index,), x)
     d = x.shape[1]
+    padded = x.new_zeros(n_sequences * length, d).index_put((inputs.index,), x)
     others = padded.view(n_sequences, length, d) @ other_rows.view(*items.shape, d).mT
-    return own, others.flatten(0, 1).index_select(0, inputs.index).to(inputs.dtype)
+    return own, others.flatten(0, 1).index_select(0, inputs.index)
 
 
 def _is_excluded(items: Tensor, exclude: Tensor, sequence: Tensor, n_sequences: int) -> Tensor:
@@ -114,21 +111,20 @@ def _is_excluded(items: Tensor, exclude: Tensor, sequence: Tensor, n_sequences: 
 
 
 class _Lookup(torch.autograd.Function):
-    """Rows of the catalogue, whose gradients are added up in float32 or wider."""
+    """Rows of the catalogue in the precision that is computed in, and so are their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, catalogue: Tensor, items: Tensor) -> Tensor:
+    def forward(ctx: Any, catalogue: Tensor, items: Tensor, dtype: torch.dtype) -> Tensor:
         ctx.save_for_backward(catalogue, items)
-        return catalogue[items]
+        return catalogue[items].to(dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         catalogue, items = ctx.saved_tensors
-        dtype = torch.promote_types(catalogue.dtype, torch.float32)
-        sink = CatalogueGradient(catalogue, [items], dtype)
-        sink.add(items, grad.to(dtype))
-        return sink.finish(), None
+        sink = CatalogueGradient(catalogue, [items], grad.dtype)
+        sink.add(items, grad)
+        return sink.finish(), None, None
 
 
 class _PositionLogits(torch.autograd.Function):

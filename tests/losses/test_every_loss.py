@@ -1,0 +1,129 @@
+"""What holds for every loss alike."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sce.losses import (
+    BinaryCrossEntropy,
+    CrossEntropy,
+    GeneralizedBinaryCrossEntropy,
+    InBatchNegatives,
+    SampledCrossEntropy,
+    ScalableCrossEntropy,
+)
+
+LOSSES: dict[str, nn.Module] = {
+    "sce": ScalableCrossEntropy(bucket_size_y=9),
+    "sce without mix": ScalableCrossEntropy(bucket_size_y=9, mix=False),
+    "ce": CrossEntropy(),
+    "ce in chunks": CrossEntropy(chunk_size=7),
+    "ce-": SampledCrossEntropy(5),
+    "ce- by position": SampledCrossEntropy(5, shared="position"),
+    "ce- by batch": SampledCrossEntropy(5, shared="batch", negatives=InBatchNegatives()),
+    "bce": BinaryCrossEntropy(),
+    "bce+": BinaryCrossEntropy(5),
+    "gbce": GeneralizedBinaryCrossEntropy(5),
+}
+every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+
+
+def problem(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    states = torch.randn(4, 10, 8, generator=g).to(dtype).requires_grad_()
+    catalogue = torch.randn(30, 8, generator=g).to(dtype).requires_grad_()
+    targets = torch.randint(30, (4, 10), generator=g)
+    targets[1, 6:] = -100
+    return states, catalogue, targets
+
+
+def run(loss: nn.Module, *inputs: Tensor, cast: torch.dtype | None = None) -> list[Tensor]:
+    """Return the loss, in a region of autocast if wanted, and both gradients."""
+    with torch.autocast("cpu", dtype=cast, enabled=cast is not None):
+        value = loss(*inputs, generator=torch.Generator().manual_seed(3))
+    return [value, *torch.autograd.grad(value, inputs[:2])]
+
+
+@every_loss
+def test_a_generator_repeats_value_and_gradients_bit_for_bit(loss: nn.Module) -> None:
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        runs = [run(loss, *problem()) for _ in range(3)]
+    finally:
+        torch.set_num_threads(threads)
+    for other in runs[1:]:
+        assert all(map(torch.equal, runs[0], other))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@every_loss
+def test_strided_inputs_work_and_are_not_modified(loss: nn.Module) -> None:
+    wide = torch.randn(4, 10, 16)[:, :, ::2].requires_grad_()
+    turned = torch.randn(8, 30).T.requires_grad_()
+    spaced = torch.stack([problem()[2]] * 2, dim=2)[:, :, 0]
+    before = copy.deepcopy((wide.detach(), turned.detach(), spaced))
+    found = run(loss, wide, turned, spaced)
+    packed = [x.detach().contiguous().requires_grad_() for x in (wide, turned)]
+    for a, b in zip(found, run(loss, *packed, spaced.contiguous()), strict=True):
+        torch.testing.assert_close(a, b)
+    for now, then in zip((wide, turned, spaced), before, strict=True):
+        assert torch.equal(now, then)
+
+
+@every_loss
+@pytest.mark.parametrize("cast", [None, torch.float16])
+def test_logits_beyond_the_range_of_float16_are_what_float32_says(
+    loss: nn.Module, cast: torch.dtype | None
+) -> None:
+    # Logits of 400 × 400 × ±1: float16 ends at 65,504.
+    signs = torch.tensor([[1.0], [-1.0]]).repeat(5, 1)
+    targets = torch.arange(10).view(2, 5) % 3
+    single = [400 * signs.view(2, 5, 1), 400 * signs]
+    half = [x.half() for x in single]
+    wanted = run(loss, *(x.requires_grad_() for x in single), targets)
+    found = run(loss, *(x.requires_grad_() for x in half), targets, cast=cast)
+    assert found[0].dtype == torch.float32
+    for a, b in zip(found, wanted, strict=True):
+        assert a.isfinite().all()
+        # At 160,000 float32 has steps of 1/64: a log-sum-exp that is kept is off by half of one.
+        torch.testing.assert_close(a.float(), b, rtol=1e-2, atol=1e-2)
+
+
+@every_loss
+def test_autocast_changes_nothing(loss: nn.Module) -> None:
+    plain = run(loss, *problem())
+    assert all(map(torch.equal, plain, run(loss, *problem(), cast=torch.bfloat16)))
+
+
+@every_loss
+def test_only_what_needs_a_gradient_gets_one(loss: nn.Module) -> None:
+    states, catalogue, targets = problem()
+    loss(states, catalogue.detach(), targets).backward()
+    loss(states.detach(), catalogue, targets).backward()
+    for tensor in (states, catalogue):
+        assert tensor.grad is not None
+        assert tensor.grad.abs().sum() > 0
+
+
+@every_loss
+def test_a_transform_of_torch_func_is_refused_where_it_does_not_work(loss: nn.Module) -> None:
+    states, catalogue, targets = problem()
+    g = torch.Generator().manual_seed(0)
+
+    def of(x: Tensor, y: Tensor) -> Any:
+        return loss(x, y, targets, generator=g.manual_seed(0))
+
+    with pytest.raises(TypeError, match=r"does not work inside torch.func \(vmap\)"):
+        torch.vmap(of, in_dims=(0, None))(states.detach().expand(2, *states.shape), catalogue)
+    transformed = torch.func.grad(of, argnums=(0, 1))
+    if loss is LOSSES["ce"]:  # written in nothing but torch's own operations
+        wanted = torch.autograd.grad(of(states, catalogue), (states, catalogue))
+        for a, b in zip(transformed(states, catalogue), wanted, strict=True):
+            torch.testing.assert_close(a, b)
+    else:
+        with pytest.raises(TypeError, match=r"does not work inside torch.func \(grad, jacrev"):
+            transformed(states, catalogue)
