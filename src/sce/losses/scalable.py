@@ -19,7 +19,13 @@ from sce.losses.buckets import (
     round_centres,
     suggest_sizes,
 )
-from sce.losses.inputs import Inputs, check_inputs, check_reduction, check_size, reduce
+from sce.losses.inputs import (
+    check_arguments,
+    check_inputs,
+    check_reduction,
+    check_size,
+    reduce,
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,10 @@ class ScalableCrossEntropy(nn.Module):
         reduction: "mean" over the states that fell into any bucket, "sum", or "none".
         backend: "triton" are fused GPU kernels, "torch" is plain PyTorch on any device; "auto"
             takes the kernels where they run.
+        sparse_grad: Whether the catalogue's gradient is a sparse tensor of the rows that are in any
+            bucket or a target, for optimizers that update those rows alone, such as
+            `torch.optim.SparseAdam` and `sce.RowwiseAdagrad`. Nothing of the size of the catalogue
+            is then allocated. Telling how many rows there are makes the host wait for the device.
     """
 
     def __init__(
@@ -66,6 +76,7 @@ class ScalableCrossEntropy(nn.Module):
         ignore_index: int = -100,
         reduction: str = "mean",
         backend: Backend = "auto",
+        sparse_grad: bool = False,
     ) -> None:
         super().__init__()
         for name, size in (("n_buckets", n_buckets), ("bucket_size_x", bucket_size_x)):
@@ -85,6 +96,7 @@ class ScalableCrossEntropy(nn.Module):
         self.ignore_index = ignore_index
         self.reduction = reduction
         self.backend: Backend = backend
+        self.sparse_grad = sparse_grad
 
     @overload
     def forward(
@@ -147,40 +159,74 @@ class ScalableCrossEntropy(nn.Module):
         centres: Tensor | None,
         with_stats: bool,
     ) -> tuple[Tensor, BucketStatistics | None]:
-        fused = choose_backend(states, catalogue, self.backend) == "triton"
-        inputs = check_inputs(
-            states, catalogue, targets, ignore_index=self.ignore_index, keep_ignored=fused
-        )
+        check_arguments(states, catalogue, targets, ignore_index=self.ignore_index)
+        if centres is not None:
+            _check_centres(centres, catalogue)
+        if choose_backend(states, catalogue, self.backend) == "triton" and targets.numel():
+            return self._fused(states, catalogue, targets, generator, centres, with_stats)
+        inputs = check_inputs(states, catalogue, targets, ignore_index=self.ignore_index)
         x, y, wanted = inputs.states, inputs.catalogue, inputs.targets
-        if fused:  # nothing was taken out: what ignored positions hold must not matter
-            x = torch.where(wanted.unsqueeze(1) >= 0, x, 0.0)
         with torch.no_grad(), torch.autocast(states.device.type, enabled=False):
-            n_buckets, size_x = self._sizes(wanted)
+            n_buckets, size_x = self._sizes(len(wanted))
             if centres is None:
                 centres = draw_centres(x, n_buckets, mix=self.mix, generator=generator)
                 centres = round_centres(centres, y.dtype)
-            else:
-                _check_centres(centres, inputs)
             # A state that is not finite may fall into no bucket, and would then go unnoticed.
             sound = x.isfinite().all()
-        sizes = {"bucket_size_x": size_x, "bucket_size_y": self.bucket_size_y}
-        if fused:
-            from sce.losses import kernels
-
-            buckets = kernels.fill_buckets(x, y, centres, valid=wanted >= 0, **sizes)
-            losses, placed = kernels.bucketed_cross_entropy(x, y, wanted, buckets)
-        else:
-            buckets = fill_buckets(x, y, centres.to(inputs.dtype), **sizes)
-            losses, placed = bucketed_cross_entropy(x, y, wanted, buckets)
+        buckets = fill_buckets(
+            x,
+            y,
+            centres.to(inputs.dtype),
+            bucket_size_x=size_x,
+            bucket_size_y=self.bucket_size_y,
+        )
+        losses, placed = bucketed_cross_entropy(x, y, wanted, buckets, sparse=self.sparse_grad)
         losses = losses * torch.where(sound, 1.0, torch.nan).to(losses.dtype)
         loss = reduce(losses, placed, inputs, self.reduction)
         return loss, _statistics(buckets, wanted, placed) if with_stats else None
 
-    def _sizes(self, targets: Tensor) -> tuple[int, int]:
+    def _fused(
+        self,
+        states: Tensor,
+        catalogue: Tensor,
+        targets: Tensor,
+        generator: torch.Generator | None,
+        centres: Tensor | None,
+        with_stats: bool,
+    ) -> tuple[Tensor, BucketStatistics | None]:
+        """Run the kernels: nothing is taken out, counted or looked at on the host."""
+        from sce.losses import kernels
+
+        n_buckets, size_x = self._sizes(None, targets)
+        loss, buckets, wanted, winner = kernels.fused_cross_entropy(
+            states.reshape(-1, states.shape[-1]),
+            catalogue,
+            targets.reshape(-1),
+            centres,
+            kernels.FusedOptions(
+                n_buckets=n_buckets,
+                bucket_size_x=size_x,
+                bucket_size_y=self.bucket_size_y,
+                mix=self.mix,
+                ignore_index=self.ignore_index,
+                reduction=self.reduction,
+                sparse_grad=self.sparse_grad,
+            ),
+            generator,
+        )
+        if self.reduction == "none":
+            loss = loss.reshape(targets.shape)
+        if not with_stats:
+            return loss, None
+        return loss, _statistics(buckets, wanted, winner != kernels.NOWHERE)
+
+    def _sizes(self, count: int | None, targets: Tensor | None = None) -> tuple[int, int]:
         """Return the number of buckets, and of states in each: as given, or by the rule."""
         if self.n_buckets is not None and self.bucket_size_x is not None:
             return self.n_buckets, self.bucket_size_x
-        count = int((targets >= 0).sum())
+        if count is None:
+            assert targets is not None
+            count = int((targets != self.ignore_index).sum())
         n_buckets, size_x = suggest_sizes(1, count, alpha=self.alpha, beta=self.beta)
         return self.n_buckets or n_buckets, self.bucket_size_x or size_x
 
@@ -211,6 +257,7 @@ class ScalableSettings(TypedDict, total=False):
     ignore_index: int
     reduction: str
     backend: Backend
+    sparse_grad: bool
 
 
 @overload
@@ -254,13 +301,13 @@ def scalable_cross_entropy(
 
 def _statistics(buckets: Buckets, targets: Tensor, placed: Tensor) -> BucketStatistics:
     valid = targets >= 0
-    wanted = targets[buckets.states]
-    picks = torch.zeros_like(targets).scatter_add_(
-        0, buckets.states.flatten(), (wanted >= 0).long().flatten()
-    )
-    column = torch.searchsorted(buckets.items.contiguous(), wanted)
-    column = column.clamp_(max=buckets.items.shape[1] - 1)
-    correct = buckets.items.gather(1, column) == wanted
+    chosen = buckets.states.long()
+    wanted = targets.long()[chosen]
+    picks = torch.zeros(len(targets), device=targets.device, dtype=torch.int64)
+    picks.scatter_add_(0, chosen.flatten(), (wanted >= 0).long().flatten())
+    items = buckets.items.long().sort(dim=1).values
+    column = torch.searchsorted(items, wanted).clamp_(max=items.shape[1] - 1)
+    correct = items.gather(1, column) == wanted
     states, rows = valid.sum().clamp(min=1), (wanted >= 0).sum().clamp(min=1)
     return BucketStatistics(
         picked_once=(picks == 1).sum() / states,
@@ -269,8 +316,7 @@ def _statistics(buckets: Buckets, targets: Tensor, placed: Tensor) -> BucketStat
     )
 
 
-def _check_centres(centres: Tensor, inputs: Inputs) -> None:
-    if centres.dim() != 2 or centres.shape[1] != inputs.states.shape[1] or len(centres) == 0:
-        raise ValueError(
-            f"centres must be [n_buckets, {inputs.states.shape[1]}], got {tuple(centres.shape)}"
-        )
+def _check_centres(centres: Tensor, catalogue: Tensor) -> None:
+    d = catalogue.shape[1]
+    if centres.dim() != 2 or centres.shape[1] != d or len(centres) == 0:
+        raise ValueError(f"centres must be [n_buckets, {d}], got {tuple(centres.shape)}")

@@ -11,7 +11,9 @@ from sce.losses.reference import reference_scalable_cross_entropy
 
 pytest.importorskip("triton")
 from sce.losses import kernels
+from sce.losses.kernels import best as best_values
 from sce.losses.kernels import selection
+from sce.losses.kernels.centres import prepare
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The interpreter computes bfloat16 products wrongly: precisions are tested on a GPU.
@@ -33,23 +35,32 @@ def problem(seed: int, n: int, c: int, d: int, dtype: torch.dtype) -> tuple[Tens
     return states, catalogue, targets.to(DEVICE)
 
 
+def best(centres: Tensor, rows: Tensor, k: int, **options: Any) -> Tensor:
+    found = kernels.top_rows(centres.to(DEVICE), rows.to(DEVICE), k, **options)
+    return found.long().sort(dim=1).values.cpu()
+
+
 @pytest.mark.parametrize("order", ["as drawn", "by norm, falling", "by norm, rising", "clustered"])
 @pytest.mark.parametrize(
-    ("n", "m", "d", "k", "max_maxima"),
+    ("n", "m", "d", "k", "plan"),
     [
-        (5, 1000, 8, 17, 1 << 22),
-        (3, 3001, 16, 10, 64),
-        (7, 777, 24, 50, 100),
-        (2, 5000, 40, 3, 16),
-        (4, 300, 8, 299, 50),
-        (4, 300, 8, 300, 50),
-        (1, 129, 64, 1, 4),
+        (5, 1000, 8, 17, None),
+        (5, 1000, 8, 17, (5, 1, 1)),
+        (5, 1000, 8, 17, (2, 2, 1)),
+        (3, 3001, 16, 10, (3, 8, 1)),
+        (3, 3001, 16, 10, (3, 16, 4)),
+        (7, 777, 24, 50, (3, 4, 2)),
+        (2, 5000, 40, 3, (2, 64, 8)),
+        (2, 5000, 40, 3, (2, 128, 32)),
+        (70, 5000, 40, 3, (70, 256, 2)),
+        (4, 300, 8, 299, None),
+        (4, 300, 8, 300, None),
+        (1, 129, 64, 1, (1, 4, 1)),
     ],
 )
 def test_exact_top_rows(
-    n: int, m: int, d: int, k: int, max_maxima: int, order: str, monkeypatch: pytest.MonkeyPatch
+    n: int, m: int, d: int, k: int, plan: tuple[int, int, int] | None, order: str
 ) -> None:
-    monkeypatch.setattr(selection, "MAX_MAXIMA", max_maxima)
     g = torch.Generator().manual_seed(0)
     centres, rows = torch.randn(n, d, generator=g), torch.randn(m, d, generator=g)
     if order == "clustered":
@@ -58,32 +69,67 @@ def test_exact_top_rows(
         rows = rows * torch.rand(m, 1, generator=g)
         rows = rows[rows.norm(dim=1).argsort(descending="falling" in order)]
     wanted = buckets.top_rows(centres.double(), rows.double(), k)
-    found = kernels.top_rows(centres.to(DEVICE), rows.to(DEVICE), k)
-    assert torch.equal(found.cpu(), wanted)
+    found = best(centres, rows, k, plan=plan and selection.Plan(*plan))
+    assert torch.equal(found, wanted)
 
 
+@pytest.mark.parametrize("plan", [(3, 1, 1), (3, 8, 1), (2, 16, 4)])
 @pytest.mark.parametrize("kind", ["duplicates", "all equal"])
-def test_equal_scores_go_to_the_lower_index(kind: str) -> None:
+@pytest.mark.parametrize("max_width", [1 << 14, 1 << 7])
+def test_equal_scores_go_to_the_lower_index(
+    kind: str, plan: tuple[int, int, int], max_width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(best_values, "MAX_WIDTH", max_width)
     g = torch.Generator().manual_seed(0)
     rows = torch.randn(2000, 8, generator=g).round()
     if kind == "all equal":
         rows = torch.ones_like(rows)
     centres = torch.randn(3, 8, generator=g).round()
-    found = kernels.top_rows(centres.to(DEVICE), rows.to(DEVICE), 100)
-    assert torch.equal(found.cpu(), buckets.top_rows(centres, rows, 100))
+    found = best(centres, rows, 100, plan=selection.Plan(*plan))
+    assert torch.equal(found, buckets.top_rows(centres, rows, 100))
 
 
-def test_rows_that_are_not_valid_come_last() -> None:
+@pytest.mark.parametrize("plan", [None, (6, 4, 1), (6, 8, 2)])
+def test_rows_that_are_not_valid_come_last(plan: tuple[int, int, int] | None) -> None:
     g = torch.Generator().manual_seed(0)
     rows, valid = torch.randn(500, 8, generator=g), torch.rand(500, generator=g) < 0.4
     centres = torch.randn(6, 8, generator=g)
     index = valid.nonzero().squeeze(1)
+    options: dict[str, Any] = {
+        "wanted": torch.where(valid, 7, -1).int().to(DEVICE),
+        "plan": plan and selection.Plan(*plan),
+    }
     wanted = index[buckets.top_rows(centres, rows[valid], 30)]
-    found = kernels.top_rows(centres.to(DEVICE), rows.to(DEVICE), 30, valid=valid.to(DEVICE))
-    assert torch.equal(found.cpu(), wanted)
-    few = kernels.top_rows(centres.to(DEVICE), rows.to(DEVICE), 300, valid=valid.to(DEVICE)).cpu()
-    for row in few.tolist():
+    assert torch.equal(best(centres, rows, 30, **options), wanted)
+    for row in best(centres, rows, 300, **options).tolist():
         assert set(index.tolist()) <= set(row)
+        assert len(set(row)) == 300
+        assert max(row) < 500
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "d", "k", "megabytes"),
+    [
+        (320, 10**5, 64, 256, 32),
+        (320, 10**6, 64, 256, 32),
+        (320, 10**7, 64, 256, 64),
+        (320, 10**8, 64, 256, 256),
+        (320, 10**6, 64, 4096, 128),
+        (320, 10**6, 64, 16384, 128),
+        (320, 25_600, 64, 320, 32),
+        (715, 128_000, 64, 715, 32),
+        (320, 10**6, 64, 500_000, 128),
+        (1, 10**8, 512, 1, 256),
+        (10**5, 20, 8, 5, 32),
+    ],
+)
+def test_plans_stay_within_memory(n: int, m: int, d: int, k: int, megabytes: int) -> None:
+    plan = selection.make_plan(n, m, d, k)
+    taken = k + selection.spare(k)
+    assert plan.group % plan.part == 0
+    width = max(-(-m // plan.group), taken * (plan.group // plan.part) if plan.group > 1 else 0)
+    assert plan.at_once >= 1
+    assert plan.at_once == 1 or plan.at_once * width * 4 <= megabytes << 20
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -95,17 +141,20 @@ def test_fuzz_against_the_plain_path(seed: int, dtype: torch.dtype) -> None:
     d = 8 * d8
     states, catalogue, targets = problem(seed, n, c, d, dtype)
     valid = targets >= 0
-    marked = targets.masked_fill(~valid, -1)
     with torch.no_grad():
         centres = buckets.draw_centres(states[valid], b, mix=True).float()
         sizes: dict[str, Any] = {"bucket_size_x": size_x, "bucket_size_y": size_y}
         plain = buckets.fill_buckets(states[valid], catalogue, centres, **sizes)
-        fused = kernels.fill_buckets(states, catalogue, centres, valid=valid, **sizes)
-    assert torch.equal(fused.items, plain.items)
+    options = kernels.FusedOptions(n_buckets=b, reduction="none", **sizes)
+    found, fused, marked, winner = kernels.fused_cross_entropy(
+        states, catalogue, targets, centres, options
+    )
+    placed = winner != kernels.NOWHERE
+    assert torch.equal(marked.long(), targets.masked_fill(~valid, -1))
+    assert torch.equal(fused.items.long().sort(dim=1).values, plain.items)
     index = valid.nonzero().squeeze(1)
     if plain.states.shape[1] == fused.states.shape[1]:
-        assert torch.equal(fused.states, index[plain.states])
-    found, placed = kernels.bucketed_cross_entropy(states, catalogue, marked, fused)
+        assert torch.equal(fused.states.long().sort(dim=1).values, index[plain.states])
     wanted, plain_placed = bucketed.bucketed_cross_entropy(
         states[valid], catalogue, targets[valid], plain
     )
@@ -128,22 +177,84 @@ def test_fuzz_against_the_plain_path(seed: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_the_front_door_gives_the_same_with_either_backend(mix: bool, reduction: str) -> None:
     states, catalogue, targets = problem(1, 60, 150, 16, torch.float32)
+    valid = targets >= 0
+    centres = buckets.draw_centres(states[valid].detach(), 5, mix=mix)
     results = []
     for backend in ("triton", "torch"):
-        g = torch.Generator(DEVICE).manual_seed(0)
         loss = ScalableCrossEntropy(
-            n_buckets=5,
-            bucket_size_x=20,
-            bucket_size_y=30,
-            mix=mix,
-            reduction=reduction,
-            backend=backend,
+            bucket_size_x=20, bucket_size_y=30, reduction=reduction, backend=backend
         )
-        value, stats = loss(states, catalogue, targets, generator=g, with_stats=True)
+        value, stats = loss(states, catalogue, targets, centres=centres, with_stats=True)
+        assert value.shape == (targets.shape if reduction == "none" else ())
         grads = torch.autograd.grad(value.sum(), (states, catalogue))
         results.append((value, *grads, stats.picked_once, stats.placed, stats.correct_in_bucket))
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rank", [16, 3])
+@pytest.mark.parametrize("mix", [True, False])
+def test_centres_have_the_covariance_of_the_valid_states(mix: bool, rank: int) -> None:
+    g = torch.Generator().manual_seed(0)
+    states = torch.randn(100, rank, generator=g) @ torch.randn(rank, 16, generator=g)
+    targets = torch.randint(50, (100,), generator=g)
+    targets[70:] = -100
+    states[70:] = float("nan")
+    n = 4000
+    found = prepare(
+        states.to(DEVICE), targets.to(DEVICE), None, n_items=50, n_buckets=n, size_y=1, mix=mix,
+        dtype=torch.float32, ignore_index=-100, generator=torch.Generator(DEVICE).manual_seed(0),
+    )  # fmt: skip
+    centres = found.centres.double().cpu()
+    assert torch.allclose(centres.norm(dim=1), torch.ones(n, dtype=torch.float64), atol=1e-5)
+    # Only directions are kept: compare with those of normal vectors of that covariance.
+    covariance = states[:70].double().T @ states[:70].double() if mix else torch.eye(16).double()
+    values, vectors = torch.linalg.eigh(covariance)
+    factor = vectors * values.clamp(min=0).sqrt()
+    normal = torch.randn(100 * n, 16, generator=g, dtype=torch.float64) @ factor.T
+    normal = torch.nn.functional.normalize(normal, dim=1)
+    expected = normal.T @ normal / len(normal)
+    assert (centres.T @ centres / n - expected).abs().max() < 4 / n**0.5
+    assert centres.mean(dim=0).abs().max() < 4 / n**0.5
+    again = prepare(
+        states.to(DEVICE), targets.to(DEVICE), None, n_items=50, n_buckets=n, size_y=1, mix=mix,
+        dtype=torch.float32, ignore_index=-100, generator=torch.Generator(DEVICE).manual_seed(0),
+    )  # fmt: skip
+    assert torch.equal(found.centres, again.centres)
+    assert found.status[:2].tolist() == [1, 1]
+
+
+def test_large_buckets_add_up_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    states, catalogue, targets = problem(5, 60, 150, 16, torch.float32)
+    loss = ScalableCrossEntropy(
+        n_buckets=5, bucket_size_x=20, bucket_size_y=70, backend="triton", reduction="sum"
+    )
+    grads = []
+    for memory in (1 << 25, 2 * 70 * 16 * 4):
+        monkeypatch.setattr(kernels.catalogue, "MEMORY", memory)
+        g = torch.Generator(DEVICE).manual_seed(0)
+        value = loss(states, catalogue, targets, generator=g)
+        grads.append(torch.autograd.grad(value, catalogue)[0])
+    torch.testing.assert_close(*grads)
+
+
+def test_a_sparse_gradient_holds_the_touched_rows() -> None:
+    states, catalogue, targets = problem(6, 60, 400, 16, torch.float32)
+    grads = []
+    for sparse in (False, True):
+        loss = ScalableCrossEntropy(
+            n_buckets=3, bucket_size_x=20, bucket_size_y=30, backend="triton", sparse_grad=sparse
+        )
+        g = torch.Generator(DEVICE).manual_seed(0)
+        value = loss(states, catalogue, targets, generator=g)
+        grads.append(torch.autograd.grad(value, catalogue)[0])
+    dense, found = grads
+    assert found.is_sparse
+    assert found.is_coalesced()
+    rows = found.indices()[0]
+    assert torch.equal(rows, rows.unique())
+    assert len(rows) < 400
+    assert torch.equal(found.to_dense(), dense)
 
 
 def test_the_front_door_equals_the_reference() -> None:

@@ -1,0 +1,199 @@
+"""The gradients, fused: tiles are computed again for the states that each bucket won, no others.
+
+The gradient of a state flows through the one bucket that won it, so each is written once. What an
+item gets is left as a row for each of its places in a bucket (`catalogue.py` adds them up).
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sce.losses.kernels.bucketed import Tiles, bucket_and_tile, load_rows, packed_value, product
+from sce.losses.kernels.launch import ceil_div, launch
+
+
+class Saved(NamedTuple):
+    """What the forward pass leaves for the backward pass."""
+
+    x: Tensor  # [n, d] states
+    y: Tensor  # [c, d] catalogue
+    wanted: Tensor  # [n]
+    packed: Tensor  # [n]
+    keys: Tensor  # [n_buckets * size_y + n]
+    items: Tensor  # [n_buckets, size_y]: the first part of the keys
+    own: Tensor  # [n]
+    won: Tensor  # [n_buckets, size_x]
+    counts: Tensor  # [n_buckets + 1]
+
+
+def grad_states(saved: Saved, grad: Tensor, reduction: str) -> Tensor:
+    """Return the gradient of the states, [n, d]; `grad` is that of the loss, scalar or [n]."""
+    x, y, won = saved.x, saved.y, saved.won
+    (n_buckets, size_x), size_y, d = won.shape, saved.items.shape[1], x.shape[1]
+    out = torch.zeros(x.shape, device=x.device, dtype=x.dtype)
+    tiles = Tiles(x, y)
+    block_x, block_y = tiles.states
+    launch(
+        _grad_states_kernel, (ceil_div(size_x, block_x) * n_buckets,),
+        x, y, saved.wanted, saved.items, saved.own, saved.packed, won, saved.counts, grad, out,
+        n_buckets, size_x, size_y, d, x.stride(0), y.stride(0),
+        REDUCTION=reduction, BLOCK_X=block_x, BLOCK_Y=block_y, BLOCK_D=tiles.d,
+        PRECISION=tiles.precision, num_warps=4, num_stages=2,
+    )  # fmt: skip
+    return out
+
+
+def grad_places(saved: Saved, grad: Tensor, reduction: str, first: int, last: int) -> Tensor:
+    """Return what each place in buckets first to last adds to its item's gradient, [b, size_y, d].
+
+    Targets are not in it: a state's own target is masked where it is in the bucket.
+    """
+    x, y, won = saved.x, saved.y, saved.won
+    (n_buckets, size_x), size_y, d = won.shape, saved.items.shape[1], x.shape[1]
+    out = torch.empty(last - first, size_y, d, device=x.device, dtype=torch.float32)
+    tiles = Tiles(x, y)
+    block_x, block_y = tiles.places
+    launch(
+        _grad_places_kernel, (ceil_div(size_y, block_y) * (last - first),),
+        x, y, saved.wanted, saved.items, saved.packed, won, saved.counts, grad, out,
+        first, n_buckets, size_x, size_y, d, x.stride(0), y.stride(0),
+        REDUCTION=reduction, BLOCK_X=block_x, BLOCK_Y=block_y, BLOCK_D=tiles.d,
+        PRECISION=tiles.precision, num_warps=4, num_stages=2,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def common_scale(grad_ptr, count_ptr, REDUCTION: tl.constexpr):
+    """Return the part of the scale that all states share."""
+    if REDUCTION == "none":
+        return 1.0
+    scale = tl.load(grad_ptr).to(tl.float32)
+    if REDUCTION == "mean":
+        scale = scale / tl.maximum(tl.load(count_ptr), 1)
+    return scale
+
+
+@triton.jit
+def _grad_states_kernel(
+    x_ptr,
+    y_ptr,
+    wanted_ptr,
+    bucket_items_ptr,
+    own_ptr,
+    packed_ptr,
+    won_ptr,
+    counts_ptr,
+    grad_ptr,
+    out_ptr,
+    n_buckets,
+    size_x,
+    size_y,
+    d,
+    stride_x,
+    stride_y,
+    REDUCTION: tl.constexpr,
+    BLOCK_X: tl.constexpr,
+    BLOCK_Y: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    bucket, tile = bucket_and_tile(size_x, BLOCK_X)
+    first = tile * BLOCK_X
+    count = tl.load(counts_ptr + bucket)
+    if first < count:
+        i_x = first + tl.arange(0, BLOCK_X)
+        in_x = i_x < count
+        row = tl.load(won_ptr + bucket * size_x + i_x, mask=in_x, other=0)
+        target = tl.load(wanted_ptr + row, mask=in_x, other=0)
+        total = packed_value(tl.load(packed_ptr + row, mask=in_x, other=0))
+        own = tl.load(own_ptr + row, mask=in_x, other=0.0)
+        scale = tl.full((BLOCK_X,), 1.0, tl.float32)
+        scale *= common_scale(grad_ptr, counts_ptr + n_buckets, REDUCTION)
+        if REDUCTION == "none":
+            scale = tl.load(grad_ptr + row, mask=in_x, other=0.0).to(tl.float32)
+        x = load_rows(x_ptr, row, in_x, stride_x, d, BLOCK_D)
+        own_y = load_rows(y_ptr, target, in_x, stride_y, d, BLOCK_D)
+        grad = (tl.exp(own - total) - 1.0)[:, None] * own_y.to(tl.float32)
+        for start in range(0, size_y, BLOCK_Y):
+            i_y = start + tl.arange(0, BLOCK_Y)
+            in_y = i_y < size_y
+            item = tl.load(bucket_items_ptr + bucket * size_y + i_y, mask=in_y, other=-1)
+            y = load_rows(y_ptr, item, in_y, stride_y, d, BLOCK_D)
+            logits = product(x, y, PRECISION)
+            other = in_y[None, :] & (item[None, :] != target[:, None])
+            weights = tl.where(other, tl.exp(logits - total[:, None]), 0.0)
+            if PRECISION == "ieee":  # both in the same half precision
+                # float16 has few bits below 1: 2¹² moves small weights up into its range.
+                part = tl.dot((weights * 4096.0).to(y.dtype), y)
+                grad += part * (1.0 / 4096.0)
+            else:
+                grad += tl.dot(weights, y.to(tl.float32), input_precision=PRECISION)
+        i_d = tl.arange(0, BLOCK_D)
+        tl.store(
+            out_ptr + row[:, None].to(tl.int64) * d + i_d[None, :],
+            (grad * scale[:, None]).to(out_ptr.dtype.element_ty),
+            mask=in_x[:, None] & (i_d < d)[None, :],
+        )
+
+
+@triton.jit
+def _grad_places_kernel(
+    x_ptr,
+    y_ptr,
+    wanted_ptr,
+    bucket_items_ptr,
+    packed_ptr,
+    won_ptr,
+    counts_ptr,
+    grad_ptr,
+    out_ptr,  # [·, size_y, d], from the first bucket on
+    first,
+    n_buckets,
+    size_x,
+    size_y,
+    d,
+    stride_x,
+    stride_y,
+    REDUCTION: tl.constexpr,
+    BLOCK_X: tl.constexpr,
+    BLOCK_Y: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    bucket, tile = bucket_and_tile(size_y, BLOCK_Y)
+    bucket += first
+    i_y = tile * BLOCK_Y + tl.arange(0, BLOCK_Y)
+    in_y = i_y < size_y
+    item = tl.load(bucket_items_ptr + bucket * size_y + i_y, mask=in_y, other=-1)
+    y = load_rows(y_ptr, item, in_y, stride_y, d, BLOCK_D)
+    count = tl.load(counts_ptr + bucket)
+    grad = tl.zeros((BLOCK_Y, BLOCK_D), tl.float32)
+    for start in range(0, count, BLOCK_X):
+        i_x = start + tl.arange(0, BLOCK_X)
+        in_x = i_x < count
+        row = tl.load(won_ptr + bucket * size_x + i_x, mask=in_x, other=0)
+        target = tl.load(wanted_ptr + row, mask=in_x, other=0)
+        total = packed_value(tl.load(packed_ptr + row, mask=in_x, other=0))
+        x = load_rows(x_ptr, row, in_x, stride_x, d, BLOCK_D)
+        logits = product(y, x, PRECISION)
+        other = in_x[None, :] & (item[:, None] != target[None, :])
+        weights = tl.where(other, tl.exp(logits - total[None, :]), 0.0)
+        if REDUCTION == "none":
+            scale = tl.load(grad_ptr + row, mask=in_x, other=0.0).to(tl.float32)
+            weights *= scale[None, :]
+        if PRECISION == "ieee" and REDUCTION != "none":
+            part = tl.dot((weights * 4096.0).to(x.dtype), x)
+            grad += part * (1.0 / 4096.0)
+        else:
+            grad += tl.dot(weights, x.to(tl.float32), input_precision="tf32x3")
+    grad *= common_scale(grad_ptr, counts_ptr + n_buckets, REDUCTION)
+    i_d = tl.arange(0, BLOCK_D)
+    tl.store(
+        out_ptr + ((bucket - first) * size_y + i_y)[:, None] * d + i_d[None, :],
+        grad,
+        mask=in_y[:, None] & (i_d < d)[None, :],
+    )

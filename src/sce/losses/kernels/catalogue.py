@@ -1,0 +1,187 @@
+"""The gradient of the catalogue: what places and targets add to each item, added up by item.
+
+Entries are sorted by item, and one program adds up all of an item's in that order: no atomics, the
+same bits in every run.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sce.losses.kernels.backward import Saved, common_scale, grad_places
+from sce.losses.kernels.bucketed import packed_value
+from sce.losses.kernels.launch import ceil_div, launch, power_of_2
+
+# The bytes that the parts of the gradient may take before they are added up.
+MEMORY = 32 << 20
+_ENTRIES = 16  # of a program
+
+
+def grad_catalogue(saved: Saved, grad: Tensor, reduction: str, *, sparse: bool) -> Tensor:
+    """Return the gradient of the catalogue [c, d]: dense, or sparse with the touched rows alone."""
+    y, (n_buckets, size_y) = saved.y, saved.items.shape
+    at_once = max(1, MEMORY // (size_y * y.shape[1] * 4))
+    if sparse or at_once >= n_buckets:
+        out = torch.zeros(
+            len(saved.keys) if sparse else len(y), y.shape[1], device=y.device, dtype=y.dtype
+        )
+        places = grad_places(saved, grad, reduction, 0, n_buckets)
+        items = _add(saved, saved.keys, places, grad, reduction, out, sparse=sparse)
+        return _as_sparse(items, out, y.shape) if sparse else out
+    out = torch.zeros(y.shape, device=y.device, dtype=y.dtype)
+    flat = saved.items.flatten()
+    for first in range(0, n_buckets, at_once):
+        last = min(n_buckets, first + at_once)
+        places = grad_places(saved, grad, reduction, first, last)
+        keys = flat[first * size_y : last * size_y]
+        _add(saved, keys, places, grad, reduction, out, more=first > 0)
+    own_keys = saved.keys[len(flat) :]
+    _add(saved, own_keys, places[:0], grad, reduction, out, more=True)
+    return out
+
+
+def _add(
+    saved: Saved,
+    keys: Tensor,
+    places: Tensor,
+    grad: Tensor,
+    reduction: str,
+    out: Tensor,
+    *,
+    sparse: bool = False,
+    more: bool = False,
+) -> Tensor:
+    """Add up by item what places and, where their keys follow, states with a target give."""
+    items, order = keys.sort(stable=True)
+    x = saved.x
+    launch(
+        _add_by_item_kernel, (ceil_div(len(items), _ENTRIES),),
+        items, order, places, x, saved.own, saved.packed, saved.counts, grad, out,
+        len(items), places.shape[0] * places.shape[1], len(saved.items), len(saved.y),
+        x.shape[1], x.stride(0), REDUCTION=reduction, SPARSE=sparse, MORE=more, BLOCK=_ENTRIES,
+        BLOCK_D=power_of_2(x.shape[1]), num_warps=2,
+    )  # fmt: skip
+    return items
+
+
+def _as_sparse(items: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
+    """Make a sparse tensor of sums, each of which is at the first of its item's entries."""
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        # How many rows are touched is not known on the host, which must not wait here: the other
+        # entries of an item stay, with zeros, and those of no item go to the last row.
+        index = items.long().clamp_(max=shape[0] - 1).unsqueeze(0)
+        return torch.sparse_coo_tensor(index, values, shape, check_invariants=False)
+    first = torch.ones_like(items, dtype=torch.bool)
+    torch.ne(items[1:], items[:-1], out=first[1:])
+    kept = (first & (items < shape[0])).nonzero().squeeze(1)
+    index = items[kept].long().unsqueeze(0)
+    return torch.sparse_coo_tensor(
+        index, values[kept], shape, is_coalesced=True, check_invariants=False
+    )
+
+
+@triton.jit
+def _entries(
+    i,
+    there,
+    order_ptr,
+    places_ptr,
+    x_ptr,
+    own_ptr,
+    packed_ptr,
+    grad_ptr,
+    common,
+    n_places,
+    d,
+    stride_x,
+    REDUCTION: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Return what entries add to their items, [i, d]."""
+    i_d = tl.arange(0, BLOCK_D)
+    in_d = (i_d < d)[None, :]
+    source = tl.load(order_ptr + i, mask=there, other=0)
+    part = tl.load(
+        places_ptr + source[:, None] * d + i_d[None, :],
+        mask=(there & (source < n_places))[:, None] & in_d,
+        other=0.0,
+    )
+    is_own = there & (source >= n_places)
+    state = source - n_places
+    own = tl.load(own_ptr + state, mask=is_own, other=0.0)
+    sums = packed_value(tl.load(packed_ptr + state, mask=is_own, other=0))
+    scale = common
+    if REDUCTION == "none":
+        scale = tl.load(grad_ptr + state, mask=is_own, other=0.0).to(tl.float32)
+    x = tl.load(
+        x_ptr + state[:, None] * stride_x + i_d[None, :], mask=is_own[:, None] & in_d, other=0.0
+    )
+    weight = (tl.exp(own - sums) - 1.0) * scale
+    return part + weight[:, None] * x.to(tl.float32)
+
+
+@triton.jit
+def _add_by_item_kernel(
+    items_ptr,  # [n] ascending
+    order_ptr,  # [n] where each came from: a place in a bucket, or a state with this target
+    places_ptr,
+    x_ptr,
+    own_ptr,
+    packed_ptr,
+    counts_ptr,
+    grad_ptr,
+    out_ptr,
+    n,
+    n_places,
+    n_buckets,
+    n_items,
+    d,
+    stride_x,
+    REDUCTION: tl.constexpr,
+    SPARSE: tl.constexpr,
+    MORE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    item = tl.load(items_ptr + i, mask=i < n, other=2147483647)
+    there = item < n_items  # what belongs to no item sorts behind the last
+    if tl.max(there.to(tl.int32), axis=0) > 0:
+        i_d = tl.arange(0, BLOCK_D)
+        common = common_scale(grad_ptr, counts_ptr + n_buckets, REDUCTION)
+        rows = _entries(
+            i, there, order_ptr, places_ptr, x_ptr, own_ptr, packed_ptr, grad_ptr, common,
+            n_places, d, stride_x, REDUCTION, BLOCK_D,
+        )  # fmt: skip
+        # Each entry adds up itself and the later ones of its item in this block. Only the first of
+        # an item is kept.
+        column = tl.arange(0, BLOCK)
+        same = (item[:, None] == item[None, :]) & (column[None, :] >= column[:, None])
+        total = tl.sum(tl.where(same[:, :, None], rows[None, :, :], 0.0), axis=1)
+        before = tl.load(items_ptr + i - 1, mask=(i > 0) & (i < n), other=-1)
+        first = there & (item != before)
+        # The last item of the block may go on behind it.
+        final = tl.max(tl.where(there, item, -1), axis=0)
+        rest = tl.zeros((BLOCK_D,), tl.float32)
+        starts = tl.max((first & (item == final)).to(tl.int32), axis=0)
+        begin = (tl.program_id(0) + 1) * BLOCK
+        while starts > 0:
+            j = begin + tl.arange(0, BLOCK)
+            more = tl.load(items_ptr + j, mask=j < n, other=-1) == final
+            starts = tl.sum(more.to(tl.int32), axis=0)
+            if starts > 0:
+                others = _entries(
+                    j, more, order_ptr, places_ptr, x_ptr, own_ptr, packed_ptr, grad_ptr, common,
+                    n_places, d, stride_x, REDUCTION, BLOCK_D,
+                )  # fmt: skip
+                rest += tl.sum(others, axis=0)
+            starts = starts // BLOCK  # 1 while the whole block was of this item
+            begin += BLOCK
+        total += tl.where((item == final)[:, None], rest[None, :], 0.0)
+        row = i if SPARSE else item
+        at = out_ptr + row[:, None].to(tl.int64) * d + i_d[None, :]
+        kept = first[:, None] & (i_d < d)[None, :]
+        if MORE:
+            total += tl.load(at, mask=kept, other=0.0).to(tl.float32)
+        tl.store(at, total.to(out_ptr.dtype.element_ty), mask=kept)

@@ -1,0 +1,214 @@
+"""How rows are cut into groups, and the largest score in each.
+
+A small group of g rows is not a run of rows but every fourth pair of one: group G has the rows
+
+    4g (G // 4)  +  8 (i // 2)  +  2 (G % 4)  +  i % 2        for i = 0 … g - 1
+
+which are the columns of a tile of scores that one thread holds, so that a maximum needs no other
+thread. Large groups, which would not fit a tile four at a time, are runs of rows.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sce.losses.kernels.launch import ceil_div, interpreted, launch, power_of_2
+
+
+class Cut(NamedTuple):
+    """How groups are cut into parts: the rows of both, and whether four groups interleave."""
+
+    group: int
+    part: int
+    interleaved: bool
+
+
+def interleaves(group: int, d: int) -> bool:
+    """Say whether groups of this size interleave: four of them fit a tile."""
+    return 1 < group <= _tile_rows(d) // 4
+
+
+def _tile_rows(d: int) -> int:
+    return 128 if d <= 128 else 64 if d <= 256 else 32
+
+
+def group_maxima(
+    centres: Tensor, rows: Tensor, group: int, wanted: Tensor | None, n_groups: int, out: Tensor
+) -> None:
+    """Write the largest score of each group of rows with each centre, [n, n_groups]."""
+    (n, d), m = centres.shape, len(rows)
+    block_d = max(16, power_of_2(d))
+    half = centres.dtype == rows.dtype != torch.float32
+    block_rows = 256 if half and block_d <= 64 else _tile_rows(d)
+    block_n = 64 if block_d <= 128 else 32 if block_d <= 256 else 16
+    local = min(group, block_rows)  # rows of a group in a tile
+    passes = group // local
+    launch(
+        _group_maxima_kernel, (ceil_div(m, block_rows * passes),),
+        centres, rows, rows if wanted is None else wanted, out, n, m, d, n_groups, rows.stride(0),
+        LOCAL=local, INTERLEAVED=interleaves(group, d), PASSES=passes,
+        TILES=power_of_2(ceil_div(n, block_n)) if passes > 1 else 1,
+        BLOCK_ROWS=block_rows, BLOCK_N=block_n, BLOCK_D=block_d,
+        MASKED=wanted is not None, PRECISION="ieee" if half else "tf32x3",
+        NAN_WINS=not interpreted(), num_warps=4, num_stages=3 if block_d <= 128 and not half else 2,
+    )  # fmt: skip
+
+
+def score_again(
+    centres: Tensor, rows: Tensor, groups: Tensor, cut: Cut, wanted: Tensor | None, out: Tensor
+) -> None:
+    """Write the maximum of each part of the given groups, [n, groups * parts]."""
+    (n, d), m = centres.shape, len(rows)
+    block_d = power_of_2(d)
+    block_rows = max(16, min(128, 8192 // block_d), cut.part)
+    n_rows = groups.shape[1] * cut.group
+    launch(
+        _score_again_kernel, (ceil_div(n_rows, block_rows) * n,),
+        centres, rows, rows if wanted is None else wanted, groups, out, m, d, n_rows,
+        rows.stride(0), GROUP=cut.group, INTERLEAVED=cut.interleaved, PART=cut.part,
+        BLOCK_ROWS=block_rows, BLOCK_D=block_d, MASKED=wanted is not None, num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit
+def _larger(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _group_maxima_kernel(
+    centres_ptr,  # [n, d]
+    rows_ptr,  # [m, d]
+    wanted_ptr,  # [m], read when MASKED
+    maxima_ptr,  # [n, n_groups]
+    n,
+    m,
+    d,
+    n_groups,
+    stride_row,
+    LOCAL: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    PASSES: tl.constexpr,
+    TILES: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    NAN_WINS: tl.constexpr,
+):
+    GROUPS: tl.constexpr = BLOCK_ROWS // LOCAL
+    block = tl.program_id(0).to(tl.int64)
+    i_d = tl.arange(0, BLOCK_D)
+    i_group = block * GROUPS + tl.arange(0, GROUPS)
+    i_tile = tl.arange(0, TILES)
+    so_far = tl.full((TILES, BLOCK_N), float("-inf"), tl.float32)
+    for step in range(PASSES):
+        i_row = (block * PASSES + step) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+        there = i_row < m
+        if MASKED:
+            there = there & (tl.load(wanted_ptr + i_row, mask=there, other=-1) >= 0)
+        rows = tl.load(
+            rows_ptr + i_row[:, None] * stride_row + i_d[None, :],
+            mask=there[:, None] & (i_d < d)[None, :],
+            other=0.0,
+        )
+        floor = tl.where(there, float("inf"), float("-inf"))  # a minimum with it masks a score
+        for start in range(0, n, BLOCK_N):
+            i_n = start + tl.arange(0, BLOCK_N)
+            centres = tl.load(
+                centres_ptr + i_n[:, None] * d + i_d[None, :],
+                mask=(i_n < n)[:, None] & (i_d < d)[None, :],
+                other=0.0,
+            )
+            if rows.dtype != centres.dtype:
+                scores = tl.dot(centres, tl.trans(rows.to(tl.float32)), input_precision=PRECISION)
+            else:
+                scores = tl.dot(centres, tl.trans(rows), input_precision=PRECISION)
+            # NaN is lost in a common maximum: it must win, reach the loss, and be noticed there.
+            if NAN_WINS:
+                scores = tl.minimum(scores, floor[None, :], propagate_nan=tl.PropagateNan.ALL)
+            else:
+                scores = tl.where(scores == scores, scores, float("inf"))
+                scores = tl.minimum(scores, floor[None, :])
+            best = scores
+            if INTERLEAVED:
+                best = tl.reshape(scores, (BLOCK_N, GROUPS // 4, LOCAL // 2, 4, 2))
+                if NAN_WINS:
+                    best = tl.reduce(tl.reduce(best, 4, _larger), 2, _larger)
+                else:
+                    best = tl.max(tl.max(best, axis=4), axis=2)
+                best = tl.reshape(best, (BLOCK_N, GROUPS))
+            elif LOCAL > 1:
+                best = tl.reshape(scores, (BLOCK_N, GROUPS, LOCAL))
+                best = tl.reduce(best, 2, _larger) if NAN_WINS else tl.max(best, axis=2)
+            if PASSES > 1:
+                # One group, and more of it to come: its maxima wait on the chip.
+                its = i_tile[:, None] == start // BLOCK_N
+                now = tl.reshape(best, (1, BLOCK_N))
+                now = tl.maximum(so_far, now, propagate_nan=tl.PropagateNan.ALL)
+                so_far = tl.where(its, now, so_far)
+            else:
+                at = maxima_ptr + i_n[:, None].to(tl.int64) * n_groups + i_group[None, :]
+                inside = (i_n < n)[:, None] & (i_group < n_groups)[None, :]
+                tl.store(at, best, mask=inside)
+    if PASSES > 1:
+        i_n = i_tile[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        tl.store(maxima_ptr + i_n.to(tl.int64) * n_groups + block, so_far, mask=i_n < n)
+
+
+@triton.jit
+def rows_of(group, i, GROUP: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """Return the i-th row of a group."""
+    if not INTERLEAVED:
+        return group.to(tl.int64) * GROUP + i
+    return (group // 4).to(tl.int64) * (4 * GROUP) + (i // 2) * 8 + 2 * (group % 4) + i % 2
+
+
+@triton.jit
+def _score_again_kernel(
+    centres_ptr,  # [n, d]
+    rows_ptr,  # [m, d]
+    wanted_ptr,  # [m], read when MASKED
+    groups_ptr,  # [n, n_rows / GROUP]
+    maxima_ptr,  # [n, n_rows / PART]
+    m,
+    d,
+    n_rows,
+    stride_row,
+    GROUP: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    PART: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    PARTS: tl.constexpr = BLOCK_ROWS // PART
+    tiles = tl.cdiv(n_rows, BLOCK_ROWS)  # only one axis of a grid is long
+    bucket = (tl.program_id(0) // tiles).to(tl.int64)
+    tile = tl.program_id(0) % tiles
+    i = tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    i_d = tl.arange(0, BLOCK_D)
+    there = i < n_rows
+    group = tl.load(groups_ptr + bucket * (n_rows // GROUP) + i // GROUP, mask=there, other=0)
+    row = rows_of(group, i % GROUP, GROUP, INTERLEAVED)
+    there = there & (row < m)
+    if MASKED:
+        there = there & (tl.load(wanted_ptr + row, mask=there, other=-1) >= 0)
+    centre = tl.load(centres_ptr + bucket * d + i_d, mask=i_d < d, other=0.0).to(tl.float32)
+    rows = tl.load(
+        rows_ptr + row[:, None] * stride_row + i_d[None, :],
+        mask=there[:, None] & (i_d < d)[None, :],
+        other=0.0,
+    ).to(tl.float32)
+    scores = tl.sum(rows * centre[None, :], axis=1)
+    scores = tl.where(scores == scores, scores, float("inf"))
+    scores = tl.where(there, scores, float("-inf"))
+    if PART > 1:
+        scores = tl.max(tl.reshape(scores, (PARTS, PART)), axis=1)
+    i_part = tile * PARTS + tl.arange(0, PARTS)
+    n_parts = n_rows // PART
+    tl.store(maxima_ptr + bucket * n_parts + i_part, scores, mask=i_part < n_parts)
