@@ -24,11 +24,12 @@ demo: $(STAMP)
 	@rm -rf demo && mkdir demo
 	$(BIN)/sce synthesize --items 124000 --users 20000 --out demo/log.parquet
 	$(BIN)/sce prepare demo/log.parquet --out demo/data
-	$(BIN)/sce train demo/data --loss sce --epochs 2 --model.max-length 50 --out demo/run
+	$(BIN)/sce train demo/data --loss sce --epochs 2 --batch-size 256 --learning-rate 3e-3 --model.max-length 50 --out demo/run
 	$(BIN)/sce recommend demo/run -k 10 --out demo/recommendations.csv
 	@head -4 demo/recommendations.csv
-	$(BIN)/sce evaluate demo/run
 	$(BIN)/sce report demo/run
+	$(BIN)/sce evaluate demo/run
+	@echo "report: $(CURDIR)/demo/run/report.html"
 
 test: lint types imports unit
 

@@ -62,6 +62,15 @@ def test_the_table_has_the_numbers_that_training_found(run: Path, capsys: Captur
             assert re.search(rf"{name} +{cells}", captured.out)
     assert "24 users" in captured.out
     assert captured.err == ""
+    model, popular = result["test"]["ndcg@10"], result["popularity"]["test"]["ndcg@10"]
+    assert captured.out.startswith(
+        f"NDCG@10 {model:.4f} against {popular:.4f} of popularity: {model / popular:.1f} times as "
+    )
+
+
+def test_the_comparison_is_at_10_or_the_deepest(run: Path, capsys: Capture) -> None:
+    assert main(["evaluate", str(run), "--device", "cpu", "--k", "3", "1"]) == 0
+    assert capsys.readouterr().out.startswith("NDCG@3 ")
 
 
 def test_json_on_request(run: Path, dataset: PreparedDataset, capsys: Capture) -> None:
@@ -140,6 +149,10 @@ def test_runs_that_are_none(
 
 def test_wrong_options(run: Path, capsys: Capture) -> None:
     assert "got [0]" in complaint(["evaluate", run, "--k", "0"], capsys)
+    assert "--k names no depth" in complaint(["evaluate", run, "--k"], capsys)
+    assert "k is 13, but the catalogue has only 12 items; ask for fewer" in complaint(
+        ["evaluate", run, "--k", "5", "13"], capsys
+    )
     assert "batch_size must be at least 1" in complaint(
         ["evaluate", run, "--batch-size", "0"], capsys
     )

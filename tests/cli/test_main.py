@@ -133,3 +133,33 @@ def test_a_reader_that_goes_away_is_no_error(call: str) -> None:
     os.close(writing)
     assert done.stderr == ""
     assert done.returncode in (1, 141)  # rich says 1, shells say 128 + SIGPIPE
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "data", "--epochs", "1.5"],
+        ["train", "data", "--loss.bucket-size-y", "2.0"],
+        ["evaluate", "run", "--k", "5", "7.4"],
+        ["recommend", "run", "-k", "0.9"],
+        ["synthesize", "--out", "log.parquet", "--items", "1e3"],
+        ["prepare", "log.csv", "--out", "data", "--min-user-items", "3.7"],
+    ],
+)
+def test_whole_numbers_are_not_rounded(arguments: list[str], capsys: Capture) -> None:
+    line = complaint(arguments, capsys)
+    assert f'unable to convert "{arguments[-1]}" into int' in line
+    assert arguments[-2] in line or "--k" in line
+
+
+def test_a_stderr_without_a_reader_is_no_error_either() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "sce", "evaluate", "nowhere"],
+        stdout=subprocess.PIPE,
+        stderr=writing,
+        check=False,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stdout) == (2, b"")

@@ -201,7 +201,8 @@ def test_what_is_unknown_is_reported_and_the_rest_goes_on(
     usable: dict[Id, list[Id]] = {"ann": [NAMES[1]], "dan": [NAMES[2]]}
     assert read_csv(captured.out) == rows_for(recommender, usable)
     assert captured.err == (
-        "sce: skipped 2 of 4 histories: none of their items is in the catalogue (bob, cat)\n"
+        "sce: skipped 2 of 4 histories: none of their items is in the catalogue "
+        "(bob: plum; cat: empty)\n"
         "sce: skipped 4 items in the other histories that are not in the catalogue "
         "(plum, pear, 7 ...)\n"
     )
@@ -210,7 +211,7 @@ def test_what_is_unknown_is_reported_and_the_rest_goes_on(
 def test_nothing_usable_is_an_error(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path
 ) -> None:
-    histories: dict[Id, list[Id]] = {"bob": ["plum"], "cat": ["pear"]}
+    histories: dict[Id, list[Id]] = {"bob": ["plum"], "cat": ["pear", 5, 6, 7]}
     for options in ([], ["--out", str(tmp_path / "found.csv")]):
         say(monkeypatch, lines_of(histories))
         assert main(["recommend", str(run.path), "--histories", "-", *options]) == 2
@@ -218,7 +219,7 @@ def test_nothing_usable_is_an_error(
         assert captured.out == ""
         assert captured.err == (
             "sce: error: nothing to recommend for 2 histories: none of their items is in the "
-            "catalogue (bob, cat)\n"
+            "catalogue (bob: plum; cat: pear, 5, 6 ...)\n"
         )
     assert list(tmp_path.iterdir()) == []
 

@@ -135,6 +135,9 @@ def test_help_shows_daily_options_first(capsys: Capture) -> None:
         (["--config", "absent.toml"], "absent.toml does not exist"),
         (["--resume", "--force"], "choose one"),
         (["--device", "gpu"], "device is auto, cpu, cuda or cuda:N; got 'gpu'"),
+        (["--device", "meta"], "device is auto, cpu, cuda or cuda:N; got 'meta'"),
+        (["--seed", "-1"], "training.seed lies between 0 and 2**63 - 1; got -1"),
+        (["--seed", str(10**30)], f"training.seed lies between 0 and 2**63 - 1; got {10**30}"),
     ],
 )
 def test_wrong_options_are_one_line(
@@ -196,12 +199,14 @@ command, directory = json.loads(sys.argv[1]), pathlib.Path(sys.argv[2])
 random.seed(int(sys.argv[3]))
 
 
-def begin(name):
+def begin(name, pipe=None):
     arguments = [*command, "--out", str(directory / name), "--resume"]
     process = os.fork()
     if process == 0:
-        sink = os.open(directory / f"{name}.err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(sink, 2)
+        file = directory / f"{name}.err"
+        os.dup2(pipe[1] if pipe else os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        for end_of_pipe in pipe or ():
+            os.close(end_of_pipe)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os._exit(main(arguments))
     return process
@@ -230,13 +235,21 @@ for epochs in (0, 2, 4, 4, 6, 8):
 last = end(begin("killed"))
 
 codes = {}
-for number in (signal.SIGINT, signal.SIGTERM):
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     name = number.name
     process = begin(name)
     wait(name, 2)
     os.kill(process, number)
     codes[name] = [end(process), (directory / f"{name}.err").read_text(), end(begin(name))]
-print(json.dumps({"killed": killed, "last": last, "codes": codes}))
+
+# As with 2>&1 | head: the reader goes away.
+pipe = os.pipe()
+process = begin("unread", pipe)
+os.close(pipe[1])
+wait("unread", 2)
+os.close(pipe[0])
+unread = [end(process), end(begin("unread"))]
+print(json.dumps({"killed": killed, "last": last, "codes": codes, "unread": unread}))
 """
 
 
@@ -270,9 +283,12 @@ def test_killed_or_interrupted_and_resumed_gives_the_same_numbers(
     assert report["killed"] == [-signal.SIGKILL] * 6
     assert report["last"] == 0
     assert final(tmp_path / "killed") == unbroken
-    for name in ("SIGINT", "SIGTERM"):
+    assert report["unread"] == [128 + signal.SIGPIPE, 0]
+    assert final(tmp_path / "unread") == unbroken
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         code, said, after = report["codes"][name]
         assert code == 128 + signal.Signals[name]
+        assert "sce: stopping after this step, then saving; once more to stop at once" in said
         assert "go on with the same command and --resume" in said
         assert after == 0
         assert final(tmp_path / name) == unbroken

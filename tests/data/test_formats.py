@@ -161,9 +161,9 @@ def test_a_format_that_does_not_exist() -> None:
         choose_format(Path("a.csv"), "excel")
 
 
-@pytest.mark.parametrize("ending", [".gz", ".zst"])
-def test_a_compressed_parquet_file_is_refused(ending: str) -> None:
-    with pytest.raises(InputError, match="decompress it first"):
+@pytest.mark.parametrize(("ending", "command"), [(".gz", "gunzip"), (".zst", "unzstd")])
+def test_a_compressed_parquet_file_is_refused(ending: str, command: str) -> None:
+    with pytest.raises(InputError, match=f"decompress it first: {command} a.parquet{ending}"):
         choose_format(Path("a.parquet" + ending))
 
 

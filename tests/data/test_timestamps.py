@@ -121,6 +121,18 @@ def test_nanoseconds_below_a_microsecond_keep_their_order_in_the_ticks() -> None
     assert ticks.to_microseconds(ticks.values).tolist() == [0, 0]
 
 
+def test_nanoseconds_in_text_keep_their_order_where_64_bits_hold_them() -> None:
+    texts = ["2024-01-01 00:00:00.000000900", "2024-01-01 00:00:00.000000100", "2024-01-02"]
+    ticks = to_ticks(read_times(pl.Series(texts)))
+    assert ticks.unit == "ns"
+    assert (ticks.values - ticks.values[1]).tolist() == [800, 0, 86_400_000_000_000 - 100]
+    old = to_ticks(read_times(pl.Series(["1500-01-01 00:00:00.000001900", texts[0]])))
+    assert old.unit == "us"
+    assert old.values[0] < 0 < old.values[1]
+    coarse = to_ticks(read_times(pl.Series(["2024-01-01T00:00:00.000009+00:00"])))
+    assert coarse.unit == "us"
+
+
 def test_what_is_no_time_becomes_null() -> None:
     assert read_times(pl.Series(["5", "x", "7"])).to_list() == [5, None, 7]
     read = read_times(pl.Series(["2020-01-01", "5", "2020-02-30", "2020-01-03"]))

@@ -107,7 +107,7 @@ def naive_metrics(
     keep_seen=st.booleans(),
     batch_size=st.integers(1, 10),
     chunk_size=st.none() | st.integers(1, 25),
-    k=st.integers(1, 25),
+    k=st.integers(1, 20),
 )
 @settings(max_examples=60, deadline=None)
 def test_equals_a_loop_over_users(
@@ -222,12 +222,18 @@ def test_memory_does_not_grow_with_users() -> None:
         ({"split": "train"}, "split is validation or test; got 'train'"),
         ({"ks": ()}, "at least one"),
         ({"ks": (5, 0)}, "ranks from 1 on"),
+        ({"ks": (5, 10)}, "k is 10, but the catalogue has only 9 items; ask for fewer"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
     ],
 )
 def test_impossible_evaluations_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         evaluate(LastItem(9), dataset_of([[1, 2, 3]], 9), **options)  # type: ignore[arg-type]
+
+
+def test_the_usual_depths_are_those_of_any_catalogue() -> None:
+    values = evaluate(LastItem(9), dataset_of([[1, 2, 3]], 9), keep_seen=True).values
+    assert values["hr@50"] == values["hr@10"] == 1.0
 
 
 def test_a_model_of_another_dataset_is_refused() -> None:

@@ -107,7 +107,22 @@ def test_settings_and_dataset(run: Run) -> None:
     assert "model.dim 8" in words
     assert "loss.name sce" in words
     assert f"Trained on {run.dataset.path} , content {run.dataset.content_hash[:12]}" in words
-    assert "users items interactions density read 12 40" in words
+    assert "step users items interactions density read 12 40" in words
+    assert "setting value model.dim 8" in words
+
+
+def test_every_column_of_every_table_has_a_heading(run: Run) -> None:
+    finished(run)
+    page = make_page(run)
+    tables = re.findall(r"<table.*?</table>", page, re.DOTALL)
+    assert len(tables) == 5
+    for table in tables:
+        parts = re.search(r"<thead>(.*)</thead><tbody><tr.*?>(.*?)</tr>", table)
+        assert parts is not None
+        head, body = parts.groups()
+        assert not re.search(r"<th[^>]*></th>", head)
+        single = re.sub(r"<th[^>]*colspan[^>]*>.*?</th>", "", head)
+        assert single.count("<th") == len(re.findall(r"<t[hd]", body))
 
 
 def test_ids_are_shown_and_never_executed(run: Run) -> None:

@@ -51,6 +51,12 @@ def test_epochs_without_an_evaluation(run: Run, evaluated: object) -> None:
     assert record.best_epoch is None
 
 
+@pytest.mark.parametrize("wrong", [None, "x", [], True])
+def test_epochs_without_a_number_are_counted(run: Run, wrong: object) -> None:
+    write_epochs(run, epoch=wrong)
+    assert Record.read(run).numbers_of_epochs == [1, 2, 3, 4]
+
+
 def test_numbers_deep_in_a_record() -> None:
     record = {"a": {"b": 1.5, "c": "1", "d": True, "e": float("nan")}, "f": None}
     assert number(record, "a", "b") == 1.5

@@ -53,6 +53,8 @@ def test_one_value_and_none() -> None:
         scale = lay_out(axis, [3.0], begin=0, end=100)
         assert 0 <= scale(3.0) <= 100
         assert lay_out(axis, [], begin=0, end=100).ticks
+    epoch = lay_out(Axis("epoch", whole=True), [1], begin=0, end=100)
+    assert (epoch.ticks, epoch(1)) == ((1,), 50)  # in the middle, not at the edge
 
 
 def test_what_has_no_place() -> None:

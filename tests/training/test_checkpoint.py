@@ -1,9 +1,12 @@
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
 
 from sce.errors import InputError
@@ -137,6 +140,47 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         load_state(tmp_path / "weights", make_trained())
 
 
+def rewrite(path: Path, change: Callable[[dict[str, torch.Tensor], dict[str, str]], None]) -> None:
+    """Write a file again as safetensors would, valid but for what was changed."""
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = dict(file.metadata())
+    change(tensors, metadata)
+    save_file(tensors, path, metadata)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors, _: tensors["a"].add_(1e-7),
+        lambda tensors, _: tensors.update(b=tensors.pop("a")),
+        lambda tensors, _: tensors.update(a=tensors["a"].view(3, 2)),
+        lambda tensors, _: tensors.update(a=tensors["a"].view(torch.int32)),
+        lambda tensors, _: tensors.update(more=torch.zeros(1)),
+        lambda _, metadata: metadata.update(epoch="4"),
+        lambda _, metadata: metadata.clear(),
+    ],
+    ids=["value", "name", "shape", "type", "another", "metadata", "digest"],
+)
+def test_a_file_that_was_altered_is_refused(
+    change: Callable[[dict[str, torch.Tensor], dict[str, str]], None], tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    write_tensors(file, {"a": torch.rand(2, 3)}, {"epoch": "3"})
+    assert read_tensors(file)[1] == {"epoch": "3"}
+    rewrite(file, change)
+    with pytest.raises(InputError, match=r"file is half-written or altered: .*checksum"):
+        read_tensors(file)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_tensors_of_any_type_come_back(dtype: torch.dtype, tmp_path: Path) -> None:
+    given = {"scalar": torch.ones((), dtype=dtype), "empty": torch.ones(0, 3, dtype=dtype)}
+    write_tensors(tmp_path / "file", given, {})
+    found, _ = read_tensors(tmp_path / "file")
+    assert all(torch.equal(found[name], tensor) for name, tensor in given.items())
+
+
 def test_an_epoch_sums_up() -> None:
     so_far = EpochSoFar(loss_sum=6.0, targets=4, bucket_sums=[1.0, 2.0, 3.0], bucket_samples=2)
     assert so_far.summary() == {
@@ -144,6 +188,21 @@ def test_an_epoch_sums_up() -> None:
         "buckets": {"picked_once": 0.5, "placed": 1.0, "correct_in_bucket": 1.5},
     }
     assert EpochSoFar().summary() == {"loss": 0.0, "buckets": None}
+
+
+@pytest.mark.parametrize("samples", [0, 4])
+def test_an_epoch_opened_again_sums_up_as_before(samples: int) -> None:
+    so_far = EpochSoFar(3, 6.0, 4, [1.0, 2.0, 3.0], samples, seconds=7.0, memory_mib=8.0)
+    record = {
+        **so_far.summary(),
+        "steps": 3,
+        "targets": 4,
+        "seconds": {"training": 7.0, "evaluation": 0.0},
+        "memory_mib": {"training": 8.0, "evaluation": None},
+    }
+    again = EpochSoFar.whole(record)
+    assert again.summary() == so_far.summary()
+    assert (again.step, again.targets, again.seconds, again.memory_mib) == (3, 4, 7.0, 8.0)
 
 
 def test_progress_is_json() -> None:

@@ -22,7 +22,7 @@ def test_auto_takes_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_device("cpu") == CPU
 
 
-@pytest.mark.parametrize("name", ["gpu", "cuda:x", ""])
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", "", "meta", "cpu:1", "cpu:99", "xpu", "cuda:-1"])
 def test_names_that_are_none(name: str) -> None:
     with pytest.raises(InputError, match="device is auto, cpu, cuda or cuda:N; got"):
         resolve_device(name)

@@ -58,7 +58,7 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
             file=screen, force_terminal=True, width=100, highlight=False, color_system=None
         )
 
-    monkeypatch.setattr(display, "Console", console)
+    monkeypatch.setattr(display, "_Stderr", console)
     with make_display() as shown:
         shown.epoch(RECORD, seconds_left=10)
         shown.step(3, 5, 10, 1.9999, 65.0)
@@ -68,3 +68,48 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.search(r"epoch 3/9 .* loss 1\.9999  ndcg@10 0\.5000  [\d,]+ MiB  1:05 left", text)
     assert re.search(r"evaluating validation .* 512 of 1,024 users", text)
     assert "epoch 2/9  loss 1.2346" in text
+
+
+def use_stderr(monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
+    class Broken(io.StringIO):
+        def write(self, _: str) -> int:
+            raise error
+
+    monkeypatch.setattr("sys.stderr", Broken())
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (BrokenPipeError(32, "Broken pipe"), 1),  # a reader such as head went away
+        (OSError(5, "Input/output error"), 0),  # the terminal was closed
+        (OSError(28, "No space left on device"), 0),
+    ],
+)
+def test_a_stderr_that_cannot_be_written_ends_nothing(
+    error: OSError, lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_stderr(monkeypatch, error)
+    told: list[None] = []
+    memory = PeakMemory(torch.device("cpu"))
+    with Display(wanted=True, epochs=9, memory=memory, on_lost=lambda: told.append(None)) as shown:
+        shown.epoch(RECORD, seconds_left=10)
+        shown.note("a note")
+        shown.step(3, 5, 10, 1.9999, 65.0)
+    assert len(told) == lost  # once: after that it is silent
+
+
+def test_a_bar_on_a_terminal_that_was_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed(io.StringIO):
+        def write(self, _: str) -> int:
+            raise OSError(5, "Input/output error")
+
+    stderr = display._Stderr
+
+    def console(**options: Any) -> Console:
+        return stderr(file=Closed(), force_terminal=True)
+
+    monkeypatch.setattr(display, "_Stderr", console)
+    with make_display() as shown:
+        shown.step(3, 5, 10, 1.9999, 65.0)
+        shown.epoch(RECORD, seconds_left=10)

@@ -5,13 +5,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sce.data.prepared import PreparedDataset
+from sce.errors import InputError
 from sce.evaluation.evaluate import Metrics
+from sce.evaluation.ranking import Popularity
 from sce.losses import CrossEntropy, ScalableCrossEntropy
 from sce.training import epochs
-from sce.training.loop import TrainingWarning
+from sce.training.checkpoint import read_tensors
+from sce.training.keeper import Keeper
+from sce.training.loop import FitResult, TrainingWarning
 from sce.training.run import Run
 from sce.training.watch import DivergenceError
 from tests.cycle_data import QUICK, make_cycle, quietly, settings, small_model
@@ -35,7 +39,8 @@ def scores(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         found = iter(values)
 
         def scripted(model: object, data: object, *, split: str, **_: Any) -> Metrics:
-            score = next(found) if split == "validation" else 0.0
+            asked = split == "validation" and not isinstance(model, Popularity)
+            score = next(found) if asked else 0.0
             return Metrics({"ndcg@10": score}, users=1, seen_targets=0)
 
         monkeypatch.setattr(epochs, "evaluate", scripted)
@@ -103,7 +108,7 @@ def test_the_last_epoch_is_evaluated_in_any_case(
 def test_the_best_weights_come_back(
     dataset: PreparedDataset, scores: Callable[..., None], tmp_path: Path
 ) -> None:
-    scores(0.1, 0.3, 0.2, 0.1, *[0.0] * 2)
+    scores(0.1, 0.3, 0.2, 0.1)
     model = small_model(dataset)
     weights: list[dict[str, Tensor]] = []
 
@@ -120,6 +125,45 @@ def test_the_best_weights_come_back(
     )
     assert all(torch.equal(value, weights[1][name]) for name, value in model.state_dict().items())
     assert not torch.equal(weights[1]["catalogue"], weights[3]["catalogue"])
+
+
+class Scaled(CrossEntropy):
+    """A loss with a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, states: Tensor, *rest: Tensor, **options: Any) -> Tensor:
+        return super().forward(states * self.scale, *rest, **options)
+
+
+def test_the_best_weights_of_the_loss_come_back_too(
+    dataset: PreparedDataset, scores: Callable[..., None], tmp_path: Path
+) -> None:
+    scores(0.1, 0.3, 0.2)
+    loss, scales = Scaled(), []
+    quietly(
+        small_model(dataset),
+        loss,
+        dataset,
+        settings=settings(epochs=3),
+        on_epoch=lambda _: scales.append(loss.scale.item()),
+        out=tmp_path / "run",
+    )
+    assert len(set(scales)) == 3
+    assert loss.scale.item() == scales[1]
+    again = Scaled()
+    quietly(
+        small_model(dataset),
+        again,
+        dataset,
+        settings=settings(epochs=3),
+        out=tmp_path / "run",
+        resume=True,
+    )
+    assert again.scale.item() == scales[1]
+    assert "scale" not in read_tensors(tmp_path / "run" / "best.safetensors")[0]
 
 
 # --- loss that is no number
@@ -159,6 +203,54 @@ def test_nan_stops_with_step_batch_and_hint_and_the_good_state_is_kept(
     assert len(caught.value.rows) == 16
     assert (out / "resume.safetensors").read_bytes() == good[0]
     assert not (out / "result.json").exists()
+
+
+def test_after_nan_a_lower_rate_goes_on(dataset: PreparedDataset, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(DivergenceError, match="with --resume to go on from the last good state"):
+        quietly(small_model(dataset), Breaks(5), dataset, settings=QUICK, out=out)
+
+    def go_on(**changes: Any) -> FitResult:
+        result: FitResult = quietly(
+            small_model(dataset),
+            Breaks(99),
+            dataset,
+            settings=settings(**changes),
+            out=out,
+            resume=True,
+        )
+        return result
+
+    with pytest.raises(InputError, match=r"other settings: training.seed was 0 and is now 1"):
+        go_on(learning_rate=1e-3, seed=1)
+    assert go_on(learning_rate=1e-3, clip_norm=1.0).epochs == 2
+    manifest = json.loads((out / "run.json").read_text())
+    assert manifest["config"]["training"]["learning_rate"] == 1e-3
+    changed = {"training.clip_norm": None, "training.learning_rate": 1e-2}
+    assert manifest["before"] == [changed]  # what the first epochs were trained with
+    with pytest.raises(InputError, match=r"training.learning_rate was 0.001 and is now 0.01"):
+        go_on(epochs=3, clip_norm=1.0)
+
+
+def test_nan_loses_no_best_epoch_that_was_only_in_memory(
+    dataset: PreparedDataset,
+    scores: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scores(0.1, 0.2, 0.3)
+    out, model = tmp_path / "run", small_model(dataset)
+    weights: list[Tensor] = []
+
+    def remember(_: object) -> None:
+        weights.append(model.catalogue.detach().clone())
+
+    monkeypatch.setattr(Keeper, "due", lambda *_: False)  # nothing is saved before the end
+    with pytest.raises(DivergenceError, match="the best epoch so far, 2, is in"):
+        quietly(model, Breaks(8), dataset, settings=settings(epochs=3), out=out, on_epoch=remember)
+    tensors, metadata = read_tensors(out / "best.safetensors")
+    assert metadata == {"epoch": "2"}
+    assert torch.equal(tensors["catalogue"], weights[1])
 
 
 @ONE_STEP

@@ -11,6 +11,8 @@ from sce.training.journal import Journal, check_tensorboard
 from sce.training.run import Run
 from tests.cycle_data import make_cycle
 
+CONFIG: dict[str, Any] = {"model": {}, "loss": {}, "training": {}}
+
 
 def record(epoch: int, **changes: Any) -> dict[str, Any]:
     return {
@@ -26,7 +28,7 @@ def record(epoch: int, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    return start_run(tmp_path / "run", make_cycle(tmp_path / "data"), config={}, derived={})
+    return start_run(tmp_path / "run", make_cycle(tmp_path / "data"), config=CONFIG, derived={})
 
 
 def test_each_record_is_a_line_at_once(run: Run) -> None:

@@ -1,3 +1,4 @@
+import os
 import random
 import warnings
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from sce.data.batches import DeviceSequences
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
 from sce.evaluation.evaluate import evaluate
+from sce.evaluation.ranking import Popularity
 from sce.losses import CrossEntropy, ScalableCrossEntropy
 from sce.models.sasrec import SASRec
 from sce.training import loop
@@ -61,7 +63,10 @@ def test_the_model_is_left_with_what_the_result_says(dataset: PreparedDataset) -
     assert not model.training
     assert evaluate(model, dataset, split="test").values == result.test
     assert evaluate(model, dataset).values == result.validation
-    assert result.popularity is None  # of a run on disk only
+    popular = Popularity(dataset.train, dataset.n_items)
+    assert result.popularity == {
+        split: evaluate(popular, dataset, split=split).values for split in ("validation", "test")
+    }
 
 
 class Averages(nn.Module):
@@ -238,6 +243,63 @@ def test_models_that_do_not_fit_are_refused(
 def test_a_loss_must_be_a_scalar(dataset: PreparedDataset) -> None:
     with pytest.raises(InputError, match=r"scalar; got one of shape \[16, 6\]"):
         quietly(small_model(dataset), CrossEntropy(reduction="none"), dataset, settings=QUICK)
+
+
+def test_a_loss_that_forgets_its_graph(dataset: PreparedDataset) -> None:
+    def as_float(*arguments: Tensor) -> float:
+        return float(CrossEntropy()(*arguments).detach())
+
+    def detached(*arguments: Tensor) -> Tensor:
+        loss: Tensor = CrossEntropy()(*arguments)
+        return loss.detach()
+
+    with pytest.raises(InputError, match="a loss must be a scalar tensor; got a float"):
+        quietly(small_model(dataset), as_float, dataset, settings=QUICK)
+    with pytest.raises(InputError, match="depends on no parameter"):
+        quietly(small_model(dataset), detached, dataset, settings=QUICK)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dataset": "data/clicks"}, r"such as PreparedDataset.load\(path\); got 'data/clicks'"),
+        ({"loss": "sce"}, "a loss is a function of states, catalogue and targets, .* got 'sce'"),
+        ({"settings": {"epochs": 3}}, r"settings are TrainingSettings\(...\); got {'epochs': 3}"),
+    ],
+)
+def test_what_is_no_dataset_loss_or_settings(
+    changes: dict[str, Any], message: str, dataset: PreparedDataset
+) -> None:
+    given: dict[str, Any] = {"loss": CrossEntropy(), "dataset": dataset, "settings": QUICK}
+    with pytest.raises(InputError, match=message):
+        quietly(small_model(dataset), **(given | changes))
+
+
+def test_one_training_at_a_time_in_a_directory(dataset: PreparedDataset, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    refused = []
+
+    def again(_: object) -> None:
+        before = {file.name: file.read_bytes() for file in out.iterdir()}
+        for option in ("resume", "force"):
+            with pytest.raises(InputError, match=f"is being trained in by process {os.getpid()}"):
+                quietly(
+                    small_model(dataset),
+                    CrossEntropy(),
+                    dataset,
+                    settings=QUICK,
+                    out=out,
+                    **{option: True},
+                )
+            refused.append(option)
+        assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+
+    given = (small_model(dataset), CrossEntropy(), dataset)
+    quietly(*given, settings=settings(epochs=1), out=out, on_epoch=again)
+    assert refused == ["resume", "force"]
+    quietly(*given, settings=QUICK, out=out, resume=True)
+    quietly(*given, settings=settings(epochs=1), out=out, force=True, on_epoch=again)
+    assert not (out / ".lock").exists()
 
 
 def test_resuming_needs_a_run(dataset: PreparedDataset) -> None:

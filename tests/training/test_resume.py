@@ -54,6 +54,7 @@ def train(
     loss: Hooked | None = None,
     *,
     resume: bool = True,
+    on_epoch: Callable[[dict[str, Any]], None] | None = None,
     **changes: Any,
 ) -> FitResult:
     # Dropout, random buckets and an order: everything random that there is.
@@ -65,8 +66,19 @@ def train(
         settings=TrainingSettings(**(BASE | changes)),
         out=out,
         resume=resume,
+        on_epoch=on_epoch,
         progress=False,
     )
+
+
+def stop_at(epoch: int) -> Callable[[dict[str, Any]], None]:
+    """Send a signal when so many epochs are done."""
+
+    def stop(record: dict[str, Any]) -> None:
+        if record["epoch"] == epoch:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return stop
 
 
 def outcome(out: Path) -> dict[str, Any]:
@@ -162,6 +174,30 @@ def test_a_signal_during_the_last_evaluation(
         train(dataset, tmp_path / "run")
     monkeypatch.undo()
     train(dataset, tmp_path / "run")
+    assert outcome(tmp_path / "run") == unbroken
+
+
+def test_signals_while_saving_lose_nothing(
+    dataset: PreparedDataset,
+    unbroken: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def twice() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        twice()
+        save_file(*arguments, **options)
+        twice()
+
+    hooked = Hooked(2, lambda: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(checkpoint, "save_file", interrupted)
+    with pytest.raises(TrainingInterrupted, match="epoch 1 after step 2 of 3"):
+        train(dataset, tmp_path / "run", hooked)
+    monkeypatch.undo()
+    train(dataset, tmp_path / "run", Hooked(STEPS + 2, lambda: pytest.fail("steps again")))
     assert outcome(tmp_path / "run") == unbroken
 
 
@@ -263,6 +299,59 @@ def test_resuming_a_finished_run_changes_nothing(
     again = train(dataset, tmp_path / "run", Hooked(1, lambda: pytest.fail("a step was made")))
     assert again.test == first.test
     assert outcome(tmp_path / "run") == unbroken
+
+
+def test_no_more_epochs_than_are_done(
+    dataset: PreparedDataset, unbroken: dict[str, Any], tmp_path: Path
+) -> None:
+    # Of nine epochs two are done, and the third has been begun or has not.
+    for step in (2 * STEPS, 2 * STEPS + 1):
+        out = tmp_path / f"run{step}"
+        interrupt = Hooked(step, lambda: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(TrainingInterrupted):
+            train(dataset, out, interrupt, epochs=9)
+        result = train(dataset, out, Hooked(1, lambda: pytest.fail("a step was made")))
+        assert (result.epochs, result.stopped) == (2, "epochs")
+        found = outcome(out)
+        assert found["result"] == unbroken["result"]
+        assert found["weights"] == unbroken["weights"]
+        assert found["epochs"] == unbroken["epochs"]
+
+
+def test_the_last_epoch_wanted_is_evaluated_though_it_was_not_to_be(
+    dataset: PreparedDataset, tmp_path: Path
+) -> None:
+    train(dataset, tmp_path / "unbroken", evaluate_every=9)
+    interrupt = Hooked(2 * STEPS + 1, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(TrainingInterrupted):
+        train(dataset, tmp_path / "middle", interrupt, epochs=9, evaluate_every=9)
+    with pytest.raises(InputError, match="in the middle of epoch 3, and none of the 2 before it"):
+        train(dataset, tmp_path / "middle", evaluate_every=9)
+
+    with pytest.raises(TrainingInterrupted):
+        train(dataset, tmp_path / "run", epochs=9, evaluate_every=9, on_epoch=stop_at(2))
+    train(
+        dataset,
+        tmp_path / "run",
+        Hooked(1, lambda: pytest.fail("a step was made")),
+        evaluate_every=9,
+    )
+    expected, found = outcome(tmp_path / "unbroken"), outcome(tmp_path / "run")
+    assert found["epochs"][1].pop("loss") == pytest.approx(expected["epochs"][1].pop("loss"))
+    assert found == expected
+
+
+def test_more_epochs_later_keep_the_evaluation_that_was_last(
+    dataset: PreparedDataset, tmp_path: Path
+) -> None:
+    def evaluated(out: Path) -> list[int]:
+        return [r["epoch"] for r in Run.open(out).metrics() if r["validation"] is not None]
+
+    train(dataset, tmp_path / "unbroken", epochs=5, evaluate_every=2)
+    assert evaluated(tmp_path / "unbroken") == [2, 4, 5]
+    train(dataset, tmp_path / "run", epochs=3, evaluate_every=2)
+    train(dataset, tmp_path / "run", epochs=5, evaluate_every=2)
+    assert evaluated(tmp_path / "run") == [2, 3, 4, 5]  # as the setting says
 
 
 def test_early_stopping_counts_across_an_interruption(

@@ -1,6 +1,7 @@
 import json
 import pickle
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,46 @@ def test_damage_is_said(damage: Any, message: str, run: Run) -> None:
         Run.open(run.path)
 
 
+def leaves(content: Any, *place: str) -> Iterator[tuple[str, ...]]:
+    """Where each key of nested objects stands."""
+    if isinstance(content, dict):
+        for key, inner in content.items():
+            yield (*place, key)
+            yield from leaves(inner, *place, key)
+
+
+def complaint(path: Path) -> str:
+    """What is said when a model is loaded, if that fails."""
+    try:
+        load_model(Run.open(path))
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def test_whatever_is_altered_in_the_manifest_is_said_or_does_no_harm(run: Run) -> None:
+    file = run.path / "run.json"
+    whole = file.read_text()
+    other_words = {"format": "of something else", "config": "of another model"}
+    refused: set[str] = set()
+    for place in leaves(json.loads(whole)):
+        for wrong in (None, "x", -1, 2.5, True, [], [1], {}, {"x": 1}, ...):
+            content = inner = json.loads(whole)
+            for key in place[:-1]:
+                inner = inner[key]
+            inner[place[-1]] = wrong
+            if wrong is ...:
+                del inner[place[-1]]
+            file.write_text(json.dumps(content))
+            said = complaint(run.path)
+            if said:
+                refused.add(".".join(place))
+                words = (*place, other_words.get(place[0], place[0]))
+                assert any(word in said for word in words), (place, wrong, said)
+    assert refused >= set(json.loads(whole))
+    assert refused >= {"dataset.n_items", "config.model.dim", "files.items_values.npy.blake2b"}
+
+
 def edit(path: Path, drop: str = "", **changes: Any) -> None:
     manifest = json.loads((path / "run.json").read_text()) | changes
     manifest.pop(drop, None)
@@ -104,6 +145,15 @@ def test_a_file_and_an_empty_directory_are_no_runs(tmp_path: Path) -> None:
         Run.open(tmp_path / "empty")
 
 
+@pytest.mark.parametrize(
+    "damage", [lambda file: file.write_bytes(file.read_bytes()[:-9]), lambda file: flip(file)]
+)
+def test_weights_that_are_cut_or_altered_are_refused(damage: Any, run: Run) -> None:
+    damage(run.best_weights)
+    with pytest.raises(InputError, match=r"best.safetensors is half-written or altered"):
+        load_model(run)
+
+
 def test_weights_of_another_shape_are_refused(run: Run) -> None:
     write_tensors(run.best_weights, SASRec(7, MODEL).state_dict(), {})
     with pytest.raises(InputError, match=r"best.safetensors is of another model"):
@@ -116,12 +166,23 @@ def test_a_model_of_the_users_own_cannot_be_built(dataset: PreparedDataset, tmp_
         load_model(run)
 
 
+def test_a_run_is_no_dataset(run: Run) -> None:
+    with pytest.raises(InputError, match=r"is not a prepared dataset: it has no dataset.json"):
+        run.load_dataset(run.path)
+
+
 def test_torn_records(run: Run) -> None:
     run.metrics_file.write_text('{"epoch": 1}\n{"epo')
     assert run.metrics() == [{"epoch": 1}]
     run.metrics_file.write_text('{"epoch": 1}\n{"epo\n')
     with pytest.raises(InputError, match=r"metrics.jsonl cannot be read"):
         run.metrics()
+    run.metrics_file.write_text("{}\n[1]\n")
+    with pytest.raises(InputError, match=r"metrics.jsonl, line 2 is no object"):
+        run.metrics()
+    run.result_file.write_text("[]")
+    with pytest.raises(InputError, match=r"result.json is no object"):
+        run.result()
     run.result_file.write_text("{")
     with pytest.raises(InputError, match=r"result.json cannot be read"):
         run.result()

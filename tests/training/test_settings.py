@@ -11,7 +11,10 @@ from sce.training.settings import TrainingSettings
     [
         ({"epochs": 0}, "training.epochs must be at least 1; got 0"),
         ({"batch_size": -1}, "training.batch_size must be at least 1"),
+        ({"batch_size": 10**20}, "training.batch_size must be at most 2,147,483,647"),
         ({"patience": -1}, "training.patience must not be negative"),
+        ({"seed": -1}, "training.seed lies between 0 and"),
+        ({"seed": 2**63}, "training.seed lies between 0 and"),
         ({"learning_rate": 0.0}, "training.learning_rate must be above 0"),
         ({"learning_rate": float("nan")}, "training.learning_rate must be above 0"),
         ({"clip_norm": -1.0}, "training.clip_norm must be above 0"),
@@ -20,8 +23,20 @@ from sce.training.settings import TrainingSettings
         ({"precision": "fp8"}, "training.precision is one of float32"),
         ({"warmup_steps": 5}, "belongs to the schedule warmup-cosine"),
         ({"warmup_steps": -5, "schedule": "warmup-cosine"}, "must not be negative"),
+        ({"catalogue_learning_rate": 0.1}, "belongs to training.row_wise, which is off"),
+        ({"row_wise": True, "catalogue_learning_rate": 0.0}, "must be above 0"),
+        ({"row_wise": True, "clip_norm": 1.0}, "clip_norm does not go with training.row_wise"),
+        ({"row_wise": True, "weight_decay": 0.1}, "weight_decay does not go with"),
+        ({"row_wise": True, "compile": True}, "compile does not go with"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         TrainingSettings(**wrong)
+
+
+def test_the_catalogue_has_a_rate_of_its_own_when_it_is_updated_by_rows() -> None:
+    assert TrainingSettings().catalogue_learning_rate is None
+    assert TrainingSettings(row_wise=True).catalogue_learning_rate == 0.01
+    given = TrainingSettings(row_wise=True, catalogue_learning_rate=0.3)
+    assert given.catalogue_learning_rate == 0.3

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sce.errors import InputError
-from sce.evaluation.evaluate import KS, Metrics
+from sce.evaluation.evaluate import Metrics
 from sce.evaluation.evaluate import evaluate as measure
 from sce.evaluation.ranking import Popularity, Ranker
 from sce.training.device import resolve_device
@@ -46,13 +46,14 @@ def evaluate(
         batch_size: Users at once.
         as_json: Print JSON instead of a table.
     """
-    ks = sorted(set(k or KS))
+    if k is not None and not k:
+        raise InputError("--k names no depth; leave it out for 1 5 10 20 50")
     opened = Run.open(run)
     place = resolve_device(device)
     dataset = opened.load_dataset(data)
     if not len(dataset.test):
         raise InputError(f"{dataset.path} has no test users: there is nothing to evaluate")
-    loss = opened.config["loss"]["name"]
+    loss = opened.loss
     rankers: dict[str, Ranker] = {
         loss: load_model(opened, place),
         "popularity": Popularity(dataset.train, dataset.n_items, device=place),
@@ -63,7 +64,7 @@ def evaluate(
                 ranker,
                 dataset,
                 split=split,
-                ks=ks,
+                ks=sorted(set(k)) if k else None,
                 keep_seen=keep_seen,
                 batch_size=batch_size,
                 progress=partial(tell, name),
@@ -76,13 +77,29 @@ def evaluate(
         values = {"model": found[loss].values, "popularity": found["popularity"].values}
         print(json.dumps(facts | of_users | values))
         return
+    show_metrics({name: m.values for name, m in found.items()}, title=split)
     console = output_console()
-    console.print(metrics_table({name: m.values for name, m in found.items()}, title=split))
-    console.print()
     console.print(_closing_line(found[loss], keep_seen), soft_wrap=True, markup=False)
 
 
-def metrics_table(rows: Mapping[str, Mapping[str, float]], *, title: str) -> Table:
+def show_metrics(rows: Mapping[str, Mapping[str, float]], *, title: str) -> None:
+    """Say how a model compares with popularity, in one line, and then in a table."""
+    console = output_console()
+    console.print(_verdict(*rows.values()), soft_wrap=True, markup=False)
+    console.print()
+    console.print(_metrics_table(rows, title=title))
+    console.print()
+
+
+def _verdict(model: Mapping[str, float], popularity: Mapping[str, float]) -> str:
+    names = [name for name in model if name.startswith("ndcg@")]
+    name = "ndcg@10" if "ndcg@10" in names else names[-1]
+    value, other = model[name], popularity[name]
+    times = f": {value / other:.1f} times as much" if other else ""
+    return f"{name.upper()} {value:.4f} against {other:.4f} of popularity{times}"
+
+
+def _metrics_table(rows: Mapping[str, Mapping[str, float]], *, title: str) -> Table:
     """Lay out metrics by name (such as "ndcg@10") of several rankers: a column for each depth."""
     ks = [int(name.partition("@")[2]) for name in next(iter(rows.values())) if "ndcg@" in name]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)

@@ -110,7 +110,7 @@ class Account:
     why_not: str
     given: int = 0
     left_out: int = 0
-    left_out_examples: list[Id] = field(default_factory=list)
+    left_out_examples: list[str] = field(default_factory=list)
     unknown: int = 0
     unknown_examples: list[Id] = field(default_factory=list)
 
@@ -120,7 +120,10 @@ class Account:
         if not found.known:
             self.left_out += 1
             if len(self.left_out_examples) < _EXAMPLES:
-                self.left_out_examples.append(user)
+                items = _examples(found.unknown[:_EXAMPLES], len(found.unknown)) or "empty"
+                self.left_out_examples.append(
+                    f"{user}: {items}" if self.one == "history" else str(user)
+                )
         elif found.unknown:
             self.unknown += len(found.unknown)
             self.unknown_examples += found.unknown[: _EXAMPLES - len(self.unknown_examples)]
@@ -132,7 +135,7 @@ class Account:
         if self.left_out == self.given:
             raise InputError(
                 f"nothing to recommend for {self._of_given(self.given)}: {self.why_not} "
-                f"({_examples(self.left_out_examples, self.left_out)})"
+                f"({self._who()})"
             )
 
     def tell(self) -> None:
@@ -140,7 +143,7 @@ class Account:
         if self.left_out:
             print(
                 f"sce: skipped {self.left_out:,} of {self._of_given(self.given)}: {self.why_not} "
-                f"({_examples(self.left_out_examples, self.left_out)})",
+                f"({self._who()})",
                 file=sys.stderr,
             )
         if self.unknown:
@@ -151,12 +154,16 @@ class Account:
                 file=sys.stderr,
             )
 
+    def _who(self) -> str:
+        separator = "; " if self.one == "history" else ", "
+        return _examples(self.left_out_examples, self.left_out, separator)
+
     def _of_given(self, count: int) -> str:
         return f"{count:,} {self.one if count == 1 else self.many}"
 
 
-def _examples(some: Sequence[Id], all_: int) -> str:
-    return ", ".join(str(one) for one in some) + (" ..." if all_ > len(some) else "")
+def _examples(some: Sequence[object], all_: int, separator: str = ", ") -> str:
+    return separator.join(str(one) for one in some) + (" ..." if all_ > len(some) else "")
 
 
 def _from_histories(

@@ -5,14 +5,14 @@ import shlex
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, TextIO, get_type_hints
 
 from cyclopts import Group, Parameter
 
-from sce.cli.evaluate import metrics_table, output_console
+from sce.cli.evaluate import output_console, show_metrics
 from sce.config import SECTIONS, Config, describe_settings, load_toml
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
@@ -74,7 +74,7 @@ def train(  # noqa: D417 - the settings document themselves
                 tensorboard=tensorboard,
             )
     except TrainingInterrupted as interruption:
-        print(f"sce: {interruption}; go on with the same command and --resume", file=sys.stderr)
+        _say(f"{interruption}; go on with the same command and --resume")
         return interruption.exit_code
     _show(result, out, chosen.loss.name)
     return 0
@@ -147,6 +147,11 @@ def _sign(options: list[inspect.Parameter]) -> None:
 _sign(_options())
 
 
+def _say(text: str) -> None:
+    with suppress(OSError):  # nobody may be there to read it
+        print(f"sce: {text}", file=sys.stderr, flush=True)
+
+
 @contextmanager
 def _plain_warnings() -> Iterator[None]:
     """Show our warnings as one line each; those of others as ever."""
@@ -163,7 +168,7 @@ def _plain_warnings() -> Iterator[None]:
             line: str | None = None,
         ) -> None:
             if issubclass(category, TrainingWarning):
-                print(f"sce: warning: {message}", file=sys.stderr, flush=True)
+                _say(f"warning: {message}")
             else:
                 usual(message, category, filename, lineno, file, line)
 
@@ -174,9 +179,7 @@ def _plain_warnings() -> Iterator[None]:
 def _show(result: FitResult, out: Path, loss: str) -> None:
     console = output_console()
     if result.test is not None and result.popularity is not None:
-        rows = {loss: result.test, "popularity": result.popularity["test"]}
-        console.print(metrics_table(rows, title="test"))
-        console.print()
+        show_metrics({loss: result.test, "popularity": result.popularity["test"]}, title="test")
     for name, value in _closing_lines(result, out):
         console.print(f"{name:<12}{value}", soft_wrap=True, markup=False)
 

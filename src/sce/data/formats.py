@@ -1,5 +1,6 @@
 """What the files look like: general layouts, the published datasets' own, and columns' names."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,9 +144,10 @@ def choose_format(path: Path, name: str = "auto") -> Format:
             )
         chosen = FORMATS[ENDINGS[ending]]
     if chosen.layout == "parquet" and path.name != _without_compression(path.name):
+        command = "gunzip" if path.suffix.lower() == ".gz" else "unzstd"
         raise InputError(
             f"{path}: a parquet file is compressed inside and cannot be read through "
-            f"{path.suffix}; decompress it first"
+            f"{path.suffix}; decompress it first: {command} {shlex.quote(str(path))}"
         )
     return chosen
 

@@ -247,7 +247,7 @@ def _read_manifest(path: Path, whole: bool = True) -> dict[str, Any]:
         raise InputError(f"{path} is a file, not a prepared dataset (a directory)")
     file = path / MANIFEST
     if not file.is_file():
-        if any(path.glob("*.npy")):
+        if any(_OF_DATASET.fullmatch(entry.name) for entry in path.iterdir()):
             raise _damaged(path, f"{MANIFEST} is missing")
         raise InputError(
             f"{path} is not a prepared dataset: it has no {MANIFEST}; make one with: sce prepare"

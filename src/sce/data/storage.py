@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from sce.errors import InputError
 
 # 256 bits of BLAKE2b, about a gigabyte a second on one core; `b2sum -l 256 FILE` shows the same.
-_new_digest = partial(hashlib.blake2b, digest_size=32)
+new_digest = partial(hashlib.blake2b, digest_size=32)
 
 
 @contextmanager
@@ -102,12 +102,12 @@ def map_array(path: Path) -> NDArray[Any]:
 def digest_file(path: Path) -> str:
     """The digest of a file's bytes."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, _new_digest).hexdigest()
+        return hashlib.file_digest(file, new_digest).hexdigest()
 
 
 def digest_bytes(data: bytes) -> str:
     """The digest of these bytes."""
-    return _new_digest(data).hexdigest()
+    return new_digest(data).hexdigest()
 
 
 def _sibling(path: Path, word: str) -> Path:

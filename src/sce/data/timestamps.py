@@ -86,16 +86,33 @@ def _read_text(column: pl.Series) -> pl.Series:
     numbers = _as_integers_if_whole(trimmed.cast(pl.Float64, strict=False))
     if numbers.null_count() == column.null_count():
         return numbers
-    instants = pl.Series(column.name, [None], pl.Datetime("us")).new_from_index(0, len(column))
-    for form in _ISO_8601:
-        if instants.null_count() == column.null_count():
-            break
-        # Only what is still unread: most columns have one form, and most forms fail at once.
-        unread = trimmed.set(instants.is_not_null(), None)
-        read = unread.str.to_datetime(form, time_unit="us", strict=False)
-        instants = instants.zip_with(instants.is_not_null(), read.dt.replace_time_zone(None))
+    instants = _read_iso(trimmed, "us")
+    if _is_finer(trimmed, instants):
+        instants = _read_iso(trimmed, "ns")
     # What fewer values contradict is what was meant: the caller reports those that do.
     return instants if instants.null_count() < numbers.null_count() else numbers
+
+
+def _read_iso(text: pl.Series, unit: Literal["us", "ns"]) -> pl.Series:
+    instants = pl.Series(text.name, [None], pl.Datetime(unit)).new_from_index(0, len(text))
+    for form in _ISO_8601:
+        if instants.null_count() == text.null_count():
+            break
+        # Only what is still unread: most columns have one form, and most forms fail at once.
+        unread = text.set(instants.is_not_null(), None)
+        read = unread.str.to_datetime(form, time_unit=unit, strict=False)
+        instants = instants.zip_with(instants.is_not_null(), read.dt.replace_time_zone(None))
+    return instants
+
+
+def _is_finer(text: pl.Series, instants: pl.Series) -> bool:
+    """Whether microseconds lose what is written, and 64 bits of nanoseconds hold all of it."""
+    lengths = text.str.len_bytes().max()
+    if not isinstance(lengths, int) or lengths <= len("2024-01-01 00:00:00.000000"):
+        return False
+    years = instants.dt.year().drop_nulls()
+    held = not len(years) or bool(years.is_between(1678, 2261).all())
+    return held and bool(text.str.contains(r"\.\d{7}").any())
 
 
 def _as_integers_if_whole(numbers: pl.Series) -> pl.Series:

@@ -60,7 +60,7 @@ def evaluate(
     dataset: Evaluated,
     *,
     split: Literal["validation", "test"] = "validation",
-    ks: Sequence[int] = KS,
+    ks: Sequence[int] | None = None,
     keep_seen: bool = False,
     batch_size: int = 512,
     max_length: int | None = None,
@@ -75,7 +75,7 @@ def evaluate(
             has a `catalogue` [C, d]. A module is put into evaluation mode and back again.
         dataset: The prepared dataset.
         split: Which event is the target: the last but one (validation) or the last (test).
-        ks: The depths of the metrics.
+        ks: The depths of the metrics; by default 1, 5, 10, 20 and 50, for any catalogue.
         keep_seen: Rank the items that the user has had before too. Without it they are left out,
             and a target among them is a miss.
         batch_size: Users at once.
@@ -86,6 +86,7 @@ def evaluate(
         progress: Called with the number of users done, after each batch.
     """
     _check(model, dataset, split, ks, batch_size)
+    ks = KS if ks is None else ks
     catalogue, held_out = model.catalogue.detach(), HELD_OUT[split]
     sequences = DeviceSequences.place(dataset.test, device or catalogue.device)
     if max_length is None:
@@ -170,12 +171,16 @@ def _evaluating(model: object) -> Iterator[None]:
 
 
 def _check(
-    model: Ranker, dataset: Evaluated, split: str, ks: Sequence[int], batch_size: int
+    model: Ranker, dataset: Evaluated, split: str, ks: Sequence[int] | None, batch_size: int
 ) -> None:
     if split not in HELD_OUT:
         raise InputError(f"split is validation or test; got {split!r}")
-    if not ks or min(ks) < 1:
+    if ks is not None and (not ks or min(ks) < 1):
         raise InputError(f"ks are ranks from 1 on, at least one; got {list(ks)}")
+    if ks is not None and max(ks) > dataset.n_items:
+        raise InputError(
+            f"k is {max(ks):,}, but the catalogue has only {dataset.n_items:,} items; ask for fewer"
+        )
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1; got {batch_size}")
     if len(model.catalogue) != dataset.n_items:

@@ -51,7 +51,7 @@ class Record:
     @property
     def numbers_of_epochs(self) -> list[int]:
         """The epochs' own numbers, from 1."""
-        return [int(epoch.get("epoch", place)) for place, epoch in enumerate(self.epochs, 1)]
+        return [int(number(one, "epoch") or place) for place, one in enumerate(self.epochs, 1)]
 
     def column(self, *keys: str) -> list[float | None]:
         """One number of every epoch, None where an epoch has none."""

@@ -78,8 +78,8 @@ def lay_out(
         low, high = min(low, 0.0), max(high, 0.0)
     if low == high:
         # One value only: room on both sides of it, or above it.
-        room = abs(low) / 10 or 1.0
-        low, high = (low if axis.from_zero or axis.whole else low - room), high + room
+        room = 0.5 if axis.whole else abs(low) / 10 or 1.0
+        low, high = (low if axis.from_zero else low - room), high + room
     step = _step((high - low) / ticks, whole=axis.whole)
     if axis.whole:  # time-like: not rounded outwards, or half a figure may be empty
         found = [step * n for n in range(math.ceil(low / step), math.floor(high / step) + 1)]

@@ -55,7 +55,12 @@ def settings(record: Record) -> Markup:
         )
         for name, value in _flatten(record.config)
     ]
-    return folded(f"All {plural(len(rows), 'setting')}", table("Settings", [], rows))
+    head = element(
+        "tr",
+        element("th", "setting", scope="col"),
+        element("th", "value", scope="col", class_="text"),
+    )
+    return folded(f"All {plural(len(rows), 'setting')}", table("Settings", [head], rows))
 
 
 def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -93,7 +98,7 @@ def dataset(record: Record, counts: Mapping[str, Any] | str) -> Markup:
         for tally in tallies
         if isinstance(tally, Mapping)
     ]
-    heads = ("", "users", "items", "interactions", "density")
+    heads = ("step", "users", "items", "interactions", "density")
     head = element("tr", [element("th", name, scope="col") for name in heads])
     name = "Users, items and interactions after each step of preparing"
     return join(known, table(name, [head], body)) if body else known

@@ -11,6 +11,7 @@ from sce.data.prepared import PreparedDataset
 from sce.data.storage import check_writable, digest_file, whole_directory, write_array
 from sce.errors import InputError
 from sce.training.checkpoint import partial_directory, write_text
+from sce.training.lock import LOCK
 from sce.training.run import (
     FILES,
     FORMAT,
@@ -21,9 +22,17 @@ from sce.training.run import (
     Run,
     read_manifest,
 )
+from sce.training.watch import DivergenceError
 
-# What a run may be resumed with: the number of epochs, and the device, whose arithmetic may differ.
-_FREE = ("training.epochs", "training.device")
+# What a run may be resumed with: the number of epochs (unless the schedule goes by it), and the
+# device, whose arithmetic may differ; after the loss was no number, also what may help.
+_DEVICE, _EPOCHS = "training.device", "training.epochs"
+_REMEDIES = (
+    "training.learning_rate",
+    "training.catalogue_learning_rate",
+    "training.clip_norm",
+    "training.precision",
+)
 
 
 def check_target(path: Path | str, *, force: bool = False, resume: bool = False) -> bool:
@@ -47,7 +56,7 @@ def check_target(path: Path | str, *, force: bool = False, resume: bool = False)
             "directory"
         )
     files = read_manifest(path)["files"]
-    known = {MANIFEST, "tensorboard", *files, *FILES}
+    known = {MANIFEST, LOCK, "tensorboard", *files, *FILES}
     known |= {partial_directory(path / name).name for name in (MANIFEST, *FILES)}
     others = sorted({file.name for file in path.iterdir()} - known)
     if force and others:
@@ -97,6 +106,9 @@ def resume_run(
 ) -> Run:
     """Open a run to go on with; the number of epochs and the device may be others.
 
+    After `note_divergence` so may the settings that help; run.json keeps what they were under
+    "before", in their order.
+
     Raises:
         InputError: When other settings, another model or another dataset are given than it had.
     """
@@ -109,28 +121,46 @@ def resume_run(
     before, now = _flatten(run.config), _flatten(json.loads(json.dumps(config)))
     if run.model != model:
         raise InputError(f"{run.path} trains {run.model}, not {model}")
-    free = _FREE if before.get("training.schedule") == "constant" else _FREE[1:]
-    differing = [
-        f"{name} was {before.get(name)!r} and is now {now.get(name)!r}"
+    manifest = read_manifest(run.path)
+    free = {_DEVICE, *(_REMEDIES if manifest.pop("diverged", None) else ())}
+    if before.get("training.schedule") == "constant":
+        free.add(_EPOCHS)
+    differing = {
+        name: before.get(name)
         for name in sorted(before.keys() | now.keys())
-        if before.get(name) != now.get(name) and name not in free
+        if before.get(name) != now.get(name)
+    }
+    refused = [
+        f"{name} was {was!r} and is now {now.get(name)!r}"
+        for name, was in differing.items()
+        if name not in free
     ]
-    if differing:
+    if refused:
         raise InputError(
-            f"{run.path} cannot be resumed with other settings: {'; '.join(differing)}"
+            f"{run.path} cannot be resumed with other settings: {'; '.join(refused)}; give those "
+            "that it was begun with"
         )
-    if before != now:
-        manifest = json.loads((run.path / MANIFEST).read_bytes())
-        write_text(run.path / MANIFEST, _pretty(manifest | {"config": dict(config)}))
+    if differing:
+        manifest["config"] = dict(config)
+        if changed := {name: was for name, was in differing.items() if name in _REMEDIES}:
+            manifest["before"] = [*manifest.get("before", ()), changed]
+        write_text(run.path / MANIFEST, _pretty(manifest))
         run = Run.open(path)
     return run
+
+
+def note_divergence(run: Run, error: DivergenceError) -> None:
+    """Write into a run that its loss stopped being a number: `resume_run` then allows remedies."""
+    manifest = read_manifest(run.path)
+    manifest["diverged"] = {"epoch": error.epoch, "step": error.step}
+    write_text(run.path / MANIFEST, _pretty(manifest))
 
 
 def _flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
     return {
         f"{section}.{name}": value
         for section, settings in nested.items()
-        for name, value in settings.items()
+        for name, value in (settings if isinstance(settings, Mapping) else {"": settings}).items()
     }
 
 

@@ -19,13 +19,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from sce.data.storage import new_digest
 from sce.errors import InputError
 
 FORMAT = "sce training state"
 VERSION = 1
 
+MODEL, _LOSS = "model.", "loss."  # before the names of tensors
 _PROGRESS = "progress"
 _SCALARS = "optimizer_scalars"
+_DIGEST = "blake2b"
+_BUCKETS = ("picked_once", "placed", "correct_in_bucket")
 
 
 @dataclass
@@ -40,13 +44,26 @@ class EpochSoFar:
     seconds: float = 0.0
     memory_mib: float = 0.0
 
+    @classmethod
+    def whole(cls, record: Mapping[str, Any]) -> "EpochSoFar":
+        """All steps of an epoch done, as its record has it."""
+        buckets = record["buckets"]
+        return cls(
+            step=record["steps"],
+            loss_sum=record["loss"] * record["targets"],
+            targets=record["targets"],
+            bucket_sums=list((buckets or dict.fromkeys(_BUCKETS, 0.0)).values()),
+            bucket_samples=1 if buckets else 0,
+            seconds=record["seconds"]["training"],
+            memory_mib=record["memory_mib"]["training"],
+        )
+
     def summary(self) -> dict[str, Any]:
         """The mean loss over the targets, and the mean statistics of the buckets, if any."""
         buckets = None
         if self.bucket_samples:
-            names = ("picked_once", "placed", "correct_in_bucket")
             means = (total / self.bucket_samples for total in self.bucket_sums)
-            buckets = dict(zip(names, means, strict=True))
+            buckets = dict(zip(_BUCKETS, means, strict=True))
         return {"loss": self.loss_sum / max(1, self.targets), "buckets": buckets}
 
 
@@ -87,16 +104,27 @@ class Trained:
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Everything that the optimizer moves, by name."""
-        named = {f"model.{name}": p for name, p in self.model.named_parameters()}
+        named = {f"{MODEL}{name}": p for name, p in self.model.named_parameters()}
         if self.loss is not None:
-            named |= {f"loss.{name}": p for name, p in self.loss.named_parameters()}
+            named |= {f"{_LOSS}{name}": p for name, p in self.loss.named_parameters()}
         return named
+
+    def weights(self) -> dict[str, Tensor]:
+        """The state of the model and of the loss, by name."""
+        found = {f"{MODEL}{name}": value for name, value in self.model.state_dict().items()}
+        if self.loss is not None:
+            found |= {f"{_LOSS}{name}": value for name, value in self.loss.state_dict().items()}
+        return found
+
+    def restore_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put model and loss back as `weights` gave them."""
+        self.model.load_state_dict(with_prefix(tensors, MODEL))
+        if self.loss is not None:
+            self.loss.load_state_dict(with_prefix(tensors, _LOSS))
 
     def tensors(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All tensors by name, and the optimizer's state that is not tensors."""
-        found = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-        if self.loss is not None:
-            found |= {f"loss.{name}": value for name, value in self.loss.state_dict().items()}
+        found = self.weights()
         scalars = {}
         for name, parameter in self.named_parameters().items():
             for key, value in self.optimizer.state.get(parameter, {}).items():
@@ -108,11 +136,9 @@ class Trained:
 
     def restore(self, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -> None:
         """Put everything back as `tensors` gave it."""
-        self.model.load_state_dict(_with_prefix(tensors, "model."))
-        if self.loss is not None:
-            self.loss.load_state_dict(_with_prefix(tensors, "loss."))
+        self.restore_weights(tensors)
         parameters = self.named_parameters()
-        for full, value in [*_with_prefix(tensors, "optimizer.").items(), *scalars.items()]:
+        for full, value in [*with_prefix(tensors, "optimizer.").items(), *scalars.items()]:
             key, _, name = full.partition(".")
             parameter = parameters[name]
             if isinstance(value, Tensor):
@@ -137,7 +163,7 @@ def save_state(
         path: The file.
         trained: The model, loss and optimizer.
         progress: How far they have come.
-        best: The weights of the best epoch, if that is not the last one.
+        best: What `Trained.weights` gave at the best epoch, if that is not the last one.
     """
     tensors, scalars = trained.tensors()
     tensors |= {f"best.{name}": value for name, value in (best or {}).items()}
@@ -154,7 +180,7 @@ def load_state(path: Path, trained: Trained) -> tuple[Progress, dict[str, Tensor
     """Read what `save_state` wrote into a model, loss and optimizer of the same shapes.
 
     Returns:
-        The progress, and the weights of the best epoch if that was not the last one.
+        The progress, and `best` as it was given.
 
     Raises:
         InputError: When the file is not such a state, or one of another model.
@@ -166,11 +192,11 @@ def load_state(path: Path, trained: Trained) -> tuple[Progress, dict[str, Tensor
         trained.restore(tensors, json.loads(metadata[_SCALARS]))
     except (RuntimeError, KeyError) as error:
         raise InputError(f"{path} is the state of another model: {error}") from error
-    return Progress.from_json(metadata[_PROGRESS]), _with_prefix(tensors, "best.") or None
+    return Progress.from_json(metadata[_PROGRESS]), with_prefix(tensors, "best.") or None
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file, whole or not at all.
+    """Write a safetensors file with a checksum of all that is in it, whole or not at all.
 
     Raises:
         InputError: When it cannot be written; what was there before is still there.
@@ -178,31 +204,46 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
     seen: set[int] = set()
     separate = {}
     for name, tensor in tensors.items():
-        tensor = tensor.detach().contiguous()
+        tensor = tensor.detach().cpu().contiguous()
         # Tied weights: the format holds each tensor by itself.
         separate[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
         seen.add(tensor.data_ptr())
     with replacing(path) as partial:
         partial.touch()
         mode = partial.stat().st_mode  # which the library would make private
-        save_file(separate, partial, metadata)
+        save_file(separate, partial, metadata | {_DIGEST: _digest(separate, metadata)})
         partial.chmod(mode)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read a safetensors file: its tensors, on the host, and its metadata.
+    """Read what `write_tensors` wrote: the tensors, on the host, and the metadata.
 
     Raises:
-        InputError: When it is missing or not whole.
+        InputError: When the file is missing or not as it was written.
     """
     try:
         with safe_open(path, framework="pt") as file:
             names = list(file.keys())
-            return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in names}
+            metadata: dict[str, str] = file.metadata() or {}
     except FileNotFoundError as error:
         raise InputError(f"{path} is missing") from error
     except (OSError, SafetensorError) as error:
         raise InputError(f"{path} is half-written or altered: {error}") from error
+    written = metadata.pop(_DIGEST, None)
+    if written != _digest(tensors, metadata):
+        what = "it has no checksum" if written is None else "its checksum does not fit"
+        raise InputError(f"{path} is half-written or altered: {what}")
+    return tensors, metadata
+
+
+def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """A checksum of everything that a file holds, however the format lays it out."""
+    digest = new_digest(json.dumps(metadata, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -234,7 +275,8 @@ def replacing(path: Path) -> Iterator[Path]:
         _sync_directory(path.parent)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(directory, ignore_errors=True)
-        raise InputError(f"cannot write {path}: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot write {path}: {reason}") from error
 
 
 def partial_directory(path: Path) -> Path:
@@ -252,7 +294,8 @@ def _sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin so, by the rest of their names."""
     return {
         name.removeprefix(prefix): value
         for name, value in tensors.items()

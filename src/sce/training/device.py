@@ -22,12 +22,15 @@ def resolve_device(name: str) -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    wrong = f"device is auto, cpu, cuda or cuda:N; got {name!r}"
     try:
         device = torch.device(name)
-    except RuntimeError as error:
-        raise InputError(f"device is auto, cpu, cuda or cuda:N; got {name!r}") from error
+    except (RuntimeError, TypeError) as error:
+        raise InputError(wrong) from error
     if device.type == "cuda":
         return _cuda(device)
+    if name not in ("cpu", "mps"):
+        raise InputError(wrong)  # torch knows more, such as meta, on which nothing is computed
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise InputError("device mps was asked for, and this machine has none; use --device cpu")
     return device

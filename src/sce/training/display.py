@@ -1,7 +1,8 @@
 """What is seen while training runs: a progress bar on a terminal, else a line per epoch."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -12,12 +13,31 @@ from sce.training.memory import PeakMemory
 _REFRESH_SECONDS = 0.5
 
 
-class Display:
-    """Shows progress on stderr; says nothing when it is not wanted."""
+class _Stderr(Console):
+    def on_broken_pipe(self) -> None:
+        raise  # the error under way: rich would end the process
 
-    def __init__(self, *, wanted: bool, epochs: int, memory: PeakMemory) -> None:
-        self._console = Console(stderr=True, highlight=False, quiet=not wanted)
-        self._epochs, self._memory = epochs, memory
+
+class Display:
+    """Shows progress on stderr; says nothing when it is not wanted, or cannot be shown any more.
+
+    Args:
+        wanted: Whether to show anything.
+        epochs: How many there will be.
+        memory: Of the process, to be shown too.
+        on_lost: Called when whoever read what is shown went away.
+    """
+
+    def __init__(
+        self,
+        *,
+        wanted: bool,
+        epochs: int,
+        memory: PeakMemory,
+        on_lost: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._console = _Stderr(stderr=True, highlight=False, quiet=not wanted)
+        self._epochs, self._memory, self._on_lost = epochs, memory, on_lost
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._score = ""
@@ -34,13 +54,17 @@ class Display:
 
     def __enter__(self) -> "Display":
         if self._bar is not None:
-            self._bar.start()
-            self._task = self._bar.add_task("starting", total=None, facts="")
+            with self._surviving():
+                self._bar.start()
+                self._task = self._bar.add_task("starting", total=None, facts="")
+            if self._console.quiet:
+                self._bar = None  # half-started: it cannot be stopped either
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            with self._surviving():
+                self._bar.stop()
 
     @property
     def due(self) -> bool:
@@ -72,11 +96,11 @@ class Display:
             words[-1] += f" + {seconds['evaluation']:.1f} s evaluation"
         if record["epoch"] < self._epochs:
             words.append(f"at most {_duration(seconds_left)} left")
-        self._console.print("  ".join(words), markup=False, soft_wrap=True)
+        self._print("  ".join(words))
 
     def note(self, text: str) -> None:
         """Leave a line."""
-        self._console.print(f"sce: {text}", markup=False, soft_wrap=True)
+        self._print(f"sce: {text}")
 
     def _show(self, description: str, done: int, total: int, facts: str) -> None:
         self._shown = time.monotonic()
@@ -84,7 +108,22 @@ class Display:
             self._bar.update(
                 self._task, description=description, completed=done, total=total, facts=facts
             )
-            self._bar.refresh()
+            with self._surviving():
+                self._bar.refresh()
+
+    def _print(self, line: str) -> None:
+        with self._surviving():
+            self._console.print(line, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """Fall silent where stderr cannot be written: that is no reason to lose a training."""
+        try:
+            yield
+        except OSError as error:
+            self._console.quiet = True
+            if isinstance(error, BrokenPipeError):
+                self._on_lost()
 
 
 def _duration(seconds: float) -> str:

@@ -69,12 +69,30 @@ class Training:
             )
         if found.stopped == "epochs" and found.epoch < self.settings.epochs:
             found.stopped = None
+        if found.stopped is None and found.epoch == self.settings.epochs:
+            self._end_here(found, self.run)
         if found.stopped is not None:
-            self.display.note("training has ended already")
+            self.display.note(f"training has ended already, after epoch {found.epoch}")
             return
         self.run.result_file.unlink(missing_ok=True)
         step = f"step {found.current.step + 1} of {self.steps}"
+        if found.current.step == self.steps:
+            step = "its evaluation"
         self.display.note(f"going on at epoch {found.epoch + 1}, {step}")
+
+    def _end_here(self, found: Progress, run: Run) -> None:
+        """More epochs were to come, and now no more are wanted than are done."""
+        unevaluated = len(self.dataset.test) and found.history[-1]["validation"] is None
+        if unevaluated and found.current.step == 0:
+            # The last epoch is evaluated in any case: open it again, at its end.
+            found.current = EpochSoFar.whole(found.history.pop())
+            return
+        if not found.best_epoch:
+            raise InputError(
+                f"{run.path} is in the middle of epoch {found.epoch + 1}, and none of the "
+                f"{found.epoch} before it was evaluated; ask for more epochs"
+            )
+        found.stopped, found.current = "epochs", EpochSoFar()
 
     def run_epochs(
         self, journal: Journal | None, on_epoch: Callable[[Record], object] | None
@@ -124,7 +142,7 @@ class Training:
             for number in range(so_far.step, self.steps):
                 done = (epoch - 1) * self.steps + number
                 factor = rate_factor(settings.schedule, done, total, settings.warmup_steps)
-                set_rate(self.step.optimizer, settings.learning_rate * factor)
+                set_rate(self.step.optimizer, factor)
                 result = self.step(
                     batches[number],
                     seeds[number],
@@ -232,7 +250,8 @@ class Training:
     def save(self) -> None:
         """Keep everything on disk, unless the weights are broken."""
         self._check_weights()
-        self.keeper.save(self.progress)
+        with self.interrupts.held():
+            self.keeper.save(self.progress)
 
     def _check_weights(self) -> None:
         if not self.trained.finite():
@@ -255,8 +274,10 @@ class Training:
         if self.settings.precision != "float32":
             hint += ", or --training.precision float32"
         kept = ""
-        if self.run is not None and self.keeper.best_on_disk:
-            kept = f"; the best epoch so far, {self.keeper.best_on_disk}, is in {self.run.path}"
+        if self.run is not None:
+            kept = ", with --resume to go on from the last good state"
+            if best := self.progress.best_epoch:
+                kept += f"; the best epoch so far, {best}, is in {self.run.path}"
         return f"{what}; {hint}{kept}"
 
     def _seconds_left(self) -> float:

@@ -1,11 +1,15 @@
-"""Ctrl-C and SIGTERM, taken note of instead of obeyed at once: there is a state to be saved."""
+"""Ctrl-C and its like, taken note of instead of obeyed at once: there is a state to be saved."""
 
 import signal
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = [s for s in signal.Signals if s.name in ("SIGINT", "SIGTERM", "SIGHUP")]
+BROKEN_PIPE = 13  # the number of SIGPIPE, which Python turns into an error
 
 
 class TrainingInterrupted(KeyboardInterrupt):
@@ -33,14 +37,20 @@ class StopRequested(Exception):  # noqa: N818 - not an error
 
 
 class Interrupts:
-    """Within the block, remembers the first signal; a second one stops at once.
+    """Within the block, remembers the first signal; a second one stops at once, but in no write.
 
-    Outside the main thread Python allows no handlers, and nothing is caught.
+    Signals that are ignored stay so: nohup has its way. Outside the main thread Python allows no
+    handlers, and nothing is caught.
+
+    Args:
+        wanted: Whether there is anything to be saved, and so to be listened for.
+        say: Answer a signal on stderr.
     """
 
-    def __init__(self, *, wanted: bool) -> None:
-        self.wanted = wanted
+    def __init__(self, *, wanted: bool, say: bool = True) -> None:
+        self.wanted, self.say = wanted, say
         self.received: int | None = None
+        self._writing = False
         self._before: dict[int, Any] = {}
 
     def check(self) -> None:
@@ -48,9 +58,24 @@ class Interrupts:
         if self.received is not None:
             raise StopRequested(self.received)
 
+    def lose_reader(self) -> None:
+        """Stop as a signal would: whoever read the progress went away, as `head` does."""
+        if self.wanted and self.received is None:
+            self.received = BROKEN_PIPE
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let no signal interrupt the block."""
+        self._writing = True
+        try:
+            yield
+        finally:
+            self._writing = False
+
     def __enter__(self) -> "Interrupts":
         if self.wanted and threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+            heard = [n for n in _SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._note) for number in heard}
         return self
 
     def __exit__(
@@ -63,6 +88,16 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
+        if self.received is None:
+            self.received = number
+            self._answer("stopping after this step, then saving; once more to stop at once")
+        elif self._writing:
+            self._answer("still saving; it ends when that is done")
+        else:
             raise KeyboardInterrupt
-        self.received = number
+
+    def _answer(self, text: str) -> None:
+        # A RuntimeError says that stderr was being written when the signal came.
+        if self.say and sys.stderr is not None:
+            with suppress(OSError, RuntimeError):
+                print(f"sce: {text}", file=sys.stderr, flush=True)

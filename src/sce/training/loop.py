@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
 from sce.losses import ScalableCrossEntropy
 from sce.models.sasrec import SASRec
-from sce.training.begin import check_target, resume_run, start_run
+from sce.training.begin import check_target, note_divergence, resume_run, start_run
 from sce.training.checkpoint import Trained
 from sce.training.device import cpu_has_bf16, free_memory, resolve_device, same_bits
 from sce.training.display import Display
@@ -23,13 +23,16 @@ from sce.training.epochs import Record, Training
 from sce.training.foresight import TrainingWarning, explained, foresee
 from sce.training.interrupt import Interrupts, StopRequested, TrainingInterrupted
 from sce.training.journal import Journal, check_tensorboard
+from sce.training.lock import locked
 from sce.training.memory import PeakMemory
 from sce.training.objective import Workload
 from sce.training.optimizer import make_optimizer
 from sce.training.outcome import FitResult, conclude
+from sce.training.rowwise import gradients_of_rows, row_wise
 from sce.training.run import SASREC, Run
 from sce.training.settings import TrainingSettings
 from sce.training.step import Loss, TrainingStep
+from sce.training.watch import DivergenceError
 
 __all__ = ["FitResult", "TrainingSettings", "TrainingWarning", "fit"]
 
@@ -77,6 +80,8 @@ def fit(
         TrainingInterrupted: After Ctrl-C or SIGTERM, when the state has been saved in `out`.
     """
     settings = settings or TrainingSettings()
+    _check_arguments(model, loss, dataset, settings)
+    by_rows = row_wise(model, loss, settings)
     if out is None and (resume or force or tensorboard):
         raise InputError("resume, force and tensorboard are about a run: name its directory, out")
     if out is not None:
@@ -84,7 +89,6 @@ def fit(
     if tensorboard:
         check_tensorboard()
     device = resolve_device(settings.device)
-    _check_model(model, dataset)
     sequences = _place(dataset, device)
     max_length = _usable_length(model, sequences)
     workload = Workload.measure(
@@ -102,6 +106,7 @@ def fit(
         weight_decay=settings.weight_decay,
         device=device,
         capturable=capture,
+        row_wise=by_rows,
     )
     step = TrainingStep(
         model,
@@ -115,18 +120,30 @@ def fit(
         compiled=settings.batch_size if settings.compile else None,
         captured=settings.batch_size if capture else None,
     )
-    run = None
-    if out is not None:
-        run = _open_run(out, model, loss, dataset, workload, settings, config, resume, force)
+    kind, described = _describe(model, loss, settings, config)
     memory = PeakMemory(device)
-    display = Display(wanted=progress, epochs=settings.epochs, memory=memory)
     # Training draws from the default generators; what comes after it must not notice.
     gpus = [device.index] if device.type == "cuda" else []
     with (
+        _open_run(
+            out,
+            dataset,
+            config=described,
+            derived=_derived(loss, workload),
+            model=kind,
+            resume=resume,
+            force=force,
+        ) as run,
         torch.random.fork_rng(devices=gpus),
         same_bits(device) if settings.deterministic else nullcontext(),
-        Interrupts(wanted=run is not None) as interrupts,
-        display,
+        gradients_of_rows(model, loss, wanted=by_rows is not None),
+        Interrupts(wanted=run is not None, say=progress) as interrupts,
+        Display(
+            wanted=progress,
+            epochs=settings.epochs,
+            memory=memory,
+            on_lost=interrupts.lose_reader,
+        ) as display,
     ):
         training = Training(
             Trained(model, loss_module, optimizer),
@@ -148,7 +165,12 @@ def fit(
                 f"training has ended, and is saved in {out}; its last evaluation is not done",
                 stop.signal_number,
             ) from stop
-        except RuntimeError as error:
+        except DivergenceError as error:
+            if run is not None:
+                training.keeper.save_best(training.progress)
+                note_divergence(run, error)
+            raise
+        except (RuntimeError, MemoryError) as error:
             raise explained(error, loss, compiled=settings.compile) from error
         finally:
             if journal is not None:
@@ -171,31 +193,44 @@ def _capture(
     return isinstance(loss, ScalableCrossEntropy) and loss.never_waits(model.catalogue)
 
 
+@contextmanager
 def _open_run(
-    out: Path | str,
-    model: nn.Module,
-    loss: Loss,
+    out: Path | str | None,
     dataset: PreparedDataset,
-    workload: Workload,
-    settings: TrainingSettings,
-    config: Mapping[str, Any] | None,
+    *,
+    config: Mapping[str, Any],
+    derived: Mapping[str, Any],
+    model: str,
     resume: bool,
     force: bool,
-) -> Run:
-    kind, described = _describe(model, loss, settings, config)
-    if check_target(out, force=force, resume=resume) and resume:
-        return resume_run(out, dataset, config=described, model=kind)
-    return start_run(
-        out,
-        dataset,
-        config=described,
-        derived=_derived(loss, workload),
-        model=kind,
-        force=force,
-    )
+) -> Iterator[Run | None]:
+    """Make a run, or take one up, and keep other trainings out of it."""
+    if out is None:
+        yield None
+        return
+    there = check_target(out, force=force, resume=resume)
+    if there and resume:
+        with locked(Path(out)):
+            yield resume_run(out, dataset, config=config, model=model)
+        return
+    with locked(Path(out)) if there else nullcontext():
+        run = start_run(out, dataset, config=config, derived=derived, model=model, force=force)
+    with locked(run.path):
+        yield run
 
 
-def _check_model(model: nn.Module, dataset: PreparedDataset) -> None:
+def _check_arguments(model: object, loss: object, dataset: object, settings: object) -> None:
+    """Refuse what a notebook gives by mistake, before it fails in the depths."""
+    if not isinstance(dataset, PreparedDataset):
+        raise InputError(
+            f"the dataset is a PreparedDataset, such as PreparedDataset.load(path); got {dataset!r}"
+        )
+    if not isinstance(settings, TrainingSettings):
+        raise InputError(f"settings are TrainingSettings(...); got {settings!r}")
+    if not callable(loss):
+        raise InputError(
+            f"a loss is a function of states, catalogue and targets, or a module; got {loss!r}"
+        )
     catalogue = getattr(model, "catalogue", None)
     if not isinstance(model, nn.Module) or not isinstance(catalogue, torch.Tensor):
         raise InputError(

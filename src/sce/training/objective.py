@@ -46,6 +46,11 @@ _DEFAULTS: dict[LossName, dict[str, Any]] = {
 }
 
 
+def settings_of(name: str) -> frozenset[str]:
+    """Which settings of a loss, beside its name, this one understands."""
+    return frozenset(_DEFAULTS.get(name, ()))  # type: ignore[call-overload]
+
+
 @dataclass(frozen=True)
 class LossSettings:
     """Which loss, and its own settings. What another loss would need is refused."""

@@ -27,7 +27,7 @@ class FitResult:
     test: Values | None
     """Of the best epoch; None when the dataset has no test users."""
     popularity: dict[str, Values] | None
-    """Of the most popular items, on "validation" and "test"; for a run on disk only."""
+    """Of the most popular items, on "validation" and "test"; None without test users."""
     seconds: dict[str, float]
     """Of "training" alone, and of "evaluation"."""
     memory_mib: dict[str, float | None]
@@ -57,7 +57,7 @@ def conclude(training: Training) -> FitResult:
         model: Any = training.trained.model.eval()
         test, seconds = training.measure(model, "test")
     peak = training.memory.take("evaluation")
-    if training.run is not None and test is not None:
+    if test is not None:
         popularity = _popularity(training)
     evaluations = [r["memory_mib"]["evaluation"] for r in history if r["validation"] is not None]
     trained_for = sum(r["seconds"]["training"] for r in history)

@@ -11,7 +11,7 @@ RUN/report.html         written by `sce report`
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,18 @@ SASREC = "SASRec"  # in run.json, the model that `load_model` can build
 MANIFEST = "run.json"
 # Beside run.json and the vocabulary.
 FILES = ("metrics.jsonl", "best.safetensors", "resume.safetensors", "result.json", "report.html")
-_KEYS = ("sce", "model", "config", "derived", "dataset", "item_ids", "files")
+# What run.json must have, and of which kind.
+_SHAPE: dict[str, Any] = {
+    "sce": str,
+    "model": str,
+    "config": {"model": dict, "loss": dict},
+    "derived": dict,
+    "dataset": {"path": str, "content_hash": str, "n_items": int},
+    "item_ids": str,
+    "files": dict,
+}
+_FILE_SHAPE = {"bytes": int, "blake2b": str}
+_WORDS = {str: "a text", int: "a whole number", dict: "an object"}
 
 
 @dataclass(frozen=True)
@@ -67,20 +78,21 @@ class Run:
         manifest = read_manifest(path)
         for name, written in manifest["files"].items():
             _check_file(path, name, written)
-        arrays = {
-            Path(name).stem.removeprefix("items_"): map_array(path / name)
-            for name in manifest["files"]
-        }
-        kind: Kind = manifest["item_ids"]
+        info = DatasetInfo(**{name: manifest["dataset"][name] for name in _SHAPE["dataset"]})
         return cls(
             path=path,
             config=manifest["config"],
             derived=manifest["derived"],
             model=manifest["model"],
-            dataset=DatasetInfo(**manifest["dataset"]),
-            item_ids=Vocabulary.from_arrays(kind, arrays),
+            dataset=info,
+            item_ids=_open_items(path, manifest["item_ids"], manifest["files"], info.n_items),
             sce_version=manifest["sce"],
         )
+
+    @property
+    def loss(self) -> str:
+        """The name of the loss that it was trained with."""
+        return str(self.config["loss"].get("name", "model"))
 
     @property
     def best_weights(self) -> Path:
@@ -109,18 +121,25 @@ class Run:
         # A line without its end is one that is being written, or never was to the end.
         lines = self.metrics_file.read_text(encoding="utf-8").split("\n")[:-1]
         try:
-            return [json.loads(line) for line in lines]
+            found = [json.loads(line) for line in lines]
         except ValueError as error:
             raise damaged(self.path, f"{self.metrics_file.name} cannot be read") from error
+        for number, record in enumerate(found, 1):
+            if not isinstance(record, dict):
+                what = f"{self.metrics_file.name}, line {number} is no object"
+                raise damaged(self.path, what)
+        return found
 
     def result(self) -> dict[str, Any] | None:
         """Return the outcome, or None while training has not ended."""
         if not self.result_file.is_file():
             return None
         try:
-            found: dict[str, Any] = json.loads(self.result_file.read_bytes())
+            found = json.loads(self.result_file.read_bytes())
         except ValueError as error:
             raise damaged(self.path, f"{self.result_file.name} cannot be read") from error
+        if not isinstance(found, dict):
+            raise damaged(self.path, f"{self.result_file.name} is no object")
         return found
 
     def load_dataset(self, path: Path | str | None = None, verify: bool = True) -> PreparedDataset:
@@ -166,7 +185,7 @@ def load_model(run: Run, device: torch.device | str = "cpu") -> SASRec:
             "go on with: sce train ... --resume"
         )
     weights, _ = read_tensors(run.best_weights)
-    model = SASRec(run.dataset.n_items, SASRecSettings(**run.config["model"]))
+    model = SASRec(run.dataset.n_items, _model_settings(run))
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -196,13 +215,53 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"{path} has format version {manifest.get('version')}, and this sce reads version "
             f"{VERSION}; install the sce that wrote it, or train again"
         )
-    missing = [key for key in _KEYS if key not in manifest]
-    if missing:
-        raise damaged(path, f"{MANIFEST} has no {missing[0]!r}")
+    _check_shape(path, manifest, _SHAPE)
     return manifest
 
 
+def _check_shape(path: Path, found: Any, shape: Any, name: str = "") -> None:
+    if isinstance(shape, type):
+        if type(found) is not shape:
+            raise damaged(path, f"{MANIFEST}: {name} must be {_WORDS[shape]}; it is {found!r}")
+        return
+    _check_shape(path, found, dict, name)
+    for key, kind in shape.items():
+        inner = f"{name}.{key}" if name else key
+        if key not in found:
+            raise damaged(path, f"{MANIFEST} has no {inner!r}")
+        _check_shape(path, found[key], kind, inner)
+
+
+def _model_settings(run: Run) -> SASRecSettings:
+    """Those in run.json, each of the kind that it has in a model of ours."""
+    given, usual = run.config["model"], vars(SASRecSettings())
+    for name, value in given.items():
+        where = f"{MANIFEST}: config.model.{name}"
+        if name not in usual:
+            raise damaged(run.path, f"{where} is no setting of {SASREC}")
+        kinds = (int, float) if type(usual[name]) is float else (type(usual[name]),)
+        if type(value) not in kinds:
+            raise damaged(run.path, f"{where} is {value!r}")
+    try:
+        return SASRecSettings(**given)
+    except InputError as error:
+        raise damaged(run.path, f"{MANIFEST}: config.model: {error}") from error
+
+
+def _open_items(path: Path, kind: Kind, files: Iterable[str], n_items: int) -> Vocabulary:
+    try:
+        arrays = {Path(name).stem.removeprefix("items_"): map_array(path / name) for name in files}
+        found = Vocabulary.from_arrays(kind, arrays)
+    except ValueError as error:
+        raise damaged(path, f"{MANIFEST}: item_ids and files: {error}") from error
+    if len(found) != n_items:
+        what = f"dataset.n_items is {n_items:,}, and there are {len(found):,} item ids"
+        raise damaged(path, f"{MANIFEST}: {what}")
+    return found
+
+
 def _check_file(path: Path, name: str, written: Mapping[str, Any]) -> None:
+    _check_shape(path, written, _FILE_SHAPE, f"files.{name}")
     file = path / name
     if not file.is_file():
         raise damaged(path, f"{name} is missing")

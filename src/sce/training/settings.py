@@ -8,6 +8,10 @@ from sce.errors import InputError
 from sce.training.device import Precision
 from sce.training.optimizer import Schedule
 
+_MOST = 2**31 - 1  # of anything that is counted
+_SEEDS = 2**63  # torch's generators take no more
+_CATALOGUE_RATE = 1e-2
+
 
 @dataclass(frozen=True)
 class TrainingSettings:
@@ -26,7 +30,8 @@ class TrainingSettings:
     patience: int = 10
     """Stop after this many evaluations in a row without a better validation NDCG@10; 0: never."""
     evaluate_every: int = 1
-    """Epochs between evaluations."""
+    """Epochs between evaluations. The last epoch is evaluated too, and that counts if a resumed
+    run has more."""
     evaluation_batch_size: int = 512
     """Users evaluated at once."""
     betas: tuple[float, float] = (0.9, 0.98)
@@ -45,6 +50,12 @@ class TrainingSettings:
     """Compile the model: quicker steps after a slow first one. Batches have a fixed width then."""
     capture: bool | None = None
     """Record the step as a CUDA graph. [default: on a GPU, for SASRec with SCE]"""
+    row_wise: bool = False
+    """Update only the rows of the catalogue that a step touches, by row-wise Adagrad: for huge
+    catalogues, where Adam over all rows takes most of time and memory. Not equal to Adam: rows have
+    no momentum, and shorter steps the more they have moved. For SASRec with SCE."""
+    catalogue_learning_rate: float | None = None
+    """Of the catalogue with row_wise; the other weights have learning_rate. [default: 0.01]"""
     deterministic: bool = False
     """On a GPU too, give the same bits each time; slower. A CPU does in any case."""
 
@@ -52,10 +63,14 @@ class TrainingSettings:
         for name in ("epochs", "batch_size", "evaluate_every", "evaluation_batch_size"):
             if getattr(self, name) < 1:
                 raise InputError(f"training.{name} must be at least 1; got {getattr(self, name)}")
-        for name in ("patience", "seed", "weight_decay"):
+            if getattr(self, name) > _MOST:
+                raise InputError(f"training.{name} must be at most {_MOST:,}")
+        if not 0 <= self.seed < _SEEDS:
+            raise InputError(f"training.seed lies between 0 and 2**63 - 1; got {self.seed}")
+        for name in ("patience", "weight_decay"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InputError(f"training.{name} must not be negative; got {getattr(self, name)}")
-        for name in ("learning_rate", "clip_norm"):
+        for name in ("learning_rate", "catalogue_learning_rate", "clip_norm"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise InputError(f"training.{name} must be above 0; got {value}")
@@ -73,3 +88,26 @@ class TrainingSettings:
             )
         if self.warmup_steps is not None and self.warmup_steps < 0:
             raise InputError(f"training.warmup_steps must not be negative; got {self.warmup_steps}")
+        self._check_row_wise()
+
+    def _check_row_wise(self) -> None:
+        if not self.row_wise:
+            if self.catalogue_learning_rate is not None:
+                raise InputError(
+                    "training.catalogue_learning_rate belongs to training.row_wise, which is off; "
+                    "leave it out, or turn row_wise on"
+                )
+            return
+        if self.catalogue_learning_rate is None:
+            object.__setattr__(self, "catalogue_learning_rate", _CATALOGUE_RATE)
+        why = {
+            "clip_norm": "the norm of the gradient is that of all rows added up",
+            "weight_decay": "it moves every row at every step",
+            "compile": "a compiled model has no gradient of some rows alone",
+        }
+        for name, reason in why.items():
+            if getattr(self, name):
+                raise InputError(
+                    f"training.{name} does not go with training.row_wise ({reason}); leave one of "
+                    "the two out"
+                )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sce.data.batches import DeviceSequences, training_batch
 from sce.errors import InputError
 from sce.losses import BucketStatistics
-from sce.training.capture import CapturedStep
+from sce.training.capture import CapturedSteps
 from sce.training.device import Precision
 
 Loss = Callable[..., Tensor]
@@ -83,11 +83,16 @@ class TrainingStep:
         self.compiled_rows = compiled
         self.compiled_model = _compile(model, device, captured is not None) if compiled else model
         self.captured_rows = captured
-        self._captured: dict[int, CapturedStep] = {}  # by width
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         takes = keyword_arguments(loss)
         self.generator = torch.Generator(device) if "generator" in takes else None
         self.has_statistics = "with_stats" in takes
+        self._captured: CapturedSteps | None = None
+        if captured is not None:
+            generators = [] if self.generator is None else [self.generator]
+            self._captured = CapturedSteps(
+                lambda h, t: self._move(h, t, False).loss, device, generators
+            )
 
     def __call__(
         self, rows: Tensor, seeds: StepSeeds, *, with_statistics: bool = False
@@ -101,14 +106,11 @@ class TrainingStep:
         if histories.device != self.device:
             histories = histories.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
+        if self._captured is None:
+            return self._move(histories, targets, with_statistics)
         if len(rows) == self.captured_rows and not with_statistics:
-            captured = self._captured.get(histories.shape[1])
-            if captured is None:
-                generators = [] if self.generator is None else [self.generator]
-                captured = CapturedStep(lambda h, t: self._move(h, t, False).loss, generators)
-                self._captured[histories.shape[1]] = captured
-            return StepResult(captured(histories, targets), None)
-        return self._move(histories, targets, with_statistics)
+            return StepResult(self._captured(histories, targets), None)
+        return self._captured.aside(lambda: self._move(histories, targets, with_statistics))
 
     def _width(self, rows: Tensor) -> int | None:
         """The width of the batch if its shape is one of few, no less than its longest history."""
@@ -126,12 +128,14 @@ class TrainingStep:
         model = self.compiled_model if len(histories) == self.compiled_rows else self.model
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             loss, statistics = self._loss(model(histories), targets, with_statistics)
-        if loss.dim():
-            raise InputError(f"a loss must be a scalar; got one of shape {list(loss.shape)}")
+        _check_loss(loss)
         loss.backward()
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)
         self.optimizer.step()
+        # Between steps nobody needs gradients, which may be as large as the model: not even a
+        # recording, whose memory the next one uses.
+        self.optimizer.zero_grad(set_to_none=True)
         return StepResult(loss.detach(), statistics)
 
     def _loss(
@@ -153,6 +157,16 @@ class TrainingStep:
             torch.cuda.default_generators[self.device.index].manual_seed(seeds.model)
         if self.generator is not None:
             self.generator.manual_seed(seeds.loss)
+
+
+def _check_loss(loss: object) -> None:
+    """Refuse what a loss of the user's own may give by mistake."""
+    if not isinstance(loss, Tensor):
+        raise InputError(f"a loss must be a scalar tensor; got a {type(loss).__name__}")
+    if loss.dim():
+        raise InputError(f"a loss must be a scalar; got one of shape {list(loss.shape)}")
+    if not loss.requires_grad:
+        raise InputError("the loss depends on no parameter: was it detached from its graph?")
 
 
 def _compile(model: nn.Module, device: torch.device, captured: bool) -> Callable[[Tensor], Tensor]:
