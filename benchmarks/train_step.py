@@ -1,13 +1,15 @@
 """How fast is a training step, and an evaluation, beside loops in the authors' style?
 
-    python benchmarks/train_step.py --items 100000 1000000
+    python benchmarks/train_step.py --items 100000 1000000 10000000
     python benchmarks/train_step.py --device cpu --items 1000 --batch 8 --length 20 --steps 5
 
 Training: "sce train" is the step as `fit` makes it, batches and all. "authors' style" is the
 straightforward loop for the same model and loss: nn.MultiheadAttention on left-padded histories,
 Scalable Cross-Entropy as whole-tensor code, dense Adam, one `.item()` a step; it is given its
 batches ready-made on the device. Every history is full, so that nobody gains by trimming. The parts
-are measured in a second pass, each waited for: they add up to more than the step.
+are measured in a second pass, each waited for: they add up to more than the step. From 10 M items
+on, "sce train" updates the touched rows of the catalogue alone (`--training.row-wise`: row-wise
+Adagrad, which is not the same as dense Adam); each row says which update it had.
 
 Evaluation: "sce evaluate" for all users, and one user at a time for some, its seconds scaled to
 all. Each cell runs in a process of its own.
@@ -37,12 +39,13 @@ from sce.losses import ScalableCrossEntropy, suggest_sizes
 from sce.models.sasrec import SASRec, SASRecSettings
 from sce.training.checkpoint import EpochSoFar
 from sce.training.memory import PeakMemory
-from sce.training.optimizer import make_optimizer
+from sce.training.optimizer import RowWise, make_optimizer
 from sce.training.step import TrainingStep, seeds_of_epoch
 from sce.training.watch import LossWatch
 
 LOOPS = ["sce train", "authors' style"]
 WARM_UP = 10
+LARGE = 10_000_000  # items of which a few steps are enough: each is long
 
 
 class Ragged(NamedTuple):
@@ -63,13 +66,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--items", type=int, nargs="+", default=[100_000, 1_000_000])
+    parser.add_argument("--items", type=int, nargs="+", default=[100_000, 1_000_000, LARGE])
     parser.add_argument("--loops", nargs="+", choices=LOOPS, default=LOOPS)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--length", type=int, default=200)
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--bucket-size-y", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=100, help="a fifth from 10 M items on")
+    parser.add_argument(
+        "--row-wise-from", type=int, default=LARGE, help="items from which updates are row-wise"
+    )
     parser.add_argument("--precision", choices=["float32", "tf32", "bf16"], default=None)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--capture", action=argparse.BooleanOptionalAction, default=None)
@@ -101,7 +107,7 @@ def main() -> None:
         "train_step", [shape | row | where for row in [*rows, *evaluations]], to=options.out
     )
     parts = ["backbone ms", "loss ms", "optimizer ms"]
-    print(show(rows, ["items", "loop", "tokens/s", "ms", *parts, "peak MiB", "failed"]))
+    print(show(rows, ["items", "loop", "update", "tokens/s", "ms", *parts, "peak MiB", "failed"]))
     for items in options.items:
         measured = [row for row in rows if row["items"] == items and "tokens/s" in row]
         pair = {row["loop"]: row["tokens/s"] for row in measured}
@@ -120,24 +126,29 @@ def measure_loop(cell: Row, options: argparse.Namespace) -> Row:
     """Measure one loop on one catalog size, in this process."""
     device = torch.device(options.device, 0) if options.device == "cuda" else torch.device("cpu")
     torch.manual_seed(0)
-    make = our_loop if cell["loop"] == LOOPS[0] else authors_loop
+    ours = cell["loop"] == LOOPS[0]
+    row_wise = ours and cell["items"] >= options.row_wise_from
+    steps = options.steps if cell["items"] < LARGE else max(1, options.steps // 5)
+    make = our_loop if ours else authors_loop
     loop, parts = make(cell["items"], device, options)
     memory = PeakMemory(device)
     with memory.phase("training"):
         loop(WARM_UP)
         _wait(device)
         begun = time.perf_counter()
-        loop(options.steps)
+        loop(steps)
         _wait(device)
-    seconds = (time.perf_counter() - begun) / options.steps
+    seconds = (time.perf_counter() - begun) / steps
     found: Row = {
         "tokens/s": round(options.batch * options.length / seconds),
         "ms": round(1000 * seconds, 3),
         "peak MiB": round(memory.take("training")),
         "memory": memory.measures,
-        "precision": options.precision if cell["loop"] == LOOPS[0] else "float32",
-        "compiled": options.compile if cell["loop"] == LOOPS[0] else False,
-        "captured": options.capture if cell["loop"] == LOOPS[0] else False,
+        "steps": steps,
+        "update": "row-wise Adagrad" if row_wise else "Adam",
+        "precision": options.precision if ours else "float32",
+        "compiled": options.compile and ours,
+        "captured": options.capture and ours,
     }
     return found | {f"{name} ms": value for name, value in parts().items()}
 
@@ -152,13 +163,16 @@ def our_loop(items: int, device: torch.device, options: argparse.Namespace) -> L
     sequences = DeviceSequences.place(
         _sequences(generator, users, options.length + 1, items), device
     )
+    row_wise = items >= options.row_wise_from
     settings = SASRecSettings(dim=options.dim, max_length=options.length)
-    model = SASRec(items, settings).to(device).train()
+    with device:  # gigabytes are drawn where they are used
+        model = SASRec(items, settings, sparse_grad=row_wise).train()
     n_buckets, size_x = suggest_sizes(options.batch, options.length)
     loss = ScalableCrossEntropy(
         n_buckets=n_buckets,
         bucket_size_x=size_x,
         bucket_size_y=min(items, options.bucket_size_y),
+        sparse_grad=row_wise,
     )
     optimizer = make_optimizer(
         model.parameters(),
@@ -167,6 +181,7 @@ def our_loop(items: int, device: torch.device, options: argparse.Namespace) -> L
         weight_decay=0.0,
         device=device,
         capturable=options.capture,
+        row_wise=RowWise(model.catalogue, 3e-2) if row_wise else None,
     )
     step = TrainingStep(
         model,
@@ -210,7 +225,8 @@ def our_loop(items: int, device: torch.device, options: argparse.Namespace) -> L
 
 def authors_loop(items: int, device: torch.device, options: argparse.Namespace) -> Loop:
     """Return the straightforward loop, and what tells where its time goes."""
-    model = MultiheadSASRec(items, options.dim, options.length).to(device).train()
+    with device:
+        model = MultiheadSASRec(items, options.dim, options.length).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, betas=(0.9, 0.98))
     n_buckets, size_x = suggest_sizes(options.batch, options.length)
     size_y = min(items, options.bucket_size_y)

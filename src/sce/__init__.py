@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         scalable_cross_entropy,
     )
     from sce.models.sasrec import SASRec, SASRecSettings
+    from sce.optim import RowwiseAdagrad
     from sce.recommend import Recommender
     from sce.training.loop import TrainingSettings, fit
 
@@ -35,6 +36,7 @@ __all__ = [
     "InputError",
     "PreparedDataset",
     "Recommender",
+    "RowwiseAdagrad",
     "SASRec",
     "SASRecSettings",
     "SampledCrossEntropy",
@@ -66,6 +68,7 @@ _HOMES = {
         "scalable_cross_entropy",
     ],
     "sce.models.sasrec": ["SASRec", "SASRecSettings"],
+    "sce.optim": ["RowwiseAdagrad"],
     "sce.recommend": ["Recommender"],
     "sce.training.loop": ["TrainingSettings", "fit"],
 }

@@ -163,6 +163,25 @@ def test_gradients_reach_all_weights_but_not_through_padding(side: Side) -> None
     assert sorted(model.catalogue.grad.abs().sum(1).nonzero().squeeze(1).tolist()) == [3, 4]
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_sparse_gradient_is_the_dense_one_of_the_rows_looked_up(side: Side) -> None:
+    histories = torch.tensor([[3, 4, PADDING], [9, 3, 3]])
+    if side == "left":
+        histories[0] = torch.tensor([PADDING, 3, 4])
+    grads = []
+    for sparse in (False, True):
+        model = SASRec(N_ITEMS, make().settings, padding_side=side, sparse_grad=sparse)
+        model(histories).sin().sum().backward()
+        assert model.catalogue.grad is not None
+        assert model.catalogue.grad.is_sparse == sparse
+        assert model.positions.grad is not None
+        assert not model.positions.grad.is_sparse
+        grads.append(model.catalogue.grad)
+    dense, found = grads
+    assert found._nnz() == 6
+    torch.testing.assert_close(found.to_dense(), dense)
+
+
 def test_the_catalogue_is_exactly_the_items_and_live() -> None:
     model = make()
     assert model.catalogue.shape == (N_ITEMS, 16)

@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from sce.training.optimizer import make_optimizer, rate_factor, set_rate
+from sce.optim import RowwiseAdagrad
+from sce.training.optimizer import RowWise, make_optimizer, rate_factor, set_rate
 
 CPU = torch.device("cpu")
 
@@ -47,8 +48,76 @@ def test_the_default_warm_up_is_a_twentieth() -> None:
     assert all(math.isfinite(rate_factor("warmup-cosine", s, 1, 1)) for s in range(3))
 
 
-def test_a_rate_is_set_for_every_group() -> None:
-    groups = [{"params": [nn.Parameter(torch.ones(1))]} for _ in range(2)]
-    optimizer = torch.optim.SGD(groups, lr=1.0)
-    set_rate(optimizer, 0.25)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.25]
+def both(rate: float = 0.1, table_rate: float = 0.5) -> torch.optim.Optimizer:
+    torch.manual_seed(0)
+    weight, table = nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(4, 2))
+    return make_optimizer(
+        [table, weight],
+        learning_rate=rate,
+        betas=(0.9, 0.98),
+        weight_decay=0.0,
+        device=CPU,
+        row_wise=RowWise(table, table_rate),
+    )
+
+
+def move(weight: torch.Tensor, table: torch.Tensor, *optimizers: torch.optim.Optimizer) -> None:
+    weight.grad = weight.detach().clone()
+    index = torch.tensor([[1, 3, 1]])
+    table.grad = torch.sparse_coo_tensor(
+        index, table.detach()[index[0]], table.shape, check_invariants=True
+    )
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def test_the_table_is_moved_by_row_wise_adagrad_and_the_rest_by_adam() -> None:
+    one = both()
+    weight, table = (group["params"][0] for group in one.param_groups)
+    apart = nn.Parameter(weight.detach().clone()), nn.Parameter(table.detach().clone())
+    adam = torch.optim.Adam([apart[0]], lr=0.1, betas=(0.9, 0.98))
+    adagrad = RowwiseAdagrad([apart[1]], lr=0.5)
+    for _ in range(3):
+        move(weight, table, one)
+        move(*apart, adam, adagrad)
+    assert torch.equal(weight, apart[0])
+    assert torch.equal(table, apart[1])
+    assert one.state[weight].keys() == {"step", "exp_avg", "exp_avg_sq"}
+    assert one.state[table].keys() == {"sum"}
+    one.zero_grad()
+    assert weight.grad is None
+    assert table.grad is None
+
+
+def test_what_is_put_into_the_state_is_what_the_next_step_uses() -> None:
+    # As a run that is resumed does it.
+    one, other = both(), both()
+    weights = [[group["params"][0] for group in each.param_groups] for each in (one, other)]
+    for _ in range(2):
+        move(*weights[0], one)
+    for mine, theirs in zip(*weights, strict=True):
+        theirs.data.copy_(mine.data)
+        for key, value in one.state[mine].items():
+            other.state[theirs][key] = value.clone()
+    move(*weights[0], one)
+    move(*weights[1], other)
+    for mine, theirs in zip(*weights, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_rates_are_shares_of_their_own() -> None:
+    optimizer = both(rate=0.1, table_rate=0.5)
+    for factor in (0.25, 0.5):  # of the first rates, not of the last
+        set_rate(optimizer, factor)
+        rates = [group["lr"] for group in optimizer.param_groups]
+        assert rates == [0.1 * factor, 0.5 * factor]
+
+
+def test_a_rate_on_the_device_stays_there() -> None:
+    optimizer = RowwiseAdagrad([nn.Parameter(torch.ones(2, 2))], lr=torch.tensor(0.5))
+    (group,) = optimizer.param_groups
+    group["initial_lr"] = 0.5
+    rate = group["lr"]
+    set_rate(optimizer, 0.5)
+    assert group["lr"] is rate
+    assert rate.item() == 0.25

@@ -37,6 +37,6 @@ def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any], message: str
 
 def test_the_catalogue_has_a_rate_of_its_own_when_it_is_updated_by_rows() -> None:
     assert TrainingSettings().catalogue_learning_rate is None
-    assert TrainingSettings(row_wise=True).catalogue_learning_rate == 0.01
+    assert TrainingSettings(row_wise=True).catalogue_learning_rate == 0.03
     given = TrainingSettings(row_wise=True, catalogue_learning_rate=0.3)
     assert given.catalogue_learning_rate == 0.3

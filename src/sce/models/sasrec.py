@@ -71,6 +71,7 @@ class SASRec(nn.Module):
         *,
         seed: int | torch.Generator = 0,
         padding_side: Side = "right",
+        sparse_grad: bool = False,
     ) -> None:
         """Make a model with new weights.
 
@@ -82,6 +83,8 @@ class SASRec(nn.Module):
             padding_side: Where histories are padded. Left-padded ones are turned round for the
                 computation and their states back again. Padding on the other side, or with gaps,
                 is an error (on a GPU, where values are not looked at: an index out of bounds).
+            sparse_grad: Whether looking items up gives the catalogue a sparse gradient, of the rows
+                that were looked up, for optimizers that update those alone. It can be set later.
         """
         super().__init__()
         if n_items < 1:
@@ -90,6 +93,7 @@ class SASRec(nn.Module):
             raise InputError(f"padding_side is right or left; got {padding_side!r}")
         self.settings = settings or SASRecSettings()
         self.padding_side = padding_side
+        self.sparse_grad = sparse_grad
         dim, dropout = self.settings.dim, self.settings.dropout
         self.catalogue = nn.Parameter(torch.empty(n_items, dim))
         self.positions = nn.Parameter(torch.empty(self.settings.max_length, dim))
@@ -126,7 +130,8 @@ class SASRec(nn.Module):
         events = real.sum(1, keepdim=True)
         # Beyond the table where an event follows padding: that must not pass unnoticed.
         places = torch.where(real, columns + (self.max_length - events), 0)
-        states = F.embedding(torch.where(real, histories, 0), self.catalogue)
+        items = torch.where(real, histories, 0)
+        states = F.embedding(items, self.catalogue, sparse=self.sparse_grad)
         states = states * math.sqrt(self.settings.dim) + F.embedding(places, self.positions)
         states = self.dropout(states).masked_fill(~real[:, :, None], 0)
         # Padding comes after all events, where causal attention does not look.

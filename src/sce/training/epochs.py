@@ -270,7 +270,9 @@ class Training:
         if rows:
             more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
             what += f", in the batch of users {users}{more}"
-        hint = "try a lower --learning-rate or --training.clip-norm 1"
+        catalogue = "--training.catalogue-learning-rate"
+        other = catalogue if self.settings.row_wise else "--training.clip-norm 1"
+        hint = f"try a lower --learning-rate or {other}"
         if self.settings.precision != "float32":
             hint += ", or --training.precision float32"
         kept = ""

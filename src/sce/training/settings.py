@@ -10,7 +10,7 @@ from sce.training.optimizer import Schedule
 
 _MOST = 2**31 - 1  # of anything that is counted
 _SEEDS = 2**63  # torch's generators take no more
-_CATALOGUE_RATE = 1e-2
+_CATALOGUE_RATE = 3e-2
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class TrainingSettings:
     catalogues, where Adam over all rows takes most of time and memory. Not equal to Adam: rows have
     no momentum, and shorter steps the more they have moved. For SASRec with SCE."""
     catalogue_learning_rate: float | None = None
-    """Of the catalogue with row_wise; the other weights have learning_rate. [default: 0.01]"""
+    """Of the catalogue with row_wise; the other weights have learning_rate. [default: 0.03]"""
     deterministic: bool = False
     """On a GPU too, give the same bits each time; slower. A CPU does in any case."""
 
@@ -101,7 +101,7 @@ class TrainingSettings:
         if self.catalogue_learning_rate is None:
             object.__setattr__(self, "catalogue_learning_rate", _CATALOGUE_RATE)
         why = {
-            "clip_norm": "the norm of the gradient is that of all rows added up",
+            "clip_norm": "the entries of each row are added up in the update, after the norm",
             "weight_decay": "it moves every row at every step",
             "compile": "a compiled model has no gradient of some rows alone",
         }
