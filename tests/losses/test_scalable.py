@@ -1,6 +1,7 @@
 """The numbered lines of the specification of Scalable Cross-Entropy, each against the reference."""
 
 import copy
+import inspect
 from typing import Any
 
 import pytest
@@ -381,11 +382,30 @@ def test_inside_a_compiled_model_the_result_is_the_same() -> None:
         ({"beta": 0.0}, "beta must be a positive, finite number, got 0"),
         ({"reduction": "max"}, "reduction must be 'mean', 'sum' or 'none', got 'max'"),
         ({"backend": "cuda"}, "backend must be one of .*, got 'cuda'"),
+        ({"ignore_index": None}, "ignore_index must be an integer, got None"),
     ],
 )
 def test_bad_settings_are_refused(setting: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         ScalableCrossEntropy(**setting)
+
+
+def test_every_setting_is_in_the_repr() -> None:
+    chosen: dict[str, Any] = {
+        "n_buckets": 3,
+        "bucket_size_x": 4,
+        "bucket_size_y": 5,
+        "mix": False,
+        "alpha": 1.5,
+        "beta": 0.5,
+        "ignore_index": -1,
+        "reduction": "sum",
+        "backend": "torch",
+        "sparse_grad": True,
+    }
+    assert chosen.keys() == inspect.signature(ScalableCrossEntropy).parameters.keys()
+    shown = ", ".join(f"{name}={value}" for name, value in chosen.items())
+    assert repr(ScalableCrossEntropy(**chosen)) == f"ScalableCrossEntropy({shown})"
 
 
 def test_centres_that_do_not_fit_are_refused() -> None:

@@ -13,6 +13,7 @@ Backend = Literal["auto", "triton", "torch"]
 # The widest rows whose tiles fit on the chip.
 MAX_DIM = 512
 _HALF_OR_SINGLE = (torch.float32, torch.float16, torch.bfloat16)
+_HAS_TRITON = find_spec("triton") is not None
 
 logger = logging.getLogger(__name__)
 
@@ -24,40 +25,40 @@ def choose_backend(
 
     "auto" falls back without a word, except one at debug level; "triton" says why it cannot.
     """
-    if backend == "torch":
-        return "torch"
-    reason = _why_not(states, catalogue)
-    # Triton's interpreter takes tensors on the CPU, but nobody wants it unless they ask for it.
-    interpreted = backend == "triton" and _interpreted()
-    if reason is None and not states.is_cuda and not interpreted:
-        reason = f"the states are on {states.device}, not on a GPU"
+    reason = why_not_triton(states, catalogue, backend)
     if reason is None:
         return "triton"
     if backend == "triton":
         raise ValueError(f"backend 'triton' does not work here: {reason}")
-    _say_once(reason)
+    if backend == "auto":
+        _say_once(reason)
     return "torch"
 
 
-def _why_not(states: Tensor, catalogue: Tensor) -> str | None:
-    if not find_spec("triton"):
+def why_not_triton(states: Tensor, catalogue: Tensor, backend: Backend) -> str | None:
+    """Say why the kernels do not run on these tensors; None where they do.
+
+    Written so that it can be traced by torch.compile.
+    """
+    if backend == "torch":
+        return "another backend was asked for"
+    if not _HAS_TRITON:
         return "triton is not installed"
     for tensor in (states, catalogue):
         if tensor.dtype not in _HALF_OR_SINGLE:
             return f"the kernels know no {tensor.dtype}"
     if catalogue.shape[-1:].numel() > MAX_DIM:
         return f"the kernels take up to {MAX_DIM} dimensions, got {catalogue.shape[-1]}"
+    # Triton's interpreter takes tensors on the CPU, but nobody wants it unless they ask for it.
+    if not states.is_cuda and not (backend == "triton" and _interpreted()):
+        return f"the states are on {states.device}, not on a GPU"
     return None
 
 
-@cache
 def _interpreted() -> bool:
-    """Say whether kernels run in Triton's interpreter."""
-    if not find_spec("triton"):
-        return False
-    import triton
+    from sce.losses.kernels.launch import INTERPRETED
 
-    return bool(triton.knobs.runtime.interpret)
+    return INTERPRETED
 
 
 @cache

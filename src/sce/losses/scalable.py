@@ -10,7 +10,7 @@ from typing import Literal, TypedDict, Unpack, get_args, overload
 import torch
 from torch import Tensor, nn
 
-from sce.losses.backend import Backend, choose_backend
+from sce.losses.backend import Backend, choose_backend, why_not_triton
 from sce.losses.bucketed import bucketed_cross_entropy
 from sce.losses.buckets import (
     Buckets,
@@ -21,6 +21,7 @@ from sce.losses.buckets import (
 )
 from sce.losses.inputs import (
     check_arguments,
+    check_ignore_index,
     check_inputs,
     check_reduction,
     check_size,
@@ -45,6 +46,13 @@ class ScalableCrossEntropy(nn.Module):
     >>> targets = torch.randint(1000, (8, 20))
     >>> loss(states, catalogue, targets).shape
     torch.Size([])
+
+    In a compiled model the kernels are one operation of the graph. The graph breaks where it cannot
+    hold the call: on the plain path, with the default of `n_buckets` or `bucket_size_x` (which
+    depend on values), with `sparse_grad`, and with a `generator`.
+
+    The gradients are written by hand: `backward()` and `torch.autograd.grad` give them, once; the
+    transforms of torch.func (grad, jacrev, vmap, ...) are refused.
 
     Args:
         n_buckets: How many buckets. Default: α √(valid states / β) for each batch.
@@ -84,6 +92,7 @@ class ScalableCrossEntropy(nn.Module):
                 check_size(name, size)
         check_size("bucket_size_y", bucket_size_y)
         suggest_sizes(1, 1, alpha=alpha, beta=beta)  # refuses what is not positive and finite
+        check_ignore_index(ignore_index)
         check_reduction(reduction)
         if backend not in get_args(Backend):
             raise ValueError(f"backend must be one of {get_args(Backend)}, got {backend!r}")
@@ -143,9 +152,10 @@ class ScalableCrossEntropy(nn.Module):
             with_stats: Whether to return the statistics as well.
         """
         compute = self._compute
-        if torch.compiler.is_compiling():
-            # What a bucket holds depends on values: a compiled model calls this as it is. (The
-            # decorator would do the same, but takes seconds to import.)
+        if torch.compiler.is_compiling() and not self._in_graph(
+            states, catalogue, targets, generator
+        ):
+            # (The decorator would do the same, but takes seconds to import.)
             compute = torch.compiler.disable(compute)
         loss, stats = compute(states, catalogue, targets, generator, centres, with_stats)
         return loss if stats is None else (loss, stats)
@@ -198,13 +208,17 @@ class ScalableCrossEntropy(nn.Module):
         from sce.losses import kernels
 
         n_buckets, size_x = self._sizes(None, targets)
-        loss, buckets, wanted, winner = kernels.fused_cross_entropy(
+        seed = None
+        if centres is None:
+            seed = kernels.draw_seed(states.device, generator)
+        compiling = torch.compiler.is_compiling()
+        run = kernels.fused_operator if compiling else kernels.fused_cross_entropy
+        loss, buckets, wanted, winner = run(
             states.reshape(-1, states.shape[-1]),
             catalogue,
             targets.reshape(-1),
-            centres,
             kernels.FusedOptions(
-                n_buckets=n_buckets,
+                n_buckets=n_buckets if centres is None else centres.shape[0],
                 bucket_size_x=size_x,
                 bucket_size_y=self.bucket_size_y,
                 mix=self.mix,
@@ -212,13 +226,26 @@ class ScalableCrossEntropy(nn.Module):
                 reduction=self.reduction,
                 sparse_grad=self.sparse_grad,
             ),
-            generator,
+            centres=centres,
+            seed=seed,
         )
         if self.reduction == "none":
             loss = loss.reshape(targets.shape)
         if not with_stats:
             return loss, None
         return loss, _statistics(buckets, wanted, winner != kernels.NOWHERE)
+
+    def _in_graph(
+        self, states: Tensor, catalogue: Tensor, targets: Tensor, generator: torch.Generator | None
+    ) -> bool:
+        """Say whether a compiled graph can hold this call; it breaks there otherwise."""
+        return (
+            self._sized
+            and why_not_triton(states, catalogue, self.backend) is None
+            and targets.numel() > 0
+            and not self.sparse_grad  # a graph knows no sparse tensors,
+            and generator is None  # and no generators
+        )
 
     def _sizes(self, count: int | None, targets: Tensor | None = None) -> tuple[int, int]:
         """Return the number of buckets, and of states in each: as given, or by the rule."""
@@ -236,12 +263,15 @@ class ScalableCrossEntropy(nn.Module):
         Such a call can be recorded in a CUDA graph. It needs the kernels, and sizes that are given:
         the default ones count the valid states.
         """
-        sized = self.n_buckets is not None and self.bucket_size_x is not None
-        return sized and choose_backend(catalogue, catalogue, self.backend) == "triton"
+        return self._sized and why_not_triton(catalogue, catalogue, self.backend) is None
+
+    @property
+    def _sized(self) -> bool:
+        return self.n_buckets is not None and self.bucket_size_x is not None
 
     def extra_repr(self) -> str:
         """Show the settings in the module's repr."""
-        names = ("n_buckets", "bucket_size_x", "bucket_size_y", "mix", "reduction")
+        names = ScalableSettings.__annotations__
         return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
 

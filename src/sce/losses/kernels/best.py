@@ -10,8 +10,9 @@ from sce.losses.kernels.launch import ceil_div, launch, power_of_2
 
 # The most values of a row that one program of the selection holds.
 MAX_WIDTH = 1 << 14
-# Longer rows are first reduced to the maxima of as many folds.
+# Longer rows are first reduced to the maxima of as many folds, if the best ones are then fewer.
 FOLDED_WIDTH = 1 << 12
+MAX_FOLDED = 1 << 15
 
 
 def best(
@@ -38,18 +39,20 @@ def best(
         "WITH_GROUPS": groups is not None,
     }
     fold = power_of_2(ceil_div(width, FOLDED_WIDTH))
-    # Folds interleave as groups do.
-    taken = k + (8 if groups is None else 8 + 3 * max(1, cut.group // cut.part // fold))
-    if fold > 1 and 2 * taken * fold <= width:
-        folds = torch.empty(n, taken, device=values.device, dtype=torch.int32)
-        block = power_of_2(taken * fold)
-        launch(
-        _best_folded_kernel, (n,),
-            *arguments, n_groups, folds, taken, FOLD=fold,
-            BLOCK_FOLDS=power_of_2(ceil_div(width, fold)), BLOCK=block,
-            num_warps=8, **numbering,
-        )  # fmt: skip
-        return
+    while fold > 1:
+        # Folds interleave as groups do.
+        taken = k + (8 if groups is None else 8 + 3 * max(1, cut.group // cut.part // fold))
+        block_folds, block = power_of_2(ceil_div(width, fold)), power_of_2(taken * fold)
+        if 2 * taken * fold <= width and max(block_folds, block) <= MAX_FOLDED:
+            folds = torch.empty(n, taken, device=values.device, dtype=torch.int32)
+            launch(
+                _best_folded_kernel, (n,),
+                *arguments, n_groups, folds, taken,
+                FOLD=fold, BLOCK_FOLDS=block_folds, BLOCK=block,
+                num_warps=16 if max(block_folds, block) > 8192 else 8, **numbering,
+            )  # fmt: skip
+            return
+        fold //= 2
     block = min(MAX_WIDTH, power_of_2(width))
     launch(
         _best_kernel, (n,),
@@ -202,10 +205,11 @@ def _best_kernel(
         bit = 31
         while (bit >= 0) & (reach != k):
             tried = tl.where(bit == 31, 0, least + (1 << (bit & 31)))
-            reach = 0
+            counts = tl.zeros((BLOCK,), tl.int32)  # of each thread: they meet once a step
             for block in range(BLOCKS):
                 keys = _ordered(values_ptr, block * BLOCK + i, width)
-                reach += tl.sum((keys >= tried).to(tl.int32), axis=0)
+                counts += (keys >= tried).to(tl.int32)
+            reach = tl.sum(counts, axis=0)
             least = tl.where(reach >= k, tried, least)
             bit -= 1
         above = 0

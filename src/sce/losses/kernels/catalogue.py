@@ -14,7 +14,7 @@ from sce.losses.kernels.bucketed import packed_value
 from sce.losses.kernels.launch import ceil_div, launch, power_of_2
 
 # The bytes that the parts of the gradient may take before they are added up.
-MEMORY = 32 << 20
+MEMORY = 64 << 20
 _ENTRIES = 16  # of a program
 
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sce.losses.kernels.launch import ceil_div, interpreted, launch, power_of_2
+from sce.losses.kernels.launch import INTERPRETED, ceil_div, launch, power_of_2
 
 # States that one step of a program takes.
 _BLOCK_ROWS = 32
@@ -34,10 +34,16 @@ class Prepared:
     centres: Tensor  # [n_buckets, d], of length one
 
 
+def draw_seed(device: torch.device, generator: torch.Generator | None) -> Tensor:
+    """Draw what centres are drawn from, [1]: the host never sees it."""
+    return torch.randint(1 << 62, (1,), device=device, generator=generator)
+
+
 def prepare(
     states: Tensor,  # [n, d]
     targets: Tensor,  # [n]
     centres: Tensor | None,
+    seed: Tensor | None,  # [1], read where there are no centres
     *,
     n_items: int,
     n_buckets: int,
@@ -45,7 +51,6 @@ def prepare(
     mix: bool,
     dtype: torch.dtype,  # of the centres, where they are drawn
     ignore_index: int,
-    generator: torch.Generator | None,
 ) -> Prepared:
     """Look at every state and target once, and draw the centres unless they are given."""
     n, d = states.shape
@@ -53,8 +58,8 @@ def prepare(
     draw = centres is None
     mixed = draw and mix
     if centres is None:
+        assert seed is not None
         centres = torch.empty(n_buckets, d, device=device, dtype=dtype)
-        seed = torch.empty(1, device=device, dtype=torch.int64).random_(generator=generator)
     else:
         seed = centres  # not read
     block_d = max(16, power_of_2(d))
@@ -72,7 +77,7 @@ def prepare(
         states, targets, seed, wanted, packed, losses, keys, status, sums,
         n, n_items, ignore_index, n_buckets, n_buckets * size_y, d, states.stride(0), in_split,
         MIX=mixed, BLOCK_ROWS=_BLOCK_ROWS, BLOCK_N=block_n, BLOCK_D=block_d,
-        APPROXIMATE=not interpreted(),
+        APPROXIMATE=not INTERPRETED,
     )  # fmt: skip
     launch(
         _centres_kernel, (ceil_div(n_buckets, 4) if draw else 1,),

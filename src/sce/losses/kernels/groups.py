@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sce.losses.kernels.launch import ceil_div, interpreted, launch, power_of_2
+from sce.losses.kernels.launch import INTERPRETED, ceil_div, launch, power_of_2
 
 
 class Cut(NamedTuple):
@@ -53,7 +53,7 @@ def group_maxima(
         TILES=power_of_2(ceil_div(n, block_n)) if passes > 1 else 1,
         BLOCK_ROWS=block_rows, BLOCK_N=block_n, BLOCK_D=block_d,
         MASKED=wanted is not None, PRECISION="ieee" if half else "tf32x3",
-        NAN_WINS=not interpreted(), num_warps=4, num_stages=3 if block_d <= 128 and not half else 2,
+        NAN_WINS=not INTERPRETED, num_warps=4, num_stages=3 if block_d <= 128 and not half else 2,
     )  # fmt: skip
 
 

@@ -5,11 +5,13 @@ longer than many of the kernels here. Which one fits depends on little: whether 
 multiples of 16, whether tensors are aligned, and their types.
 """
 
-import functools
 from typing import Any
 
 import triton
 from torch import Tensor
+
+# Whether kernels run in Triton's interpreter, which is settled when they are defined.
+INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 _compiled: dict[Any, Any] = {}
 
@@ -56,9 +58,3 @@ def ceil_div(a: int, b: int) -> int:
 def power_of_2(n: int) -> int:
     """Return the smallest power of two that is no less than n."""
     return 1 << max(0, n - 1).bit_length()
-
-
-@functools.cache
-def interpreted() -> bool:
-    """Say whether kernels run in Triton's interpreter."""
-    return bool(triton.knobs.runtime.interpret)

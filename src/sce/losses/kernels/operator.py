@@ -1,0 +1,124 @@
+"""The kernels as operations of torch's dispatcher, which torch.compile takes into its graph."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sce.losses.kernels import function
+from sce.losses.kernels.function import Computed, Fused, FusedOptions
+
+
+def fused_operator(
+    states: Tensor,  # [n, d]
+    catalogue: Tensor,  # [c, d]
+    targets: Tensor,  # [n]
+    options: FusedOptions,
+    *,
+    centres: Tensor | None = None,  # [n_buckets, d]; None: drawn
+    seed: Tensor | None = None,  # [1] what they are drawn from
+) -> Fused:
+    """Return what `fused_cross_entropy` does; the catalogue's gradient is always dense."""
+    found = scalable_cross_entropy(
+        states, catalogue, targets, centres, seed, options.n_buckets, options.bucket_size_x,
+        options.bucket_size_y, options.mix, options.ignore_index, options.reduction,
+    )  # fmt: skip
+    return Computed(*found).fused()
+
+
+@torch.library.custom_op("sce::scalable_cross_entropy", mutates_args=())
+def scalable_cross_entropy(
+    states: Tensor,
+    catalogue: Tensor,
+    targets: Tensor,
+    centres: Tensor | None,
+    seed: Tensor | None,
+    n_buckets: int,
+    bucket_size_x: int,
+    bucket_size_y: int,
+    mix: bool,
+    ignore_index: int,
+    reduction: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Run the forward pass. The result is a `Computed`: a schema knows only its parts."""
+    options = FusedOptions(
+        n_buckets, bucket_size_x, bucket_size_y, mix, ignore_index, reduction, sparse_grad=False
+    )
+    return function.compute(states, catalogue, targets, centres, seed, options)
+
+
+@scalable_cross_entropy.register_fake
+def _(
+    states: Tensor,
+    catalogue: Tensor,
+    targets: Tensor,
+    centres: Tensor | None,
+    seed: Tensor | None,
+    n_buckets: int,
+    bucket_size_x: int,
+    bucket_size_y: int,
+    mix: bool,
+    ignore_index: int,
+    reduction: str,
+) -> Computed:
+    n = states.shape[0]
+    size_x = torch.sym_min(bucket_size_x, n)
+    size_y = torch.sym_min(bucket_size_y, catalogue.shape[0])
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return states.new_empty(shape, dtype=dtype)
+
+    return Computed(
+        loss=empty(*([n] if reduction == "none" else []), dtype=torch.float32),
+        bucket_states=empty(n_buckets, size_x),
+        wanted=empty(n),
+        packed=empty(n, dtype=torch.int64),
+        keys=empty(n_buckets * size_y + n),
+        own=empty(n, dtype=torch.float32),
+        won=empty(n_buckets, size_x),
+        counts=empty(n_buckets + 1),
+    )
+
+
+@torch.library.custom_op("sce::scalable_cross_entropy_grad_states", mutates_args=())
+def grad_states(grad: Tensor, saved: list[Tensor], reduction: str) -> Tensor:
+    """Return the gradient of the states."""
+    return function.differentiate_states(grad, tuple(saved), reduction)
+
+
+@grad_states.register_fake
+def _(grad: Tensor, saved: list[Tensor], reduction: str) -> Tensor:
+    return saved[0].new_empty(saved[0].shape)
+
+
+@torch.library.custom_op("sce::scalable_cross_entropy_grad_catalogue", mutates_args=())
+def grad_catalogue(grad: Tensor, saved: list[Tensor], reduction: str) -> Tensor:
+    """Return the gradient of the catalogue."""
+    return function.differentiate_catalogue(grad, tuple(saved), reduction)
+
+
+@grad_catalogue.register_fake
+def _(grad: Tensor, saved: list[Tensor], reduction: str) -> Tensor:
+    return saved[1].new_empty(saved[1].shape)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    computed = Computed(*output)
+    ctx.reduction = inputs[-1]
+    ctx.save_for_backward(*function.to_save(inputs[0], inputs[1], computed))
+    ctx.mark_non_differentiable(*computed[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    grad_x = grad_y = None
+    if grad is not None:
+        saved = list(ctx.saved_tensors)
+        if ctx.needs_input_grad[0]:
+            grad_x = grad_states(grad, saved, ctx.reduction)
+        if ctx.needs_input_grad[1]:
+            grad_y = grad_catalogue(grad, saved, ctx.reduction)
+    return grad_x, grad_y, *[None] * 9
+
+
+scalable_cross_entropy.register_autograd(_backward, setup_context=_setup_context)

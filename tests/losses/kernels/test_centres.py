@@ -1,0 +1,78 @@
+"""What one pass over the states gives: marked targets, faults, and random centres."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.losses.kernels.made_problem import DEVICE, GPU
+
+pytest.importorskip("triton")
+from sce.losses.kernels.centres import Prepared, draw_seed, prepare
+
+N = 4000 if GPU else 100  # buckets
+
+
+def prepared(
+    states: Tensor, targets: Tensor, *, seed: int = 7, mix: bool = True, n_buckets: int = 6
+) -> Prepared:
+    return prepare(
+        states.to(DEVICE), targets.to(DEVICE), None, torch.tensor([seed], device=DEVICE),
+        n_items=50, n_buckets=n_buckets, size_y=1, mix=mix, dtype=torch.float32, ignore_index=-100,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("mix", "rank"), [(True, 16), (True, 3), (False, 16)])
+def test_centres_have_the_covariance_of_the_valid_states(mix: bool, rank: int) -> None:
+    g = torch.Generator().manual_seed(0)
+    states = torch.randn(100, rank, generator=g) @ torch.randn(rank, 16, generator=g)
+    targets = torch.randint(50, (100,), generator=g)
+    targets[70:] = -100
+    states[70:] = float("nan")
+    found = prepared(states, targets, mix=mix, n_buckets=N)
+    centres = found.centres.double().cpu()
+    assert torch.allclose(centres.norm(dim=1), torch.ones(N, dtype=torch.float64), atol=1e-5)
+    # Only directions are kept: compare with those of normal vectors of that covariance.
+    covariance = states[:70].double().T @ states[:70].double() if mix else torch.eye(16).double()
+    values, vectors = torch.linalg.eigh(covariance)
+    factor = vectors * values.clamp(min=0).sqrt()
+    normal = torch.randn(400_000, 16, generator=g, dtype=torch.float64) @ factor.T
+    normal = torch.nn.functional.normalize(normal, dim=1)
+    products = (centres.unsqueeze(2) * centres.unsqueeze(1)).flatten(1)
+    for samples, expected in (
+        (products, (normal.T @ normal / len(normal)).flatten()),
+        (centres, torch.zeros(16, dtype=torch.float64)),
+    ):
+        error = samples.std(dim=0) / N**0.5 + 1e-3
+        assert ((samples.mean(dim=0) - expected).abs() < 5 * error).all()
+    assert found.status[:2].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("mix", [True, False])
+def test_the_seed_says_which_centres(mix: bool) -> None:
+    states, targets = torch.randn(40, 16), torch.randint(50, (40,))
+    one, again, other = (
+        prepared(states, targets, seed=seed, mix=mix).centres for seed in (7, 7, 7 + (1 << 40))
+    )
+    assert torch.equal(one, again)
+    assert (one != other).float().mean() > 0.9
+
+
+def test_seeds_come_from_the_generator() -> None:
+    device = torch.device(DEVICE)
+    g = torch.Generator(DEVICE).manual_seed(3)
+    drawn = [draw_seed(device, g) for _ in range(20)]
+    g.manual_seed(3)
+    assert all(torch.equal(seed, draw_seed(device, g)) for seed in drawn)
+    assert len({int(seed) for seed in drawn}) == 20
+    assert max(int(seed) for seed in drawn) > 1 << 32
+
+
+def test_targets_are_marked_and_faults_are_told() -> None:
+    states, targets = torch.randn(40, 16), torch.randint(50, (40,))
+    targets[::3] = -100
+    states[0] = float("inf")  # ignored
+    found = prepared(states, targets)
+    assert torch.equal(found.wanted.long().cpu(), targets.masked_fill(targets < 0, -1))
+    assert found.status[:2].tolist() == [1, 1]
+    states[1, 5] = float("nan")
+    assert prepared(states, targets).status[:2].tolist() == [1, 0]

@@ -1,0 +1,157 @@
+"""The kernels as a whole, against the plain path and the reference."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from sce.losses import ScalableCrossEntropy, bucketed, buckets, scalable_cross_entropy
+from sce.losses.reference import reference_scalable_cross_entropy
+from tests.losses.kernels.made_problem import DEVICE, DTYPES, GPU, problem
+
+pytest.importorskip("triton")
+from sce.losses import kernels
+
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def integers(seed: int, *low_high: tuple[int, int]) -> tuple[int, ...]:
+    g = torch.Generator().manual_seed(seed)
+    return tuple(int(torch.randint(low, high + 1, (), generator=g)) for low, high in low_high)
+
+
+def check_against_the_plain_path(
+    seed: int, n: int, c: int, d: int, b: int, size_x: int, size_y: int, dtype: torch.dtype
+) -> None:
+    states, catalogue, targets = problem(seed, n, c, d, dtype)
+    valid = targets >= 0
+    with torch.no_grad():
+        centres = buckets.draw_centres(states[valid], b, mix=True).float()
+        sizes: dict[str, Any] = {"bucket_size_x": size_x, "bucket_size_y": size_y}
+        plain = buckets.fill_buckets(states[valid], catalogue, centres, **sizes)
+    options = kernels.FusedOptions(n_buckets=b, reduction="none", **sizes)
+    found, fused, marked, winner = kernels.fused_cross_entropy(
+        states, catalogue, targets, options, centres=centres
+    )
+    placed = winner != kernels.NOWHERE
+    assert torch.equal(marked.long(), targets.masked_fill(~valid, -1))
+    assert torch.equal(fused.items.long().sort(dim=1).values, plain.items)
+    index = valid.nonzero().squeeze(1)
+    if plain.states.shape[1] == fused.states.shape[1]:
+        assert torch.equal(fused.states.long().sort(dim=1).values, index[plain.states])
+    wanted, plain_placed = bucketed.bucketed_cross_entropy(
+        states[valid], catalogue, targets[valid], plain
+    )
+    assert torch.equal(placed[valid], plain_placed)
+    assert not placed[~valid].any()
+    assert (found[~valid] == 0).all()
+    scale = d**0.5
+    torch.testing.assert_close(found[valid], wanted, rtol=1e-5, atol=1e-5 * scale)
+    weights = torch.linspace(-1, 1, len(states), device=DEVICE)
+    inputs = (states, catalogue)
+    grads = torch.autograd.grad((found * weights).sum(), inputs)
+    plain_grads = torch.autograd.grad((wanted * weights[valid]).sum(), inputs)
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    for g, h in zip(grads, plain_grads, strict=True):
+        assert g.dtype == dtype
+        torch.testing.assert_close(g, h, rtol=tolerance, atol=tolerance * scale / 4)
+
+
+@every_dtype
+@pytest.mark.parametrize("seed", range(300 if GPU else 6))
+def test_fuzz_against_the_plain_path(seed: int, dtype: torch.dtype) -> None:
+    n, c, d8, b, size_x, size_y = integers(
+        seed, (1, 90), (1, 200), (1, 8), (1, 6), (1, 100), (1, 210)
+    )
+    check_against_the_plain_path(seed, n, c, 8 * d8, b, size_x, size_y, dtype)
+
+
+@every_dtype
+@pytest.mark.parametrize("d", [16, 24, 40, 128, 136, 256, 512] if GPU else [24, 136])
+def test_every_width_against_the_plain_path(d: int, dtype: torch.dtype) -> None:
+    n, c, b, size_x, size_y = (500, 3000, 20, 100, 150) if GPU else (20, 30, 3, 9, 8)
+    check_against_the_plain_path(d, n, c, d, b, size_x, size_y, dtype)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_the_front_door_gives_the_same_with_either_backend(reduction: str) -> None:
+    states, catalogue, targets = problem(1, *((60, 150) if GPU else (25, 40)), 16)
+    centres = buckets.draw_centres(states[targets >= 0].detach(), 4, mix=True)
+    results = []
+    for backend in ("triton", "torch"):
+        loss = ScalableCrossEntropy(
+            bucket_size_x=10, bucket_size_y=12, reduction=reduction, backend=backend
+        )
+        value, stats = loss(states, catalogue, targets, centres=centres, with_stats=True)
+        assert value.shape == (targets.shape if reduction == "none" else ())
+        grads = torch.autograd.grad(value.sum(), (states, catalogue))
+        results.append((value, *grads, stats.picked_once, stats.placed, stats.correct_in_bucket))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mix", [True, False])
+def test_a_generator_repeats_bit_for_bit_and_leaves_the_global_one_alone(mix: bool) -> None:
+    states, catalogue, targets = problem(2, 15, 20, 16)
+    loss = ScalableCrossEntropy(
+        n_buckets=2, bucket_size_x=5, bucket_size_y=4, mix=mix, backend="triton"
+    )
+    before = torch.cuda.get_rng_state() if GPU else torch.get_rng_state()
+    runs = []
+    for seed in (5, 5, 6):
+        value = loss(
+            states, catalogue, targets, generator=torch.Generator(DEVICE).manual_seed(seed)
+        )
+        runs.append((value, *torch.autograd.grad(value, (states, catalogue))))
+    assert all(map(torch.equal, runs[0], runs[1]))
+    assert not torch.equal(runs[0][0], runs[2][0])
+    assert torch.equal(before, torch.cuda.get_rng_state() if GPU else torch.get_rng_state())
+
+
+def test_the_front_door_equals_the_reference() -> None:
+    states, catalogue, targets = problem(2, 30, 50, 8)
+    centres = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    sizes: dict[str, Any] = {"bucket_size_x": 9, "bucket_size_y": 12}
+    found = scalable_cross_entropy(
+        states, catalogue, targets, centres=centres, backend="triton", **sizes
+    )
+    wanted = reference_scalable_cross_entropy(states, catalogue, targets, centres, **sizes)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_no_valid_position_and_strided_inputs() -> None:
+    states, catalogue, targets = problem(3, 15, 20, 8)
+    loss = ScalableCrossEntropy(n_buckets=2, bucket_size_x=5, bucket_size_y=6, backend="triton")
+    nothing = loss(states, catalogue, torch.full_like(targets, -100))
+    assert nothing == 0
+    for grad in torch.autograd.grad(nothing, (states, catalogue)):
+        assert (grad == 0).all()
+    wide = torch.randn(15, 16, device=DEVICE)[:, ::2]
+    turned = torch.randn(8, 20, device=DEVICE).T
+    g = torch.Generator(DEVICE)
+    a = loss(wide, turned, targets, generator=g.manual_seed(0))
+    b = loss(wide.contiguous(), turned.contiguous(), targets, generator=g.manual_seed(0))
+    torch.testing.assert_close(a, b)
+
+
+def test_torch_func_is_refused() -> None:
+    states, catalogue, targets = problem(3, 9, 20, 8)
+    loss = ScalableCrossEntropy(n_buckets=1, bucket_size_x=5, bucket_size_y=6, backend="triton")
+    with pytest.raises(TypeError, match=r"does not work inside torch.func \(grad, jacrev"):
+        torch.func.grad(lambda x: loss(x, catalogue, targets))(states.detach())
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_the_tensors_need_not_be_on_the_current_gpu() -> None:
+    results = []
+    for device in ("cuda:0", "cuda:1"):
+        g = torch.Generator(device).manual_seed(0)
+        states, catalogue, targets = (x.detach().to(device) for x in problem(3, 30, 50, 8))
+        catalogue.requires_grad_()
+        value = scalable_cross_entropy(
+            states, catalogue, targets, n_buckets=3, bucket_size_x=5, bucket_size_y=6,
+            backend="triton", generator=g,
+        )  # fmt: skip
+        results.append([x.cpu() for x in (value, *torch.autograd.grad(value, catalogue))])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
