@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sce.losses import buckets
-from sce.losses.buckets import draw_centres, suggest_sizes, top_rows
+from sce.losses.buckets import draw_centres, pick_states, suggest_sizes, top_rows
 
 
 def naive_top_rows(centres: torch.Tensor, rows: torch.Tensor, k: int) -> list[list[int]]:
@@ -122,3 +122,23 @@ def test_nan_beside_ties_and_minus_infinity() -> None:
     rows = torch.zeros(50, 1)
     rows[20] = nan
     assert 20 in top_rows(torch.ones(1, 1), rows, 4).tolist()[0]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 30), st.integers(1, 40), st.integers(0, 2**31))
+def test_states_as_centres_are_valid_and_differ_while_they_can(n: int, b: int, seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    states = torch.arange(n).float().unsqueeze(1).expand(n, 3)
+    valid = torch.rand(n, generator=g) < 0.5
+    picked = pick_states(states, b, valid=valid, generator=g)
+    assert picked.shape == (b, 3)
+    numbers = picked[:, 0].long().tolist()
+    count = int(valid.sum())
+    if count:
+        assert valid[numbers].all()
+        times = torch.tensor([numbers.count(i) for i in set(numbers)])
+        assert len(set(numbers)) == min(b, count)
+        assert times.max() - times.min() <= 1
+    every = pick_states(states, b, generator=g)[:, 0].tolist()
+    assert len(set(every)) == min(b, n)
+    assert pick_states(states[:0], b).shape == (b, 3)

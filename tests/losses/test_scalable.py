@@ -396,6 +396,7 @@ def test_every_setting_is_in_the_repr() -> None:
         "bucket_size_x": 4,
         "bucket_size_y": 5,
         "mix": False,
+        "from_states": True,
         "alpha": 1.5,
         "beta": 0.5,
         "ignore_index": -1,
@@ -445,3 +446,16 @@ def test_no_tensor_grows_with_buckets_by_catalogue_or_by_bucket_logits(largest_t
     with largest_tensor() as largest:
         loss(states, catalogue, targets).backward()
     assert largest.numel <= max(MAX_SCORES, MAX_LOGITS) < 12_800_000
+
+
+def test_centres_on_states_are_states() -> None:
+    g = torch.Generator().manual_seed(0)
+    states, catalogue = torch.randn(30, 8, generator=g), torch.randn(50, 8, generator=g)
+    targets = torch.randint(50, (30,), generator=g)
+    targets[10:] = -100
+    sizes: dict[str, Any] = {"bucket_size_x": 4, "bucket_size_y": 7}
+    loss = ScalableCrossEntropy(n_buckets=10, from_states=True, **sizes)
+    # As many buckets as valid states: each is the centre of one, whatever the generator gives.
+    found = loss(states, catalogue, targets, generator=g)
+    wanted = ScalableCrossEntropy(**sizes)(states, catalogue, targets, centres=states[:10])
+    torch.testing.assert_close(found, wanted)

@@ -15,7 +15,8 @@ from sce.losses.sampled import (
     generalized_binary_cross_entropy,
     sampled_cross_entropy,
 )
-from sce.losses.scalable import BucketStatistics, ScalableCrossEntropy, scalable_cross_entropy
+from sce.losses.scalable import ScalableCrossEntropy, scalable_cross_entropy
+from sce.losses.statistics import BucketStatistics
 
 __all__ = [
     "BinaryCrossEntropy",

@@ -87,6 +87,31 @@ def draw_centres(
     return (noise.to(wide) @ factor.T).to(dtype)
 
 
+def pick_states(
+    states: Tensor,  # [n, d]
+    n_buckets: int,
+    *,
+    valid: Tensor | None = None,  # [n]: those that may be picked; None: all
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Draw states as centres of the buckets, each once before any twice: [n_buckets, d].
+
+    Nothing here has a shape that depends on values, and the host does not wait for the device.
+    """
+    n = len(states)
+    if n == 0:
+        return states.new_zeros(n_buckets, states.shape[1])
+    order = torch.rand(n, device=states.device, generator=generator)
+    if valid is not None:
+        order = order.masked_fill(~valid, -1.0)
+    chosen = order.topk(min(n, n_buckets)).indices
+    most = chosen.new_full((), len(chosen))
+    count = most if valid is None else torch.minimum(valid.sum().clamp(min=1), most)
+    places = torch.arange(n_buckets, device=states.device) % count
+    centres = states.detach()[chosen[places]]
+    return centres.double() if states.dtype == torch.float64 else centres.float()
+
+
 def round_centres(centres: Tensor, dtype: torch.dtype) -> Tensor:
     """Round centres to the precision of a catalogue, in which they are then compared with it.
 

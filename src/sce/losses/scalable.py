@@ -4,7 +4,6 @@ The paper's Algorithm 1: a softmax inside random buckets of states and items tha
 large inner products, instead of over the whole catalogue.
 """
 
-from dataclasses import dataclass
 from typing import Literal, TypedDict, Unpack, get_args, overload
 
 import torch
@@ -13,9 +12,9 @@ from torch import Tensor, nn
 from sce.losses.backend import Backend, choose_backend, why_not_triton
 from sce.losses.bucketed import bucketed_cross_entropy
 from sce.losses.buckets import (
-    Buckets,
     draw_centres,
     fill_buckets,
+    pick_states,
     round_centres,
     suggest_sizes,
 )
@@ -27,15 +26,7 @@ from sce.losses.inputs import (
     check_size,
     reduce,
 )
-
-
-@dataclass(frozen=True)
-class BucketStatistics:
-    """What the paper plots over training, as scalar tensors between 0 and 1."""
-
-    picked_once: Tensor  # share of the valid states that are in exactly one bucket
-    placed: Tensor  # share of the valid states that are in any bucket
-    correct_in_bucket: Tensor  # share of bucket rows whose own target is among the bucket's items
+from sce.losses.statistics import BucketStatistics, count_buckets
 
 
 class ScalableCrossEntropy(nn.Module):
@@ -60,6 +51,9 @@ class ScalableCrossEntropy(nn.Module):
         bucket_size_y: Items in a bucket: the one size to tune.
         mix: Draw the centres of the buckets where the states are (the paper's Mix), rather than
             in all directions alike.
+        from_states: Put each centre on a state, drawn at random, instead; `mix` does not matter
+            then. The paper does not have it. It gave better models than mix on the two datasets it
+            was tried on (docs/paper.md).
         alpha: How densely the buckets cover the states, for the two defaults.
         beta: Many small buckets (below 1) or few large ones (above 1), for the two defaults.
         ignore_index: The target of positions that do not count, such as padding.
@@ -79,6 +73,7 @@ class ScalableCrossEntropy(nn.Module):
         bucket_size_x: int | None = None,
         bucket_size_y: int = 256,
         mix: bool = True,
+        from_states: bool = False,
         alpha: float = 2.0,
         beta: float = 1.0,
         ignore_index: int = -100,
@@ -100,6 +95,7 @@ class ScalableCrossEntropy(nn.Module):
         self.bucket_size_x = bucket_size_x
         self.bucket_size_y = bucket_size_y
         self.mix = mix
+        self.from_states = from_states
         self.alpha = alpha
         self.beta = beta
         self.ignore_index = ignore_index
@@ -179,7 +175,10 @@ class ScalableCrossEntropy(nn.Module):
         with torch.no_grad(), torch.autocast(states.device.type, enabled=False):
             n_buckets, size_x = self._sizes(len(wanted))
             if centres is None:
-                centres = draw_centres(x, n_buckets, mix=self.mix, generator=generator)
+                if self.from_states:
+                    centres = pick_states(x, n_buckets, generator=generator)
+                else:
+                    centres = draw_centres(x, n_buckets, mix=self.mix, generator=generator)
                 centres = round_centres(centres, y.dtype)
             # A state that is not finite may fall into no bucket, and would then go unnoticed.
             sound = x.isfinite().all()
@@ -193,7 +192,7 @@ class ScalableCrossEntropy(nn.Module):
         losses, placed = bucketed_cross_entropy(x, y, wanted, buckets, sparse=self.sparse_grad)
         losses = losses * torch.where(sound, 1.0, torch.nan).to(losses.dtype)
         loss = reduce(losses, placed, inputs, self.reduction)
-        return loss, _statistics(buckets, wanted, placed) if with_stats else None
+        return loss, count_buckets(buckets, wanted, placed) if with_stats else None
 
     def _fused(
         self,
@@ -209,7 +208,12 @@ class ScalableCrossEntropy(nn.Module):
 
         n_buckets, size_x = self._sizes(None, targets)
         seed = None
-        if centres is None:
+        if centres is None and self.from_states:
+            flat, valid = states.reshape(-1, states.shape[-1]), targets.reshape(-1)
+            valid = valid != self.ignore_index
+            centres = pick_states(flat, n_buckets, valid=valid, generator=generator)
+            centres = round_centres(centres, catalogue.dtype)
+        elif centres is None:
             seed = kernels.draw_seed(states.device, generator)
         compiling = torch.compiler.is_compiling()
         run = kernels.fused_operator if compiling else kernels.fused_cross_entropy
@@ -233,7 +237,7 @@ class ScalableCrossEntropy(nn.Module):
             loss = loss.reshape(targets.shape)
         if not with_stats:
             return loss, None
-        return loss, _statistics(buckets, wanted, winner != kernels.NOWHERE)
+        return loss, count_buckets(buckets, wanted, winner != kernels.NOWHERE)
 
     def _in_graph(
         self, states: Tensor, catalogue: Tensor, targets: Tensor, generator: torch.Generator | None
@@ -282,6 +286,7 @@ class ScalableSettings(TypedDict, total=False):
     bucket_size_x: int | None
     bucket_size_y: int
     mix: bool
+    from_states: bool
     alpha: float
     beta: float
     ignore_index: int
@@ -327,23 +332,6 @@ def scalable_cross_entropy(
         states, catalogue, targets, generator=generator, centres=centres, with_stats=with_stats
     )
     return found
-
-
-def _statistics(buckets: Buckets, targets: Tensor, placed: Tensor) -> BucketStatistics:
-    valid = targets >= 0
-    chosen = buckets.states.long()
-    wanted = targets.long()[chosen]
-    picks = torch.zeros(len(targets), device=targets.device, dtype=torch.int64)
-    picks.scatter_add_(0, chosen.flatten(), (wanted >= 0).long().flatten())
-    items = buckets.items.long().sort(dim=1).values
-    column = torch.searchsorted(items, wanted).clamp_(max=items.shape[1] - 1)
-    correct = items.gather(1, column) == wanted
-    states, rows = valid.sum().clamp(min=1), (wanted >= 0).sum().clamp(min=1)
-    return BucketStatistics(
-        picked_once=(picks == 1).sum() / states,
-        placed=placed.sum() / states,
-        correct_in_bucket=correct.sum() / rows,
-    )
 
 
 def _check_centres(centres: Tensor, catalogue: Tensor) -> None:

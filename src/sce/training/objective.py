@@ -38,6 +38,7 @@ _DEFAULTS: dict[LossName, dict[str, Any]] = {
     "sce": {
         "bucket_size_y": 256,
         "mix": True,
+        "from_states": False,
         "n_buckets": None,
         "bucket_size_x": None,
         "alpha": 2.0,
@@ -62,6 +63,8 @@ class LossSettings:
     """sce: items in a bucket, the one size to tune. [default: 256]"""
     mix: bool | None = None
     """sce: put the buckets where the states are. [default: true]"""
+    from_states: bool | None = None
+    """sce: put the centre of each bucket on a state, instead of mixing them. [default: false]"""
     alpha: float | None = None
     """sce: how densely buckets cover the states of a batch. [default: 2]"""
     beta: float | None = None
@@ -175,6 +178,7 @@ def build_loss(settings: LossSettings, workload: Workload) -> nn.Module:
             bucket_size_x=sizes["bucket_size_x"],
             bucket_size_y=_given(settings.bucket_size_y),
             mix=_given(settings.mix),
+            from_states=_given(settings.from_states),
         )
     if settings.name == "ce":
         return CrossEntropy(chunk_size=settings.chunk_size)

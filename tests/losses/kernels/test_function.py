@@ -134,6 +134,22 @@ def test_no_valid_position_and_strided_inputs() -> None:
     torch.testing.assert_close(a, b)
 
 
+def test_centres_on_states() -> None:
+    states, catalogue, targets = problem(7, 40, 90, 16)
+    with torch.no_grad():
+        states[targets < 0] = float("nan")
+    loss = ScalableCrossEntropy(
+        n_buckets=50, bucket_size_x=9, bucket_size_y=12, from_states=True, backend="triton"
+    )
+    g = torch.Generator(DEVICE)
+    value = loss(states, catalogue, targets, generator=g.manual_seed(0))
+    again = loss(states, catalogue, targets, generator=g.manual_seed(0))
+    assert torch.equal(value, again)
+    for tensor in (value, *torch.autograd.grad(value, (states, catalogue))):
+        assert tensor.isfinite().all()
+    assert loss(states, catalogue, torch.full_like(targets, -100)) == 0
+
+
 def test_torch_func_is_refused() -> None:
     states, catalogue, targets = problem(3, 9, 20, 8)
     loss = ScalableCrossEntropy(n_buckets=1, bucket_size_x=5, bucket_size_y=6, backend="triton")
