@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sce.config import SECTIONS, Config, describe_settings, load_toml, nearest
+from sce.config import SECTIONS, Config, describe_settings, for_loss, load_toml, nearest
 from sce.errors import InputError
 from sce.losses import ScalableCrossEntropy
 from tests.cycle_data import make_cycle
@@ -47,6 +47,31 @@ def test_later_layers_win_and_the_rest_is_default() -> None:
     assert (config.model.dim, config.model.heads, config.training.epochs) == (32, 2, 5)
     assert config.training.learning_rate == 1e-3
     assert config.loss.name == "sce"
+
+
+@pytest.mark.parametrize(
+    ("options", "dropped"),
+    [
+        ({}, []),
+        ({"name": "sce"}, []),
+        ({"name": "gbce"}, ["bucket_size_y", "mix"]),
+    ],
+)
+def test_another_loss_leaves_out_what_is_not_its_own(
+    options: dict[str, Any], dropped: list[str]
+) -> None:
+    own = {"bucket_size_y": 6, "mix": True}
+    for file in ({"loss": own, "model": {"dim": 8}}, {"loss": {"name": "sce", **own}}):
+        kept, left_out = for_loss(file, {"loss": options})
+        assert left_out == dropped
+        assert kept.get("model") == file.get("model")
+        loss = Config.compose(kept, {"loss": options}).loss
+        assert loss.name == options.get("name", "sce")
+        assert loss.bucket_size_y == (None if dropped else 6)
+    shared, left_out = for_loss(
+        {"loss": {"name": "gbce", "n_negatives": 9, "t": 0.5}}, {"loss": {"name": "ce-"}}
+    )
+    assert (shared["loss"], left_out) == ({"name": "gbce", "n_negatives": 9}, ["t"])
 
 
 def test_a_config_comes_back_from_its_dictionary() -> None:

@@ -16,6 +16,11 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
         _ = sce.nothing
 
 
+def test_padding_is_what_fit_says_it_is() -> None:
+    assert sce.PADDING == -1
+    assert "`sce.PADDING`, which is -1" in (sce.fit.__doc__ or "")
+
+
 def test_importing_is_light() -> None:
     code = "import sys, sce; print(sorted({'torch', 'polars', 'triton'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

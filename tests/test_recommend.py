@@ -8,14 +8,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from sce import recommend
 from sce.data.prepared import PreparedDataset
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
+from sce.evaluation.evaluate import evaluate
 from sce.models.sasrec import SASRec
 from sce.recommend import Id, Recommended, Recommender
+from sce.training.begin import start_run
+from sce.training.checkpoint import write_tensors
 from sce.training.run import Run
 from tests.tiny_run import MODEL, make_dataset, make_run
 
@@ -235,6 +238,73 @@ def test_the_model_and_the_ids_must_fit() -> None:
 
 def test_loading_takes_an_open_run_too(run: Run) -> None:
     assert Recommender.load(run).n_items == 40
+
+
+class OwnModel(nn.Module):
+    def __init__(self, items: int = len(NAMES), dim: int = 4) -> None:
+        super().__init__()
+        self.catalogue = nn.Parameter(torch.randn(items, dim))
+
+    def forward(self, histories: Tensor) -> Tensor:
+        return self.catalogue[histories.clamp(min=0)]
+
+
+@pytest.fixture
+def own_run(dataset: PreparedDataset, tmp_path: Path) -> tuple[Run, OwnModel]:
+    model = OwnModel()
+    config: dict[str, Any] = {"model": {}, "loss": {"name": "mine"}}
+    run = start_run(tmp_path / "own", dataset, config=config, derived={}, model="mine.OwnModel")
+    write_tensors(run.best_weights, model.state_dict(), {})
+    return run, model
+
+
+def test_a_model_of_ones_own_is_given_its_weights(
+    own_run: tuple[Run, OwnModel], dataset: PreparedDataset
+) -> None:
+    run, trained = own_run
+    given = OwnModel()
+    recommender = Recommender.load(run, "cpu", model=given)
+    assert recommender.model is given
+    assert torch.equal(given.catalogue, trained.catalogue)
+    assert not given.training
+    scores = (trained.catalogue @ trained.catalogue[3]).detach()
+    scores[3] = -torch.inf
+    (found,) = recommender.recommend([[NAMES[3]]], k=5)
+    assert found.items == [NAMES[i] for i in scores.topk(5).indices]
+    assert evaluate(given, dataset).users == len(dataset.test)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (OwnModel(dim=5), r"catalogue is \[40, 5\] in the model and \[40, 4\] in the run"),
+        (nn.Linear(2, 2), "has a `catalogue` of item vectors; got Linear"),
+        (OwnModel, "has a `catalogue` of item vectors; got <class"),
+        (None, r"mine.OwnModel, .*Recommender.load\('.*own', model=OwnModel\(...\)\)"),
+    ],
+)
+def test_a_model_of_ones_own_must_be_the_one_that_was_trained(
+    own_run: tuple[Run, OwnModel], model: Any, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        Recommender.load(own_run[0], "cpu", model=model)
+
+
+def test_a_model_of_ones_own_without_weights_or_with_altered_ones(
+    own_run: tuple[Run, OwnModel],
+) -> None:
+    run, model = own_run
+    run.best_weights.write_bytes(run.best_weights.read_bytes()[:-3])
+    with pytest.raises(InputError, match="half-written or altered"):
+        Recommender.load(run, "cpu", model=model)
+    run.best_weights.unlink()
+    with pytest.raises(InputError, match="has no weights yet"):
+        Recommender.load(run, "cpu", model=model)
+
+
+def test_what_is_recommended_shows_its_scores() -> None:
+    found = Recommended(["a", 7], np.array([1.25, -0.5], np.float32), known=3, unknown=("x",))
+    assert repr(found) == "Recommended({'a': 1.25, 7: -0.5}, known=3, unknown=['x'])"
 
 
 def test_a_missing_run(tmp_path: Path) -> None:

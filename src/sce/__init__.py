@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from sce.data.batches import PADDING
     from sce.data.filtering import keep_active
     from sce.data.interactions import read_interactions
     from sce.data.prepared import PreparedDataset
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from sce.training.loop import TrainingSettings, fit
 
 __all__ = [
+    "PADDING",
     "BinaryCrossEntropy",
     "CrossEntropy",
     "GeneralizedBinaryCrossEntropy",
@@ -53,6 +55,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "sce.data.batches": ["PADDING"],
     "sce.data.filtering": ["keep_active"],
     "sce.data.interactions": ["read_interactions"],
     "sce.data.prepared": ["PreparedDataset"],

@@ -16,7 +16,7 @@ from torch import nn
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
 from sce.models.sasrec import SASRec, SASRecSettings
-from sce.training.objective import LossSettings, Workload, build_loss
+from sce.training.objective import LossSettings, Workload, build_loss, settings_of
 from sce.training.rowwise import NEEDS_SCE
 from sce.training.settings import TrainingSettings
 
@@ -92,6 +92,21 @@ def load_toml(path: Path | str) -> dict[str, dict[str, Any]]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not valid TOML: {error}") from error
     return check_layer(content, str(path))
+
+
+def for_loss(file: Layer, options: Layer) -> tuple[Layer, list[str]]:
+    """Leave out of a file what only its own loss understands, where the options name another.
+
+    Returns:
+        The settings of the file that remain, and the names of those of the loss that do not.
+    """
+    of_loss = file.get("loss", {})
+    name = options.get("loss", {}).get("name")
+    if name is None or name == of_loss.get("name", LossSettings.name):
+        return file, []
+    known = settings_of(name) | {"name"}
+    kept = {key: value for key, value in of_loss.items() if key in known}
+    return {**file, "loss": kept}, [key for key in of_loss if key not in known]
 
 
 def check_layer(content: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:

@@ -8,11 +8,11 @@ Histories come and go in batches, and the catalogue is scored in chunks: memory 
 the number of histories nor that of users × items, when the `stream` methods are used.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -24,8 +24,10 @@ from sce.data.prepared import PreparedDataset
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 from sce.evaluation.ranking import NOTHING, Ranker, top_k
+from sce.training.begin import describe_divergence
+from sce.training.checkpoint import read_tensors
 from sce.training.device import resolve_device
-from sce.training.run import Run, load_model
+from sce.training.run import SASREC, Run, load_model
 
 BATCH_SIZE = 256
 # Histories are collected for so many batches, and those of like length put together: less padding.
@@ -45,7 +47,7 @@ class Recommended:
 
     items: list[Id]
     """The items' own ids."""
-    scores: NDArray[np.float32] = field(repr=False)
+    scores: NDArray[np.float32]
     """What the model gave each; comparable within this history only."""
     known: int
     """How many events of the history are in the catalogue."""
@@ -54,6 +56,11 @@ class Recommended:
 
     def __len__(self) -> int:
         return len(self.items)
+
+    def __repr__(self) -> str:
+        best = ", ".join(f"{i!r}: {s:.4g}" for i, s in zip(self.items, self.scores, strict=True))
+        unknown = f", unknown={list(self.unknown)!r}" if self.unknown else ""
+        return f"Recommended({{{best}}}, known={self.known}{unknown})"
 
     @property
     def ranks(self) -> NDArray[np.int64]:
@@ -80,19 +87,37 @@ class Recommender:
             self.model.eval()
 
     @classmethod
-    def load(cls, run: Run | Path | str, device: str = "auto") -> "Recommender":
+    def load(
+        cls, run: Run | Path | str, device: str = "auto", *, model: nn.Module | None = None
+    ) -> "Recommender":
         """Load the best weights of a run.
 
         Args:
             run: The run's directory.
             device: "cpu", "cuda", "cuda:1" …; "auto" is a GPU where there is one.
+            model: Built as the one that was trained, where that was of a class of your own: it is
+                given the weights. sce builds its own models by itself.
 
         Raises:
-            InputError: When the run is missing, incomplete or altered, or there is no such device.
+            InputError: When the run is missing, incomplete or altered, its weights are not those of
+                `model`, or there is no such device.
         """
         place = resolve_device(device)
         opened = run if isinstance(run, Run) else Run.open(run)
-        return cls(load_model(opened, place), opened.item_ids, opened.dataset.content_hash)
+        if not opened.best_weights.is_file() and (diverged := describe_divergence(opened)):
+            raise InputError(f"there are no weights yet: {diverged}")
+        if model is not None:
+            ranker = _with_weights(model, opened, place)
+        elif opened.model == SASREC:
+            ranker = load_model(opened, place)
+        else:
+            name = opened.model.rpartition(".")[2]
+            raise InputError(
+                f"the model of {opened.path} is {opened.model}, which sce cannot build; in Python, "
+                f"recommender = Recommender.load({str(opened.path)!r}, model={name}(...)) can, and "
+                "sce.evaluate(recommender.model, dataset) measures it"
+            )
+        return cls(ranker, opened.item_ids, opened.dataset.content_hash)
 
     @property
     def n_items(self) -> int:
@@ -273,6 +298,36 @@ class Recommender:
                 f"{dataset.path} is not the dataset that the run was trained on: its content is "
                 f"{dataset.content_hash[:12]}, the run's {str(self.content_hash)[:12]}"
             )
+
+
+def _with_weights(model: nn.Module, run: Run, device: torch.device) -> Ranker:
+    """Give a model of the user's own the best weights of a run."""
+    if not isinstance(model, nn.Module) or not hasattr(model, "catalogue"):
+        raise InputError(
+            "a model is a torch module that maps histories to states and has a `catalogue` of item "
+            f"vectors; got {model if isinstance(model, type) else type(model).__name__}"
+        )
+    if not run.best_weights.is_file():
+        raise InputError(f"{run.path} has no weights yet: it has not come to its first evaluation")
+    weights, _ = read_tensors(run.best_weights)
+    own = model.state_dict()
+    wrong = [
+        f"{name} is {_shape(own, name)} in the model and {_shape(weights, name)} in the run"
+        for name in sorted(own.keys() | weights.keys())
+        if _shape(own, name) != _shape(weights, name)
+    ]
+    if wrong:
+        more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise InputError(
+            f"{type(model).__name__} is not as it was trained in {run.path}: "
+            f"{'; '.join(wrong[:3])}{more}"
+        )
+    model.load_state_dict(weights)
+    return cast("Ranker", model.to(device))
+
+
+def _shape(tensors: Mapping[str, Tensor], name: str) -> str:
+    return str(list(tensors[name].shape)) if name in tensors else "absent"
 
 
 class _Flat(NamedTuple):

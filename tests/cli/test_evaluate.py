@@ -7,13 +7,15 @@ import pytest
 import torch
 
 from sce.cli import main
+from sce.cli.evaluate import show_metrics
 from sce.data.prepared import PreparedDataset, write_prepared
 from sce.evaluation.evaluate import evaluate
 from sce.evaluation.ranking import Popularity, Ranker
 from sce.losses import CrossEntropy
-from sce.training.begin import start_run
+from sce.training.begin import note_divergence, start_run
 from sce.training.loop import TrainingSettings, fit
 from sce.training.run import Run, load_model
+from sce.training.watch import DivergenceError
 from tests.cycle_data import lay_out, make_cycle, small_model, walk
 
 Capture = pytest.CaptureFixture[str]
@@ -64,8 +66,56 @@ def test_the_table_has_the_numbers_that_training_found(run: Path, capsys: Captur
     assert captured.err == ""
     model, popular = result["test"]["ndcg@10"], result["popularity"]["test"]["ndcg@10"]
     assert captured.out.startswith(
-        f"NDCG@10 {model:.4f} against {popular:.4f} of popularity: {model / popular:.1f} times as "
+        f"NDCG@10 {model:.4f} against {popular:.4f} of popularity: {model / popular:.2f} times as "
     )
+
+
+def test_worse_than_popularity_is_said(capsys: Capture) -> None:
+    rows = {
+        name: {f"{metric}@10": value for metric in ("ndcg", "hr", "mrr", "cov")}
+        for name, value in [("ce", 0.0499), ("popularity", 0.05)]
+    }
+    show_metrics(rows, title="test")
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.endswith("of popularity: 1.00 times as much, worse than popularity")
+
+
+def test_a_diverged_run_says_so(run: Path, tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(run, out)
+    opened = Run.open(out)
+    opened.result_file.unlink()
+    note_divergence(opened, DivergenceError("", epoch=3, step=7, rows=[]))
+    assert main(["evaluate", str(out), "--device", "cpu"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("NDCG@10 ")
+    assert captured.err == (
+        f"sce: warning: the training of {out} diverged at step 7 of epoch 3: try a lower "
+        "--learning-rate, with --resume to go on from the last good state\n"
+    )
+
+
+def test_a_run_that_diverged_at_once(
+    dataset: PreparedDataset, tmp_path: Path, capsys: Capture
+) -> None:
+    run = start_run(
+        tmp_path / "run", dataset, config={"model": {}, "loss": {"name": "ce"}}, derived={}
+    )
+    note_divergence(run, DivergenceError("", epoch=1, step=2, rows=[]))
+    line = complaint(["evaluate", run.path, "--device", "cpu"], capsys)
+    assert "no weights yet: the training of" in line
+    assert "with --force to begin anew" in line
+    assert "--resume" not in line
+
+
+def test_a_model_of_ones_own_is_for_python(
+    dataset: PreparedDataset, tmp_path: Path, capsys: Capture
+) -> None:
+    config: dict[str, dict[str, str]] = {"model": {}, "loss": {"name": "ce"}}
+    start_run(tmp_path / "run", dataset, config=config, derived={}, model="mine.Model")
+    line = complaint(["evaluate", tmp_path / "run", "--device", "cpu"], capsys)
+    assert f"Recommender.load('{tmp_path / 'run'}', model=Model(...))" in line
+    assert "sce.evaluate(recommender.model, dataset)" in line
 
 
 def test_the_comparison_is_at_10_or_the_deepest(run: Path, capsys: Capture) -> None:

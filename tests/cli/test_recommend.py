@@ -144,6 +144,7 @@ def test_without_a_user_id_the_line_has_a_number(
     ("line", "message"),
     [
         (b'{"history": [1, }', "line 3: not JSON: .* at column 17"),
+        (b'{"history": ["a', "line 3: not JSON: Invalid control character at column 16"),
         (b"[1, 2]", r'line 3: expected \{"user_id": .*\}, got a list'),
         (b'{"user_id": 5}', "line 3: .* there is no history"),
         (b'{"user_id": 5, "history": "a"}', "line 3: .* history is a string"),
@@ -206,6 +207,26 @@ def test_what_is_unknown_is_reported_and_the_rest_goes_on(
         "sce: skipped 4 items in the other histories that are not in the catalogue "
         "(plum, pear, 7 ...)\n"
     )
+
+
+def test_fewer_items_than_asked_for_are_said(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    histories: dict[Id, list[Id]] = {
+        "ann": [*NAMES[:4]],
+        "bob": [NAMES[1], "plum"],
+        "cat": [*NAMES],
+    }
+    say(monkeypatch, lines_of(histories))
+    assert main(["recommend", str(run.path), "--histories", "-", "-k", "39"]) == 0
+    assert capsys.readouterr().err == (
+        "sce: 2 of 3 histories got fewer than 39 items, the fewest 0: the rest of the catalogue "
+        "they have had before (--keep-seen recommends that too)\n"
+        "sce: skipped 1 item in the histories that is not in the catalogue (plum)\n"
+    )
+    say(monkeypatch, lines_of({"ann": [*NAMES[:4]]}))
+    assert main(["recommend", str(run.path), "--histories", "-", "-k", "39", "--keep-seen"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_nothing_usable_is_an_error(

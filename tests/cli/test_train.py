@@ -72,6 +72,19 @@ def test_a_file_of_settings_and_options_over_it(data: Path, tmp_path: Path) -> N
     assert config["training"]["compile"] is False
 
 
+def test_a_file_for_another_loss(data: Path, tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("[loss]\nbucket_size_y = 6\nmix = true\n")
+    arguments = ["train", str(data), "--out", str(tmp_path / "run"), "--config", str(file), *QUICK]
+    line = complaint([*arguments, "--loss.mix"], capsys)
+    assert "loss.mix belongs to sce, and the loss is ce" in line
+    assert main(arguments) == 0
+    first, *others = capsys.readouterr().err.splitlines()
+    note = f"sce: {file} is for another loss than ce: leaving out its bucket_size_y, mix"
+    assert first == note
+    assert len(others) == 1  # the epoch
+
+
 def test_without_out_the_run_is_named_after_data_and_loss(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

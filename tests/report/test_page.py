@@ -10,7 +10,9 @@ from sce.data.prepared import write_prepared
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 from sce.report.page import make_page
+from sce.training.begin import note_divergence
 from sce.training.run import Run
+from sce.training.watch import DivergenceError
 from tests.tiny_run import lay_out, make_dataset, make_run, metrics, write_epochs, write_result
 
 EVIL = "</script><script>alert('pwned')</script><img src=x onerror=alert(1)>"
@@ -171,6 +173,16 @@ def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
     assert "no weights yet" in page.words
     assert page.tags.count("svg") == 0
     assert "model.dim 8" in page.words
+
+
+def test_a_run_that_diverged(run: Run) -> None:
+    write_epochs(run, count=2)
+    note_divergence(run, DivergenceError("", epoch=3, step=7, rows=[]))
+    page = Outline(make_page(run))
+    assert "diverged at step 7 of epoch 3: try a lower --learning-rate" in page.words
+    assert "has not ended" not in page.words
+    write_result(run)  # it was resumed, and got over it
+    assert "diverged at" not in Outline(make_page(run)).words
 
 
 def test_a_run_under_way(run: Run) -> None:

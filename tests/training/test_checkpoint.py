@@ -209,3 +209,18 @@ def test_progress_is_json() -> None:
     text = Progress(history=[{"epoch": 1}]).to_json()
     assert json.loads(text)["history"] == [{"epoch": 1}]
     assert Progress.from_json(text).epoch == 1
+
+
+def test_equal_content_gives_equal_files(tmp_path: Path) -> None:
+    tensors = {"b": torch.ones(3), "a": torch.zeros(2, dtype=torch.int64), 'ä."': torch.ones(())}
+    written = set()
+    for number in range(8):
+        file = tmp_path / f"{number}.safetensors"
+        write_tensors(file, tensors, {"epoch": "1", "format": 'ü "\n', "version": "2"})
+        read, metadata = read_tensors(file)
+        assert {name: value.tolist() for name, value in read.items()} == {
+            name: value.tolist() for name, value in tensors.items()
+        }
+        assert metadata == {"epoch": "1", "format": 'ü "\n', "version": "2"}
+        written.add(file.read_bytes())
+    assert len(written) == 1

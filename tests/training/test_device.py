@@ -1,4 +1,5 @@
 import os
+import warnings
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from sce.training.device import (
     device_name,
     free_memory,
     matmul_precision,
+    quiet_bf16,
     resolve_device,
     same_bits,
 )
@@ -89,3 +91,11 @@ def test_determinism_is_asked_for_a_while_only(monkeypatch: pytest.MonkeyPatch) 
     assert not torch.are_deterministic_algorithms_enabled()
     with same_bits(CPU):
         assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_only_what_torch_says_of_bf16_is_hidden() -> None:
+    with warnings.catch_warnings(record=True) as heard, quiet_bf16(CPU):
+        warnings.simplefilter("always", ResourceWarning)
+        warnings.warn("mkldnn_matmul failed, switching to BLAS gemm", UserWarning, stacklevel=1)
+        warnings.warn("another thing failed", ResourceWarning, stacklevel=1)
+    assert [str(one.message) for one in heard] == ["another thing failed"]

@@ -232,6 +232,14 @@ def test_after_nan_a_lower_rate_goes_on(dataset: PreparedDataset, tmp_path: Path
         go_on(epochs=3, clip_norm=1.0)
 
 
+def test_nan_before_anything_was_saved_promises_no_state(
+    dataset: PreparedDataset, tmp_path: Path
+) -> None:
+    with pytest.raises(DivergenceError, match="with --force to begin anew") as caught:
+        quietly(small_model(dataset), Breaks(2), dataset, settings=QUICK, out=tmp_path / "run")
+    assert "last good state" not in str(caught.value)
+
+
 def test_nan_loses_no_best_epoch_that_was_only_in_memory(
     dataset: PreparedDataset,
     scores: Callable[..., None],

@@ -101,6 +101,27 @@ def test_a_model_and_a_loss_of_ones_own(dataset: PreparedDataset, tmp_path: Path
     assert "squared" in run.config["loss"]["name"]
 
 
+class Unaware(Averages):
+    """Looks padding up."""
+
+    def forward(self, histories: Tensor) -> Tensor:
+        states: Tensor = self.table(histories)
+        return states
+
+
+def test_a_model_that_looks_padding_up_is_told_what_it_is(dataset: PreparedDataset) -> None:
+    with pytest.raises(InputError, match=r"Unaware .* padded with sce.PADDING, which is -1 and no"):
+        quietly(Unaware(dataset.n_items), CrossEntropy(), dataset, settings=QUICK)
+
+
+def test_an_index_error_of_the_loss_is_its_own(dataset: PreparedDataset) -> None:
+    def wrong(states: Tensor, catalogue: Tensor, targets: Tensor) -> Tensor:
+        raise IndexError("of the loss")
+
+    with pytest.raises(IndexError, match="of the loss"):
+        quietly(Averages(dataset.n_items), wrong, dataset, settings=QUICK)
+
+
 def test_a_loss_is_given_the_generator_of_its_step(dataset: PreparedDataset) -> None:
     seen: list[int] = []
 
@@ -151,7 +172,7 @@ def test_the_worlds_random_numbers_are_left_alone(dataset: PreparedDataset) -> N
 # --- settings that change the step
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul", "ignore:this processor has no bf16")
+@pytest.mark.filterwarnings("error:mkldnn_matmul", "ignore:this processor has no bf16")
 def test_bf16_trains(dataset: PreparedDataset) -> None:
     result = quietly(
         small_model(dataset),

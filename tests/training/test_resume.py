@@ -404,6 +404,28 @@ def test_another_dataset_is_refused(dataset: PreparedDataset, tmp_path: Path) ->
     assert other.content_hash[:12] in str(caught.value)
 
 
+@pytest.mark.filterwarnings("error")
+def test_what_is_refused_is_refused_before_any_warning(
+    dataset: PreparedDataset, tmp_path: Path
+) -> None:
+    train(dataset, tmp_path / "run", epochs=1)
+    other = make_cycle(tmp_path / "other", train=20, single=3)  # which would be warned of
+    with pytest.raises(InputError, match="resume with the former"):
+        train(other, tmp_path / "run", epochs=1)
+
+
+def test_nothing_to_resume_is_said(
+    dataset: PreparedDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, model = tmp_path / "run", SASRec(dataset.n_items, SASRecSettings(dim=8, blocks=1))
+    chosen = TrainingSettings(**(BASE | {"epochs": 1}))
+    line = f"sce: nothing to resume in {out}: starting\n"
+    fit(model, Hooked(), dataset, settings=chosen, out=out, resume=True)
+    assert capsys.readouterr().err.startswith(line)
+    fit(model, Hooked(), dataset, settings=chosen, out=out, resume=True)
+    assert line not in capsys.readouterr().err
+
+
 def test_a_state_that_is_damaged(dataset: PreparedDataset, tmp_path: Path) -> None:
     train(dataset, tmp_path / "run", epochs=1)
     state = tmp_path / "run" / "resume.safetensors"

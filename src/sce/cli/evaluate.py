@@ -1,6 +1,7 @@
 """`sce evaluate`: unsampled metrics of a run, beside popularity."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -16,8 +17,10 @@ from sce.errors import InputError
 from sce.evaluation.evaluate import Metrics
 from sce.evaluation.evaluate import evaluate as measure
 from sce.evaluation.ranking import Popularity, Ranker
+from sce.recommend import Recommender
+from sce.training.begin import describe_divergence
 from sce.training.device import resolve_device
-from sce.training.run import Run, load_model
+from sce.training.run import Run
 
 METRICS = ("ndcg", "hr", "mrr", "cov")
 
@@ -55,9 +58,10 @@ def evaluate(
         raise InputError(f"{dataset.path} has no test users: there is nothing to evaluate")
     loss = opened.loss
     rankers: dict[str, Ranker] = {
-        loss: load_model(opened, place),
+        loss: Recommender.load(opened, str(place)).model,
         "popularity": Popularity(dataset.train, dataset.n_items, device=place),
     }
+    say_divergence(opened)
     with _progress(len(dataset.test)) as tell:
         found = {
             name: measure(
@@ -82,6 +86,12 @@ def evaluate(
     console.print(_closing_line(found[loss], keep_seen), soft_wrap=True, markup=False)
 
 
+def say_divergence(run: Run) -> None:
+    """Say on standard error that a run did not end well, if so."""
+    if diverged := describe_divergence(run):
+        print(f"sce: warning: {diverged}", file=sys.stderr)
+
+
 def show_metrics(rows: Mapping[str, Mapping[str, float]], *, title: str) -> None:
     """Say how a model compares with popularity, in one line, and then in a table."""
     console = output_console()
@@ -95,8 +105,9 @@ def _verdict(model: Mapping[str, float], popularity: Mapping[str, float]) -> str
     names = [name for name in model if name.startswith("ndcg@")]
     name = "ndcg@10" if "ndcg@10" in names else names[-1]
     value, other = model[name], popularity[name]
-    times = f": {value / other:.1f} times as much" if other else ""
-    return f"{name.upper()} {value:.4f} against {other:.4f} of popularity{times}"
+    times = f": {value / other:.2f} times as much" if other else ""
+    worse = ", worse than popularity" if value < other else ""
+    return f"{name.upper()} {value:.4f} against {other:.4f} of popularity{times}{worse}"
 
 
 def _metrics_table(rows: Mapping[str, Mapping[str, float]], *, title: str) -> Table:

@@ -66,10 +66,10 @@ def recommend(
     options: dict[str, Any] = {"k": k, "keep_seen": keep_seen, "batch_size": batch_size}
     # Everything that can be refused is refused before the file is opened.
     if histories is not None:
-        account = Account("history", "histories", "none of their items is in the catalogue")
+        account = Account("history", "histories", "none of their items is in the catalogue", k)
         source, total = _from_histories(recommender, histories, options), None
     else:
-        account = Account("user", "users", "they are not in the dataset")
+        account = Account("user", "users", "they are not in the dataset", k)
         dataset = opened.load_dataset(data)
         chosen = _chosen_users(users, users_file, dataset.user_ids)
         source = recommender.stream_users(dataset, chosen, **options)
@@ -108,9 +108,12 @@ class Account:
     one: str
     many: str
     why_not: str
+    k: int
     given: int = 0
     left_out: int = 0
     left_out_examples: list[str] = field(default_factory=list)
+    short: int = 0
+    fewest: int = 0
     unknown: int = 0
     unknown_examples: list[Id] = field(default_factory=list)
 
@@ -124,7 +127,11 @@ class Account:
                 self.left_out_examples.append(
                     f"{user}: {items}" if self.one == "history" else str(user)
                 )
-        elif found.unknown:
+            return
+        if len(found) < self.k:
+            self.fewest = min(self.fewest, len(found)) if self.short else len(found)
+            self.short += 1
+        if found.unknown:
             self.unknown += len(found.unknown)
             self.unknown_examples += found.unknown[: _EXAMPLES - len(self.unknown_examples)]
 
@@ -146,10 +153,20 @@ class Account:
                 f"({self._who()})",
                 file=sys.stderr,
             )
-        if self.unknown:
+        if self.short:
+            ranked = self.given - self.left_out
             print(
-                f"sce: skipped {self.unknown:,} item{'s' * (self.unknown != 1)} in the other "
-                f"histories that are not in the catalogue "
+                f"sce: {self.short:,} of {self._of_given(ranked)} got fewer than {self.k:,} items, "
+                f"the fewest {self.fewest:,}: the rest of the catalogue they have had before "
+                "(--keep-seen recommends that too)",
+                file=sys.stderr,
+            )
+        if self.unknown:
+            others = "other " if self.left_out else ""
+            one = self.unknown == 1
+            print(
+                f"sce: skipped {self.unknown:,} item{'' if one else 's'} in the {others}histories "
+                f"that {'is' if one else 'are'} not in the catalogue "
                 f"({_examples(self.unknown_examples, self.unknown)})",
                 file=sys.stderr,
             )
@@ -205,7 +222,9 @@ def _parse(line: bytes, number: int) -> tuple[Id, list[Id]]:
     except UnicodeDecodeError as error:
         raise ValueError("not UTF-8") from error
     except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from error
+        raise ValueError(
+            f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
+        ) from error
     except RecursionError as error:
         raise ValueError("not a history: nested too deeply") from error
     expected = 'expected {"user_id": ..., "history": [item ids]}'

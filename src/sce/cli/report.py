@@ -5,6 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from sce.cli.evaluate import say_divergence
 from sce.errors import InputError
 from sce.report.page import make_page
 from sce.training.checkpoint import write_text
@@ -36,4 +37,5 @@ def report(
         write_text(target, page)
     except OSError as error:
         raise InputError(f"cannot write {target}: {error.strerror or error}") from error
+    say_divergence(opened)
     print(target)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TextIO, get_type_hints
 from cyclopts import Group, Parameter
 
 from sce.cli.evaluate import output_console, show_metrics
-from sce.config import SECTIONS, Config, describe_settings, load_toml
+from sce.config import SECTIONS, Config, describe_settings, for_loss, load_toml
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
 from sce.training.begin import check_target
@@ -54,7 +54,14 @@ def train(  # noqa: D417 - the settings document themselves
         force: Replace the run in --out.
         tensorboard: Also write event files for TensorBoard into the run.
     """
-    chosen = Config.compose(load_toml(config) if config else {}, _given(settings))
+    options = _given(settings)
+    file, dropped = for_loss(load_toml(config) if config else {}, options)
+    chosen = Config.compose(file, options)
+    if dropped:
+        _say(
+            f"{config} is for another loss than {chosen.loss.name}: leaving out its "
+            f"{', '.join(dropped)}"
+        )
     out = out or Path("runs") / f"{prepared.resolve().name}-{chosen.loss.name}"
     check_target(out, force=force, resume=resume)
     resolve_device(chosen.training.device)  # a GPU that is not there should be said first

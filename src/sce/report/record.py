@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sce.report.formatting import is_number
+from sce.training.begin import describe_divergence
 from sce.training.run import Run
 
 METRIC = "ndcg@10"  # what training stops by, and what the page is headed by
@@ -27,6 +28,8 @@ class Record:
     """One entry per epoch, as in metrics.jsonl."""
     result: Mapping[str, Any] | None = None
     """What result.json says; None while training has not ended."""
+    diverged: str | None = None
+    """Where the loss stopped being a number, and what to do; None where it did not."""
 
     @classmethod
     def read(cls, run: Run) -> "Record":
@@ -39,6 +42,7 @@ class Record:
             dataset=asdict(run.dataset),
             epochs=run.metrics(),
             result=run.result(),
+            diverged=describe_divergence(run),
         )
 
     @property

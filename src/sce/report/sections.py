@@ -68,6 +68,8 @@ def _sentence(record: Record) -> str:
 def _notices(record: Record) -> list[str]:
     if record.result is not None:
         return []
+    if record.diverged is not None:
+        return [f"{record.diverged[:1].upper()}{record.diverged[1:]}."]
     done = plural(len(record.epochs), "epoch") if record.epochs else "no epoch"
     return [
         f"This training has not ended: it is still going, or it was interrupted ({done} complete). "

@@ -112,17 +112,42 @@ def resume_run(
     Raises:
         InputError: When other settings, another model or another dataset are given than it had.
     """
+    differing = check_resumable(path, dataset, config=config, model=model)
     run = Run.open(path)
-    if run.dataset.content_hash != dataset.content_hash:
+    if differing:
+        manifest = read_manifest(run.path)
+        manifest.pop("diverged", None)
+        manifest["config"] = dict(config)
+        if changed := {name: was for name, was in differing.items() if name in _REMEDIES}:
+            manifest["before"] = [*manifest.get("before", ()), changed]
+        write_text(run.path / MANIFEST, _pretty(manifest))
+        run = Run.open(path)
+    return run
+
+
+def check_resumable(
+    path: Path | str, dataset: PreparedDataset, *, config: Mapping[str, Any], model: str = SASREC
+) -> dict[str, Any]:
+    """Refuse early what `resume_run` would refuse, and change nothing.
+
+    Returns:
+        The settings that are now others, by name, as they were.
+
+    Raises:
+        InputError: When other settings, another model or another dataset are given than it had.
+    """
+    path = Path(path)
+    manifest = read_manifest(path)
+    content = manifest["dataset"]["content_hash"]
+    if content != dataset.content_hash:
         raise InputError(
-            f"{run.path} was trained on a dataset with content {run.dataset.content_hash[:12]}, "
-            f"and {dataset.path} has content {dataset.content_hash[:12]}: resume with the former"
+            f"{path} was trained on a dataset with content {content[:12]}, and {dataset.path} has "
+            f"content {dataset.content_hash[:12]}: resume with the former"
         )
-    before, now = _flatten(run.config), _flatten(json.loads(json.dumps(config)))
-    if run.model != model:
-        raise InputError(f"{run.path} trains {run.model}, not {model}")
-    manifest = read_manifest(run.path)
-    free = {_DEVICE, *(_REMEDIES if manifest.pop("diverged", None) else ())}
+    before, now = _flatten(manifest["config"]), _flatten(json.loads(json.dumps(config)))
+    if manifest["model"] != model:
+        raise InputError(f"{path} trains {manifest['model']}, not {model}")
+    free = {_DEVICE, *(_REMEDIES if manifest.get("diverged") else ())}
     if before.get("training.schedule") == "constant":
         free.add(_EPOCHS)
     differing = {
@@ -137,16 +162,10 @@ def resume_run(
     ]
     if refused:
         raise InputError(
-            f"{run.path} cannot be resumed with other settings: {'; '.join(refused)}; give those "
+            f"{path} cannot be resumed with other settings: {'; '.join(refused)}; give those "
             "that it was begun with"
         )
-    if differing:
-        manifest["config"] = dict(config)
-        if changed := {name: was for name, was in differing.items() if name in _REMEDIES}:
-            manifest["before"] = [*manifest.get("before", ()), changed]
-        write_text(run.path / MANIFEST, _pretty(manifest))
-        run = Run.open(path)
-    return run
+    return differing
 
 
 def note_divergence(run: Run, error: DivergenceError) -> None:
@@ -154,6 +173,27 @@ def note_divergence(run: Run, error: DivergenceError) -> None:
     manifest = read_manifest(run.path)
     manifest["diverged"] = {"epoch": error.epoch, "step": error.step}
     write_text(run.path / MANIFEST, _pretty(manifest))
+
+
+def describe_divergence(run: Run) -> str | None:
+    """Say where the loss of a run stopped being a number, and what to do; None where it did not.
+
+    A run that was resumed and ended has got over it.
+    """
+    found = read_manifest(run.path).get("diverged")
+    if not isinstance(found, Mapping) or run.result_file.exists():
+        return None
+    return (
+        f"the training of {run.path} diverged at step {found.get('step')} of epoch "
+        f"{found.get('epoch')}: try a lower --learning-rate, {way_on(run)}"
+    )
+
+
+def way_on(run: Run) -> str:
+    """How to train on after the loss stopped being a number."""
+    if run.resume_state.exists():
+        return "with --resume to go on from the last good state"
+    return "with --force to begin anew: there is no state to resume from yet"
 
 
 def _flatten(nested: Mapping[str, Any]) -> dict[str, Any]:

@@ -212,7 +212,23 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
         partial.touch()
         mode = partial.stat().st_mode  # which the library would make private
         save_file(separate, partial, metadata | {_DIGEST: _digest(separate, metadata)})
+        _sort_metadata(partial)
         partial.chmod(mode)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Lay the metadata out by name: the library's order is chance, and equal runs give equal files.
+
+    Its tensors are in order already.
+    """
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(text) <= size:  # else the library wrote it more briefly: leave it
+            file.seek(8)
+            file.write(text.ljust(size))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -1,6 +1,7 @@
 """Where to compute, in which precision, and how much memory is free there."""
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,6 +79,17 @@ def cpu_has_bf16() -> bool:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     except (AttributeError, RuntimeError):
         return True  # torch does not tell; then neither do we
+
+
+@contextmanager
+def quiet_bf16(device: torch.device) -> Iterator[None]:
+    """For a while, hide what torch says, with its whole stack, of a CPU without bf16."""
+    if device.type != "cpu":
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "mkldnn_matmul failed", UserWarning)
+        yield
 
 
 @contextmanager

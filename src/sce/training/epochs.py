@@ -13,6 +13,7 @@ from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
 from sce.evaluation.evaluate import evaluate
 from sce.evaluation.ranking import Ranker
+from sce.training.begin import way_on
 from sce.training.checkpoint import EpochSoFar, Progress, Trained
 from sce.training.device import matmul_precision
 from sce.training.display import Display
@@ -277,7 +278,7 @@ class Training:
             hint += ", or --training.precision float32"
         kept = ""
         if self.run is not None:
-            kept = ", with --resume to go on from the last good state"
+            kept = f", {way_on(self.run)}"
             if best := self.progress.best_epoch:
                 kept += f"; the best epoch so far, {best}, is in {self.run.path}"
         return f"{what}; {hint}{kept}"

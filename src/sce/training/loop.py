@@ -1,5 +1,6 @@
 """Training a model: `fit`. What it puts together is in the other rooms; the epochs in epochs.py."""
 
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -10,14 +11,26 @@ from typing import Any
 import torch
 from torch import nn
 
-from sce.data.batches import DeviceSequences
+from sce.data.batches import PADDING, DeviceSequences
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
 from sce.losses import ScalableCrossEntropy
 from sce.models.sasrec import SASRec
-from sce.training.begin import check_target, note_divergence, resume_run, start_run
+from sce.training.begin import (
+    check_resumable,
+    check_target,
+    note_divergence,
+    resume_run,
+    start_run,
+)
 from sce.training.checkpoint import Trained
-from sce.training.device import cpu_has_bf16, free_memory, resolve_device, same_bits
+from sce.training.device import (
+    cpu_has_bf16,
+    free_memory,
+    quiet_bf16,
+    resolve_device,
+    same_bits,
+)
 from sce.training.display import Display
 from sce.training.epochs import Record, Training
 from sce.training.foresight import TrainingWarning, explained, foresee
@@ -59,8 +72,10 @@ def fit(
     >>> result.test["ndcg@10"]                                                   # doctest: +SKIP
 
     Args:
-        model: Any module that maps histories [b, l], padded on the right, to states [b, l, d], and
-            has a `catalogue` [C, d]; histories are as long as its `max_length`, if it has one.
+        model: Any module that maps histories [b, l] to states [b, l, d], and has a `catalogue`
+            [C, d]; histories are as long as its `max_length`, if it has one. They are padded on the
+            right with `sce.PADDING`, which is -1 and no row of a table: look items up with
+            `histories.clamp(min=0)`.
         loss: Any function of (states, catalogue, targets) that gives a scalar; one that takes
             `generator` is given the generator of the step.
         dataset: The prepared dataset.
@@ -84,8 +99,9 @@ def fit(
     by_rows = row_wise(model, loss, settings)
     if out is None and (resume or force or tensorboard):
         raise InputError("resume, force and tensorboard are about a run: name its directory, out")
-    if out is not None:
-        check_target(out, force=force, resume=resume)
+    kind, described = _describe(model, loss, settings, config)
+    if out is not None and check_target(out, force=force, resume=resume) and resume:
+        check_resumable(out, dataset, config=described, model=kind)
     if tensorboard:
         check_tensorboard()
     device = resolve_device(settings.device)
@@ -120,7 +136,6 @@ def fit(
         compiled=settings.batch_size if settings.compile else None,
         captured=settings.batch_size if capture else None,
     )
-    kind, described = _describe(model, loss, settings, config)
     memory = PeakMemory(device)
     # Training draws from the default generators; what comes after it must not notice.
     gpus = [device.index] if device.type == "cuda" else []
@@ -136,6 +151,7 @@ def fit(
         ) as run,
         torch.random.fork_rng(devices=gpus),
         same_bits(device) if settings.deterministic else nullcontext(),
+        quiet_bf16(device),
         gradients_of_rows(model, loss, wanted=by_rows is not None),
         Interrupts(wanted=run is not None, say=progress) as interrupts,
         Display(
@@ -155,6 +171,8 @@ def fit(
             memory=memory,
             interrupts=interrupts,
         )
+        if run is not None and resume and not run.resume_state.exists():
+            display.note(f"nothing to resume in {run.path}: starting")
         training.take_up()
         journal = None if run is None else Journal(run, training.progress.history, tensorboard)
         try:
@@ -170,11 +188,25 @@ def fit(
                 training.keeper.save_best(training.progress)
                 note_divergence(run, error)
             raise
+        except IndexError as error:
+            if isinstance(model, SASRec) or not _raised_in(model, error):
+                raise
+            raise InputError(
+                f"{type(model).__name__} failed on a batch of histories ({error}): they are padded "
+                f"with sce.PADDING, which is {PADDING} and no row of a table; look items up with "
+                "histories.clamp(min=0), and leave out where histories == sce.PADDING"
+            ) from error
         except (RuntimeError, MemoryError) as error:
             raise explained(error, loss, compiled=settings.compile) from error
         finally:
             if journal is not None:
                 journal.close()
+
+
+def _raised_in(model: nn.Module, error: BaseException) -> bool:
+    """Whether the error came while the model was computing its states."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_locals.get("self") is model for frame in frames)
 
 
 def _capture(
