@@ -59,6 +59,36 @@ def test_several_sweeps_and_some_of_them(place: Place, tmp_path: Path) -> None:
     )
 
 
+def test_datasets_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for n, place in enumerate(("a", "b")):
+        data = {"name": "alpha", "content_hash": place, "n_items": 9 + n}
+        rows = [make_row(f"{place}{seed}", {"loss.name": "ce"}, seed=seed, dataset=data)
+                for seed in (0, 1)]  # fmt: skip
+        write_place(tmp_path / place, rows, View("table"))
+    out = tmp_path / "table.md"
+    arguments = [str(tmp_path / "a"), str(tmp_path / "b"), "--markdown", str(out)]
+    assert main(["compare", *arguments]) == 0
+    text = out.read_text(encoding="utf-8")
+    assert "| alpha | NDCG@1 |" in text
+    assert "| alpha (2) | NDCG@1 |" in text
+    assert "4 runs on 2 datasets" in text
+
+
+def test_sweeps_of_one_name_and_other_settings_are_not_mixed(tmp_path: Path) -> None:
+    for name, test in (("a", 0.1234), ("b", 0.4321)):
+        place = write_place(tmp_path / name, [make_row(name, {"loss.name": "ce"}, test=test)])
+        file = place.path / "sweeps" / "main.json"
+        file.write_text(file.read_text().replace('"variant": ""', f'"variant": "{name}"'))
+    out = tmp_path / "table.md"
+    arguments = [str(tmp_path / "a"), str(tmp_path / "b"), "--markdown", str(out)]
+    assert main(["compare", *arguments]) == 0
+    parts = out.read_text(encoding="utf-8").split("## ")[1:]
+    assert [("0.1234" in part, "0.4321" in part) for part in parts] == [
+        (True, False), (False, True),
+    ]  # fmt: skip
+    assert parts[1].startswith(f"The <main> sweep ({tmp_path / 'b'})")
+
+
 def test_rows_of_another_sweep_are_not_chosen_from(place: Place, tmp_path: Path) -> None:
     """Sweeps share a directory; what one tried is not part of the other's comparison."""
     lucky = make_row("l", {"loss.name": "sce", "loss.alpha": 9.0}, validation=0.99, test=0.9876)
@@ -75,6 +105,9 @@ def test_what_cannot_be(place: Place, tmp_path: Path, capsys: Capture) -> None:
     assert "no rows yet" in complaint(["compare", str(empty.path)], capsys)
     there = ["compare", str(place.path), "--out", str(tmp_path)]
     assert "is a directory" in complaint(there, capsys)
+    (tmp_path / "file").touch()
+    there = ["compare", str(place.path), "--svg", str(tmp_path / "file")]
+    assert "is a file; name a directory" in complaint(there, capsys)
     nowhere = ["compare", str(place.path), "--csv", str(tmp_path / "no" / "x.csv")]
     assert main(nowhere) == 2
     assert "cannot write" in capsys.readouterr().err

@@ -1,5 +1,7 @@
 import json
+import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import torch
 from sce.cli import main
 from sce.data.prepared import PreparedDataset
 from sce.data.vocabulary import Vocabulary
-from sce.planning import LOSSES, Job, largest_batch, predict
+from sce.planning import LOSSES, Job, largest_batch, parse_size, predict
+from sce.planning.coefficients import H200
 from tests.tiny_run import make_dataset
 
 Capture = pytest.CaptureFixture[str]
@@ -53,6 +56,44 @@ def test_a_row_for_each_loss_plain_in_a_pipe(capsys: Capture) -> None:
     assert "--loss.n-buckets 320 --loss.bucket-size-x 320 --loss.bucket-size-y 256" in out
 
 
+def test_no_error_is_claimed_before_it_is_measured(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guess = replace(H200, largest_error=None, mean_error=None, source="counted")
+    monkeypatch.setattr("sce.cli.plan.H200", guess)
+    out = shown(ISSUE, capsys)
+    assert "how far off predictions are is a guess until it is measured" in out
+    assert "reckoned" not in out
+    known = replace(H200, largest_error=0.21, mean_error=0.05, cells=9, source="measured")
+    monkeypatch.setattr("sce.cli.plan.H200", known)
+    assert "by less than 21%, the error to be reckoned with" in shown(ISSUE, capsys)
+
+
+@pytest.mark.parametrize(("given", "items"), [("1e6", 1_000_000), ("2_000", 2000), ("7", 7)])
+def test_counts_as_people_write_them(capsys: Capture, given: str, items: int) -> None:
+    assert as_json(["plan", "--items", given], capsys)["job"]["items"] == items
+
+
+def test_what_is_seen_adds_up(capsys: Capture) -> None:
+    out = shown(ISSUE, capsys)
+    header, row = out.splitlines()[0], next(r for r in out.splitlines() if r.startswith("bce "))
+    assert header.split()[1:6] == ["peak", "model", "activations", "of", "the"]
+    sizes = [parse_size(f"{size}{unit}") for size, unit in re.findall(r"([\d.]+) (.iB)", row)]
+    assert sizes[0] == pytest.approx(sum(sizes[1:5]), rel=0.01)
+
+
+def test_the_whole_catalogue_in_a_bucket(capsys: Capture) -> None:
+    out = shown(["plan", "--items", "496", "--memory", "16GB"], capsys)
+    assert "bucket-size-y of any size fits" in out
+
+
+def test_a_batch_of_all_users(capsys: Capture, prepared: Path) -> None:
+    users = len(PreparedDataset.load(prepared).train)
+    out = shown(["plan", "--data", str(prepared), "--memory", "16GB"], capsys)
+    assert f" {users} or more" not in out
+    assert f" {users} (all)" in out
+
+
 def test_json_has_the_same_numbers(capsys: Capture) -> None:
     found = as_json([*ISSUE, "--precision", "bf16", "--blocks", "3"], capsys)
     job = Job(1_000_000, batch=128, length=200, dim=64, blocks=3, precision="bf16")
@@ -78,6 +119,8 @@ def test_every_option_reaches_the_job(capsys: Capture) -> None:
         "negatives": 99,
         "bucket-size-y": 77,
         "chunk-size": 55,
+        "alpha": 4.0,
+        "beta": 0.5,
     }
     flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     found = as_json(["plan", "--items", "5000", *flags], capsys)["job"]
@@ -97,6 +140,7 @@ def test_without_a_gpu_it_predicts_and_says_what_is_missing(
     found = as_json(["plan", "--items", "1000"], capsys)
     assert found["usable_bytes"] is None
     assert found["losses"][0]["fits"] is None
+    assert found["losses"][0]["tight"] is None
 
 
 def test_the_memory_of_the_gpu_that_is_there(
@@ -122,6 +166,9 @@ def test_weights_that_do_not_fit_and_what_would(capsys: Capture) -> None:
 def test_memory_for_nothing(capsys: Capture) -> None:
     out = shown(["plan", "--items", "10", "--memory", "520 MiB"], capsys)
     assert "too little not even a batch of one sequence fits" in out
+    assert "and 512 MiB for the driver" in out
+    out = shown(["plan", "--items", "10", "--memory", "400 MiB"], capsys)
+    assert "too little the driver of a GPU takes 512 MiB before training begins" in out
 
 
 def test_a_batch_that_does_not_fit_and_one_that_does(capsys: Capture) -> None:
@@ -152,6 +199,8 @@ def test_items_and_lengths_of_a_prepared_dataset(capsys: Capture, prepared: Path
         ([], "how large is the catalogue? Give --items N, or --data PREPARED"),
         (["--items", "5", "--data", "x"], "--data says how many items there are"),
         (["--items", "5", "--memory", "lots"], "memory is an amount such as 16GB"),
+        (["--items", "1.5"], '"1.5"'),
+        (["--items", "1e-3"], '"1e-3"'),
         (["--items", "0"], "items must be at least 1; got 0"),
         (["--items", "5", "--dtype", "fp8"], "fp8"),
         (["--data", "nowhere"], "nowhere"),

@@ -87,7 +87,26 @@ def test_a_dry_run_runs_nothing(data: Path, file: Path, tmp_path: Path, capsys: 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("ring ce seed=3")
     assert lines[-1] == "4 runs"
-    assert not (out / "rows.jsonl").exists()
+    assert not out.exists()
+
+
+def test_a_dry_run_makes_no_data(file: Path, tmp_path: Path, capsys: Capture) -> None:
+    made = "[datasets.{}]\nsynthetic = {{ items = 300, users = 9 }}\n"
+    file.write_text(SETTINGS + made.format("made") + made.format("more"))
+    out = tmp_path / "sweep"
+    assert main(["sweep", str(file), "--out", str(out), "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert (lines[0], lines[-1]) == ("not yet made  made ce", "4 runs")
+    assert not out.exists()
+
+
+def test_when_every_run_failed_the_exit_code_says_so(
+    data: Path, file: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    out = tmp_path / "sweep"
+    command = ["sweep", str(file), "--data", str(data), "--out", str(out)]
+    assert main([*command, "--memory-budget", "1MB", "--set", "loss.name=ce"]) == 1
+    assert capsys.readouterr().out.startswith("0 of 1 run finished, 1 failed, in ")
 
 
 def test_interrupted_it_saves_and_goes_on(data: Path, file: Path, tmp_path: Path) -> None:
@@ -103,8 +122,9 @@ def test_interrupted_it_saves_and_goes_on(data: Path, file: Path, tmp_path: Path
     os.kill(process.pid, signal.SIGINT)
     said, told = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert said.startswith("0 of 1 runs finished, 1 left for next time")
+    assert said.startswith("0 of 1 run finished, 1 left for next time")
     assert "stopped for now" in told
+    assert "next:" not in said
     (run,) = (path for path in (out / "runs").iterdir() if path.is_dir())
     assert (run / "resume.safetensors").exists()
     assert read_rows(out / "rows.jsonl") == []
@@ -117,6 +137,8 @@ def test_interrupted_it_saves_and_goes_on(data: Path, file: Path, tmp_path: Path
         (["--time-budget", "soon"], "like 90s, 10m or 1h30m"),
         (["--memory-budget", "16 bags"], "such as 16GB"),
         (["--set", "training.epoch=2"], "the nearest valid key is epochs"),
+        (["--set", "training.seed=2"], "leave out training.seed"),
+        (["--time-budget", "5"], "like 90s, 10m or 1h30m"),
         (["--data", "nowhere"], "does not exist"),
         ([], "names no dataset"),
     ],

@@ -30,5 +30,12 @@ def test_a_word_about_memory_long_ago_is_not_the_reason() -> None:
     assert explain_failure(1, said).kind == "error"
 
 
+def test_no_advice_to_go_on_from_what_is_not_kept() -> None:
+    said = "sce: error: the loss became nan; try a lower --learning-rate, with --resume to go on "
+    said += "from the last good state; the best epoch so far, 3, is in runs/x"
+    expected = "the loss became nan; try a lower --learning-rate"
+    assert explain_failure(2, said).message == expected
+
+
 def test_a_message_has_an_end() -> None:
     assert len(explain_failure(1, "x" * 10_000).message) < 500

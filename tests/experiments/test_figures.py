@@ -1,11 +1,13 @@
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from sce.experiments.charts import Chart, Curve, Drawn, Point, as_figure, as_file, draw_chart
+from sce.experiments.charts import Chart, Curve, Drawn, Point, draw_chart
 from sce.experiments.figures import make_figures
+from sce.experiments.frames import as_figure, as_file
 from sce.experiments.rows import Row
 from sce.experiments.summary import group_settings
 from sce.experiments.views import View
@@ -87,6 +89,38 @@ def test_components_add_up() -> None:
     assert "465 MiB" in found.inside
     widths = [float(w) for w in re.findall(r'class="bar"[^>]* width="([\d.]+)"', found.inside)]
     assert widths[4] / sum(widths) == pytest.approx(400 / 465, rel=0.01)
+
+
+def test_a_spread_does_not_reach_below_nothing() -> None:
+    rows = [make_row(f"{seed}", {"loss.name": "ce", "training.batch_size": size}, seed=seed,
+                     test=test, memory=float(size))
+            for size in (1, 2) for seed, test in enumerate((0.001, 0.1))]  # fmt: skip
+    for view in (View("pareto"), View("line", x="training.batch_size")):
+        (found,) = draw(rows, view)
+        ticks = re.findall(r'class="tick"[^>]*text-anchor="end"[^>]*>([^<]+)<', found.inside)
+        assert ticks[0] == "0"
+        assert "−" not in "".join(ticks)
+        assert "-" not in "".join(ticks)
+
+
+def test_that_only_the_best_is_drawn_is_said() -> None:
+    rows = [make_row(f"{a}{b}", {"loss.name": "sce", "loss.alpha": a, "loss.beta": b})
+            for a in (1.0, 2.0) for b in (1.0, 4.0)]  # fmt: skip
+    (found,) = draw(rows, View("line", x="loss.alpha", text="Mine."))
+    assert found.caption.text == "Mine. Of settings at one place, the best by validation is drawn."
+    (found,) = draw(rows, View("line", x="loss.alpha", by=("loss.beta",)))
+    assert found.caption.text == ""
+
+
+def test_without_a_gpu_the_kinds_of_memory_are_told_apart() -> None:
+    measured: dict[str, Any] = {
+        "memory_measured": "resident memory of the process",
+        "components_mib": PARTS,
+    }
+    rows = [make_row("a", {"loss.name": "ce"}, **measured)]
+    (pareto,), (parts,) = (draw(rows, View(kind)) for kind in ("pareto", "components"))
+    assert "Memory is that of the whole process" in pareto.caption.text
+    assert "Bytes of live tensors, not of the process" in parts.caption.text
 
 
 def test_pairs_have_a_colour_and_a_dash() -> None:

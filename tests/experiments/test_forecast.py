@@ -51,6 +51,20 @@ def test_another_seed_knows_better(made: Dataset) -> None:
     assert other.mib(run) == unknown
 
 
+def test_resident_memory_is_of_the_whole_process_already(made: Dataset) -> None:
+    run = planned(made, "ce")
+    row = row_of(planned(made, "ce", seed=7), memory=5000.0)
+    resident = row | {"memory_measured": "resident memory of the process"}
+    assert Forecast([resident]).mib(run) == 5000.0
+    assert Forecast([row]).mib(run) == 5600.0  # and the context of the GPU
+
+
+def test_steps_tell_nothing_about_trainings(made: Dataset) -> None:
+    run = planned(made, "ce")
+    few = row_of(planned(made, "ce", seed=7), memory=5.0, measure="steps")
+    assert Forecast([few]).mib(run) == Forecast().mib(run)
+
+
 def test_time_is_that_of_the_runs_most_alike(made: Dataset, tmp_path: Path) -> None:
     run = planned(made, "ce")
     forecast = Forecast()

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sce.experiments.page import Comparison, make_page
+from sce.experiments.comparison import Comparison
+from sce.experiments.page import make_page
 from sce.experiments.place import Sweep
 from sce.experiments.views import View
 from tests.experiments.made_rows import main_rows, make_row
@@ -77,6 +78,28 @@ def test_the_whole_table_is_seen_on_a_desk(browser: Browser, page: Path) -> None
     assert browser.evaluate(
         "(e => e.scrollWidth <= e.clientWidth)(document.querySelector('.scroll'))"
     )
+
+
+def test_on_a_telephone_numbers_are_seen_and_names_stay(browser: Browser, page: Path) -> None:
+    browser.open(page, width=390)
+    seen = """(region => {
+      const frame = region.getBoundingClientRect();
+      const row = region.querySelector('tbody tr:nth-child(3)');
+      const name = row.querySelector('th').getBoundingClientRect();
+      const cells = [...row.querySelectorAll('td')].map(cell => cell.getBoundingClientRect());
+      const inside = cells.filter(cell =>
+        cell.right <= frame.right + 1 && cell.left >= name.right - 1);
+      return [name.left >= frame.left - 1, inside.length,
+              getComputedStyle(region).backgroundImage !== 'none'];
+    })(document.querySelector('.scroll'))"""
+    names, numbers, hint = browser.evaluate(seen)
+    assert names
+    assert numbers >= 1
+    assert hint
+    browser.evaluate("document.querySelector('.scroll').scrollLeft = 200")
+    names, numbers, _ = browser.evaluate(seen)
+    assert names
+    assert numbers >= 1
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,22 @@ def test_sweeps_are_remembered(tmp_path: Path) -> None:
     assert place.read_sweeps() == [first, Sweep("b", "B", (), (), "steps")]
     place.make()  # again: nothing is lost
     assert len(place.read_sweeps()) == 2
+
+
+def test_the_same_settings_on_other_data_are_added(tmp_path: Path) -> None:
+    place = Place(tmp_path / "sweep")
+    place.make()
+    first = Sweep("a", "A", ("1", "2"), (), file="/x/a.toml", variant="v")
+    assert place.write_sweep(first) == 0
+    assert place.write_sweep(replace(first, keys=("2", "3"), title="B")) == 0
+    (found,) = place.read_sweeps()
+    assert (found.keys, found.title) == (("1", "2", "3"), "B")
+    assert place.write_sweep(replace(first, file="/y/a.toml", keys=("1",))) == 0  # it moved
+    edited = replace(first, file="/y/a.toml", keys=("3", "9"), variant="w")
+    assert place.write_sweep(edited) == 2  # those without 3
+    assert place.read_sweeps() == [edited]
+    with pytest.raises(InputError, match=r"runs of /y/a.toml, with other settings under the same"):
+        place.write_sweep(first)
 
 
 def test_what_is_no_place_for_a_sweep(tmp_path: Path) -> None:
@@ -45,6 +62,19 @@ def test_what_was_altered(tmp_path: Path, content: str, message: str) -> None:
     (place.path / "sweeps" / "a.json").write_text(content)
     with pytest.raises(InputError, match=message):
         place.read_sweeps()
+
+
+def test_a_figure_that_cannot_be_is_named_and_can_be_mended(tmp_path: Path) -> None:
+    place = Place(tmp_path / "sweep")
+    place.make()
+    sweep = Sweep("a", "A", ("1",), (View("table"),))
+    place.write_sweep(sweep)
+    file = place.path / "sweeps" / "a.json"
+    file.write_text(file.read_text().replace("loss.name", "loss.nmae"))
+    with pytest.raises(InputError, match=r"a.json: by: 'loss.nmae' is unknown"):
+        place.read_sweeps()
+    place.write_sweep(sweep)
+    assert place.read_sweeps() == [sweep]
 
 
 def test_runs_on_one_dataset_share_their_ids(tmp_path: Path) -> None:

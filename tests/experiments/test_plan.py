@@ -66,11 +66,6 @@ def test_seeds_and_settings_over_those_of_the_file(tmp_path: Path, cycle: Datase
     assert [run.config.training.batch_size for run in runs] == [3, 3, 3, 3]
 
 
-def test_a_grid_may_have_a_seed_of_its_own(tmp_path: Path, cycle: Dataset) -> None:
-    runs = plan(tmp_path, "seeds = [0, 1]\n[[grid]]\ntraining.seed = 5", cycle)
-    assert [run.config.training.seed for run in runs] == [5]
-
-
 LAYERS = """
 [base]
 model.dropout = 0.3
@@ -114,7 +109,7 @@ def test_what_no_run_can_have_is_refused_before_the_first(
 
 
 def test_buckets_larger_than_the_catalogue_are_left_out(tmp_path: Path, cycle: Dataset) -> None:
-    text = "[[grid]]\nloss.bucket_size_y = [40, 41, '100% of items', '0.1% of items']"
+    text = "[[grid]]\nloss.bucket_size_y = [40, 41, '100%  of items', '0.1 % of items']"
     made = make_plan(sweep(tmp_path, text), [cycle], seeds=[0, 1])
     assert [run.config.loss.bucket_size_y for run in made.runs] == [40, 1, 40, 1]
     assert made.notes == ("bucket_size_y 41 is more than the items of cycle",)
@@ -147,8 +142,39 @@ def test_settings_come_back_from_the_file_that_a_run_is_given(layer: dict[str, A
     assert Config.compose(check_layer(content, "it")) == config
 
 
+def test_the_variant_is_that_of_the_settings_without_data_and_seeds(
+    tmp_path: Path, cycle: Dataset
+) -> None:
+    other = Dataset("other", make_cycle(tmp_path / "other", items=41))
+    wanted = sweep(tmp_path, GRID)
+    variant = make_plan(wanted, [cycle]).variant
+    assert make_plan(wanted, [other], seeds=[5]).variant == variant
+    assert make_plan(wanted, [cycle], over={"training": {"epochs": 2}}).variant != variant
+    assert make_plan(sweep(tmp_path, ""), [cycle]).variant != variant
+
+
+def test_settings_for_a_dataset_that_is_not_there_are_mentioned(
+    tmp_path: Path, cycle: Dataset
+) -> None:
+    made = make_plan(sweep(tmp_path, "[datasets.cyle]\nmodel.dim = 3"), [cycle])
+    assert made.notes == (
+        "the settings of [datasets.cyle], as no dataset of this sweep is called so",
+    )
+
+
+@pytest.mark.parametrize("seeds", [[0, 0], [-1], []])
+def test_seeds_that_are_none(tmp_path: Path, cycle: Dataset, seeds: list[int]) -> None:
+    with pytest.raises(InputError, match=r"each once; got|there are no seeds"):
+        plan(tmp_path, GRID, cycle, seeds=seeds)
+
+
+def test_nothing_to_run_is_said(tmp_path: Path, cycle: Dataset) -> None:
+    with pytest.raises(InputError, match="nothing to run: bucket_size_y 41 is more than"):
+        plan(tmp_path, "[[grid]]\nloss.bucket_size_y = 41", cycle)
+
+
 def test_every_setting_makes_another_run(tmp_path: Path, cycle: Dataset) -> None:
-    changes = ("", "model.dim = 32", "training.seed = 1", "loss.alpha = 3", "model.sink = false")
+    changes = ("", "model.dim = 32", "training.epochs = 1", "loss.alpha = 3", "model.sink = false")
     runs = [plan(tmp_path, f"[[grid]]\n{text}", cycle)[0] for text in changes]
     assert len({run.key for run in runs}) == len(changes)
     said = plan(tmp_path, "[base]\ntraining.epochs = 100", cycle)[0]  # what it is anyway
@@ -183,5 +209,8 @@ def test_datasets_are_those_given_or_else_those_of_the_file(tmp_path: Path, cycl
     assert [one.name for one in given] == ["mine"]
     with pytest.raises(InputError, match="both called cycle"):
         open_datasets(wanted, [str(cycle.prepared.path)] * 2, tmp_path)
+    twice = [f"{name}={cycle.prepared.path}" for name in "ab"]
+    with pytest.raises(InputError, match="a and b are the same data"):
+        open_datasets(wanted, twice, tmp_path)
     with pytest.raises(InputError, match="names no dataset"):
         open_datasets(sweep(tmp_path, ""), [], tmp_path)

@@ -51,6 +51,7 @@ def test_an_empty_file_is_one_run_as_ever(tmp_path: Path) -> None:
     assert found.grids == ({},)
     assert found.seeds == (0,)
     assert found.views == DEFAULT_VIEWS
+    assert [view.kind for view in read(tmp_path, 'measure = "steps"').views] == ["components"]
 
 
 @pytest.mark.parametrize(
@@ -85,6 +86,23 @@ def test_an_empty_file_is_one_run_as_ever(tmp_path: Path) -> None:
         ("[[figures]]\nkind = 'table'\nby = 'loss'", "by must be a list"),
         ("[[figures]]\nkind = 'table'\ncolour = 'red'", "'colour' is unknown"),
         ("[[figures]]\nkind = 'table'\nlog = 'z'", "log names axes"),
+        ("[[figures]]\nkind = 'line'\nx = 'loss.alhpa'", "the nearest valid key is loss.alpha"),
+        ("[[figures]]\nkind = 'pareto'\ny = 'test.ndgc@10'", "valid key is test.ndcg@10"),
+        ("[[figures]]\nkind = 'line'\nx = 'items'\ny = 'memroy'", "valid key is memory"),
+        ("[[figures]]\nkind = 'table'\nmetrics = ['ndcg10']", "nearest valid key is ndcg@10"),
+        ("[[figures]]\nkind = 'table'\nmetrics = [3]", "metrics: 3 is unknown"),
+        ("[[figures]]\nkind = 'table'\nby = ['loss.mixx']", "nearest valid key is loss.mix"),
+        ("[[figures]]\nkind = 'table'\nlosses = ['scee']", "nearest valid key is sce"),
+        ("[[figures]]\nkind = 'table'\npublished = [{ 'ndgc@10' = 1 }]", "valid key is ndcg@10"),
+        ("[[figures]]\nkind = 'table'\npublished = [{ 'hr@10' = '1' }]", "must be a number"),
+        ("[[figures]]\nkind = 'table'\npublished = [{ name = 1 }]", "must be a text"),
+        ("[base]\ntraining.seed = 3", "leave out training.seed; seeds = [0, 1] or --seeds"),
+        ("[datasets.a]\ntraining.seed = 3", "leave out training.seed"),
+        ("[[grid]]\ntraining.seed = [1, 2]", "leave out training.seed"),
+        ("[[grid]]\nloss.bucket_size_y = ['1.2.3% of items']", "like '50% of items'; got '1.2.3"),
+        ("[[grid]]\nloss.bucket_size_y = ['50 percent']", "like '50% of items'"),
+        ("[[grid]]\nloss.bucket_size_y = ['101% of items']", "from 0 to 100"),
+        ("grid = []", "grid is empty"),
         ("[[grid]\n", "not valid TOML"),
     ],
 )
@@ -110,7 +128,8 @@ def test_settings_over_all_others() -> None:
     }
 
 
-@pytest.mark.parametrize("given", ["epochs=2", "training.epochs", "training.epoch=2", "a.b=1"])
+@pytest.mark.parametrize("given", ["epochs=2", "training.epochs", "training.epoch=2", "a.b=1",
+                                   "training.seed=3"])  # fmt: skip
 def test_settings_that_are_none(given: str) -> None:
     with pytest.raises(InputError, match="--set"):
         override([given])

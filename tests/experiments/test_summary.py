@@ -15,6 +15,7 @@ from sce.experiments.summary import (
     front,
     group_by,
     group_settings,
+    name_apart,
     name_group,
     show_change,
     varied,
@@ -63,6 +64,36 @@ def test_validation_chooses_not_test() -> None:
     assert best([]) is None
 
 
+def test_a_setting_that_lost_seeds_does_not_win_on_the_others() -> None:
+    steady = [make_row(f"s{n}", {"loss.name": "sce"}, seed=n, validation=0.1) for n in range(3)]
+    lucky = make_row("l", {"loss.name": "sce", "loss.alpha": 9.0}, validation=0.9, memory=1.0)
+    found = group_settings([*steady, lucky])
+    chosen = best(found)
+    assert chosen is not None
+    assert len(chosen.rows) == 3
+    assert front(found, "memory") == [chosen]
+
+
+def test_steps_and_trainings_are_not_seeds_of_one_thing() -> None:
+    whole = make_row("a", {"loss.name": "sce"})
+    few = make_row("b", {"loss.name": "sce"}, seed=1, measure="steps", steps=20)
+    more = make_row("c", {"loss.name": "sce"}, seed=2, measure="steps", steps=40)
+    assert [len(one.rows) for one in group_settings([whole, few, more])] == [1, 1, 1]
+
+
+def test_datasets_are_told_apart_by_content() -> None:
+    rows = [
+        make_row(str(n), {"loss.name": "sce"}) | {"dataset": {"name": name, "content_hash": content,
+                                                             "n_items": 9}}
+        for n, (name, content) in enumerate(
+            [("alpha", "x"), ("alpha", "y"), ("beta", "x"), ("alpha", "y")]
+        )
+    ]  # fmt: skip
+    names = [row["dataset"]["name"] for row in name_apart(rows)]
+    assert names == ["alpha", "alpha (2)", "alpha", "alpha (2)"]
+    assert rows[1]["dataset"]["name"] == "alpha"
+
+
 numbers = st.integers(1, 8)
 
 
@@ -94,6 +125,8 @@ def test_groups_are_in_the_order_of_the_paper() -> None:
 def test_names() -> None:
     assert name_group(["loss.alpha", "loss.beta"], (2.0, 16)) == "alpha 2, beta 16"
     assert name_group(["loss.n_negatives"], (None,)) == "n_negatives –"
+    (plain, _) = rows_of({"loss.mix": False}, {"loss.mix": True})
+    assert describe(plain, ["loss.mix"]) == "SCE, without mix"
     settings = rows_of({"loss.alpha": 1.0}, {"loss.alpha": 2.5}, {"loss.name": "ce"})
     assert varied(settings) == ["loss.alpha"]
     assert [describe(one, varied(settings)) for one in settings] == [

@@ -42,6 +42,10 @@ anew = "--force" in sys.argv
 tell("anew" if anew else "resumed" if (directory / "half").exists() else "started")
 if how == "slow" and not (directory / "half").exists(): time.sleep(30)
 if how == "short": time.sleep(0.4)
+if how == "killed" and not (directory / "resume.safetensors").exists():
+    (directory / "resume.safetensors").write_bytes(b"state")
+    time.sleep(0.3)
+    import os; os.kill(os.getpid(), 9)
 if how == "error": sys.exit("KeyError: 'gone'")
 if how == "crowded" and not (directory / "tried").exists():
     (directory / "tried").touch()
@@ -174,6 +178,19 @@ def test_a_failure_is_a_row_and_not_the_end(
     assert by_size(place)[2]["status"] == "finished"
 
 
+def test_a_killed_run_goes_on_from_what_it_saved(
+    place: Place, runs: tuple[PlannedRun, ...], behave: Behave
+) -> None:
+    behave(of_1="killed")
+    sweep(runs[:1], place)
+    failure = by_size(place)[1]["failure"]
+    assert failure["kind"] == "killed"
+    assert failure["message"].endswith("--retry-failed goes on from what it saved")
+    assert (place.runs / runs[0].name / "resume.safetensors").exists()
+    assert sweep(runs[:1], place, retry_failed=True).count("finished") == 1
+    assert diary(place, runs, 1) == ["started", "started", "finished"]  # and not anew
+
+
 def test_no_memory_beside_others_is_tried_again_alone(
     place: Place, runs: tuple[PlannedRun, ...], behave: Behave
 ) -> None:
@@ -194,6 +211,7 @@ def test_weights_go_unless_they_are_wanted(
     sweep(runs[1:2], place, keep_weights=True)
     gone, kept = (place.runs / run.name for run in runs[:2])
     assert {file.name for file in gone.iterdir()} == {"metrics.jsonl", "result.json"}
+    sweep(runs[:2], place)  # later, without a word about weights
     assert (kept / "best.safetensors").exists()
     assert not (kept / "resume.safetensors").exists()
 
@@ -215,6 +233,8 @@ def test_when_the_time_is_over_runs_save_and_go_on_next_time(
     assert diary(place, runs, 2) == ["started", "saved"]
     assert sweep(runs, place).count("finished") == 4
     assert diary(place, runs, 2) == ["started", "saved", "resumed", "finished"]
+    assert by_size(place)[2]["wall_seconds"] == pytest.approx(1.5, abs=0.7)
+    assert not list(place.runs.glob("*.legs.json"))
     assert diary(place, runs, 1) == ["started", "finished"]
 
 

@@ -9,6 +9,7 @@ from sce.experiments.tables import (
     SECOND,
     ComparisonTable,
     Line,
+    caveats,
     chosen_lines,
     make_table,
     to_csv,
@@ -27,28 +28,52 @@ def line(table: ComparisonTable, name: str) -> Line:
 @pytest.fixture
 def table() -> ComparisonTable:
     rows = []
-    for loss, test, memory in [("ce", 0.05, 3000), ("sce", 0.06, 300), ("ce-", 0.04, 900)]:
+    # CE is the better one on test events; validation says CE⁻.
+    for loss, test, memory, validation in [
+        ("ce", 0.05, 3000, 0.06),
+        ("sce", 0.06, 300, 0.05),
+        ("ce-", 0.04, 900, 0.07),
+    ]:
         for seed, change in enumerate((-0.001, 0.001)):
-            name = f"{loss}{seed}"
             rows.append(
-                make_row(name, {"loss.name": loss}, seed=seed, test=test + change, memory=memory)
-            )
+                make_row(f"{loss}{seed}", {"loss.name": loss}, seed=seed, test=test + change,
+                         memory=memory, validation=validation)
+            )  # fmt: skip
     # Better on test events, and worse on validation: not chosen.
-    rows.append(make_row("x", {"loss.name": "ce", "model.dim": 9}, validation=0.01, test=0.99))
+    rows += [
+        make_row(f"x{seed}", {"loss.name": "ce", "model.dim": 9}, seed=seed, validation=0.01,
+                 test=0.99)
+        for seed in (0, 1)
+    ]  # fmt: skip
     return make_table(group_settings(rows), View("table"))
 
 
 def test_the_best_is_bold_the_second_underlined_and_sce_compared(table: ComparisonTable) -> None:
     assert table.columns == ("CE⁻", "CE", "SCE")
-    assert table.change == "SCE over best other"
+    assert table.change == "SCE over CE⁻"
     ndcg = line(table, "NDCG@10")
     assert [cell.text for cell in ndcg.cells] == ["0.0400", "0.0500", "0.0600"]
     assert [cell.place for cell in ndcg.cells] == [0, SECOND, FIRST]
     assert [cell.spread for cell in ndcg.cells] == ["0.0014"] * 3
-    assert ndcg.change == "+20%"
+    assert ndcg.change == "+50%"  # against the one rival that validation names
     memory = line(table, "peak training memory")
     assert [cell.place for cell in memory.cells] == [SECOND, 0, FIRST]
-    assert memory.change == "−66.7% (CE⁻)"  # against the best other by validation, or the first
+    assert memory.change == "−66.7%"
+    ((dataset, ours, theirs),) = table.duels
+    assert (dataset, ours.loss, theirs.loss) == ("ml1m", "sce", "ce-")
+
+
+def test_where_rivals_differ_each_row_names_its_own() -> None:
+    rows = [
+        make_row(f"{data}{loss}", {"loss.name": loss}, data=data, validation=value)
+        for data, losses in {"a": {"ce": 0.2, "bce": 0.1}, "b": {"ce": 0.1, "bce": 0.2}}.items()
+        for loss, value in {**losses, "sce": 0.3}.items()
+    ]
+    table = make_table(group_settings(rows), View("table"))
+    assert table.change == "SCE over best other by validation"
+    assert [one.change for one in table.lines if one.name == "NDCG@10"] == [
+        "+0% (CE)", "+0% (BCE)",
+    ]  # fmt: skip
 
 
 def test_the_rows_are_those_of_the_paper(table: ComparisonTable) -> None:
@@ -64,9 +89,9 @@ def test_what_was_chosen_is_said(table: ComparisonTable) -> None:
 
 def test_markdown(table: ComparisonTable) -> None:
     lines = to_markdown(table).splitlines()
-    assert lines[0] == "| data |  | CE⁻ | CE | SCE | SCE over best other |"
+    assert lines[0] == "| data |  | CE⁻ | CE | SCE | SCE over CE⁻ |"
     assert lines[4] == (
-        "|  | NDCG@10 | 0.0400 ± 0.0014 | <u>0.0500</u> ± 0.0014 | **0.0600** ± 0.0014 | +20% |"
+        "|  | NDCG@10 | 0.0400 ± 0.0014 | <u>0.0500</u> ± 0.0014 | **0.0600** ± 0.0014 | +50% |"
     )
     assert {one.count("|") for one in lines} == {7}
 
@@ -85,15 +110,40 @@ def test_what_looks_equal_is_equal() -> None:
     assert [cell.place for cell in cells] == [SECOND, FIRST, FIRST]
 
 
-def test_columns_from_elsewhere_take_part() -> None:
-    rows = [make_row(loss, {"loss.name": loss}, test=0.05) for loss in ("ce", "sce")]
+def test_columns_from_elsewhere_are_for_their_dataset_and_not_ranked() -> None:
+    rows = [
+        make_row(f"{data}{loss}", {"loss.name": loss}, data=data, test=test)
+        for data in ("beauty", "ml1m")
+        for loss, test in (("ce", 0.04), ("sce", 0.05))
+    ]
     view = View("table", metrics=("ndcg@10", "hr@10"),
-                published=({"name": "CBiT", "ndcg@10": 0.0537},))  # fmt: skip
+                published=({"name": "CBiT", "dataset": "beauty", "ndcg@10": 0.0537},))  # fmt: skip
     table = make_table(group_settings(rows), view)
     assert table.columns == ("CE", "SCE", "CBiT")
-    assert [cell.place for cell in line(table, "NDCG@10").cells] == [SECOND, SECOND, FIRST]
-    assert line(table, "NDCG@10").change == "−6.89%"
-    assert line(table, "HR@10").cells[2].text == "–"
+    beauty, ml1m = (one for one in table.lines if one.name == "NDCG@10")
+    assert [cell.place for cell in beauty.cells] == [SECOND, FIRST, 0]
+    assert [cell.text for cell in beauty.cells] == ["0.0400", "0.0500", "0.0537"]
+    assert [cell.text for cell in ml1m.cells] == ["0.0400", "0.0500", "–"]
+    assert beauty.change == ml1m.change == "+25%"
+    elsewhere = make_table(group_settings(rows[2:]), view)
+    assert elsewhere.columns == ("CE", "SCE")
+
+
+def test_times_beside_others_are_not_ranked() -> None:
+    rows = [make_row(loss, {"loss.name": loss}, seconds=seconds, at_once=4)
+            for loss, seconds in (("ce", 9.0), ("sce", 3.0))]  # fmt: skip
+    table = make_table(group_settings(rows), View("table"))
+    time = line(table, "training time")
+    assert [cell.place for cell in time.cells] == [0, 0]
+    assert time.change == ""
+    assert [one for one in caveats(table) if "times compare only roughly" in one] != []
+
+
+def test_fewer_seeds_in_a_column_are_said() -> None:
+    rows = [make_row(f"c{seed}", {"loss.name": "ce"}, seed=seed) for seed in range(3)]
+    rows.append(make_row("s", {"loss.name": "sce"}))
+    table = make_table(group_settings(rows), View("table"))
+    assert list(caveats(table)) == ["Not all columns have as many seeds: 1 to 3."]
 
 
 def test_two_columns_of_a_setting_are_compared() -> None:

@@ -47,7 +47,16 @@ def test_a_plan_of_every_loss() -> None:
     assert found.most_items is None
     assert found.largest_bucket is not None
     assert fits(Job(1_000_000, bucket_size_y=found.largest_bucket), "sce", 16 * 10**9)
-    assert found.largest_bucket <= 500_000
+    assert found.largest_bucket <= 1_000_000
+
+
+def test_a_bucket_may_hold_the_whole_catalogue() -> None:
+    assert plan(Job(496), 16 * 10**9).largest_bucket == 496
+
+
+def test_a_batch_is_no_larger_than_the_data() -> None:
+    assert largest_batch(Job(100, users=77, events=500), "sce", 16 * 10**9) == 77
+    assert largest_batch(Job(100), "sce", 160 * 10**9) > 77
 
 
 def test_what_would_fit_where_the_weights_do_not() -> None:
@@ -73,5 +82,5 @@ def test_what_fits_by_little_is_said_so() -> None:
 
 def test_nothing_is_said_to_fit_into_nothing() -> None:
     found = plan(Job(10), None)
-    assert all(one.fits is None and one.largest_batch is None for one in found.losses)
+    assert all(one.fits is one.tight is one.largest_batch is None for one in found.losses)
     assert plan(Job(10), 1).losses[0].largest_batch == 0

@@ -1,16 +1,20 @@
 """`sce compare`: what came of sweeps, side by side."""
 
+from dataclasses import replace
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from sce.errors import InputError
-from sce.experiments.page import Comparison, is_verdict, make_files, make_markdown, make_page
+from sce.experiments.comparison import Comparison, all_rows, is_verdict
+from sce.experiments.markdown import make_markdown
+from sce.experiments.page import make_files, make_page
 from sce.experiments.place import Place
 from sce.experiments.rows import read_rows
-from sce.experiments.summary import group_settings
+from sce.experiments.summary import group_settings, name_apart
 from sce.experiments.tables import to_csv
 
 
@@ -38,11 +42,12 @@ def compare(
     target = out or sweeps[0] / "compare.html"
     written = {target: make_page(comparisons, written=datetime.now())}
     if csv is not None:
-        rows = {row["key"]: row for one in comparisons for row in one.rows}
-        written[csv] = to_csv(group_settings(rows.values()))
+        written[csv] = to_csv(group_settings(all_rows(comparisons)))
     if markdown is not None:
         written[markdown] = make_markdown(comparisons)
     if svg is not None:
+        if svg.exists() and not svg.is_dir():
+            raise InputError(f"{svg} is a file; name a directory for the figures")
         svg.mkdir(parents=True, exist_ok=True)
         written |= {svg / name: text for name, text in make_files(comparisons).items()}
     for path, text in written.items():
@@ -57,12 +62,19 @@ def compare(
 
 def _read(places: tuple[Path, ...], only: list[str]) -> list[Comparison]:
     found: dict[str, Comparison] = {}
-    for path in places:
-        rows = {row["key"]: row for row in read_rows(Place(path).rows)}
+    written = {path: read_rows(Place(path).rows) for path in places}
+    apart = iter(name_apart(row for rows in written.values() for row in rows))
+    for path, there in written.items():
+        rows = {row["key"]: row for row in islice(apart, len(there))}
         for sweep in Place(path).read_sweeps():
             if only and sweep.name not in only:
                 continue
             before = found.get(sweep.name)
+            if before is not None and len({before.sweep.variant, sweep.variant} - {""}) > 1:
+                # Another file of the same name, or the same with other settings.
+                before = None
+                title = f"{sweep.title} ({path})"
+                sweep = replace(sweep, name=f"{sweep.name}-{path.resolve().name}", title=title)
             here = [rows[key] for key in sweep.keys if key in rows]
             if before is not None:
                 known = {row["key"] for row in before.rows}

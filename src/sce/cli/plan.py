@@ -1,29 +1,47 @@
 """`sce plan`: the memory that training will take with each loss, and what fits."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from cyclopts import Parameter
+from cyclopts import CoercionError, Parameter, Token
 from rich import box
 from rich.table import Table
 
 from sce.cli.evaluate import output_console
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
-from sce.planning import Job, Plan, Planned, parse_size, show_size
+from sce.planning import LOSSES, Job, Plan, Planned, parse_size, predict, show_size
 from sce.planning import plan as plan_job
 from sce.planning.coefficients import H200
 from sce.planning.job import Precision
-from sce.planning.search import TIGHT, usable
+from sce.planning.search import CONTEXT, margin, most_sequences, usable
+
+_MOMENTS = {
+    "forward": "activations and the loss are computed",
+    "loss backward": "the loss computes its gradients",
+    "model backward": "gradients go back through the model",
+    "embedding": "the catalogue's two gradients, by the loss and by the histories, are added",
+}
+
+
+def _read_count(kind: Any, tokens: Sequence[Token]) -> int:
+    """Read a whole number, also as 1e6."""
+    try:
+        value = float(tokens[0].value)
+        if value != int(value):
+            raise ValueError
+    except (ValueError, OverflowError) as error:
+        raise CoercionError(token=tokens[0], target_type=int) from error
+    return int(value) if "e" in tokens[0].value.lower() else int(tokens[0].value)
 
 
 def plan(
     *,
-    items: int | None = None,
+    items: Annotated[int | None, Parameter(converter=_read_count)] = None,
     data: Annotated[Path | None, Parameter(name="--data")] = None,
     batch: int = 128,
     length: int | None = None,
@@ -34,6 +52,8 @@ def plan(
     precision: Annotated[Precision, Parameter(name=["--precision", "--dtype"])] = "float32",
     negatives: int = 256,
     bucket_size_y: int = 256,
+    alpha: float = 2.0,
+    beta: float = 1.0,
     chunk_size: int = 1024,
     memory: str | None = None,
     as_json: Annotated[bool, Parameter(name="--json", show_default=False)] = False,
@@ -41,7 +61,7 @@ def plan(
     """Predict the peak memory of training with each loss, and say what fits on a GPU.
 
     Args:
-        items: Items in the catalogue.
+        items: Items in the catalogue, such as 1_000_000 or 1e6.
         data: Prepared dataset, instead of --items: its items and the lengths of its histories.
         batch: Sequences in a step.
         length: Longest history. [default: 200, or the longest in --data if that is less]
@@ -52,6 +72,8 @@ def plan(
         precision: float32; tf32 in matrix products; or bf16, by autocast.
         negatives: Sampled items against each target, for bce+, gbce and ce-.
         bucket_size_y: Items in a bucket, for sce.
+        alpha: How densely buckets cover the states, for sce.
+        beta: States in a bucket against the number of buckets, for sce.
         chunk_size: Items scored at once, for ce in chunks.
         memory: Of the GPU, such as 16GB, 16GiB or '900 MB'. [default: of the GPU here, if any]
         as_json: Write JSON, for programs.
@@ -66,6 +88,8 @@ def plan(
         precision=precision,
         n_negatives=negatives,
         bucket_size_y=bucket_size_y,
+        alpha=alpha,
+        beta=beta,
         chunk_size=chunk_size,
     )
     found = plan_job(job, _memory_here() if memory is None else parse_size(memory))
@@ -131,6 +155,7 @@ def _as_dict(found: Plan) -> dict[str, object]:
             }
             for one in found.losses
         ],
+        "most_sequences": most_sequences(found.job),
         "largest_bucket_size_y": found.largest_bucket,
         "largest_dim": found.largest_dim,
         "most_items": found.most_items,
@@ -142,7 +167,7 @@ def _show(found: Plan) -> None:
     console = output_console()
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("loss", no_wrap=True)
-    for heading in ("peak", "model", "activations", "of the loss"):
+    for heading in ("peak", "model", "activations", "of the loss", "other"):
         table.add_column(heading, justify="right", no_wrap=True)
     if found.memory is not None:
         table.add_column("fits", no_wrap=True)
@@ -150,11 +175,12 @@ def _show(found: Plan) -> None:
     table.add_column("highest in")
     table.add_column("sizes")
     for one in found.losses:
-        parts = (one.forecast.total, one.forecast.model, one.forecast.activations)
-        sizes = [show_size(size) for size in (*parts, one.forecast.loss)]
-        fits = [] if found.memory is None else [_verdict(one), f"{one.largest_batch:,}"]
+        cast = one.forecast
+        parts = (cast.total, cast.model, cast.activations, cast.loss, cast.other)
+        sizes = [show_size(size) for size in parts]
+        fits = [] if found.memory is None else [_verdict(one), _batch(found, one)]
         settings = ", ".join(f"{name} {value:,}" for name, value in one.settings.items())
-        table.add_row(one.loss, *sizes, *fits, one.forecast.moment, settings)
+        table.add_row(one.loss, *sizes, *fits, cast.moment, settings)
     console.print(table)
     console.print()
     for name, value in _closing_lines(found):
@@ -165,6 +191,12 @@ def _verdict(one: Planned) -> str:
     if not one.fits:
         return "[red]no[/red]"
     return "[yellow]just[/yellow]" if one.tight else "[green]yes[/green]"
+
+
+def _batch(found: Plan, one: Planned) -> str:
+    if one.largest_batch != most_sequences(found.job):
+        return f"{one.largest_batch:,}"
+    return f"{one.largest_batch:,} " + ("(all)" if found.job.users else "or more")
 
 
 def _closing_lines(found: Plan) -> Iterator[tuple[str, str]]:
@@ -181,10 +213,20 @@ def _closing_lines(found: Plan) -> Iterator[tuple[str, str]]:
         yield (
             "memory",
             f"{show_size(found.memory)}, of which {show_size(usable(found.memory))} can be used; "
-            f'"just": by less than {TIGHT:.0%}, the error to be reckoned with',
+            f'the driver has {show_size(CONTEXT)}; "just": by less than {_reckoned()}',
         )
         yield from _about_sce(found)
+    moments = dict.fromkeys(one.forecast.moment for one in found.losses)
+    yield "highest in", "; ".join(f"{moment}: {_MOMENTS[moment]}" for moment in moments)
+    yield "model", "weights, gradients and Adam's moments; other: data, batch and libraries"
     yield "numbers", H200.describe()
+
+
+def _reckoned() -> str:
+    """How far off a prediction may be, as far as that is known."""
+    if H200.largest_error is None:
+        return f"{margin(H200):.0%}; how far off predictions are is a guess until it is measured"
+    return f"{margin(H200):.0%}, the error to be reckoned with"
 
 
 def _about_sce(found: Plan) -> Iterator[tuple[str, str]]:
@@ -192,13 +234,23 @@ def _about_sce(found: Plan) -> Iterator[tuple[str, str]]:
     if sce.largest_batch:
         flags = (f"--loss.{name.replace('_', '-')} {size}" for name, size in sce.settings.items())
         if sce.fits:
-            yield "sce", f"{' '.join(flags)}; bucket-size-y up to {found.largest_bucket:,} fits"
+            all_items = found.largest_bucket == found.job.items
+            most = "of any size" if all_items else f"up to {found.largest_bucket:,}"
+            yield "sce", f"{' '.join(flags)}; bucket-size-y {most} fits"
         else:
             yield "sce", f"fits with --batch-size {sce.largest_batch}"
         return
     assert found.memory is not None
+    if found.memory <= CONTEXT:
+        yield "too little", f"the driver of a GPU takes {show_size(CONTEXT)} before training begins"
+        return
     if 16 * found.job.parameters <= usable(found.memory):
-        yield "too little", "not even a batch of one sequence fits, whatever the loss"
+        least = min(predict(replace(found.job, batch=1), loss).total for loss in LOSSES)
+        yield (
+            "too little",
+            "not even a batch of one sequence fits, whatever the loss: it takes "
+            f"{show_size(least)}, and {show_size(CONTEXT)} for the driver",
+        )
         return
     weights = show_size(16 * found.job.parameters)
     ways = []

@@ -17,10 +17,12 @@ from sce.experiments.settings import load_sweep, override
 from sce.experiments.sweep import Limits, State, run_sweep, thread_environment
 from sce.planning import parse_size
 from sce.report.formatting import show_duration
+from sce.report.parts import plural
 
 _FLAG = Annotated[bool, Parameter(show_default=False)]
 _SEVERAL = Parameter(consume_multiple=True)
 _PATIENCE = 15.0  # seconds that runs of an earlier sweep get to save
+_NOTHING = 1  # exit code: no run finished
 _LEFT = 3  # exit code: there is more to do
 
 
@@ -42,7 +44,8 @@ def sweep(
     """Train with every combination of settings, each in a fresh process, and keep a row of each.
 
     The same command goes on where a sweep was stopped, interrupted or killed. Sweeps into one
-    directory share the runs they have in common.
+    directory share the runs they have in common. Exit codes: 0 when all is done, 1 when every run
+    failed, 3 when there is more to do.
 
     Args:
         settings: TOML file: datasets, settings, grids, figures. See experiments/README.md.
@@ -55,7 +58,7 @@ def sweep(
         over: Settings over all others, such as training.epochs=2.
         retry_failed: Run again what failed before.
         keep_weights: Keep the best weights of every run; without it, its records alone.
-        dry_run: List the runs, and run nothing.
+        dry_run: List the runs; run nothing, write nothing.
     """
     if jobs < 1:
         raise InputError(f"--jobs must be at least 1; got {jobs}")
@@ -69,18 +72,23 @@ def sweep(
     wanted = load_sweep(settings)
     over_all = override(over or [])
     place = Place(out)
-    place.make()
-    datasets = open_datasets(wanted, data or [], place.data)
+    place.check()
+    datasets = open_datasets(wanted, data or [], place.data, write=not dry_run)
     plan = make_plan(wanted, datasets, seeds=seeds, over=over_all)
     if dry_run:
         _list(plan)
         return 0
+    place.make()
     lock = place.lock(_PATIENCE)
     try:
         keys = tuple(run.key for run in plan.runs)
-        place.write_sweep(Sweep(wanted.name, wanted.title, keys, wanted.views, wanted.measure))
+        kinds = (wanted.views, wanted.measure, str(settings.resolve()), plan.variant)
+        gone = place.write_sweep(Sweep(wanted.name, wanted.title, keys, *kinds))
         thread_environment(jobs)
         with SweepDisplay(jobs) as display:
+            if gone:
+                runs = plural(gone, "run")
+                display.tell(f"{runs} of other settings will not be compared any more; rows stay")
             for note in plan.notes:
                 display.tell(f"left out: {note}")
             state = run_sweep(plan.runs, place, limits, display, lock=lock)
@@ -92,21 +100,25 @@ def sweep(
 
 def _list(plan: Plan) -> None:
     for run in plan.runs:
-        print(f"{run.key}  {run.label}")
+        made = run.dataset.prepared.path.exists()  # without content there is no key yet
+        print(f"{run.key if made else 'not yet made'}  {run.label}")
     for note in plan.notes:
         print(f"left out: {note}")
-    print(f"{len(plan.runs)} runs")
+    print(plural(len(plan.runs), "run"))
 
 
 def _close(state: State, place: Place) -> int:
-    words = [f"{state.count(FINISHED)} of {state.total} runs finished"]
+    words = [f"{state.count(FINISHED)} of {plural(state.total, 'run')} finished"]
     if state.count(FAILED):
         words.append(f"{state.count(FAILED)} failed")
     if state.left:
         words.append(f"{state.left} left for next time")
     print(f"{', '.join(words)}, in {show_duration(state.seconds)}")
     print(f"rows: {place.rows}")
-    print(f"next: sce compare {shlex.quote(str(place.path))}")
+    if state.rows:
+        print(f"next: sce compare {shlex.quote(str(place.path))}")
     if state.signal is not None:
         return 128 + state.signal
-    return _LEFT if state.left else 0
+    if state.left:
+        return _LEFT
+    return 0 if state.count(FINISHED) else _NOTHING

@@ -1,24 +1,20 @@
-"""Figures of a comparison as SVG: curves of points with spreads, bands, and stacked bars.
+"""Figures of a comparison as SVG: curves of points with spreads, and bands.
 
 A curve can be hidden by a click on its name, and every point tells what it is: that is page work,
 done by compare.js with what stands here in `data-` attributes. Colours are classes.
 """
 
-import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sce.report.figures import Caption
-from sce.report.formatting import show_share
 from sce.report.markup import Child, Markup, element, join
 from sce.report.scales import Axis, Scale, lay_out
 
 WIDTH, HEIGHT = 460.0, 290.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 14.0, 12.0, 42.0  # room around the plot
-_LETTER = 6.2  # about the width of one
-_BAR, _GAP = 22.0, 12.0  # of stacked bars
-_NAMES = 58.0  # room for the names of bars
+LEFT, RIGHT, TOP, BOTTOM = 52.0, 14.0, 12.0, 42.0  # room around the plot
+LETTER = 6.2  # about the width of one
 COLOURS = 10
 DASHES = ("", "7 4", "2 4", "9 3 2 3")
 
@@ -37,6 +33,11 @@ class Point:
     radius: float = 3.5
     faint: bool = False
     """Not worth much notice: beside the line."""
+
+    @property
+    def reach(self) -> tuple[float, float]:
+        """From the mean less the spread to the mean and the spread."""
+        return give_or_take(self.y, self.spread)
 
 
 @dataclass(frozen=True)
@@ -67,25 +68,6 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Stack:
-    """A bar of parts."""
-
-    name: str
-    parts: Sequence[float]
-
-
-@dataclass(frozen=True)
-class Stacks:
-    """A figure of stacked bars, all of the same parts."""
-
-    caption: Caption
-    show: Callable[[float], str]
-    """A size as text."""
-    parts: Sequence[str]
-    stacks: Sequence[Stack]
-
-
-@dataclass(frozen=True)
 class Drawn:
     """A figure without its frame: what is in the SVG, and what the names beside it are."""
 
@@ -96,18 +78,24 @@ class Drawn:
     points: Sequence[dict[str, object]]
 
 
+def give_or_take(value: float, spread: float) -> tuple[float, float]:
+    """The ends of a spread; what cannot be below nothing does not reach there by its spread."""
+    low = value - spread
+    return (0.0 if low < 0 <= value else low), value + spread
+
+
 def draw_chart(chart: Chart) -> Drawn:
     """Draw curves over two axes."""
     points = [point for curve in chart.curves for point in curve.points]
     levels = [
-        curve.level + sign * curve.level_spread
+        end
         for curve in chart.curves
         if curve.level is not None
-        for sign in (-1, 1)
+        for end in give_or_take(curve.level, curve.level_spread)
     ]
-    x = lay_out(chart.x, [point.x for point in points], begin=_LEFT, end=WIDTH - _RIGHT, ticks=6)
-    reach = [point.y + sign * point.spread for point in points for sign in (-1, 1)]
-    y = lay_out(chart.y, reach + levels, begin=HEIGHT - _BOTTOM, end=_TOP)
+    x = lay_out(chart.x, [point.x for point in points], begin=LEFT, end=WIDTH - RIGHT, ticks=6)
+    reach = [end for point in points for end in point.reach]
+    y = lay_out(chart.y, reach + levels, begin=HEIGHT - BOTTOM, end=TOP)
     told: list[dict[str, object]] = []
     drawn = []
     for number, curve in enumerate(chart.curves):
@@ -117,45 +105,6 @@ def draw_chart(chart: Chart) -> Drawn:
     inside = join(_grid(x, y), drawn)
     names = [(curve.name, curve.colour, curve.dash) for curve in chart.curves]
     return Drawn(chart.caption, inside, HEIGHT, names, told)
-
-
-def draw_stacks(chart: Stacks) -> Drawn:
-    """Draw a bar for each stack, one under the other: the shares of its parts, and their sum."""
-    height = _TOP + len(chart.stacks) * (_BAR + _GAP) + _BOTTOM
-    room = WIDTH - _RIGHT - 9 * _LETTER  # for the sums
-    x = lay_out(Axis("share of the peak", show_share), [0.0, 1.0], begin=_NAMES, end=room)
-    texts: list[Markup] = []
-    groups: list[list[Markup]] = [[] for _ in chart.parts]
-    told: list[dict[str, object]] = []
-    for place, stack in enumerate(chart.stacks):
-        total = sum(stack.parts)
-        top = _TOP + place * (_BAR + _GAP)
-        middle = top + _BAR / 2
-        texts.append(_text(stack.name, _NAMES - 7, middle + 4, "strong", "end"))
-        texts.append(_text(chart.show(total), x.end + 6, middle + 4, "value", "start"))
-        begin = 0.0
-        for number, size in enumerate(stack.parts):
-            share = size / total if total else 0.0
-            left, right = x(begin), x(begin + share)
-            bar = element("rect", class_="bar", x=left, y=top, width=right - left, height=_BAR)
-            groups[number].append(bar)
-            told.append(
-                {
-                    "x": round((left + right) / 2, 1),
-                    "y": round(middle, 1),
-                    "curve": number,
-                    "label": f"{stack.name}: {chart.parts[number]}",
-                    "rows": [[chart.show(size), f"{show_share(share)} of {chart.show(total)}"]],
-                }
-            )
-            begin += share
-    parts = [
-        element("g", bars, class_=f"curve k{number + 1}", data_curve=str(number))
-        for number, bars in enumerate(groups)
-    ]
-    names = [(name, number + 1, 0) for number, name in enumerate(chart.parts)]
-    inside = join(_x_axis(x, _TOP, height - _BOTTOM), parts, texts)
-    return Drawn(chart.caption, inside, height, names, told)
 
 
 def _curve(curve: Curve, number: int, x: Scale, y: Scale) -> Markup:
@@ -203,7 +152,7 @@ def _curve(curve: Curve, number: int, x: Scale, y: Scale) -> Markup:
 def _level(curve: Curve, level: float, x: Scale, y: Scale) -> list[Child]:
     inside: list[Child] = []
     if curve.level_spread:
-        top, foot = y(level + curve.level_spread), y(level - curve.level_spread)
+        foot, top = map(y, give_or_take(level, curve.level_spread))
         inside.append(
             element(
                 "rect", class_="area", x=x.begin, y=top, width=x.end - x.begin, height=foot - top
@@ -224,13 +173,13 @@ def _level(curve: Curve, level: float, x: Scale, y: Scale) -> list[Child]:
 
 
 def _area(points: Sequence[Point], x: Scale, y: Scale) -> Markup:
-    above = [f"{x(p.x):.1f},{y(p.y + p.spread):.1f}" for p in points]
-    below = [f"{x(p.x):.1f},{y(p.y - p.spread):.1f}" for p in reversed(points)]
+    above = [f"{x(p.x):.1f},{y(p.reach[1]):.1f}" for p in points]
+    below = [f"{x(p.x):.1f},{y(p.reach[0]):.1f}" for p in reversed(points)]
     return element("polygon", class_="area", points=" ".join(above + below))
 
 
 def _whisker(point: Point, at: float, y: Scale) -> Markup:
-    top, foot = point.y + point.spread, point.y - point.spread
+    foot, top = point.reach
     if not (y.holds(top) and y.holds(foot)):
         return Markup("")
     return element("line", class_="whisker", x1=at, x2=at, y1=y(top), y2=y(foot))
@@ -258,117 +207,31 @@ def _told(curve: Curve, number: int, x: Scale, y: Scale) -> list[dict[str, objec
 
 
 def _grid(x: Scale, y: Scale) -> Markup:
-    bottom = HEIGHT - _BOTTOM
+    bottom = HEIGHT - BOTTOM
     lines = [
-        element("line", class_="grid", x1=_LEFT, x2=WIDTH - _RIGHT, y1=y(value), y2=y(value))
+        element("line", class_="grid", x1=LEFT, x2=WIDTH - RIGHT, y1=y(value), y2=y(value))
         for value in y.ticks
     ]
-    ticks = [_text(y.axis.show(v), _LEFT - 7, y(v) + 4, "tick", "end") for v in y.ticks]
-    axis = element("line", class_="axis", x1=_LEFT, x2=WIDTH - _RIGHT, y1=bottom, y2=bottom)
-    return join(lines, ticks, _x_axis(x, _TOP, bottom), axis)
+    ticks = [draw_text(y.axis.show(v), LEFT - 7, y(v) + 4, "tick", "end") for v in y.ticks]
+    axis = element("line", class_="axis", x1=LEFT, x2=WIDTH - RIGHT, y1=bottom, y2=bottom)
+    return join(lines, ticks, draw_x_axis(x, TOP, bottom), axis)
 
 
-def _x_axis(x: Scale, top: float, bottom: float) -> Markup:
+def draw_x_axis(x: Scale, top: float, bottom: float) -> Markup:
+    """The lower axis, with lines up from its ticks; names that would overlap are left out."""
     drawn, taken = [], -math.inf
     for value in x.ticks:
         label = x.axis.show(value)
-        half = len(label) * _LETTER / 2
+        half = len(label) * LETTER / 2
         middle = min(x(value), WIDTH - half)
         drawn.append(element("line", class_="grid", x1=x(value), x2=x(value), y1=top, y2=bottom))
         if middle - half >= taken:
-            drawn.append(_text(label, middle, bottom + 16, "tick", "middle"))
-            taken = middle + half + _LETTER
+            drawn.append(draw_text(label, middle, bottom + 16, "tick", "middle"))
+            taken = middle + half + LETTER
     middle = (x.begin + x.end) / 2
-    return join(drawn, _text(x.axis.label, middle, bottom + 36, "label", "middle"))
+    return join(drawn, draw_text(x.axis.label, middle, bottom + 36, "label", "middle"))
 
 
-def _text(content: str, x: float, y: float, class_: str, anchor: str) -> Markup:
+def draw_text(content: str, x: float, y: float, class_: str, anchor: str) -> Markup:
+    """Words at a place."""
     return element("text", content, class_=class_, x=x, y=y, text_anchor=anchor)
-
-
-def as_figure(drawn: Drawn, key: str) -> Markup:
-    """A figure of the page, with its names as switches."""
-    return element(
-        "figure",
-        element(
-            "figcaption",
-            element("h3", drawn.caption.title),
-            element("p", drawn.caption.text) if drawn.caption.text else None,
-            _legend(drawn.names) if drawn.names else None,
-        ),
-        element(
-            "svg",
-            element("desc", drawn.caption.description or drawn.caption.text, id=f"desc-{key}"),
-            drawn.inside,
-            class_="chart",
-            viewBox=f"0 0 {WIDTH:g} {drawn.height:g}",
-            role="img",
-            aria_label=drawn.caption.title,
-            aria_describedby=f"desc-{key}",
-            tabindex="0",
-            data_points=json.dumps(drawn.points, separators=(",", ":"), ensure_ascii=False),
-        ),
-        class_="figure",
-    )
-
-
-def _legend(names: Sequence[tuple[str, int, int]]) -> Markup:
-    return element(
-        "div",
-        [
-            element(
-                "button",
-                element(
-                    "svg",
-                    _swatch(dash),
-                    class_=f"swatch k{colour}",
-                    viewBox="0 0 24 10",
-                    aria_hidden="true",
-                ),
-                name,
-                type_="button",
-                aria_pressed="true",
-                data_name=name,
-            )
-            for name, colour, dash in names
-        ],
-        class_="switches",
-        role="group",
-        aria_label="Show or hide",
-    )
-
-
-def _swatch(dash: int) -> Markup:
-    return element(
-        "line", class_="line", x1=1, x2=23, y1=5, y2=5, stroke_dasharray=DASHES[dash] or None
-    )
-
-
-def as_file(drawn: Drawn, style: str) -> str:
-    """A figure as an SVG file of its own, with its title and names inside."""
-    head: list[Markup] = [_text(drawn.caption.title, 12, 22, "title", "start")]
-    left, top = 12.0, 42.0
-    for name, colour, dash in drawn.names if len(drawn.names) > 1 else ():
-        wide = 32 + (len(name) + 2) * _LETTER
-        if left + wide > WIDTH:
-            left, top = 12.0, top + 18
-        sample = element(
-            "line", class_="line", x1=left, x2=left + 22, y1=top - 4, y2=top - 4,
-            stroke_dasharray=DASHES[dash] or None,
-        )  # fmt: skip
-        head.append(element("g", sample, class_=f"curve k{colour}"))
-        head.append(_text(name, left + 27, top, "label", "start"))
-        left += wide
-    begin = top + 12 if len(drawn.names) > 1 else 34.0
-    whole = element(
-        "svg",
-        element("style", Markup(style)),
-        element("rect", class_="paper", width="100%", height="100%"),
-        head,
-        element("g", drawn.inside, transform=f"translate(0 {begin:g})"),
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {WIDTH:g} {begin + drawn.height:g}",
-        width=WIDTH,
-        class_="chart",
-    )
-    return f"{whole}\n"

@@ -1,6 +1,7 @@
 """A run in a process of its own, so that its peak memory is its own too."""
 
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -29,7 +30,11 @@ class Child:
         """
         self.run, self.directory = run, runs / run.name
         self.log = runs / f"{run.name}.log"
+        self._legs = runs / f"{run.name}.legs.json"
+        before = {} if anew else _read_legs(self._legs)
         self.at_once = 1
+        self._at_once_before = int(before.get("at_once", 1))
+        self._seconds_before = float(before.get("seconds", 0.0))
         self.begun = time.monotonic()
         self._asked: float | None = None  # when it was asked to stop
         settings = runs / f"{run.name}.toml"
@@ -54,8 +59,22 @@ class Child:
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
-        return time.monotonic() - self.begun
+        """Since it began, and before, if it goes on from where it was stopped."""
+        return self._seconds_before + time.monotonic() - self.begun
+
+    @property
+    def most_at_once(self) -> int:
+        """How many ran beside it, itself included, at most: now, and before."""
+        return max(self.at_once, self._at_once_before)
+
+    def remember_leg(self) -> None:
+        """Write down how long it took so far, for when it goes on."""
+        taken = {"seconds": self.seconds, "at_once": self.most_at_once}
+        self._legs.write_text(json.dumps(taken), encoding="utf-8")
+
+    def forget_legs(self) -> None:
+        """It has come to its end."""
+        self._legs.unlink(missing_ok=True)
 
     def poll(self) -> int | None:
         """Its exit status, or None while it runs."""
@@ -79,6 +98,14 @@ class Child:
         with self.log.open("rb") as file:
             file.seek(max(self._silent_until, self.log.stat().st_size - letters))
             return file.read().decode(errors="replace")
+
+
+def _read_legs(path: Path) -> dict[str, float]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _command(run: PlannedRun, settings: Path, directory: Path, *, anew: bool) -> list[str]:

@@ -80,8 +80,14 @@ def open_dataset(given: str) -> Dataset:
     return Dataset(name, PreparedDataset.load(place, verify=False))
 
 
-def synthesize(name: str, made: Synthetic, place: Path) -> Dataset:
+def synthesize(name: str, made: Synthetic, place: Path, *, write: bool = True) -> Dataset:
     """Generate a dataset, unless it lies at `place` already.
+
+    Args:
+        name: Of the dataset.
+        made: What it is like.
+        place: Where it lies.
+        write: Without it nothing is generated: a stand-in has the items, and no users.
 
     Raises:
         InputError: When something else lies there.
@@ -95,6 +101,11 @@ def synthesize(name: str, made: Synthetic, place: Path) -> Dataset:
                 f"{asdict(made)} are asked for; name the dataset otherwise, or choose another --out"
             )
         return Dataset(name, found)
+    if not write:
+        nobody = Sequences(np.empty(0, np.int32), np.zeros(1, np.int64), np.empty(0, np.int32))
+        ids = [Vocabulary.from_integers(np.arange(count)) for count in (0, made.items)]
+        stand_in = PreparedDataset(place, settings, {}, f"not made: {place}", nobody, nobody, *ids)
+        return Dataset(name, stand_in)
     items, lengths = _events(made)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     tested = made.users if made.test_users is None else made.test_users
@@ -132,12 +143,13 @@ def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def check_names(datasets: list[Dataset]) -> Iterator[Dataset]:
-    """Yield them, refusing two of one name.
+    """Yield them, refusing two of one name, and one under two names.
 
     Raises:
-        InputError: When two have the same name.
+        InputError: When two have the same name, or the same content.
     """
     seen: dict[str, Path] = {}
+    names: dict[str, str] = {}  # by content
     for dataset in datasets:
         path = dataset.prepared.path
         if dataset.name in seen:
@@ -145,5 +157,9 @@ def check_names(datasets: list[Dataset]) -> Iterator[Dataset]:
                 f"{seen[dataset.name]} and {path} are both called {dataset.name}; give one another "
                 f"name: --data other={path}"
             )
-        seen[dataset.name] = path
+        if dataset.content_hash in names:
+            raise InputError(
+                f"{names[dataset.content_hash]} and {dataset.name} are the same data; leave one out"
+            )
+        seen[dataset.name], names[dataset.content_hash] = path, dataset.name
         yield dataset

@@ -11,6 +11,8 @@ _MEMORY = re.compile(
     re.IGNORECASE,
 )
 _DIVERGENCE = re.compile(r"the loss became|stopped being numbers")
+# Of a state that is not kept: a sweep takes up a run again by itself, or not at all.
+_ADVICE = re.compile(r", with --resume to go on from the last good state.*")
 _LONGEST = 400  # letters of a message
 
 
@@ -38,6 +40,7 @@ def explain_failure(status: int, said: str) -> Failure:
         if line.startswith("sce: error: "):
             message = line.removeprefix("sce: error: ")
             break
+    message = _ADVICE.sub("", message)
     message = message if len(message) <= _LONGEST else message[:_LONGEST] + " ..."
     if status < 0:
         what = f"ended by signal {-status}"

@@ -1,22 +1,12 @@
 """From settings with their means to the figures that a settings file asks for."""
 
-import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from sce.experiments.charts import (
-    COLOURS,
-    DASHES,
-    Chart,
-    Curve,
-    Drawn,
-    Point,
-    Stack,
-    Stacks,
-    draw_chart,
-    draw_stacks,
-)
+from sce.experiments.axes import cost_axis, dot_radius, is_wide, name_measure, value_axis
+from sce.experiments.charts import COLOURS, DASHES, Chart, Curve, Drawn, Point, draw_chart
+from sce.experiments.stacks import Stack, Stacks, draw_stacks
 from sce.experiments.summary import (
     LOSSES,
     Group,
@@ -51,7 +41,6 @@ PARTS = {
     "loss": "loss (logits)",
     "backward": "rest of backward",
 }
-_METRICS = {"ndcg": "NDCG", "hr": "HR", "mrr": "MRR", "cov": "COV"}
 _COURSES = {
     "picked_once": "states picked once",
     "placed": "states in any bucket",
@@ -59,7 +48,6 @@ _COURSES = {
     "loss": "training loss",
     "validation.ndcg@10": "validation NDCG@10",
 }
-_WIDE = 4.0  # times the smallest: a logarithmic axis from here on
 _OWN_COLOURS = {"sce": 1, "ce": 2, "ce-": 3, "gbce": 4, "bce+": 5, "bce": 6}
 
 
@@ -93,7 +81,7 @@ def _pareto(settings: Sequence[Setting], view: View, dataset: str) -> Iterator[D
             if price is None or value is None:
                 continue
             on_front = any(setting is other for other in chosen)
-            size = 3.5 if cost == "memory" else _radius(setting.mean("memory"), memory)
+            size = 3.5 if cost == "memory" else dot_radius(setting.mean("memory"), memory)
             points.append(
                 Point(
                     price,
@@ -109,7 +97,7 @@ def _pareto(settings: Sequence[Setting], view: View, dataset: str) -> Iterator[D
         curves.append(Curve(name_group(view.by, group), points, colour, dash, extended=True))
     if not any(curve.points for curve in curves):
         return
-    x = _cost_axis(cost, log="x" in view.log or _is_wide(prices))
+    x = cost_axis(cost, log="x" in view.log or is_wide(prices))
     what = "peak training memory" if cost == "memory" else "training time"
     text = "Joined: no setting as cheap did better on validation events."
     if cost == "time":
@@ -117,12 +105,12 @@ def _pareto(settings: Sequence[Setting], view: View, dataset: str) -> Iterator[D
     yield draw_chart(
         Chart(
             Caption(
-                view.title or f"{dataset}: {_name(view.y)} against {what}",
-                view.text or text,
-                _in_words(curves, _name(view.y)),
+                view.title or f"{dataset}: {name_measure(view.y)} against {what}",
+                " ".join([view.text or text, *_notes(settings, view)]),
+                _in_words(curves, name_measure(view.y)),
             ),
             x,
-            _value_axis(view.y, log="y" in view.log),
+            value_axis(view.y, log="y" in view.log),
             curves,
         )
     )
@@ -131,6 +119,7 @@ def _pareto(settings: Sequence[Setting], view: View, dataset: str) -> Iterator[D
 def _line(settings: Sequence[Setting], view: View, dataset: str) -> Iterator[Drawn]:
     groups = group_by(settings, view.by)
     names, curves = varied(settings), []
+    several = False
     for place, (group, members) in enumerate(groups.items()):
         colour, dash = _style(groups, group, place)
         name = name_group(view.by, group)
@@ -140,6 +129,7 @@ def _line(settings: Sequence[Setting], view: View, dataset: str) -> Iterator[Dra
             if is_number(at):
                 by_x.setdefault(at, []).append(setting)
         if not by_x:
+            several |= len(members) > 1
             one = best(members)
             level = None if one is None else one.mean(view.y)
             if one is not None and level is not None:
@@ -147,6 +137,7 @@ def _line(settings: Sequence[Setting], view: View, dataset: str) -> Iterator[Dra
                 curves.append(Curve(name, (), colour, dash, level=level, level_spread=wide))
             continue
         points = []
+        several |= any(len(members_at) > 1 for members_at in by_x.values())
         for at, members_at in sorted(by_x.items()):
             one = best(members_at)
             value = None if one is None else one.mean(view.y)
@@ -159,16 +150,16 @@ def _line(settings: Sequence[Setting], view: View, dataset: str) -> Iterator[Dra
         return
     short = view.x.rpartition(".")[2]
     label = "items in the catalogue" if view.x == "items" else short
-    title = f"{_name(view.y)} against {label}"
+    title = f"{name_measure(view.y)} against {label}"
     yield draw_chart(
         Chart(
             Caption(
                 view.title or (f"{dataset}: {title}" if dataset else title.capitalize()),
-                view.text,
-                _in_words(curves, _name(view.y)),
+                " ".join([view.text, *_notes(settings, view, several=several)]).strip(),
+                _in_words(curves, name_measure(view.y)),
             ),
             Axis(label, show_compact, show_digits, log="x" in view.log),
-            _value_axis(view.y, log="y" in view.log),
+            value_axis(view.y, log="y" in view.log),
             curves,
         )
     )
@@ -226,7 +217,7 @@ def _components(settings: Sequence[Setting], view: View, dataset: str) -> Iterat
             Stacks(
                 Caption(
                     view.title or f"{dataset}: memory by component",
-                    view.text or f"At the peak of a step; {show_count(settings[0].items)} items",
+                    view.text or _about_components(settings),
                     "; ".join(words) + ".",
                 ),
                 show_memory,
@@ -234,6 +225,25 @@ def _components(settings: Sequence[Setting], view: View, dataset: str) -> Iterat
                 stacks,
             )
         )
+
+
+def _notes(settings: Sequence[Setting], view: View, *, several: bool = False) -> Iterator[str]:
+    """What a reader of a figure must know, in sentences."""
+    if several:
+        yield "Of settings at one place, the best by validation is drawn."
+    if "memory" in (view.x or "memory", view.y) and _is_resident(settings):
+        yield "Memory is that of the whole process, libraries included: there was no GPU."
+
+
+def _about_components(settings: Sequence[Setting]) -> str:
+    text = f"At the peak of a step; {show_count(settings[0].items)} items."
+    if _is_resident(settings):
+        text += " Bytes of live tensors, not of the process: there was no GPU."
+    return text
+
+
+def _is_resident(settings: Sequence[Setting]) -> bool:
+    return any("resident" in str(row.get("memory_measured")) for s in settings for row in s.rows)
 
 
 def _told(setting: Setting) -> tuple[tuple[str, str], ...]:
@@ -261,40 +271,6 @@ def _style(groups: dict[Group, list[Setting]], group: Group, place: int) -> tupl
         colour = _OWN_COLOURS.get(group[0]) if isinstance(group[0], str) else None
         return colour or firsts.index(group[0]) % COLOURS + 1, dash
     return place % COLOURS + 1, 0
-
-
-def _radius(memory: float | None, all_: Sequence[float]) -> float:
-    """Larger for more memory: the area grows with its logarithm."""
-    low, high = min(all_, default=1.0), max(all_, default=1.0)
-    if memory is None or high <= low:
-        return 4.0
-    return 2.5 + 5.5 * math.log(memory / low) / math.log(high / low)
-
-
-def _is_wide(values: Sequence[float]) -> bool:
-    real = [value for value in values if value > 0]
-    return bool(real) and max(real) > _WIDE * min(real)
-
-
-def _cost_axis(cost: str, *, log: bool) -> Axis:
-    if cost == "memory":
-        return Axis("peak training memory, MiB", show_compact, show_memory, log=log)
-    return Axis("training time, seconds", show_compact, show_duration, log=log)
-
-
-def _value_axis(name: str, *, log: bool) -> Axis:
-    if name in ("memory", "time"):
-        return _cost_axis(name, log=log)
-    return Axis(_name(name), show_digits, show_metric, log=log)
-
-
-def _name(value: str) -> str:
-    """What is measured, as people say it."""
-    if value in ("memory", "time"):
-        return {"memory": "peak training memory", "time": "training time"}[value]
-    split, _, metric = value.partition(".")
-    kind, _, depth = metric.partition("@")
-    return f"{split} {_METRICS.get(kind, kind)}" + (f"@{depth}" if depth else "")
 
 
 def _show_course(name: str) -> Callable[[Any], str]:

@@ -11,7 +11,7 @@ from sce.experiments.rows import FINISHED, Row
 from sce.planning import Job, LossName, predict
 
 _MIB = 2**20
-# What a process takes beside its tensors: the context of a GPU, or Python and its libraries.
+# What a process takes of a GPU beside its tensors: its context.
 _PROCESS_MIB = 600.0
 
 
@@ -30,16 +30,20 @@ class Forecast:
             return
         peaks = [value for value in (row.get("memory_mib") or {}).values() if value is not None]
         data, settings = row["dataset"]["content_hash"], row["settings"]
-        alike = _alike(data, settings)
-        self._peaks[alike] = max([self._peaks.get(alike, 0.0), *peaks])
+        if peaks:
+            alike = _alike(row["measure"], data, settings)
+            # Resident memory is that of the whole process already.
+            whole = "resident" in str(row.get("memory_measured"))
+            needed = max(peaks) + (0.0 if whole else _PROCESS_MIB)
+            self._peaks[alike] = max(self._peaks.get(alike, 0.0), needed)
         if row.get("wall_seconds"):
             for group in _groups(row["measure"], data, settings["loss.name"]):
                 self._seconds.setdefault(group, []).append(row["wall_seconds"])
 
     def mib(self, run: PlannedRun) -> float:
         """The memory of a run's process: as with another seed, or as predicted."""
-        known = self._peaks.get(_alike(run.dataset.content_hash, run.settings))
-        return (known or predicted_mib(run)) + _PROCESS_MIB
+        known = self._peaks.get(_alike(run.measure, run.dataset.content_hash, run.settings))
+        return predicted_mib(run) + _PROCESS_MIB if known is None else known
 
     def seconds(self, run: PlannedRun) -> float | None:
         """How long a run's process lasts: as those most like it did; None without any."""
@@ -77,9 +81,9 @@ def predicted_mib(run: PlannedRun) -> float:
     return predict(replace(job, **known), name).total / _MIB
 
 
-def _alike(content_hash: str, settings: Mapping[str, Any]) -> str:
+def _alike(measure: str, content_hash: str, settings: Mapping[str, Any]) -> str:
     rest = {name: value for name, value in settings.items() if name != SEED}
-    return content_hash + json.dumps(rest, sort_keys=True)
+    return f"{measure} {content_hash} " + json.dumps(rest, sort_keys=True)
 
 
 def _groups(measure: str, content_hash: str, loss: str) -> tuple[tuple[str, ...], ...]:

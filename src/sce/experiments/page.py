@@ -1,20 +1,24 @@
 """A comparison as one self-contained HTML page, and its figures as files."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from importlib.resources import files
 
 from sce import __version__
-from sce.experiments.charts import Drawn, as_figure, as_file
+from sce.experiments.charts import Drawn
+from sce.experiments.comparison import (
+    Comparison,
+    all_rows,
+    count_runs,
+    is_verdict,
+    name_failed,
+)
 from sce.experiments.figures import make_figures
-from sce.experiments.place import Sweep
+from sce.experiments.frames import as_figure, as_file
 from sce.experiments.rows import FAILED, Row
 from sce.experiments.summary import (
     LOSSES,
-    Setting,
-    best,
     datasets_of,
     describe,
     group_settings,
@@ -22,30 +26,12 @@ from sce.experiments.summary import (
     show_change,
     varied,
 )
-from sce.experiments.tables import chosen_lines, make_table, to_html, to_markdown
+from sce.experiments.tables import caveats, chosen_lines, make_table, to_html
 from sce.experiments.views import View
 from sce.report.document import make_document
 from sce.report.formatting import show_duration, show_memory, show_metric
 from sce.report.markup import Markup, element, join
 from sce.report.parts import figures, folded, notice, plural, section, table, tiles
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A sweep and the rows of its runs."""
-
-    sweep: Sweep
-    rows: Sequence[Row]
-
-    @property
-    def settings(self) -> list[Setting]:
-        """The finished runs, over seeds."""
-        return group_settings(self.rows)
-
-    @property
-    def failed(self) -> list[Row]:
-        """The runs that came to nothing."""
-        return [row for row in self.rows if row["status"] == FAILED]
 
 
 def make_page(comparisons: Sequence[Comparison], *, written: datetime) -> str:
@@ -55,14 +41,14 @@ def make_page(comparisons: Sequence[Comparison], *, written: datetime) -> str:
         comparisons: Its parts, in order.
         written: The time that the page bears.
     """
-    rows = _all_rows(comparisons)
+    rows = all_rows(comparisons)
     title = comparisons[0].sweep.title if len(comparisons) == 1 else "Losses side by side"
     body = join(
         element(
             "header",
             element("p", "Comparison of training runs", class_="eyebrow"),
             element("h1", title),
-            element("p", _sentence(rows), class_="lead"),
+            element("p", count_runs(rows), class_="lead"),
             tiles(list(_verdicts(comparisons))),
         ),
         element(
@@ -87,48 +73,11 @@ def make_files(comparisons: Sequence[Comparison]) -> dict[str, str]:
     return found
 
 
-def make_markdown(comparisons: Sequence[Comparison]) -> str:
-    """The tables, and what was chosen for them, as Markdown."""
-    parts = []
-    for comparison in comparisons:
-        parts.append(f"## {comparison.sweep.title}\n\n{_sentence(comparison.rows)}\n")
-        tables = [view for view in comparison.sweep.views if view.kind == "table"]
-        for view in tables or [View("table")]:
-            settings = _of(comparison, view)
-            if comparison.sweep.measure == "steps" or not settings:
-                continue
-            made = make_table(settings, view)
-            parts.append(to_markdown(made))
-            parts.append("Chosen by validation NDCG@10: " + "; ".join(chosen_lines(made)) + ".\n")
-        if comparison.sweep.measure == "steps":
-            parts.append(_memory_markdown(comparison.settings))
-        for row in comparison.failed:
-            parts.append(f"- {_name_of(row)}: {row['failure']['kind']}\n")
-    return "\n".join(parts)
-
-
-def _memory_markdown(settings: Sequence[Setting]) -> str:
-    """Peak memory of measured steps: a row for each loss, a column for each dataset."""
-    names = datasets_of(settings)
-    lines = ["| loss | " + " | ".join(names) + " |", "|" + " --- |" * (len(names) + 1)]
-    for loss, shown in LOSSES.items():
-        peaks = [
-            max(
-                (s.mean("memory") or 0.0 for s in settings if (s.loss, s.dataset) == (loss, name)),
-                default=None,
-            )
-            for name in names
-        ]
-        if any(peaks):
-            lines.append(f"| {shown} | " + " | ".join(map(show_memory, peaks)) + " |")
-    return "\n".join(lines) + "\n"
-
-
 def _part(comparison: Comparison, number: int) -> Markup:
     parts: list[Markup] = []
     alone: list[Markup] = []  # views of a single figure stand side by side
     for place, view in enumerate(comparison.sweep.views):
-        settings = _of(comparison, view)
+        settings = comparison.settings_of(view)
         if view.kind == "table":
             if settings:
                 made = make_table(settings, view)
@@ -142,8 +91,9 @@ def _part(comparison: Comparison, number: int) -> Markup:
                     element(
                         "p",
                         "Test events; mean over seeds ± standard deviation. Best bold, second "
-                        "underlined. Validation NDCG@10 chose each column's setting."
-                        + _popularity(comparison.rows),
+                        "underlined. Validation NDCG@10 chose each column's setting, among those "
+                        "with the most seeds. "
+                        + " ".join([*caveats(made), *_popularity(comparison.rows)]),
                         class_="quiet",
                     )
                 )
@@ -162,12 +112,14 @@ def _part(comparison: Comparison, number: int) -> Markup:
     timed = any(view.kind == "pareto" and view.x == "time" for view in comparison.sweep.views)
     if parts and timed:
         parts.append(_about_time(comparison.rows))
-    if not parts:
+    if not parts and comparison.settings:
+        parts.append(notice("No run of this sweep has measured what its figures show."))
+    elif not parts:
         parts.append(notice("No run of this sweep has finished yet."))
     return section(comparison.sweep.title, *parts)
 
 
-def _popularity(rows: Sequence[Row]) -> str:
+def _popularity(rows: Sequence[Row]) -> Iterator[str]:
     """What recommending the most popular items reaches."""
     found = {
         row["dataset"]["name"]: row["popularity"]["test"]["ndcg@10"]
@@ -175,7 +127,8 @@ def _popularity(rows: Sequence[Row]) -> str:
         if row.get("popularity")
     }
     told = ", ".join(f"{show_metric(value)} on {name}" for name, value in found.items())
-    return f" Popularity reaches NDCG@10 {told}." if told else ""
+    if told:
+        yield f"Popularity reaches NDCG@10 {told}."
 
 
 def _together(drawn: Sequence[Markup]) -> list[Markup]:
@@ -186,10 +139,6 @@ def _together(drawn: Sequence[Markup]) -> list[Markup]:
 def _figures_of(comparison: Comparison, view: View) -> Iterator[Drawn]:
     if view.kind != "table":
         yield from make_figures(comparison.settings, view)
-
-
-def _of(comparison: Comparison, view: View) -> list[Setting]:
-    return [s for s in comparison.settings if not view.losses or s.loss in view.losses]
 
 
 def _about_time(rows: Sequence[Row]) -> Markup:
@@ -206,52 +155,44 @@ def _about_time(rows: Sequence[Row]) -> Markup:
     return element("p", words, class_="quiet")
 
 
-def is_verdict(view: View) -> bool:
-    """Whether it puts all losses side by side, in numbers."""
-    return view.kind == "table" and view.by == ("loss.name",) and not view.losses
-
-
 def _verdicts(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, str]]:
     """SCE against the best other loss on each dataset: the numbers to be read from afar."""
     for comparison in comparisons:
-        if not any(map(is_verdict, comparison.sweep.views)):
+        view = next(filter(is_verdict, comparison.sweep.views), None)
+        settings = [] if view is None else comparison.settings_of(view)
+        if view is None or not settings:
             continue
-        for dataset in datasets_of(comparison.settings):
-            here = [s for s in comparison.settings if s.dataset == dataset]
-            ours = best(s for s in here if s.loss == "sce")
-            other = best(s for s in here if s.loss != "sce")
-            if ours is None or other is None:
-                continue
+        for dataset, ours, other in make_table(settings, view).duels:
             values = [s.mean("test.ndcg@10") for s in (ours, other)]
             peaks = [s.mean("memory") for s in (ours, other)]
             rival = LOSSES.get(other.loss, other.loss)
             text = f"{dataset}: NDCG@10 of SCE ({show_metric(values[0])}) over {rival}"
-            text += f" ({show_metric(values[1])}), the best other; memory "
+            text += f" ({show_metric(values[1])}), the best other by validation; memory "
             text += show_change(relative(*peaks))
             yield text, show_change(relative(*values))
         return
 
 
 def _failures(rows: Sequence[Row]) -> Markup | None:
-    failed = [row for row in rows if row["status"] == FAILED]
+    failed = name_failed(rows)
     if not failed:
         return None
     head = element("tr", [element("th", name, scope="col") for name in ("run", "what", "why")])
     body = [
         element(
             "tr",
-            element("th", _name_of(row), scope="row"),
+            element("th", name, scope="row"),
             element("td", row["failure"]["kind"], class_="text"),
             element("td", row["failure"]["message"], class_="text"),
         )
-        for row in failed
+        for name, row in failed
     ]
     name = f"{plural(len(failed), 'run')} that failed"
     return section("Runs that failed", folded(name, table(name, [head], body)))
 
 
 def _everything(comparisons: Sequence[Comparison]) -> Markup:
-    settings = group_settings(_all_rows(comparisons))
+    settings = group_settings(all_rows(comparisons))
     names = varied(settings)
     heads = ("data", "setting", "seeds", "test NDCG@10", "validation", "peak memory", "time")
     head = element("tr", [element("th", name, scope="col") for name in heads])
@@ -276,7 +217,8 @@ def _everything(comparisons: Sequence[Comparison]) -> Markup:
                     [element("td", cell) for cell in cells],
                 )
             )
-    name = f"All {plural(len(body), 'setting')}, best validation first"
+    many = f"All {len(body):,} settings, best validation first"
+    name = many if len(body) != 1 else "The one setting"
     return folded(name, table(name, [head], body, wide=True))
 
 
@@ -293,28 +235,6 @@ def _circumstances(rows: Sequence[Row]) -> Markup:
     words += [f"Memory is the {' or the '.join(measured)}." if measured else ""]
     words += [f"With {'; or '.join(versions)}." if versions else ""]
     return element("p", " ".join(word for word in words if word), class_="quiet")
-
-
-def _sentence(rows: Sequence[Row]) -> str:
-    names = {row["dataset"]["name"] for row in rows}
-    failed: dict[str, int] = {}
-    for row in rows:
-        if row["status"] == FAILED:
-            kind = row["failure"]["kind"]
-            failed[kind] = failed.get(kind, 0) + 1
-    words = f"{plural(len(rows), 'run')} on {plural(len(names), 'dataset')}"
-    told = [f"{count} {kind}" for kind, count in failed.items()]
-    return words + (f"; of these, {', '.join(told)}." if told else ", all finished.")
-
-
-def _name_of(row: Row) -> str:
-    settings: Mapping[str, object] = row["settings"]
-    loss = LOSSES.get(str(settings["loss.name"]), str(settings["loss.name"]))
-    return f"{row['dataset']['name']}, {loss}, seed {row['seed']} ({row['key']})"
-
-
-def _all_rows(comparisons: Sequence[Comparison]) -> list[Row]:
-    return list({row["key"]: row for one in comparisons for row in one.rows}.values())
 
 
 def _key(drawn: Drawn) -> str:

@@ -2,7 +2,8 @@
 
     DIR/rows.jsonl         a row for each run that came to an end
     DIR/sweeps/NAME.json   which runs and figures belong to a settings file
-    DIR/runs/NAME/         what `sce train` wrote; NAME.toml its settings, NAME.log what it said
+    DIR/runs/NAME/         what `sce train` wrote; NAME.toml its settings, NAME.log what it said,
+                           NAME.legs.json how long it took before it was stopped
     DIR/data/NAME/         synthetic datasets
     DIR/items/             the item ids of the runs, each kept once
     DIR/.lock              held while a sweep, or a run that it left behind, is at work
@@ -14,7 +15,7 @@ import json
 import os
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,10 @@ class Sweep:
     """Of its runs."""
     views: tuple[View, ...]
     measure: str = "training"
+    file: str = ""
+    """The settings file; empty: not known."""
+    variant: str = ""
+    """Changes with whatever makes runs other ones, but for data and seeds; empty: not known."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +64,8 @@ class Place:
         """The directory of synthetic datasets."""
         return self.path / "data"
 
-    def make(self) -> None:
-        """Make it, unless it is there.
+    def check(self) -> None:
+        """Refuse a place where no sweep can be.
 
         Raises:
             InputError: When something else is there.
@@ -73,6 +78,14 @@ class Place:
             raise InputError(
                 f"{self.path} holds other things than a sweep; choose another directory"
             )
+
+    def make(self) -> None:
+        """Make it, unless it is there.
+
+        Raises:
+            InputError: When something else is there.
+        """
+        self.check()
         for folder in (self.runs, self.path / "sweeps", self.path / "items"):
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -81,8 +94,26 @@ class Place:
             (self.path / name).is_dir() for name in ("sweeps", "runs", "data")
         )
 
-    def write_sweep(self, sweep: Sweep) -> None:
-        """Remember what a settings file asks for; a later one of the same name replaces it."""
+    def write_sweep(self, sweep: Sweep) -> int:
+        """Remember what a settings file asks for; return how many runs are no part of it any more.
+
+        The same settings on other data or with other seeds are added to those before.
+
+        Raises:
+            InputError: When another file of the same name has been here.
+        """
+        file = self.path / "sweeps" / f"{sweep.name}.json"
+        before = _read_sweep(file, views=False) if file.exists() else replace(sweep, keys=())
+        keys, gone = list(sweep.keys), 0
+        if before.variant in ("", sweep.variant):
+            keys = list(dict.fromkeys([*before.keys, *keys]))
+        elif before.file not in ("", sweep.file):
+            raise InputError(
+                f"{self.path} has runs of {before.file}, with other settings under the same name; "
+                "give the file another name, or choose another --out"
+            )
+        else:
+            gone = len(set(before.keys) - set(keys))
         content = {
             "format": FORMAT,
             "version": VERSION,
@@ -90,12 +121,14 @@ class Place:
             "title": sweep.title,
             "measure": sweep.measure,
             "figures": [view.as_dict() for view in sweep.views],
-            "keys": list(sweep.keys),
+            "file": sweep.file,
+            "variant": sweep.variant,
+            "keys": keys,
         }
-        file = self.path / "sweeps" / f"{sweep.name}.json"
         partial = file.with_suffix(".partial")
         partial.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", "utf-8")
         partial.replace(file)
+        return gone
 
     def read_sweeps(self) -> list[Sweep]:
         """What was asked for here, by name.
@@ -166,7 +199,7 @@ class Place:
                     os.link(file, shared)
 
 
-def _read_sweep(file: Path) -> Sweep:
+def _read_sweep(file: Path, *, views: bool = True) -> Sweep:
     try:
         content: dict[str, Any] = json.loads(file.read_bytes())
     except ValueError as error:
@@ -175,10 +208,16 @@ def _read_sweep(file: Path) -> Sweep:
         raise InputError(f"{file} is not of a sweep")
     if content.get("version") != VERSION:
         raise InputError(f"{file} has version {content.get('version')}; this sce reads {VERSION}")
+    try:
+        figures = tuple(View.read(view) for view in content["figures"] if views)
+    except InputError as error:
+        raise InputError(f"{file}: {error}; mend the settings file and sweep again") from error
     return Sweep(
         name=content["name"],
         title=content["title"],
         keys=tuple(content["keys"]),
-        views=tuple(View.read(view) for view in content["figures"]),
+        views=figures,
         measure=content["measure"],
+        file=content.get("file", ""),
+        variant=content.get("variant", ""),
     )

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,9 @@ from sce.config import Config, Layer, check_layer
 from sce.data.storage import digest_bytes
 from sce.errors import InputError
 from sce.experiments.datasets import Dataset, check_names, open_dataset, synthesize
-from sce.experiments.settings import Measure, SweepSettings
+from sce.experiments.settings import Measure, SweepSettings, share_of_items
 from sce.training.objective import settings_of
 
-_OF_ITEMS = re.compile(r"([\d.]+)\s*% of items")
 SEED = "training.seed"
 
 
@@ -46,11 +44,13 @@ class Plan:
 
     runs: tuple[PlannedRun, ...]
     notes: tuple[str, ...]
-    """What of the grid is not run, and why."""
+    """What of the settings file has no effect, and why."""
+    variant: str
+    """The same for plans that differ in nothing but datasets and seeds."""
 
 
 def open_datasets(
-    settings: SweepSettings, given: Sequence[str], place: Path
+    settings: SweepSettings, given: Sequence[str], place: Path, *, write: bool = True
 ) -> tuple[Dataset, ...]:
     """Open the datasets that are given, or else those of the settings file.
 
@@ -58,16 +58,17 @@ def open_datasets(
         settings: The settings file.
         given: Paths of prepared datasets, perhaps each as NAME=PATH.
         place: Where synthetic ones are kept.
+        write: Generate synthetic ones that are not there; without it they have no users.
 
     Raises:
-        InputError: When there is none, or two have the same name.
+        InputError: When there is none, or two have the same name or content.
     """
     if given:
         return tuple(check_names([open_dataset(one) for one in given]))
     found = []
     for name, entry in settings.datasets.items():
         if entry.synthetic is not None:
-            found.append(synthesize(name, entry.synthetic, place / name))
+            found.append(synthesize(name, entry.synthetic, place / name, write=write))
         elif entry.path is not None:
             found.append(Dataset(name, open_dataset(entry.path).prepared))
     if not found:
@@ -94,11 +95,15 @@ def make_plan(
         over: Settings over all others.
 
     Raises:
-        InputError: When the settings of any run cannot be.
+        InputError: When the settings of any run cannot be, or there is none.
     """
+    seeds = settings.seeds if seeds is None else seeds
+    if len(set(seeds)) < len(seeds) or any(seed < 0 for seed in seeds):
+        raise InputError(f"seeds are whole numbers of 0 or more, each once; got {list(seeds)}")
     chosen: dict[str, tuple[Dataset, Config, Mapping[str, Any]]] = {}
     notes: list[str] = []
-    for seed in seeds or settings.seeds:
+    called = {dataset.name for dataset in datasets}
+    for seed in seeds:
         for dataset in datasets:
             for number, grid in enumerate(settings.grids, 1):
                 where = f"{settings.name}: [[grid]] {number}"
@@ -112,12 +117,20 @@ def make_plan(
                         continue
                     flat = flatten(config)
                     chosen.setdefault(_key(flat, dataset, settings), (dataset, config, flat))
+    if not chosen:
+        why = "; ".join(notes) or "there are no seeds"
+        raise InputError(f"{settings.name}: there is nothing to run: {why}")
+    notes += [
+        f"the settings of [datasets.{name}], as no dataset of this sweep is called so"
+        for name, entry in settings.datasets.items()
+        if entry.path is None and entry.synthetic is None and name not in called
+    ]
     labels = _labels([(dataset.name, flat) for dataset, _, flat in chosen.values()])
     runs = (
         PlannedRun(key, *what, label, settings.measure, settings.steps)
         for (key, what), label in zip(chosen.items(), labels, strict=True)
     )
-    return Plan(tuple(runs), tuple(notes))
+    return Plan(tuple(runs), tuple(notes), _variant(settings, over or {}))
 
 
 def flatten(config: Config) -> dict[str, Any]:
@@ -152,9 +165,8 @@ def _points(grid: Mapping[str, Sequence[Any]], n_items: int) -> Iterator[Layer]:
         point: dict[str, dict[str, Any]] = {}
         for dotted, value in zip(grid, values, strict=True):
             section, _, name = dotted.partition(".")
-            share = _OF_ITEMS.fullmatch(value.strip()) if isinstance(value, str) else None
-            if share is not None:
-                value = max(1, round(float(share[1]) / 100 * n_items))
+            if dotted == "loss.bucket_size_y" and isinstance(value, str):
+                value = max(1, round(share_of_items(value) * n_items))
             point.setdefault(section, {})[name] = value
         yield point
 
@@ -197,6 +209,17 @@ def _key(flat: Mapping[str, Any], dataset: Dataset, settings: SweepSettings) -> 
     if settings.measure != "training":
         content |= {"measure": settings.measure, "steps": settings.steps}
     return digest_bytes(json.dumps(content, sort_keys=True).encode())[:12]
+
+
+def _variant(settings: SweepSettings, over: Layer) -> str:
+    shared = {
+        "base": settings.base,
+        "datasets": {name: entry.settings for name, entry in settings.datasets.items()},
+        "grids": settings.grids,
+        "measure": [settings.measure, settings.steps],
+        "over": over,
+    }
+    return digest_bytes(json.dumps(shared, sort_keys=True).encode())[:12]
 
 
 def _labels(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:

@@ -28,12 +28,16 @@ def finished_row(
         run: As planned.
         directory: What it wrote.
         at_once: How many ran beside it, itself included, at most; None when that is not known.
-        wall: Seconds from start to end of its process; likewise.
+        wall: Seconds from start to end of its processes, all together; likewise.
     """
     result = json.loads((directory / "result.json").read_bytes())
     epochs = _read_lines(directory / "metrics.jsonl")
     row = _row(run, FINISHED, at_once, wall)
     row |= {name: result[name] for name in _RESULT if name in result}
+    if wall is not None:
+        # Of legs that nobody timed, the run itself knows at least what it did.
+        known = sum(value for value in (result.get("seconds") or {}).values() if value)
+        row["wall_seconds"] = round(max(wall, known), 1)
     row["derived"] = _read_object(directory / "run.json").get("derived", {})
     row["buckets"] = _buckets_at(epochs, result.get("best_epoch"))
     row["history"] = _history(epochs)
@@ -55,6 +59,7 @@ def _row(run: PlannedRun, status: str, at_once: int | None, wall: float | None) 
         "run": f"runs/{run.name}",
         "status": status,
         "measure": run.measure,
+        "steps": run.steps or None,
         "dataset": {
             "name": run.dataset.name,
             "content_hash": run.dataset.content_hash,

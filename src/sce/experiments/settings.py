@@ -27,6 +27,7 @@ In `base` and `datasets`, a setting of the loss is for the losses that know it; 
 the loss does not know is refused.
 """
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -36,8 +37,9 @@ from typing import Any, Literal, get_args
 from sce.config import SECTIONS, Layer, check_layer, nearest
 from sce.errors import InputError
 from sce.experiments.datasets import Synthetic
-from sce.experiments.views import DEFAULT_VIEWS, View
+from sce.experiments.views import DEFAULT_VIEWS, STEPS_VIEWS, View
 
+_OF_ITEMS = re.compile(r"(\d+(?:\.\d+)?)\s*%\s*of\s+items")
 Measure = Literal["training", "steps"]
 
 _KEYS = dict.fromkeys(("title", "measure", "steps", "seeds", "base", "datasets", "grid", "figures"))
@@ -106,7 +108,10 @@ def load_sweep(path: Path) -> SweepSettings:
         measure=measure,
         steps=steps if measure == "steps" else 0,
         seeds=tuple(seeds),
-        base=check_layer(_table(path, "base", content.get("base", {})), f"{path}: base"),
+        base=_no_seed(
+            check_layer(_table(path, "base", content.get("base", {})), f"{path}: base"),
+            f"{path}: base",
+        ),
         datasets={
             name: _dataset(path, name, given)
             for name, given in _table(path, "datasets", content.get("datasets", {})).items()
@@ -115,7 +120,7 @@ def load_sweep(path: Path) -> SweepSettings:
             _grid(path, number, given)
             for number, given in enumerate(_tables(path, "grid", content.get("grid", [{}])), 1)
         ),
-        views=_views(path, content.get("figures")),
+        views=_views(path, content.get("figures"), measure),
     )
 
 
@@ -136,7 +141,14 @@ def override(given: Sequence[str]) -> Layer:
         except tomllib.TOMLDecodeError:
             parsed = value.strip()  # a word without its quotes
         layer.setdefault(section, {})[name] = parsed
-    return check_layer(layer, "--set")
+    return _no_seed(check_layer(layer, "--set"), "--set")
+
+
+def _no_seed(layer: Layer, where: str) -> Layer:
+    """Seeds have a place of their own: what else fixed one would be passed over, or mix counts."""
+    if "seed" in layer.get("training", {}):
+        raise InputError(f"{where}: leave out training.seed; seeds = [0, 1] or --seeds 0 1 say it")
+    return layer
 
 
 def _dataset(path: Path, name: str, given: Any) -> DatasetEntry:
@@ -144,7 +156,9 @@ def _dataset(path: Path, name: str, given: Any) -> DatasetEntry:
     for key in _table(path, f"datasets.{name}", given):
         if key not in _OF_DATASET:
             raise InputError(f"{where} {key} is unknown; {nearest(key, _OF_DATASET)}")
-    layer = check_layer({key: given[key] for key in given if key in SECTIONS}, where)
+    layer = _no_seed(
+        check_layer({key: given[key] for key in given if key in SECTIONS}, where), where
+    )
     made, place = given.get("synthetic"), given.get("path")
     if made is not None and place is not None:
         raise InputError(f"{where} is either found at a path or synthetic: leave one out")
@@ -175,12 +189,37 @@ def _grid(path: Path, number: int, given: Any) -> Mapping[str, Any]:
             flat[f"{section}.{name}"] = values if isinstance(values, list) else [values]
             if not flat[f"{section}.{name}"]:
                 raise InputError(f"{where}: {section}.{name} is an empty list")
+    _no_seed(given, where)
+    for size in flat.get("loss.bucket_size_y", ()):
+        if isinstance(size, str):
+            try:
+                share_of_items(size)
+            except InputError as error:
+                raise InputError(f"{where}: {error}") from error
     return flat
 
 
-def _views(path: Path, given: Any) -> tuple[View, ...]:
+def share_of_items(text: str) -> float:
+    """The share in a text like "50% of items".
+
+    >>> share_of_items("50% of items")
+    0.5
+
+    Raises:
+        InputError: When it is no such text.
+    """
+    found = _OF_ITEMS.fullmatch(text.strip())
+    if found is None or not 0 < float(found[1]) <= 100:
+        raise InputError(
+            "bucket_size_y is a whole number, or a share from 0 to 100 written like "
+            f"'50% of items'; got {text!r}"
+        )
+    return float(found[1]) / 100
+
+
+def _views(path: Path, given: Any, measure: Measure) -> tuple[View, ...]:
     if given is None:
-        return DEFAULT_VIEWS
+        return STEPS_VIEWS if measure == "steps" else DEFAULT_VIEWS
     try:
         return tuple(View.read(one) for one in _tables(path, "figures", given))
     except InputError as error:
@@ -196,6 +235,8 @@ def _table(path: Path, name: str, given: Any) -> Mapping[str, Any]:
 def _tables(path: Path, name: str, given: Any) -> list[Any]:
     if not isinstance(given, list) or not all(isinstance(one, Mapping) for one in given):
         raise InputError(f"{path}: {name} is a list of tables; write [[{name}]]")
+    if name == "grid" and not given:
+        raise InputError(f"{path}: grid is empty: there is nothing to run; write [[grid]]")
     return given
 
 

@@ -41,7 +41,7 @@ def value_of(row: Row, name: str) -> Any:
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting on one dataset: the finished runs that differ in nothing but the seed."""
+    """One setting on one dataset: the runs that differ in nothing but the seed."""
 
     dataset: str
     items: int
@@ -80,20 +80,37 @@ class Setting:
 
 def group_settings(rows: Iterable[Row]) -> list[Setting]:
     """Put the finished rows that differ in nothing but the seed together."""
-    groups: dict[tuple[str, str], list[Row]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in rows:
         if row["status"] == FINISHED:
-            rest = {name: value for name, value in row["settings"].items() if name != _SEED}
-            key = (row["dataset"]["content_hash"], json.dumps(rest, sort_keys=True))
-            groups.setdefault(key, []).append(row)
-    return [
-        Setting(
-            found[0]["dataset"]["name"],
-            found[0]["dataset"]["n_items"],
-            tuple(sorted(found, key=lambda row: int(row["seed"]))),
-        )
-        for found in groups.values()
-    ]
+            settings = {name: value for name, value in row["settings"].items() if name != _SEED}
+            # A few steps and a whole training are not two seeds of one thing.
+            key = (row["dataset"]["content_hash"], row["measure"], row.get("steps"), settings)
+            groups.setdefault(json.dumps(key, sort_keys=True), []).append(row)
+    return [as_setting(found) for found in groups.values()]
+
+
+def as_setting(rows: Sequence[Row]) -> Setting:
+    """Rows that differ in nothing but the seed, as one."""
+    data = rows[0]["dataset"]
+    ordered = sorted(rows, key=lambda row: int(row["seed"]))
+    return Setting(data["name"], data["n_items"], tuple(ordered))
+
+
+def name_apart(rows: Iterable[Row]) -> list[Row]:
+    """Give every dataset one name, and two datasets never the same: "beauty", "beauty (2)"."""
+    labels: dict[str, str] = {}  # by content
+    found = []
+    for row in rows:
+        data = row["dataset"]
+        if data["content_hash"] not in labels:
+            taken, label, count = set(labels.values()), data["name"], 1
+            while label in taken:
+                count += 1
+                label = f"{data['name']} ({count})"
+            labels[data["content_hash"]] = label
+        found.append(row | {"dataset": data | {"name": labels[data["content_hash"]]}})
+    return found
 
 
 def datasets_of(settings: Iterable[Setting]) -> list[str]:
@@ -127,16 +144,16 @@ def name_group(names: Sequence[str], group: Group) -> str:
     >>> name_group(["loss.name", "loss.mix"], ("sce", False)), name_group(["loss.alpha"], (2.0,))
     ('SCE, without mix', 'alpha 2')
     """
-    words = []
-    for name, value in zip(names, group, strict=True):
-        short = name.rpartition(".")[2]
-        if name == "loss.name":
-            words.append(LOSSES.get(value, str(value)))
-        elif isinstance(value, bool):
-            words.append(f"{'with' if value else 'without'} {short}")
-        else:
-            words.append(f"{short} {show_value(value)}")
-    return ", ".join(words)
+    return ", ".join(_in_words(name, value) for name, value in zip(names, group, strict=True))
+
+
+def _in_words(name: str, value: Any) -> str:
+    short = name.rpartition(".")[2]
+    if name == "loss.name":
+        return LOSSES.get(value, str(value))
+    if isinstance(value, bool):
+        return f"{'with' if value else 'without'} {short}"
+    return f"{short} {show_value(value)}"
 
 
 def show_value(value: Any) -> str:
@@ -146,25 +163,40 @@ def show_value(value: Any) -> str:
     return "–" if value is None else str(value)
 
 
+def with_most_seeds(settings: Iterable[Setting]) -> list[Setting]:
+    """Those that as many seeds finished of as of any: a mean of few is luck sooner than skill.
+
+    A setting that diverged with some of its seeds is not among them, where others did not.
+    """
+    found = list(settings)
+    most = max((len(setting.rows) for setting in found), default=0)
+    return [setting for setting in found if len(setting.rows) == most]
+
+
 def best(settings: Iterable[Setting]) -> Setting | None:
-    """The setting with the best validation score."""
-    return max(settings, key=lambda setting: setting.score, default=None)
+    """The setting with the best validation score, of those with the most seeds."""
+    return max(with_most_seeds(settings), key=lambda setting: setting.score, default=None)
 
 
 def front(settings: Iterable[Setting], cost: str) -> list[Setting]:
     """Those that nothing as cheap is better than on validation events, the cheapest first.
 
     Args:
-        settings: To choose from.
+        settings: To choose from: those with the most seeds.
         cost: "memory" or "time".
     """
-    priced = [(setting.mean(cost), setting) for setting in settings]
+    priced = [(setting.mean(cost), setting) for setting in with_most_seeds(settings)]
     real = [(price, setting) for price, setting in priced if price is not None]
     found: list[Setting] = []
     for _, setting in sorted(real, key=lambda pair: (pair[0], -pair[1].score)):
         if not found or setting.score > found[-1].score:
             found.append(setting)
     return found
+
+
+def share_device(settings: Iterable[Setting]) -> bool:
+    """Whether any run was not known to have the device to itself: times then compare roughly."""
+    return any(row.get("at_once") != 1 for setting in settings for row in setting.rows)
 
 
 def varied(settings: Sequence[Setting]) -> list[str]:
@@ -184,7 +216,7 @@ def describe(setting: Setting, names: Sequence[str]) -> str:
     for name in names:
         value = setting.value(name)
         if value is not None and name != "loss.name":
-            words.append(f"{name.rpartition('.')[2]} {show_value(value)}")
+            words.append(_in_words(name, value))
     return ", ".join(words)
 
 

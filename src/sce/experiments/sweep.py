@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sce.experiments.child import Child
-from sce.experiments.failures import OUT_OF_MEMORY, Failure, explain_failure
+from sce.experiments.failures import KILLED, OUT_OF_MEMORY, Failure, explain_failure
 from sce.experiments.forecast import Forecast
 from sce.experiments.place import Place
 from sce.experiments.plan import PlannedRun
@@ -57,7 +57,7 @@ class State:
     """That stopped the sweep."""
     forecast: Forecast = field(default_factory=Forecast)
     again: set[str] = field(default_factory=set)
-    """Runs that failed before: what they left is not to be gone on with."""
+    """Runs that failed before by themselves: what they left is not to be gone on with."""
     alone: set[str] = field(default_factory=set)
     """Runs that found no memory beside others: they get all of it once."""
 
@@ -156,6 +156,7 @@ def _take_up(state: State, runs: Sequence[PlannedRun], place: Place, limits: Lim
             # It ended, and the sweep was killed before it could say so.
             row = finished_row(run, directory, at_once=None, wall=None)
             append_row(place.rows, row)
+            place.trim(directory, weights=limits.keep_weights)
         again = (
             row is not None
             and row["status"] == FAILED
@@ -163,12 +164,11 @@ def _take_up(state: State, runs: Sequence[PlannedRun], place: Place, limits: Lim
         )
         if row is None or again:
             state.waiting.append(run)
-            state.again |= {run.key} if again else set()
+            if row is not None and row["failure"]["kind"] != KILLED:
+                state.again.add(run.key)
             continue
         state.rows[run.key] = row
         state.forecast.learn(row)
-        if directory.is_dir():
-            place.trim(directory, weights=limits.keep_weights)
 
 
 def _notice_stop(state: State, interrupts: Interrupts) -> None:
@@ -233,11 +233,13 @@ def _end(state: State, child: Child, place: Place, limits: Limits) -> Row | None
     run, status = child.run, child.poll()
     assert status is not None
     if (child.directory / "result.json").is_file() and status == 0:
-        row = finished_row(run, child.directory, at_once=child.at_once, wall=child.seconds)
+        row = finished_row(run, child.directory, at_once=child.most_at_once, wall=child.seconds)
         _keep(state, place, run, row)
         place.trim(child.directory, weights=limits.keep_weights)
+        child.forget_legs()
         return row
     if child.stopped or status in (130, 143):  # it saved and ended, as somebody asked
+        child.remember_leg()
         state.left += 1
         return None
     failure = explain_failure(status, child.said())
@@ -245,10 +247,17 @@ def _end(state: State, child: Child, place: Place, limits: Limits) -> Row | None
         state.alone.add(run.key)
         state.waiting.append(run)
         return None
-    row = failed_row(run, failure, at_once=child.at_once, wall=child.seconds)
+    saved = [child.directory / name for name in ("resume.safetensors", "best.safetensors")]
+    if failure.kind == KILLED and saved[0].exists():
+        child.remember_leg()  # it was well until then
+        again = f"{failure.message}; --retry-failed goes on from what it saved"
+        failure = Failure(KILLED, again)
+    else:
+        child.forget_legs()
+        for file in saved:
+            file.unlink(missing_ok=True)
+    row = failed_row(run, failure, at_once=child.most_at_once, wall=child.seconds)
     _keep(state, place, run, row)
-    for name in ("resume.safetensors", "best.safetensors"):
-        (child.directory / name).unlink(missing_ok=True)
     return row
 
 

@@ -14,12 +14,14 @@ from sce.experiments.summary import (
     group_by,
     name_group,
     relative,
+    share_device,
     show_change,
     varied,
 )
 from sce.experiments.views import View
 from sce.report.formatting import show_duration, show_memory
 from sce.report.markup import Child, Markup, element
+from sce.report.parts import plural
 from sce.report.parts import table as scrolling
 
 _METRICS = {"ndcg": "NDCG", "hr": "HR", "mrr": "MRR", "cov": "COV"}
@@ -53,50 +55,66 @@ class ComparisonTable:
     columns: tuple[str, ...]
     lines: tuple[Line, ...]
     change: str  # what the last column says
-    chosen: tuple[tuple[str, str, int], ...]  # dataset, setting, seeds
+    chosen: tuple[tuple[str, Setting, str], ...]  # dataset, setting, the same in words
+    duels: tuple[tuple[str, Setting, Setting], ...]
+    """For each dataset the compared column's setting, and its rival: of the others the best by
+    validation. Every comparison that is drawn from the table is between these two."""
 
 
 def make_table(settings: Sequence[Setting], view: View) -> ComparisonTable:
     """Choose the setting of each column by validation, and put their test metrics side by side."""
     names = list(group_by(settings, view.by))
+    datasets = datasets_of(settings)
     columns = [name_group(view.by, group) for group in names]
-    columns += [str(one.get("name", "published")) for one in view.published]
-    differing = varied(settings)
-    lines: list[Line] = []
-    chosen: list[tuple[str, str, int]] = []
-    for dataset in datasets_of(settings):
-        groups = group_by([s for s in settings if s.dataset == dataset], view.by)
-        picked = [best(groups.get(name, ())) for name in names]
-        chosen += [
-            (dataset, describe(one, differing), len(one.rows)) for one in picked if one is not None
+    # What others published is for the dataset that they had.
+    published = [one for one in view.published if one.get("dataset", datasets[0]) in datasets]
+    judged, differing = _judged(names, view), varied(settings)
+    picks = {
+        dataset: [
+            best(s for s in members if s.dataset == dataset)
+            for members in group_by(settings, view.by).values()
         ]
-        judged = _judged(names, view)
-        rival = _rival(picked, judged)
-        for metric in view.metrics:
-            values = [None if s is None else s.mean(f"test.{metric}") for s in picked]
-            spreads = [None if s is None else s.spread(f"test.{metric}") for s in picked]
-            values += [one.get(metric) for one in view.published]
-            spreads += [None] * len(view.published)
-            kind, _, depth = metric.partition("@")
-            cells = _rank(values, spreads, _show_metric, higher=True)
-            title = f"{_METRICS.get(kind, kind)}@{depth}"
-            lines.append(Line(dataset, title, cells, _change(values, judged)))
-        for title, name, show in (
-            ("peak training memory", "memory", show_memory),
-            ("training time", "time", show_duration),
-        ):
+        for dataset in datasets
+    }
+    rivals = {dataset: _rival(picked, judged) for dataset, picked in picks.items()}
+    faced = {rival for rival in rivals.values() if rival is not None}
+    lines: list[Line] = []
+    chosen: list[tuple[str, Setting, str]] = []
+    duels: list[tuple[str, Setting, Setting]] = []
+    for dataset, picked in picks.items():
+        chosen += [(dataset, one, describe(one, differing)) for one in picked if one is not None]
+        rival = rivals[dataset]
+        ours = None if judged is None else picked[judged]
+        theirs = None if rival is None else picked[rival]
+        if ours is not None and theirs is not None:
+            duels.append((dataset, ours, theirs))
+        against = f" ({columns[rival]})" if rival is not None and len(faced) > 1 else ""
+        for title, name, show, higher in _measured(view):
             values = [None if s is None else s.mean(name) for s in picked]
-            spreads = [None] * len(values)
-            padding = [None] * len(view.published)
-            cells = _rank([*values, *padding], [*spreads, *padding], show, higher=False)
+            spreads = [s.spread(name) if s is not None and higher else None for s in picked]
+            # Beside other runs, times are of the company as much as of the loss.
+            fair = name != "time" or not share_device(s for s in picked if s is not None)
+            cells = [*_rank(values, spreads, show, higher=higher, fair=fair)]
+            for one in published:
+                told = one.get(name.removeprefix("test."))
+                known = told if one.get("dataset", dataset) == dataset else None
+                cells.append(Cell(known, show(known)))
             change = ""
-            if judged is not None and rival is not None:
-                change = show_change(relative(values[judged], values[rival]))
-                change += f" ({columns[rival]})" if len(names) > 2 else ""
-            lines.append(Line(dataset, title, cells, change))
-    return ComparisonTable(
-        tuple(columns), tuple(lines), _title_of_change(names, view), tuple(chosen)
-    )
+            if fair and ours is not None and theirs is not None:
+                change = show_change(relative(ours.mean(name), theirs.mean(name))) + against
+            lines.append(Line(dataset, title, tuple(cells), change))
+    columns += [str(one.get("name", "published")) for one in published]
+    title = _title_of_change([columns[n] for n in sorted(faced)], names, view)
+    return ComparisonTable(tuple(columns), tuple(lines), title, tuple(chosen), tuple(duels))
+
+
+def _measured(view: View) -> Iterator[tuple[str, str, Show, bool]]:
+    """The rows of a table: title, what is measured, how it is shown, whether more is better."""
+    for metric in view.metrics:
+        kind, _, depth = metric.partition("@")
+        yield f"{_METRICS.get(kind, kind)}@{depth}", f"test.{metric}", _show_metric, True
+    yield "peak training memory", "memory", show_memory, False
+    yield "training time", "time", show_duration, False
 
 
 def _show_metric(value: float | None) -> str:
@@ -111,26 +129,18 @@ def _judged(names: Sequence[tuple[object, ...]], view: View) -> int | None:
     return 1 if len(names) == 2 else None
 
 
-def _title_of_change(names: Sequence[tuple[object, ...]], view: View) -> str:
+def _title_of_change(faced: Sequence[str], names: Sequence[tuple[object, ...]], view: View) -> str:
     judged = _judged(names, view)
     if judged is None:
         return ""
-    if view.by == ("loss.name",):
-        return "SCE over best other"
-    return f"{name_group(view.by, names[1])} over {name_group(view.by, names[0])}"
+    rival = faced[0] if len(faced) == 1 else "best other by validation"
+    return f"{name_group(view.by, names[judged])} over {rival}"
 
 
 def _rival(picked: Sequence[Setting | None], judged: int | None) -> int | None:
-    """The best other column, by validation: whose cost is compared."""
+    """The column that is compared with: of the others the best by validation."""
     others = [(s.score, -n) for n, s in enumerate(picked) if s is not None and n != judged]
-    return -max(others)[1] if others else None
-
-
-def _change(values: Sequence[float | None], judged: int | None) -> str:
-    if judged is None:
-        return ""
-    others = [v for n, v in enumerate(values) if n != judged and v is not None]
-    return show_change(relative(values[judged], max(others, default=None)))
+    return -max(others)[1] if others and judged is not None else None
 
 
 def _rank(
@@ -139,17 +149,16 @@ def _rank(
     show: Show,
     *,
     higher: bool,
-) -> tuple[Cell, ...]:
+    fair: bool,
+) -> Iterator[Cell]:
     # Compared as they are shown: what looks equal is equal.
     order = sorted({v for v in values if v is not None}, reverse=higher)
     shown: list[str] = list(dict.fromkeys(show(value) for value in order))
-    cells = []
     for value, spread in zip(values, spreads, strict=True):
         text = show(value)
-        place = shown.index(text) + 1 if value is not None and len(shown) > 1 else 0
+        place = shown.index(text) + 1 if value is not None and len(shown) > 1 and fair else 0
         wide = "" if spread is None else show(spread)
-        cells.append(Cell(value, text, wide, place if place <= SECOND else 0))
-    return tuple(cells)
+        yield Cell(value, text, wide, place if place <= SECOND else 0)
 
 
 def to_markdown(table: ComparisonTable) -> str:
@@ -221,5 +230,14 @@ def to_csv(settings: Sequence[Setting]) -> str:
 
 def chosen_lines(table: ComparisonTable) -> Iterator[str]:
     """What validation chose, in words."""
-    for dataset, setting, seeds in table.chosen:
-        yield f"{dataset}: {setting} ({seeds} seed{'s' if seeds > 1 else ''})"
+    for dataset, setting, words in table.chosen:
+        yield f"{dataset}: {words} ({plural(len(setting.rows), 'seed')})"
+
+
+def caveats(table: ComparisonTable) -> Iterator[str]:
+    """What a reader of the table must know, in sentences."""
+    counts = {len(setting.rows) for _, setting, _ in table.chosen}
+    if len(counts) > 1:
+        yield f"Not all columns have as many seeds: {min(counts)} to {max(counts)}."
+    if share_device(setting for _, setting, _ in table.chosen):
+        yield "Runs shared the device, or may have: times compare only roughly, and are not ranked."

@@ -21,11 +21,15 @@ kind = "components"                # what the memory was taken by; of runs that 
 kind = "table"                     # as the paper's: best in bold, second underlined
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
+from sce.config import SECTIONS, nearest
 from sce.errors import InputError
+from sce.experiments.summary import LOSSES
+from sce.report.formatting import is_number
 
 Kind = Literal["pareto", "line", "epochs", "components", "table"]
 
@@ -35,6 +39,11 @@ PAPER_METRICS = (
 )
 COSTS = ("memory", "time")
 COURSES = ("picked_once", "placed", "correct_in_bucket", "loss", "validation.ndcg@10")
+MEASURES = (*COSTS, "speed")  # of a run, beside its metrics
+_METRIC = re.compile(r"(ndcg|hr|mrr|cov)@[1-9]\d*")
+_SETTINGS = tuple(
+    f"{section}.{entry.name}" for section, kind in SECTIONS.items() for entry in fields(kind)
+)
 _REQUIRED = {"pareto": (), "line": ("x",), "epochs": ("y",), "components": (), "table": ()}
 
 
@@ -60,7 +69,7 @@ class View:
     metrics: tuple[str, ...] = PAPER_METRICS
     """table: its rows."""
     published: tuple[Mapping[str, Any], ...] = ()
-    """table: columns from elsewhere, each a name and metrics."""
+    """table: columns from elsewhere, each a name, metrics, and the dataset they are of."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -74,6 +83,21 @@ class View:
             raise InputError(f"the y of epochs is one of {', '.join(COURSES)}; got {self.y!r}")
         if not set(self.log) <= set("xy"):
             raise InputError(f"log names axes: x, y or xy; got {self.log!r}")
+        for one in self.by:
+            _check("by", one, _SETTINGS)
+        for one in self.losses:
+            _check("losses", one, tuple(LOSSES))
+        for one in self.metrics:
+            if not (isinstance(one, str) and _METRIC.fullmatch(one)):
+                _check("metrics", one, PAPER_METRICS)
+        if self.kind == "line":
+            _check("x", self.x, ("items", *_SETTINGS))
+        split, _, metric = self.y.partition(".")
+        known = split in ("test", "validation") and _METRIC.fullmatch(metric)
+        if self.kind in ("line", "pareto") and not known:
+            _check("y", self.y, (*MEASURES, *(f"test.{one}" for one in PAPER_METRICS)))
+        for column in self.published:
+            _check_published(column)
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> "View":
@@ -107,6 +131,27 @@ class View:
         }
 
 
+def _check(name: str, given: object, known: tuple[str, ...]) -> None:
+    if given not in known:
+        raise InputError(
+            f"{name}: {given!r} is unknown; {nearest(str(given), dict.fromkeys(known))}"
+        )
+
+
+def _check_published(given: object) -> None:
+    if not isinstance(given, Mapping):
+        raise InputError(f"published is a list of tables; got {given!r}")
+    for name, value in given.items():
+        if name in ("name", "dataset"):
+            if not isinstance(value, str):
+                raise InputError(f"published: {name} must be a text; got {value!r}")
+        elif not _METRIC.fullmatch(name):
+            _check("published", name, ("name", "dataset", *PAPER_METRICS))
+        elif not is_number(value):
+            raise InputError(f"published: {name} must be a number; got {value!r}")
+
+
+STEPS_VIEWS = (View("components"),)
 DEFAULT_VIEWS = (
     View("table"),
     View("pareto", x="memory"),

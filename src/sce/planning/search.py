@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from sce.planning.coefficients import H200, Calibration
 from sce.planning.formula import Forecast, predict
 from sce.planning.job import LOSSES, Job, LossName
 
 # What the driver and its context take of a GPU before torch allocates anything.
 CONTEXT = 512 * 2**20
-# Predictions within this share of what is usable may turn out either way.
-TIGHT = 0.15
+_AIM = 0.15  # the error that predictions shall have at most
 _MOST_SEQUENCES = 1 << 20  # in a batch: nobody has more
 
 
@@ -23,10 +23,11 @@ class Planned:
     forecast: Forecast
     fits: bool | None
     """None where the memory is not known."""
-    tight: bool
-    """Whether it fits by so little that it may not."""
+    tight: bool | None
+    """Whether it fits by so little that it may not; None where the memory is not known."""
     largest_batch: int | None
-    """That fits; 0 when not even one sequence does, None where the memory is not known."""
+    """That fits, at most `most_sequences`; 0 when not even one sequence does, None where the memory
+    is not known."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Plan:
     memory: int | None
     losses: tuple[Planned, ...]
     largest_bucket: int | None
-    """The most items in a bucket of sce that fit, at most half of them; None: not known."""
+    """The most items in a bucket of sce that fit; None: not known."""
     largest_dim: int | None
     """The widest model that fits with sce, where the job's does not and another would."""
     most_items: int | None
@@ -49,9 +50,8 @@ def plan(job: Job, memory: int | None, losses: Sequence[LossName] = LOSSES) -> P
     planned = tuple(_planned(job, loss, memory) for loss in losses)
     largest_bucket = largest_dim = most_items = None
     if memory is not None:
-        half = max(1, job.items // 2)
         largest_bucket = _largest(
-            lambda size: fits(replace(job, bucket_size_y=size), "sce", memory), half
+            lambda size: fits(replace(job, bucket_size_y=size), "sce", memory), job.items
         )
         if not fits(replace(job, batch=1), "sce", memory):
             largest_dim = _largest(
@@ -61,6 +61,11 @@ def plan(job: Job, memory: int | None, losses: Sequence[LossName] = LOSSES) -> P
                 lambda items: fits(replace(job, batch=1, items=items), "sce", memory), job.items
             )
     return Plan(job, memory, planned, largest_bucket, largest_dim or None, most_items or None)
+
+
+def margin(calibration: Calibration = H200) -> float:
+    """The share within which a prediction may turn out either way: as measured, or as aimed at."""
+    return max(_AIM, calibration.largest_error or 0.0)
 
 
 def usable(memory: int) -> float:
@@ -75,20 +80,27 @@ def fits(job: Job, loss: LossName, memory: int) -> bool:
 
 def largest_batch(job: Job, loss: LossName, memory: int) -> int:
     """The most sequences in a batch that fit; 0 when not even one does."""
-    return _largest(lambda batch: fits(replace(job, batch=batch), loss, memory), _MOST_SEQUENCES)
+    return _largest(
+        lambda batch: fits(replace(job, batch=batch), loss, memory), most_sequences(job)
+    )
+
+
+def most_sequences(job: Job) -> int:
+    """How many sequences a batch can have: no more than there are users, where that is known."""
+    return min(job.users or _MOST_SEQUENCES, _MOST_SEQUENCES)
 
 
 def _planned(job: Job, loss: LossName, memory: int | None) -> Planned:
     forecast = predict(job, loss)
     if memory is None:
-        return Planned(loss, loss_settings(job, loss), forecast, None, False, None)
+        return Planned(loss, loss_settings(job, loss), forecast, None, None, None)
     room = usable(memory)
     return Planned(
         loss,
         loss_settings(job, loss),
         forecast,
         fits=forecast.total <= room,
-        tight=room / (1 + TIGHT) < forecast.total <= room,
+        tight=room / (1 + margin()) < forecast.total <= room,
         largest_batch=largest_batch(job, loss, memory),
     )
 
