@@ -2,15 +2,18 @@
 
     python benchmarks/kernel_profile.py --items 1000000 --dtype bfloat16
 
-Prints how long a call takes (forward and backward, eager), how long the GPU is busy in it, how many
-kernels it launches, and the kernels that keep it busy the longest.
+Prints how long a call takes (forward and backward; as it is, and recorded as a CUDA graph), its
+memory beyond inputs and gradients, how long the GPU is busy in it, how many kernels it launches,
+and the kernels that keep it busy the longest.
 """
 
 import argparse
 import statistics
 import sys
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from sce.losses import ScalableCrossEntropy, suggest_sizes
@@ -25,31 +28,29 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--bucket-size-y", type=int, default=256)
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
+    parser.add_argument("--sparse-grad", action="store_true")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("kernel_profile: there is no CUDA device here")
     dtype = getattr(torch, options.dtype)
     n_buckets, size_x = suggest_sizes(1, options.states)
     loss = ScalableCrossEntropy(
-        n_buckets=n_buckets, bucket_size_x=size_x, bucket_size_y=options.bucket_size_y
+        n_buckets=n_buckets,
+        bucket_size_x=size_x,
+        bucket_size_y=options.bucket_size_y,
+        sparse_grad=options.sparse_grad,
     )
     states = torch.randn(options.states, options.dim, device="cuda", dtype=dtype)
     catalogue = torch.randn(options.items, options.dim, device="cuda", dtype=dtype)
     inputs = (states.requires_grad_(), catalogue.requires_grad_())
     targets = torch.randint(options.items, (options.states,), device="cuda")
 
-    def step() -> None:
-        torch.autograd.grad(loss(*inputs, targets), inputs)
+    def step() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(loss(*inputs, targets), inputs)
 
-    times = []
-    for number in range(13):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        step()
-        end.record()
-        end.synchronize()
-        if number >= 3:  # the first compile the kernels
-            times.append(start.elapsed_time(end))
+    eager = median_ms(step)
+    extra = extra_mib(step)
+    recorded = median_ms(record(step))
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as watched:
         step()
         torch.cuda.synchronize()
@@ -61,10 +62,47 @@ def main() -> None:
     ]
     busy = sum(event.self_device_time_total for event in kernels)
     launches = sum(event.count for event in kernels)
-    print(f"{options.items:,} items, {options.dtype}: {statistics.median(times):.2f} ms a call, ")
-    print(f"GPU busy {busy / 1000:.2f} ms in {launches} kernels; the longest:")
+    print(f"{options.items:,} items, {options.dtype}:")
+    print(f"{eager:.2f} ms a call, {recorded:.2f} ms as a graph,")
+    print(f"{extra:.1f} MiB; GPU busy {busy / 1000:.2f} ms in {launches} kernels; the longest:")
     for event in sorted(kernels, key=lambda event: -event.self_device_time_total)[:12]:
         print(f"{event.self_device_time_total:9.0f} us {event.count:4d} x {event.key[:70]}")
+
+
+def median_ms(call: Callable[[], object]) -> float:
+    """How long a call takes, by the GPU's clock."""
+    times = []
+    for number in range(28):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        if number >= 8:  # the first compile the kernels
+            times.append(start.elapsed_time(end))
+    return float(statistics.median(times))
+
+
+def extra_mib(step: Callable[[], tuple[Tensor, ...]]) -> float:
+    """What a call takes at most, beyond the gradients that it returns."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    values = [grad._values() if grad.is_sparse else grad for grad in step()]
+    peak = torch.cuda.max_memory_allocated() - before
+    return (peak - sum(value.numel() * value.element_size() for value in values)) / 2**20
+
+
+def record(step: Callable[[], object]) -> Callable[[], None]:
+    """Record a call as a CUDA graph, and return what replays it."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        step()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
 
 
 if __name__ == "__main__":
