@@ -1,7 +1,5 @@
 """The page itself: its parts in order, with style and script inside, and nothing from elsewhere."""
 
-import base64
-import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from importlib.resources import files
@@ -12,7 +10,8 @@ from sce import __version__
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
 from sce.recommend import Recommender
-from sce.report.markup import Markup, element
+from sce.report.document import make_document
+from sce.report.markup import element, join
 from sce.report.record import Record
 from sce.report.samples import Sample, draw_samples, show_samples
 from sce.report.sections import buckets, cost, headline, learning, quality
@@ -74,16 +73,8 @@ def render(
         written: The time that the page bears.
     """
     style, script = (
-        Markup(files("sce.report").joinpath(name).read_text(encoding="utf-8"))
+        files("sce.report").joinpath(name).read_text(encoding="utf-8")
         for name in ("page.css", "page.js")
-    )
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", name_="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", http_equiv="Content-Security-Policy", content=_policy(style, script)),
-        element("title", f"{record.name}: a training run of sce"),
-        element("style", style),
     )
     about = element(
         "section",
@@ -92,8 +83,7 @@ def render(
         settings(record),
         every_epoch(record),
     )
-    body = element(
-        "body",
+    body = join(
         element("header", headline(record)),
         element(
             "main",
@@ -109,19 +99,6 @@ def render(
             f"Trained with sce {record.version}; page written by sce {__version__} on "
             f"{written:%Y-%m-%d at %H:%M}.",
         ),
-        element("script", script),
     )
-    return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
-
-
-def _policy(style: str, script: str) -> str:
-    """What a browser may use: this style, this script, and nothing from anywhere else.
-
-    Should anything in a run's names or ids ever get past the escaping, it still cannot run.
-    """
-    return f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}"
-
-
-def _digest(text: str) -> str:
-    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    return f"'sha256-{digest}'"
+    title = f"{record.name}: a training run of sce"
+    return make_document(title, body, style=style, script=script)

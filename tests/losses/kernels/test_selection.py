@@ -11,6 +11,7 @@ from tests.losses.kernels.made_problem import DEVICE, GPU
 
 pytest.importorskip("triton")
 from sce.losses.kernels import best, selection
+from sce.losses.kernels.launch import launch
 from sce.losses.kernels.selection import Plan, top_rows
 
 ORDERS = ["clustered", "as drawn", "by norm, falling", "by norm, rising"]
@@ -75,6 +76,29 @@ def test_equal_scores_go_to_the_lower_index(
     centres = torch.randn(2, 8, generator=g).round()
     found = sorted_rows(centres, rows, k, plan=plan)
     assert torch.equal(found, buckets.top_rows(centres, rows, k))
+
+
+@pytest.mark.parametrize("plan", [Plan(2, 1, 1), Plan(2, 4, 1), Plan(2, 8, 2)], ids=str)
+@pytest.mark.parametrize("kind", ["as drawn", "duplicates", "all equal"])
+def test_long_rows_are_folded_first(kind: str, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(best, "FOLDED_WIDTH", 16)
+    launched: list[str] = []
+
+    def spy(kernel: Any, *arguments: Any, **constants: Any) -> None:
+        launched.append(kernel.fn.__name__)
+        launch(kernel, *arguments, **constants)
+
+    monkeypatch.setattr(best, "launch", spy)
+    g = torch.Generator().manual_seed(0)
+    rows = torch.randn(1200, 8, generator=g)
+    if kind != "as drawn":
+        rows = rows.round() if kind == "duplicates" else torch.ones_like(rows)
+    centres = torch.randn(2, 8, generator=g)
+    if kind == "duplicates":
+        centres = centres.round()
+    found = sorted_rows(centres, rows, 5, plan=plan)
+    assert torch.equal(found, buckets.top_rows(centres, rows, 5))
+    assert "_best_folded_kernel" in launched
 
 
 @pytest.mark.parametrize("plan", [None, Plan(6, 4, 1), Plan(6, 8, 2)], ids=str)

@@ -1,7 +1,8 @@
 """The gradient of the catalogue: what places and targets add to each item, added up by item.
 
 Entries are sorted by item, and one program adds up all of an item's in that order: no atomics, the
-same bits in every run.
+same bits in every run. What is too much at once is added up in groups of buckets; the sums between
+groups are in the catalogue's precision.
 """
 
 import torch

@@ -35,7 +35,7 @@ def launch(
         *[
             (a.dtype, a.data_ptr() % 16)
             if isinstance(a, Tensor)
-            else (a == 1, a % 16 == 0, a > 2147483647)
+            else (a == 1, a % 16 == 0, -(1 << 31) <= a < 1 << 31)
             for a in arguments
         ],
     )
