@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from authors_style import MultiheadSASRec, evaluate_one_by_one
 from cells import Row, measure_cells
@@ -79,6 +80,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=["float32", "tf32", "bf16"], default=None)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--capture", action=argparse.BooleanOptionalAction, default=None)
+    parser.add_argument("--profile", action="store_true", help="print the longest kernels (GPU)")
     parser.add_argument("--users", type=int, default=20_000, help="evaluated; 0: none are")
     parser.add_argument("--evaluation-items", type=int, default=100_000)
     parser.add_argument("--single-users", type=int, default=200, help="timed one by one")
@@ -139,6 +141,8 @@ def measure_loop(cell: Row, options: argparse.Namespace) -> Row:
         loop(steps)
         _wait(device)
     seconds = (time.perf_counter() - begun) / steps
+    if options.profile and device.type == "cuda":
+        print_profile(f"{cell['items']:,} items, {cell['loop']}", loop)
     found: Row = {
         "tokens/s": round(options.batch * options.length / seconds),
         "ms": round(1000 * seconds, 3),
@@ -151,6 +155,21 @@ def measure_loop(cell: Row, options: argparse.Namespace) -> Row:
         "captured": options.capture and ours,
     }
     return found | {f"{name} ms": value for name, value in parts().items()}
+
+
+def print_profile(title: str, loop: Callable[[int], None], steps: int = 10, most: int = 25) -> None:
+    """Print which kernels keep the GPU busy in a step, and how long."""
+    with profile(activities=[ProfilerActivity.CUDA]) as watched:
+        loop(steps)
+        torch.cuda.synchronize()
+    kernels = [event for event in watched.key_averages() if event.self_device_time_total]
+    kernels.sort(key=lambda event: -event.self_device_time_total)
+    busy = sum(event.self_device_time_total for event in kernels) / steps
+    count = sum(event.count for event in kernels) / steps
+    print(f"\n{title}: GPU busy {busy / 1000:.2f} ms of a step, in {count:.0f} kernels")
+    for event in kernels[:most]:
+        times = event.count / steps
+        print(f"{event.self_device_time_total / steps:9.0f} us {times:6.1f} x {event.key[:90]}")
 
 
 Loop = tuple[Callable[[int], None], Callable[[], dict[str, float]]]
