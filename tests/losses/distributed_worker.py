@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sce.losses import ScalableCrossEntropy
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # both on one GPU: gloo does not mind
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"backend": "torch"},
     "kernels": {"backend": "triton"},
@@ -43,8 +44,8 @@ def gradients(net: Net, call: nn.Module, rank: int) -> dict[str, Tensor]:
     g = torch.Generator().manual_seed(0)
     inputs, targets = torch.randn(24, 8, generator=g), torch.randint(40, (24,), generator=g)
     torch.manual_seed(rank)
-    call(inputs, targets).backward()
-    return {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
+    call(inputs.to(DEVICE), targets.to(DEVICE)).backward()
+    return {name: p.grad.cpu() for name, p in net.named_parameters() if p.grad is not None}
 
 
 def main(rank: int, folder: Path) -> None:
@@ -55,7 +56,7 @@ def main(rank: int, folder: Path) -> None:
     )
     found = {}
     for name, settings in CASES.items():
-        alone, shared = Net(**settings), Net(**settings)
+        alone, shared = Net(**settings).to(DEVICE), Net(**settings).to(DEVICE)
         found[name] = {
             "alone": gradients(alone, alone, rank),
             "together": gradients(shared, DistributedDataParallel(shared), rank),

@@ -1,4 +1,4 @@
-"""Two processes that train one model: DistributedDataParallel over gloo, on the CPU."""
+"""Two processes that train one model: DistributedDataParallel over gloo."""
 
 import os
 import subprocess
@@ -19,8 +19,9 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
 
 def run_both(folder: Path) -> list[dict[str, Any]]:
     """Return what each of the processes wrote."""
-    # No GPU: the kernels run in Triton's interpreter.
-    env = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    if not torch.cuda.is_available():
+        env["TRITON_INTERPRET"] = "1"
     workers = [
         subprocess.Popen([sys.executable, distributed_worker.__file__, str(rank), folder], env=env)
         for rank in range(2)

@@ -8,7 +8,7 @@ from sce.data.batches import DeviceSequences
 from sce.data.prepared import Sequences
 from sce.losses import ScalableCrossEntropy
 from sce.models.sasrec import SASRec, SASRecSettings
-from sce.training.capture import CapturedSteps
+from sce.training.capture import CapturedSteps, StepResult
 from sce.training.optimizer import RowWise, make_optimizer, set_rate
 from sce.training.rowwise import gradients_of_rows
 from sce.training.step import TrainingStep, seeds_of_epoch
@@ -53,20 +53,23 @@ def train(
         clip_norm=clip_norm,
         captured=BATCH if captured else None,
     )
-    losses = []
+    losses, statistics = [], []
     with (
         torch.random.fork_rng(devices=[device.index]),
         gradients_of_rows(model, loss, wanted=row_wise),
     ):
         for number, seeds in enumerate(seeds_of_epoch(0, 1, 30)[1]):
             set_rate(optimizer, 1 / (1 + number))
-            # Now and then a smaller batch, and one with statistics: both run as they are.
+            # Now and then a smaller batch, which runs as it is, and one with statistics.
             size = BATCH - 3 if number % 7 == 6 else BATCH
             rows = torch.arange(size) + number % (USERS - BATCH)
-            result = step(rows, seeds, with_statistics=number % 10 == 9)
+            result = step(rows, seeds, with_statistics=number % 3 == 2)
             losses.append(result.loss)
+            if result.statistics is not None:
+                statistics.append(result.statistics)
+    assert len(statistics) == 10
     weights = [parameter.detach().flatten() for parameter in model.parameters()]
-    return [torch.stack(losses), torch.cat(weights)]
+    return [torch.stack(losses), torch.stack(statistics), torch.cat(weights)]
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
@@ -86,9 +89,9 @@ def test_a_recorded_step_is_the_step(
 def test_recordings_of_several_widths_share_their_memory() -> None:
     big = 64 << 20  # bytes
 
-    def step(histories: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def step(histories: torch.Tensor, targets: torch.Tensor, twice: bool) -> StepResult:
         many = torch.ones(big // 4, device="cuda") * histories.sum()
-        return many.mean() + targets.sum()
+        return StepResult((many.mean() + targets.sum()) * (2 if twice else 1), None)
 
     steps = CapturedSteps(step, torch.device("cuda", torch.cuda.current_device()))
     batches = [
@@ -99,14 +102,15 @@ def test_recordings_of_several_widths_share_their_memory() -> None:
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     for batch in batches:
-        for _ in range(5):
-            steps(*batch)
+        for twice in 5 * [False, True]:
+            steps(*batch, twice)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     # Two at most are alive at once: the ones, and their product.
     assert torch.cuda.memory_reserved() - before < 3 * big
     # One after another, in any order, each still gives what it gave.
     for _ in range(2):
-        found = [steps(*batch) for batch in batches]
-        assert torch.stack(found).tolist() == pytest.approx(expected, rel=1e-4)
+        found = [[steps(*batch, twice).loss for twice in (False, True)] for batch in batches]
+        values = [[float(each) for each in pair] for pair in found]
+        assert values == [pytest.approx([value, 2 * value], rel=1e-4) for value in expected]
         batches, expected = batches[::-1], expected[::-1]

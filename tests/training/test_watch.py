@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
+from sce.training.capture import StepResult
 from sce.training.checkpoint import EpochSoFar
-from sce.training.step import StepResult
 from sce.training.watch import LOOK_EVERY, DivergenceError, LossWatch
 
 

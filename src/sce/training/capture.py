@@ -13,28 +13,36 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-# Steps run as they are before one is recorded: kernels compile, libraries and the optimizer make
-# their buffers.
+# Steps run as they are before the first is recorded: kernels compile, libraries and the optimizer
+# make their buffers. Another shape compiles kernels of its own, no more.
 _WARM_UP = 3
+_WARM_UP_AGAIN = 1
 
 T = TypeVar("T")
+
+
+class StepResult(NamedTuple):
+    """On the device, not yet waited for."""
+
+    loss: Tensor  # scalar
+    statistics: Tensor | None  # [3]: picked once, placed, correct in bucket
 
 
 class _Recording(NamedTuple):
     graph: torch.cuda.CUDAGraph
     histories: Tensor
     targets: Tensor
-    loss: Tensor
+    result: StepResult
 
 
 class CapturedSteps:
-    """Runs `step(histories, targets)` as it is a few times, then records it, then replays it.
+    """Runs a step as it is a few times, then records it, then replays it.
 
-    Each shape of batch has a recording of its own. They are replayed one after another and hand
-    nothing on to each other but weights, so that all use the same memory.
+    Each shape of batch has a recording of its own, and another with statistics. They are replayed
+    one after another and hand on nothing but weights, so that all use the same memory.
 
     Args:
-        step: From histories and targets to the loss; moves the weights.
+        step: From histories, targets, and whether statistics are wanted; moves the weights.
         device: Where all of it is.
         generators: What random numbers come from, besides the default generator of the GPU.
             Seeding one before a call seeds the replay.
@@ -42,7 +50,7 @@ class CapturedSteps:
 
     def __init__(
         self,
-        step: Callable[[Tensor, Tensor], Tensor],
+        step: Callable[[Tensor, Tensor, bool], StepResult],
         device: torch.device,
         generators: Sequence[torch.Generator] = (),
     ) -> None:
@@ -51,22 +59,23 @@ class CapturedSteps:
         self._generators = generators
         self._side = _side_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._calls: dict[torch.Size, int] = {}
-        self._recordings: dict[torch.Size, _Recording] = {}
+        self._calls: dict[tuple[torch.Size, bool], int] = {}
+        self._recordings: dict[tuple[torch.Size, bool], _Recording] = {}
 
-    def __call__(self, histories: Tensor, targets: Tensor) -> Tensor:
-        """Do a step, and return its loss, on the device."""
-        shape = histories.shape
-        recording = self._recordings.get(shape)
+    def __call__(self, histories: Tensor, targets: Tensor, with_statistics: bool) -> StepResult:
+        """Do a step, and return its loss and statistics, on the device."""
+        kind = histories.shape, with_statistics
+        recording = self._recordings.get(kind)
         if recording is None:
-            self._calls[shape] = self._calls.get(shape, 0) + 1
-            if self._calls[shape] <= _WARM_UP:
-                return self.aside(lambda: self._step(histories, targets))
-            recording = self._recordings[shape] = self._record(histories, targets)
+            calls = self._calls[kind] = self._calls.get(kind, 0) + 1
+            if calls <= (_WARM_UP_AGAIN if self._recordings else _WARM_UP):
+                return self.aside(lambda: self._step(histories, targets, with_statistics))
+            recording = self._recordings[kind] = self._record(histories, targets, with_statistics)
         recording.histories.copy_(histories)
         recording.targets.copy_(targets)
         recording.graph.replay()
-        return recording.loss.clone()
+        loss, statistics = recording.result
+        return StepResult(loss.clone(), None if statistics is None else statistics.clone())
 
     def aside(self, step: Callable[[], T]) -> T:
         """Run a step as it is, on a stream other than the default, as the recordings were."""
@@ -77,14 +86,14 @@ class CapturedSteps:
         current.wait_stream(self._side)
         return found
 
-    def _record(self, histories: Tensor, targets: Tensor) -> _Recording:
+    def _record(self, histories: Tensor, targets: Tensor, with_statistics: bool) -> _Recording:
         inputs = histories.clone(), targets.clone()
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             graph.register_generator_state(generator)
         with torch.cuda.graph(graph, pool=self._pool, stream=self._side):
-            loss = self._step(*inputs)
-        return _Recording(graph, *inputs, loss)
+            result = self._step(*inputs, with_statistics)
+        return _Recording(graph, *inputs, result)
 
 
 @cache

@@ -32,7 +32,7 @@ Record = dict[str, Any]  # of an epoch: a line of metrics.jsonl
 SCORE = "ndcg@10"  # by which epochs are compared
 
 _SAVE_WITHIN_EPOCH = 600.0  # seconds after which an epoch is saved half-way
-_STATISTICS_PER_EPOCH = 20
+_STATISTICS_PER_EPOCH = 20  # at most
 
 
 class Training:
@@ -136,7 +136,7 @@ class Training:
             so_far, epoch=epoch, device=self.step.device, explain=self._explain_divergence
         )
         total = settings.epochs * self.steps
-        statistics_every = max(1, self.steps // _STATISTICS_PER_EPOCH)
+        statistics_every = -(-self.steps // _STATISTICS_PER_EPOCH)
         self.trained.model.train()
         begun = time.perf_counter()
         with matmul_precision(self.step.device, settings.precision), self._measured(so_far):

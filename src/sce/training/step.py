@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sce.data.batches import DeviceSequences, training_batch
 from sce.errors import InputError
 from sce.losses import BucketStatistics
-from sce.training.capture import CapturedSteps
+from sce.training.capture import CapturedSteps, StepResult
 from sce.training.device import Precision
 
 Loss = Callable[..., Tensor]
@@ -24,13 +24,6 @@ class StepSeeds(NamedTuple):
 
     model: int  # dropout, and whatever else draws from torch's default generators
     loss: int  # the generator that the loss is given
-
-
-class StepResult(NamedTuple):
-    """On the device, not yet waited for."""
-
-    loss: Tensor  # scalar
-    statistics: Tensor | None  # [3]: picked once, placed, correct in bucket
 
 
 def seeds_of_epoch(seed: int, epoch: int, steps: int) -> tuple[int, list[StepSeeds]]:
@@ -90,9 +83,7 @@ class TrainingStep:
         self._captured: CapturedSteps | None = None
         if captured is not None:
             generators = [] if self.generator is None else [self.generator]
-            self._captured = CapturedSteps(
-                lambda h, t: self._move(h, t, False).loss, device, generators
-            )
+            self._captured = CapturedSteps(self._move, device, generators)
 
     def __call__(
         self, rows: Tensor, seeds: StepSeeds, *, with_statistics: bool = False
@@ -108,8 +99,8 @@ class TrainingStep:
             targets = targets.to(self.device, non_blocking=True)
         if self._captured is None:
             return self._move(histories, targets, with_statistics)
-        if len(rows) == self.captured_rows and not with_statistics:
-            return StepResult(self._captured(histories, targets), None)
+        if len(rows) == self.captured_rows:
+            return self._captured(histories, targets, with_statistics)
         return self._captured.aside(lambda: self._move(histories, targets, with_statistics))
 
     def _width(self, rows: Tensor) -> int | None:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from sce.errors import InputError
+from sce.training.capture import StepResult
 from sce.training.checkpoint import EpochSoFar
-from sce.training.step import StepResult
 
 LOOK_EVERY = 50  # steps: at most so many are done on broken weights
 
