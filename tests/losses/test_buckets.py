@@ -48,6 +48,19 @@ def test_chunk_sizes_agree_on_real_numbers_and_half_precision() -> None:
             assert torch.equal(top_rows(centres, rows, 33, max_scores=max_scores), wanted)
 
 
+def test_rows_are_rounded_chunk_by_chunk() -> None:
+    # Of six rows that are equal once they are rounded, the first are the best.
+    g = torch.Generator().manual_seed(0)
+    rows = torch.randn(200, 8, generator=g).bfloat16().float().repeat(6, 1)
+    rows *= 1 + 1e-4 * torch.rand(1200, 8, generator=g)
+    centres = torch.randn(5, 8, generator=g)
+    wanted = top_rows(centres, rows.bfloat16(), 33)
+    assert not torch.equal(top_rows(centres, rows, 33), wanted)
+    for max_scores in (5 * 64, 5 * 640, 1 << 20):
+        found = top_rows(centres, rows, 33, max_scores=max_scores, rounding=torch.bfloat16)
+        assert torch.equal(found, wanted)
+
+
 @pytest.mark.parametrize("rank", [6, 3])
 def test_mix_centres_have_the_covariance_of_the_states(rank: int) -> None:
     g = torch.Generator().manual_seed(1)

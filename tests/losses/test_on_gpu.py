@@ -186,3 +186,20 @@ def test_memory_beyond_inputs_and_gradients(dtype: torch.dtype, backend: Any) ->
     peak = torch.cuda.max_memory_allocated() - before
     peak -= sum(grad.numel() * grad.element_size() for grad in grads)
     assert peak < 150 * 2**20
+
+
+def test_under_autocast_the_kernels_make_no_copy_of_the_catalogue() -> None:
+    states = torch.randn(25_600, 64, device="cuda", requires_grad=True)
+    catalogue = torch.randn(1_000_000, 64, device="cuda", requires_grad=True)
+    targets = torch.randint(1_000_000, (25_600,), device="cuda")
+    loss = ScalableCrossEntropy(n_buckets=320, bucket_size_x=320, bucket_size_y=256)
+    peaks = []
+    for enabled in (False, True, False, True):
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=enabled):
+            value = loss(states, catalogue, targets)
+        torch.autograd.grad(value, (states, catalogue))
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+        del value
+    assert peaks[3] <= peaks[2] + 2**20  # of 122 MiB

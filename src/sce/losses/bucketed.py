@@ -6,7 +6,7 @@ same in every bucket, so the largest log-sum-exp is the largest loss. The backwa
 the logits of these winning pairs alone, and computes them again.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from sce.losses.buckets import Buckets
 from sce.losses.gradients import CatalogueGradient
-from sce.losses.inputs import apply
+from sce.losses.inputs import apply, rounded
 from sce.losses.softmax import consume_logsumexp
 
 # The most logits, and the most numbers of gathered rows, that are held at once (16 MiB in float32;
@@ -29,6 +29,7 @@ def bucketed_cross_entropy(
     buckets: Buckets,
     *,
     sparse: bool = False,
+    rounding: torch.dtype | None = None,
     max_logits: int = MAX_LOGITS,
 ) -> tuple[Tensor, Tensor]:
     """Return each state's largest loss over its buckets [v], and which states were placed [v].
@@ -38,7 +39,8 @@ def bucketed_cross_entropy(
     buckets the gradient flows through the lowest.
 
     With `sparse`, the catalogue's gradient is a coalesced sparse tensor of the targets' rows and
-    the buckets'.
+    the buckets'. With `rounding`, states and rows of the catalogue are rounded to that precision
+    where they are multiplied; sums, and both gradients, are as wide as without.
     """
     losses, winners = apply(
         _BucketedCrossEntropy,
@@ -48,9 +50,29 @@ def bucketed_cross_entropy(
         buckets.states,
         buckets.items,
         sparse,
+        rounding,
         max_logits,
     )
     return losses, winners >= 0
+
+
+class _Factors(NamedTuple):
+    """States and catalogue as they were given, and what their rows are multiplied as."""
+
+    states: Tensor  # [v, d]
+    catalogue: Tensor  # [c, d]
+    rounding: torch.dtype | None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        both = torch.promote_types(self.states.dtype, self.catalogue.dtype)
+        return torch.promote_types(both, torch.float32)
+
+    def x(self, rows: Tensor | slice) -> Tensor:
+        return rounded(self.states[rows], self.rounding).to(self.dtype)
+
+    def y(self, items: Tensor) -> Tensor:
+        return rounded(self.catalogue[items], self.rounding).to(self.dtype)
 
 
 class _BucketedCrossEntropy(torch.autograd.Function):
@@ -63,35 +85,29 @@ class _BucketedCrossEntropy(torch.autograd.Function):
         bucket_states: Tensor,
         bucket_items: Tensor,
         sparse: bool,
+        rounding: torch.dtype | None,
         max_logits: int,
     ) -> tuple[Tensor, Tensor]:
-        dtype = torch.promote_types(
-            torch.promote_types(states.dtype, catalogue.dtype), torch.float32
-        )
+        factors = _Factors(states, catalogue, rounding)
         with torch.autocast(states.device.type, enabled=False):
-            own = _own_logits(states, catalogue, targets, dtype, max_logits)
-            sums = _log_sums(
-                states, catalogue, targets, own, bucket_states, bucket_items, max_logits
-            )
+            own = _own_logits(factors, targets, max_logits)
+            sums = _log_sums(factors, targets, own, bucket_states, bucket_items, max_logits)
             largest, winners = _winners(sums, bucket_states, len(states))
         placed = winners >= 0
         largest = torch.where(placed, largest, own)
-        ctx.sparse, ctx.max_logits = sparse, max_logits
+        ctx.sparse, ctx.rounding, ctx.max_logits = sparse, rounding, max_logits
         ctx.save_for_backward(states, catalogue, targets, bucket_items, own, largest, winners)
         ctx.mark_non_differentiable(winners)
         return largest - own, winners
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, grad_losses: Tensor, _: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None, None]:
+    def backward(ctx: Any, grad_losses: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         states, catalogue, targets, bucket_items, own, largest, winners = ctx.saved_tensors
         with torch.autocast(states.device.type, enabled=False):
             grad_states, grad_catalogue = _gradients(
                 grad_losses.to(own.dtype),
-                states,
-                catalogue,
+                _Factors(states, catalogue, ctx.rounding),
                 targets,
                 bucket_items,
                 own,
@@ -101,24 +117,18 @@ class _BucketedCrossEntropy(torch.autograd.Function):
                 of_catalogue=ctx.needs_input_grad[1],
                 sparse=ctx.sparse,
             )
-        return grad_states, grad_catalogue, None, None, None, None, None
+        return grad_states, grad_catalogue, *[None] * 6
 
 
-def _own_logits(
-    states: Tensor, catalogue: Tensor, targets: Tensor, dtype: torch.dtype, max_logits: int
-) -> Tensor:
+def _own_logits(factors: _Factors, targets: Tensor, max_logits: int) -> Tensor:
     """Return the logit of each state with its own target: [v]."""
-    step = max(1, max_logits // states.shape[1])
-    own = [
-        (x.to(dtype) * catalogue[t].to(dtype)).sum(dim=1)
-        for x, t in zip(states.split(step), targets.split(step), strict=True)
-    ]
-    return torch.cat(own)
+    step = max(1, max_logits // factors.states.shape[1])
+    parts = [slice(start, start + step) for start in range(0, max(1, len(targets)), step)]
+    return torch.cat([(factors.x(part) * factors.y(targets[part])).sum(dim=1) for part in parts])
 
 
 def _log_sums(
-    states: Tensor,
-    catalogue: Tensor,
+    factors: _Factors,
     targets: Tensor,
     own: Tensor,
     bucket_states: Tensor,
@@ -127,14 +137,14 @@ def _log_sums(
 ) -> Tensor:
     """Return the log-sum-exp of every row of every bucket, its own target included: [b, x]."""
     sums = own[bucket_states]  # the own target's part; the other items come on top
-    size_x, d = bucket_states.shape[1], states.shape[1]
+    size_x, d = bucket_states.shape[1], factors.states.shape[1]
     step = _items_at_once(size_x, bucket_items.shape[1], d, max_logits)
     group = _buckets_at_once(size_x, step, d, max_logits)
     for g in range(0, len(bucket_states), group):
         rows = bucket_states[g : g + group]
-        x = states[rows].to(own.dtype)
+        x = factors.x(rows)
         for items in bucket_items[g : g + group].split(step, dim=1):
-            logits = _other_logits(x, targets[rows], catalogue, items)
+            logits = _other_logits(x, factors.y(items), targets[rows], items)
             sums[g : g + group] = torch.logaddexp(sums[g : g + group], consume_logsumexp(logits))
             del logits
     return sums
@@ -142,12 +152,12 @@ def _log_sums(
 
 def _other_logits(
     x: Tensor,  # [g, r, d]
+    y: Tensor,  # [g, y, d]
     targets: Tensor,  # [g, r]
-    catalogue: Tensor,  # [c, d]
     items: Tensor,  # [g, y] ascending
 ) -> Tensor:
     """Return the logits of the rows of g buckets with their items, -inf at a row's own target."""
-    logits = x @ catalogue[items].to(x.dtype).transpose(1, 2)
+    logits = x @ y.transpose(1, 2)
     column = torch.searchsorted(items.contiguous(), targets.contiguous())
     column = column.clamp_(max=items.shape[1] - 1)
     hit = items.gather(1, column) == targets
@@ -172,8 +182,7 @@ def _winners(sums: Tensor, bucket_states: Tensor, n_states: int) -> tuple[Tensor
 
 def _gradients(
     grad_losses: Tensor,
-    states: Tensor,
-    catalogue: Tensor,
+    factors: _Factors,
     targets: Tensor,
     bucket_items: Tensor,
     own: Tensor,
@@ -185,30 +194,32 @@ def _gradients(
     sparse: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Push the gradient of each state's loss through the bucket that won, and no other."""
+    states = factors.states
     grad_states = torch.zeros_like(states, memory_format=torch.contiguous_format)
     touched = [targets, *bucket_items]
     sink = None
     if of_catalogue:
-        sink = CatalogueGradient(catalogue, touched, own.dtype, sparse=sparse)
+        sink = CatalogueGradient(factors.catalogue, touched, own.dtype, sparse=sparse)
     d = states.shape[1]
     for buckets, rows, present in _by_bucket(winners, bucket_items, d, max_logits):
-        x = states[rows].to(own.dtype)  # [g, r, d]
+        x = factors.x(rows)  # [g, r, d]
         scale = torch.where(present, grad_losses[rows], 0.0)  # [g, r]
         # Filling has logits of a bucket that its sum says nothing about: none may overflow.
         total = largest[rows].masked_fill(~present, torch.inf)
         # The own target's part: its probability less one.
         own_part = (torch.exp(own[rows] - total) - 1.0) * scale
-        grad_x = own_part.unsqueeze(2) * catalogue[targets[rows]].to(own.dtype)
+        grad_x = own_part.unsqueeze(2) * factors.y(targets[rows])
         if sink is not None:
             sink.add(targets[rows][present], (own_part.unsqueeze(2) * x)[present])
         step = _items_at_once(rows.shape[1], bucket_items.shape[1], d, max_logits // len(rows))
         for items in bucket_items[buckets].split(step, dim=1):
-            logits = _other_logits(x, targets[rows], catalogue, items)
+            y = factors.y(items)
+            logits = _other_logits(x, y, targets[rows], items)
             weights = logits.sub_(total.unsqueeze(2)).exp_().mul_(scale.unsqueeze(2))
-            grad_x += weights @ catalogue[items].to(own.dtype)
+            grad_x += weights @ y
             if sink is not None:
                 sink.add(items.flatten(), (weights.transpose(1, 2) @ x).flatten(0, 1))
-            del logits, weights
+            del y, logits, weights
         # Each state is written once, so the order of the writes does not matter.
         grad_states[rows[present]] = grad_x[present].to(states.dtype)
     return grad_states, sink.finish() if sink is not None else None

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sce.losses.inputs import rounded
+
 # The most scores held at once (32 MiB in float32): large enough that matrix products run at full
 # speed, small enough not to matter beside a model.
 MAX_SCORES = 1 << 23
@@ -132,12 +134,15 @@ def fill_buckets(
     bucket_size_x: int,
     bucket_size_y: int,
     max_scores: int = MAX_SCORES,
+    rounding: torch.dtype | None = None,
 ) -> Buckets:
-    """Give each bucket the states and the items with the largest dot product with its centre."""
-    return Buckets(
-        states=top_rows(centres, states, bucket_size_x, max_scores=max_scores),
-        items=top_rows(centres, catalogue, bucket_size_y, max_scores=max_scores),
-    )
+    """Give each bucket the states and the items with the largest dot product with its centre.
+
+    With `rounding`, that of the states and the catalogue rounded to that precision.
+    """
+    states_of = top_rows(centres, states, bucket_size_x, max_scores=max_scores, rounding=rounding)
+    items_of = top_rows(centres, catalogue, bucket_size_y, max_scores=max_scores, rounding=rounding)
+    return Buckets(states_of, items_of)
 
 
 @torch.no_grad()
@@ -147,30 +152,36 @@ def top_rows(
     k: int,
     *,
     max_scores: int = MAX_SCORES,
+    rounding: torch.dtype | None = None,
 ) -> Tensor:
     """Return the k rows with the largest dot product with each centre, as ascending indices [b, k].
 
     Equal scores go to the lower index, so the answer does not depend on `max_scores`, the number of
-    scores held at once. A k beyond the number of rows means all of them.
+    scores held at once. A k beyond the number of rows means all of them. With `rounding`, rows are
+    rounded to that precision first, a chunk at a time.
     """
     m = rows.shape[0]
     if k >= m:
         return torch.arange(m, device=rows.device).expand(centres.shape[0], m)
     # Whole runs, no fewer rows than k, so that the first chunk fills the buckets.
-    chunk = max(math.ceil(k / RUN), max_scores // (centres.shape[0] * RUN))
+    across = centres.shape[0] if rounding is None else max(centres.shape)  # rounded rows take room
+    chunk = max(math.ceil(k / RUN), max_scores // (across * RUN))
     chunk = RUN * min(chunk, math.ceil(m / RUN))
     group = max(1, max_scores // chunk)
-    return torch.cat([_top_rows_of_group(part, rows, k, chunk) for part in centres.split(group)])
+    parts = centres.split(group)
+    return torch.cat([_top_rows_of_group(part, rows, k, chunk, rounding) for part in parts])
 
 
-def _top_rows_of_group(centres: Tensor, rows: Tensor, k: int, chunk: int) -> Tensor:
+def _top_rows_of_group(
+    centres: Tensor, rows: Tensor, k: int, chunk: int, rounding: torch.dtype | None
+) -> Tensor:
     """Pass over the rows once, chunk by chunk, with a running top-k for each centre."""
     scores = centres.new_empty(centres.shape[0], chunk)
-    _score(centres, rows[:chunk], out=scores)
+    _score(centres, rounded(rows[:chunk], rounding), out=scores)
     best = _top_columns(scores, k)
     values = scores.gather(1, best)
     for start in range(chunk, rows.shape[0], chunk):
-        _score(centres, rows[start : start + chunk], out=scores)
+        _score(centres, rounded(rows[start : start + chunk], rounding), out=scores)
         columns = _candidates(scores, threshold=values.amin(dim=1, keepdim=True))
         if columns is None:
             continue

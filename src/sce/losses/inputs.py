@@ -90,6 +90,25 @@ def check_arguments(
         )
 
 
+def autocast_rounding(states: Tensor, catalogue: Tensor) -> torch.dtype | None:
+    """Return what torch.autocast rounds the factors of matrix products to; None: nothing.
+
+    It has a say where an input is float32 and the other one is too, or is in its precision already.
+    """
+    kind = states.device.type
+    if not torch.is_autocast_enabled(kind):
+        return None
+    dtype = torch.get_autocast_dtype(kind)
+    given = (states.dtype, catalogue.dtype)
+    fits = torch.float32 in given and all(x in (torch.float32, dtype) for x in given)
+    return dtype if fits and dtype in (torch.bfloat16, torch.float16) else None
+
+
+def rounded(tensor: Tensor, rounding: torch.dtype | None) -> Tensor:
+    """Round what is to be a factor of a matrix product, unless there is nothing to round to."""
+    return tensor if rounding is None else tensor.to(rounding)
+
+
 def _check_range(targets: Tensor, valid: Tensor, *, n_items: int, ignore_index: int) -> None:
     wrong = valid & ((targets < 0) | (targets >= n_items))
     message = f"targets must lie in [0, {n_items}) or equal ignore_index ({ignore_index})"

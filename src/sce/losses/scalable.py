@@ -19,12 +19,14 @@ from sce.losses.buckets import (
     suggest_sizes,
 )
 from sce.losses.inputs import (
+    autocast_rounding,
     check_arguments,
     check_ignore_index,
     check_inputs,
     check_reduction,
     check_size,
     reduce,
+    rounded,
 )
 from sce.losses.statistics import BucketStatistics, count_buckets
 
@@ -41,6 +43,10 @@ class ScalableCrossEntropy(nn.Module):
     In a compiled model the kernels are one operation of the graph. The graph breaks where it cannot
     hold the call: on the plain path, with the default of `n_buckets` or `bucket_size_x` (which
     depend on values), with `sparse_grad`, and with a `generator`.
+
+    Under torch.autocast, float32 inputs are rounded to its precision wherever they are multiplied:
+    to choose the buckets, for logits and for gradients. A few rows are rounded at a time (there is
+    no copy of the catalogue); sums, the loss and the gradients are float32.
 
     The gradients are written by hand: `backward()` and `torch.autograd.grad` give them, once; the
     transforms of torch.func (grad, jacrev, vmap, ...) are refused.
@@ -137,7 +143,8 @@ class ScalableCrossEntropy(nn.Module):
     ) -> Tensor | tuple[Tensor, BucketStatistics]:
         """Return the loss; with `with_stats`, also the statistics of the buckets.
 
-        Half-precision inputs are scored in float32, and the loss is float32 (float64 for float64).
+        Sums are float32 whatever the precision of the inputs or of autocast, and so is the loss
+        (both are float64 where an input is).
 
         Args:
             states: What the model puts out, [..., d].
@@ -168,28 +175,33 @@ class ScalableCrossEntropy(nn.Module):
         check_arguments(states, catalogue, targets, ignore_index=self.ignore_index)
         if centres is not None:
             _check_centres(centres, catalogue)
+        rounding = autocast_rounding(states, catalogue)
         if choose_backend(states, catalogue, self.backend) == "triton" and targets.numel():
-            return self._fused(states, catalogue, targets, generator, centres, with_stats)
+            return self._fused(states, catalogue, targets, generator, centres, with_stats, rounding)
         inputs = check_inputs(states, catalogue, targets, ignore_index=self.ignore_index)
         x, y, wanted = inputs.states, inputs.catalogue, inputs.targets
         with torch.no_grad(), torch.autocast(states.device.type, enabled=False):
             n_buckets, size_x = self._sizes(len(wanted))
+            seen = rounded(x, rounding)
             if centres is None:
                 if self.from_states:
-                    centres = pick_states(x, n_buckets, generator=generator)
+                    centres = pick_states(seen, n_buckets, generator=generator)
                 else:
-                    centres = draw_centres(x, n_buckets, mix=self.mix, generator=generator)
-                centres = round_centres(centres, y.dtype)
+                    centres = draw_centres(seen, n_buckets, mix=self.mix, generator=generator)
+                centres = round_centres(centres, rounding or y.dtype)
             # A state that is not finite may fall into no bucket, and would then go unnoticed.
-            sound = x.isfinite().all()
+            sound = seen.isfinite().all()
         buckets = fill_buckets(
-            x,
+            seen,
             y,
             centres.to(inputs.dtype),
             bucket_size_x=size_x,
             bucket_size_y=self.bucket_size_y,
+            rounding=rounding,
         )
-        losses, placed = bucketed_cross_entropy(x, y, wanted, buckets, sparse=self.sparse_grad)
+        losses, placed = bucketed_cross_entropy(
+            x, y, wanted, buckets, sparse=self.sparse_grad, rounding=rounding
+        )
         losses = losses * torch.where(sound, 1.0, torch.nan).to(losses.dtype)
         loss = reduce(losses, placed, inputs, self.reduction)
         return loss, count_buckets(buckets, wanted, placed) if with_stats else None
@@ -202,6 +214,7 @@ class ScalableCrossEntropy(nn.Module):
         generator: torch.Generator | None,
         centres: Tensor | None,
         with_stats: bool,
+        rounding: torch.dtype | None,
     ) -> tuple[Tensor, BucketStatistics | None]:
         """Run the kernels: nothing is taken out, counted or looked at on the host."""
         from sce.losses import kernels
@@ -212,7 +225,8 @@ class ScalableCrossEntropy(nn.Module):
             flat, valid = states.reshape(-1, states.shape[-1]), targets.reshape(-1)
             valid = valid != self.ignore_index
             centres = pick_states(flat, n_buckets, valid=valid, generator=generator)
-            centres = round_centres(centres, catalogue.dtype)
+            centres = rounded(centres, rounding).to(centres.dtype)
+            centres = round_centres(centres, rounding or catalogue.dtype)
         elif centres is None:
             seed = kernels.draw_seed(states.device, generator)
         compiling = torch.compiler.is_compiling()
@@ -229,6 +243,7 @@ class ScalableCrossEntropy(nn.Module):
                 ignore_index=self.ignore_index,
                 reduction=self.reduction,
                 sparse_grad=self.sparse_grad,
+                rounding=rounding,
             ),
             centres=centres,
             seed=seed,

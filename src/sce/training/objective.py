@@ -38,7 +38,7 @@ _DEFAULTS: dict[LossName, dict[str, Any]] = {
     "sce": {
         "bucket_size_y": 256,
         "mix": True,
-        "from_states": False,
+        "mix_of": 4,
         "n_buckets": None,
         "bucket_size_x": None,
         "alpha": 2.0,
@@ -63,8 +63,9 @@ class LossSettings:
     """sce: items in a bucket, the one size to tune. [default: 256]"""
     mix: bool | None = None
     """sce: put the buckets where the states are. [default: true]"""
-    from_states: bool | None = None
-    """sce: put the centre of each bucket on a state, instead of mixing them. [default: false]"""
+    mix_of: int | None = None
+    """sce: how many states the centre of a bucket is mixed from; 0: all, as in the paper. [default:
+    4]"""
     alpha: float | None = None
     """sce: how densely buckets cover the states of a batch. [default: 2]"""
     beta: float | None = None
@@ -116,6 +117,10 @@ class LossSettings:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise InputError(f"loss.{name} must be above 0; got {value}")
+        if self.mix_of is not None and self.mix_of < 0:
+            raise InputError(
+                f"loss.mix_of is a number of states, or 0 for all of them; got {self.mix_of}"
+            )
         if self.t is not None and not 0 <= self.t <= 1:
             raise InputError(f"loss.t lies between 0 and 1; got {self.t}")
         for name, choices in (("negatives", get_args(Sampler)), ("shared", get_args(Sharing))):
@@ -178,7 +183,7 @@ def build_loss(settings: LossSettings, workload: Workload) -> nn.Module:
             bucket_size_x=sizes["bucket_size_x"],
             bucket_size_y=_given(settings.bucket_size_y),
             mix=_given(settings.mix),
-            from_states=_given(settings.from_states),
+            mix_of=_given(settings.mix_of),
         )
     if settings.name == "ce":
         return CrossEntropy(chunk_size=settings.chunk_size)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
-# The interpreter computes bfloat16 products wrongly: precisions are tested on a GPU.
+# The interpreter is slow: there, test_precision.py and ../test_autocast.py stand for the others.
 DTYPES = [torch.float32, torch.bfloat16, torch.float16] if GPU else [torch.float32]
 
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -119,18 +120,42 @@ def test_where_the_graph_breaks_the_result_is_the_same(
     check(net, call=call, backend="aot_eager")
 
 
-def test_the_operations_keep_their_contracts() -> None:
+@pytest.mark.parametrize("rounding", [None, torch.float16])
+def test_the_operations_keep_their_contracts(rounding: torch.dtype | None) -> None:
     # One bucket of all states, all valid: no number of the result is left as it was in memory.
     states, catalogue, targets = problem(3, 9, 20, 8)
     targets = targets.abs() % 20
     seed = torch.tensor([5], device=DEVICE)
-    call = (states, catalogue, targets, None, seed, 1, 9, 4, True, -100, "mean")
+    call = (states, catalogue, targets, None, seed, 1, 9, 4, True, -100, "mean", rounding)
     torch.library.opcheck(operator.scalable_cross_entropy, call)
     computed = Computed(*operator.scalable_cross_entropy(*call))
     saved = [tensor.detach() for tensor in to_save(states, catalogue, computed)]
     grad = torch.ones_like(computed.loss).detach()
     for gradient in (operator.grad_states, operator.grad_catalogue):
-        torch.library.opcheck(gradient, (grad, saved, "mean"))
+        torch.library.opcheck(gradient, (grad, saved, "mean", rounding))
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["within the graph", "around the graph"])
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+def test_autocast_is_the_same_in_a_compiled_model(backend: str, inside: bool) -> None:
+    net = Net(backend=backend)
+    cast = torch.autocast(DEVICE, dtype=torch.bfloat16)
+    net.body = nn.LayerNorm(8, device=DEVICE)  # type: ignore[assignment]  # float32 states
+
+    def step(*inputs: Tensor) -> Any:
+        with cast if inside else nullcontext():
+            return net(*inputs, centres=CENTRES)
+
+    compiled = torch.compile(step, fullgraph=backend == "triton", backend="aot_eager")
+    results = []
+    for call in (compiled, step):
+        with nullcontext() if inside else cast:
+            results.append(run(net, call))
+    assert all(map(torch.equal, *results))
+    plain = run(net, partial(net, centres=CENTRES))
+    assert not torch.equal(plain[0], results[0][0])
+    if not inside:  # without autocast there is another graph
+        assert all(map(torch.equal, run(net, compiled), plain))
 
 
 def test_a_second_derivative_is_refused() -> None:

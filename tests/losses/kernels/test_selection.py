@@ -143,6 +143,21 @@ def test_plans_stay_within_memory(n: int, m: int, d: int, k: int, megabytes: int
     assert plan.at_once == 1 or plan.at_once * width * 4 <= megabytes << 20
 
 
+@pytest.mark.parametrize(
+    ("m", "k", "plan"),
+    [
+        (10**5, 256, Plan(320, 16, 1)),
+        (10**6, 256, Plan(320, 64, 1)),
+        (10**7, 256, Plan(320, 256, 2)),
+        (10**8, 256, Plan(320, 1024, 2)),
+        (10**6, 4096, Plan(160, 8, 1)),
+        (10**6, 16384, Plan(80, 4, 1)),
+    ],
+)
+def test_plans_of_usual_sizes(m: int, k: int, plan: Plan) -> None:
+    assert selection.make_plan(320, m, 64, k) == plan
+
+
 @pytest.mark.skipif(
     not GPU or torch.cuda.get_device_properties(0).total_memory < 40 << 30,
     reason="needs a GPU of 40 GiB",

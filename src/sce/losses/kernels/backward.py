@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sce.losses.kernels.bucketed import Tiles, bucket_and_tile, load_rows, packed_value, product
 from sce.losses.kernels.launch import ceil_div, launch
+from sce.losses.kernels.precision import weighted_sum
 
 
 class Saved(NamedTuple):
@@ -27,6 +28,7 @@ class Saved(NamedTuple):
     own: Tensor  # [n]
     won: Tensor  # [n_buckets, size_x]
     counts: Tensor  # [n_buckets + 1]
+    rounding: torch.dtype | None  # of rows in matrix products
 
 
 def grad_states(saved: Saved, grad: Tensor, reduction: str) -> Tensor:
@@ -34,14 +36,15 @@ def grad_states(saved: Saved, grad: Tensor, reduction: str) -> Tensor:
     x, y, won = saved.x, saved.y, saved.won
     (n_buckets, size_x), size_y, d = won.shape, saved.items.shape[1], x.shape[1]
     out = torch.zeros(x.shape, device=x.device, dtype=x.dtype)
-    tiles = Tiles(x, y)
+    tiles = Tiles(x, y, saved.rounding)
     block_x, block_y = tiles.states
     launch(
         _grad_states_kernel, (ceil_div(size_x, block_x) * n_buckets,),
         x, y, saved.wanted, saved.items, saved.own, saved.packed, won, saved.counts, grad, out,
         n_buckets, size_x, size_y, d, x.stride(0), y.stride(0),
         REDUCTION=reduction, BLOCK_X=block_x, BLOCK_Y=block_y, BLOCK_D=tiles.d,
-        PRECISION=tiles.precision, num_warps=4, num_stages=2,
+        ROUND=tiles.round, SPLIT=saved.rounding is not None, PRECISION=tiles.precision,
+        num_warps=4, num_stages=2,
     )  # fmt: skip
     return out
 
@@ -54,14 +57,15 @@ def grad_places(saved: Saved, grad: Tensor, reduction: str, first: int, last: in
     x, y, won = saved.x, saved.y, saved.won
     (n_buckets, size_x), size_y, d = won.shape, saved.items.shape[1], x.shape[1]
     out = torch.empty(last - first, size_y, d, device=x.device, dtype=torch.float32)
-    tiles = Tiles(x, y)
+    tiles = Tiles(x, y, saved.rounding)
     block_x, block_y = tiles.places
     launch(
         _grad_places_kernel, (ceil_div(size_y, block_y) * (last - first),),
         x, y, saved.wanted, saved.items, saved.packed, won, saved.counts, grad, out,
         first, n_buckets, size_x, size_y, d, x.stride(0), y.stride(0),
         REDUCTION=reduction, BLOCK_X=block_x, BLOCK_Y=block_y, BLOCK_D=tiles.d,
-        PRECISION=tiles.precision, num_warps=4, num_stages=2,
+        ROUND=tiles.round, SPLIT=saved.rounding is not None, PRECISION=tiles.precision,
+        num_warps=4, num_stages=2,
     )  # fmt: skip
     return out
 
@@ -99,6 +103,8 @@ def _grad_states_kernel(
     BLOCK_X: tl.constexpr,
     BLOCK_Y: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    ROUND: tl.constexpr,
+    SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     bucket, tile = bucket_and_tile(size_x, BLOCK_X)
@@ -115,23 +121,18 @@ def _grad_states_kernel(
         scale *= common_scale(grad_ptr, counts_ptr + n_buckets, REDUCTION)
         if REDUCTION == "none":
             scale = tl.load(grad_ptr + row, mask=in_x, other=0.0).to(tl.float32)
-        x = load_rows(x_ptr, row, in_x, stride_x, d, BLOCK_D)
-        own_y = load_rows(y_ptr, target, in_x, stride_y, d, BLOCK_D)
+        x = load_rows(x_ptr, row, in_x, stride_x, d, BLOCK_D, ROUND)
+        own_y = load_rows(y_ptr, target, in_x, stride_y, d, BLOCK_D, ROUND)
         grad = (tl.exp(own - total) - 1.0)[:, None] * own_y.to(tl.float32)
         for start in range(0, size_y, BLOCK_Y):
             i_y = start + tl.arange(0, BLOCK_Y)
             in_y = i_y < size_y
             item = tl.load(bucket_items_ptr + bucket * size_y + i_y, mask=in_y, other=-1)
-            y = load_rows(y_ptr, item, in_y, stride_y, d, BLOCK_D)
+            y = load_rows(y_ptr, item, in_y, stride_y, d, BLOCK_D, ROUND)
             logits = product(x, y, PRECISION)
             other = in_y[None, :] & (item[None, :] != target[:, None])
             weights = tl.where(other, tl.exp(logits - total[:, None]), 0.0)
-            if PRECISION == "ieee":  # both in the same half precision
-                # float16 has few bits below 1: 2¹² moves small weights up into its range.
-                part = tl.dot((weights * 4096.0).to(y.dtype), y)
-                grad += part * (1.0 / 4096.0)
-            else:
-                grad += tl.dot(weights, y.to(tl.float32), input_precision=PRECISION)
+            grad += weighted_sum(weights, y, ROUND, SPLIT, PRECISION)
         i_d = tl.arange(0, BLOCK_D)
         tl.store(
             out_ptr + row[:, None].to(tl.int64) * d + i_d[None, :],
@@ -162,6 +163,8 @@ def _grad_places_kernel(
     BLOCK_X: tl.constexpr,
     BLOCK_Y: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    ROUND: tl.constexpr,
+    SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     bucket, tile = bucket_and_tile(size_y, BLOCK_Y)
@@ -169,7 +172,7 @@ def _grad_places_kernel(
     i_y = tile * BLOCK_Y + tl.arange(0, BLOCK_Y)
     in_y = i_y < size_y
     item = tl.load(bucket_items_ptr + bucket * size_y + i_y, mask=in_y, other=-1)
-    y = load_rows(y_ptr, item, in_y, stride_y, d, BLOCK_D)
+    y = load_rows(y_ptr, item, in_y, stride_y, d, BLOCK_D, ROUND)
     count = tl.load(counts_ptr + bucket)
     grad = tl.zeros((BLOCK_Y, BLOCK_D), tl.float32)
     for start in range(0, count, BLOCK_X):
@@ -178,18 +181,17 @@ def _grad_places_kernel(
         row = tl.load(won_ptr + bucket * size_x + i_x, mask=in_x, other=0)
         target = tl.load(wanted_ptr + row, mask=in_x, other=0)
         total = packed_value(tl.load(packed_ptr + row, mask=in_x, other=0))
-        x = load_rows(x_ptr, row, in_x, stride_x, d, BLOCK_D)
+        x = load_rows(x_ptr, row, in_x, stride_x, d, BLOCK_D, ROUND)
         logits = product(y, x, PRECISION)
         other = in_x[None, :] & (item[:, None] != target[None, :])
         weights = tl.where(other, tl.exp(logits - total[None, :]), 0.0)
         if REDUCTION == "none":
             scale = tl.load(grad_ptr + row, mask=in_x, other=0.0).to(tl.float32)
             weights *= scale[None, :]
-        if PRECISION == "ieee" and REDUCTION != "none":
-            part = tl.dot((weights * 4096.0).to(x.dtype), x)
-            grad += part * (1.0 / 4096.0)
-        else:
+        if REDUCTION == "none":  # weights of any size
             grad += tl.dot(weights, x.to(tl.float32), input_precision="tf32x3")
+        else:
+            grad += weighted_sum(weights, x, ROUND, SPLIT, PRECISION)
     grad *= common_scale(grad_ptr, counts_ptr + n_buckets, REDUCTION)
     i_d = tl.arange(0, BLOCK_D)
     tl.store(

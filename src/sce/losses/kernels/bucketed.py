@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sce.losses.kernels.centres import NOWHERE, Prepared
 from sce.losses.kernels.launch import ceil_div, launch, power_of_2
+from sce.losses.kernels.precision import half_name, rounded
 
 _NOWHERE = tl.constexpr(NOWHERE)
 
@@ -18,9 +19,11 @@ _NOWHERE = tl.constexpr(NOWHERE)
 class Tiles:
     """How large the tiles on the chip are, for a width and a precision (tuned on an H200)."""
 
-    def __init__(self, states: Tensor, catalogue: Tensor) -> None:
+    def __init__(self, states: Tensor, catalogue: Tensor, rounding: torch.dtype | None) -> None:
         self.d = max(16, power_of_2(states.shape[1]))
-        half = states.dtype == catalogue.dtype != torch.float32
+        same = states.dtype if states.dtype == catalogue.dtype else None
+        self.round = half_name(rounding or same)  # both in this half precision, if any
+        half = bool(self.round)
         self.precision = "ieee" if half else "tf32x3"
         # Rows of states and of items: in the forward pass, and for the gradient of each.
         side = 64 if self.d <= 128 else 32 if self.d <= 256 else 16
@@ -29,6 +32,8 @@ class Tiles:
             self.forward = (64, 128) if half else (128, 64)
             self.states = (64, 128) if half else (32, 64)
             self.places = (32, 64)
+        elif rounding is not None and self.d <= 256:
+            self.places = (side, side // 2)  # what is rounded takes registers in both precisions
 
 
 def forward(
@@ -38,6 +43,7 @@ def forward(
     bucket_states: Tensor,  # [n_buckets, size_x]
     bucket_items: Tensor,  # [n_buckets, size_y]
     reduction: str,
+    rounding: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the loss, each state's own logit [n], and the states that each bucket won.
 
@@ -50,14 +56,14 @@ def forward(
     counts = torch.empty(n_buckets + 1, device=x.device, dtype=torch.int32)
     sums = torch.empty(n_buckets, device=x.device, dtype=torch.float32)
     loss = torch.empty((), device=x.device, dtype=torch.float32)
-    tiles = Tiles(x, y)
+    tiles = Tiles(x, y, rounding)
     block_x, block_y = tiles.forward
     launch(
         _log_sums_kernel, (ceil_div(size_x, block_x) * n_buckets,),
         x, y, prepared.wanted, bucket_states, bucket_items, own, prepared.packed,
         size_x, size_y, d, x.stride(0), y.stride(0),
-        BLOCK_X=block_x, BLOCK_Y=block_y, BLOCK_D=tiles.d, PRECISION=tiles.precision,
-        num_warps=4, num_stages=2,
+        BLOCK_X=block_x, BLOCK_Y=block_y, BLOCK_D=tiles.d, ROUND=tiles.round,
+        PRECISION=tiles.precision, num_warps=4, num_stages=2,
     )  # fmt: skip
     launch(
         _winners_kernel, (n_buckets,),
@@ -81,14 +87,15 @@ def bucket_and_tile(size, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def load_rows(ptr, rows, there, stride, d, BLOCK_D: tl.constexpr):
-    """Load rows of a matrix by their numbers; zeros where they are not there."""
+def load_rows(ptr, rows, there, stride, d, BLOCK_D: tl.constexpr, ROUND: tl.constexpr):
+    """Load rows of a matrix by their numbers, and round them; zeros where they are not there."""
     i_d = tl.arange(0, BLOCK_D)
-    return tl.load(
+    values = tl.load(
         ptr + rows[:, None].to(tl.int64) * stride + i_d[None, :],
         mask=there[:, None] & (i_d < d)[None, :],
         other=0.0,
     )
+    return rounded(values, ROUND)
 
 
 @triton.jit
@@ -132,6 +139,7 @@ def _log_sums_kernel(
     BLOCK_X: tl.constexpr,
     BLOCK_Y: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    ROUND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     bucket, tile = bucket_and_tile(size_x, BLOCK_X)
@@ -140,8 +148,8 @@ def _log_sums_kernel(
     row = tl.load(bucket_states_ptr + bucket * size_x + i_x, mask=in_x, other=0)
     target = tl.load(wanted_ptr + row, mask=in_x, other=-1)
     counts = in_x & (target >= 0)
-    x = load_rows(x_ptr, row, counts, stride_x, d, BLOCK_D)
-    own_y = load_rows(y_ptr, target, counts, stride_y, d, BLOCK_D)
+    x = load_rows(x_ptr, row, counts, stride_x, d, BLOCK_D, ROUND)
+    own_y = load_rows(y_ptr, target, counts, stride_y, d, BLOCK_D, ROUND)
     own = tl.sum(x.to(tl.float32) * own_y.to(tl.float32), axis=1)
     largest = own  # the own target is always there; the other items come on top
     total = tl.full((BLOCK_X,), 1.0, tl.float32)
@@ -149,7 +157,7 @@ def _log_sums_kernel(
         i_y = start + tl.arange(0, BLOCK_Y)
         in_y = i_y < size_y
         item = tl.load(bucket_items_ptr + bucket * size_y + i_y, mask=in_y, other=-1)
-        y = load_rows(y_ptr, item, in_y, stride_y, d, BLOCK_D)
+        y = load_rows(y_ptr, item, in_y, stride_y, d, BLOCK_D, ROUND)
         logits = product(x, y, PRECISION)
         other = in_y[None, :] & (item[None, :] != target[:, None])
         logits = tl.where(other, logits, float("-inf"))

@@ -13,6 +13,7 @@ from torch import Tensor
 from sce.losses.kernels.backward import Saved, common_scale, grad_places
 from sce.losses.kernels.bucketed import packed_value
 from sce.losses.kernels.launch import ceil_div, launch, power_of_2
+from sce.losses.kernels.precision import half_name, rounded
 
 # The bytes that the parts of the gradient may take before they are added up.
 MEMORY = 64 << 20
@@ -61,7 +62,7 @@ def _add(
         items, order, places, x, saved.own, saved.packed, saved.counts, grad, out,
         len(items), places.shape[0] * places.shape[1], len(saved.items), len(saved.y),
         x.shape[1], x.stride(0), REDUCTION=reduction, SPARSE=sparse, MORE=more, BLOCK=_ENTRIES,
-        BLOCK_D=power_of_2(x.shape[1]), num_warps=2,
+        BLOCK_D=power_of_2(x.shape[1]), ROUND=half_name(saved.rounding), num_warps=2,
     )  # fmt: skip
     return items
 
@@ -98,6 +99,7 @@ def _entries(
     stride_x,
     REDUCTION: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    ROUND: tl.constexpr,
 ):
     """Return what entries add to their items, [i, d]."""
     i_d = tl.arange(0, BLOCK_D)
@@ -119,7 +121,7 @@ def _entries(
         x_ptr + state[:, None] * stride_x + i_d[None, :], mask=is_own[:, None] & in_d, other=0.0
     )
     weight = (tl.exp(own - sums) - 1.0) * scale
-    return part + weight[:, None] * x.to(tl.float32)
+    return part + weight[:, None] * rounded(x, ROUND).to(tl.float32)
 
 
 @triton.jit
@@ -144,6 +146,7 @@ def _add_by_item_kernel(
     MORE: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    ROUND: tl.constexpr,
 ):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     item = tl.load(items_ptr + i, mask=i < n, other=2147483647)
@@ -153,7 +156,7 @@ def _add_by_item_kernel(
         common = common_scale(grad_ptr, counts_ptr + n_buckets, REDUCTION)
         rows = _entries(
             i, there, order_ptr, places_ptr, x_ptr, own_ptr, packed_ptr, grad_ptr, common,
-            n_places, d, stride_x, REDUCTION, BLOCK_D,
+            n_places, d, stride_x, REDUCTION, BLOCK_D, ROUND,
         )  # fmt: skip
         # Each entry adds up itself and the later ones of its item in this block. Only the first of
         # an item is kept.
@@ -174,7 +177,7 @@ def _add_by_item_kernel(
             if starts > 0:
                 others = _entries(
                     j, more, order_ptr, places_ptr, x_ptr, own_ptr, packed_ptr, grad_ptr, common,
-                    n_places, d, stride_x, REDUCTION, BLOCK_D,
+                    n_places, d, stride_x, REDUCTION, BLOCK_D, ROUND,
                 )  # fmt: skip
                 rest += tl.sum(others, axis=0)
             starts = starts // BLOCK  # 1 while the whole block was of this item

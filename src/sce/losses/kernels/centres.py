@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sce.losses.kernels.launch import INTERPRETED, ceil_div, launch, power_of_2
+from sce.losses.kernels.precision import half_name, rounded
 
 # States that one step of a program takes.
 _BLOCK_ROWS = 32
@@ -51,6 +52,7 @@ def prepare(
     mix: bool,
     dtype: torch.dtype,  # of the centres, where they are drawn
     ignore_index: int,
+    rounding: torch.dtype | None = None,  # of the states
 ) -> Prepared:
     """Look at every state and target once, and draw the centres unless they are given."""
     n, d = states.shape
@@ -77,7 +79,7 @@ def prepare(
         states, targets, seed, wanted, packed, losses, keys, status, sums,
         n, n_items, ignore_index, n_buckets, n_buckets * size_y, d, states.stride(0), in_split,
         MIX=mixed, BLOCK_ROWS=_BLOCK_ROWS, BLOCK_N=block_n, BLOCK_D=block_d,
-        APPROXIMATE=not INTERPRETED,
+        ROUND=half_name(rounding), APPROXIMATE=not INTERPRETED,
     )  # fmt: skip
     launch(
         _centres_kernel, (ceil_div(n_buckets, 4) if draw else 1,),
@@ -149,6 +151,7 @@ def _states_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    ROUND: tl.constexpr,
     APPROXIMATE: tl.constexpr,
 ):
     split = tl.program_id(0)
@@ -168,7 +171,8 @@ def _states_kernel(
             states_ptr + i[:, None].to(tl.int64) * stride + i_d[None, :],
             mask=valid[:, None] & (i_d < d)[None, :],
             other=0.0,
-        ).to(tl.float32)
+        )
+        x = rounded(x, ROUND).to(tl.float32)
         finite = tl.abs(x) < float("inf")
         if tile == 0:
             tl.store(wanted_ptr + i, tl.where(valid, target, -1).to(tl.int32), mask=there)

@@ -13,6 +13,7 @@ from sce.losses.inputs import apply
 from sce.losses.kernels import backward, bucketed
 from sce.losses.kernels.catalogue import grad_catalogue
 from sce.losses.kernels.centres import prepare
+from sce.losses.kernels.precision import selecting_in
 from sce.losses.kernels.selection import top_rows
 
 
@@ -27,6 +28,7 @@ class FusedOptions:
     ignore_index: int = -100
     reduction: str = "mean"
     sparse_grad: bool = False
+    rounding: torch.dtype | None = None  # of float32 inputs in matrix products
 
 
 class Fused(NamedTuple):
@@ -91,14 +93,18 @@ def compute(
             n_buckets=n_buckets,
             size_y=size_y,
             mix=options.mix,
-            dtype=y.dtype,
+            dtype=options.rounding or y.dtype,
             ignore_index=options.ignore_index,
+            rounding=options.rounding,
         )
-        bucket_states = top_rows(prepared.centres, x, options.bucket_size_x, wanted=prepared.wanted)
         bucket_items = prepared.keys[: n_buckets * size_y].view(n_buckets, size_y)
-        top_rows(prepared.centres, y, size_y, out=bucket_items)
+        with selecting_in(options.rounding):
+            bucket_states = top_rows(
+                prepared.centres, x, options.bucket_size_x, wanted=prepared.wanted
+            )
+            top_rows(prepared.centres, y, size_y, out=bucket_items)
         loss, own, won, counts = bucketed.forward(
-            x, y, prepared, bucket_states, bucket_items, options.reduction
+            x, y, prepared, bucket_states, bucket_items, options.reduction, options.rounding
         )
     return Computed(
         prepared.losses if options.reduction == "none" else loss,
@@ -112,18 +118,25 @@ def compute(
     )
 
 
-def differentiate_states(grad: Tensor, saved: tuple[Tensor, ...], reduction: str) -> Tensor:
+def differentiate_states(
+    grad: Tensor, saved: tuple[Tensor, ...], reduction: str, rounding: torch.dtype | None
+) -> Tensor:
     """Return the gradient of the states, from that of the loss and from `to_save`."""
     with _device_of(grad):
-        return backward.grad_states(_saved(*saved), grad.contiguous(), reduction)
+        return backward.grad_states(_saved(*saved, rounding), grad.contiguous(), reduction)
 
 
 def differentiate_catalogue(
-    grad: Tensor, saved: tuple[Tensor, ...], reduction: str, *, sparse: bool = False
+    grad: Tensor,
+    saved: tuple[Tensor, ...],
+    reduction: str,
+    rounding: torch.dtype | None,
+    *,
+    sparse: bool = False,
 ) -> Tensor:
     """Return the gradient of the catalogue, from that of the loss and from `to_save`."""
     with _device_of(grad):
-        return grad_catalogue(_saved(*saved), grad.contiguous(), reduction, sparse=sparse)
+        return grad_catalogue(_saved(*saved, rounding), grad.contiguous(), reduction, sparse=sparse)
 
 
 def to_save(states: Tensor, catalogue: Tensor, computed: Computed) -> tuple[Tensor, ...]:
@@ -140,10 +153,11 @@ def _saved(
     own: Tensor,
     won: Tensor,
     counts: Tensor,
+    rounding: torch.dtype | None,
 ) -> backward.Saved:
     return backward.Saved(
         _rows(states), _rows(catalogue), wanted, packed, keys, _items(keys, won, wanted),
-        own, won, counts,
+        own, won, counts, rounding,
     )  # fmt: skip
 
 
@@ -173,10 +187,10 @@ class _FusedCrossEntropy(torch.autograd.Function):
             options: FusedOptions = ctx.options
             saved = ctx.saved_tensors
             if ctx.needs_input_grad[0]:
-                grad_x = differentiate_states(grad, saved, options.reduction)
+                grad_x = differentiate_states(grad, saved, options.reduction, options.rounding)
             if ctx.needs_input_grad[1]:
                 grad_y = differentiate_catalogue(
-                    grad, saved, options.reduction, sparse=options.sparse_grad
+                    grad, saved, options.reduction, options.rounding, sparse=options.sparse_grad
                 )
         return grad_x, grad_y, None, None, None, None
 

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sce.losses.kernels.launch import INTERPRETED, ceil_div, launch, power_of_2
+from sce.losses.kernels.precision import half_name, rounded, selected_in
 
 
 class Cut(NamedTuple):
@@ -41,7 +42,8 @@ def group_maxima(
     """Write the largest score of each group of rows with each centre, [n, n_groups]."""
     (n, d), m = centres.shape, len(rows)
     block_d = max(16, power_of_2(d))
-    half = centres.dtype == rows.dtype != torch.float32
+    dtype = selected_in(rows)
+    half = centres.dtype == dtype != torch.float32
     block_rows = 256 if half and block_d <= 64 else _tile_rows(d)
     block_n = 64 if block_d <= 128 else 32 if block_d <= 256 else 16
     local = min(group, block_rows)  # rows of a group in a tile
@@ -52,7 +54,7 @@ def group_maxima(
         LOCAL=local, INTERLEAVED=interleaves(group, d), PASSES=passes,
         TILES=power_of_2(ceil_div(n, block_n)) if passes > 1 else 1,
         BLOCK_ROWS=block_rows, BLOCK_N=block_n, BLOCK_D=block_d,
-        MASKED=wanted is not None, PRECISION="ieee" if half else "tf32x3",
+        MASKED=wanted is not None, ROUND=half_name(dtype), PRECISION="ieee" if half else "tf32x3",
         NAN_WINS=not INTERPRETED, num_warps=4, num_stages=3 if block_d <= 128 and not half else 2,
     )  # fmt: skip
 
@@ -69,7 +71,8 @@ def score_again(
         _score_again_kernel, (ceil_div(n_rows, block_rows) * n,),
         centres, rows, rows if wanted is None else wanted, groups, out, m, d, n_rows,
         rows.stride(0), GROUP=cut.group, INTERLEAVED=cut.interleaved, PART=cut.part,
-        BLOCK_ROWS=block_rows, BLOCK_D=block_d, MASKED=wanted is not None, num_warps=4,
+        BLOCK_ROWS=block_rows, BLOCK_D=block_d, MASKED=wanted is not None,
+        ROUND=half_name(selected_in(rows)), num_warps=4,
     )  # fmt: skip
 
 
@@ -97,6 +100,7 @@ def _group_maxima_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     MASKED: tl.constexpr,
+    ROUND: tl.constexpr,
     PRECISION: tl.constexpr,
     NAN_WINS: tl.constexpr,
 ):
@@ -116,6 +120,7 @@ def _group_maxima_kernel(
             mask=there[:, None] & (i_d < d)[None, :],
             other=0.0,
         )
+        rows = rounded(rows, ROUND)  # once, for all centres
         floor = tl.where(there, float("inf"), float("-inf"))  # a minimum with it masks a score
         for start in range(0, n, BLOCK_N):
             i_n = start + tl.arange(0, BLOCK_N)
@@ -125,7 +130,8 @@ def _group_maxima_kernel(
                 other=0.0,
             )
             if rows.dtype != centres.dtype:
-                scores = tl.dot(centres, tl.trans(rows.to(tl.float32)), input_precision=PRECISION)
+                wide = tl.trans(rows.to(tl.float32))
+                scores = tl.dot(centres.to(tl.float32), wide, input_precision=PRECISION)
             else:
                 scores = tl.dot(centres, tl.trans(rows), input_precision=PRECISION)
             # NaN is lost in a common maximum: it must win, reach the loss, and be noticed there.
@@ -185,6 +191,7 @@ def _score_again_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
     MASKED: tl.constexpr,
+    ROUND: tl.constexpr,
 ):
     PARTS: tl.constexpr = BLOCK_ROWS // PART
     tiles = tl.cdiv(n_rows, BLOCK_ROWS)  # only one axis of a grid is long
@@ -203,7 +210,8 @@ def _score_again_kernel(
         rows_ptr + row[:, None] * stride_row + i_d[None, :],
         mask=there[:, None] & (i_d < d)[None, :],
         other=0.0,
-    ).to(tl.float32)
+    )
+    rows = rounded(rows, ROUND).to(tl.float32)
     scores = tl.sum(rows * centre[None, :], axis=1)
     scores = tl.where(scores == scores, scores, float("inf"))
     scores = tl.where(there, scores, float("-inf"))

@@ -22,6 +22,7 @@ def fused_operator(
     found = scalable_cross_entropy(
         states, catalogue, targets, centres, seed, options.n_buckets, options.bucket_size_x,
         options.bucket_size_y, options.mix, options.ignore_index, options.reduction,
+        options.rounding,
     )  # fmt: skip
     return Computed(*found).fused()
 
@@ -39,10 +40,11 @@ def scalable_cross_entropy(
     mix: bool,
     ignore_index: int,
     reduction: str,
+    rounding: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Run the forward pass. The result is a `Computed`: a schema knows only its parts."""
     options = FusedOptions(
-        n_buckets, bucket_size_x, bucket_size_y, mix, ignore_index, reduction, sparse_grad=False
+        n_buckets, bucket_size_x, bucket_size_y, mix, ignore_index, reduction, rounding=rounding
     )
     return function.compute(states, catalogue, targets, centres, seed, options)
 
@@ -60,6 +62,7 @@ def _(
     mix: bool,
     ignore_index: int,
     reduction: str,
+    rounding: torch.dtype | None,
 ) -> Computed:
     n = states.shape[0]
     size_x = torch.sym_min(bucket_size_x, n)
@@ -81,30 +84,34 @@ def _(
 
 
 @torch.library.custom_op("sce::scalable_cross_entropy_grad_states", mutates_args=())
-def grad_states(grad: Tensor, saved: list[Tensor], reduction: str) -> Tensor:
+def grad_states(
+    grad: Tensor, saved: list[Tensor], reduction: str, rounding: torch.dtype | None
+) -> Tensor:
     """Return the gradient of the states."""
-    return function.differentiate_states(grad, tuple(saved), reduction)
+    return function.differentiate_states(grad, tuple(saved), reduction, rounding)
 
 
 @grad_states.register_fake
-def _(grad: Tensor, saved: list[Tensor], reduction: str) -> Tensor:
+def _(grad: Tensor, saved: list[Tensor], reduction: str, rounding: torch.dtype | None) -> Tensor:
     return saved[0].new_empty(saved[0].shape)
 
 
 @torch.library.custom_op("sce::scalable_cross_entropy_grad_catalogue", mutates_args=())
-def grad_catalogue(grad: Tensor, saved: list[Tensor], reduction: str) -> Tensor:
+def grad_catalogue(
+    grad: Tensor, saved: list[Tensor], reduction: str, rounding: torch.dtype | None
+) -> Tensor:
     """Return the gradient of the catalogue."""
-    return function.differentiate_catalogue(grad, tuple(saved), reduction)
+    return function.differentiate_catalogue(grad, tuple(saved), reduction, rounding)
 
 
 @grad_catalogue.register_fake
-def _(grad: Tensor, saved: list[Tensor], reduction: str) -> Tensor:
+def _(grad: Tensor, saved: list[Tensor], reduction: str, rounding: torch.dtype | None) -> Tensor:
     return saved[1].new_empty(saved[1].shape)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     computed = Computed(*output)
-    ctx.reduction = inputs[-1]
+    ctx.reduction, ctx.rounding = inputs[-2:]
     ctx.save_for_backward(*function.to_save(inputs[0], inputs[1], computed))
     ctx.mark_non_differentiable(*computed[1:])
     ctx.set_materialize_grads(False)
@@ -115,10 +122,10 @@ def _backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, .
     if grad is not None:
         saved = list(ctx.saved_tensors)
         if ctx.needs_input_grad[0]:
-            grad_x = grad_states(grad, saved, ctx.reduction)
+            grad_x = grad_states(grad, saved, ctx.reduction, ctx.rounding)
         if ctx.needs_input_grad[1]:
-            grad_y = grad_catalogue(grad, saved, ctx.reduction)
-    return grad_x, grad_y, *[None] * 9
+            grad_y = grad_catalogue(grad, saved, ctx.reduction, ctx.rounding)
+    return grad_x, grad_y, *[None] * 10
 
 
 scalable_cross_entropy.register_autograd(_backward, setup_context=_setup_context)

@@ -27,6 +27,7 @@ MEMORY_LARGE_K = 80 << 20
 MEMORY_SHARE = 0.04  # of a catalogue in half precision
 MEMORY_MOST = 192 << 20
 LARGE_K = 1024
+SELECTING = 20  # the bytes moved for each number selected from: it is written once and read again
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,14 @@ class Plan:
 
 @functools.lru_cache(maxsize=4096)  # batches differ
 def make_plan(n: int, m: int, d: int, k: int) -> Plan:
-    """Choose groups such that there are as many as rows to look at again, if memory allows."""
+    """Choose how the rows are cut, such that selecting takes little time and memory."""
     memory = MEMORY if k <= LARGE_K else MEMORY_LARGE_K
     values = max(memory, min(MEMORY_MOST, int(MEMORY_SHARE * m * d * 2))) // 4
-    taken = k + spare(k)
+    return (_plan_few if k <= LARGE_K else _plan_many)(n, m, d, k + spare(k), values)
+
+
+def _plan_few(n: int, m: int, d: int, taken: int, values: int) -> Plan:
+    """Take as many groups as rows to look at again, if memory allows: one pass for all centres."""
     group = 1
     while group < 4096 and (2 * group) ** 2 * taken <= 2 * m:
         group *= 2
@@ -54,6 +59,22 @@ def make_plan(n: int, m: int, d: int, k: int) -> Plan:
     while part < group and at_once * taken * (group // part) > values:
         part *= 2
     return Plan(at_once, group, part)
+
+
+def _plan_many(n: int, m: int, d: int, taken: int, values: int) -> Plan:
+    """Move the fewest bytes: of rows scored again, of numbers to select from, and of each pass."""
+    plans = []
+    for group in (1 << i for i in range(13)):
+        n_groups = 4 * ceil_div(m, 4 * group)
+        again = 0 if group == 1 else min(taken, n_groups) * group
+        for part in (1 << i for i in range(6) if 1 << i < max(2, group)):
+            parts = again // part
+            last = min(taken, parts) * part if part > 1 else 0
+            passes = ceil_div(n, max(1, values // max(n_groups, parts, last)))
+            numbers = n_groups + parts + last
+            moved = n * ((again + last) * d * 2 + numbers * SELECTING) + passes * m * d * 2
+            plans.append((moved, Plan(ceil_div(n, passes), group, part)))
+    return min(plans, key=lambda plan: plan[0])[1]
 
 
 def spare(k: int) -> int:
@@ -73,10 +94,11 @@ def top_rows(
     """Return the k rows with the largest dot product with each centre, [n, k], in any order.
 
     Equal scores go to the lower index. Rows that are not to be picked come last. Centres in the
-    precision of the rows are scored by matrix units of that precision; others as float32.
+    precision of the rows (`precision.selecting_in`, if that rounds them) are scored by matrix units
+    of that precision; others as float32.
     """
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
-    centres = centres if centres.dtype == rows.dtype else centres.float()
+    centres = centres.float() if centres.dtype == torch.float64 else centres
     (n, d), m = centres.shape, len(rows)
     k = min(k, m)
     if out is None:
@@ -96,7 +118,9 @@ def _top_rows(
     n, m = len(centres), len(rows)
     group, part = plan.group, plan.part
     interleaved = interleaves(group, rows.shape[1])
-    n_groups = 4 * ceil_div(m, 4 * group) if interleaved else ceil_div(m, group)
+    # Rows of numbers are read fastest in multiples of 16, which a tile can fill up to.
+    multiple = 16 if interleaves(4 * group, rows.shape[1]) else 4
+    n_groups = multiple * ceil_div(m, multiple * group) if interleaved else ceil_div(m, group)
     taken = min(k + spare(k), n_groups)
     n_parts = taken * (group // part)
     parts_taken = min(k + spare(k), n_parts) if part > 1 else 0

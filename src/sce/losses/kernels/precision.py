@@ -1,0 +1,73 @@
+"""Half precision on the chip: rows are read as they are, and rounded where a product needs them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+import triton
+import triton.language as tl
+
+from sce.losses.kernels.launch import INTERPRETED
+
+_INTERPRETED = tl.constexpr(INTERPRETED)
+_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+_selecting: ContextVar[torch.dtype | None] = ContextVar("selecting", default=None)
+
+
+def half_name(dtype: torch.dtype | None) -> str:
+    """Name a half precision for a kernel; any other dtype has no name: nothing is rounded."""
+    return "" if dtype is None else _NAMES.get(dtype, "")
+
+
+@contextmanager
+def selecting_in(dtype: torch.dtype | None) -> Iterator[None]:
+    """Round rows to this precision, for a while, before they are scored; None: leave them."""
+    before = _selecting.set(dtype)
+    try:
+        yield
+    finally:
+        _selecting.reset(before)
+
+
+def selected_in(rows: torch.Tensor) -> torch.dtype:
+    """Return the precision in which rows are scored."""
+    return _selecting.get() or rows.dtype
+
+
+@triton.jit
+def rounded(values, ROUND: tl.constexpr):
+    """Round to a half precision, by its name: what a matrix unit of that precision takes."""
+    if ROUND == "fp16":
+        values = values.to(tl.float16)
+    elif ROUND == "bf16":
+        if _INTERPRETED:
+            # The interpreter cuts bits off instead of rounding, and multiplies bfloat16 as if they
+            # were integers: there they stay float32 numbers.
+            values = values.to(tl.float32)
+            bits = values.to(tl.int32, bitcast=True)
+            bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+            values = tl.where(values == values, bits.to(tl.float32, bitcast=True), values)
+        else:
+            values = values.to(tl.bfloat16)
+    return values
+
+
+@triton.jit
+def weighted_sum(weights, rows, ROUND: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr):
+    """Return weights · rows for weights of at most one, by matrix units of the rows' precision.
+
+    Weights in half precision are good enough for a sum that is itself kept in it. Split into two
+    halves, they have the bits that one in float32 deserves.
+    """
+    if ROUND == "":
+        total = tl.dot(weights, rows.to(tl.float32), input_precision=PRECISION)
+    else:
+        # float16 has few bits below 1: 2¹² moves small weights up into its range.
+        scaled = weights * 4096.0
+        high = rounded(scaled, ROUND)
+        total = tl.dot(high, rows)
+        if SPLIT:
+            total += tl.dot(rounded(scaled - high.to(tl.float32), ROUND), rows)
+        total = total * (1.0 / 4096.0)
+    return total
