@@ -62,8 +62,8 @@ def run(loss: ScalableCrossEntropy, *inputs: Tensor, **options: Any) -> list[Ten
 @each_half
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"mix": False}, {"from_states": True}, {"centres": True}],
-    ids=["mix", "no mix", "from states", "given centres"],
+    [{}, {"mix": False}, {"mix_of": 0}, {"centres": True}],
+    ids=["mix", "no mix", "mix of all", "given centres"],
 )
 def test_buckets_and_value_are_those_of_inputs_in_half_precision(
     backend: Any, dtype: torch.dtype, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -1,10 +1,12 @@
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sce.losses import buckets
-from sce.losses.buckets import draw_centres, pick_states, suggest_sizes, top_rows
+from sce.losses.buckets import draw_centres, suggest_sizes, top_rows
 
 
 def naive_top_rows(centres: torch.Tensor, rows: torch.Tensor, k: int) -> list[list[int]]:
@@ -137,21 +139,27 @@ def test_nan_beside_ties_and_minus_infinity() -> None:
     assert 20 in top_rows(torch.ones(1, 1), rows, 4).tolist()[0]
 
 
-@settings(deadline=None, max_examples=40)
-@given(st.integers(1, 30), st.integers(1, 40), st.integers(0, 2**31))
-def test_states_as_centres_are_valid_and_differ_while_they_can(n: int, b: int, seed: int) -> None:
-    g = torch.Generator().manual_seed(seed)
-    states = torch.arange(n).float().unsqueeze(1).expand(n, 3)
-    valid = torch.rand(n, generator=g) < 0.5
-    picked = pick_states(states, b, valid=valid, generator=g)
-    assert picked.shape == (b, 3)
-    numbers = picked[:, 0].long().tolist()
-    count = int(valid.sum())
-    if count:
-        assert valid[numbers].all()
-        times = torch.tensor([numbers.count(i) for i in set(numbers)])
-        assert len(set(numbers)) == min(b, count)
-        assert times.max() - times.min() <= 1
-    every = pick_states(states, b, generator=g)[:, 0].tolist()
-    assert len(set(every)) == min(b, n)
-    assert pick_states(states[:0], b).shape == (b, 3)
+def test_a_mix_of_a_few_states_has_positive_weights_and_all_states_alike() -> None:
+    g = torch.Generator().manual_seed(0)
+    # Of orthogonal states, a centre tells which it is a sum of, and with which weights.
+    centres = draw_centres(torch.eye(8), 50_000, mix=True, mix_of=3, generator=g)
+    assert (centres >= 0).all()
+    parts = (centres > 0).sum(dim=1)
+    assert parts.min() == 1
+    assert parts.max() == 3
+    # Three draws of |normal| over eight states: mean 3/8 √(2/π), second moment 3/8 + 6/64 · 2/π.
+    mean, square = 3 / 8 * (2 / math.pi) ** 0.5, 3 / 8 + 6 / 64 * 2 / math.pi
+    torch.testing.assert_close(centres.mean(dim=0), torch.full((8,), mean), rtol=0.02, atol=0)
+    torch.testing.assert_close(
+        centres.square().mean(dim=0), torch.full((8,), square), rtol=0.04, atol=0
+    )
+
+
+def test_a_mix_of_one_state_is_that_state() -> None:
+    states = torch.randn(20, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    centres = draw_centres(states, 200, mix=True, mix_of=1)
+    assert centres.dtype == torch.float64
+    cosines = torch.nn.functional.normalize(centres) @ torch.nn.functional.normalize(states).T
+    assert torch.allclose(cosines.max(dim=1).values, torch.ones(200, dtype=torch.float64))
+    assert len(cosines.argmax(dim=1).unique()) == 20
+    assert draw_centres(states[:0], 3, mix=True, mix_of=4).tolist() == [[0.0] * 5] * 3

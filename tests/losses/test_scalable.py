@@ -384,7 +384,7 @@ def test_every_setting_is_in_the_repr() -> None:
         "bucket_size_x": 4,
         "bucket_size_y": 5,
         "mix": False,
-        "from_states": True,
+        "mix_of": 2,
         "alpha": 1.5,
         "beta": 0.5,
         "ignore_index": -1,
@@ -436,14 +436,17 @@ def test_no_tensor_grows_with_buckets_by_catalogue_or_by_bucket_logits(largest_t
     assert largest.numel <= max(MAX_SCORES, MAX_LOGITS) < 12_800_000
 
 
-def test_centres_on_states_are_states() -> None:
-    g = torch.Generator().manual_seed(0)
-    states, catalogue = torch.randn(30, 8, generator=g), torch.randn(50, 8, generator=g)
-    targets = torch.randint(50, (30,), generator=g)
-    targets[10:] = -100
-    sizes: dict[str, Any] = {"bucket_size_x": 4, "bucket_size_y": 7}
-    loss = ScalableCrossEntropy(n_buckets=10, from_states=True, **sizes)
-    # As many buckets as valid states: each is the centre of one, whatever the generator gives.
-    found = loss(states, catalogue, targets, generator=g)
-    wanted = ScalableCrossEntropy(**sizes)(states, catalogue, targets, centres=states[:10])
-    torch.testing.assert_close(found, wanted)
+def test_centres_are_mixed_from_the_valid_states() -> None:
+    # The two states that count are near items 0 to 3 and 4 to 7, the others near the rest.
+    states = torch.eye(3)[[0, 1] + [2] * 8] * 5
+    catalogue, targets = torch.eye(3).repeat_interleave(4, dim=0), torch.full((10,), -100)
+    targets[:2] = torch.tensor([0, 4])
+    for mix_of in (1, 2):
+        loss = ScalableCrossEntropy(
+            n_buckets=50, bucket_size_x=1, bucket_size_y=4, mix_of=mix_of, reduction="sum"
+        )
+        value, stats = loss(states, catalogue.requires_grad_(), targets, with_stats=True)
+        assert stats.placed == 1
+        assert stats.correct_in_bucket == 1
+        touched = torch.autograd.grad(value, catalogue)[0].abs().sum(dim=1) > 0
+        assert touched.tolist() == [True] * 8 + [False] * 4

@@ -61,16 +61,29 @@ def draw_centres(
     n_buckets: int,
     *,
     mix: bool,
+    mix_of: int = 0,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Draw the centres of the buckets: [n_buckets, d], in float32 or wider.
 
-    Without mix they are standard normal. With mix they are distributed as the rows of Ω X, with Ω
-    standard normal [n_buckets, v]: independent normal vectors with covariance XᵀX. G Lᵀ with
-    L Lᵀ = XᵀX and G standard normal [n_buckets, d] has that distribution and needs no Ω.
+    Without mix they are standard normal. With mix each is a sum of `mix_of` states, drawn at
+    random, with the absolute values of standard normal numbers for weights. With `mix_of` = 0 they
+    are the paper's, distributed as the rows of Ω X, with Ω standard normal [n_buckets, v]:
+    independent normal vectors with covariance XᵀX. G Lᵀ with L Lᵀ = XᵀX and G standard normal
+    [n_buckets, d] has that distribution and needs no Ω.
     """
-    d = states.shape[1]
+    v, d = states.shape
     dtype = torch.float64 if states.dtype == torch.float64 else torch.float32
+    if mix and mix_of:
+        centres = torch.zeros(n_buckets, d, dtype=dtype, device=states.device)
+        if v == 0:
+            return centres
+        shape = (mix_of, n_buckets)
+        drawn = torch.randint(v, shape, device=states.device, generator=generator)
+        weights = torch.randn(shape, dtype=dtype, device=states.device, generator=generator).abs()
+        for rows, weight in zip(drawn, weights, strict=True):
+            centres += weight[:, None] * states[rows].to(dtype)
+        return centres
     noise = torch.randn(n_buckets, d, dtype=dtype, device=states.device, generator=generator)
     if not mix:
         return noise
@@ -87,31 +100,6 @@ def draw_centres(
     gram.diagonal().add_(ridge)
     factor: Tensor = torch.linalg.cholesky_ex(gram).L
     return (noise.to(wide) @ factor.T).to(dtype)
-
-
-def pick_states(
-    states: Tensor,  # [n, d]
-    n_buckets: int,
-    *,
-    valid: Tensor | None = None,  # [n]: those that may be picked; None: all
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """Draw states as centres of the buckets, each once before any twice: [n_buckets, d].
-
-    Nothing here has a shape that depends on values, and the host does not wait for the device.
-    """
-    n = len(states)
-    if n == 0:
-        return states.new_zeros(n_buckets, states.shape[1])
-    order = torch.rand(n, device=states.device, generator=generator)
-    if valid is not None:
-        order = order.masked_fill(~valid, -1.0)
-    chosen = order.topk(min(n, n_buckets)).indices
-    most = chosen.new_full((), len(chosen))
-    count = most if valid is None else torch.minimum(valid.sum().clamp(min=1), most)
-    places = torch.arange(n_buckets, device=states.device) % count
-    centres = states.detach()[chosen[places]]
-    return centres.double() if states.dtype == torch.float64 else centres.float()
 
 
 def round_centres(centres: Tensor, dtype: torch.dtype) -> Tensor:

@@ -14,7 +14,6 @@ from sce.losses.bucketed import bucketed_cross_entropy
 from sce.losses.buckets import (
     draw_centres,
     fill_buckets,
-    pick_states,
     round_centres,
     suggest_sizes,
 )
@@ -55,11 +54,11 @@ class ScalableCrossEntropy(nn.Module):
         n_buckets: How many buckets. Default: α √(valid states / β) for each batch.
         bucket_size_x: States in a bucket. Default: α √(valid states · β) for each batch.
         bucket_size_y: Items in a bucket: the one size to tune.
-        mix: Draw the centres of the buckets where the states are (the paper's Mix), rather than
-            in all directions alike.
-        from_states: Put each centre on a state, drawn at random, instead; `mix` does not matter
-            then. The paper does not have it. It gave better models than mix on the two datasets it
-            was tried on (docs/paper.md).
+        mix: Draw the centres of the buckets where the states are, rather than in all directions
+            alike.
+        mix_of: With `mix`, how many states a centre is a sum of, with positive weights. 0: of all,
+            with weights of either sign, which is the paper's Mix. A few gave better models on the
+            datasets where mix is of use at all (docs/paper.md).
         alpha: How densely the buckets cover the states, for the two defaults.
         beta: Many small buckets (below 1) or few large ones (above 1), for the two defaults.
         ignore_index: The target of positions that do not count, such as padding.
@@ -79,7 +78,7 @@ class ScalableCrossEntropy(nn.Module):
         bucket_size_x: int | None = None,
         bucket_size_y: int = 256,
         mix: bool = True,
-        from_states: bool = False,
+        mix_of: int = 4,
         alpha: float = 2.0,
         beta: float = 1.0,
         ignore_index: int = -100,
@@ -92,6 +91,8 @@ class ScalableCrossEntropy(nn.Module):
             if size is not None:
                 check_size(name, size)
         check_size("bucket_size_y", bucket_size_y)
+        if isinstance(mix_of, bool) or mix_of != 0:  # 0: all
+            check_size("mix_of", mix_of)
         suggest_sizes(1, 1, alpha=alpha, beta=beta)  # refuses what is not positive and finite
         check_ignore_index(ignore_index)
         check_reduction(reduction)
@@ -101,7 +102,7 @@ class ScalableCrossEntropy(nn.Module):
         self.bucket_size_x = bucket_size_x
         self.bucket_size_y = bucket_size_y
         self.mix = mix
-        self.from_states = from_states
+        self.mix_of = mix_of
         self.alpha = alpha
         self.beta = beta
         self.ignore_index = ignore_index
@@ -184,10 +185,9 @@ class ScalableCrossEntropy(nn.Module):
             n_buckets, size_x = self._sizes(len(wanted))
             seen = rounded(x, rounding)
             if centres is None:
-                if self.from_states:
-                    centres = pick_states(seen, n_buckets, generator=generator)
-                else:
-                    centres = draw_centres(seen, n_buckets, mix=self.mix, generator=generator)
+                centres = draw_centres(
+                    seen, n_buckets, mix=self.mix, mix_of=self.mix_of, generator=generator
+                )
                 centres = round_centres(centres, rounding or y.dtype)
             # A state that is not finite may fall into no bucket, and would then go unnoticed.
             sound = seen.isfinite().all()
@@ -220,15 +220,7 @@ class ScalableCrossEntropy(nn.Module):
         from sce.losses import kernels
 
         n_buckets, size_x = self._sizes(None, targets)
-        seed = None
-        if centres is None and self.from_states:
-            flat, valid = states.reshape(-1, states.shape[-1]), targets.reshape(-1)
-            valid = valid != self.ignore_index
-            centres = pick_states(flat, n_buckets, valid=valid, generator=generator)
-            centres = rounded(centres, rounding).to(centres.dtype)
-            centres = round_centres(centres, rounding or catalogue.dtype)
-        elif centres is None:
-            seed = kernels.draw_seed(states.device, generator)
+        seed = kernels.draw_seed(states.device, generator) if centres is None else None
         compiling = torch.compiler.is_compiling()
         run = kernels.fused_operator if compiling else kernels.fused_cross_entropy
         loss, buckets, wanted, winner = run(
@@ -240,6 +232,7 @@ class ScalableCrossEntropy(nn.Module):
                 bucket_size_x=size_x,
                 bucket_size_y=self.bucket_size_y,
                 mix=self.mix,
+                mix_of=self.mix_of,
                 ignore_index=self.ignore_index,
                 reduction=self.reduction,
                 sparse_grad=self.sparse_grad,
@@ -301,7 +294,7 @@ class ScalableSettings(TypedDict, total=False):
     bucket_size_x: int | None
     bucket_size_y: int
     mix: bool
-    from_states: bool
+    mix_of: int
     alpha: float
     beta: float
     ignore_index: int

@@ -13,11 +13,18 @@ N = 4000 if GPU else 100  # buckets
 
 
 def prepared(
-    states: Tensor, targets: Tensor, *, seed: int = 7, mix: bool = True, n_buckets: int = 6
+    states: Tensor,
+    targets: Tensor,
+    *,
+    seed: int = 7,
+    mix: bool = True,
+    mix_of: int = 0,
+    n_buckets: int = 6,
 ) -> Prepared:
     return prepare(
         states.to(DEVICE), targets.to(DEVICE), None, torch.tensor([seed], device=DEVICE),
-        n_items=50, n_buckets=n_buckets, size_y=1, mix=mix, dtype=torch.float32, ignore_index=-100,
+        n_items=50, n_buckets=n_buckets, size_y=1, mix=mix, mix_of=mix_of, dtype=torch.float32,
+        ignore_index=-100,
     )  # fmt: skip
 
 
@@ -47,11 +54,47 @@ def test_centres_have_the_covariance_of_the_valid_states(mix: bool, rank: int) -
     assert found.status[:2].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("mix", [True, False])
-def test_the_seed_says_which_centres(mix: bool) -> None:
+def test_a_mix_of_a_few_valid_states_has_positive_weights_and_all_alike() -> None:
+    # Orthogonal states tell what a centre is a sum of. Some do not count, whole runs among them:
+    # more states than one program looks at, which are then cut into splits.
+    n = 3000
+    numbers = torch.arange(n) % 16
+    targets = torch.where(numbers < 11, 3, -100)
+    targets[500:1200] = -100
+    states = torch.eye(16)[numbers] * torch.where(targets < 0, float("nan"), 2.0)[:, None]
+    buckets = 4000 if GPU else 300
+    found = prepared(states, targets, mix_of=3, n_buckets=buckets)
+    centres = found.centres.cpu()
+    assert found.status[:2].tolist() == [1, 1]
+    assert torch.allclose(centres.norm(dim=1), torch.ones(buckets), atol=1e-5)
+    assert (centres >= 0).all()
+    assert not centres[:, 11:].any()
+    parts = (centres > 0).float()
+    assert parts.sum(dim=1).max() == 3
+    # Each of eleven kinds of states is in 1 - (10/11)³ of the sums.
+    share = 1 - (10 / 11) ** 3
+    error = 5 * (share * (1 - share) / buckets) ** 0.5
+    assert ((parts.mean(dim=0)[:11] - share).abs() < error).all()
+
+
+def test_a_mix_of_one_state_is_any_of_the_valid_ones() -> None:
+    n = 300
+    states = torch.nn.functional.normalize(torch.randn(n, 16))
+    targets = torch.full((n,), -100)
+    valid = torch.tensor([0, 1, 31, 32, 63, 64, 150, 298, 299])
+    targets[valid] = 7
+    centres = prepared(states, targets, mix_of=1, n_buckets=N).centres.cpu()
+    closest = (centres @ states.T).max(dim=1)
+    assert torch.allclose(closest.values, torch.ones(N), atol=1e-5)
+    assert torch.equal(closest.indices.unique(), valid)
+
+
+@pytest.mark.parametrize(("mix", "mix_of"), [(True, 0), (True, 4), (False, 0)])
+def test_the_seed_says_which_centres(mix: bool, mix_of: int) -> None:
     states, targets = torch.randn(40, 16), torch.randint(50, (40,))
     one, again, other = (
-        prepared(states, targets, seed=seed, mix=mix).centres for seed in (7, 7, 7 + (1 << 40))
+        prepared(states, targets, seed=seed, mix=mix, mix_of=mix_of).centres
+        for seed in (7, 7, 7 + (1 << 40))
     )
     assert torch.equal(one, again)
     assert (one != other).float().mean() > 0.9

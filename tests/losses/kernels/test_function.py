@@ -134,12 +134,13 @@ def test_no_valid_position_and_strided_inputs() -> None:
     torch.testing.assert_close(a, b)
 
 
-def test_centres_on_states() -> None:
+@pytest.mark.parametrize("mix_of", [1, 4])
+def test_centres_mixed_from_a_few_states(mix_of: int) -> None:
     states, catalogue, targets = problem(7, 40, 90, 16)
     with torch.no_grad():
         states[targets < 0] = float("nan")
     loss = ScalableCrossEntropy(
-        n_buckets=50, bucket_size_x=9, bucket_size_y=12, from_states=True, backend="triton"
+        n_buckets=50, bucket_size_x=9, bucket_size_y=12, mix_of=mix_of, backend="triton"
     )
     g = torch.Generator(DEVICE)
     value = loss(states, catalogue, targets, generator=g.manual_seed(0))

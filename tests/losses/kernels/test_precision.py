@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from sce.losses.kernels import function
-from sce.losses.kernels.precision import rounded, selecting_in
+from sce.losses.kernels.precision import rounded
 from sce.losses.kernels.selection import Plan, top_rows
 
 
@@ -49,8 +49,8 @@ def test_rows_are_rounded_before_they_are_scored(plan: Plan, given: torch.dtype)
     rows *= 1 + 1e-4 * torch.rand(240, 8, generator=g)
     centres = torch.randn(3, 8, generator=g).to(given)
     given_here = centres.to(DEVICE), rows.to(DEVICE), 11
-    with selecting_in(torch.bfloat16):
-        found = top_rows(*given_here, plan=plan).long().sort(dim=1).values.cpu()
+    found = top_rows(*given_here, plan=plan, rounding=torch.bfloat16)
+    found = found.long().sort(dim=1).values.cpu()
     assert torch.equal(found, buckets.top_rows(centres.float(), rows.bfloat16(), 11))
     assert torch.equal(found, buckets.top_rows(centres.float(), rows, 11, rounding=torch.bfloat16))
     left = top_rows(*given_here, plan=plan).long().sort(dim=1).values.cpu()
@@ -58,7 +58,7 @@ def test_rows_are_rounded_before_they_are_scored(plan: Plan, given: torch.dtype)
     assert not torch.equal(found, left)
 
 
-@pytest.mark.parametrize("settings", [{}, {"mix": False}, {"from_states": True}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"mix": False}, {"mix_of": 0}], ids=str)
 def test_drawn_centres_are_those_of_states_in_half_precision(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,11 +35,14 @@ def grad_catalogue(saved: Saved, grad: Tensor, reduction: str, *, sparse: bool) 
     flat = saved.items.flatten()
     for first in range(0, n_buckets, at_once):
         last = min(n_buckets, first + at_once)
-        places = grad_places(saved, grad, reduction, first, last)
         keys = flat[first * size_y : last * size_y]
-        _add(saved, keys, places, grad, reduction, out, more=first > 0)
-    own_keys = saved.keys[len(flat) :]
-    _add(saved, own_keys, places[:0], grad, reduction, out, more=True)
+        # Not under a name: it must be gone before the next.
+        _add(
+            saved, keys, grad_places(saved, grad, reduction, first, last), grad, reduction, out,
+            more=first > 0,
+        )  # fmt: skip
+    own_keys, nothing = saved.keys[len(flat) :], saved.own.new_empty(0, 0, y.shape[1])
+    _add(saved, own_keys, nothing, grad, reduction, out, more=True)
     return out
 
 

@@ -1,7 +1,8 @@
 """The centres of the buckets, and what else one pass over the states gives.
 
-With mix the centres are rows of Ω X. Ω is standard normal and never exists as a whole: each tile of
-it is drawn from a counter where it is used, so the numbers depend on the seed alone.
+All numbers are drawn from counters where they are used, so they depend on the seed alone. A mix of
+all states is a row of Ω X, with Ω standard normal, which never exists as a whole. For a mix of a
+few, the states that count are found by how many of them each program of the first pass has seen.
 """
 
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ def prepare(
     n_buckets: int,
     size_y: int,
     mix: bool,
+    mix_of: int,  # states of a centre; 0: all
     dtype: torch.dtype,  # of the centres, where they are drawn
     ignore_index: int,
     rounding: torch.dtype | None = None,  # of the states
@@ -58,7 +60,7 @@ def prepare(
     n, d = states.shape
     device = states.device
     draw = centres is None
-    mixed = draw and mix
+    mixed = draw and mix and not mix_of  # of all states
     if centres is None:
         assert seed is not None
         centres = torch.empty(n_buckets, d, device=device, dtype=dtype)
@@ -72,7 +74,7 @@ def prepare(
     packed = torch.empty(n, device=device, dtype=torch.int64)
     losses = torch.empty(n, device=device, dtype=torch.float32)
     keys = torch.empty(n_buckets * size_y + n, device=device, dtype=torch.int32)
-    status = torch.empty(2 + splits, device=device, dtype=torch.int32)
+    status = torch.empty(2 + 2 * splits, device=device, dtype=torch.int32)
     sums = torch.empty(splits if mixed else 0, n_buckets, d, device=device, dtype=torch.float32)
     launch(
         _states_kernel, (splits, ceil_div(n_buckets, block_n) if mixed else 1),
@@ -81,12 +83,20 @@ def prepare(
         MIX=mixed, BLOCK_ROWS=_BLOCK_ROWS, BLOCK_N=block_n, BLOCK_D=block_d,
         ROUND=half_name(rounding), APPROXIMATE=not INTERPRETED,
     )  # fmt: skip
-    launch(
-        _centres_kernel, (ceil_div(n_buckets, 4) if draw else 1,),
-        sums, seed, status, centres, n_buckets, d, splits,
-        DRAW=draw, MIX=mixed, BLOCK_N=4, BLOCK_D=block_d,
-        BLOCK_SPLITS=power_of_2(splits),
-    )  # fmt: skip
+    if draw and mix and mix_of:
+        launch(
+            _few_states_kernel, (n_buckets,),
+            states, wanted, seed, status, centres, d, states.stride(0), splits, in_split, n,
+            MIX_OF=mix_of, BLOCK_ROWS=min(1024, power_of_2(in_split)), BLOCK_D=block_d,
+            BLOCK_SPLITS=power_of_2(splits), ROUND=half_name(rounding),
+            APPROXIMATE=not INTERPRETED,
+        )  # fmt: skip
+    else:
+        launch(
+            _centres_kernel, (ceil_div(n_buckets, 4) if draw else 1,),
+            sums, seed, status, centres, n_buckets, d, splits,
+            DRAW=draw, MIX=mixed, BLOCK_N=4, BLOCK_D=block_d, BLOCK_SPLITS=power_of_2(splits),
+        )  # fmt: skip
     # Asserted on the device: as loud as an exception, and the host does not wait for it.
     torch._assert_async(
         status[0],
@@ -137,7 +147,7 @@ def _states_kernel(
     packed_ptr,  # [n]
     losses_ptr,  # [n]
     keys_ptr,  # [n_places + n]
-    status_ptr,  # [2 + splits]
+    status_ptr,  # [2 + 2 splits]
     sums_ptr,  # [splits, n_buckets, d]
     n,
     n_items,
@@ -159,6 +169,7 @@ def _states_kernel(
     i_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     i_d = tl.arange(0, BLOCK_D)
     faults = 0
+    seen = 0
     total = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     for start in range(0, in_split, BLOCK_ROWS):
         i = split * in_split + start + tl.arange(0, BLOCK_ROWS)
@@ -184,6 +195,7 @@ def _states_kernel(
             out_of_range = tl.max((counts & (fits == 0)).to(tl.int32), axis=0)
             not_finite = tl.max(tl.max((finite == 0).to(tl.int32), axis=1), axis=0)
             faults = faults | out_of_range | (not_finite * 2)
+            seen += tl.sum(valid.to(tl.int32), axis=0)
         if MIX:
             four = split * in_split + start + 4 * tl.arange(0, BLOCK_ROWS // 4)
             omega = _normals(tl.load(seed_ptr), i_n[:, None], four[None, :], APPROXIMATE)
@@ -191,12 +203,35 @@ def _states_kernel(
             total += tl.dot(omega, tl.where(finite, x, 0.0), input_precision="tf32x3")
     if tile == 0:
         tl.store(status_ptr + 2 + split, faults)
+        tl.store(status_ptr + 2 + tl.num_programs(0) + split, seen)
     if MIX:
         tl.store(
             sums_ptr + (split * n_buckets + i_n)[:, None] * d + i_d[None, :],
             total,
             mask=(i_n < n_buckets)[:, None] & (i_d < d)[None, :],
         )
+
+
+@triton.jit
+def _report_faults(status_ptr, splits, BLOCK_SPLITS: tl.constexpr):
+    """Put together what the programs of the first pass found."""
+    i = tl.arange(0, BLOCK_SPLITS)
+    faults = tl.load(status_ptr + 2 + i, mask=i < splits, other=0)
+    tl.store(status_ptr, 1 - tl.max(faults & 1, axis=0))
+    tl.store(status_ptr + 1, 1 - tl.max((faults >> 1) & 1, axis=0))
+
+
+@triton.jit
+def _of_length_one(centres):
+    """Scale centres [n, d] to length one.
+
+    The length of a centre changes nothing. At one, no score of it can leave the range of numbers
+    that its row is in.
+    """
+    most = tl.max(tl.abs(centres), axis=1)
+    centres = centres / tl.where(most > 0, most, 1.0)[:, None]
+    length = tl.sqrt(tl.sum(centres * centres, axis=1))
+    return centres / tl.where(length > 0, length, 1.0)[:, None]
 
 
 @triton.jit
@@ -215,10 +250,7 @@ def _centres_kernel(
     BLOCK_SPLITS: tl.constexpr,
 ):
     if tl.program_id(0) == 0:
-        i = tl.arange(0, BLOCK_SPLITS)
-        faults = tl.load(status_ptr + 2 + i, mask=i < splits, other=0)
-        tl.store(status_ptr, 1 - tl.max(faults & 1, axis=0))
-        tl.store(status_ptr + 1, 1 - tl.max((faults >> 1) & 1, axis=0))
+        _report_faults(status_ptr, splits, BLOCK_SPLITS)
     if DRAW:
         i_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         i_d = tl.arange(0, BLOCK_D)
@@ -231,14 +263,61 @@ def _centres_kernel(
         else:
             centres = tl.randn(tl.load(seed_ptr), i_n[:, None] * BLOCK_D + i_d[None, :])
             centres = tl.where(inside, centres, 0.0)
-        # The length of a centre changes nothing. At one, no score of it can leave the range of
-        # numbers that its row is in.
-        most = tl.max(tl.abs(centres), axis=1)
-        centres = centres / tl.where(most > 0, most, 1.0)[:, None]
-        length = tl.sqrt(tl.sum(centres * centres, axis=1))
-        centres = centres / tl.where(length > 0, length, 1.0)[:, None]
         tl.store(
             centres_ptr + i_n[:, None] * d + i_d[None, :],
-            centres.to(centres_ptr.dtype.element_ty),
+            _of_length_one(centres).to(centres_ptr.dtype.element_ty),
             mask=inside,
         )
+
+
+@triton.jit
+def _few_states_kernel(
+    states_ptr,  # [n, d]
+    wanted_ptr,  # [n]
+    seed_ptr,
+    status_ptr,
+    centres_ptr,  # [n_buckets, d]
+    d,
+    stride,
+    splits,
+    in_split,
+    n,
+    MIX_OF: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
+    ROUND: tl.constexpr,
+    APPROXIMATE: tl.constexpr,
+):
+    bucket = tl.program_id(0)
+    if bucket == 0:
+        _report_faults(status_ptr, splits, BLOCK_SPLITS)
+    i_split = tl.arange(0, BLOCK_SPLITS)
+    i_d = tl.arange(0, BLOCK_D)
+    seen = tl.load(status_ptr + 2 + splits + i_split, mask=i_split < splits, other=0)
+    up_to = tl.cumsum(seen, axis=0)
+    count = tl.sum(seen, axis=0)
+    centre = tl.zeros((BLOCK_D,), tl.float32)
+    for drawn in range(MIX_OF):
+        a, b, c, _ = tl.philox(tl.load(seed_ptr), drawn, bucket, 0, 0)
+        weight, _ = _pair_of_normals(b, c, APPROXIMATE)
+        # The chosen one of the states that count: which split has it, and where.
+        chosen = a.to(tl.uint32, bitcast=True).to(tl.uint64) * count.to(tl.uint64)
+        chosen = (chosen >> 32).to(tl.int32)
+        split = tl.sum(((up_to <= chosen) & (i_split < splits)).to(tl.int32), axis=0)
+        before = tl.sum(tl.where(i_split < split, seen, 0), axis=0)
+        row = -1
+        for start in range(0, in_split, BLOCK_ROWS):
+            inside = start + tl.arange(0, BLOCK_ROWS)
+            i = split * in_split + inside
+            there = (inside < in_split) & (i < n) & (split < splits)
+            counts = (tl.load(wanted_ptr + i, mask=there, other=-1) >= 0).to(tl.int32)
+            is_it = (counts > 0) & (before + tl.cumsum(counts, axis=0) - 1 == chosen)
+            row = tl.maximum(row, tl.max(tl.where(is_it, i, -1), axis=0))
+            before += tl.sum(counts, axis=0)
+        at = states_ptr + tl.cast(row, tl.int64) * stride + i_d
+        x = tl.load(at, mask=(i_d < d) & (row >= 0), other=0.0)
+        x = rounded(x, ROUND).to(tl.float32)
+        centre += tl.abs(weight) * tl.where(tl.abs(x) < float("inf"), x, 0.0)
+    centre = tl.sum(_of_length_one(centre[None, :]), axis=0)
+    tl.store(centres_ptr + bucket * d + i_d, centre.to(centres_ptr.dtype.element_ty), mask=i_d < d)

@@ -13,7 +13,6 @@ from sce.losses.inputs import apply
 from sce.losses.kernels import backward, bucketed
 from sce.losses.kernels.catalogue import grad_catalogue
 from sce.losses.kernels.centres import prepare
-from sce.losses.kernels.precision import selecting_in
 from sce.losses.kernels.selection import top_rows
 
 
@@ -25,6 +24,7 @@ class FusedOptions:
     bucket_size_x: int
     bucket_size_y: int
     mix: bool = True
+    mix_of: int = 0
     ignore_index: int = -100
     reduction: str = "mean"
     sparse_grad: bool = False
@@ -93,18 +93,19 @@ def compute(
             n_buckets=n_buckets,
             size_y=size_y,
             mix=options.mix,
+            mix_of=options.mix_of,
             dtype=options.rounding or y.dtype,
             ignore_index=options.ignore_index,
             rounding=options.rounding,
         )
         bucket_items = prepared.keys[: n_buckets * size_y].view(n_buckets, size_y)
-        with selecting_in(options.rounding):
-            bucket_states = top_rows(
-                prepared.centres, x, options.bucket_size_x, wanted=prepared.wanted
-            )
-            top_rows(prepared.centres, y, size_y, out=bucket_items)
+        centres, rounding = prepared.centres, options.rounding
+        bucket_states = top_rows(
+            centres, x, options.bucket_size_x, wanted=prepared.wanted, rounding=rounding
+        )
+        top_rows(centres, y, size_y, out=bucket_items, rounding=rounding)
         loss, own, won, counts = bucketed.forward(
-            x, y, prepared, bucket_states, bucket_items, options.reduction, options.rounding
+            x, y, prepared, bucket_states, bucket_items, options.reduction, rounding
         )
     return Computed(
         prepared.losses if options.reduction == "none" else loss,

@@ -16,7 +16,15 @@ import triton.language as tl
 from torch import Tensor
 
 from sce.losses.kernels.launch import INTERPRETED, ceil_div, launch, power_of_2
-from sce.losses.kernels.precision import half_name, rounded, selected_in
+from sce.losses.kernels.precision import half_name, rounded
+
+
+class Rows(NamedTuple):
+    """What is selected from."""
+
+    values: Tensor  # [m, d]
+    wanted: Tensor | None  # [m]: rows below zero are not to be picked
+    dtype: torch.dtype  # that they are rounded to before they are scored
 
 
 class Cut(NamedTuple):
@@ -36,43 +44,38 @@ def _tile_rows(d: int) -> int:
     return 128 if d <= 128 else 64 if d <= 256 else 32
 
 
-def group_maxima(
-    centres: Tensor, rows: Tensor, group: int, wanted: Tensor | None, n_groups: int, out: Tensor
-) -> None:
+def group_maxima(centres: Tensor, rows: Rows, group: int, n_groups: int, out: Tensor) -> None:
     """Write the largest score of each group of rows with each centre, [n, n_groups]."""
-    (n, d), m = centres.shape, len(rows)
+    (n, d), m, wanted = centres.shape, len(rows.values), rows.wanted
     block_d = max(16, power_of_2(d))
-    dtype = selected_in(rows)
-    half = centres.dtype == dtype != torch.float32
+    half = centres.dtype == rows.dtype != torch.float32
     block_rows = 256 if half and block_d <= 64 else _tile_rows(d)
     block_n = 64 if block_d <= 128 else 32 if block_d <= 256 else 16
     local = min(group, block_rows)  # rows of a group in a tile
     passes = group // local
     launch(
         _group_maxima_kernel, (ceil_div(m, block_rows * passes),),
-        centres, rows, rows if wanted is None else wanted, out, n, m, d, n_groups, rows.stride(0),
-        LOCAL=local, INTERLEAVED=interleaves(group, d), PASSES=passes,
+        centres, rows.values, rows.values if wanted is None else wanted, out, n, m, d, n_groups,
+        rows.values.stride(0), LOCAL=local, INTERLEAVED=interleaves(group, d), PASSES=passes,
         TILES=power_of_2(ceil_div(n, block_n)) if passes > 1 else 1,
-        BLOCK_ROWS=block_rows, BLOCK_N=block_n, BLOCK_D=block_d,
-        MASKED=wanted is not None, ROUND=half_name(dtype), PRECISION="ieee" if half else "tf32x3",
+        BLOCK_ROWS=block_rows, BLOCK_N=block_n, BLOCK_D=block_d, MASKED=wanted is not None,
+        ROUND=half_name(rows.dtype), PRECISION="ieee" if half else "tf32x3",
         NAN_WINS=not INTERPRETED, num_warps=4, num_stages=3 if block_d <= 128 and not half else 2,
     )  # fmt: skip
 
 
-def score_again(
-    centres: Tensor, rows: Tensor, groups: Tensor, cut: Cut, wanted: Tensor | None, out: Tensor
-) -> None:
+def score_again(centres: Tensor, rows: Rows, groups: Tensor, cut: Cut, out: Tensor) -> None:
     """Write the maximum of each part of the given groups, [n, groups * parts]."""
-    (n, d), m = centres.shape, len(rows)
+    (n, d), m, wanted = centres.shape, len(rows.values), rows.wanted
     block_d = power_of_2(d)
     block_rows = max(16, min(128, 8192 // block_d), cut.part)
     n_rows = groups.shape[1] * cut.group
     launch(
         _score_again_kernel, (ceil_div(n_rows, block_rows) * n,),
-        centres, rows, rows if wanted is None else wanted, groups, out, m, d, n_rows,
-        rows.stride(0), GROUP=cut.group, INTERLEAVED=cut.interleaved, PART=cut.part,
+        centres, rows.values, rows.values if wanted is None else wanted, groups, out, m, d, n_rows,
+        rows.values.stride(0), GROUP=cut.group, INTERLEAVED=cut.interleaved, PART=cut.part,
         BLOCK_ROWS=block_rows, BLOCK_D=block_d, MASKED=wanted is not None,
-        ROUND=half_name(selected_in(rows)), num_warps=4,
+        ROUND=half_name(rows.dtype), num_warps=4,
     )  # fmt: skip
 
 

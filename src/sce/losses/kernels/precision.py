@@ -1,9 +1,5 @@
 """Half precision on the chip: rows are read as they are, and rounded where a product needs them."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-
 import torch
 import triton
 import triton.language as tl
@@ -12,27 +8,11 @@ from sce.losses.kernels.launch import INTERPRETED
 
 _INTERPRETED = tl.constexpr(INTERPRETED)
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-_selecting: ContextVar[torch.dtype | None] = ContextVar("selecting", default=None)
 
 
 def half_name(dtype: torch.dtype | None) -> str:
     """Name a half precision for a kernel; any other dtype has no name: nothing is rounded."""
     return "" if dtype is None else _NAMES.get(dtype, "")
-
-
-@contextmanager
-def selecting_in(dtype: torch.dtype | None) -> Iterator[None]:
-    """Round rows to this precision, for a while, before they are scored; None: leave them."""
-    before = _selecting.set(dtype)
-    try:
-        yield
-    finally:
-        _selecting.reset(before)
-
-
-def selected_in(rows: torch.Tensor) -> torch.dtype:
-    """Return the precision in which rows are scored."""
-    return _selecting.get() or rows.dtype
 
 
 @triton.jit

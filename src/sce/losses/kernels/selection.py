@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sce.losses.kernels.best import best
-from sce.losses.kernels.groups import Cut, group_maxima, interleaves, score_again
+from sce.losses.kernels.groups import Cut, Rows, group_maxima, interleaves, score_again
 from sce.losses.kernels.launch import ceil_div
 
 # The bytes that the maxima of groups may take: at least this; more where the catalogue or k is
@@ -90,12 +90,13 @@ def top_rows(
     wanted: Tensor | None = None,  # [m]: rows below zero are not to be picked
     out: Tensor | None = None,  # [n, k] int32
     plan: Plan | None = None,
+    rounding: torch.dtype | None = None,
 ) -> Tensor:
     """Return the k rows with the largest dot product with each centre, [n, k], in any order.
 
-    Equal scores go to the lower index. Rows that are not to be picked come last. Centres in the
-    precision of the rows (`precision.selecting_in`, if that rounds them) are scored by matrix units
-    of that precision; others as float32.
+    Equal scores go to the lower index. Rows that are not to be picked come last. With
+    `rounding`, rows are rounded to that precision first. Centres in the precision of the rows are
+    scored by matrix units of that precision; others as float32.
     """
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
     centres = centres.float() if centres.dtype == torch.float64 else centres
@@ -106,38 +107,37 @@ def top_rows(
     if k == m:
         return out.copy_(torch.arange(m, device=rows.device, dtype=torch.int32).expand(n, m))
     plan = plan or make_plan(n, m, d, k)
+    given = Rows(rows, wanted, rounding or rows.dtype)
     for start in range(0, n, plan.at_once):
         end = min(n, start + plan.at_once)
-        _top_rows(centres[start:end], rows, k, wanted, plan, out[start:end])
+        _top_rows(centres[start:end], given, k, plan, out[start:end])
     return out
 
 
-def _top_rows(
-    centres: Tensor, rows: Tensor, k: int, wanted: Tensor | None, plan: Plan, out: Tensor
-) -> None:
-    n, m = len(centres), len(rows)
+def _top_rows(centres: Tensor, rows: Rows, k: int, plan: Plan, out: Tensor) -> None:
+    (n, d), m = centres.shape, len(rows.values)
     group, part = plan.group, plan.part
-    interleaved = interleaves(group, rows.shape[1])
+    interleaved = interleaves(group, d)
     # Rows of numbers are read fastest in multiples of 16, which a tile can fill up to.
-    multiple = 16 if interleaves(4 * group, rows.shape[1]) else 4
+    multiple = 16 if interleaves(4 * group, d) else 4
     n_groups = multiple * ceil_div(m, multiple * group) if interleaved else ceil_div(m, group)
     taken = min(k + spare(k), n_groups)
     n_parts = taken * (group // part)
     parts_taken = min(k + spare(k), n_parts) if part > 1 else 0
     width = max(n_groups, n_parts, parts_taken * part)
-    values = torch.empty(n * width, device=rows.device, dtype=torch.float32)
-    group_maxima(centres, rows, group, wanted, n_groups, values)
+    values = torch.empty(n * width, device=out.device, dtype=torch.float32)
+    group_maxima(centres, rows, group, n_groups, values)
     if group == 1:
         best(values, n_groups, k, out)
         return
     cut = Cut(group, part, interleaved)
-    groups = torch.empty(n, taken, device=rows.device, dtype=torch.int32)
+    groups = torch.empty(n, taken, device=out.device, dtype=torch.int32)
     best(values, n_groups, taken, groups)
     if part > 1:
-        score_again(centres, rows, groups, cut, wanted, values)
-        parts = torch.empty(n, parts_taken, device=rows.device, dtype=torch.int32)
+        score_again(centres, rows, groups, cut, values)
+        parts = torch.empty(n, parts_taken, device=out.device, dtype=torch.int32)
         best(values, n_parts, parts_taken, parts, groups, cut)
         groups = parts
     cut = Cut(part if part > 1 else group, 1, cut.interleaved)
-    score_again(centres, rows, groups, cut, wanted, values)
+    score_again(centres, rows, groups, cut, values)
     best(values, groups.shape[1] * cut.group, k, out, groups, cut)
