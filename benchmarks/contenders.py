@@ -114,6 +114,7 @@ def contenders(
     theirs: dict[str, Any] = {"n_buckets": n_buckets, "size_x": size_x, "size_y": size_y}
     return {
         "SCE": lambda: ScalableCrossEntropy(**ours),
+        "SCE, mix of all states": lambda: ScalableCrossEntropy(**ours, mix_of=0),
         "SCE, CUDA graph": lambda: ScalableCrossEntropy(**ours),
         "SCE, sparse gradient": lambda: ScalableCrossEntropy(**ours | {"sparse_grad": True}),
         "SCE, plain path": lambda: ScalableCrossEntropy(**ours, backend="torch"),

@@ -50,6 +50,7 @@ def grid() -> list[Row]:
     cells += combine(OURS, SIZES[1:], half)
     cells += combine(["SCE, plain path"], SIZES[2:], DTYPES)
     cells += combine(["SCE, sparse gradient"], SIZES[2:], half)
+    cells += combine(["SCE, mix of all states"], SIZES[1:3], DTYPES)
     # What one would write instead, and what others have written.
     written = ("CE-, tensor code", "BCE+", "BCE+, tensor code", "SCE, tensor code, TF32")
     cells += combine((*written, "SCE, RePlay"), million, single)
