@@ -22,7 +22,7 @@ import torch
 
 from cells import Row, measure_cells
 from contenders import NOT_ON_CPU, ROOM_CPU, contenders
-from rows import keep, provenance, show
+from rows import show
 
 MAX_SECONDS = 20.0  # after which a slow cell is not repeated again
 
@@ -48,15 +48,14 @@ def main() -> None:
         return measure_cell(cell, options.batch, options.length, options.dim, options.repeats)
 
     # Sizes outside, losses inside: what is compared is measured close together in time.
-    cells: list[Row] = [{"items": c, "loss": loss} for c in options.items for loss in options.only]
     shape = {"batch": options.batch, "length": options.length, "dim": options.dim}
-    rows = [shape | row for row in measure_cells(cells, measure)]
-    where = provenance("torch")
-    path = keep(
-        "loss_cpu", [row | where for row in rows], to=options.out, beside=[*shape, "items", "loss"]
+    cells: list[Row] = [
+        shape | {"items": items, "loss": loss} for items in options.items for loss in options.only
+    ]
+    rows = measure_cells(
+        "loss_cpu", cells, measure, packages=["torch"], beside=list(cells[0]), to=options.out
     )
     print(show(rows, ["items", "loss", "seconds", "extra MiB", "failed"]))
-    print(f"\n{len(rows)} rows in {path}")
 
 
 def measure_cell(cell: Row, batch: int, length: int, dim: int, repeats: int) -> Row:

