@@ -15,7 +15,7 @@ FILES = sorted(FOLDER.glob("*.toml"))
 
 def test_there_is_one_for_each_figure_and_table() -> None:
     assert {file.stem for file in FILES} == {
-        "alpha-beta", "beauty-table", "bucket-size", "catalog-memory", "main-table",
+        "alpha-beta", "beauty-table", "bucket-size", "catalog-memory", "centres", "main-table",
         "memory-components", "mix", "pareto",
     }  # fmt: skip
 

@@ -103,9 +103,17 @@ class LossSettings:
                 "loss.alpha and loss.beta give n_buckets and bucket_size_x, which are both given: "
                 "leave out the two, or alpha and beta"
             )
-        for name, default in known.items():
-            if getattr(self, name) is None and not (sized and name in ("alpha", "beta")):
-                object.__setattr__(self, name, default)
+        if self.mix is False and self.mix_of is not None:
+            raise InputError(
+                "loss.mix_of says how many states a centre is mixed from, and loss.mix is off: "
+                "leave out one of them"
+            )
+        unused = {"alpha", "beta"} if sized else set()
+        if self.mix is False:
+            unused.add("mix_of")
+        for name in known.keys() - unused:
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, known[name])
         self._check_values()
 
     def _check_values(self) -> None:
@@ -183,7 +191,7 @@ def build_loss(settings: LossSettings, workload: Workload) -> nn.Module:
             bucket_size_x=sizes["bucket_size_x"],
             bucket_size_y=_given(settings.bucket_size_y),
             mix=_given(settings.mix),
-            mix_of=_given(settings.mix_of),
+            mix_of=settings.mix_of or 0,
         )
     if settings.name == "ce":
         return CrossEntropy(chunk_size=settings.chunk_size)
