@@ -19,7 +19,7 @@ from sce.losses.kernels.selection import Plan, top_rows
 
 
 @triton.jit
-def _round_kernel(values_ptr: Any, out_ptr: Any, ROUND: tl.constexpr) -> None:
+def _round_kernel(values_ptr, out_ptr, ROUND: tl.constexpr):  # type: ignore[no-untyped-def]
     i = tl.arange(0, 1024)
     tl.store(out_ptr + i, rounded(tl.load(values_ptr + i), ROUND).to(tl.float32))
 
@@ -80,3 +80,39 @@ def test_drawn_centres_are_those_of_states_in_half_precision(
             loss(*inputs, targets, generator=torch.Generator(DEVICE).manual_seed(0))
     assert drawn[0].dtype == torch.float16
     assert torch.equal(drawn[0], drawn[2])
+
+
+WIDE = [72, 136, 264, 512]
+
+
+@pytest.mark.parametrize("d", WIDE)
+@pytest.mark.parametrize("plan", [Plan(5, 1, 1), Plan(5, 32, 1), Plan(5, 128, 64)], ids=str)
+@pytest.mark.parametrize("rounding", [None, torch.float16], ids=str)
+def test_wide_rows_are_selected(d: int, plan: Plan, rounding: torch.dtype | None) -> None:
+    g = torch.Generator().manual_seed(d)
+    rows, centres = torch.randn(700, d, generator=g), torch.randn(5, d, generator=g)
+    rows[3, -1] = rows[650, -1] = 1e3  # the last columns count
+    centres = centres if rounding is None else centres.to(rounding)
+    found = top_rows(centres.to(DEVICE), rows.to(DEVICE), 9, plan=plan, rounding=rounding)
+    wanted = buckets.top_rows(centres.float(), rows, 9, rounding=rounding)
+    assert torch.equal(found.long().sort(dim=1).values.cpu(), wanted)
+
+
+@pytest.mark.parametrize("d", WIDE)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_wide_rows_that_are_rounded_give_the_gradients_of_rounded_values(
+    d: int, reduction: str
+) -> None:
+    *inputs, targets = problem(d, 40, 50, d)
+    exact = [x.detach().half().double().requires_grad_() for x in inputs]
+    centres = torch.randn(2, d, generator=torch.Generator().manual_seed(d)).to(DEVICE)
+    options: dict[str, Any] = {"bucket_size_x": 20, "bucket_size_y": 35, "reduction": reduction}
+    plain = ScalableCrossEntropy(backend="torch", **options)
+    wanted = plain(*exact, targets, centres=centres.double())
+    with torch.autocast(DEVICE, dtype=torch.float16):
+        loss = ScalableCrossEntropy(backend="triton", **options)
+        found = loss(*inputs, targets, centres=centres)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5 * d**0.5)
+    grads = torch.autograd.grad(found.sum(), inputs)
+    for g, h in zip(grads, torch.autograd.grad(wanted.sum(), exact), strict=True):
+        assert (g - h).norm() < 2e-5 * h.norm()
