@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -17,15 +18,18 @@ from sce.losses.kernels.launch import launch
 
 N, WIDTH = 2 if GPU else 1, 331  # the interpreter is slow
 NEVER = 1 << 30
-WAYS: dict[str, tuple[str, dict[str, Any]]] = {
-    "held, bits": ("_best_kernel", {"FOLDED_WIDTH": NEVER, "DIGITS": False}),
-    "held, digits": ("_best_kernel", {"FOLDED_WIDTH": NEVER, "DIGITS": True}),
-    "folded, bits": ("_best_folded_kernel", {"FOLDED_WIDTH": 16, "DIGITS": False}),
-    "folded, digits": ("_best_folded_kernel", {"FOLDED_WIDTH": 16, "DIGITS": True}),
-    "read again": ("best_wide_kernel", {"FOLDED_WIDTH": NEVER, "MAX_WIDTH": 128, "SAMPLE": 0}),
-    "sampled": (
-        "best_wide_kernel",
-        {"FOLDED_WIDTH": NEVER, "MAX_WIDTH": 128, "SAMPLE": 64, "WIDE_BLOCK": 128},
+WIDE = ["_bracket_kernel", "_count_kernel", "_part_kernel", "_finish_kernel"]
+SMALL = {"SAMPLE": 128, "DEVIATIONS": 2.0, "BLOCK": 128, "BLOCK_ALONE": 256}
+WAYS: dict[str, tuple[list[str], dict[Any, dict[str, Any]]]] = {
+    "held": (["_best_kernel"], {best: {"FOLDED_WIDTH": NEVER}}),
+    "folded": (["_best_folded_kernel"], {best: {"FOLDED_WIDTH": 16}}),
+    "in chunks": (WIDE, {best: {"FOLDED_WIDTH": NEVER, "MAX_WIDTH": 128}, wide: SMALL}),
+    "by digits": (  # as if a sample were always wrong: all lies above
+        WIDE,
+        {
+            best: {"FOLDED_WIDTH": NEVER, "MAX_WIDTH": 128},
+            wide: {**SMALL, "bracket": lambda width, k: (NEVER, NEVER, 16)},
+        },
     ),
 }
 
@@ -48,6 +52,7 @@ KINDS: dict[str, Callable[[], Tensor]] = {
     ],
     "around one": near(0x3F800000),
     "around minus two": near(0xC0000000 - (1 << 32)),
+    "just below one": lambda: 1 - 2.0**-24 * (torch.rand(N, WIDTH) < 0.8),
     "rising": lambda: torch.arange(N * WIDTH).view(N, WIDTH).float(),
     "falling": lambda: -torch.arange(N * WIDTH).view(N, WIDTH).float(),
 }
@@ -66,11 +71,12 @@ def found(
         cut,
     )
     assert (wider[:, k:] == -7).all()  # nothing is written behind a row
-    return wider[:, :k].cpu().sort(dim=1).values.tolist()
+    return wider[:, :k].cpu().tolist()
 
 
-def by_sorting(values: Tensor, k: int, numbers: list[list[int]]) -> list[list[int]]:
+def by_sorting(values: Tensor, k: int, numbers: list[list[int]] | None = None) -> list[list[int]]:
     """The numbers of the k largest; NaN is as large as infinity, and the lower of equals wins."""
+    numbers = numbers or [list(range(values.shape[1]))] * len(values)
     rows = []
     for row, its in zip(values.tolist(), numbers, strict=True):
         keys = [(-math.inf if math.isnan(x) else -x, i) for x, i in zip(row, its, strict=True)]
@@ -78,8 +84,13 @@ def by_sorting(values: Tensor, k: int, numbers: list[list[int]]) -> list[list[in
     return rows
 
 
+def check(values: Tensor, k: int) -> None:
+    assert [sorted(row) for row in found(values, k)] == by_sorting(values, k)
+
+
 def use(way: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Make rows be searched in one way, and return the names of the kernels launched from then."""
+    torch.manual_seed(0)
     launched = []
 
     def spy(kernel: Any, *arguments: Any, **constants: Any) -> None:
@@ -87,34 +98,62 @@ def use(way: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         launch(kernel, *arguments, **constants)
 
     monkeypatch.setattr(best, "launch", spy)
-    for name, value in WAYS[way][1].items():
-        monkeypatch.setattr(best, name, value)
+    monkeypatch.setattr(wide, "launch", spy)
+    for module, values in WAYS[way][1].items():
+        for name, value in values.items():
+            monkeypatch.setattr(module, name, value)
     return launched
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("way", WAYS)
+def count_searches(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Return a list that grows with each search by digits, in the interpreter."""
+    searches: list[bool] = []
+    search = wide._search
+
+    def spy(*arguments: Any) -> Any:
+        searches.append(arguments[5])  # by number
+        return search(*arguments)
+
+    if not GPU:
+        monkeypatch.setattr(wide, "_search", spy)
+    return searches
+
+
+# All ways share the search in a program and the numbers: one stands for others in the interpreter.
+KINDS_OF = {
+    "held": list(KINDS),
+    "folded": ["many ties", "falling"],
+    "in chunks": ["one tie", "special", "subnormal", "around minus two", "rising", "falling"],
+    "by digits": ["all sizes", "special", "around minus two", "just below one", "falling"],
+}
+CASES = [(way, kind) for way in WAYS for kind in (KINDS if GPU else KINDS_OF[way])]
+CUTS = [Cut(4, 1, True), Cut(8, 2, True), Cut(8, 2, False)]
+CUT_CASES = [("held", "many ties", cut) for cut in CUTS] + [
+    (way, kind, cut)
+    for way in ("folded", "in chunks", "by digits")
+    for kind in ("as drawn", "many ties")
+    for cut in CUTS
+    if GPU
+    or (cut == CUTS[0] and (way, kind) in (("in chunks", "as drawn"), ("by digits", "many ties")))
+]
+
+
+@pytest.mark.parametrize(("way", "kind"), CASES)
 def test_the_columns_of_the_largest(way: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     launched = use(way, monkeypatch)
-    values = KINDS[kind]()
-    columns = [list(range(WIDTH))] * N
-    for k in (5,) if "folded" in way else (40, WIDTH - 1):
-        assert found(values, k) == by_sorting(values, k, columns), k
-    assert set(launched) == {WAYS[way][0]}
+    check(KINDS[kind](), 5 if way == "folded" else 90)
+    assert launched == WAYS[way][0]
 
 
-@pytest.mark.parametrize("kind", ["as drawn", "many ties"])
 @pytest.mark.parametrize("way", WAYS)
-def test_one_and_all(way: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_and_all(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     use(way, monkeypatch)
-    values = KINDS[kind]()
-    for k in (1,) if "folded" in way else (1, WIDTH):
-        assert found(values, k) == by_sorting(values, k, [list(range(WIDTH))] * N), k
+    values = torch.randint(-2, 3, (N if way in ("in chunks", "by digits") else 2, WIDTH)).float()
+    for k in (1,) if way == "folded" else (1, WIDTH):
+        check(values, k)
 
 
-@pytest.mark.parametrize("cut", [Cut(4, 1, True), Cut(8, 2, True), Cut(8, 2, False)], ids=str)
-@pytest.mark.parametrize("kind", ["as drawn", "many ties"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("way", "kind", "cut"), CUT_CASES, ids=str)
 def test_the_numbers_of_the_largest(
     way: str, kind: str, cut: Cut, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,9 +164,10 @@ def test_the_numbers_of_the_largest(
     # As they come: ascending, though with interleaving the numbers of their parts do not ascend.
     groups = torch.stack([torch.randperm(2000)[:n_groups].sort().values for _ in range(N)]).int()
     numbers = [[number(int(g), p, cut) for g in row for p in range(parts)] for row in groups]
-    k = 5 if "folded" in way else 50
-    assert found(values, k, groups, cut) == by_sorting(values, k, numbers)
-    assert set(launched) == {WAYS[way][0]}
+    k = 5 if way == "folded" else 50
+    rows = found(values, k, groups, cut)
+    assert [sorted(row) for row in rows] == by_sorting(values, k, numbers)
+    assert launched == WAYS[way][0]
 
 
 def number(group: int, part: int, cut: Cut) -> int:
@@ -140,22 +180,102 @@ def number(group: int, part: int, cut: Cut) -> int:
     return group // 4 * 4 * cut.group + part // 2 * 8 + group % 4 * 2 + part % 2
 
 
-@pytest.mark.skipif(GPU, reason="looks into the interpreter")
-@pytest.mark.parametrize("k", [200, 500])
-def test_a_sample_spares_the_search(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    use("sampled", monkeypatch)
-    monkeypatch.setattr(best, "MAX_WIDTH", 256)
-    monkeypatch.setattr(best, "SAMPLE", 256)
-    monkeypatch.setattr(wide, "_search", None)  # it cannot be called
-    values = torch.randperm(2 * 601).view(2, 601).float()
-    assert found(values, k) == by_sorting(values, k, [list(range(601))] * 2)
+@pytest.mark.parametrize(
+    ("equal", "max_chunks"),
+    [(range(0), 2), (range(0), 256), (range(500, 600), 256), (range(450, 520), 256)],
+)
+def test_a_sample_spares_the_search(
+    equal: range, max_chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use("in chunks", monkeypatch)
+    monkeypatch.setattr(wide, "MAX_CHUNKS", max_chunks)  # of several blocks each, if few
+    searches = count_searches(monkeypatch)
+    values = torch.stack([torch.randperm(600) for _ in range(N)]).float()
+    values[(values >= equal.start) & (values < equal.stop)] = equal.start  # at an end of candidates
+    rows = found(values, 90)
+    assert [sorted(row) for row in rows] == by_sorting(values, 90)
+    assert not searches
+    # What is above all candidates comes first, and both are in order.
+    descents = [sum(a > b for a, b in pairwise(row)) for row in rows]
+    assert descents == [0 if equal.stop == 600 else 1] * N
 
 
-@pytest.mark.parametrize("k", [40, 290])
-@pytest.mark.parametrize("sign", [1, -1])
-def test_a_sample_may_mislead(sign: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    use("sampled", monkeypatch)
+def sampled() -> Tensor:
+    """The columns that a sample consists of."""
+    j = torch.arange(128)
+    return (j * 128 + j * 5063 % 128) * WIDTH // 128**2
+
+
+@pytest.mark.parametrize("shift", [100, -100, 0])
+def test_a_sample_may_mislead(shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    use("in chunks", monkeypatch)
+    searches = count_searches(monkeypatch)
     values = torch.randn(2, WIDTH)
-    sampled = torch.arange(64) // 32 * (WIDTH // 64) * 32 + torch.arange(64) % 32
-    values[:, sampled] += 100 * sign
-    assert found(values, k) == by_sorting(values, k, [list(range(WIDTH))] * 2)
+    values[1, sampled()] += shift
+    if shift == 0:  # exactly k are above, so that no candidate is needed
+        values[1] = -1.0
+        values[1, sampled()] = 0.0
+        values[1, (values[1] < 0).nonzero()[:90, 0]] = 1.0
+    check(values, 90)
+    assert GPU or searches == [False]  # for the other row, none
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_candidates_may_be_too_many(ties: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    use("in chunks", monkeypatch)
+    searches = count_searches(monkeypatch)
+    values = torch.randperm(2 * WIDTH).view(2, WIDTH).float()
+    k, (*_, room) = 150, wide.bracket(WIDTH, 150)
+    values[1] = 58.0 if ties else 58 + torch.rand(WIDTH)
+    values[1, sampled()] = torch.arange(128.0).flip(0)  # of which about as many are above as below
+    assert room < WIDTH - 128
+    check(values, k)
+    assert GPU or searches == ([False, True] if ties else [False])
+
+
+@pytest.mark.parametrize(
+    ("width", "k", "cut", "way"),
+    [
+        (6256, 272, None, ("_best_folded_kernel", 2)),
+        (4352, 256, Cut(16, 1, True), ("_best_folded_kernel", 2)),
+        (15_625, 272, None, ("_best_folded_kernel", 4)),
+        (39_063, 272, None, ("_best_folded_kernel", 16)),
+        (139_264, 272, Cut(1024, 2, False), ("_best_folded_kernel", 32)),
+        (544, 256, Cut(2, 1, False), ("_best_kernel", None)),
+        (8704, 4096, Cut(2, 1, True), ("_best_kernel", None)),
+        (34_816, 4096, Cut(8, 1, True), ("_finish_kernel", None)),
+        (125_008, 2176, None, ("_finish_kernel", None)),
+        (250_000, 17_408, None, ("_finish_kernel", None)),
+    ],
+)
+def test_ways_of_usual_sizes(
+    width: int, k: int, cut: Cut | None, way: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched = []
+
+    def spy(kernel: Any, *arguments: Any, **constants: Any) -> None:
+        launched.append((kernel.fn.__name__, constants.get("FOLD")))
+        # What a program holds is in registers up to here.
+        assert max(constants.get(name, 0) for name in ("BLOCK", "BLOCK_FOLDS", "ROOM")) <= 1 << 14
+
+    monkeypatch.setattr(best, "launch", spy)
+    monkeypatch.setattr(wide, "launch", spy)
+    values, out = torch.empty(0), torch.empty(320, k, dtype=torch.int32)
+    best.best(values, width, k, out, None if cut is None else out, cut)
+    assert launched[-1] == way
+
+
+@pytest.mark.parametrize(
+    ("n", "width", "k", "room"),
+    [
+        (80, 250_000, 17_408, 8192),
+        (80, 69_632, 16_384, 4096),
+        (160, 125_008, 4352, 4096),
+        (160, 34_816, 4096, 2048),
+    ],
+)
+def test_room_for_candidates(n: int, width: int, k: int, room: int) -> None:
+    high, low, given = wide.bracket(width, k)
+    assert high < k / width * wide.SAMPLE < low
+    assert (low - high) * width / wide.SAMPLE < given == room <= k // 2 + 4096
+    assert n * room * 4 <= 3 << 20

@@ -100,6 +100,21 @@ def test_the_seed_says_which_centres(mix: bool, mix_of: int) -> None:
     assert (one != other).float().mean() > 0.9
 
 
+@pytest.mark.parametrize("d", [72, 136, 264, 512])
+def test_the_width_changes_nothing_but_the_tiles(d: int) -> None:
+    g = torch.Generator().manual_seed(0)
+    states = torch.nn.functional.pad(torch.randn(70, 16, generator=g), (0, d - 16))
+    targets = torch.randint(50, (70,), generator=g)
+    targets[::3] = -100
+    narrow = prepared(states[:, :16].contiguous(), targets, n_buckets=20)
+    wide = prepared(states, targets, n_buckets=20)
+    torch.testing.assert_close(wide.centres[:, :16], narrow.centres, rtol=1e-5, atol=1e-6)
+    assert not wide.centres[:, 16:].any()
+    assert torch.equal(wide.wanted, narrow.wanted)
+    states[1, -1] = float("inf")  # not ignored, and in the last columns
+    assert prepared(states, targets).status[:2].tolist() == [1, 0]
+
+
 def test_seeds_come_from_the_generator() -> None:
     device = torch.device(DEVICE)
     g = torch.Generator(DEVICE).manual_seed(3)

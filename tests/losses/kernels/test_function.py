@@ -12,6 +12,7 @@ from tests.losses.kernels.made_problem import DEVICE, DTYPES, GPU, problem
 pytest.importorskip("triton")
 from sce.losses import kernels
 
+WIDTHS = [24, 72, 136, 264, 512]  # one for each way to cut rows into tiles
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
@@ -67,7 +68,7 @@ def test_fuzz_against_the_plain_path(seed: int, dtype: torch.dtype) -> None:
 
 
 @every_dtype
-@pytest.mark.parametrize("d", [16, 24, 40, 128, 136, 256, 512] if GPU else [24, 136])
+@pytest.mark.parametrize("d", [16, 24, 40, 72, 128, 136, 256, 264, 512] if GPU else WIDTHS)
 def test_every_width_against_the_plain_path(d: int, dtype: torch.dtype) -> None:
     n, c, b, size_x, size_y = (500, 3000, 20, 100, 150) if GPU else (20, 30, 3, 9, 8)
     check_against_the_plain_path(d, n, c, d, b, size_x, size_y, dtype)

@@ -82,31 +82,32 @@ def test_drawn_centres_are_those_of_states_in_half_precision(
     assert torch.equal(drawn[0], drawn[2])
 
 
-WIDE = [72, 136, 264, 512]
-
-
-@pytest.mark.parametrize("d", WIDE)
-@pytest.mark.parametrize("plan", [Plan(5, 1, 1), Plan(5, 32, 1), Plan(5, 128, 64)], ids=str)
+@pytest.mark.parametrize(
+    ("d", "plan"),
+    [*((d, Plan(2, 32, 1)) for d in (72, 136, 264, 512)), (512, Plan(2, 128, 64))],
+    ids=str,
+)
 @pytest.mark.parametrize("rounding", [None, torch.float16], ids=str)
 def test_wide_rows_are_selected(d: int, plan: Plan, rounding: torch.dtype | None) -> None:
     g = torch.Generator().manual_seed(d)
-    rows, centres = torch.randn(700, d, generator=g), torch.randn(5, d, generator=g)
-    rows[3, -1] = rows[650, -1] = 1e3  # the last columns count
+    rows, centres = torch.randn(290, d, generator=g), torch.randn(2, d, generator=g)
+    rows[3, -1] = rows[280, -1] = 1e3  # the last columns count
     centres = centres if rounding is None else centres.to(rounding)
-    found = top_rows(centres.to(DEVICE), rows.to(DEVICE), 9, plan=plan, rounding=rounding)
-    wanted = buckets.top_rows(centres.float(), rows, 9, rounding=rounding)
+    found = top_rows(centres.to(DEVICE), rows.to(DEVICE), 2, plan=plan, rounding=rounding)
+    wanted = buckets.top_rows(centres.float(), rows, 2, rounding=rounding)
     assert torch.equal(found.long().sort(dim=1).values.cpu(), wanted)
 
 
-@pytest.mark.parametrize("d", WIDE)
-@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize(
+    ("d", "reduction"), [(72, "mean"), (136, "none"), (264, "mean"), (512, "none")]
+)
 def test_wide_rows_that_are_rounded_give_the_gradients_of_rounded_values(
     d: int, reduction: str
 ) -> None:
-    *inputs, targets = problem(d, 40, 50, d)
+    *inputs, targets = problem(d, 24, 40, d)
     exact = [x.detach().half().double().requires_grad_() for x in inputs]
     centres = torch.randn(2, d, generator=torch.Generator().manual_seed(d)).to(DEVICE)
-    options: dict[str, Any] = {"bucket_size_x": 20, "bucket_size_y": 35, "reduction": reduction}
+    options: dict[str, Any] = {"bucket_size_x": 9, "bucket_size_y": 20, "reduction": reduction}
     plain = ScalableCrossEntropy(backend="torch", **options)
     wanted = plain(*exact, targets, centres=centres.double())
     with torch.autocast(DEVICE, dtype=torch.float16):

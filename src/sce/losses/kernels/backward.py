@@ -11,9 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sce.losses.kernels.bucketed import Tiles, bucket_and_tile, load_rows, packed_value, product
+from sce.losses.kernels.bucketed import bucket_and_tile, packed_value
 from sce.losses.kernels.launch import ceil_div, launch
-from sce.losses.kernels.precision import weighted_sum
+from sce.losses.kernels.precision import load_rows, product, product_by_slices, weighted_sum
+from sce.losses.kernels.tiles import Tiles
 
 
 class Saved(NamedTuple):
@@ -37,14 +38,14 @@ def grad_states(saved: Saved, grad: Tensor, reduction: str) -> Tensor:
     (n_buckets, size_x), size_y, d = won.shape, saved.items.shape[1], x.shape[1]
     out = torch.zeros(x.shape, device=x.device, dtype=x.dtype)
     tiles = Tiles(x, y, saved.rounding)
-    block_x, block_y = tiles.states
+    tile = tiles.states
     launch(
-        _grad_states_kernel, (ceil_div(size_x, block_x) * n_buckets,),
+        _grad_states_kernel, (ceil_div(size_x, tile.x) * n_buckets,),
         x, y, saved.wanted, saved.items, saved.own, saved.packed, won, saved.counts, grad, out,
         n_buckets, size_x, size_y, d, x.stride(0), y.stride(0),
-        REDUCTION=reduction, BLOCK_X=block_x, BLOCK_Y=block_y, BLOCK_D=tiles.d,
+        REDUCTION=reduction, BLOCK_X=tile.x, BLOCK_Y=tile.y, BLOCK_D=tiles.d, SLICE=tile.slice,
         ROUND=tiles.round, SPLIT=saved.rounding is not None, PRECISION=tiles.precision,
-        num_warps=4, num_stages=2,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out
 
@@ -58,14 +59,14 @@ def grad_places(saved: Saved, grad: Tensor, reduction: str, first: int, last: in
     (n_buckets, size_x), size_y, d = won.shape, saved.items.shape[1], x.shape[1]
     out = torch.empty(last - first, size_y, d, device=x.device, dtype=torch.float32)
     tiles = Tiles(x, y, saved.rounding)
-    block_x, block_y = tiles.places
+    tile = tiles.places
     launch(
-        _grad_places_kernel, (ceil_div(size_y, block_y) * (last - first),),
+        _grad_places_kernel, (ceil_div(size_y, tile.y) * (last - first),),
         x, y, saved.wanted, saved.items, saved.packed, won, saved.counts, grad, out,
         first, n_buckets, size_x, size_y, d, x.stride(0), y.stride(0),
-        REDUCTION=reduction, BLOCK_X=block_x, BLOCK_Y=block_y, BLOCK_D=tiles.d,
+        REDUCTION=reduction, BLOCK_X=tile.x, BLOCK_Y=tile.y, BLOCK_D=tiles.d, SLICE=tile.slice,
         ROUND=tiles.round, SPLIT=saved.rounding is not None, PRECISION=tiles.precision,
-        num_warps=4, num_stages=2,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out
 
@@ -103,6 +104,7 @@ def _grad_states_kernel(
     BLOCK_X: tl.constexpr,
     BLOCK_Y: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    SLICE: tl.constexpr,
     ROUND: tl.constexpr,
     SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -121,15 +123,22 @@ def _grad_states_kernel(
         scale *= common_scale(grad_ptr, counts_ptr + n_buckets, REDUCTION)
         if REDUCTION == "none":
             scale = tl.load(grad_ptr + row, mask=in_x, other=0.0).to(tl.float32)
-        x = load_rows(x_ptr, row, in_x, stride_x, d, BLOCK_D, ROUND)
-        own_y = load_rows(y_ptr, target, in_x, stride_y, d, BLOCK_D, ROUND)
+        if SLICE == BLOCK_D:
+            x = load_rows(x_ptr, row, in_x, stride_x, 0, d, BLOCK_D, ROUND)
+        own_y = load_rows(y_ptr, target, in_x, stride_y, 0, d, BLOCK_D, ROUND)
         grad = (tl.exp(own - total) - 1.0)[:, None] * own_y.to(tl.float32)
         for start in range(0, size_y, BLOCK_Y):
             i_y = start + tl.arange(0, BLOCK_Y)
             in_y = i_y < size_y
             item = tl.load(bucket_items_ptr + bucket * size_y + i_y, mask=in_y, other=-1)
-            y = load_rows(y_ptr, item, in_y, stride_y, d, BLOCK_D, ROUND)
-            logits = product(x, y, PRECISION)
+            y = load_rows(y_ptr, item, in_y, stride_y, 0, d, BLOCK_D, ROUND)
+            if SLICE == BLOCK_D:
+                logits = product(x, y, PRECISION)
+            else:
+                logits = product_by_slices(
+                    x_ptr, row, in_x, stride_x, y_ptr, item, in_y, stride_y, d,
+                    SLICE, ROUND, ROUND, PRECISION,
+                )  # fmt: skip
             other = in_y[None, :] & (item[None, :] != target[:, None])
             weights = tl.where(other, tl.exp(logits - total[:, None]), 0.0)
             grad += weighted_sum(weights, y, ROUND, SPLIT, PRECISION)
@@ -163,6 +172,7 @@ def _grad_places_kernel(
     BLOCK_X: tl.constexpr,
     BLOCK_Y: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    SLICE: tl.constexpr,
     ROUND: tl.constexpr,
     SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -172,7 +182,8 @@ def _grad_places_kernel(
     i_y = tile * BLOCK_Y + tl.arange(0, BLOCK_Y)
     in_y = i_y < size_y
     item = tl.load(bucket_items_ptr + bucket * size_y + i_y, mask=in_y, other=-1)
-    y = load_rows(y_ptr, item, in_y, stride_y, d, BLOCK_D, ROUND)
+    if SLICE == BLOCK_D:
+        y = load_rows(y_ptr, item, in_y, stride_y, 0, d, BLOCK_D, ROUND)
     count = tl.load(counts_ptr + bucket)
     grad = tl.zeros((BLOCK_Y, BLOCK_D), tl.float32)
     for start in range(0, count, BLOCK_X):
@@ -181,8 +192,14 @@ def _grad_places_kernel(
         row = tl.load(won_ptr + bucket * size_x + i_x, mask=in_x, other=0)
         target = tl.load(wanted_ptr + row, mask=in_x, other=0)
         total = packed_value(tl.load(packed_ptr + row, mask=in_x, other=0))
-        x = load_rows(x_ptr, row, in_x, stride_x, d, BLOCK_D, ROUND)
-        logits = product(y, x, PRECISION)
+        x = load_rows(x_ptr, row, in_x, stride_x, 0, d, BLOCK_D, ROUND)
+        if SLICE == BLOCK_D:
+            logits = product(y, x, PRECISION)
+        else:
+            logits = product_by_slices(
+                y_ptr, item, in_y, stride_y, x_ptr, row, in_x, stride_x, d,
+                SLICE, ROUND, ROUND, PRECISION,
+            )  # fmt: skip
         other = in_x[None, :] & (item[:, None] != target[None, :])
         weights = tl.where(other, tl.exp(logits - total[None, :]), 0.0)
         if REDUCTION == "none":

@@ -6,23 +6,15 @@ import triton.language as tl
 from torch import Tensor
 
 from sce.losses.kernels.groups import Cut
-from sce.losses.kernels.keys import kth_largest, lowest, number_of, ordered
+from sce.losses.kernels.keys import number_of, ordered, write_largest
 from sce.losses.kernels.launch import ceil_div, launch, power_of_2
-from sce.losses.kernels.wide import best_wide_kernel
+from sce.losses.kernels.wide import best_wide
 
 # The most values of a row that one program of the selection holds.
 MAX_WIDTH = 1 << 14
 # Longer rows are first reduced to the maxima of as many folds, if the best ones are then fewer.
+# Others are the work of many programs (`wide.py`).
 FOLDED_WIDTH = 1 << 12
-MAX_FOLDED = 1 << 15
-# Others are read a few times (`wide.py`), in blocks of this size, one ahead of another; a sample of
-# this size, unless it is 0, tells where to look first.
-WIDE_BLOCK = 1 << 13
-WIDE_STAGES = 2
-WIDE_WARPS = 16
-SAMPLE = 1 << 13
-# Whether values that a program holds are searched by digits of 8 bits, or bit by bit.
-DIGITS = False
 
 
 def best(
@@ -33,50 +25,42 @@ def best(
     groups: Tensor | None = None,
     cut: Cut | None = None,
 ) -> None:
-    """Write the columns of each row's k largest values; ties go to the lower one.
+    """Write the columns of each row's k largest values, in any order; ties go to the lower one.
 
     With `groups` [n, g], each of which was cut into parts, a column each, write the number of the
     part (the row, where a part is one) instead of the column.
     """
     n = len(out)
     cut = cut or Cut(2, 1, False)  # not used without groups
-    arguments = (values, out if groups is None else groups, out, width, k, out.stride(0))
     n_groups = 0 if groups is None else groups.shape[1]
-    numbering = {
+    arguments = (values, out if groups is None else groups, out, width, k, out.stride(0), n_groups)
+    numbering: dict[str, int | bool] = {
         "GROUP": cut.group,
         "INTERLEAVED": cut.interleaved,
         "PART": cut.part,
         "WITH_GROUPS": groups is not None,
-        "DIGITS": DIGITS,
     }
     fold = power_of_2(ceil_div(width, FOLDED_WIDTH))
     while fold > 1:
         # Folds interleave as groups do.
         taken = k + (8 if groups is None else 8 + 3 * max(1, cut.group // cut.part // fold))
         block_folds, block = power_of_2(ceil_div(width, fold)), power_of_2(taken * fold)
-        if 2 * taken * fold <= width and max(block_folds, block) <= MAX_FOLDED:
+        if 2 * taken * fold <= width and max(block_folds, block) <= MAX_WIDTH:
             folds = torch.empty(n, taken, device=values.device, dtype=torch.int32)
             launch(
                 _best_folded_kernel, (n,),
-                *arguments, n_groups, folds, taken,
-                FOLD=fold, BLOCK_FOLDS=block_folds, BLOCK=block,
+                *arguments, folds, taken, FOLD=fold, BLOCK_FOLDS=block_folds, BLOCK=block,
                 num_warps=16 if max(block_folds, block) > 8192 else 8, **numbering,
             )  # fmt: skip
             return
         fold //= 2
-    if width <= MAX_WIDTH:
-        block = power_of_2(width)
-        launch(
-            _best_kernel, (n,),
-            *arguments, n_groups, BLOCK=block,
-            num_warps=16 if block > 8192 else 8 if block > 2048 else 4, **numbering,
-        )  # fmt: skip
+    if width > MAX_WIDTH:
+        best_wide(*arguments, numbering)
         return
+    block = power_of_2(width)
     launch(
-        best_wide_kernel, (n,),
-        *arguments, n_groups,
-        SAMPLE=min(SAMPLE, MAX_WIDTH), STAGES=WIDE_STAGES, BLOCK=min(WIDE_BLOCK, MAX_WIDTH),
-        num_warps=WIDE_WARPS, **numbering,
+        _best_kernel, (n,), *arguments, BLOCK=block,
+        num_warps=16 if block > 8192 else 8 if block > 2048 else 4, **numbering,
     )  # fmt: skip
 
 
@@ -94,20 +78,13 @@ def _best_kernel(
     INTERLEAVED: tl.constexpr,
     PART: tl.constexpr,
     WITH_GROUPS: tl.constexpr,
-    DIGITS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    values_ptr += row * width
     groups_ptr += row * n_groups
     i = tl.arange(0, BLOCK)
-    keys = ordered(values_ptr, i, width)
+    keys = ordered(values_ptr + row * width, i, width)
     number = number_of(i, i < width, groups_ptr, GROUP, INTERLEAVED, PART, WITH_GROUPS)
-    least = kth_largest(keys, k, DIGITS)
-    equal = (i < width) & (keys == least)
-    last = lowest(equal, number, k - tl.sum((keys > least).to(tl.int32), axis=0))
-    taken = (i < width) & ((keys > least) | (equal & (number <= last)))
-    order = tl.cumsum(taken.to(tl.int32), axis=0) - 1
-    tl.store(best_ptr + row * stride_best + order, number, mask=taken)
+    write_largest(best_ptr + row * stride_best, keys, number, k, -2147483648, 2147483647)
 
 
 @triton.jit
@@ -128,7 +105,6 @@ def _best_folded_kernel(
     INTERLEAVED: tl.constexpr,
     PART: tl.constexpr,
     WITH_GROUPS: tl.constexpr,
-    DIGITS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     values_ptr += row * width
@@ -138,21 +114,12 @@ def _best_folded_kernel(
     keys = ordered(values_ptr, i * FOLD, width)
     for part in tl.static_range(1, FOLD):
         keys = tl.maximum(keys, ordered(values_ptr, i * FOLD + part, width))
-    least = kth_largest(keys, n_folds, DIGITS)
-    equal = keys == least
-    last = lowest(equal, i, n_folds - tl.sum((keys > least).to(tl.int32), axis=0))
-    taken = (keys > least) | (equal & (i <= last))
-    tl.store(folds_ptr + tl.cumsum(taken.to(tl.int32), axis=0) - 1, i, mask=taken)
+    write_largest(folds_ptr, keys, i, n_folds, -2147483648, 2147483647)
     tl.debug_barrier()
     j = tl.arange(0, BLOCK)
     there = j < n_folds * FOLD
-    column = tl.load(folds_ptr + j // FOLD, mask=there, other=0) * FOLD + j % FOLD
-    there = there & (column < width)
-    keys = tl.where(there, ordered(values_ptr, column, width), -2147483648)
-    number = number_of(column, there, groups_ptr, GROUP, INTERLEAVED, PART, WITH_GROUPS)
-    least = kth_largest(keys, k, DIGITS)
-    equal = there & (keys == least)
-    last = lowest(equal, number, k - tl.sum((keys > least).to(tl.int32), axis=0))
-    taken = there & ((keys > least) | (equal & (number <= last)))
-    order = tl.cumsum(taken.to(tl.int32), axis=0) - 1
-    tl.store(best_ptr + row * stride_best + order, number, mask=taken)
+    fold = tl.load(folds_ptr + j // FOLD, mask=there, other=0)
+    column = tl.where(there, fold * FOLD + j % FOLD, width)
+    keys = ordered(values_ptr, column, width)
+    number = number_of(column, column < width, groups_ptr, GROUP, INTERLEAVED, PART, WITH_GROUPS)
+    write_largest(best_ptr + row * stride_best, keys, number, k, -2147483648, 2147483647)

@@ -11,29 +11,10 @@ from torch import Tensor
 
 from sce.losses.kernels.centres import NOWHERE, Prepared
 from sce.losses.kernels.launch import ceil_div, launch, power_of_2
-from sce.losses.kernels.precision import half_name, rounded
+from sce.losses.kernels.precision import load_rows, product, product_by_slices
+from sce.losses.kernels.tiles import Tiles
 
 _NOWHERE = tl.constexpr(NOWHERE)
-
-
-class Tiles:
-    """How large the tiles on the chip are, for a width and a precision (tuned on an H200)."""
-
-    def __init__(self, states: Tensor, catalogue: Tensor, rounding: torch.dtype | None) -> None:
-        self.d = max(16, power_of_2(states.shape[1]))
-        same = states.dtype if states.dtype == catalogue.dtype else None
-        self.round = half_name(rounding or same)  # both in this half precision, if any
-        half = bool(self.round)
-        self.precision = "ieee" if half else "tf32x3"
-        # Rows of states and of items: in the forward pass, and for the gradient of each.
-        side = 64 if self.d <= 128 else 32 if self.d <= 256 else 16
-        self.forward = self.states = self.places = (side, side)
-        if self.d <= 64:
-            self.forward = (64, 128) if half else (128, 64)
-            self.states = (64, 128) if half else (32, 64)
-            self.places = (32, 64)
-        elif rounding is not None and self.d <= 256:
-            self.places = (side, side // 2)  # what is rounded takes registers in both precisions
 
 
 def forward(
@@ -57,13 +38,13 @@ def forward(
     sums = torch.empty(n_buckets, device=x.device, dtype=torch.float32)
     loss = torch.empty((), device=x.device, dtype=torch.float32)
     tiles = Tiles(x, y, rounding)
-    block_x, block_y = tiles.forward
+    tile = tiles.forward
     launch(
-        _log_sums_kernel, (ceil_div(size_x, block_x) * n_buckets,),
+        _log_sums_kernel, (ceil_div(size_x, tile.x) * n_buckets,),
         x, y, prepared.wanted, bucket_states, bucket_items, own, prepared.packed,
         size_x, size_y, d, x.stride(0), y.stride(0),
-        BLOCK_X=block_x, BLOCK_Y=block_y, BLOCK_D=tiles.d, ROUND=tiles.round,
-        PRECISION=tiles.precision, num_warps=4, num_stages=2,
+        BLOCK_X=tile.x, BLOCK_Y=tile.y, BLOCK_D=tiles.d, SLICE=tile.slice, ROUND=tiles.round,
+        PRECISION=tiles.precision, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     launch(
         _winners_kernel, (n_buckets,),
@@ -84,26 +65,6 @@ def bucket_and_tile(size, BLOCK: tl.constexpr):
     """Return which tile of which bucket this program is for: only one axis of a grid is long."""
     tiles = tl.cdiv(size, BLOCK)
     return (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
-
-
-@triton.jit
-def load_rows(ptr, rows, there, stride, d, BLOCK_D: tl.constexpr, ROUND: tl.constexpr):
-    """Load rows of a matrix by their numbers, and round them; zeros where they are not there."""
-    i_d = tl.arange(0, BLOCK_D)
-    values = tl.load(
-        ptr + rows[:, None].to(tl.int64) * stride + i_d[None, :],
-        mask=there[:, None] & (i_d < d)[None, :],
-        other=0.0,
-    )
-    return rounded(values, ROUND)
-
-
-@triton.jit
-def product(x, y, PRECISION: tl.constexpr):
-    """Return x · yᵀ, by matrix units of their precision, or in float32 where they differ."""
-    if x.dtype != y.dtype:
-        x, y = x.to(tl.float32), y.to(tl.float32)
-    return tl.dot(x, tl.trans(y), input_precision=PRECISION)
 
 
 @triton.jit
@@ -139,6 +100,7 @@ def _log_sums_kernel(
     BLOCK_X: tl.constexpr,
     BLOCK_Y: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    SLICE: tl.constexpr,
     ROUND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -148,17 +110,30 @@ def _log_sums_kernel(
     row = tl.load(bucket_states_ptr + bucket * size_x + i_x, mask=in_x, other=0)
     target = tl.load(wanted_ptr + row, mask=in_x, other=-1)
     counts = in_x & (target >= 0)
-    x = load_rows(x_ptr, row, counts, stride_x, d, BLOCK_D, ROUND)
-    own_y = load_rows(y_ptr, target, counts, stride_y, d, BLOCK_D, ROUND)
-    own = tl.sum(x.to(tl.float32) * own_y.to(tl.float32), axis=1)
+    if SLICE == BLOCK_D:
+        x = load_rows(x_ptr, row, counts, stride_x, 0, d, BLOCK_D, ROUND)
+        own_y = load_rows(y_ptr, target, counts, stride_y, 0, d, BLOCK_D, ROUND)
+        own = tl.sum(x.to(tl.float32) * own_y.to(tl.float32), axis=1)
+    else:
+        own = tl.zeros((BLOCK_X,), tl.float32)
+        for first in range(0, d, SLICE):
+            part = load_rows(x_ptr, row, counts, stride_x, first, d, SLICE, ROUND)
+            own_y = load_rows(y_ptr, target, counts, stride_y, first, d, SLICE, ROUND)
+            own += tl.sum(part.to(tl.float32) * own_y.to(tl.float32), axis=1)
     largest = own  # the own target is always there; the other items come on top
     total = tl.full((BLOCK_X,), 1.0, tl.float32)
     for start in range(0, size_y, BLOCK_Y):
         i_y = start + tl.arange(0, BLOCK_Y)
         in_y = i_y < size_y
         item = tl.load(bucket_items_ptr + bucket * size_y + i_y, mask=in_y, other=-1)
-        y = load_rows(y_ptr, item, in_y, stride_y, d, BLOCK_D, ROUND)
-        logits = product(x, y, PRECISION)
+        if SLICE == BLOCK_D:
+            y = load_rows(y_ptr, item, in_y, stride_y, 0, d, BLOCK_D, ROUND)
+            logits = product(x, y, PRECISION)
+        else:
+            logits = product_by_slices(
+                x_ptr, row, counts, stride_x, y_ptr, item, in_y, stride_y, d,
+                SLICE, ROUND, ROUND, PRECISION,
+            )  # fmt: skip
         other = in_y[None, :] & (item[None, :] != target[:, None])
         logits = tl.where(other, logits, float("-inf"))
         now = tl.maximum(largest, tl.max(logits, axis=1))

@@ -14,6 +14,7 @@ from sce.losses.kernels.backward import Saved, common_scale, grad_places
 from sce.losses.kernels.bucketed import packed_value
 from sce.losses.kernels.launch import ceil_div, launch, power_of_2
 from sce.losses.kernels.precision import half_name, rounded
+from sce.losses.kernels.tiles import adding_warps
 
 # The bytes that the parts of the gradient may take before they are added up.
 MEMORY = 64 << 20
@@ -65,7 +66,8 @@ def _add(
         items, order, places, x, saved.own, saved.packed, saved.counts, grad, out,
         len(items), places.shape[0] * places.shape[1], len(saved.items), len(saved.y),
         x.shape[1], x.stride(0), REDUCTION=reduction, SPARSE=sparse, MORE=more, BLOCK=_ENTRIES,
-        BLOCK_D=power_of_2(x.shape[1]), ROUND=half_name(saved.rounding), num_warps=2,
+        BLOCK_D=power_of_2(x.shape[1]), ROUND=half_name(saved.rounding),
+        num_warps=adding_warps(x.shape[1]),
     )  # fmt: skip
     return items
 

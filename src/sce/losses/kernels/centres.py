@@ -14,9 +14,10 @@ from torch import Tensor
 
 from sce.losses.kernels.launch import INTERPRETED, ceil_div, launch, power_of_2
 from sce.losses.kernels.precision import half_name, rounded
+from sce.losses.kernels.tiles import block, mixing_tile
 
-# States that one step of a program takes.
-_BLOCK_ROWS = 32
+# What the states of a program are a multiple of: it takes at most so many at a time.
+_MULTIPLE = 32
 # How many programs share the states between them, at most.
 _MAX_SPLITS = 64
 # What marks a state as being in no bucket (see `bucketed.py`).
@@ -66,10 +67,10 @@ def prepare(
         centres = torch.empty(n_buckets, d, device=device, dtype=dtype)
     else:
         seed = centres  # not read
-    block_d = max(16, power_of_2(d))
-    block_n = 64 if block_d <= 128 else 32 if block_d <= 256 else 16
-    splits = max(1, min(_MAX_SPLITS, ceil_div(n, _BLOCK_ROWS)))
-    in_split = ceil_div(ceil_div(n, splits), _BLOCK_ROWS) * _BLOCK_ROWS
+    block_d = block(d)
+    tile = mixing_tile(d)
+    splits = max(1, min(_MAX_SPLITS, ceil_div(n, _MULTIPLE)))
+    in_split = ceil_div(ceil_div(n, splits), _MULTIPLE) * _MULTIPLE
     wanted = torch.empty(n, device=device, dtype=torch.int32)
     packed = torch.empty(n, device=device, dtype=torch.int64)
     losses = torch.empty(n, device=device, dtype=torch.float32)
@@ -77,11 +78,11 @@ def prepare(
     status = torch.empty(2 + 2 * splits, device=device, dtype=torch.int32)
     sums = torch.empty(splits if mixed else 0, n_buckets, d, device=device, dtype=torch.float32)
     launch(
-        _states_kernel, (splits, ceil_div(n_buckets, block_n) if mixed else 1),
+        _states_kernel, (splits, ceil_div(n_buckets, tile.centres) if mixed else 1),
         states, targets, seed, wanted, packed, losses, keys, status, sums,
         n, n_items, ignore_index, n_buckets, n_buckets * size_y, d, states.stride(0), in_split,
-        MIX=mixed, BLOCK_ROWS=_BLOCK_ROWS, BLOCK_N=block_n, BLOCK_D=block_d,
-        ROUND=half_name(rounding), APPROXIMATE=not INTERPRETED,
+        MIX=mixed, BLOCK_ROWS=tile.states, BLOCK_N=tile.centres, BLOCK_D=block_d,
+        ROUND=half_name(rounding), APPROXIMATE=not INTERPRETED, num_warps=tile.warps,
     )  # fmt: skip
     if draw and mix and mix_of:
         launch(

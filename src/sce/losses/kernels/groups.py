@@ -16,7 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from sce.losses.kernels.launch import INTERPRETED, ceil_div, launch, power_of_2
-from sce.losses.kernels.precision import half_name, rounded
+from sce.losses.kernels.precision import half_name, load_rows, product, product_by_slices
+from sce.losses.kernels.tiles import ROWS, again_tile, block, grouping_tile
 
 
 class Rows(NamedTuple):
@@ -37,44 +38,38 @@ class Cut(NamedTuple):
 
 def interleaves(group: int, d: int) -> bool:
     """Say whether groups of this size interleave: four of them fit a tile."""
-    return 1 < group <= _tile_rows(d) // 4
-
-
-def _tile_rows(d: int) -> int:
-    return 128 if d <= 128 else 64 if d <= 256 else 32
+    return 1 < group <= ROWS // 4
 
 
 def group_maxima(centres: Tensor, rows: Rows, group: int, n_groups: int, out: Tensor) -> None:
     """Write the largest score of each group of rows with each centre, [n, n_groups]."""
     (n, d), m, wanted = centres.shape, len(rows.values), rows.wanted
-    block_d = max(16, power_of_2(d))
     half = centres.dtype == rows.dtype != torch.float32
-    block_rows = 256 if half and block_d <= 64 else _tile_rows(d)
-    block_n = 64 if block_d <= 128 else 32 if block_d <= 256 else 16
-    local = min(group, block_rows)  # rows of a group in a tile
+    tile = grouping_tile(rows.values, half=half)
+    local = min(group, tile.y)  # rows of a group in a tile
     passes = group // local
     launch(
-        _group_maxima_kernel, (ceil_div(m, block_rows * passes),),
+        _group_maxima_kernel, (ceil_div(m, tile.y * passes),),
         centres, rows.values, rows.values if wanted is None else wanted, out, n, m, d, n_groups,
         rows.values.stride(0), LOCAL=local, INTERLEAVED=interleaves(group, d), PASSES=passes,
-        TILES=power_of_2(ceil_div(n, block_n)) if passes > 1 else 1,
-        BLOCK_ROWS=block_rows, BLOCK_N=block_n, BLOCK_D=block_d, MASKED=wanted is not None,
-        ROUND=half_name(rows.dtype), PRECISION="ieee" if half else "tf32x3",
-        NAN_WINS=not INTERPRETED, num_warps=4, num_stages=3 if block_d <= 128 and not half else 2,
+        TILES=power_of_2(ceil_div(n, tile.x)) if passes > 1 else 1,
+        BLOCK_ROWS=tile.y, BLOCK_N=tile.x, BLOCK_D=block(d), SLICE=tile.slice,
+        MASKED=wanted is not None, ROUND=half_name(rows.dtype),
+        PRECISION="ieee" if half else "tf32x3",
+        NAN_WINS=not INTERPRETED, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
 def score_again(centres: Tensor, rows: Rows, groups: Tensor, cut: Cut, out: Tensor) -> None:
     """Write the maximum of each part of the given groups, [n, groups * parts]."""
     (n, d), m, wanted = centres.shape, len(rows.values), rows.wanted
-    block_d = power_of_2(d)
-    block_rows = max(16, min(128, 8192 // block_d), cut.part)
+    block_rows, columns = again_tile(d, cut.part)
     n_rows = groups.shape[1] * cut.group
     launch(
         _score_again_kernel, (ceil_div(n_rows, block_rows) * n,),
         centres, rows.values, rows.values if wanted is None else wanted, groups, out, m, d, n_rows,
         rows.values.stride(0), GROUP=cut.group, INTERLEAVED=cut.interleaved, PART=cut.part,
-        BLOCK_ROWS=block_rows, BLOCK_D=block_d, MASKED=wanted is not None,
+        BLOCK_ROWS=block_rows, BLOCK_D=power_of_2(d), SLICE=columns, MASKED=wanted is not None,
         ROUND=half_name(rows.dtype), num_warps=4,
     )  # fmt: skip
 
@@ -102,6 +97,7 @@ def _group_maxima_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    SLICE: tl.constexpr,
     MASKED: tl.constexpr,
     ROUND: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -118,25 +114,24 @@ def _group_maxima_kernel(
         there = i_row < m
         if MASKED:
             there = there & (tl.load(wanted_ptr + i_row, mask=there, other=-1) >= 0)
-        rows = tl.load(
-            rows_ptr + i_row[:, None] * stride_row + i_d[None, :],
-            mask=there[:, None] & (i_d < d)[None, :],
-            other=0.0,
-        )
-        rows = rounded(rows, ROUND)  # once, for all centres
+        if SLICE == BLOCK_D:  # held for all centres
+            rows = load_rows(rows_ptr, i_row, there, stride_row, 0, d, BLOCK_D, ROUND)
         floor = tl.where(there, float("inf"), float("-inf"))  # a minimum with it masks a score
         for start in range(0, n, BLOCK_N):
             i_n = start + tl.arange(0, BLOCK_N)
-            centres = tl.load(
-                centres_ptr + i_n[:, None] * d + i_d[None, :],
-                mask=(i_n < n)[:, None] & (i_d < d)[None, :],
-                other=0.0,
-            )
-            if rows.dtype != centres.dtype:
-                wide = tl.trans(rows.to(tl.float32))
-                scores = tl.dot(centres.to(tl.float32), wide, input_precision=PRECISION)
+            in_n = i_n < n
+            if SLICE == BLOCK_D:
+                centres = tl.load(
+                    centres_ptr + i_n[:, None] * d + i_d[None, :],
+                    mask=in_n[:, None] & (i_d < d)[None, :],
+                    other=0.0,
+                )
+                scores = product(centres, rows, PRECISION)
             else:
-                scores = tl.dot(centres, tl.trans(rows), input_precision=PRECISION)
+                scores = product_by_slices(
+                    centres_ptr, i_n, in_n, d, rows_ptr, i_row, there, stride_row, d,
+                    SLICE, "", ROUND, PRECISION,
+                )  # fmt: skip
             # NaN is lost in a common maximum: it must win, reach the loss, and be noticed there.
             if NAN_WINS:
                 scores = tl.minimum(scores, floor[None, :], propagate_nan=tl.PropagateNan.ALL)
@@ -193,6 +188,7 @@ def _score_again_kernel(
     PART: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    SLICE: tl.constexpr,
     MASKED: tl.constexpr,
     ROUND: tl.constexpr,
 ):
@@ -201,21 +197,22 @@ def _score_again_kernel(
     bucket = (tl.program_id(0) // tiles).to(tl.int64)
     tile = tl.program_id(0) % tiles
     i = tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    i_d = tl.arange(0, BLOCK_D)
+    i_d = tl.arange(0, SLICE)
     there = i < n_rows
     group = tl.load(groups_ptr + bucket * (n_rows // GROUP) + i // GROUP, mask=there, other=0)
     row = rows_of(group, i % GROUP, GROUP, INTERLEAVED)
     there = there & (row < m)
     if MASKED:
         there = there & (tl.load(wanted_ptr + row, mask=there, other=-1) >= 0)
-    centre = tl.load(centres_ptr + bucket * d + i_d, mask=i_d < d, other=0.0).to(tl.float32)
-    rows = tl.load(
-        rows_ptr + row[:, None] * stride_row + i_d[None, :],
-        mask=there[:, None] & (i_d < d)[None, :],
-        other=0.0,
-    )
-    rows = rounded(rows, ROUND).to(tl.float32)
+    centre_ptr = centres_ptr + bucket * d + i_d
+    centre = tl.load(centre_ptr, mask=i_d < d, other=0.0).to(tl.float32)
+    rows = load_rows(rows_ptr, row, there, stride_row, 0, d, SLICE, ROUND).to(tl.float32)
     scores = tl.sum(rows * centre[None, :], axis=1)
+    if SLICE < BLOCK_D:
+        for first in range(SLICE, d, SLICE):
+            centre = tl.load(centre_ptr + first, mask=first + i_d < d, other=0.0).to(tl.float32)
+            more = load_rows(rows_ptr, row, there, stride_row, first, d, SLICE, ROUND)
+            scores += tl.sum(more.to(tl.float32) * centre[None, :], axis=1)
     scores = tl.where(scores == scores, scores, float("inf"))
     scores = tl.where(there, scores, float("-inf"))
     if PART > 1:

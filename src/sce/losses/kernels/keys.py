@@ -1,4 +1,4 @@
-"""Searching numbers by their bits: what the kernels in `best.py` and `wide.py` share."""
+"""Numbers as integers of the same order, and the k largest of as many as a program holds."""
 
 import triton
 import triton.language as tl
@@ -40,63 +40,30 @@ def number_of(
 
 
 @triton.jit
-def kth_largest(keys, k, DIGITS: tl.constexpr):
-    """Return a number that exactly k keys reach, or, if there is none, the k-th largest key."""
-    if DIGITS:
-        unsigned = keys.to(tl.uint32, bitcast=True) ^ 0x80000000
-        base = tl.full((), 0, tl.int64)
-        reach = k + 1
-        above = 0
-        shift = 24
-        while (shift >= 0) & (reach != k):
-            counts = count_digits(unsigned, base, shift)
-            base, reach, above = take_digit(counts, k, base, shift, reach, above)
-            shift -= 8
-        least = (base - 2147483648).to(tl.int32)
-    else:
-        least = -2147483648
-        reach = k + 1
-        bit = 31
-        while (bit >= 0) & (reach != k):  # bit by bit from the top
-            tried = tl.where(bit == 31, 0, least + (1 << (bit & 31)))
-            reach = tl.sum((keys >= tried).to(tl.int32), axis=0)
-            least = tl.where(reach >= k, tried, least)
-            bit -= 1
-    return least
+def kth_largest(keys, k, low, high):
+    """Return a number that exactly k keys reach, or, if there is none, the k-th largest key.
 
-
-@triton.jit
-def count_digits(keys, base, shift):
-    """Count the keys by what follows the base: 256 digits; what is below counts as the lowest."""
-    start = base.to(tl.uint32)
-    digit = tl.minimum((keys - start) >> shift.to(tl.uint32), 255)
-    return tl.histogram(tl.where(keys < start, 0, digit).to(tl.int32), 256)
-
-
-@triton.jit
-def take_digit(counts, k, base, shift, reach, above):
-    """Add to the base the largest digit that k keys reach.
-
-    With it goes how many keys reach the new base, and how many all that begins like it.
+    At least k keys must reach `low`, and fewer `high`.
     """
-    i = tl.arange(0, 256)
-    reached = tl.cumsum(counts, axis=0, reverse=True)
-    digit = tl.max(tl.where(reached >= k, i, 0), axis=0)
-    # The lowest digit is not counted alone, nor is the highest.
-    reach = tl.where(digit > 0, tl.sum(tl.where(i == digit, reached, 0), axis=0), reach)
-    above = tl.where(digit < 255, tl.sum(tl.where(i == digit + 1, reached, 0), axis=0), above)
-    return base + (digit.to(tl.int64) << shift), reach, above
+    low, high = tl.cast(low, tl.int32), tl.cast(high, tl.int32)  # which may be constants
+    reach = k + 1
+    while (reach != k) & (low + 1 < high):
+        middle = (low >> 1) + (high >> 1) + (low & high & 1)  # their sum would overflow
+        reach = tl.sum((keys >= middle).to(tl.int32), axis=0)
+        high = tl.where(reach < k, middle, high)
+        low = tl.where(reach < k, low, middle)
+    return low
 
 
 @triton.jit
-def lowest(equal, number, room):
-    """Return the number up to which `room` of the equal ones are taken, lowest first."""
+def write_largest(ptr, keys, number, k, low, high):
+    """Write the numbers of the k largest keys, the lowest of equal ones; all of it as above."""
+    least = kth_largest(keys, k, low, high)
+    equal = keys == least
+    room = k - tl.sum((keys > least).to(tl.int32), axis=0)
     last = 2147483647
     if tl.sum(equal.to(tl.int32), axis=0) > room:
-        below = -1  # the largest number that fewer of them than there is room for reach down to
-        for bit in range(31):
-            tried = below + (1 << (30 - bit))
-            reach = tl.sum((equal & (number <= tried)).to(tl.int32), axis=0)
-            below = tl.where(reach < room, tried, below)
-        last = below + 1
-    return last
+        below = tl.where(equal, -number, -2147483648)
+        last = -kth_largest(below, room, -tl.max(number, axis=0), 1)
+    taken = (keys > least) | (equal & (number <= last))
+    tl.store(ptr + tl.cumsum(taken.to(tl.int32), axis=0) - 1, number, mask=taken)

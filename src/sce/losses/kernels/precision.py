@@ -34,6 +34,43 @@ def rounded(values, ROUND: tl.constexpr):
 
 
 @triton.jit
+def load_rows(ptr, rows, there, stride, first, d, BLOCK_D: tl.constexpr, ROUND: tl.constexpr):
+    """Load rows of a matrix by their numbers, from a first column on, and round them.
+
+    There are zeros where a row is not there, or ends.
+    """
+    i_d = first + tl.arange(0, BLOCK_D)
+    values = tl.load(
+        ptr + rows[:, None].to(tl.int64) * stride + i_d[None, :],
+        mask=there[:, None] & (i_d < d)[None, :],
+        other=0.0,
+    )
+    return rounded(values, ROUND)
+
+
+@triton.jit
+def product(x, y, PRECISION: tl.constexpr):
+    """Return x · yᵀ, by matrix units of their precision, or in float32 where they differ."""
+    if x.dtype != y.dtype:
+        x, y = x.to(tl.float32), y.to(tl.float32)
+    return tl.dot(x, tl.trans(y), input_precision=PRECISION)
+
+
+@triton.jit
+def product_by_slices(
+    x_ptr, x_rows, in_x, stride_x, y_ptr, y_rows, in_y, stride_y, d,
+    SLICE: tl.constexpr, ROUND_X: tl.constexpr, ROUND_Y: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return x · yᵀ for rows too wide to be held: both are read a slice of columns at a time."""
+    total = tl.zeros((x_rows.shape[0], y_rows.shape[0]), tl.float32)
+    for first in range(0, d, SLICE):
+        x = load_rows(x_ptr, x_rows, in_x, stride_x, first, d, SLICE, ROUND_X)
+        y = load_rows(y_ptr, y_rows, in_y, stride_y, first, d, SLICE, ROUND_Y)
+        total += product(x, y, PRECISION)
+    return total
+
+
+@triton.jit
 def weighted_sum(weights, rows, ROUND: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr):
     """Return weights · rows for weights of at most one, by matrix units of the rows' precision.
 

@@ -27,7 +27,8 @@ MEMORY_LARGE_K = 80 << 20
 MEMORY_SHARE = 0.04  # of a catalogue in half precision
 MEMORY_MOST = 192 << 20
 LARGE_K = 1024
-SELECTING = 20  # the bytes moved for each number selected from: it is written once and read again
+SELECTING = 12  # the bytes moved for each number selected from: written once and read twice
+PASS = 128 << 20  # the bytes that could be moved while the launches of a pass begin and end
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def _plan_many(n: int, m: int, d: int, taken: int, values: int) -> Plan:
             last = min(taken, parts) * part if part > 1 else 0
             passes = ceil_div(n, max(1, values // max(n_groups, parts, last)))
             numbers = n_groups + parts + last
-            moved = n * ((again + last) * d * 2 + numbers * SELECTING) + passes * m * d * 2
+            moved = n * ((again + last) * d * 2 + numbers * SELECTING) + passes * (m * d * 2 + PASS)
             plans.append((moved, Plan(ceil_div(n, passes), group, part)))
     return min(plans, key=lambda plan: plan[0])[1]
 

@@ -1,0 +1,128 @@
+"""How large the tiles on the chip are, for each kernel, width and precision.
+
+Up to 64 columns they were tuned on an H200. Wider rows were chosen by what the compiler makes of
+them, for sm_90 and sm_86: no registers spill to memory, and shared memory stays below the 99 KiB
+that small chips have. What grows with the width is either cut into slices of columns, read again
+for each tile (a product of float32 rows is slow enough for the cache to keep up), or spread over
+more warps.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from sce.losses.kernels.launch import power_of_2
+from sce.losses.kernels.precision import half_name
+
+# Rows of a tile in `group_maxima`, at least: what small groups interleave within.
+ROWS = 128
+# Matrix units of chips with less shared memory than this read registers alone.
+_AMPLE = 200 << 10
+
+
+class Tile(NamedTuple):
+    """How a program multiplies rows of one matrix, x, with those of another, y."""
+
+    x: int  # rows at a time
+    y: int
+    slice: int  # columns at a time; where these are all, the outer rows are read once and held
+    warps: int = 4
+    stages: int = 2
+
+
+def block(d: int) -> int:
+    """Return the columns of a tile of whole rows."""
+    return max(16, power_of_2(d))
+
+
+def _whole(d: int, device: torch.device, *, half: bool) -> bool:
+    """Say whether to use what was tuned: for narrow rows, whole.
+
+    On a small chip 64 columns of float32 are not narrow: they would take 112 KiB.
+    """
+    return d <= 32 or (d <= 64 and (half or not _is_small(device)))
+
+
+def _is_small(device: torch.device) -> bool:
+    return device.type == "cuda" and _shared_memory(device.index) < _AMPLE
+
+
+@functools.cache
+def _shared_memory(index: int) -> int:
+    driver: Any = triton.runtime.driver.active
+    found: int = driver.utils.get_device_properties(index)["max_shared_mem"]
+    return found
+
+
+def grouping_tile(rows: Tensor, *, half: bool) -> Tile:
+    """Choose for `group_maxima`: x are centres, y rows; half: both are, once rounded."""
+    d = block(rows.shape[1])
+    if _whole(d, rows.device, half=half):
+        return Tile(64, 256, d) if half else Tile(64, ROWS, d, stages=3)
+    if not half:
+        # The largest tile whose operands, each number of which is split in two, fit the registers.
+        return Tile(64 if _is_small(rows.device) else 128, ROWS, 32, warps=8, stages=3)
+    if d <= 256:
+        # Rows are read once; only centres come from the cache again. At 256 columns one stage: two
+        # programs on a processor hide each other's loads, where a second stage leaves room for one.
+        return Tile(64, ROWS, d, stages=2 if d <= 128 else 1)
+    # What is rounded waits in float32: a third stage of it would take 128 KiB.
+    return Tile(128, ROWS, 64, warps=8, stages=2 if rows.dtype == torch.float32 else 3)
+
+
+def again_tile(d: int, part: int) -> tuple[int, int]:
+    """Choose for `score_again`: rows, a whole part at least, and columns."""
+    d = power_of_2(d)
+    rows = max(16, min(128, 8192 // d), part)
+    return rows, min(d, 16384 // rows)
+
+
+class Tiles:
+    """What the kernels inside buckets use; x are states, y items."""
+
+    def __init__(self, states: Tensor, catalogue: Tensor, rounding: torch.dtype | None) -> None:
+        self.d = d = block(states.shape[1])
+        same = states.dtype if states.dtype == catalogue.dtype else None
+        self.round = half_name(rounding or same)  # both in this half precision, if any
+        half = bool(self.round)
+        self.precision = "ieee" if half else "tf32x3"
+        if _whole(d, states.device, half=half):
+            self.forward = Tile(64, 128, d) if half else Tile(128, 64, d)
+            self.states = Tile(64, 128, d) if half else Tile(32, 64, d)
+            self.places = Tile(32, 64, d)
+            return
+        if half:
+            self.forward = Tile(64, 64, d if d <= 128 else 64)
+        else:
+            self.forward = Tile(64, 64, 32, stages=3)
+        # The sums of a gradient are as wide as rows: the wider, the fewer of them.
+        if d <= 128:
+            self.states = self.places = Tile(64, 64, 64, 8) if half else Tile(64, 32, 32, 8)
+        elif d <= 256:
+            self.states = self.places = Tile(32, 32, 32, 8)
+        else:
+            self.states, self.places = Tile(32, 16, 32, 8), Tile(16, 32, 32, 8)
+
+
+class Mixing(NamedTuple):
+    """What the pass over the states uses, where it mixes all of them."""
+
+    centres: int
+    states: int  # at a time; divides 32
+    warps: int
+
+
+def mixing_tile(d: int) -> Mixing:
+    """Choose for `centres.py`: the sums are as wide as rows, and always in float32."""
+    d = block(d)
+    if d <= 128:
+        return Mixing(64, 32, 4 if d <= 64 else 8)
+    return Mixing(32, 32, 8) if d <= 256 else Mixing(16, 16, 8)
+
+
+def adding_warps(d: int) -> int:
+    """Choose for `catalogue.py`: each thread has as many columns, up to the widest rows."""
+    return max(2, power_of_2(d) // 64)
