@@ -33,7 +33,7 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """Return the commit, with a plus sign when the working tree differs from it.
+    """Return the commit, with a plus sign when the working tree differs in more than results.
 
     Where the code was copied without its history, the variable COMMIT may say.
     """
@@ -44,7 +44,8 @@ def _commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain") else "")
+        changed = git("status", "--porcelain", "--", ":/", ":(exclude,top)benchmarks/results")
+        return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("COMMIT")
 
