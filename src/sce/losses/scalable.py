@@ -57,8 +57,8 @@ class ScalableCrossEntropy(nn.Module):
         mix: Draw the centres of the buckets where the states are, rather than in all directions
             alike.
         mix_of: With `mix`, how many states a centre is a sum of, with positive weights. 0: of all,
-            with weights of either sign, which is the paper's Mix. A few gave better models on the
-            datasets where mix is of use at all (docs/paper.md).
+            with weights of either sign, which is the paper's Mix. A few gave better models on one
+            dataset, and models as good on another (docs/paper.md).
         alpha: How densely the buckets cover the states, for the two defaults.
         beta: Many small buckets (below 1) or few large ones (above 1), for the two defaults.
         ignore_index: The target of positions that do not count, such as padding.

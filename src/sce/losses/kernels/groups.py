@@ -36,7 +36,7 @@ class Cut(NamedTuple):
     interleaved: bool
 
 
-def interleaves(group: int, d: int) -> bool:
+def interleaves(group: int) -> bool:
     """Say whether groups of this size interleave: four of them fit a tile."""
     return 1 < group <= ROWS // 4
 
@@ -51,7 +51,7 @@ def group_maxima(centres: Tensor, rows: Rows, group: int, n_groups: int, out: Te
     launch(
         _group_maxima_kernel, (ceil_div(m, tile.y * passes),),
         centres, rows.values, rows.values if wanted is None else wanted, out, n, m, d, n_groups,
-        rows.values.stride(0), LOCAL=local, INTERLEAVED=interleaves(group, d), PASSES=passes,
+        rows.values.stride(0), LOCAL=local, INTERLEAVED=interleaves(group), PASSES=passes,
         TILES=power_of_2(ceil_div(n, tile.x)) if passes > 1 else 1,
         BLOCK_ROWS=tile.y, BLOCK_N=tile.x, BLOCK_D=block(d), SLICE=tile.slice,
         MASKED=wanted is not None, ROUND=half_name(rows.dtype),

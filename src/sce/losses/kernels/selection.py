@@ -116,11 +116,11 @@ def top_rows(
 
 
 def _top_rows(centres: Tensor, rows: Rows, k: int, plan: Plan, out: Tensor) -> None:
-    (n, d), m = centres.shape, len(rows.values)
+    n, m = len(centres), len(rows.values)
     group, part = plan.group, plan.part
-    interleaved = interleaves(group, d)
+    interleaved = interleaves(group)
     # Rows of numbers are read fastest in multiples of 16, which a tile can fill up to.
-    multiple = 16 if interleaves(4 * group, d) else 4
+    multiple = 16 if interleaves(4 * group) else 4
     n_groups = multiple * ceil_div(m, multiple * group) if interleaved else ceil_div(m, group)
     taken = min(k + spare(k), n_groups)
     n_parts = taken * (group // part)
