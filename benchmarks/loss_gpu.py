@@ -26,7 +26,7 @@ from torch import Tensor
 
 from cells import Row, measure_cells
 from contenders import contenders, is_exact
-from rows import show
+from rows import commit, kept, show
 from sce.losses import CrossEntropy
 
 MAX_MILLISECONDS = 5000  # after which a slow cell is not repeated again
@@ -42,27 +42,31 @@ CUT = ("CE, cut-cross-entropy", "CE, cut-cross-entropy, unfiltered")
 
 
 def grid() -> list[Row]:
-    """Return the cells that answer the questions of the README and of docs/kernels.md."""
+    """Return the cells that answer the questions of the README and of docs/kernels.md.
+
+    What matters most comes first, should time run out.
+    """
     single, half, million = ["float32"], ["bfloat16"], SIZES[2:3]
-    # Which loss when.
-    cells = combine((*OURS, "CE, chunked", "CE-", "BCE", "gBCE"), SIZES, single)
-    cells += combine(["CE"], SIZES[:3], single)
-    cells += combine(OURS, SIZES[1:], half)
+    # SCE itself, its plain path, and shapes that are not the usual: large buckets, wide states, a
+    # large batch, and a catalog that fills the GPU.
+    cells = combine(OURS, SIZES[1:], half)
     cells += combine(["SCE, plain path"], SIZES[2:], DTYPES)
-    cells += combine(["SCE, sparse gradient"], SIZES[2:], half)
-    cells += combine(["SCE, mix of all states"], SIZES[1:3], DTYPES)
-    # What one would write instead, and what others have written.
-    written = ("CE-, tensor code", "BCE+", "BCE+, tensor code", "SCE, tensor code, TF32")
-    cells += combine((*written, "SCE, RePlay"), million, single)
+    cells += combine(["SCE, sparse gradient"], [*SIZES[2:], 100_000_000], half)
+    for size_y in (4096, 16_384):
+        cells += combine(OURS, million, half, bucket_size_y=size_y)
+    cells += combine((*OURS, CUT[0]), million, half, dim=256)
+    cells += combine((*OURS, CUT[0]), million, half, batch=640, buckets=715)
+    # What others have written, and what one would write instead.
     cells += combine(("CE, chunked", "CE, torch", *CUT, "CE, Liger, room"), SIZES[1:3], half)
     linear = "CE, torch, linear_cross_entropy"
     cells += combine(("CE, Liger", linear, f"{linear}, room", "SCE, RePlay"), million, half)
-    # Other shapes: wide states, a large batch, large buckets, and a catalog that fills the GPU.
-    cells += combine((*OURS, CUT[0]), million, half, dim=256)
-    cells += combine((*OURS, CUT[0]), million, half, batch=640, buckets=715)
-    for size_y in (4096, 16_384):
-        cells += combine(OURS, million, half, bucket_size_y=size_y)
-    return cells + combine(("SCE", "SCE, sparse gradient"), [100_000_000], half)
+    written = ("CE-, tensor code", "BCE+", "BCE+, tensor code", "SCE, tensor code, TF32")
+    cells += combine((*written, "SCE, RePlay"), million, single)
+    # Which loss when.
+    cells += combine((*OURS, "CE, chunked", "CE-", "BCE", "gBCE"), SIZES, single)
+    cells += combine(["CE"], SIZES[:3], single)
+    cells += combine(["SCE, mix of all states"], SIZES[1:3], DTYPES)
+    return [*cells, *combine(["SCE"], [100_000_000], half)]
 
 
 def combine(
@@ -94,9 +98,16 @@ def main() -> None:
             and (options.items is None or cell["items"] in options.items)
             and (options.dtype is None or cell["dtype"] in options.dtype)
         ]
+    if options.missing:
+        known = [row for row in kept("loss_gpu", to=options.out) if row["commit"] == commit()]
+        there = [{name: row.get(name) for name in COLUMNS} for row in known]
+        cells = [cell for cell in cells if {name: cell[name] for name in COLUMNS} not in there]
     if options.list:
         print(show(cells, COLUMNS))
         print(f"\n{len(cells)} cells")
+        return
+    if not cells and options.missing:
+        print("nothing is missing")
         return
     if not cells:
         sys.exit("loss_gpu: the grid has no such cell; --list shows it, --cross makes others")
@@ -127,6 +138,9 @@ def _options() -> argparse.Namespace:
     for name, default in SHAPE.items():
         option = "--" + name.replace("_", "-")
         parser.add_argument(option, type=int, default=default, help="[%(default)s] with --cross")
+    parser.add_argument(
+        "--missing", action="store_true", help="only what this commit has no row of"
+    )
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--list", action="store_true", help="print the cells, and measure nothing")
     parser.add_argument("--out", type=Path, default=None, help="default: results/loss_gpu.jsonl")

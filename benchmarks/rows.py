@@ -21,7 +21,7 @@ def provenance(*packages: str) -> dict[str, Any]:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = None
-    found["commit"] = _commit()
+    found["commit"] = commit()
     return found
 
 
@@ -32,7 +32,7 @@ def _processor() -> str:
     return f"{platform.machine()}, {os.cpu_count()} cores"
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """Return the commit, with a plus sign when the working tree differs in more than results.
 
     Where the code was copied without its history, the variable COMMIT may say.
@@ -63,15 +63,21 @@ def keep(
     """
     path = to or RESULTS / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    if beside is not None and path.exists():
+    if beside is not None:
         new = {tuple(row.get(field) for field in beside) for row in rows}
-        old = [json.loads(line) for line in path.read_text().splitlines()]
+        old = kept(name, to=to)
         stay = [row for row in old if tuple(row.get(field) for field in beside) not in new]
         rows = [*stay, *rows]
     new_path = path.with_name(f"{path.name}.new")
     new_path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     new_path.replace(path)
     return path
+
+
+def kept(name: str, *, to: Path | None = None) -> list[dict[str, Any]]:
+    """Return the rows of `results/NAME.jsonl`; none when there is no such file yet."""
+    path = to or RESULTS / f"{name}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def show(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
