@@ -80,7 +80,9 @@ class LiveBytes(TorchDispatchMode):
     def _count(self, tree: object) -> None:
         for tensor in pytree.tree_leaves(tree):
             if isinstance(tensor, Tensor):
-                self._add(tensor.untyped_storage())
+                parts = [tensor._indices(), tensor._values()] if tensor.is_sparse else [tensor]
+                for part in parts:
+                    self._add(part.untyped_storage())
         self._peak = max(self._peak, self._now)
 
     def _add(self, storage: torch.UntypedStorage) -> None:
@@ -102,6 +104,7 @@ def gpu_like() -> Iterator[None]:
     """For a while, let operations on the CPU keep and make what those on a GPU do."""
     os.environ.setdefault("TRITON_INTERPRET", "1")  # the kernels then take tensors on the CPU
     from sce.losses import full, gradients, kernels, sampled
+    from sce.losses.kernels import catalogue
 
     layer_norm = F.layer_norm
 
@@ -120,6 +123,7 @@ def gpu_like() -> Iterator[None]:
             (sampled, "logsigmoid", _log_sigmoid),
             (gradients, "add_rows", gradients._add_sorted),
             (full, "_torch_does_it", lambda *_: False),  # on a CPU alone
+            (catalogue, "_recording", lambda: True),
         ):
             patches.enter_context(mock.patch.object(owner, name, new))
         for module in _modules(kernels):

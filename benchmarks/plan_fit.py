@@ -16,7 +16,6 @@ from sce.planning import LOSSES, coefficients, formula, predict
 from sce.planning.coefficients import H200, Calibration
 
 MIB = 2**20
-MOMENTS = ("forward", "loss backward", "model backward", "embedding")
 
 
 class Equation(NamedTuple):
@@ -66,14 +65,23 @@ def _equations(row: Row) -> Iterator[tuple[str, Equation]]:
     catalogue = 4 * job.items * job.dim
     others = 4 * job.parameters - catalogue  # gradients that are known exactly
     kept, peak = found["activations"], row["peak MiB"] * MIB
-    loss = formula.alike(row["loss"])
+    loss = row["loss"]
     sizes = {
         f"activations, {half}": kept,
-        f"model backward, {half}": found["model backward"] - kept - others - catalogue,
-        f"embedding, {half}": found["embedding"] - others - 2 * catalogue,
-        f"{loss} forward": found["forward"] - kept,
-        f"{loss} backward": found["loss backward"] - kept,
+        formula.part_of(loss, "forward"): found["forward"] - kept,
+        formula.part_of(loss, "backward"): found["loss backward"] - kept,
     }
+    if loss == formula.ROW_WISE:
+        sizes |= {
+            f"{loss} model backward": found["model backward"] - kept - others,
+            f"{loss} embedding": found["embedding"] - others,
+            f"{loss} update": found["update"] - others,
+        }
+    else:
+        sizes |= {
+            f"model backward, {half}": found["model backward"] - kept - others - catalogue,
+            f"embedding, {half}": found["embedding"] - others - 2 * catalogue,
+        }
     for part, size in sizes.items():
         yield part, Equation(features, size, peak)
 
@@ -99,8 +107,8 @@ def _workspace(rows: Sequence[Row]) -> dict[str, float]:
     """What libraries keep: what the measured moments and the known bytes leave of the peaks."""
     left: dict[str, list[float]] = {"eager": [], "captured": []}
     for row in rows:
-        moments = max(row["moments"][name] for name in MOMENTS)
-        known = formula.fixed_bytes(job_of(row)) + moments
+        moments = max(size for name, size in row["moments"].items() if name != "between")
+        known = formula.fixed_bytes(job_of(row), row["loss"]) + moments
         left["captured" if row["captured"] else "eager"].append(row["peak MiB"] * MIB - known)
     eager = median(left["eager"]) if left["eager"] else 0.0
     captured = median(left["captured"]) if left["captured"] else eager

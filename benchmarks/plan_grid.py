@@ -7,7 +7,7 @@
 
 Each cell trains a few steps as `sce train` does (for SCE: bucket statistics, warm-up, recording and
 replay of the CUDA graph) and notes the peak of allocated memory; then one more step is taken apart,
-for the peaks of its four moments. Cells share a process: nothing of one is left when the next
+for the peaks of its moments. Cells share a process: nothing of one is left when the next
 begins, which each row says ("left MiB"). The coefficients are fitted to the moments of the "fit"
 cells, by non-negative least squares of the relative error, and judged by the peaks of the others.
 
@@ -38,9 +38,10 @@ from rows import keep, provenance, show
 from sce.data.batches import DeviceSequences, training_batch
 from sce.models.sasrec import SASRec, SASRecSettings
 from sce.planning import LOSSES, Job, parse_size, predict
+from sce.planning.formula import ROW_WISE
 from sce.training.device import matmul_precision
 from sce.training.objective import LossSettings, Workload, build_loss
-from sce.training.optimizer import make_optimizer
+from sce.training.optimizer import RowWise, make_optimizer
 from sce.training.step import TrainingStep, seeds_of_epoch
 
 MIB = 2**20
@@ -183,9 +184,12 @@ def _step(
     workload = Workload(job.items, job.batch, job.targets / job.batch, np.zeros(1, np.int64))
     loss: Any = build_loss(loss_settings(cell), workload)
     on_gpu = device.type == "cuda"
-    captured = cell["loss"] == "sce" and on_gpu and loss.never_waits(model.catalogue)
-    if cell["loss"] == "sce" and not on_gpu:
+    fused, row_wise = cell["loss"] in ("sce", ROW_WISE), cell["loss"] == ROW_WISE
+    captured = fused and on_gpu and loss.never_waits(model.catalogue)
+    if fused and not on_gpu:
         loss.backend = "triton"
+    if row_wise:
+        loss.sparse_grad = model.sparse_grad = True
     optimizer = make_optimizer(
         model.parameters(),
         learning_rate=1e-3,
@@ -193,6 +197,7 @@ def _step(
         weight_decay=0.0,
         device=device,
         capturable=captured,
+        row_wise=RowWise(model.catalogue, 3e-2) if row_wise else None,
     )
     for group in optimizer.param_groups:
         group["fused"] = True  # as on a GPU
@@ -210,10 +215,12 @@ def _step(
 
 def loss_settings(cell: Row) -> LossSettings:
     """The settings of the cell's loss, as `sce train` would be given them."""
-    name = cell["loss"]
-    own = {"sce": ("bucket_size_y",), "ce chunked": ("chunk_size",), "ce": (), "bce": ()}
+    name: str = cell["loss"]
+    own = {"ce chunked": ("chunk_size",), "ce": (), "bce": ()}
+    own["sce"] = own[ROW_WISE] = ("bucket_size_y",)
     given = {key: cell[key] for key in own.get(name, ("n_negatives",))}
-    return LossSettings(name="ce" if name == "ce chunked" else name, **given)
+    trained: Any = name.removesuffix(" chunked").removesuffix(" row-wise")
+    return LossSettings(name=trained, **given)
 
 
 def moments(step: TrainingStep, rows: Tensor, job: Job, meter: Meter) -> dict[str, int]:
@@ -248,6 +255,8 @@ def moments(step: TrainingStep, rows: Tensor, job: Job, meter: Meter) -> dict[st
     loss.backward()
     mark("embedding")
     hook.remove()
+    step.optimizer.step()
+    mark("update")
     return found
 
 

@@ -158,9 +158,23 @@ def test_the_memory_of_the_gpu_that_is_there(
 def test_weights_that_do_not_fit_and_what_would(capsys: Capture) -> None:
     out = shown(["plan", "--items", "100_000_000", "--memory", "16GiB"], capsys)
     (line,) = [line for line in out.splitlines() if line.startswith("too large")]
-    assert "take 95.4 GiB, whatever the loss" in line
-    assert "--dim " in line
+    assert "alone take 95.4 GiB, whatever the loss" in line
+    assert "fit: --dim " in line
     assert " items" in line
+    out = shown(["plan", "--items", "100_000_000", "--memory", "80GiB"], capsys)
+    (line,) = [line for line in out.splitlines() if line.startswith("too large")]
+    assert "fit: --training.row-wise, or --dim " in line
+    out = shown(["plan", "--items", "100_000_000", "--memory", "25.3GiB"], capsys)
+    (line,) = [line for line in out.splitlines() if line.startswith("too large")]
+    (row,) = [
+        row
+        for row in as_json(["plan", "--items", "100_000_000", "--memory", "25.3GiB"], capsys)[
+            "losses"
+        ]
+        if row["loss"] == "sce row-wise"
+    ]
+    assert 0 < row["largest_batch"] < 128
+    assert f"fit: --training.row-wise --batch-size {row['largest_batch']}, or --dim " in line
 
 
 def test_memory_for_nothing(capsys: Capture) -> None:

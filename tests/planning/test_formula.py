@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from sce.planning import LOSSES, Job, LossName, loss_bytes, predict
 from sce.planning.coefficients import H200
-from sce.planning.formula import TERMS, features, fixed_bytes
+from sce.planning.formula import ROW_WISE, TERMS, features, fixed_bytes
 
 GIB = 2**30
 losses = st.sampled_from(LOSSES)
@@ -43,9 +43,10 @@ def test_more_of_anything_never_takes_less(job: Job, loss: LossName, data: st.Da
 def test_the_parts_make_up_the_peak_and_hold_what_is_always_there(job: Job, loss: LossName) -> None:
     found = predict(job, loss)
     assert min(found.model, found.activations, found.loss, found.other) >= 0
-    assert found.total >= fixed_bytes(job)
+    assert found.total >= fixed_bytes(job, loss)
     # At some moment there are weights, both moments, and a gradient.
-    assert found.total >= 16 * job.parameters
+    dense = job.parameters - (job.items * job.dim if loss == ROW_WISE else 0)
+    assert found.total >= 16 * dense
     assert predict(replace(job, precision="bf16"), loss).total <= predict(job, loss).total * 1.01
 
 
@@ -74,6 +75,18 @@ def test_of_a_large_catalogue_the_gradient_is_there_twice() -> None:
         found = predict(job, loss)
         assert found.moment == "embedding"
         assert found.model == pytest.approx(5 * 4 * job.parameters, rel=0.02)
+
+
+def test_row_wise_updates_take_the_weights_and_little_more() -> None:
+    job = Job(100_000_000)
+    catalogue = 4 * job.items * (job.dim + 1)  # and an accumulator a row
+    assert catalogue < predict(job, ROW_WISE).total < 1.05 * catalogue
+    assert predict(job, "sce").total > 4 * catalogue
+    # Of a small catalogue, the touched rows are what counts: several times, as they are moved.
+    touched = Job(300_000, bucket_size_y=1024)
+    assert predict(touched, ROW_WISE).moment == "update"
+    rows = 4 * touched.dim * touched.bucket_sizes[0] * touched.bucket_size_y
+    assert 4 * rows < predict(touched, ROW_WISE).loss < 8 * rows
 
 
 def test_every_part_has_numbers_for_its_own_terms_and_no_others() -> None:

@@ -17,6 +17,7 @@ from sce.errors import InputError
 from sce.planning import LOSSES, Job, Plan, Planned, parse_size, predict, show_size
 from sce.planning import plan as plan_job
 from sce.planning.coefficients import H200
+from sce.planning.formula import ROW_WISE
 from sce.planning.job import Precision
 from sce.planning.search import CONTEXT, margin, most_sequences, usable
 
@@ -25,6 +26,7 @@ _MOMENTS = {
     "loss backward": "the loss computes its gradients",
     "model backward": "gradients go back through the model",
     "embedding": "the catalogue's two gradients, by the loss and by the histories, are added",
+    "update": "the touched rows of the catalogue are gathered and moved",
 }
 
 
@@ -219,6 +221,10 @@ def _closing_lines(found: Plan) -> Iterator[tuple[str, str]]:
     moments = dict.fromkeys(one.forecast.moment for one in found.losses)
     yield "highest in", "; ".join(f"{moment}: {_MOMENTS[moment]}" for moment in moments)
     yield "model", "weights, gradients and Adam's moments; other: data, batch and libraries"
+    yield (
+        "row-wise",
+        "--training.row-wise: no moments of the catalogue, and gradients of the touched rows alone",
+    )
     yield "numbers", H200.describe()
 
 
@@ -253,13 +259,18 @@ def _about_sce(found: Plan) -> Iterator[tuple[str, str]]:
         )
         return
     weights = show_size(16 * found.job.parameters)
+    row_wise = next(one for one in found.losses if one.loss == ROW_WISE)
     ways = []
+    if row_wise.largest_batch:
+        more = "" if row_wise.fits else f" --batch-size {row_wise.largest_batch}"
+        ways.append(f"--training.row-wise{more}")
     if found.largest_dim:
         ways.append(f"--dim {found.largest_dim} or less")
     if found.most_items:
         ways.append(f"at most {found.most_items:,} items")
     yield (
         "too large",
-        f"weights, their gradients and Adam's moments alone take {weights}, whatever the loss and "
-        f"the batch; what would fit: {', or '.join(ways) or 'nothing on this GPU'}",
+        f"with dense updates, weights, their gradients and Adam's moments alone take {weights}, "
+        "whatever the loss and the batch; what would fit: "
+        f"{', or '.join(ways) or 'nothing on this GPU'}",
     )

@@ -78,6 +78,8 @@ def predicted_mib(run: PlannedRun) -> float:
         if getattr(loss, name) is not None
     }
     name: LossName = "ce chunked" if loss.chunk_size is not None else loss.name
+    if training.row_wise:
+        name = "sce row-wise"
     return predict(replace(job, **known), name).total / _MIB
 
 

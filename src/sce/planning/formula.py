@@ -1,4 +1,4 @@
-"""How much memory a training step takes: weights, and the highest of four moments.
+"""How much memory a training step takes: weights, and the highest of its moments.
 
 Always there are the weights and Adam's two moments of each, the training data, the batch, and what
 the libraries keep for themselves. A step then goes through four moments that can be the highest:
@@ -7,6 +7,9 @@ the libraries keep for themselves. A step then goes through four moments that ca
     loss backward  the activations, and what the loss takes for its gradients
     model backward the activations, the catalogue's gradient, and gradients of states
     embedding      the catalogue's gradient twice: by the loss, and by the input of the model
+
+With row-wise updates there are no moments of the catalogue, but a number a row; its gradients are
+of the touched rows alone; and adding these up and moving the rows is a fifth moment, the update.
 
 Each is a sum of bytes per position, per logit and so on: `TERMS` says of what, `coefficients.py`
 how many bytes. Weights and their gradients are known exactly. Peaks of GPUs are meant, as torch's
@@ -26,10 +29,14 @@ _PLAIN = 128 << 20  # bytes that it takes more of beyond that, where scores are 
 _GATHERED = 1 << 21  # numbers that losses with negatives for each position gather at once
 _SCORES = 6 << 20  # numbers that the fused selection of buckets holds at once, at least
 
+ROW_WISE: LossName = "sce row-wise"
 _LOSS_PARTS = ("forward", "backward")
 # How many gradients of the catalogue there are when the model's turn has come. All other weights
 # have theirs by then.
 GRADIENTS = {"model backward": 1, "embedding": 2}
+# What there is instead with row-wise updates. Forward it is as with sce.
+_OF_ROWS = ("place", "place_dim", "position_dim")
+_ROW_WISE_PARTS = ("backward", *GRADIENTS, "update")
 
 # What the bytes of each part are proportional to. Those of losses are for the backward pass;
 # forward there is no gradient of the catalogue yet.
@@ -51,6 +58,7 @@ TERMS: Mapping[str, tuple[str, ...]] = {
     **{f"{part}, {half}": t for part, t in _MODEL_TERMS.items() for half in ("single", "half")},
     **{f"{loss} forward": terms[:-1] for loss, terms in _LOSS_TERMS.items()},
     **{f"{loss} backward": terms for loss, terms in _LOSS_TERMS.items()},
+    **{f"{ROW_WISE} {part}": _OF_ROWS for part in _ROW_WISE_PARTS},
 }
 
 
@@ -59,13 +67,14 @@ class Forecast:
     """Predicted bytes at the highest moment of training."""
 
     moment: str
-    """Which of the four that is."""
+    """Which one that is."""
     model: float
     """Weights, their gradients as far as they exist then, and Adam's moments."""
     activations: float
     """Of the model, with gradients of states."""
     loss: float
-    """Everything that the loss takes besides the gradient of the catalogue."""
+    """Everything that the loss takes besides the gradient of the catalogue; with row-wise updates,
+    with it."""
     other: float
     """Training data, batch, and what libraries keep."""
 
@@ -77,7 +86,7 @@ class Forecast:
 
 def predict(job: Job, loss: LossName, calibration: Calibration = H200) -> Forecast:
     """Predict the peak of training with a loss, on a GPU."""
-    captured = loss == "sce" and job.dim <= _FUSED_DIM
+    captured = loss in ("sce", ROW_WISE) and job.dim <= _FUSED_DIM
     other = _data_and_batch(job) + calibration.workspace["captured" if captured else "eager"]
     moments = [
         Forecast(moment, model, activations, of_loss, other)
@@ -89,12 +98,19 @@ def predict(job: Job, loss: LossName, calibration: Calibration = H200) -> Foreca
 def loss_bytes(job: Job, loss: LossName) -> float:
     """Predict what a loss alone takes, at its highest moment, without the catalogue's gradient."""
     terms = features(job, loss)
-    return max(_sum(H200.coefficients[f"{alike(loss)} {part}"], terms)[1] for part in _LOSS_PARTS)
+    return max(_sum(H200.coefficients[part_of(loss, part)], terms)[1] for part in _LOSS_PARTS)
 
 
-def fixed_bytes(job: Job) -> float:
+def fixed_bytes(job: Job, loss: LossName) -> float:
     """What is there between steps, and is known exactly: weights, moments, data, batch."""
-    return 3 * _FLOAT * job.parameters + _data_and_batch(job)
+    return _weights_and_moments(job, loss) + _data_and_batch(job)
+
+
+def _weights_and_moments(job: Job, loss: LossName) -> float:
+    if loss != ROW_WISE:
+        return 3 * _FLOAT * job.parameters
+    catalogue = job.items * job.dim
+    return _FLOAT * (catalogue + job.items + 3 * (job.parameters - catalogue))
 
 
 def _data_and_batch(job: Job) -> float:
@@ -105,25 +121,34 @@ def _data_and_batch(job: Job) -> float:
 def _moments(
     job: Job, loss: LossName, coefficients: Mapping[str, Mapping[str, float]]
 ) -> Iterator[tuple[str, float, float, float]]:
-    """Yield each of the four moments, with the bytes of model, activations and loss."""
+    """Yield each of the moments, with the bytes of model, activations and loss."""
     terms = features(job, loss)
     half = "half" if job.half else "single"
-    kept = 3 * _FLOAT * job.parameters  # weights and Adam's moments
+    kept = _weights_and_moments(job, loss)
+    others = job.parameters - job.items * job.dim
     activations = sum(_sum(coefficients[f"activations, {half}"], terms))
     for moment, part in (("forward", "forward"), ("loss backward", "backward")):
-        gradient, rest = _sum(coefficients[f"{alike(loss)} {part}"], terms)
-        plain = _PLAIN if loss == "sce" and job.dim > _FUSED_DIM else 0
+        gradient, rest = _sum(coefficients[part_of(loss, part)], terms)
+        plain = _PLAIN if loss in ("sce", ROW_WISE) and job.dim > _FUSED_DIM else 0
         yield moment, kept + gradient, activations, rest + plain
+    if loss == ROW_WISE:
+        for moment in (*GRADIENTS, "update"):
+            _, rest = _sum(coefficients[f"{ROW_WISE} {moment}"], terms)
+            before = activations if moment == "model backward" else 0.0
+            yield moment, kept + _FLOAT * others, before, rest
+        return
     for moment, copies in GRADIENTS.items():
-        gradients = copies * job.items * job.dim + (job.parameters - job.items * job.dim)
+        gradients = copies * job.items * job.dim + others
         _, rest = _sum(coefficients[f"{moment}, {half}"], terms)
         before = activations if moment == "model backward" else 0.0
         yield moment, kept + _FLOAT * gradients, before + rest, 0.0
 
 
-def alike(loss: LossName) -> str:
-    """The loss whose numbers are meant: gBCE is BCE+ as far as memory goes."""
-    return "bce+" if loss == "gbce" else loss
+def part_of(loss: LossName, part: str) -> str:
+    """The part of a step whose numbers are meant: gBCE is BCE+ as far as memory goes."""
+    if loss == ROW_WISE and part == "forward":
+        return "sce forward"
+    return f"{'bce+' if loss == 'gbce' else loss} {part}"
 
 
 def _sum(numbers: Mapping[str, float], terms: Mapping[str, float]) -> tuple[float, float]:

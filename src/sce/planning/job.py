@@ -6,7 +6,7 @@ from typing import Literal, get_args
 from sce.errors import InputError
 from sce.losses import suggest_sizes
 
-LossName = Literal["bce", "bce+", "gbce", "ce-", "ce", "ce chunked", "sce"]
+LossName = Literal["bce", "bce+", "gbce", "ce-", "ce", "ce chunked", "sce", "sce row-wise"]
 LOSSES: tuple[LossName, ...] = get_args(LossName)
 Precision = Literal["float32", "tf32", "bf16"]
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from sce.planning.coefficients import H200, Calibration
-from sce.planning.formula import Forecast, predict
+from sce.planning.formula import ROW_WISE, Forecast, predict
 from sce.planning.job import LOSSES, Job, LossName
 
 # What the driver and its context take of a GPU before torch allocates anything.
@@ -118,6 +118,7 @@ def loss_settings(job: Job, loss: LossName) -> dict[str, int]:
             "bucket_size_y": min(job.bucket_size_y, job.items),
         },
     }
+    sizes[ROW_WISE] = sizes["sce"]
     return sizes.get(loss, {"n_negatives": job.n_negatives})
 
 

@@ -72,9 +72,13 @@ def _add(
     return items
 
 
+def _recording() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 def _as_sparse(items: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
     """Make a sparse tensor of sums, each of which is at the first of its item's entries."""
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+    if _recording():
         # How many rows are touched is not known on the host, which must not wait here: the other
         # entries of an item stay, with zeros, and those of no item go to the last row.
         index = items.long().clamp_(max=shape[0] - 1).unsqueeze(0)
