@@ -5,8 +5,10 @@
 
 Each cell runs in a process of its own: forward and backward of a batch of 128 sequences of 200
 states. "extra MiB" is the peak of resident memory beyond what was resident before the call (inputs,
-libraries) and beyond the two gradients that it returns. Seconds are the median of the repeats;
-compare them within a run, not between machines.
+libraries) and beyond the two gradients that it returns: what a machine must have that holds those.
+"forward MiB" is the peak of the forward pass by itself, when there are no gradients yet (unless the
+loss computes them there). Seconds are the median of the repeats; compare them within a run, not
+between machines.
 
 What is chosen with --only and --items replaces its own rows in the results, and leaves the others.
 """
@@ -55,7 +57,7 @@ def main() -> None:
     rows = measure_cells(
         "loss_cpu", cells, measure, packages=["torch"], beside=list(cells[0]), to=options.out
     )
-    print(show(rows, ["items", "loss", "seconds", "extra MiB", "failed"]))
+    print(show(rows, ["items", "loss", "seconds", "extra MiB", "forward MiB", "failed"]))
 
 
 def measure_cell(cell: Row, batch: int, length: int, dim: int, repeats: int) -> Row:
@@ -73,8 +75,11 @@ def measure_cell(cell: Row, batch: int, length: int, dim: int, repeats: int) -> 
 
     before = _resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from here
-    torch.autograd.grad(loss(states, catalogue, targets), (states, catalogue))
+    value = loss(states, catalogue, targets)
+    forward = _resident("VmHWM") - before
+    torch.autograd.grad(value, (states, catalogue))
     extra = _resident("VmHWM") - before - gradients
+    del value
 
     seconds: list[float] = []
     while len(seconds) < repeats and sum(seconds) < MAX_SECONDS:
@@ -84,6 +89,7 @@ def measure_cell(cell: Row, batch: int, length: int, dim: int, repeats: int) -> 
     return {
         "seconds": round(statistics.median(seconds), 4),
         "extra MiB": round(extra / 2**20, 1),
+        "forward MiB": round(forward / 2**20, 1),
         "threads": torch.get_num_threads(),
     }
 

@@ -7,7 +7,9 @@
 
 Each cell runs in a process of its own, alone: forward and backward of a batch of 128 sequences of
 200 states of 64 dimensions, and some of other shapes. "extra MiB" is the peak of allocated memory
-beyond the inputs and the two gradients. Milliseconds are the median of the repeats, measured with
+beyond the inputs and the two gradients: what a GPU must have that holds those. "forward MiB" is the
+peak of the forward pass by itself, when there are no gradients yet (unless the loss computes them
+there). Milliseconds are the median of the repeats, measured with
 events. The errors are those of the two gradients of a full cross-entropy against float64, relative
 to their lengths.
 
@@ -122,7 +124,7 @@ def main() -> None:
         beside=COLUMNS,
         to=options.out,
     )
-    measured = ["ms", "extra MiB", "states error", "catalogue error", "failed"]
+    measured = ["ms", "extra MiB", "forward MiB", "states error", "catalogue error", "failed"]
     print(show(rows, [*COLUMNS, *measured]))
 
 
@@ -170,6 +172,7 @@ def measure_cell(cell: Row, repeats: int) -> Row:
     gradients = sum(map(_bytes, found))
     errors = _errors(found, states, catalogue, targets) if is_exact(cell["loss"]) else {}
     del found
+    forward = _forward_peak(lambda: loss(states, catalogue, targets))
     graph = _warm_graph(step) if cell["loss"].endswith("CUDA graph") else None
     # What libraries keep for themselves (the workspace of matrix products) is not the loss's.
     resting = torch.cuda.memory_allocated()
@@ -189,9 +192,19 @@ def measure_cell(cell: Row, repeats: int) -> Row:
     return {
         "ms": round(statistics.median(times), 3),
         "extra MiB": round(extra / 2**20, 1),
+        "forward MiB": round(forward / 2**20, 1),
         "workspace MiB": round((resting - before) / 2**20, 1),
         **errors,
     }
+
+
+def _forward_peak(forward: Callable[[], Tensor]) -> int:
+    """What a forward pass takes at most, as it is, without a graph."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    forward()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
 
 
 def _warm_graph(step: Callable[..., object]) -> Callable[[], Callable[[], object]]:

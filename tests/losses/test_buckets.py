@@ -94,6 +94,20 @@ def test_mix_is_distributed_as_omega_times_the_states() -> None:
         torch.testing.assert_close(a, b, rtol=0.05, atol=0.02 * float((omega @ direction).std()))
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_mix_of_fewer_states_than_dimensions_stays_in_their_span(n: int) -> None:
+    # XᵀX is singular here in float64 as well, which a product of two thin matrices need not be.
+    g = torch.Generator().manual_seed(1)
+    states = torch.randn(n, 16, generator=g)
+    centres = draw_centres(states, 100_000, mix=True, generator=g).double()
+    basis = torch.linalg.svd(states.double(), full_matrices=False).Vh
+    outside = centres - centres @ basis.T @ basis
+    assert outside.norm() < 1e-2 * centres.norm()
+    wanted = (states.T @ states).double()
+    found = centres.T @ centres / len(centres)
+    assert (found - wanted).norm() < 0.03 * wanted.norm()
+
+
 @pytest.mark.parametrize("states", [torch.zeros(5, 3), torch.zeros(0, 3), torch.ones(1, 3)])
 def test_mix_of_degenerate_states_is_finite(states: torch.Tensor) -> None:
     assert draw_centres(states, 4, mix=True).isfinite().all()

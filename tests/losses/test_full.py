@@ -1,3 +1,4 @@
+import math
 from typing import Any
 
 import pytest
@@ -169,3 +170,24 @@ def test_in_chunks_without_gradients(chunk_size: int) -> None:
 def test_chunk_size_is_checked() -> None:
     with pytest.raises(ValueError, match="chunk_size must be at least 1, got 0"):
         CrossEntropy(chunk_size=0)
+
+
+@pytest.mark.parametrize("size", [1e3, 1e5, 3e7])
+def test_in_chunks_of_ours_large_logits_that_are_equal(size: float) -> None:
+    # A loss for each position is not torch's to compute.
+    states = torch.full((32, 1), size, requires_grad=True)
+    catalogue = torch.ones(64, 1, requires_grad=True)
+    losses = CrossEntropy(chunk_size=7, reduction="none")(states, catalogue, torch.arange(32))
+    torch.testing.assert_close(losses, torch.full((32,), math.log(64)))
+    found = torch.autograd.grad(losses.mean(), catalogue)[0].squeeze(1)
+    wanted = torch.full((64,), size / 64)
+    wanted[:32] -= size / 32
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=0.0)
+
+
+def test_in_chunks_no_gradient_of_the_catalogue_is_made_in_vain(largest_tensor: Any) -> None:
+    states, catalogue = torch.randn(2, 3, requires_grad=True), torch.randn(5000, 3)
+    losses = CrossEntropy(chunk_size=100, reduction="none")(states, catalogue, torch.arange(2))
+    with largest_tensor() as watched:
+        losses.sum().backward()
+    assert watched.numel <= 300

@@ -1,6 +1,7 @@
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -27,9 +28,16 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "integer states": ({"states": torch.ones(6, 4, dtype=torch.long)}, "states must be floating"),
     "integer catalogue": (
         {"catalogue": torch.ones(9, 4, dtype=torch.int)},
-        r"catalogue must be floating point, got torch.int32",
+        r"catalogue must be floating point .*, got torch.int32",
     ),
     "float targets": ({"targets": torch.zeros(6)}, "targets must be int64 or int32 item indices"),
+    "a module": ({"catalogue": nn.Embedding(9, 4)}, "got Embedding; give its weight"),
+    "a list": ({"targets": [0, 1, 2]}, "targets must be a tensor, got list"),
+    "an array": ({"states": np.zeros((6, 4))}, "states must be a tensor, got ndarray"),
+    "eighth precision": (
+        {"catalogue": torch.zeros(9, 4).to(torch.float8_e5m2)},
+        r"catalogue must be floating point \(float64, .* or float16\), got torch.float8",
+    ),
     "scalar states": ({"states": torch.tensor(1.0)}, "states must have a last dimension"),
     "flat catalogue": (
         {"catalogue": torch.zeros(4)},

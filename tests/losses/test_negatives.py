@@ -118,9 +118,10 @@ def test_a_sampler_of_ones_own() -> None:
     class Last:
         correct = False
         shape = (1, 2)
+        beyond = 0
 
         def __call__(self, rows: int, k: int, n_items: int, targets: Tensor, **_: Any) -> Draw:
-            return Draw(torch.full(self.shape, n_items - 1), None)
+            return Draw(torch.full(self.shape, n_items - 1) - self.beyond, None)
 
     states, catalogue = torch.randn(4, 3), torch.randn(9, 3)
     loss = SampledCrossEntropy(2, negatives=Last(), shared="batch")
@@ -132,6 +133,9 @@ def test_a_sampler_of_ones_own() -> None:
     assert isinstance(loss.negatives, Last)
     loss.negatives.shape = (3, 2)
     with pytest.raises(ValueError, match=r"must return items \[1, k\], got shape \(3, 2\)"):
+        loss(states, catalogue, TARGETS)
+    loss.negatives.shape, loss.negatives.beyond = (1, 2), 10
+    with pytest.raises(ValueError, match="a sampler must return items from 0 on, got -2"):
         loss(states, catalogue, TARGETS)
 
 

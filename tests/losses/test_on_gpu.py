@@ -182,10 +182,13 @@ def test_memory_beyond_inputs_and_gradients(dtype: torch.dtype, backend: Any) ->
     torch.autograd.grad(loss(states, catalogue, targets), (states, catalogue))
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    grads = torch.autograd.grad(loss(states, catalogue, targets), (states, catalogue))
+    value = loss(states, catalogue, targets)
+    forward = torch.cuda.max_memory_allocated() - before  # there are no gradients yet
+    torch.cuda.reset_peak_memory_stats()
+    grads = torch.autograd.grad(value, (states, catalogue))
     peak = torch.cuda.max_memory_allocated() - before
     peak -= sum(grad.numel() * grad.element_size() for grad in grads)
-    assert peak < 150 * 2**20
+    assert max(forward, peak) < 150 * 2**20
 
 
 def test_under_autocast_the_kernels_make_no_copy_of_the_catalogue() -> None:

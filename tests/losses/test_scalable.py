@@ -367,6 +367,9 @@ def test_inside_a_compiled_model_the_result_is_the_same() -> None:
         ({"bucket_size_y": 2.5}, "bucket_size_y must be an integer, got 2.5"),
         ({"bucket_size_y": float("inf")}, "bucket_size_y must be an integer, got inf"),
         ({"alpha": float("nan")}, "alpha must be a positive, finite number, got nan"),
+        ({"alpha": "2"}, "alpha must be a positive, finite number, got '2'"),
+        ({"mix": "no"}, "mix must be True or False, got 'no'"),
+        ({"sparse_grad": 1}, "sparse_grad must be True or False, got 1"),
         ({"beta": 0.0}, "beta must be a positive, finite number, got 0"),
         ({"reduction": "max"}, "reduction must be 'mean', 'sum' or 'none', got 'max'"),
         ({"backend": "cuda"}, "backend must be one of .*, got 'cuda'"),
@@ -401,6 +404,23 @@ def test_centres_that_do_not_fit_are_refused() -> None:
     states, catalogue, targets = problem(16)
     with pytest.raises(ValueError, match=r"centres must be \[n_buckets, 8\], got \(3, 7\)"):
         scalable_cross_entropy(states, catalogue, targets, centres=torch.randn(3, 7))
+
+
+def test_centres_that_are_no_numbers_are_refused() -> None:
+    inputs = torch.randn(3, 4), torch.randn(5, 4), torch.zeros(3, dtype=torch.long)
+    with pytest.raises(ValueError, match="centres must be finite numbers"):
+        ScalableCrossEntropy()(*inputs, centres=torch.full((2, 4), torch.nan))
+
+
+def test_a_sparse_gradient_is_for_a_parameter() -> None:
+    table = torch.nn.Parameter(torch.randn(6, 4))
+    states, targets = torch.randn(3, 4), torch.zeros(3, dtype=torch.long)
+    loss = ScalableCrossEntropy(sparse_grad=True)
+    with pytest.raises(ValueError, match="the catalogue must be the parameter itself"):
+        loss(states, table[1:], targets)
+    loss(states, table, targets).backward()
+    assert table.grad is not None
+    assert table.grad.is_sparse
 
 
 def test_alpha_and_beta_shape_the_default_sizes() -> None:

@@ -1,9 +1,10 @@
 """Cross-entropy inside given buckets, in plain PyTorch and bounded memory, with its gradient.
 
 The forward pass computes the logits of a few buckets at a time and keeps, for each state, only the
-largest log-sum-exp over the buckets it fell into and which bucket that was: its own logit is the
-same in every bucket, so the largest log-sum-exp is the largest loss. The backward pass then needs
-the logits of these winning pairs alone, and computes them again.
+largest loss over the buckets it fell into and which bucket that was. The backward pass then needs
+the logits of these winning pairs alone, and computes them again. A loss is how far a log-sum-exp is
+above the state's own logit; it is computed, and kept, as that difference, since of large logits the
+sum itself would be rounded.
 """
 
 from typing import Any, NamedTuple
@@ -91,14 +92,13 @@ class _BucketedCrossEntropy(torch.autograd.Function):
         factors = _Factors(states, catalogue, rounding)
         with torch.autocast(states.device.type, enabled=False):
             own = _own_logits(factors, targets, max_logits)
-            sums = _log_sums(factors, targets, own, bucket_states, bucket_items, max_logits)
-            largest, winners = _winners(sums, bucket_states, len(states))
-        placed = winners >= 0
-        largest = torch.where(placed, largest, own)
+            losses = _losses(factors, targets, own, bucket_states, bucket_items, max_logits)
+            largest, winners = _winners(losses, bucket_states, len(states))
+        largest = torch.where(winners >= 0, largest, 0.0)
         ctx.sparse, ctx.rounding, ctx.max_logits = sparse, rounding, max_logits
         ctx.save_for_backward(states, catalogue, targets, bucket_items, own, largest, winners)
         ctx.mark_non_differentiable(winners)
-        return largest - own, winners
+        return largest, winners
 
     @staticmethod
     @once_differentiable
@@ -127,7 +127,7 @@ def _own_logits(factors: _Factors, targets: Tensor, max_logits: int) -> Tensor:
     return torch.cat([(factors.x(part) * factors.y(targets[part])).sum(dim=1) for part in parts])
 
 
-def _log_sums(
+def _losses(
     factors: _Factors,
     targets: Tensor,
     own: Tensor,
@@ -135,8 +135,9 @@ def _log_sums(
     bucket_items: Tensor,
     max_logits: int,
 ) -> Tensor:
-    """Return the log-sum-exp of every row of every bucket, its own target included: [b, x]."""
-    sums = own[bucket_states]  # the own target's part; the other items come on top
+    """Return the loss of every row of every bucket: [b, x]."""
+    # Of the own target alone it is 0; the other items come on top.
+    losses = torch.zeros(bucket_states.shape, dtype=own.dtype, device=own.device)
     size_x, d = bucket_states.shape[1], factors.states.shape[1]
     step = _items_at_once(size_x, bucket_items.shape[1], d, max_logits)
     group = _buckets_at_once(size_x, step, d, max_logits)
@@ -145,9 +146,10 @@ def _log_sums(
         x = factors.x(rows)
         for items in bucket_items[g : g + group].split(step, dim=1):
             logits = _other_logits(x, factors.y(items), targets[rows], items)
-            sums[g : g + group] = torch.logaddexp(sums[g : g + group], consume_logsumexp(logits))
+            more = consume_logsumexp(logits, above=own[rows])
+            losses[g : g + group] = torch.logaddexp(losses[g : g + group], more)
             del logits
-    return sums
+    return losses
 
 
 def _other_logits(
@@ -166,16 +168,16 @@ def _other_logits(
     return logits.scatter_(2, column, kept)
 
 
-def _winners(sums: Tensor, bucket_states: Tensor, n_states: int) -> tuple[Tensor, Tensor]:
-    """Return each state's largest sum, and the lowest bucket that has it (-1: in no bucket)."""
+def _winners(losses: Tensor, bucket_states: Tensor, n_states: int) -> tuple[Tensor, Tensor]:
+    """Return each state's largest loss, and the lowest bucket that has it (-1: in no bucket)."""
     n_buckets = len(bucket_states)
     flat = bucket_states.flatten()
-    largest = sums.new_full((n_states,), -torch.inf)
-    largest.scatter_reduce_(0, flat, sums.flatten(), reduce="amax")
-    number = torch.arange(n_buckets, device=sums.device).unsqueeze(1).expand_as(bucket_states)
+    largest = losses.new_full((n_states,), -torch.inf)
+    largest.scatter_reduce_(0, flat, losses.flatten(), reduce="amax")
+    number = torch.arange(n_buckets, device=losses.device).unsqueeze(1).expand_as(bucket_states)
     # `not less` rather than `equal`: NaN is nobody's equal, and its row must win, not vanish.
-    wins = (sums < largest[bucket_states]).logical_not_()
-    lowest = torch.full((n_states,), n_buckets, device=sums.device)
+    wins = (losses < largest[bucket_states]).logical_not_()
+    lowest = torch.full((n_states,), n_buckets, device=losses.device)
     lowest.scatter_reduce_(0, flat, torch.where(wins, number, n_buckets).flatten(), reduce="amin")
     return largest, torch.where(lowest == n_buckets, -1, lowest)
 
@@ -204,10 +206,10 @@ def _gradients(
     for buckets, rows, present in _by_bucket(winners, bucket_items, d, max_logits):
         x = factors.x(rows)  # [g, r, d]
         scale = torch.where(present, grad_losses[rows], 0.0)  # [g, r]
-        # Filling has logits of a bucket that its sum says nothing about: none may overflow.
-        total = largest[rows].masked_fill(~present, torch.inf)
+        # Filling has logits of a bucket that its loss says nothing about: none may overflow.
+        loss = largest[rows].masked_fill(~present, torch.inf)
         # The own target's part: its probability less one.
-        own_part = (torch.exp(own[rows] - total) - 1.0) * scale
+        own_part = torch.expm1(-loss) * scale
         grad_x = own_part.unsqueeze(2) * factors.y(targets[rows])
         if sink is not None:
             sink.add(targets[rows][present], (own_part.unsqueeze(2) * x)[present])
@@ -215,7 +217,8 @@ def _gradients(
         for items in bucket_items[buckets].split(step, dim=1):
             y = factors.y(items)
             logits = _other_logits(x, y, targets[rows], items)
-            weights = logits.sub_(total.unsqueeze(2)).exp_().mul_(scale.unsqueeze(2))
+            logits = logits.sub_(own[rows].unsqueeze(2)).sub_(loss.unsqueeze(2))
+            weights = logits.exp_().mul_(scale.unsqueeze(2))
             grad_x += weights @ y
             if sink is not None:
                 sink.add(items.flatten(), (weights.transpose(1, 2) @ x).flatten(0, 1))

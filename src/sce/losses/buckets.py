@@ -42,8 +42,8 @@ def suggest_sizes(
     (160, 640)
     """
     for name, value in (("alpha", alpha), ("beta", beta)):
-        if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name} must be a positive, finite number, got {value}")
+        if not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name} must be a positive, finite number, got {value!r}")
     if not all(math.isfinite(size) and size >= 0 for size in (sequences, mean_length)):
         raise ValueError(
             f"sequences and mean_length must be finite and not negative, got {sequences} and "

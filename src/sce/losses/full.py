@@ -15,7 +15,6 @@ from sce.losses.inputs import (
     check_size,
     reduce,
 )
-from sce.losses.softmax import consume_logsumexp
 
 
 class CrossEntropy(nn.Module):
@@ -155,7 +154,10 @@ class _ChunkedByTorch(torch.autograd.Function):
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """One pass over the catalogue forward, one backward; between them one number a position.
+    """One pass over the catalogue forward, one backward; between them two numbers a position.
+
+    These are the largest logit and the logarithm of the sum beyond it: together they would be
+    rounded to what a large logit leaves of them.
 
     Chunks run along the catalogue, not the positions: each row of the catalogue's gradient is then
     finished when its chunk is, instead of the whole gradient being read and written for each chunk.
@@ -170,46 +172,47 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         )
         with torch.autocast(states.device.type, enabled=False):
             x = states.to(dtype)
-            own = x.new_zeros(len(x))
-            sums = torch.full_like(own, -torch.inf)
+            own, total = x.new_zeros(len(x)), x.new_zeros(len(x))
+            largest = torch.full_like(own, -torch.inf)
             for start in range(0, len(catalogue), chunk_size):
                 logits = x @ catalogue[start : start + chunk_size].to(dtype).T
                 # From among the logits, so that it rounds as they do.
                 here, column = _column_in_chunk(targets, start, logits.shape[1])
                 own = torch.where(here, logits.gather(1, column).squeeze(1), own)
-                sums = torch.logaddexp(sums, consume_logsumexp(logits))
+                before, largest = largest, torch.maximum(largest, logits.amax(dim=1))
+                total *= (before - largest).exp_()
+                total += logits.sub_(largest.unsqueeze(1)).exp_().sum(dim=1)
                 del logits
+        rest = total.log_()
         ctx.chunk_size = chunk_size
-        ctx.save_for_backward(states, catalogue, targets, sums)
-        return sums - own
+        ctx.save_for_backward(states, catalogue, targets, largest, rest)
+        return (largest - own) + rest
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_losses: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        states, catalogue, targets, sums = ctx.saved_tensors
+        states, catalogue, targets, largest, rest = ctx.saved_tensors
         needs_states, needs_catalogue = ctx.needs_input_grad[:2]
-        dtype = sums.dtype
+        dtype = rest.dtype
         with torch.autocast(states.device.type, enabled=False):
             x = states.to(dtype)
             scale = grad_losses.to(dtype).unsqueeze(1)
             grad_x = -scale * catalogue[targets].to(dtype)
-            grad_y = torch.empty_like(catalogue, memory_format=torch.contiguous_format)
+            grad_y = None
+            if needs_catalogue:
+                grad_y = torch.empty_like(catalogue, memory_format=torch.contiguous_format)
             for start in range(0, len(catalogue), ctx.chunk_size):
                 rows = catalogue[start : start + ctx.chunk_size].to(dtype)
-                weights = (x @ rows.T).sub_(sums.unsqueeze(1)).exp_().mul_(scale)
+                logits = (x @ rows.T).sub_(largest.unsqueeze(1)).sub_(rest.unsqueeze(1))
+                weights = logits.exp_().mul_(scale)
                 grad_x += weights @ rows
-                if needs_catalogue:
+                if grad_y is not None:
                     here, column = _column_in_chunk(targets, start, len(rows))
                     less = torch.where(here, scale.squeeze(1), 0.0)
                     weights.scatter_add_(1, column, -less.unsqueeze(1))
                     grad_y[start : start + len(rows)] = (weights.T @ x).to(grad_y.dtype)
-                del weights
-        return (
-            grad_x.to(states.dtype) if needs_states else None,
-            grad_y if needs_catalogue else None,
-            None,
-            None,
-        )
+                del logits, weights
+        return grad_x.to(states.dtype) if needs_states else None, grad_y, None, None
 
 
 def _column_in_chunk(targets: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,8 @@ from torch.autograd import Function
 
 Reduction = Literal["mean", "sum", "none"]
 
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -56,10 +58,15 @@ def check_arguments(
     Values are not looked at: the host never waits for the device here.
     """
     check_ignore_index(ignore_index)
+    for name, given in (("states", states), ("catalogue", catalogue), ("targets", targets)):
+        _check_tensor(name, given)
     _refuse(torch._C._functorch.is_batchedtensor, "vmap", states, catalogue, targets)
     for name, tensor in (("states", states), ("catalogue", catalogue)):
-        if not tensor.is_floating_point():
-            raise TypeError(f"{name} must be floating point, got {tensor.dtype}")
+        if tensor.dtype not in _DTYPES:
+            raise TypeError(
+                f"{name} must be floating point (float64, float32, bfloat16 or float16), got "
+                f"{tensor.dtype}"
+            )
     if targets.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"targets must be int64 or int32 item indices, got {targets.dtype}")
     if states.dim() < 1:
@@ -88,6 +95,12 @@ def check_arguments(
             f"states, catalogue and targets must be on one device, got {states.device}, "
             f"{catalogue.device} and {targets.device}"
         )
+
+
+def _check_tensor(name: str, given: object) -> None:
+    if not isinstance(given, Tensor):
+        hint = "; give its weight" if isinstance(given, torch.nn.Module) else ""
+        raise TypeError(f"{name} must be a tensor, got {type(given).__name__}{hint}")
 
 
 def autocast_rounding(states: Tensor, catalogue: Tensor) -> torch.dtype | None:

@@ -74,7 +74,7 @@ class SampledCrossEntropy(nn.Module):
         if scores.log_expected is not None:
             others = others - scores.log_expected.to(others.dtype)
         others = others.masked_fill(scores.masked, -torch.inf)
-        losses = torch.cat([own.unsqueeze(1), others], dim=1).logsumexp(dim=1) - own
+        losses = -torch.cat([own.unsqueeze(1), others], dim=1).log_softmax(dim=1)[:, 0]
         return reduce(losses, None, inputs, self.reduction)
 
     def extra_repr(self) -> str:

@@ -62,7 +62,9 @@ class ScalableCrossEntropy(nn.Module):
         alpha: How densely the buckets cover the states, for the two defaults.
         beta: Many small buckets (below 1) or few large ones (above 1), for the two defaults.
         ignore_index: The target of positions that do not count, such as padding.
-        reduction: "mean" over the states that fell into any bucket, "sum", or "none".
+        reduction: "mean" over the states that fell into any bucket, "sum", or "none", with 0 for
+            positions that are ignored and for states that fell into no bucket (few, by default:
+            `with_stats` says what share was placed).
         backend: "triton" are fused GPU kernels, "torch" is plain PyTorch on any device; "auto"
             takes the kernels where they run.
         sparse_grad: Whether the catalogue's gradient is a sparse tensor of the rows that are in any
@@ -93,6 +95,9 @@ class ScalableCrossEntropy(nn.Module):
         check_size("bucket_size_y", bucket_size_y)
         if isinstance(mix_of, bool) or mix_of != 0:  # 0: all
             check_size("mix_of", mix_of)
+        for name, flag in (("mix", mix), ("sparse_grad", sparse_grad)):
+            if not isinstance(flag, bool):
+                raise TypeError(f"{name} must be True or False, got {flag!r}")
         suggest_sizes(1, 1, alpha=alpha, beta=beta)  # refuses what is not positive and finite
         check_ignore_index(ignore_index)
         check_reduction(reduction)
@@ -176,6 +181,11 @@ class ScalableCrossEntropy(nn.Module):
         check_arguments(states, catalogue, targets, ignore_index=self.ignore_index)
         if centres is not None:
             _check_centres(centres, catalogue)
+        if self.sparse_grad and catalogue.requires_grad and not catalogue.is_leaf:
+            raise ValueError(
+                "sparse_grad gives the catalogue a sparse gradient, which torch takes no further: "
+                "the catalogue must be the parameter itself, not what was computed from one"
+            )
         rounding = autocast_rounding(states, catalogue)
         if choose_backend(states, catalogue, self.backend) == "triton" and targets.numel():
             return self._fused(states, catalogue, targets, generator, centres, with_stats, rounding)
@@ -346,3 +356,5 @@ def _check_centres(centres: Tensor, catalogue: Tensor) -> None:
     d = catalogue.shape[1]
     if centres.dim() != 2 or centres.shape[1] != d or len(centres) == 0:
         raise ValueError(f"centres must be [n_buckets, {d}], got {tuple(centres.shape)}")
+    if centres.device.type == "cpu" and not centres.isfinite().all():
+        raise ValueError("centres must be finite numbers")

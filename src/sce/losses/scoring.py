@@ -59,6 +59,8 @@ def score_negatives(
             f"a sampler that is asked for {rows} rows must return items [{rows}, k], got shape "
             f"{tuple(items.shape)}"
         )
+    if items.device.type == "cpu" and items.numel() and int(items.min()) < 0:
+        raise ValueError(f"a sampler must return items from 0 on, got {int(items.min())}")
     with torch.autocast(inputs.states.device.type, enabled=False):
         own, others = _score(inputs, items, shared, n_sequences, length)
     if shared == "sequence":

@@ -62,7 +62,7 @@ def grad_places(saved: Saved, grad: Tensor, reduction: str, first: int, last: in
     tile = tiles.places
     launch(
         _grad_places_kernel, (ceil_div(size_y, tile.y) * (last - first),),
-        x, y, saved.wanted, saved.items, saved.packed, won, saved.counts, grad, out,
+        x, y, saved.wanted, saved.items, saved.own, saved.packed, won, saved.counts, grad, out,
         first, n_buckets, size_x, size_y, d, x.stride(0), y.stride(0),
         REDUCTION=reduction, BLOCK_X=tile.x, BLOCK_Y=tile.y, BLOCK_D=tiles.d, SLICE=tile.slice,
         ROUND=tiles.round, SPLIT=saved.rounding is not None, PRECISION=tiles.precision,
@@ -117,7 +117,7 @@ def _grad_states_kernel(
         in_x = i_x < count
         row = tl.load(won_ptr + bucket * size_x + i_x, mask=in_x, other=0)
         target = tl.load(wanted_ptr + row, mask=in_x, other=0)
-        total = packed_value(tl.load(packed_ptr + row, mask=in_x, other=0))
+        loss = packed_value(tl.load(packed_ptr + row, mask=in_x, other=0))
         own = tl.load(own_ptr + row, mask=in_x, other=0.0)
         scale = tl.full((BLOCK_X,), 1.0, tl.float32)
         scale *= common_scale(grad_ptr, counts_ptr + n_buckets, REDUCTION)
@@ -126,7 +126,7 @@ def _grad_states_kernel(
         if SLICE == BLOCK_D:
             x = load_rows(x_ptr, row, in_x, stride_x, 0, d, BLOCK_D, ROUND)
         own_y = load_rows(y_ptr, target, in_x, stride_y, 0, d, BLOCK_D, ROUND)
-        grad = (tl.exp(own - total) - 1.0)[:, None] * own_y.to(tl.float32)
+        grad = (tl.exp(-loss) - 1.0)[:, None] * own_y.to(tl.float32)
         for start in range(0, size_y, BLOCK_Y):
             i_y = start + tl.arange(0, BLOCK_Y)
             in_y = i_y < size_y
@@ -140,7 +140,7 @@ def _grad_states_kernel(
                     SLICE, ROUND, ROUND, PRECISION,
                 )  # fmt: skip
             other = in_y[None, :] & (item[None, :] != target[:, None])
-            weights = tl.where(other, tl.exp(logits - total[:, None]), 0.0)
+            weights = tl.where(other, tl.exp(logits - own[:, None] - loss[:, None]), 0.0)
             grad += weighted_sum(weights, y, ROUND, SPLIT, PRECISION)
         i_d = tl.arange(0, BLOCK_D)
         tl.store(
@@ -156,6 +156,7 @@ def _grad_places_kernel(
     y_ptr,
     wanted_ptr,
     bucket_items_ptr,
+    own_ptr,
     packed_ptr,
     won_ptr,
     counts_ptr,
@@ -191,7 +192,8 @@ def _grad_places_kernel(
         in_x = i_x < count
         row = tl.load(won_ptr + bucket * size_x + i_x, mask=in_x, other=0)
         target = tl.load(wanted_ptr + row, mask=in_x, other=0)
-        total = packed_value(tl.load(packed_ptr + row, mask=in_x, other=0))
+        own = tl.load(own_ptr + row, mask=in_x, other=0.0)
+        loss = packed_value(tl.load(packed_ptr + row, mask=in_x, other=0))
         x = load_rows(x_ptr, row, in_x, stride_x, 0, d, BLOCK_D, ROUND)
         if SLICE == BLOCK_D:
             logits = product(y, x, PRECISION)
@@ -201,7 +203,7 @@ def _grad_places_kernel(
                 SLICE, ROUND, ROUND, PRECISION,
             )  # fmt: skip
         other = in_x[None, :] & (item[:, None] != target[None, :])
-        weights = tl.where(other, tl.exp(logits - total[None, :]), 0.0)
+        weights = tl.where(other, tl.exp(logits - own[None, :] - loss[None, :]), 0.0)
         if REDUCTION == "none":
             scale = tl.load(grad_ptr + row, mask=in_x, other=0.0).to(tl.float32)
             weights *= scale[None, :]

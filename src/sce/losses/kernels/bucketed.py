@@ -1,7 +1,8 @@
 """Cross-entropy inside buckets, fused: logits exist only as tiles on the chip.
 
-The forward kernel leaves two numbers for each state: its own logit, and the largest log-sum-exp
-over its buckets, packed with the bucket that has it into one integer whose maximum is taken.
+The forward kernel leaves two numbers for each state: its own logit, and the largest loss over its
+buckets, packed with the bucket that has it into one integer whose maximum is taken. A loss is how
+far a log-sum-exp is above the own logit; of large logits the sum itself would be rounded.
 """
 
 import torch
@@ -40,7 +41,7 @@ def forward(
     tiles = Tiles(x, y, rounding)
     tile = tiles.forward
     launch(
-        _log_sums_kernel, (ceil_div(size_x, tile.x) * n_buckets,),
+        _losses_kernel, (ceil_div(size_x, tile.x) * n_buckets,),
         x, y, prepared.wanted, bucket_states, bucket_items, own, prepared.packed,
         size_x, size_y, d, x.stride(0), y.stride(0),
         BLOCK_X=tile.x, BLOCK_Y=tile.y, BLOCK_D=tiles.d, SLICE=tile.slice, ROUND=tiles.round,
@@ -48,7 +49,7 @@ def forward(
     )  # fmt: skip
     launch(
         _winners_kernel, (n_buckets,),
-        prepared.packed, prepared.wanted, prepared.status, bucket_states, own, won, counts,
+        prepared.packed, prepared.wanted, prepared.status, bucket_states, won, counts,
         sums, prepared.losses, prepared.keys, size_x, bucket_items.numel(),
         BLOCK=min(1024, power_of_2(size_x)), num_warps=4,
     )  # fmt: skip
@@ -84,7 +85,7 @@ def packed_value(packed):
 
 
 @triton.jit
-def _log_sums_kernel(
+def _losses_kernel(
     x_ptr,
     y_ptr,
     wanted_ptr,
@@ -139,9 +140,9 @@ def _log_sums_kernel(
         now = tl.maximum(largest, tl.max(logits, axis=1))
         total = total * tl.exp(largest - now) + tl.sum(tl.exp(logits - now[:, None]), axis=1)
         largest = now
-    sums = largest + tl.log(total)
+    loss = (largest - own) + tl.log(total)
     # A maximum does not depend on the order: the same bucket wins in every run.
-    tl.atomic_max(packed_ptr + row, _pack(sums, bucket), mask=counts, sem="relaxed")
+    tl.atomic_max(packed_ptr + row, _pack(loss, bucket), mask=counts, sem="relaxed")
     # Several buckets write the same number to the same place: a state's own logit is one.
     tl.store(own_ptr + row, own, mask=counts)
 
@@ -152,7 +153,6 @@ def _winners_kernel(
     wanted_ptr,  # [n]
     status_ptr,
     bucket_states_ptr,  # [n_buckets, size_x]
-    own_ptr,  # [n]
     won_ptr,  # [n_buckets, size_x]: the states that a bucket won, first
     counts_ptr,  # [n_buckets]
     sums_ptr,  # [n_buckets]
@@ -172,8 +172,7 @@ def _winners_kernel(
         row = tl.load(bucket_states_ptr + bucket * size_x + i, mask=in_x, other=0)
         packed = tl.load(packed_ptr + row, mask=in_x, other=_NOWHERE)
         wins = (packed != _NOWHERE) & ((packed & 0xFFFFFFFF) == 2147483647 - bucket)
-        loss = packed_value(packed) - tl.load(own_ptr + row, mask=wins, other=0.0)
-        loss = tl.where(sound, loss, float("nan"))
+        loss = tl.where(sound, packed_value(packed), float("nan"))
         place = count + tl.cumsum(wins.to(tl.int32), axis=0) - 1
         tl.store(won_ptr + bucket * size_x + place, row, mask=wins)
         tl.store(losses_ptr + row, loss, mask=wins)

@@ -63,7 +63,7 @@ def _add(
     x = saved.x
     launch(
         _add_by_item_kernel, (ceil_div(len(items), _ENTRIES),),
-        items, order, places, x, saved.own, saved.packed, saved.counts, grad, out,
+        items, order, places, x, saved.packed, saved.counts, grad, out,
         len(items), places.shape[0] * places.shape[1], len(saved.items), len(saved.y),
         x.shape[1], x.stride(0), REDUCTION=reduction, SPARSE=sparse, MORE=more, BLOCK=_ENTRIES,
         BLOCK_D=power_of_2(x.shape[1]), ROUND=half_name(saved.rounding),
@@ -99,7 +99,6 @@ def _entries(
     order_ptr,
     places_ptr,
     x_ptr,
-    own_ptr,
     packed_ptr,
     grad_ptr,
     common,
@@ -121,15 +120,14 @@ def _entries(
     )
     is_own = there & (source >= n_places)
     state = source - n_places
-    own = tl.load(own_ptr + state, mask=is_own, other=0.0)
-    sums = packed_value(tl.load(packed_ptr + state, mask=is_own, other=0))
+    loss = packed_value(tl.load(packed_ptr + state, mask=is_own, other=0))
     scale = common
     if REDUCTION == "none":
         scale = tl.load(grad_ptr + state, mask=is_own, other=0.0).to(tl.float32)
     x = tl.load(
         x_ptr + state[:, None] * stride_x + i_d[None, :], mask=is_own[:, None] & in_d, other=0.0
     )
-    weight = (tl.exp(own - sums) - 1.0) * scale
+    weight = (tl.exp(-loss) - 1.0) * scale
     return part + weight[:, None] * rounded(x, ROUND).to(tl.float32)
 
 
@@ -139,7 +137,6 @@ def _add_by_item_kernel(
     order_ptr,  # [n] where each came from: a place in a bucket, or a state with this target
     places_ptr,
     x_ptr,
-    own_ptr,
     packed_ptr,
     counts_ptr,
     grad_ptr,
@@ -164,7 +161,7 @@ def _add_by_item_kernel(
         i_d = tl.arange(0, BLOCK_D)
         common = common_scale(grad_ptr, counts_ptr + n_buckets, REDUCTION)
         rows = _entries(
-            i, there, order_ptr, places_ptr, x_ptr, own_ptr, packed_ptr, grad_ptr, common,
+            i, there, order_ptr, places_ptr, x_ptr, packed_ptr, grad_ptr, common,
             n_places, d, stride_x, REDUCTION, BLOCK_D, ROUND,
         )  # fmt: skip
         # Each entry adds up itself and the later ones of its item in this block. Only the first of
@@ -185,7 +182,7 @@ def _add_by_item_kernel(
             starts = tl.sum(more.to(tl.int32), axis=0)
             if starts > 0:
                 others = _entries(
-                    j, more, order_ptr, places_ptr, x_ptr, own_ptr, packed_ptr, grad_ptr, common,
+                    j, more, order_ptr, places_ptr, x_ptr, packed_ptr, grad_ptr, common,
                     n_places, d, stride_x, REDUCTION, BLOCK_D, ROUND,
                 )  # fmt: skip
                 rest += tl.sum(others, axis=0)
