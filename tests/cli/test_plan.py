@@ -1,6 +1,9 @@
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from sce.cli import main
 from sce.data.prepared import PreparedDataset
@@ -51,7 +55,7 @@ def test_a_row_for_each_loss_plain_in_a_pipe(capsys: Capture) -> None:
     at = header.index("fits")
     assert rows["ce"][at:].startswith("no")
     assert rows["sce"][at:].startswith("yes")
-    assert "n_buckets 320, bucket_size_x 320, bucket_size_y 256" in rows["sce"]
+    assert "; 256 negatives; chunks of 1,024 items" in out
     assert "14.9 GiB, of which 14.4 GiB can be used" in out
     assert "--loss.n-buckets 320 --loss.bucket-size-x 320 --loss.bucket-size-y 256" in out
 
@@ -72,12 +76,13 @@ def test_no_error_is_claimed_before_it_is_measured(
 @pytest.mark.parametrize(("given", "items"), [("1e6", 1_000_000), ("2_000", 2000), ("7", 7)])
 def test_counts_as_people_write_them(capsys: Capture, given: str, items: int) -> None:
     assert as_json(["plan", "--items", given], capsys)["job"]["items"] == items
+    assert as_json(["plan", "--items", "9", "--batch", given], capsys)["job"]["batch"] == items
 
 
 def test_what_is_seen_adds_up(capsys: Capture) -> None:
     out = shown(ISSUE, capsys)
     header, row = out.splitlines()[0], next(r for r in out.splitlines() if r.startswith("bce "))
-    assert header.split()[1:6] == ["peak", "model", "activations", "of", "the"]
+    assert re.split(r"\s{2,}", header)[1:5] == ["peak", "fits", "largest batch", "model"]
     sizes = [parse_size(f"{size}{unit}") for size, unit in re.findall(r"([\d.]+) (.iB)", row)]
     assert sizes[0] == pytest.approx(sum(sizes[1:5]), rel=0.01)
 
@@ -164,17 +169,44 @@ def test_weights_that_do_not_fit_and_what_would(capsys: Capture) -> None:
     out = shown(["plan", "--items", "100_000_000", "--memory", "80GiB"], capsys)
     (line,) = [line for line in out.splitlines() if line.startswith("too large")]
     assert "fit: --training.row-wise, or --dim " in line
-    out = shown(["plan", "--items", "100_000_000", "--memory", "25.3GiB"], capsys)
-    (line,) = [line for line in out.splitlines() if line.startswith("too large")]
-    (row,) = [
-        row
-        for row in as_json(["plan", "--items", "100_000_000", "--memory", "25.3GiB"], capsys)[
-            "losses"
-        ]
-        if row["loss"] == "sce row-wise"
-    ]
-    assert 0 < row["largest_batch"] < 128
+    tight = ["plan", "--items", "100_000_000", "--batch", "4096", "--memory", "30GiB"]
+    (line,) = [x for x in shown(tight, capsys).splitlines() if x.startswith("too large")]
+    (row,) = [r for r in as_json(tight, capsys)["losses"] if r["loss"] == "sce row-wise"]
+    assert 0 < row["largest_batch"] < 4096
     assert f"fit: --training.row-wise --batch-size {row['largest_batch']}, or --dim " in line
+
+
+def test_where_sce_does_not_fit_and_others_do(capsys: Capture) -> None:
+    arguments = ["plan", "--items", "3000", "--alpha", "1e6", "--memory", "16GB"]
+    out = shown(arguments, capsys)
+    assert "whatever the loss" not in out
+    (row,) = [row for row in as_json(arguments, capsys)["losses"] if row["loss"] == "bce"]
+    assert f"one sequence fits; other losses do: bce up to {row['largest_batch']:,}" in out
+
+
+def test_a_narrow_terminal_shows_what_matters(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Console, "is_terminal", True)
+    monkeypatch.setenv("COLUMNS", "80")
+    out = shown(["plan", "--items", "1_000_000", "--memory", "16GB"], capsys)
+    assert "…" not in out
+    head = next(line for line in out.splitlines() if "loss" in line)
+    assert "largest batch" in head
+    assert "activations" not in head
+    monkeypatch.setenv("COLUMNS", "120")
+    out = shown(["plan", "--items", "1_000_000", "--memory", "16GB"], capsys)
+    assert "…" not in out
+    assert "activations" in next(line for line in out.splitlines() if "loss" in line)
+
+
+def test_a_reader_that_went_away_is_no_failure() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "sce", "plan", "--items", "1000"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_memory_for_nothing(capsys: Capture) -> None:

@@ -21,6 +21,8 @@ def test_positions_and_targets() -> None:
     assert (Job(10, batch=4, length=5).positions, Job(10, batch=4, length=5).targets) == (20, 20)
     assert Job(10, batch=4, length=5, mean_length=2.5).targets == 10
     assert Job(10, batch=128, length=200).bucket_sizes == (320, 320)
+    assert Job(10, batch=128, length=200, n_buckets=7).bucket_sizes == (7, 320)
+    assert Job(10, batch=128, length=200, bucket_size_x=9).bucket_sizes == (320, 9)
 
 
 @pytest.mark.parametrize(
@@ -29,6 +31,7 @@ def test_positions_and_targets() -> None:
         ({"items": 0}, "items must be at least 1; got 0"),
         ({"items": 9, "batch": -3}, "batch must be at least 1; got -3"),
         ({"items": 9, "chunk_size": 0}, "chunk_size must be at least 1"),
+        ({"items": 9, "n_buckets": 0}, "n_buckets must be at least 1; got 0"),
         ({"items": 9, "dim": 64, "heads": 3}, "64 is not a multiple of 3 heads"),
         ({"items": 9, "precision": "fp8"}, "precision is one of float32, tf32, bf16; got 'fp8'"),
         ({"items": 9, "length": 10, "mean_length": 11.0}, "no more than length, 10; got 11"),

@@ -33,6 +33,11 @@ def test_what_is_no_size(text: str) -> None:
         parse_size(text)
 
 
+def test_a_number_without_a_unit_that_nobody_means() -> None:
+    with pytest.raises(InputError, match=r"16 bytes are meant\? Give a unit, such as 16GB"):
+        parse_size("16")
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 10**15))
 def test_a_size_is_shown_within_its_three_digits(size: int) -> None:

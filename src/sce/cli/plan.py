@@ -30,6 +30,9 @@ _MOMENTS = {
 }
 
 
+_WIDE = 116  # columns of a terminal in which the whole table has room
+
+
 def _read_count(kind: Any, tokens: Sequence[Token]) -> int:
     """Read a whole number, also as 1e6."""
     try:
@@ -45,7 +48,7 @@ def plan(
     *,
     items: Annotated[int | None, Parameter(converter=_read_count)] = None,
     data: Annotated[Path | None, Parameter(name="--data")] = None,
-    batch: int = 128,
+    batch: Annotated[int, Parameter(converter=_read_count)] = 128,
     length: int | None = None,
     mean_length: float | None = None,
     dim: int = 64,
@@ -122,6 +125,7 @@ def _sizes(
         "items": dataset.n_items,
         "length": length,
         "mean_length": float(np.minimum(targets, length).mean()),
+        "length_spread": float(np.minimum(targets, length).std()),
         "events": len(dataset.train.items),
         "users": len(dataset.train),
     }
@@ -167,25 +171,25 @@ def _as_dict(found: Plan) -> dict[str, object]:
 
 def _show(found: Plan) -> None:
     console = output_console()
+    wide = console.width >= _WIDE
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("loss", no_wrap=True)
-    for heading in ("peak", "model", "activations", "of the loss", "other"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("peak", justify="right", no_wrap=True)
     if found.memory is not None:
         table.add_column("fits", no_wrap=True)
         table.add_column("largest batch", justify="right", no_wrap=True)
-    table.add_column("highest in")
-    table.add_column("sizes")
+    for heading in ("model", "activations", "of the loss", "other") if wide else ():
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("highest in", no_wrap=True)
     for one in found.losses:
         cast = one.forecast
-        parts = (cast.total, cast.model, cast.activations, cast.loss, cast.other)
-        sizes = [show_size(size) for size in parts]
         fits = [] if found.memory is None else [_verdict(one), _batch(found, one)]
-        settings = ", ".join(f"{name} {value:,}" for name, value in one.settings.items())
-        table.add_row(one.loss, *sizes, *fits, cast.moment, settings)
+        parts = (cast.model, cast.activations, cast.loss, cast.other) if wide else ()
+        sizes = [show_size(size) for size in parts]
+        table.add_row(one.loss, show_size(cast.total), *fits, *sizes, cast.moment)
     console.print(table)
     console.print()
-    for name, value in _closing_lines(found):
+    for name, value in _closing_lines(found, wide):
         console.print(f"{name:<11}{value}", soft_wrap=True, markup=False)
 
 
@@ -201,13 +205,14 @@ def _batch(found: Plan, one: Planned) -> str:
     return f"{one.largest_batch:,} " + ("(all)" if found.job.users else "or more")
 
 
-def _closing_lines(found: Plan) -> Iterator[tuple[str, str]]:
+def _closing_lines(found: Plan, wide: bool) -> Iterator[tuple[str, str]]:
     job = found.job
     mean = job.length if job.mean_length is None else job.mean_length
     yield (
         "job",
         f"{job.items:,} items; {job.batch:,} sequences of up to {job.length:,} events, {mean:,.4g} "
-        f"on average; dim {job.dim}, {job.blocks} block{'s' * (job.blocks > 1)}, {job.precision}",
+        f"on average; dim {job.dim}, {job.blocks} block{'s' * (job.blocks > 1)}, {job.precision}; "
+        f"{job.n_negatives:,} negatives; chunks of {job.chunk_size:,} items",
     )
     if found.memory is None:
         yield "memory", "there is no GPU here; give --memory to see what fits, for example 16GB"
@@ -220,12 +225,15 @@ def _closing_lines(found: Plan) -> Iterator[tuple[str, str]]:
         yield from _about_sce(found)
     moments = dict.fromkeys(one.forecast.moment for one in found.losses)
     yield "highest in", "; ".join(f"{moment}: {_MOMENTS[moment]}" for moment in moments)
-    yield "model", "weights, gradients and Adam's moments; other: data, batch and libraries"
+    if wide:
+        yield "model", "weights, gradients and Adam's moments; other: data, batch and libraries"
+    else:
+        yield "parts", f"of the peaks: with --json, or in a terminal of {_WIDE} columns"
     yield (
         "row-wise",
         "--training.row-wise: no moments of the catalogue, and gradients of the touched rows alone",
     )
-    yield "numbers", H200.describe()
+    yield "numbers", f"{H200.describe()}; a compiled model (--training.compile) takes less"
 
 
 def _reckoned() -> str:
@@ -251,6 +259,11 @@ def _about_sce(found: Plan) -> Iterator[tuple[str, str]]:
         yield "too little", f"the driver of a GPU takes {show_size(CONTEXT)} before training begins"
         return
     if 16 * found.job.parameters <= usable(found.memory):
+        others = [one for one in found.losses if one.largest_batch]
+        if others:
+            batches = ", ".join(f"{one.loss} up to {one.largest_batch:,}" for one in others)
+            yield "sce", f"not even a batch of one sequence fits; other losses do: {batches}"
+            return
         least = min(predict(replace(found.job, batch=1), loss).total for loss in LOSSES)
         yield (
             "too little",

@@ -16,6 +16,7 @@ how many bytes. Weights and their gradients are known exactly. Peaks of GPUs are
 allocator counts them.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -27,7 +28,9 @@ _SINKS, _SINK_WIDTH = 8, 8  # what SASRec's attention adds to length and width
 _FUSED_DIM = 512  # up to which Scalable Cross-Entropy has fused kernels
 _PLAIN = 128 << 20  # bytes that it takes more of beyond that, where scores are held in tiles
 _GATHERED = 1 << 21  # numbers that losses with negatives for each position gather at once
-_SCORES = 6 << 20  # numbers that the fused selection of buckets holds at once, at least
+# Numbers that the fused selection of buckets holds at once: a maximum for each bucket and group of
+# √(items / k) items, but no more than so many, or than a share of a large catalogue.
+_SCORES, _MOST_SCORES, _SHARE = 6 << 20, 48 << 20, 0.02
 
 ROW_WISE: LossName = "sce row-wise"
 _LOSS_PARTS = ("forward", "backward")
@@ -159,7 +162,7 @@ def _sum(numbers: Mapping[str, float], terms: Mapping[str, float]) -> tuple[floa
 
 def features(job: Job, loss: LossName) -> dict[str, float]:
     """What bytes are counted by, for a job and a loss."""
-    b, d, n, v = job.batch, job.dim, job.positions, job.targets
+    b, d, n, v = job.batch, job.dim, job.positions, job.most_targets
     attended = b * (job.length + _SINKS) * (d + _SINK_WIDTH * job.heads)
     k = 1 if loss == "bce" else job.n_negatives
     logits: dict[str, float] = {
@@ -169,6 +172,8 @@ def features(job: Job, loss: LossName) -> dict[str, float]:
     n_buckets, size_x = job.bucket_sizes
     size_y = min(job.bucket_size_y, job.items)
     size_x = min(size_x, n)
+    groups = n_buckets * math.sqrt(job.items * size_y)
+    held = max(_SCORES, min(_MOST_SCORES, _SHARE * job.items * d))
     return {
         "one": 1.0,
         "position_dim": n * d,
@@ -183,7 +188,7 @@ def features(job: Job, loss: LossName) -> dict[str, float]:
         "negative_dim": b * k * d,
         "gathered": min(v * (1 + k) * d, _GATHERED),
         "chunk_dim": min(job.chunk_size, job.items) * d,
-        "scores": min(n_buckets * job.items, max(_SCORES, 0.0175 * job.items * d)),
+        "scores": min(groups, held),
         "place": n_buckets * (size_x + size_y) + n,
         "place_dim": n_buckets * size_y * d,
     }

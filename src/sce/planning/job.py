@@ -1,5 +1,6 @@
 """What is to be trained: the sizes that decide how much memory it takes."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -9,6 +10,8 @@ from sce.losses import suggest_sizes
 LossName = Literal["bce", "bce+", "gbce", "ce-", "ce", "ce chunked", "sce", "sce row-wise"]
 LOSSES: tuple[LossName, ...] = get_args(LossName)
 Precision = Literal["float32", "tf32", "bf16"]
+
+_DEVIATIONS = 3.5  # that the fullest of some thousand batches is above the mean
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class Job:
     precision: Precision = "float32"
     mean_length: float | None = None
     """Of a history; None: all are as long as the longest."""
+    length_spread: float = 0.0
+    """The standard deviation of the lengths: some batches have more targets than the mean one."""
     n_negatives: int = 256
     """Of bce+, gbce and ce-."""
     bucket_size_y: int = 256
@@ -35,6 +40,9 @@ class Job:
     alpha: float = 2.0
     beta: float = 1.0
     """Of sce, for the number of buckets and the states in each."""
+    n_buckets: int | None = None
+    bucket_size_x: int | None = None
+    """Of sce, instead of what alpha and beta give."""
     chunk_size: int = 1024
     """Of ce chunked: items scored at once."""
     events: int = 0
@@ -55,6 +63,9 @@ class Job:
         ):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1; got {getattr(self, name)}")
+        for name in ("n_buckets", "bucket_size_x"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1; got {getattr(self, name)}")
         if self.dim % self.heads:
             raise InputError(
                 f"the heads share the width equally: dim {self.dim} is not a multiple of "
@@ -68,6 +79,8 @@ class Job:
                 f"mean_length lies above 0 and is no more than length, {self.length}; got "
                 f"{self.mean_length}"
             )
+        if not 0 <= self.length_spread < float("inf"):
+            raise InputError(f"length_spread must not be negative; got {self.length_spread}")
         for name in ("alpha", "beta"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise InputError(f"{name} must be above 0; got {getattr(self, name)}")
@@ -79,13 +92,20 @@ class Job:
 
     @property
     def targets(self) -> float:
-        """Of a batch: positions without padding."""
+        """Of the mean batch: positions without padding."""
         return self.batch * (self.length if self.mean_length is None else self.mean_length)
+
+    @property
+    def most_targets(self) -> float:
+        """Of the fullest of some thousand batches, drawn at random: their peak is the peak."""
+        more = _DEVIATIONS * self.length_spread * math.sqrt(self.batch)
+        return min(self.positions, self.targets + more)
 
     @property
     def bucket_sizes(self) -> tuple[int, int]:
         """The number of buckets of sce, and of states in each."""
-        return suggest_sizes(1, self.targets, alpha=self.alpha, beta=self.beta)
+        n_buckets, size_x = suggest_sizes(1, self.targets, alpha=self.alpha, beta=self.beta)
+        return self.n_buckets or n_buckets, self.bucket_size_x or size_x
 
     @property
     def parameters(self) -> int:

@@ -12,6 +12,7 @@ _UNITS = {
     # As graphics cards are sold: "16G" has 16 GiB.
     **{letter: 1024**power for power, letter in enumerate("kmgt", start=1)},
 }
+_LEAST = 10**6  # bytes that anybody means who gives no unit
 _WRITTEN = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?|\.[0-9]+)\s*([a-z]*)", re.IGNORECASE)
 
 
@@ -31,6 +32,8 @@ def parse_size(text: str) -> int:
     size = int(float(found[1].replace("_", "").replace(",", "")) * _UNITS[unit])
     if size < 1:
         raise InputError(f"memory must be above 0; got {text!r}")
+    if not unit and size < _LEAST:
+        raise InputError(f"{text.strip()} bytes are meant? Give a unit, such as {text.strip()}GB")
     return size
 
 
