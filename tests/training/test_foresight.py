@@ -22,7 +22,9 @@ SEQUENCES = DeviceSequences.place(lay_out([[1, 2, 3]] * 200, range(200)))
 
 def said(loss: object, workload: Workload = LARGE, free: int | None = 100 * GIB) -> list[str]:
     model = nn.Linear(1, 1)
-    return list(foresee(loss, model, workload, SEQUENCES, batch_size=128, free=free))
+    return list(
+        foresee(loss, model, workload, SEQUENCES, batch_size=128, max_length=200, free=free)
+    )
 
 
 def test_the_logits_of_a_full_softmax() -> None:
@@ -63,9 +65,33 @@ def test_many_negatives() -> None:
 def test_the_model_counts_too() -> None:
     model = nn.Linear(2**14, 2**14)  # 1 GiB, with gradient and moments 4
     lines = list(
-        foresee(CrossEntropy(chunk_size=4096), model, LARGE, SEQUENCES, batch_size=1, free=4 * GIB)
+        foresee(
+            CrossEntropy(chunk_size=4096),
+            model,
+            LARGE,
+            SEQUENCES,
+            batch_size=1,
+            max_length=200,
+            free=4 * GIB,
+        )
     )
     assert "the model 4.0 GiB" in lines[0]
+
+
+def test_events_that_are_not_trained_on() -> None:
+    long = DeviceSequences.place(lay_out([list(range(9)), [1, 2, 3]] * 50, range(100)))
+
+    def said_of(max_length: int) -> list[str]:
+        loss, model = ScalableCrossEntropy(), nn.Linear(1, 1)
+        return list(
+            foresee(loss, model, LARGE, long, batch_size=9, max_length=max_length, free=None)
+        )
+
+    (line,) = said_of(5)
+    assert "50 training histories are longer than 5 events" in line
+    assert "not trained on, 150 of 500 events" in line
+    assert said_of(7) == []  # 50 of 500
+    assert said_of(8) == []
 
 
 def test_buckets_beyond_the_batch() -> None:

@@ -22,6 +22,7 @@ from sce.training.objective import Workload
 _SAMPLED = (BinaryCrossEntropy, GeneralizedBinaryCrossEntropy, SampledCrossEntropy)
 _GIB = 2**30
 _FLOAT = 4
+_UNUSED = 0.1  # of the events: a share that is worth a word
 
 # What torch's CPU allocator says, in one version or another.
 _NO_MEMORY = ("DefaultCPUAllocator", "can't allocate memory", "not enough memory")
@@ -56,6 +57,7 @@ def foresee(
     sequences: DeviceSequences,
     *,
     batch_size: int,
+    max_length: int,
     free: int | None,
 ) -> Iterator[str]:
     """Say what will not go as the user may think.
@@ -66,6 +68,7 @@ def foresee(
         workload: A mean batch.
         sequences: The training sequences.
         batch_size: What was asked for.
+        max_length: The longest history that the model takes.
         free: Bytes free for training where it will be done, if known.
     """
     trainable = int((sequences.lengths >= 2).sum())
@@ -73,6 +76,14 @@ def foresee(
         yield (
             f"{len(sequences) - trainable:,} of {len(sequences):,} training users have a single "
             "event, which predicts nothing; they are skipped"
+        )
+    targets = (sequences.lengths - 1).clamp(min=0)
+    unused = int((targets - max_length).clamp(min=0).sum())
+    if unused > _UNUSED * int(targets.sum()):
+        yield (
+            f"{int((targets > max_length).sum()):,} training histories are longer than "
+            f"{max_length:,} events: what came before is not trained on, {unused:,} of "
+            f"{int(targets.sum()):,} events; a larger --model.max-length would use more"
         )
     if trainable < batch_size:
         yield (

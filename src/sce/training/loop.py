@@ -301,7 +301,15 @@ def _warnings(
     device: torch.device,
 ) -> Iterator[str]:
     free = free_memory(device)
-    yield from foresee(loss, model, workload, sequences, batch_size=settings.batch_size, free=free)
+    yield from foresee(
+        loss,
+        model,
+        workload,
+        sequences,
+        batch_size=settings.batch_size,
+        max_length=_usable_length(model, sequences),
+        free=free,
+    )
     if not len(dataset.test):
         yield (
             "the dataset has no test users: nothing can be evaluated, training stops after "
