@@ -1,3 +1,4 @@
+import io
 from pathlib import Path
 
 import pytest
@@ -76,9 +77,8 @@ def test_datasets_of_one_name_are_told_apart(tmp_path: Path) -> None:
 
 def test_sweeps_of_one_name_and_other_settings_are_not_mixed(tmp_path: Path) -> None:
     for name, test in (("a", 0.1234), ("b", 0.4321)):
-        place = write_place(tmp_path / name, [make_row(name, {"loss.name": "ce"}, test=test)])
-        file = place.path / "sweeps" / "main.json"
-        file.write_text(file.read_text().replace('"variant": ""', f'"variant": "{name}"'))
+        rows = [make_row(name, {"loss.name": "ce"}, test=test)]
+        write_place(tmp_path / name, rows, variant=name)
     out = tmp_path / "table.md"
     arguments = [str(tmp_path / "a"), str(tmp_path / "b"), "--markdown", str(out)]
     assert main(["compare", *arguments]) == 0
@@ -86,7 +86,7 @@ def test_sweeps_of_one_name_and_other_settings_are_not_mixed(tmp_path: Path) -> 
     assert [("0.1234" in part, "0.4321" in part) for part in parts] == [
         (True, False), (False, True),
     ]  # fmt: skip
-    assert parts[1].startswith(f"The <main> sweep ({tmp_path / 'b'})")
+    assert parts[1].startswith(f"The <main> sweep (2: {tmp_path / 'b'})")
 
 
 def test_rows_of_another_sweep_are_not_chosen_from(place: Place, tmp_path: Path) -> None:
@@ -96,6 +96,30 @@ def test_rows_of_another_sweep_are_not_chosen_from(place: Place, tmp_path: Path)
     out = tmp_path / "table.md"
     assert main(["compare", str(place.path), "--only", "main", "--markdown", str(out)]) == 0
     assert "0.9876" not in out.read_text()
+
+
+def test_all_is_written_before_anything_is_said(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads the names may go away after the first: every file is there by then."""
+
+    class Gone(io.StringIO):
+        def write(self, _: str) -> int:
+            raise BrokenPipeError
+
+    files = [tmp_path / name for name in ("page.html", "all.csv", "table.md")]
+    options = zip(("--out", "--csv", "--markdown"), map(str, files), strict=True)
+    monkeypatch.setattr("sys.stdout", Gone())
+    arguments = [*(word for pair in options for word in pair), "--svg", str(tmp_path / "figures")]
+    assert main(["compare", str(place.path), *arguments]) == 141
+    assert all(file.stat().st_size for file in files)
+    assert len(list((tmp_path / "figures").glob("*.svg"))) == 6
+
+
+def test_a_strange_row_is_one_line(place: Place, capsys: Capture) -> None:
+    with place.rows.open("a") as file:
+        file.write('{"key": "abc", "status": "finished"}\n')
+    assert "the row of run abc has no measure" in complaint(["compare", str(place.path)], capsys)
 
 
 def test_what_cannot_be(place: Place, tmp_path: Path, capsys: Capture) -> None:

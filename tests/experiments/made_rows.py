@@ -12,6 +12,11 @@ from sce.experiments.views import View
 QUALITY = {"bce": 0.6, "bce+": 0.8, "gbce": 0.82, "ce-": 0.9, "ce": 0.95, "sce": 1.0}
 MEMORY = {"bce": 220.0, "bce+": 900.0, "gbce": 900.0, "ce-": 850.0, "ce": 3400.0, "sce": 300.0}
 DATASETS = {"ml1m": (3_416, 0.066), "beauty": (12_101, 0.057), "globo": (20_030, 0.135)}
+GPU: dict[str, Any] = {"device": "NVIDIA H200", "memory_measured": "GPU memory allocated"}
+CPU: dict[str, Any] = {
+    "device": "cpu, 2 threads",
+    "memory_measured": "resident memory of the process",
+}
 NEVER = {"failure": {"kind": "out of memory", "message": "memory ran out (3 <GiB>)"}}
 
 
@@ -94,7 +99,9 @@ def main_rows(seeds: int = 3) -> Iterator[Row]:
     yield {name: failed[name] for name in list(failed)[:10]} | {"status": "failed"} | NEVER
 
 
-def write_place(path: Path, rows: list[Row], *views: View, name: str = "main") -> Place:
+def write_place(
+    path: Path, rows: list[Row], *views: View, name: str = "main", variant: str = ""
+) -> Place:
     """A directory as a sweep leaves it."""
     place = Place(path)
     place.make()
@@ -102,5 +109,6 @@ def write_place(path: Path, rows: list[Row], *views: View, name: str = "main") -
         append_row(place.rows, row)
     measure = rows[0]["measure"] if rows else "training"
     keys = tuple(row["key"] for row in rows)
-    place.write_sweep(Sweep(name, f"The <{name}> sweep", keys, views, measure))
+    title = f"The <{name}> sweep"
+    place.write_sweep(Sweep(name, title, keys, views, measure, variant=variant))
     return place

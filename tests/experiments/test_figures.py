@@ -13,7 +13,7 @@ from sce.experiments.summary import group_settings
 from sce.experiments.views import View
 from sce.report.figures import Caption
 from sce.report.scales import Axis
-from tests.experiments.made_rows import main_rows, make_row
+from tests.experiments.made_rows import CPU, GPU, main_rows, make_row
 
 PARTS = {"weights": 10.0, "optimizer": 20.0, "activations": 30.0, "gradients": 5.0, "loss": 400.0}
 
@@ -110,6 +110,71 @@ def test_that_only_the_best_is_drawn_is_said() -> None:
     assert found.caption.text == "Mine. Of settings at one place, the best by validation is drawn."
     (found,) = draw(rows, View("line", x="loss.alpha", by=("loss.beta",)))
     assert found.caption.text == ""
+
+
+def test_without_validation_it_is_not_said_to_choose() -> None:
+    rows = [make_row(f"{items}{batch}", {"loss.name": "ce", "training.batch_size": batch},
+                     data=f"d{items}", items=items, memory=float(items + batch), validation=None,
+                     test=None, measure="steps", steps=9)
+            for items in (100, 200) for batch in (10, 30, 20)]  # fmt: skip
+    (found,) = draw(rows, View("line", x="items", y="memory"))
+    assert found.caption.text == "Of settings at one place, the one that reaches highest is drawn."
+    assert found.caption.description == "peak training memory: CE 130 to 230."
+
+
+def test_both_axes_have_a_name_and_a_unit() -> None:
+    rows = [make_row(f"{a}", {"loss.name": "sce", "loss.alpha": a}, memory=416.0 + a,
+                     tokens_per_second=1e5) for a in (0.2, 0.9, 2.1)]  # fmt: skip
+    views = {
+        View("line", x="loss.alpha", y="memory"): ["peak training memory, MiB", "alpha"],
+        View("line", x="loss.alpha", y="speed"): ["training speed, tokens per second", "alpha"],
+        View("pareto", x="time"): ["test NDCG@10", "training time, seconds"],
+        View("epochs", y="picked_once"): ["states picked once", "epoch"],
+    }
+    for view, expected in views.items():
+        (found,) = draw(rows, view)
+        assert re.findall(r'class="label"[^>]*>([^<]+)<', found.inside) == expected
+        assert "  " not in found.caption.title
+        ticks = re.findall(r'class="tick"[^>]*text-anchor="end"[^>]*>([^<]+)<', found.inside)
+        assert len(set(ticks)) == len(ticks)
+
+
+def test_dots_are_as_large_as_memory_is() -> None:
+    rows = [make_row(f"{m}", {"loss.name": "sce", "loss.alpha": m}, memory=m, seconds=m)
+            for m in (100.0, 400.0)]  # fmt: skip
+    (found,) = draw(rows, View("pareto", x="time"))
+    small, large = (float(r) for r in re.findall(r'<circle[^>]* r="([\d.]+)"', found.inside))
+    assert large == pytest.approx(2 * small)
+    assert "The area of a dot is in proportion to its memory." in found.caption.text
+
+
+@pytest.mark.parametrize("view", [View("pareto"), View("pareto", x="time"),
+                                  View("line", x="loss.alpha", y="memory")])  # fmt: skip
+def test_points_are_of_one_device(view: View) -> None:
+    rows = [
+        make_row(f"{alpha}{seed}", {"loss.name": "sce", "loss.alpha": alpha}, seed=seed,
+                 memory=memory, seconds=memory, **where)
+        for alpha in (1.0, 2.0)
+        for seed, (memory, where) in enumerate([(416.0, CPU), (50.0 * alpha, GPU)])
+    ]  # fmt: skip
+    for alpha, memory, where in ((4.0, 200.0, GPU), (3.0, 300.0, CPU)):
+        rows.append(make_row(f"{alpha}", {"loss.name": "sce", "loss.alpha": alpha}, memory=memory,
+                             seconds=memory, **where))  # fmt: skip
+    (found,) = draw(rows, view)
+    boxes: list[Any] = [point["rows"] for point in found.points]
+    assert [dict(rows)["peak memory"] for rows in boxes] == ["50 MiB", "100 MiB", "200 MiB"]
+    assert "those of 3 runs on cpu, 2 threads" in found.caption.text
+    assert "1 setting with no other run cannot be drawn." in found.caption.text
+    assert "whole process" not in found.caption.text
+
+
+def test_components_are_of_one_device() -> None:
+    rows = [make_row(f"{n}", {"loss.name": "ce"}, seed=n, components_mib={"loss": size}, **where)
+            for n, (size, where) in enumerate([(10.0, GPU), (90.0, CPU)])]  # fmt: skip
+    (found,) = draw(rows, View("components"))
+    assert ">10 MiB<" in found.inside
+    assert "are left out" in found.caption.text
+    assert "there was no GPU" not in found.caption.text
 
 
 def test_without_a_gpu_the_kinds_of_memory_are_told_apart() -> None:

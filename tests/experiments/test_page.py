@@ -1,5 +1,6 @@
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from sce.experiments.page import make_files, make_page
 from sce.experiments.place import Sweep
 from sce.experiments.rows import Row
 from sce.experiments.views import DEFAULT_VIEWS, View
-from tests.experiments.made_rows import main_rows, make_row
+from tests.experiments.made_rows import CPU, GPU, main_rows, make_row
 
 WRITTEN = datetime(2026, 1, 2, 3, 4)
 
@@ -56,6 +57,43 @@ def test_the_tile_says_what_the_table_does() -> None:
     assert "<td><em>+20%</em></td>" in page
 
 
+@pytest.mark.parametrize(("gap", "within"), [(0.0005, True), (0.03, False)])
+def test_the_tile_says_how_far_seeds_spread(gap: float, within: bool) -> None:
+    rows = [
+        make_row(f"{loss}{seed}", {"loss.name": loss}, seed=seed, test=mean + 0.01 * (seed - 1))
+        for loss, mean in (("ce", 0.06), ("sce", 0.06 + gap)) for seed in (0, 1, 2)
+    ]  # fmt: skip
+    page = make_page([comparison(rows, View("table"))], written=WRITTEN)
+    assert f"SCE ({0.06 + gap:.4f} ± 0.0100) over CE (0.0600 ± 0.0100)" in page
+    assert ("the difference is within the spread of seeds" in page) is within
+    assert "a single seed" not in page
+
+
+def test_the_tile_does_not_compare_memory_of_whole_processes() -> None:
+    def page(where: dict[str, Any]) -> str:
+        rows = [make_row(loss, {"loss.name": loss}, **where) for loss in ("ce", "sce")]
+        return make_page([comparison(rows, View("table"))], written=WRITTEN)
+
+    assert "a single seed has no spread; memory +0%" in page(GPU)
+    assert "; memory" not in page(CPU)
+
+
+def test_what_was_measured_elsewhere_is_said_on_the_page_and_in_markdown() -> None:
+    rows = [
+        make_row(f"{loss}{seed}", {"loss.name": loss}, seed=seed, memory=memory, **where)
+        for loss in ("ce", "sce")
+        for seed, (memory, where) in enumerate([(416.0, CPU), (50.0, GPU)])
+    ]
+    mixed = comparison(rows, View("table"))
+    page, text = make_page([mixed], written=WRITTEN), make_markdown([mixed])
+    assert page.count("those of 2 runs on cpu, 2 threads") == 2  # of the table, and of everything
+    assert "those of 2 runs on cpu, 2 threads" in text
+    for one in (page, text):
+        assert "50 MiB" in one
+        assert "233 MiB" not in one
+        assert "416 MiB" not in one
+
+
 def test_steps_make_no_table_of_quality() -> None:
     steps = make_row("a", {"loss.name": "ce"}, test=None, validation=None, measure="steps")
     page = make_page([comparison([steps], *DEFAULT_VIEWS, measure="steps")], written=WRITTEN)
@@ -81,6 +119,28 @@ def test_markdown_of_trainings_and_of_steps(whole: Comparison) -> None:
     ]  # fmt: skip
     table = make_markdown([comparison(steps, View("components"), measure="steps")])
     assert "| loss | ml1m |\n| --- | --- |\n| CE | 2 GiB |" in table
+
+
+def test_markdown_says_what_memory_it_is() -> None:
+    def text(measure: str, where: list[dict[str, Any]]) -> str:
+        rows = [make_row(f"{n}", {"loss.name": "ce"}, seed=n, measure=measure, memory=512.0 + 8 * n,
+                         **one) for n, one in enumerate(where)]  # fmt: skip
+        views = [View("table")] if measure == "training" else [View("components")]
+        return make_markdown([comparison(rows, *views, measure=measure)])
+
+    for measure in ("training", "steps"):
+        assert "Memory is that of the whole process" in text(measure, [CPU])
+        assert "Memory is that of the whole process" not in text(measure, [GPU])
+        assert "those of 1 run on cpu, 2 threads" in text(measure, [CPU, GPU])
+    assert "| CE | 520 MiB |" in text("steps", [CPU, GPU])
+    assert "| CE | 516 MiB ± 5.66 MiB |" in text("steps", [GPU, GPU])
+
+
+def test_two_figures_of_one_title_are_two_files() -> None:
+    rows = [make_row(f"{a}", {"loss.name": "sce", "loss.alpha": a}) for a in (1.0, 2.0)]
+    view = View("line", x="loss.alpha", title="Mine")
+    found = make_files([comparison(rows, view, view)])
+    assert sorted(found) == ["main-mine-2.svg", "main-mine.svg"]
 
 
 def test_figures_as_files(whole: Comparison, tmp_path: Path) -> None:

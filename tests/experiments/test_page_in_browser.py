@@ -102,6 +102,19 @@ def test_on_a_telephone_numbers_are_seen_and_names_stay(browser: Browser, page: 
     assert numbers >= 1
 
 
+def test_headings_break_between_words_only(browser: Browser, page: Path) -> None:
+    browser.open(page, width=400)
+    torn = browser.evaluate("""
+      [...document.querySelectorAll('.scroll th')].filter(cell => cell.firstChild).filter(cell => {
+        const range = document.createRange();
+        range.selectNodeContents(cell);
+        const lines = new Set([...range.getClientRects()].map(line => Math.round(line.top)));
+        return lines.size > cell.textContent.split(/[ -]/).length;
+      }).map(cell => cell.textContent)
+    """)
+    assert torn == []
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_everything_can_be_read_in_light_and_dark(browser: Browser, page: Path, dark: bool) -> None:
     browser.open(page, dark=dark)

@@ -3,6 +3,7 @@ import io
 
 import pytest
 
+from sce.experiments.rows import Row
 from sce.experiments.summary import group_settings
 from sce.experiments.tables import (
     FIRST,
@@ -17,7 +18,11 @@ from sce.experiments.tables import (
     to_markdown,
 )
 from sce.experiments.views import View
-from tests.experiments.made_rows import make_row, metrics
+from tests.experiments.made_rows import CPU, GPU, NEVER, make_row, metrics
+
+
+def read_csv(rows: list[Row]) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(to_csv(rows))))
 
 
 def line(table: ComparisonTable, name: str) -> Line:
@@ -98,7 +103,7 @@ def test_markdown(table: ComparisonTable) -> None:
 
 def test_html(table: ComparisonTable) -> None:
     html = to_html(table, "Main")
-    assert '<td class="best"><span>0.0600</span><small> ± 0.0014</small></td>' in html
+    assert '<td class="best"><span>0.0600</span> <small>± 0.0014</small></td>' in html
     assert '<td class="second"><span>0.0500</span>' in html
     assert html.count('rowspan="10"') == 1
 
@@ -139,6 +144,61 @@ def test_times_beside_others_are_not_ranked() -> None:
     assert [one for one in caveats(table) if "times compare only roughly" in one] != []
 
 
+def test_memory_of_a_whole_process_is_not_ranked() -> None:
+    rows = [make_row(loss, {"loss.name": loss}, memory=memory, seconds=memory, **CPU)
+            for loss, memory in (("ce", 417.0), ("sce", 416.0))]  # fmt: skip
+    table = make_table(group_settings(rows), View("table"))
+    memory = line(table, "peak training memory")
+    assert [(cell.text, cell.place) for cell in memory.cells] == [("417 MiB", 0), ("416 MiB", 0)]
+    assert memory.change == ""
+    assert [cell.place for cell in line(table, "training time").cells] == [SECOND, FIRST]
+    assert list(caveats(table)) == [
+        "Memory is that of the whole process, libraries included: there was no GPU. "
+        "It is not ranked."
+    ]
+
+
+def test_memory_and_time_are_of_one_device_in_each_dataset() -> None:
+    rows = [
+        make_row(f"{data}{loss}{seed}", {"loss.name": loss}, data=data, seed=seed, memory=memory,
+                 seconds=memory, test=0.1 + 0.2 * seed, **where)
+        for data, places in {"a": (CPU, GPU), "b": (CPU, CPU)}.items()
+        for loss in ("ce", "sce")
+        for seed, (where, memory) in enumerate(zip(places, (416.0, 50.0), strict=True))
+    ]  # fmt: skip
+    table = make_table(group_settings(rows), View("table"))
+    mixed, alike = (one for one in table.lines if one.name == "peak training memory")
+    assert [(cell.text, cell.spread) for cell in mixed.cells] == [("50 MiB", "")] * 2
+    assert [cell.text for cell in alike.cells] == ["233 MiB"] * 2
+    times = [one.cells[0].text for one in table.lines if one.name == "training time"]
+    assert times == ["50 s", "3 min 53 s"]
+    assert {one.cells[0].text for one in table.lines if one.name == "NDCG@10"} == {"0.2000"}
+    told = [one for one in caveats(table) if "left out" in one]
+    assert len(told) == 1
+    assert told[0].startswith("a: Memory and time are those measured on NVIDIA H200")
+    assert {setting.mean("memory") for _, setting, _ in table.duels} == {50.0, 233.0}
+
+
+def test_company_of_a_run_that_is_left_out_does_not_count() -> None:
+    rows = [
+        make_row(f"{loss}{seed}", {"loss.name": loss}, seed=seed, seconds=seconds, at_once=at_once,
+                 **where)
+        for loss, seconds in (("ce", 9.0), ("sce", 3.0))
+        for seed, (where, at_once) in enumerate([(CPU, 4), (GPU, 1)])
+    ]  # fmt: skip
+    table = make_table(group_settings(rows), View("table"))
+    assert [cell.place for cell in line(table, "training time").cells] == [SECOND, FIRST]
+
+
+def test_memory_and_time_have_spreads() -> None:
+    rows = [make_row(f"{loss}{n}", {"loss.name": loss}, seed=n, memory=100.0 + 10 * n,
+                     seconds=20.0 + n) for loss in ("ce", "sce") for n in (0, 1, 2)]  # fmt: skip
+    table = make_table(group_settings(rows), View("table"))
+    for name, spread in (("peak training memory", "10 MiB"), ("training time", "1 s")):
+        assert [cell.spread for cell in line(table, name).cells] == [spread] * 2
+    assert "| 110 MiB ± 10 MiB |" in to_markdown(table)
+
+
 def test_fewer_seeds_in_a_column_are_said() -> None:
     rows = [make_row(f"c{seed}", {"loss.name": "ce"}, seed=seed) for seed in range(3)]
     rows.append(make_row("s", {"loss.name": "sce"}))
@@ -153,6 +213,17 @@ def test_two_columns_of_a_setting_are_compared() -> None:
     assert table.columns == ("without mix", "with mix")
     assert table.change == "with mix over without mix"
     assert line(table, "NDCG@10").change == "+25%"
+
+
+def test_a_column_is_not_named_by_what_does_not_apply_to_it() -> None:
+    rows = [
+        make_row("a", {"loss.name": "sce", "loss.mix": False, "loss.mix_of": None}),
+        make_row("b", {"loss.name": "sce", "loss.mix": True, "loss.mix_of": 4}),
+        make_row("c", {"loss.name": "ce"}),
+    ]
+    view = View("table", by=("loss.name", "loss.mix", "loss.mix_of"))
+    table = make_table(group_settings(rows), view)
+    assert table.columns == ("CE", "SCE, without mix", "SCE, with mix, mix_of 4")
 
 
 def test_a_loss_that_a_dataset_lacks_leaves_a_gap() -> None:
@@ -170,9 +241,33 @@ def test_csv_has_a_line_for_every_setting() -> None:
     rows = [make_row(f"{seed}", {"loss.name": "sce", "loss.alpha": 2.0}, seed=seed,
                      test=0.05 + 0.01 * seed) for seed in (0, 1)]  # fmt: skip
     rows.append(make_row("ce", {"loss.name": "ce"}))
-    found = list(csv.DictReader(io.StringIO(to_csv(group_settings(rows)))))
+    found = read_csv(rows)
     assert [one["loss.name"] for one in found] == ["sce", "ce"]
     assert float(found[0]["test.ndcg@10"]) == pytest.approx(0.055)
     assert float(found[0]["test.ndcg@10.std"]) > 0
     assert (found[0]["seeds"], found[1]["loss.alpha"], found[1]["memory"]) == ("2", "", "500.0")
     assert {f"test.{name}" for name in metrics(1.0)} <= set(found[0])
+
+
+def test_csv_has_what_failed() -> None:
+    rows = [make_row("a", {"loss.name": "sce"})]
+    for seed in (0, 1, 2):
+        lost = make_row(f"f{seed}", {"loss.name": "ce", "model.dim": 8}, seed=seed)
+        bare = {name: lost[name] for name in list(lost)[:10]}
+        rows.append(bare | {"status": "failed"} | NEVER)
+    rows[-1]["failure"] = {"kind": "diverged", "message": "the loss is no number"}
+    finished, failed, other = read_csv(rows)
+    assert (other["failure"], other["seeds"]) == ("diverged", "1")
+    assert (finished["status"], finished["failure"]) == ("finished", "")
+    assert (failed["status"], failed["failure"], failed["seeds"]) == (
+        "failed", "out of memory", "2",
+    )  # fmt: skip
+    assert (failed["loss.name"], failed["model.dim"], failed["memory"]) == ("ce", "8", "")
+
+
+def test_csv_names_the_device_and_how_many_were_elsewhere() -> None:
+    rows = [make_row(f"{seed}", {"loss.name": "ce"}, seed=seed, memory=memory, **where)
+            for seed, (memory, where) in enumerate([(416.0, CPU), (50.0, GPU)])]  # fmt: skip
+    (found,) = read_csv(rows)
+    assert (found["seeds"], found["left_out"], found["memory"]) == ("2", "1", "50.0")
+    assert (found["device"], found["memory_measured"]) == ("NVIDIA H200", "GPU memory allocated")

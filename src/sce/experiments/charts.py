@@ -8,12 +8,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sce.experiments.axes import label_ticks
 from sce.report.figures import Caption
 from sce.report.markup import Child, Markup, element, join
 from sce.report.scales import Axis, Scale, lay_out
 
-WIDTH, HEIGHT = 460.0, 290.0
-LEFT, RIGHT, TOP, BOTTOM = 52.0, 14.0, 12.0, 42.0  # room around the plot
+WIDTH, HEIGHT = 460.0, 306.0
+LEFT, RIGHT, TOP, BOTTOM = 56.0, 14.0, 28.0, 42.0  # room around the plot
 LETTER = 6.2  # about the width of one
 COLOURS = 10
 DASHES = ("", "7 4", "2 4", "9 3 2 3")
@@ -212,16 +213,19 @@ def _grid(x: Scale, y: Scale) -> Markup:
         element("line", class_="grid", x1=LEFT, x2=WIDTH - RIGHT, y1=y(value), y2=y(value))
         for value in y.ticks
     ]
-    ticks = [draw_text(y.axis.show(v), LEFT - 7, y(v) + 4, "tick", "end") for v in y.ticks]
+    ticks = [
+        draw_text(label, LEFT - 7, y(value) + 4, "tick", "end")
+        for value, label in zip(y.ticks, label_ticks(y), strict=True)
+    ]
+    name = draw_text(y.axis.label, 0, 12, "label", "start")
     axis = element("line", class_="axis", x1=LEFT, x2=WIDTH - RIGHT, y1=bottom, y2=bottom)
-    return join(lines, ticks, draw_x_axis(x, TOP, bottom), axis)
+    return join(lines, ticks, name, draw_x_axis(x, TOP, bottom), axis)
 
 
 def draw_x_axis(x: Scale, top: float, bottom: float) -> Markup:
     """The lower axis, with lines up from its ticks; names that would overlap are left out."""
     drawn, taken = [], -math.inf
-    for value in x.ticks:
-        label = x.axis.show(value)
+    for value, label in zip(x.ticks, label_ticks(x), strict=True):
         half = len(label) * LETTER / 2
         middle = min(x(value), WIDTH - half)
         drawn.append(element("line", class_="grid", x1=x(value), x2=x(value), y1=top, y2=bottom))

@@ -1,10 +1,10 @@
 """A sweep and what came of it: what the page and the tables in Markdown are made of."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sce.experiments.place import Sweep
-from sce.experiments.rows import FAILED, Row
+from sce.experiments.rows import FAILED, FINISHED, Row
 from sce.experiments.summary import Setting, as_setting, describe, group_settings, varied
 from sce.experiments.views import View
 from sce.report.parts import plural
@@ -44,7 +44,17 @@ def is_verdict(view: View) -> bool:
 
 def all_rows(comparisons: Sequence[Comparison]) -> list[Row]:
     """The rows of all, each once."""
-    return list({row["key"]: row for one in comparisons for row in one.rows}.values())
+    return once([row for one in comparisons for row in one.rows])
+
+
+def once(rows: Iterable[Row]) -> list[Row]:
+    """Each run once: of two rows about one, the first that finished, else the last."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        before = found.get(row["key"])
+        if before is None or before["status"] != FINISHED:
+            found[row["key"]] = row
+    return list(found.values())
 
 
 def count_runs(rows: Sequence[Row]) -> str:

@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sce.experiments.axes import cost_axis, dot_radius, is_wide, name_measure, value_axis
+from sce.experiments.captions import about_components, tell_caveats, tell_curves, tell_setting
 from sce.experiments.charts import COLOURS, DASHES, Chart, Curve, Drawn, Point, draw_chart
+from sce.experiments.conditions import left_out, measure_alike
 from sce.experiments.stacks import Stack, Stacks, draw_stacks
 from sce.experiments.summary import (
     LOSSES,
@@ -16,6 +18,7 @@ from sce.experiments.summary import (
     describe,
     front,
     group_by,
+    is_validated,
     name_group,
     varied,
 )
@@ -26,7 +29,6 @@ from sce.report.formatting import (
     show_compact,
     show_count,
     show_digits,
-    show_duration,
     show_memory,
     show_metric,
     show_share,
@@ -69,10 +71,11 @@ def make_figures(settings: Sequence[Setting], view: View) -> Iterator[Drawn]:
 
 def _pareto(settings: Sequence[Setting], view: View, dataset: str) -> Iterator[Drawn]:
     cost = view.x or "memory"
-    groups = group_by(settings, view.by)
-    names, curves = varied(settings), []
-    prices = [price for s in settings if (price := s.mean(cost)) is not None]
-    memory = [peak for s in settings if (peak := s.mean("memory")) is not None]
+    alike = measure_alike(settings)
+    groups = group_by(alike, view.by)
+    names, curves = varied(alike), []
+    prices = [price for s in alike if (price := s.mean(cost)) is not None]
+    largest = max((s.mean("memory") or 0.0 for s in alike), default=0.0)
     for place, (group, members) in enumerate(groups.items()):
         chosen = front(members, cost)
         points = []
@@ -81,13 +84,13 @@ def _pareto(settings: Sequence[Setting], view: View, dataset: str) -> Iterator[D
             if price is None or value is None:
                 continue
             on_front = any(setting is other for other in chosen)
-            size = 3.5 if cost == "memory" else dot_radius(setting.mean("memory"), memory)
+            size = 3.5 if cost == "memory" else dot_radius(setting.mean("memory"), largest)
             points.append(
                 Point(
                     price,
                     value,
                     describe(setting, names),
-                    _told(setting),
+                    tell_setting(setting),
                     setting.spread(view.y) or 0.0,
                     radius=size,
                     faint=not on_front,
@@ -98,16 +101,15 @@ def _pareto(settings: Sequence[Setting], view: View, dataset: str) -> Iterator[D
     if not any(curve.points for curve in curves):
         return
     x = cost_axis(cost, log="x" in view.log or is_wide(prices))
-    what = "peak training memory" if cost == "memory" else "training time"
     text = "Joined: no setting as cheap did better on validation events."
     if cost == "time":
-        text += " Larger dots took more memory."
+        text += " The area of a dot is in proportion to its memory."
     yield draw_chart(
         Chart(
             Caption(
-                view.title or f"{dataset}: {name_measure(view.y)} against {what}",
-                " ".join([view.text or text, *_notes(settings, view)]),
-                _in_words(curves, name_measure(view.y)),
+                view.title or f"{dataset}: {name_measure(view.y)} against {name_measure(cost)}",
+                " ".join([view.text or text, *tell_caveats(settings, view)]),
+                tell_curves(curves, name_measure(view.y)),
             ),
             x,
             value_axis(view.y, log="y" in view.log),
@@ -117,8 +119,9 @@ def _pareto(settings: Sequence[Setting], view: View, dataset: str) -> Iterator[D
 
 
 def _line(settings: Sequence[Setting], view: View, dataset: str) -> Iterator[Drawn]:
-    groups = group_by(settings, view.by)
-    names, curves = varied(settings), []
+    alike = measure_alike(settings)
+    groups = group_by(alike, view.by)
+    names, curves = varied(alike), []
     several = False
     for place, (group, members) in enumerate(groups.items()):
         colour, dash = _style(groups, group, place)
@@ -130,7 +133,7 @@ def _line(settings: Sequence[Setting], view: View, dataset: str) -> Iterator[Dra
                 by_x.setdefault(at, []).append(setting)
         if not by_x:
             several |= len(members) > 1
-            one = best(members)
+            one = _shown(members, view)
             level = None if one is None else one.mean(view.y)
             if one is not None and level is not None:
                 wide = one.spread(view.y) or 0.0
@@ -139,12 +142,12 @@ def _line(settings: Sequence[Setting], view: View, dataset: str) -> Iterator[Dra
         points = []
         several |= any(len(members_at) > 1 for members_at in by_x.values())
         for at, members_at in sorted(by_x.items()):
-            one = best(members_at)
+            one = _shown(members_at, view)
             value = None if one is None else one.mean(view.y)
             if one is None or value is None:
                 continue
             label = describe(one, names) if dataset else f"{name}, {show_count(at)} items"
-            points.append(Point(at, value, label, _told(one), one.spread(view.y) or 0.0))
+            points.append(Point(at, value, label, tell_setting(one), one.spread(view.y) or 0.0))
         curves.append(Curve(name, points, colour, dash))
     if not any(curve.points for curve in curves):
         return
@@ -155,8 +158,8 @@ def _line(settings: Sequence[Setting], view: View, dataset: str) -> Iterator[Dra
         Chart(
             Caption(
                 view.title or (f"{dataset}: {title}" if dataset else title.capitalize()),
-                " ".join([view.text, *_notes(settings, view, several=several)]).strip(),
-                _in_words(curves, name_measure(view.y)),
+                " ".join([view.text, *tell_caveats(settings, view, several=several)]).strip(),
+                tell_curves(curves, name_measure(view.y)),
             ),
             Axis(label, show_compact, show_digits, log="x" in view.log),
             value_axis(view.y, log="y" in view.log),
@@ -193,7 +196,7 @@ def _epochs(settings: Sequence[Setting], view: View, dataset: str) -> Iterator[D
             Caption(
                 view.title or f"{dataset}: {_COURSES[view.y]}",
                 view.text,
-                _in_words(curves, _COURSES[view.y]),
+                tell_curves(curves, _COURSES[view.y]),
             ),
             Axis("epoch", show_count, whole=True),
             Axis(_COURSES[view.y], _show_course(view.y), from_zero=view.y != "loss"),
@@ -204,8 +207,9 @@ def _epochs(settings: Sequence[Setting], view: View, dataset: str) -> Iterator[D
 
 def _components(settings: Sequence[Setting], view: View, dataset: str) -> Iterator[Drawn]:
     stacks, words = [], []
-    for group, members in group_by(settings, view.by).items():
-        parts = [[setting.mean(f"components_mib.{part}") for part in PARTS] for setting in members]
+    alike = measure_alike(settings)
+    for group, members in group_by(alike, view.by).items():
+        parts = [[s.mean(f"components_mib.{part}") for part in PARTS] for s in members]
         known = [[value or 0.0 for value in one] for one in parts if any(one)]
         if known:
             largest = max(known, key=sum)
@@ -217,7 +221,7 @@ def _components(settings: Sequence[Setting], view: View, dataset: str) -> Iterat
             Stacks(
                 Caption(
                     view.title or f"{dataset}: memory by component",
-                    view.text or _about_components(settings),
+                    " ".join([view.text or about_components(alike), *left_out(settings)]),
                     "; ".join(words) + ".",
                 ),
                 show_memory,
@@ -227,37 +231,11 @@ def _components(settings: Sequence[Setting], view: View, dataset: str) -> Iterat
         )
 
 
-def _notes(settings: Sequence[Setting], view: View, *, several: bool = False) -> Iterator[str]:
-    """What a reader of a figure must know, in sentences."""
-    if several:
-        yield "Of settings at one place, the best by validation is drawn."
-    if "memory" in (view.x or "memory", view.y) and _is_resident(settings):
-        yield "Memory is that of the whole process, libraries included: there was no GPU."
-
-
-def _about_components(settings: Sequence[Setting]) -> str:
-    text = f"At the peak of a step; {show_count(settings[0].items)} items."
-    if _is_resident(settings):
-        text += " Bytes of live tensors, not of the process: there was no GPU."
-    return text
-
-
-def _is_resident(settings: Sequence[Setting]) -> bool:
-    return any("resident" in str(row.get("memory_measured")) for s in settings for row in s.rows)
-
-
-def _told(setting: Setting) -> tuple[tuple[str, str], ...]:
-    """What a point says of itself."""
-    found = []
-    for split in ("test", "validation"):
-        mean, spread = (f(f"{split}.ndcg@10") for f in (setting.mean, setting.spread))
-        if mean is not None:
-            wide = "" if spread is None else f" ± {show_metric(spread)}"
-            found.append((f"{split} NDCG@10", show_metric(mean) + wide))
-    found.append(("peak memory", show_memory(setting.mean("memory"))))
-    found.append(("training time", show_duration(setting.mean("time"))))
-    found.append(("seeds", str(len(setting.rows))))
-    return tuple(found)
+def _shown(settings: Sequence[Setting], view: View) -> Setting | None:
+    """Which of settings at one place is drawn; without validation, the one that reaches highest."""
+    if is_validated(settings):
+        return best(settings)
+    return max(settings, key=lambda setting: setting.mean(view.y) or 0.0, default=None)
 
 
 def _style(groups: dict[Group, list[Setting]], group: Group, place: int) -> tuple[int, int]:
@@ -277,16 +255,3 @@ def _show_course(name: str) -> Callable[[Any], str]:
     if name == "loss":
         return show_digits
     return show_metric if name.startswith("validation") else show_share
-
-
-def _in_words(curves: Sequence[Curve], what: str) -> str:
-    """A figure for those who do not see it: how far each curve reaches."""
-    words = []
-    for curve in curves:
-        values = [p.y for p in curve.points if not p.faint]
-        if curve.level is not None:
-            words.append(f"{curve.name} {show_digits(curve.level)}")
-        elif values:
-            low, high = show_digits(min(values)), show_digits(max(values))
-            words.append(f"{curve.name} {low if low == high else f'{low} to {high}'}")
-    return f"{what}: {'; '.join(words)}."

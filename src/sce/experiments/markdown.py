@@ -1,9 +1,10 @@
 """A comparison as Markdown: its tables, and what was chosen for them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from sce.experiments.comparison import Comparison, count_runs, name_failed
-from sce.experiments.summary import LOSSES, Setting, datasets_of
+from sce.experiments.conditions import WHOLE_PROCESS, is_resident, left_out, measure_alike
+from sce.experiments.summary import LOSSES, Setting, datasets_of, with_spread
 from sce.experiments.tables import caveats, chosen_lines, make_table, to_markdown
 from sce.experiments.views import View
 from sce.report.formatting import show_memory
@@ -24,24 +25,28 @@ def make_markdown(comparisons: Sequence[Comparison]) -> str:
             told = "Chosen by validation NDCG@10: " + "; ".join(chosen_lines(made)) + "."
             parts.append(" ".join([*caveats(made), told]) + "\n")
         if comparison.sweep.measure == "steps":
-            parts.append(_memory_markdown(comparison.settings))
+            parts += _memory_markdown(comparison.settings)
         for name, row in name_failed(comparison.rows):
             parts.append(f"- {name}: {row['failure']['kind']}\n")
     return "\n".join(parts)
 
 
-def _memory_markdown(settings: Sequence[Setting]) -> str:
+def _memory_markdown(settings: Sequence[Setting]) -> Iterator[str]:
     """Peak memory of measured steps: a row for each loss, a column for each dataset."""
-    names = datasets_of(settings)
+    names, alike = datasets_of(settings), measure_alike(settings)
     lines = ["| loss | " + " | ".join(names) + " |", "|" + " --- |" * (len(names) + 1)]
     for loss, shown in LOSSES.items():
-        peaks = [
-            max(
-                (s.mean("memory") or 0.0 for s in settings if (s.loss, s.dataset) == (loss, name)),
-                default=None,
-            )
-            for name in names
-        ]
-        if any(peaks):
-            lines.append(f"| {shown} | " + " | ".join(map(show_memory, peaks)) + " |")
-    return "\n".join(lines) + "\n"
+        cells = [_largest([s for s in alike if (s.loss, s.dataset) == (loss, n)]) for n in names]
+        if any(cell != show_memory(None) for cell in cells):
+            lines.append(f"| {shown} | " + " | ".join(cells) + " |")
+    yield "\n".join(lines) + "\n"
+    told = [WHOLE_PROCESS] if is_resident(alike) else []
+    told += left_out(settings)
+    if told:
+        yield " ".join(told) + "\n"
+
+
+def _largest(settings: Sequence[Setting]) -> str:
+    """The most memory of any of them, with its spread over seeds."""
+    largest = max(settings, key=lambda s: s.mean("memory") or 0.0, default=None)
+    return show_memory(None) if largest is None else with_spread(largest, "memory", show_memory)

@@ -14,19 +14,22 @@ from sce.experiments.comparison import (
     is_verdict,
     name_failed,
 )
+from sce.experiments.conditions import is_resident, left_out, measure_alike
 from sce.experiments.figures import make_figures
 from sce.experiments.frames import as_figure, as_file
 from sce.experiments.rows import FAILED, Row
 from sce.experiments.summary import (
     LOSSES,
+    Setting,
     datasets_of,
     describe,
     group_settings,
     relative,
     show_change,
     varied,
+    with_spread,
 )
-from sce.experiments.tables import caveats, chosen_lines, make_table, to_html
+from sce.experiments.tables import caveats, chosen_lines, make_table, show_score, to_html
 from sce.experiments.views import View
 from sce.report.document import make_document
 from sce.report.formatting import show_duration, show_memory, show_metric
@@ -69,7 +72,10 @@ def make_files(comparisons: Sequence[Comparison]) -> dict[str, str]:
     for comparison in comparisons:
         for view in comparison.sweep.views:
             for drawn in _figures_of(comparison, view):
-                found[f"{comparison.sweep.name}-{_key(drawn)}.svg"] = as_file(drawn, style)
+                name, count = f"{comparison.sweep.name}-{_key(drawn)}", 1
+                while (file := f"{name}{f'-{count}' if count > 1 else ''}.svg") in found:
+                    count += 1  # two figures may have one title
+                found[file] = as_file(drawn, style)
     return found
 
 
@@ -163,14 +169,29 @@ def _verdicts(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, str]]:
         if view is None or not settings:
             continue
         for dataset, ours, other in make_table(settings, view).duels:
-            values = [s.mean("test.ndcg@10") for s in (ours, other)]
-            peaks = [s.mean("memory") for s in (ours, other)]
             rival = LOSSES.get(other.loss, other.loss)
-            text = f"{dataset}: NDCG@10 of SCE ({show_metric(values[0])}) over {rival}"
-            text += f" ({show_metric(values[1])}), the best other by validation; memory "
-            text += show_change(relative(*peaks))
+            text = f"{dataset}: NDCG@10 of SCE ({with_spread(ours, 'test.ndcg@10', show_score)}) "
+            text += f"over {rival} ({with_spread(other, 'test.ndcg@10', show_score)}), the best "
+            text += f"other by validation{_how_sure(ours, other)}"
+            saved = relative(ours.mean("memory"), other.mean("memory"))
+            if saved is not None and not is_resident([ours, other]):
+                text += f"; memory {show_change(saved)}"
+            values = [s.mean("test.ndcg@10") for s in (ours, other)]
             yield text, show_change(relative(*values))
         return
+
+
+def _how_sure(ours: Setting, other: Setting) -> str:
+    """What the spread over seeds says of a difference."""
+    means = [s.mean("test.ndcg@10") for s in (ours, other)]
+    spreads = [s.spread("test.ndcg@10") for s in (ours, other)]
+    if means[0] is None or means[1] is None:
+        return ""
+    known = [spread for spread in spreads if spread is not None]
+    if len(known) < len(spreads):
+        return "; a single seed has no spread"
+    within = abs(means[0] - means[1]) < max(known)
+    return "; the difference is within the spread of seeds" if within else ""
 
 
 def _failures(rows: Sequence[Row]) -> Markup | None:
@@ -196,18 +217,17 @@ def _everything(comparisons: Sequence[Comparison]) -> Markup:
     names = varied(settings)
     heads = ("data", "setting", "seeds", "test NDCG@10", "validation", "peak memory", "time")
     head = element("tr", [element("th", name, scope="col") for name in heads])
-    body = []
+    body, apart = [], []
     for dataset in datasets_of(settings):
         here = [s for s in settings if s.dataset == dataset]
-        for setting in sorted(here, key=lambda s: -s.score):
-            spread = setting.spread("test.ndcg@10")
-            wide = "" if spread is None else f" ± {show_metric(spread)}"
+        apart += [f"{dataset}: {sentence}" for sentence in left_out(here)]
+        for setting in sorted(measure_alike(here), key=lambda s: -s.score):
             cells = [
                 str(len(setting.rows)),
-                show_metric(setting.mean("test.ndcg@10")) + wide,
-                show_metric(setting.mean("validation.ndcg@10")),
-                show_memory(setting.mean("memory")),
-                show_duration(setting.mean("time")),
+                with_spread(setting, "test.ndcg@10", show_score),
+                with_spread(setting, "validation.ndcg@10", show_score),
+                with_spread(setting, "memory", show_memory),
+                with_spread(setting, "time", show_duration),
             ]
             body.append(
                 element(
@@ -219,7 +239,8 @@ def _everything(comparisons: Sequence[Comparison]) -> Markup:
             )
     many = f"All {len(body):,} settings, best validation first"
     name = many if len(body) != 1 else "The one setting"
-    return folded(name, table(name, [head], body, wide=True))
+    told = element("p", " ".join(apart), class_="quiet") if apart else None
+    return folded(name, table(name, [head], body, wide=True), told)
 
 
 def _circumstances(rows: Sequence[Row]) -> Markup:

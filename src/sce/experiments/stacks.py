@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sce.experiments.charts import BOTTOM, LETTER, RIGHT, TOP, WIDTH, Drawn, draw_text, draw_x_axis
+from sce.experiments.charts import BOTTOM, LETTER, RIGHT, WIDTH, Drawn, draw_text, draw_x_axis
 from sce.report.figures import Caption
 from sce.report.formatting import show_share
 from sce.report.markup import Markup, element, join
 from sce.report.scales import Axis, lay_out
 
-_BAR, _GAP = 22.0, 12.0
+_TOP, _BAR, _GAP = 12.0, 22.0, 12.0
 _NAMES = 58.0  # room for the names of bars
 
 
@@ -34,7 +34,7 @@ class Stacks:
 
 def draw_stacks(chart: Stacks) -> Drawn:
     """Draw a bar for each stack, one under the other: the shares of its parts, and their sum."""
-    height = TOP + len(chart.stacks) * (_BAR + _GAP) + BOTTOM
+    height = _TOP + len(chart.stacks) * (_BAR + _GAP) + BOTTOM
     room = WIDTH - RIGHT - 9 * LETTER  # for the sums
     x = lay_out(Axis("share of the peak", show_share), [0.0, 1.0], begin=_NAMES, end=room)
     texts: list[Markup] = []
@@ -42,7 +42,7 @@ def draw_stacks(chart: Stacks) -> Drawn:
     told: list[dict[str, object]] = []
     for place, stack in enumerate(chart.stacks):
         total = sum(stack.parts)
-        top = TOP + place * (_BAR + _GAP)
+        top = _TOP + place * (_BAR + _GAP)
         middle = top + _BAR / 2
         texts.append(draw_text(stack.name, _NAMES - 7, middle + 4, "strong", "end"))
         texts.append(draw_text(chart.show(total), x.end + 6, middle + 4, "value", "start"))
@@ -67,5 +67,5 @@ def draw_stacks(chart: Stacks) -> Drawn:
         for number, bars in enumerate(groups)
     ]
     names = [(name, number + 1, 0) for number, name in enumerate(chart.parts)]
-    inside = join(draw_x_axis(x, TOP, height - BOTTOM), parts, texts)
+    inside = join(draw_x_axis(x, _TOP, height - BOTTOM), parts, texts)
     return Drawn(chart.caption, inside, height, names, told)

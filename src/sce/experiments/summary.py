@@ -17,6 +17,8 @@ from sce.report.formatting import is_number, show_digits
 LOSSES = {"bce": "BCE", "bce+": "BCE⁺", "gbce": "gBCE", "ce-": "CE⁻", "ce": "CE", "sce": "SCE"}
 SCORE = "ndcg@10"  # by which settings are chosen, on validation events
 
+Show = Callable[[float | None], str]  # a number as text
+
 _SEED = "training.seed"
 _NAMED = {
     "memory": ("memory_mib", "training"),
@@ -78,14 +80,21 @@ class Setting:
         return -math.inf if found is None else found
 
 
-def group_settings(rows: Iterable[Row]) -> list[Setting]:
-    """Put the finished rows that differ in nothing but the seed together."""
+def is_validated(settings: Iterable[Setting]) -> bool:
+    """Whether any has a validation score, so that it can choose among them."""
+    return any(setting.score > -math.inf for setting in settings)
+
+
+def group_settings(rows: Iterable[Row], status: str = FINISHED) -> list[Setting]:
+    """Put the rows of a status that differ in nothing but the seed together."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        if row["status"] == FINISHED:
+        if row["status"] == status:
             settings = {name: value for name, value in row["settings"].items() if name != _SEED}
-            # A few steps and a whole training are not two seeds of one thing.
-            key = (row["dataset"]["content_hash"], row["measure"], row.get("steps"), settings)
+            # A few steps and a whole training are not two seeds of one thing, nor are failures of
+            # two kinds.
+            how = (row["measure"], row.get("steps"), (row.get("failure") or {}).get("kind"))
+            key = (row["dataset"]["content_hash"], how, settings)
             groups.setdefault(json.dumps(key, sort_keys=True), []).append(row)
     return [as_setting(found) for found in groups.values()]
 
@@ -139,12 +148,16 @@ def _order(value: Any) -> tuple[int, float, str]:
 
 
 def name_group(names: Sequence[str], group: Group) -> str:
-    """A group in words.
+    """A group in words, without the settings that do not apply to it.
 
     >>> name_group(["loss.name", "loss.mix"], ("sce", False)), name_group(["loss.alpha"], (2.0,))
     ('SCE, without mix', 'alpha 2')
+    >>> name_group(["loss.mix", "loss.mix_of"], (False, None)), name_group(["loss.alpha"], (None,))
+    ('without mix', 'alpha –')
     """
-    return ", ".join(_in_words(name, value) for name, value in zip(names, group, strict=True))
+    pairs = list(zip(names, group, strict=True))
+    real = [(name, value) for name, value in pairs if value is not None]
+    return ", ".join(_in_words(name, value) for name, value in real or pairs)
 
 
 def _in_words(name: str, value: Any) -> str:
@@ -195,8 +208,16 @@ def front(settings: Iterable[Setting], cost: str) -> list[Setting]:
 
 
 def share_device(settings: Iterable[Setting]) -> bool:
-    """Whether any run was not known to have the device to itself: times then compare roughly."""
-    return any(row.get("at_once") != 1 for setting in settings for row in setting.rows)
+    """Whether any run that tells its time was not known to have the device to itself.
+
+    Times then compare only roughly.
+    """
+    return any(
+        row.get("at_once") != 1
+        for setting in settings
+        for row in setting.rows
+        if value_of(row, "time") is not None
+    )
 
 
 def varied(settings: Sequence[Setting]) -> list[str]:
@@ -239,4 +260,7 @@ def show_change(change: float | None) -> str:
     return f"{sign}{show_digits(abs(100 * change))}%"
 
 
-Show = Callable[[float | None], str]
+def with_spread(setting: Setting, name: str, show: Show) -> str:
+    """A mean over seeds, and its standard deviation where there is one."""
+    spread = setting.spread(name)
+    return show(setting.mean(name)) + ("" if spread is None else f" ± {show(spread)}")

@@ -5,6 +5,14 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from sce.experiments.conditions import (
+    WHOLE_PROCESS,
+    is_resident,
+    left_out,
+    measure_alike,
+    way_of,
+)
+from sce.experiments.rows import FAILED, Row
 from sce.experiments.summary import (
     Setting,
     Show,
@@ -12,6 +20,7 @@ from sce.experiments.summary import (
     datasets_of,
     describe,
     group_by,
+    group_settings,
     name_group,
     relative,
     share_device,
@@ -59,6 +68,7 @@ class ComparisonTable:
     duels: tuple[tuple[str, Setting, Setting], ...]
     """For each dataset the compared column's setting, and its rival: of the others the best by
     validation. Every comparison that is drawn from the table is between these two."""
+    left_out: tuple[str, ...]  # whose memory and time are not in it, in sentences
 
 
 def make_table(settings: Sequence[Setting], view: View) -> ComparisonTable:
@@ -69,13 +79,18 @@ def make_table(settings: Sequence[Setting], view: View) -> ComparisonTable:
     # What others published is for the dataset that they had.
     published = [one for one in view.published if one.get("dataset", datasets[0]) in datasets]
     judged, differing = _judged(names, view), varied(settings)
-    picks = {
-        dataset: [
+    picks: dict[str, list[Setting | None]] = {}
+    apart: list[str] = []
+    for dataset in datasets:
+        picked = [
             best(s for s in members if s.dataset == dataset)
             for members in group_by(settings, view.by).values()
         ]
-        for dataset in datasets
-    }
+        real = [one for one in picked if one is not None]
+        alike = iter(measure_alike(real))
+        picks[dataset] = [None if one is None else next(alike) for one in picked]
+        words = f"{dataset}: " if len(datasets) > 1 else ""
+        apart += [words + sentence for sentence in left_out(real)]
     rivals = {dataset: _rival(picked, judged) for dataset, picked in picks.items()}
     faced = {rival for rival in rivals.values() if rival is not None}
     lines: list[Line] = []
@@ -91,9 +106,8 @@ def make_table(settings: Sequence[Setting], view: View) -> ComparisonTable:
         against = f" ({columns[rival]})" if rival is not None and len(faced) > 1 else ""
         for title, name, show, higher in _measured(view):
             values = [None if s is None else s.mean(name) for s in picked]
-            spreads = [s.spread(name) if s is not None and higher else None for s in picked]
-            # Beside other runs, times are of the company as much as of the loss.
-            fair = name != "time" or not share_device(s for s in picked if s is not None)
+            spreads = [None if s is None else s.spread(name) for s in picked]
+            fair = _is_fair(name, [s for s in picked if s is not None])
             cells = [*_rank(values, spreads, show, higher=higher, fair=fair)]
             for one in published:
                 told = one.get(name.removeprefix("test."))
@@ -105,19 +119,29 @@ def make_table(settings: Sequence[Setting], view: View) -> ComparisonTable:
             lines.append(Line(dataset, title, tuple(cells), change))
     columns += [str(one.get("name", "published")) for one in published]
     title = _title_of_change([columns[n] for n in sorted(faced)], names, view)
-    return ComparisonTable(tuple(columns), tuple(lines), title, tuple(chosen), tuple(duels))
+    return ComparisonTable(
+        tuple(columns), tuple(lines), title, tuple(chosen), tuple(duels), tuple(apart)
+    )
+
+
+def _is_fair(name: str, settings: Sequence[Setting]) -> bool:
+    """Whether what was measured says something of the losses, so that it can be ranked."""
+    if name == "time":  # beside other runs, it is of the company as much as of the loss
+        return not share_device(settings)
+    # Of a whole process, most is Python and its libraries.
+    return name != "memory" or not is_resident(settings)
 
 
 def _measured(view: View) -> Iterator[tuple[str, str, Show, bool]]:
     """The rows of a table: title, what is measured, how it is shown, whether more is better."""
     for metric in view.metrics:
         kind, _, depth = metric.partition("@")
-        yield f"{_METRICS.get(kind, kind)}@{depth}", f"test.{metric}", _show_metric, True
+        yield f"{_METRICS.get(kind, kind)}@{depth}", f"test.{metric}", show_score, True
     yield "peak training memory", "memory", show_memory, False
     yield "training time", "time", show_duration, False
 
 
-def _show_metric(value: float | None) -> str:
+def show_score(value: float | None) -> str:
     """To four places always, as what stands in one column is compared."""
     return "–" if value is None else f"{value:.4f}"
 
@@ -203,13 +227,20 @@ def to_html(table: ComparisonTable, title: str) -> Markup:
 
 def _html_cell(cell: Cell) -> Markup:
     names = {FIRST: "best", SECOND: "second"}
-    spread = element("small", f" ± {cell.spread}") if cell.spread else None
+    spread = [" ", element("small", f"± {cell.spread}")] if cell.spread else None
     return element("td", element("span", cell.text), spread, class_=names.get(cell.place))
 
 
-def to_csv(settings: Sequence[Setting]) -> str:
-    """Every setting with its means and spreads: a line each, for other tools."""
-    columns = sorted({name for s in settings for name in s.rows[0]["settings"]} - {"training.seed"})
+def to_csv(rows: Sequence[Row]) -> str:
+    """Every setting with its means and spreads, finished or failed: a line each, for other tools.
+
+    Memory, time and speed are of the runs on the device that is named; how many of the seeds ran
+    elsewhere is in the column `left_out`.
+    """
+    settings = group_settings(rows)
+    failed = group_settings(rows, FAILED)
+    both = [*settings, *failed]
+    columns = sorted({name for s in both for name in s.rows[0]["settings"]} - {"training.seed"})
     metrics = sorted({name for s in settings for name in s.rows[0].get("test") or {}})
     measured = [
         *(f"validation.{name}" for name in metrics),
@@ -219,12 +250,28 @@ def to_csv(settings: Sequence[Setting]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     spread = [f"{name}.std" for name in measured]
-    writer.writerow(["dataset", "items", "seeds", "at_once", *columns, *measured, *spread])
-    for setting in settings:
-        values = [*map(setting.mean, measured), *map(setting.spread, measured)]
+    head = ["dataset", "items", "seeds", "status", "failure", "at_once", "device"]
+    writer.writerow([*head, "memory_measured", "left_out", *columns, *measured, *spread])
+    alike = {
+        dataset: iter(measure_alike([s for s in settings if s.dataset == dataset]))
+        for dataset in datasets_of(settings)
+    }
+    for setting in [*(next(alike[s.dataset]) for s in settings), *failed]:
         most = max((row.get("at_once") or 0 for row in setting.rows), default=0) or None
-        given = [setting.value(name) for name in columns]
-        writer.writerow([setting.dataset, setting.items, len(setting.rows), most, *given, *values])
+        way = next((way for row in setting.rows if (way := way_of(row)) is not None), None)
+        first = setting.rows[0]
+        gone = sum(way_of(row) is None for row in setting.rows)
+        writer.writerow(
+            [
+                *(setting.dataset, setting.items, len(setting.rows), first["status"]),
+                *((first.get("failure") or {}).get("kind"), most),
+                *(way and way.device, way and way.memory),
+                None if first["status"] == FAILED else gone,
+                *map(setting.value, columns),
+                *map(setting.mean, measured),
+                *map(setting.spread, measured),
+            ]
+        )
     return out.getvalue()
 
 
@@ -241,3 +288,6 @@ def caveats(table: ComparisonTable) -> Iterator[str]:
         yield f"Not all columns have as many seeds: {min(counts)} to {max(counts)}."
     if share_device(setting for _, setting, _ in table.chosen):
         yield "Runs shared the device, or may have: times compare only roughly, and are not ranked."
+    if is_resident(setting for _, setting, _ in table.chosen):
+        yield f"{WHOLE_PROCESS} It is not ranked."
+    yield from table.left_out

@@ -1,0 +1,73 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from sce.errors import InputError
+from sce.experiments.gather import gather
+from tests.experiments.made_rows import NEVER, make_row, write_place
+
+
+def test_three_variants_under_one_name_in_directories_of_one_name(tmp_path: Path) -> None:
+    places = []
+    for place, rate in (("x", 0.1), ("y", 0.2), ("z", 0.3)):
+        row = make_row(place, {"loss.name": "ce", "training.learning_rate": rate}, test=rate)
+        places.append(write_place(tmp_path / place / "sw", [row], name="q", variant=place).path)
+    found = gather(places)
+    assert [one.settings[0].mean("test.ndcg@10") for one in found] == [0.1, 0.2, 0.3]
+    assert [one.sweep.name for one in found] == ["q", "q-2", "q-3"]
+    assert [one.sweep.title for one in found] == [
+        f"The <q> sweep ({number}: {path})" for number, path in enumerate(places, 1)
+    ]
+
+
+def test_a_number_that_is_a_name_already_is_not_given(tmp_path: Path) -> None:
+    for place in ("x", "y"):
+        row = make_row(place, {"loss.name": "ce"})
+        write_place(tmp_path / place, [row], name="q", variant=place)
+    write_place(tmp_path / "x", [make_row("z", {"loss.name": "ce"})], name="q-2")
+    names = {one.sweep.name for one in gather([tmp_path / "x", tmp_path / "y"])}
+    assert names == {"q", "q-2", "q-2-2"}
+
+
+def test_one_variant_in_several_directories_is_one_over_seeds(tmp_path: Path) -> None:
+    for place, variant, seeds in (("x", "a", (0, 1)), ("y", "b", (0,)), ("z", "a", (1, 2))):
+        rows = [make_row(f"{variant}{seed}", {"loss.name": "ce"}, seed=seed) for seed in seeds]
+        write_place(tmp_path / place, rows, variant=variant)
+    first, second = gather([tmp_path / place for place in ("x", "y", "z")])
+    assert [row["seed"] for row in first.settings[0].rows] == [0, 1, 2]
+    assert first.sweep.keys == ("a0", "a1", "a2")
+    assert first.sweep.title == f"The <main> sweep (1: {tmp_path / 'x'}, {tmp_path / 'z'})"
+    assert len(second.settings[0].rows) == 1
+
+
+def test_a_run_that_failed_here_and_finished_there_finished(tmp_path: Path) -> None:
+    row = make_row("a", {"loss.name": "ce"}, test=0.5)
+    write_place(tmp_path / "x", [row | {"status": "failed"} | NEVER])
+    write_place(tmp_path / "y", [row])
+    for order in (("x", "y"), ("y", "x")):
+        (found,) = gather([tmp_path / place for place in order])
+        assert found.failed == []
+        assert found.settings[0].mean("test.ndcg@10") == 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"dataset": None}, "has no dataset"),
+        ({"dataset": {"name": "a"}}, "has no content_hash of its dataset"),
+        ({"settings": []}, "has a strange settings"),
+        ({"settings": {}}, "does not say its loss"),
+        ({"status": "odd"}, "has the unknown status 'odd'"),
+        ({"status": "failed"}, "does not say why it failed"),
+    ],
+)
+def test_a_row_that_is_none_is_refused_by_name(
+    tmp_path: Path, change: dict[str, object], fault: str
+) -> None:
+    place = write_place(tmp_path, [make_row("a", {"loss.name": "ce"})])
+    content = json.dumps(make_row("b", {"loss.name": "ce"}) | change)
+    with place.rows.open("a") as file:
+        file.write(content + "\n")
+    with pytest.raises(InputError, match=f"the row of run b {fault}"):
+        gather([tmp_path])
