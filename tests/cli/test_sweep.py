@@ -76,6 +76,9 @@ def test_a_sweep_and_its_comparison(
     before = (out / "rows.jsonl").read_bytes()
     assert main(command) == 0  # nothing is left to do
     assert (out / "rows.jsonl").read_bytes() == before
+    assert "weights" not in capsys.readouterr().out
+    assert main([*command, "--keep-weights"]) == 0
+    assert "finished before without weights: 2 runs" in capsys.readouterr().out
     assert main(["compare", str(out)]) == 0
     assert "Ring" in (out / "compare.html").read_text(encoding="utf-8")
 
@@ -88,6 +91,26 @@ def test_a_dry_run_runs_nothing(data: Path, file: Path, tmp_path: Path, capsys: 
     assert lines[0].endswith("ring ce seed=3")
     assert lines[-1] == "4 runs"
     assert not out.exists()
+
+
+def test_a_dry_run_says_what_is_done(
+    data: Path, file: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    out = tmp_path / "sweep"
+    command = ["sweep", str(file), "--data", f"ring={data}", "--out", str(out), "--dry-run"]
+    command += ["--set", "training.epochs=1", "--seeds", "0", "1"]
+    assert main(command) == 0
+    keys = [line.split()[0] for line in capsys.readouterr().out.splitlines()[:-1]]
+    (out / "runs" / f"ring-ce-{keys[2]}").mkdir(parents=True)
+    (out / "runs" / f"ring-ce-{keys[2]}" / "resume.safetensors").touch()
+    rows = [{"key": keys[0], "status": "finished"}, {"key": keys[1], "status": "failed"}]
+    (out / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    ends = ["ce seed=0: finished", "bce seed=0: failed", "ce seed=1: half-finished", "bce seed=1"]
+    for line, end in zip(lines, ends, strict=False):
+        assert line.endswith(f"  ring {end}")
+    assert lines[-1] == "4 runs, 1 finished, 1 half-finished, 1 failed"
 
 
 def test_a_dry_run_makes_no_data(file: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -125,9 +148,32 @@ def test_interrupted_it_saves_and_goes_on(data: Path, file: Path, tmp_path: Path
     assert said.startswith("0 of 1 run finished, 1 left for next time")
     assert "stopped for now" in told
     assert "next:" not in said
+    assert "rows:" not in said
     (run,) = (path for path in (out / "runs").iterdir() if path.is_dir())
     assert (run / "resume.safetensors").exists()
     assert read_rows(out / "rows.jsonl") == []
+
+
+def test_the_help_says_how_it_goes_on_and_what_exit_codes_mean(capsys: Capture) -> None:
+    assert main(["sweep", "--help"]) == 0
+    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "the same command goes on" in words
+    assert "Exit code 3" in words
+    assert "Exit code 1" in words
+
+
+def test_settings_that_the_file_has_already_are_no_others(
+    data: Path, file: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """Seeds are added to those before, and leave the comparison for nothing but other settings."""
+    out = tmp_path / "sweep"
+    command = ["sweep", str(file), "--data", str(data), "--out", str(out), "--memory-budget", "1MB"]
+    main([*command, "--seeds", "0"])
+    main([*command, "--seeds", "1", "--set", "training.epochs=1"])
+    assert "will not be compared" not in capsys.readouterr().err
+    assert len(Place(out).read_sweeps()[0].keys) == 4
+    main([*command, "--seeds", "1", "--set", "training.epochs=2"])
+    assert "4 runs of other settings will not be compared" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,12 @@ def test_what_cannot_be_generated(wrong: dict[str, int]) -> None:
         Synthetic(**(vars(MADE) | wrong))
 
 
+def test_how_many_items_it_takes_is_said() -> None:
+    with pytest.raises(InputError, match=r"^items must be at least 200: .*; got 199$"):
+        Synthetic(items=199, users=30)
+    assert Synthetic(items=200, users=30).items == 200
+
+
 def test_the_name_of_a_dataset(tmp_path: Path) -> None:
     made = make_cycle(tmp_path / "my data" / "cycle")
     assert open_dataset(str(made.path)).name == "cycle"

@@ -12,7 +12,7 @@ from sce.config import Config
 from sce.experiments.datasets import Dataset
 from sce.experiments.display import SweepDisplay, draw
 from sce.experiments.plan import PlannedRun, flatten
-from sce.experiments.sweep import State
+from sce.experiments.state import State
 from tests.cycle_data import make_cycle
 from tests.experiments.made_rows import NEVER, make_row
 
@@ -64,9 +64,16 @@ def test_without_a_terminal_a_line_for_each_end(
         state.rows["b"] = row | NEVER | {"status": "failed"}
         display.ended(state, run, state.rows["b"])
         display.ended(state, run, None)
+        state.waiting.append(run)
+        display.ended(state, run, None)
+        display.put_off(state, [run], 42.0, 15.0)
+        display.put_off(state, [run, run], 90.0, 15.0)
         display.looked(state)
     assert capsys.readouterr().err.splitlines() == [
         "sce: [1/3] ring sce seed=1: validation ndcg@10 0.0500, test ndcg@10 0.0600, 500 MiB, 38 s",
         "sce: [2/3] ring sce seed=1: out of memory: memory ran out (3 <GiB>)",
         "sce: [2/3] ring sce seed=1: stopped for now",
+        "sce: [2/3] ring sce seed=1: found no memory beside others; tries again alone, after them",
+        "sce: not started: ring sce seed=1 is expected to take 42 s, and 15 s are left",
+        "sce: not started: 2 runs; the shortest is expected to take 1 min 30 s, and 15 s are left",
     ]

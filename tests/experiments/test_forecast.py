@@ -19,11 +19,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return synthesize("made", wanted, tmp_path_factory.mktemp("data") / "made")
 
 
-def planned(made: Dataset, loss: str, **training: Any) -> PlannedRun:
+def planned(
+    made: Dataset, loss: str, sizes: dict[str, int] | None = None, **training: Any
+) -> PlannedRun:
     config = Config.compose(
         {
             "model": {"max_length": LENGTH},
-            "loss": {"name": loss},
+            "loss": {"name": loss, **(sizes or {})},
             "training": {"batch_size": BATCH, **training},
         }
     )
@@ -37,17 +39,35 @@ def row_of(run: PlannedRun, **changes: Any) -> Row:
 
 def test_full_softmax_is_foreseen_to_take_its_logits(made: Dataset) -> None:
     logits = BATCH * LENGTH * ITEMS * 4 / 2**20
-    ce, sce = (predicted_mib(planned(made, loss)) for loss in ("ce", "sce"))
-    assert 2 * logits < ce < 6 * logits
+    bce, ce, sce = (predicted_mib(planned(made, loss)) for loss in ("bce", "ce", "sce"))
+    assert 2 * logits < ce - bce < 6 * logits
     assert sce < ce - logits
 
 
+def test_sizes_of_buckets_count_where_they_are_given(made: Dataset) -> None:
+    few, many, wide = (
+        predicted_mib(planned(made, "sce", {"n_buckets": n, "bucket_size_x": size}))
+        for n, size in ((100, 100), (20_000, 100), (20_000, 1500))
+    )
+    assert few < many < wide
+    assert wide - few > 20_000 * 1500 * 4 / 2**20  # at least a number for each place in a bucket
+
+
+def test_a_cpu_has_no_context_of_a_gpu(made: Dataset) -> None:
+    cpu, gpu = (predicted_mib(planned(made, "bce", device=name)) for name in ("cpu", "cuda:0"))
+    assert 350 < cpu < 450
+    assert gpu > cpu + 250
+    row = row_of(planned(made, "bce", device="cpu", seed=7), memory=416.0)
+    resident = row | {"memory_measured": "resident memory of the process"}
+    assert Forecast([resident]).mib(planned(made, "bce", device="cpu")) == 416.0
+
+
 def test_another_seed_knows_better(made: Dataset) -> None:
-    run = planned(made, "ce")
+    run = planned(made, "ce", device="cuda")
     unknown = Forecast().mib(run)
-    known = Forecast([row_of(planned(made, "ce", seed=7), memory=5.0)]).mib(run)
+    known = Forecast([row_of(planned(made, "ce", device="cuda", seed=7), memory=5.0)]).mib(run)
     assert known < unknown
-    other = Forecast([row_of(planned(made, "ce", batch_size=31), memory=5.0)])
+    other = Forecast([row_of(planned(made, "ce", device="cuda", batch_size=31), memory=5.0)])
     assert other.mib(run) == unknown
 
 

@@ -8,6 +8,7 @@ from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 from sce.experiments.place import Place, Sweep
 from sce.experiments.views import View
+from sce.recommend import Recommender
 from sce.training.run import Run
 from tests.tiny_run import make_dataset, make_run
 
@@ -93,3 +94,33 @@ def test_runs_on_one_dataset_share_their_ids(tmp_path: Path) -> None:
     assert not first.samefile(third)
     assert len(Run.open(runs[1].path).item_ids) == 40  # still what it was
     assert [run.best_weights.exists() for run in runs] == [False, False, True]
+
+
+def test_a_run_without_its_weights_says_who_removed_them(tmp_path: Path) -> None:
+    items, users = Vocabulary.from_integers(range(40)), Vocabulary.from_integers(range(9))
+    dataset = make_dataset(tmp_path / "data", items, users)
+    place = Place(tmp_path / "sweep")
+    place.make()
+    kept, trimmed, young = (
+        make_run(place.runs / name, dataset, weights=name != "young")
+        for name in ("kept", "trimmed", "young")
+    )
+    place.trim(kept.path, weights=True)
+    place.trim(trimmed.path, weights=False)
+    place.trim(young.path, weights=False)
+    Recommender.load(kept.path, "cpu")
+    with pytest.raises(InputError, match="no weights any more: sce sweep removed them"):
+        Recommender.load(trimmed.path, "cpu")
+    with pytest.raises(InputError, match="no weights yet"):
+        Recommender.load(young.path, "cpu")
+
+
+def test_what_is_damaged_is_made_small_too(tmp_path: Path) -> None:
+    place = Place(tmp_path / "sweep")
+    place.make()
+    directory = place.runs / "a"
+    directory.mkdir()
+    (directory / "run.json").write_text("{")
+    (directory / "best.safetensors").touch()
+    place.trim(directory, weights=False)
+    assert not (directory / "best.safetensors").exists()

@@ -153,6 +153,42 @@ def test_the_variant_is_that_of_the_settings_without_data_and_seeds(
     assert make_plan(sweep(tmp_path, ""), [cycle]).variant != variant
 
 
+@pytest.mark.parametrize(
+    ("text", "over"),
+    [
+        (GRID, {"training": {"epochs": 100}}),  # what it is anyway
+        (GRID + "[base]\nloss.alpha = 2\n", None),
+        (GRID.replace("50% of", "50.0 %  of"), None),
+        (GRID.replace("[4,", "[4, 4,"), None),
+        (GRID + "[datasets.made]\nsynthetic = { items = 300, users = 9 }", None),
+        (GRID + "[datasets.made]\nmodel.dim = 64", None),
+        (GRID + "[[grid]]\nloss.name = 'gbce'\nloss.n_negatives = 3\nloss.t = 0.75", None),
+    ],
+)  # fmt: skip
+def test_the_variant_is_not_of_the_spelling(
+    tmp_path: Path, cycle: Dataset, text: str, over: Any
+) -> None:
+    variant = make_plan(sweep(tmp_path, GRID), [cycle]).variant
+    assert make_plan(sweep(tmp_path, text), [cycle], over=over).variant == variant
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GRID.replace("50% of", "49% of"),
+        GRID.replace('"50% of items"', "20"),  # on 40 items the same, elsewhere not
+        GRID + "[datasets.made]\nmodel.dim = 32",
+        GRID + "[datasets.made]\nloss.mix_of = -1",  # cannot be, and is not run on
+        "measure = 'steps'\n" + GRID,
+    ],
+)
+def test_the_variant_is_of_whatever_makes_other_runs(
+    tmp_path: Path, cycle: Dataset, text: str
+) -> None:
+    variant = make_plan(sweep(tmp_path, GRID), [cycle]).variant
+    assert make_plan(sweep(tmp_path, text), [cycle]).variant != variant
+
+
 def test_settings_for_a_dataset_that_is_not_there_are_mentioned(
     tmp_path: Path, cycle: Dataset
 ) -> None:

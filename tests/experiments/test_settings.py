@@ -71,7 +71,7 @@ def test_an_empty_file_is_one_run_as_ever(tmp_path: Path) -> None:
         ("[datasets.made]\nitems = 3", "items is unknown"),
         ("[datasets.made]\nsynthetic = { item = 300 }", "the nearest valid key is items"),
         ("[datasets.made]\nsynthetic = { items = 300 }", "users"),
-        ("[datasets.made]\nsynthetic = { items = 3, users = 9 }", "two clusters"),
+        ("[datasets.made]\nsynthetic = { items = 3, users = 9 }", "items must be at least 200"),
         ("[datasets.made]\npath = 'x'\nsynthetic = {}", "leave one out"),
         ("[datasets.made]\nmodel.dropot = 3", "the nearest valid key is dropout"),
         ("[grid]\nx = 1", "grid is a list of tables"),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sce.experiments.datasets import Dataset
+from sce.experiments.datasets import Dataset, Synthetic
 from sce.experiments.plan import make_plan
 from sce.experiments.settings import load_sweep
 from tests.cycle_data import make_cycle
@@ -31,6 +31,16 @@ def test_it_runs_on_any_prepared_dataset_and_on_its_own(file: Path, tmp_path: Pa
         assert 2 <= len(runs) <= 70
     assert settings.views
     assert f"sce sweep experiments/{file.name} " in (FOLDER / "README.md").read_text()
+
+
+def test_all_files_can_share_one_directory_without_data() -> None:
+    """Datasets of one name are made once: they must be alike."""
+    made: dict[str, Synthetic] = {}
+    for file in FILES:
+        for name, entry in load_sweep(file).datasets.items():
+            if entry.synthetic is not None:
+                assert made.setdefault(name, entry.synthetic) == entry.synthetic, (file, name)
+    assert len(made) > 2
 
 
 def test_the_main_table_and_the_fronts_share_their_runs(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The sweep with runs that only pretend: a script instead of training, which takes no time."""
 
+import io
 import json
 import os
 import signal
@@ -7,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from sce.errors import InputError
 from sce.experiments import child as child_module
 from sce.experiments.child import Child
 from sce.experiments.datasets import Dataset
+from sce.experiments.display import SweepDisplay
 from sce.experiments.place import Place
 from sce.experiments.plan import PlannedRun, make_plan
 from sce.experiments.rows import Row, read_rows
 from sce.experiments.settings import load_sweep
-from sce.experiments.sweep import Limits, State, run_sweep
+from sce.experiments.state import Limits, State
+from sce.experiments.sweep import run_sweep
 from tests.cycle_data import make_cycle
 
 pytestmark = pytest.mark.timeout(60)
@@ -35,7 +38,8 @@ def tell(what):
     with diary.open("a") as file: file.write(f"{what} {directory.name}\\n")
 def save(*_):
     time.sleep(1.0)
-    tell("saved"); (directory / "half").touch(); sys.exit(143)
+    tell("saved"); (directory / "half").touch()
+    (directory / "resume.safetensors").write_bytes(b"state"); sys.exit(143)
 signal.signal(signal.SIGTERM, save)
 directory.mkdir(exist_ok=True)
 anew = "--force" in sys.argv
@@ -64,16 +68,21 @@ Behave = Callable[..., None]
 
 
 class Silent:
-    """Watches, and remembers how many ran at once."""
+    """Watches, and remembers how many ran at once and what was not started."""
 
     def __init__(self) -> None:
+        self.gone = False
         self.most = 0
+        self.not_started: list[tuple[int, float, float]] = []
         self.on_look: Callable[[State], None] = lambda state: None
 
     def started(self, state: State, child: Child) -> None:
         self.most = max(self.most, len(state.running))
 
     def ended(self, state: State, run: PlannedRun, row: Row | None) -> None: ...
+
+    def put_off(self, state: State, runs: Sequence[PlannedRun], needs: float, left: float) -> None:
+        self.not_started.append((len(runs), needs, left))
 
     def looked(self, state: State) -> None:
         self.on_look(state)
@@ -238,15 +247,113 @@ def test_when_the_time_is_over_runs_save_and_go_on_next_time(
     assert diary(place, runs, 1) == ["started", "finished"]
 
 
+def finish_first(runs: tuple[PlannedRun, ...], place: Place, seconds: float) -> None:
+    """Let the first run be done, after so many seconds as its row says."""
+    sweep(runs[:1], place)
+    row = read_rows(place.rows)[0]
+    place.rows.write_text(json.dumps(row | {"wall_seconds": seconds}) + "\n")
+
+
+def stop_half_way(run: PlannedRun, place: Place, seconds: float) -> None:
+    """Leave a run as one that was stopped after so many seconds."""
+    directory = place.runs / run.name
+    directory.mkdir()
+    for name in ("half", "resume.safetensors"):
+        (directory / name).touch()
+    legs = place.runs / f"{run.name}.legs.json"
+    legs.write_text(json.dumps({"seconds": seconds, "at_once": 1}))
+
+
 def test_nothing_starts_that_would_not_end_in_time(
     place: Place, runs: tuple[PlannedRun, ...], behave: Behave
 ) -> None:
-    sweep(runs[:1], place)
-    row = read_rows(place.rows)[0]
-    place.rows.write_text(json.dumps(row | {"wall_seconds": 1000.0}) + "\n")
-    state = sweep(runs, place, seconds=30.0)
-    assert (state.left, state.stopping) == (3, None)
+    """What a half-finished run has done is not expected of it again."""
+    finish_first(runs, place, 1000.0)
+    stop_half_way(runs[2], place, 990.0)
+    watcher = Silent()
+    state = sweep(runs, place, watcher, seconds=60.0)
+    assert (state.count("finished"), state.left, state.stopping) == (2, 2, None)
+    assert diary(place, runs, 3) == ["resumed", "finished"]
+    assert diary(place, runs, 2) == diary(place, runs, 4) == []
+    ((count, needs, left),) = watcher.not_started
+    assert count == 2
+    assert needs > 900.0
+    assert 0 <= left <= 60.0
+
+
+def test_every_sweep_gets_somewhere_however_short_the_time(
+    place: Place, runs: tuple[PlannedRun, ...], behave: Behave
+) -> None:
+    """When nothing would end in time, one is begun: that which has least to do."""
+    finish_first(runs, place, 1000.0)
+    stop_half_way(runs[3], place, 500.0)
+    state = sweep(runs, place, seconds=60.0)
+    assert (state.started, state.left) == (1, 2)
+    assert diary(place, runs, 4) == ["resumed", "finished"]
+    assert diary(place, runs, 2) == diary(place, runs, 3) == []
+
+
+def test_time_that_left_no_state_is_to_be_spent_again(
+    place: Place, runs: tuple[PlannedRun, ...], behave: Behave
+) -> None:
+    finish_first(runs, place, 1000.0)
+    stop_half_way(runs[1], place, 990.0)
+    (place.runs / runs[1].name / "resume.safetensors").unlink()
+    stop_half_way(runs[2], place, 500.0)
+    assert sweep(runs[:3], place, seconds=60.0).left == 1
     assert diary(place, runs, 2) == []
+
+
+def test_a_half_finished_run_goes_on_after_a_budget_that_was_too_small(
+    place: Place, runs: tuple[PlannedRun, ...], behave: Behave
+) -> None:
+    stop_half_way(runs[0], place, 40.0)
+    assert sweep(runs[:1], place, memory_mib=10.0).count("failed") == 1
+    assert sweep(runs[:1], place, memory_mib=10_000.0).count("finished") == 1
+    assert diary(place, runs, 1) == ["resumed", "finished"]
+    assert by_size(place)[1]["wall_seconds"] >= 40.0
+
+
+def test_what_failed_and_was_then_stopped_goes_on_from_the_later_state(
+    place: Place, runs: tuple[PlannedRun, ...], behave: Behave
+) -> None:
+    behave(of_1="error")
+    sweep(runs[:1], place)
+    behave(of_1="slow")
+    watcher = Silent()
+
+    def hurry(state: State) -> None:
+        if "anew" in diary(place, runs, 1):
+            state.deadline = time.monotonic()
+
+    watcher.on_look = hurry
+    sweep(runs[:1], place, watcher, seconds=1000.0, retry_failed=True)
+    assert by_size(place)[1]["status"] == "failed"  # so far nothing else is known
+    assert sweep(runs[:1], place, retry_failed=True).count("finished") == 1
+    assert diary(place, runs, 1) == ["started", "anew", "saved", "resumed", "finished"]
+
+
+def test_when_nobody_reads_any_more_runs_save(
+    place: Place,
+    runs: tuple[PlannedRun, ...],
+    behave: Behave,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with `sce sweep ... 2>&1 | head -1`."""
+    behave(of_1="short", of_2="slow")
+    monkeypatch.setattr(sys, "stderr", BrokenPipe())
+    with SweepDisplay(2) as display:
+        state = run_sweep(runs[:3], place, Limits(jobs=2), display)
+    assert (state.signal, state.count("finished"), state.left) == (13, 1, 2)
+    assert diary(place, runs, 2) == ["started", "saved"]
+    assert diary(place, runs, 3) == []
+
+
+class BrokenPipe(io.StringIO):
+    """What is written into it reaches nobody."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
 
 
 def test_memory_is_shared_out(place: Place, runs: tuple[PlannedRun, ...], behave: Behave) -> None:
@@ -277,6 +384,7 @@ def test_what_needs_more_than_there_is_waits_for_a_larger_budget(
     assert by_size(place)[1]["failure"]["kind"] == "over the memory budget"
     assert diary_is_empty(place)
     assert sweep(runs, place, memory_mib=10_000.0).count("finished") == 4
+    assert diary(place, runs, 1) == ["started", "finished"]  # there was nothing to begin anew
 
 
 def diary_is_empty(place: Place) -> bool:
@@ -334,7 +442,8 @@ def begin_sweep(here: Path, data: Path) -> "subprocess.Popen[bytes]":
         from sce.experiments.place import Place
         from sce.experiments.plan import make_plan
         from sce.experiments.settings import load_sweep
-        from sce.experiments.sweep import Limits, run_sweep
+        from sce.experiments.state import Limits
+        from sce.experiments.sweep import run_sweep
         from tests.experiments.test_sweep import PRETENDER, Silent
         here = Path({str(here)!r})
         (here / "mine.toml").write_text("")

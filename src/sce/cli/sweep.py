@@ -8,13 +8,15 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from sce.errors import InputError
+from sce.experiments.child import can_resume
 from sce.experiments.display import SweepDisplay
 from sce.experiments.durations import parse_duration
 from sce.experiments.place import Place, Sweep
-from sce.experiments.plan import Plan, make_plan, open_datasets
-from sce.experiments.rows import FAILED, FINISHED
+from sce.experiments.plan import Plan, PlannedRun, make_plan, open_datasets
+from sce.experiments.rows import FAILED, FINISHED, Row, read_rows
 from sce.experiments.settings import load_sweep, override
-from sce.experiments.sweep import Limits, State, run_sweep, thread_environment
+from sce.experiments.state import Limits, State
+from sce.experiments.sweep import run_sweep, thread_environment
 from sce.planning import parse_size
 from sce.report.formatting import show_duration
 from sce.report.parts import plural
@@ -24,6 +26,8 @@ _SEVERAL = Parameter(consume_multiple=True)
 _PATIENCE = 15.0  # seconds that runs of an earlier sweep get to save
 _NOTHING = 1  # exit code: no run finished
 _LEFT = 3  # exit code: there is more to do
+_HALF = "half-finished"
+_STAGES = (FINISHED, _HALF, FAILED)
 
 
 def sweep(
@@ -44,21 +48,21 @@ def sweep(
     """Train with every combination of settings, each in a fresh process, and keep a row of each.
 
     The same command goes on where a sweep was stopped, interrupted or killed. Sweeps into one
-    directory share the runs they have in common. Exit codes: 0 when all is done, 1 when every run
-    failed, 3 when there is more to do.
+    directory share the runs they have in common. Exit codes: 0 when all is done, 1 when no run
+    finished, 3 when there is more to do, and as usual after a signal.
 
     Args:
         settings: TOML file: datasets, settings, grids, figures. See experiments/README.md.
-        out: Directory of the sweep; one that is there is gone on with.
+        out: Directory of the sweep; the same command goes on where it was stopped or killed.
         data: Prepared datasets to run on, as PATH or NAME=PATH. [default: those of the file]
         jobs: Runs at once on the one device. Their times are then not those of a run alone.
-        time_budget: Such as 90s, 10m, 1h30m: then running ones save, to go on next time.
+        time_budget: Such as 90s, 10m, 1h30m: then running ones save. Exit code 3: more is to do.
         memory_budget: Such as 40GB, for all that run at once; a run that needs more is left out.
         seeds: Instead of those of the file.
         over: Settings over all others, such as training.epochs=2.
-        retry_failed: Run again what failed before.
+        retry_failed: Run again what failed before. Exit code 1: no run has finished.
         keep_weights: Keep the best weights of every run; without it, its records alone.
-        dry_run: List the runs; run nothing, write nothing.
+        dry_run: List the runs, and what is done of them; run nothing, write nothing.
     """
     if jobs < 1:
         raise InputError(f"--jobs must be at least 1; got {jobs}")
@@ -76,7 +80,7 @@ def sweep(
     datasets = open_datasets(wanted, data or [], place.data, write=not dry_run)
     plan = make_plan(wanted, datasets, seeds=seeds, over=over_all)
     if dry_run:
-        _list(plan)
+        _list(plan, place)
         return 0
     place.make()
     lock = place.lock(_PATIENCE)
@@ -95,26 +99,44 @@ def sweep(
     finally:
         if lock is not None:
             os.close(lock)
-    return _close(state, place)
+    return _close(state, place, limits)
 
 
-def _list(plan: Plan) -> None:
-    for run in plan.runs:
+def _list(plan: Plan, place: Place) -> None:
+    rows = {row["key"]: row for row in read_rows(place.rows)}
+    stages = [_stage(run, rows.get(run.key), place) for run in plan.runs]
+    for run, stage in zip(plan.runs, stages, strict=True):
         made = run.dataset.prepared.path.exists()  # without content there is no key yet
-        print(f"{run.key if made else 'not yet made'}  {run.label}")
+        text = f"{run.key if made else 'not yet made'}  {run.label}"
+        print(f"{text}: {stage}" if stage else text)
     for note in plan.notes:
         print(f"left out: {note}")
-    print(plural(len(plan.runs), "run"))
+    counts = [f"{stages.count(stage)} {stage}" for stage in _STAGES if stage in stages]
+    print(", ".join([plural(len(plan.runs), "run"), *counts]))
 
 
-def _close(state: State, place: Place) -> int:
+def _stage(run: PlannedRun, row: Row | None, place: Place) -> str | None:
+    """How far a run is; None when it has not begun."""
+    directory = place.runs / run.name
+    if row is not None and row["status"] == FINISHED:
+        return FINISHED
+    if can_resume(directory):
+        return _HALF
+    return None if row is None else FAILED
+
+
+def _close(state: State, place: Place, limits: Limits) -> int:
     words = [f"{state.count(FINISHED)} of {plural(state.total, 'run')} finished"]
     if state.count(FAILED):
         words.append(f"{state.count(FAILED)} failed")
     if state.left:
         words.append(f"{state.left} left for next time")
     print(f"{', '.join(words)}, in {show_duration(state.seconds)}")
-    print(f"rows: {place.rows}")
+    if limits.keep_weights and (bare := _without_weights(state, place)):
+        runs = plural(bare, "run")
+        print(f"finished before without weights: {runs}; sweep into another --out to have them")
+    if place.rows.exists():
+        print(f"rows: {place.rows}")
     if state.rows:
         print(f"next: sce compare {shlex.quote(str(place.path))}")
     if state.signal is not None:
@@ -122,3 +144,13 @@ def _close(state: State, place: Place) -> int:
     if state.left:
         return _LEFT
     return 0 if state.count(FINISHED) else _NOTHING
+
+
+def _without_weights(state: State, place: Place) -> int:
+    """How many finished trainings have none; a few steps keep none in any case."""
+    return sum(
+        row["status"] == FINISHED
+        and row["measure"] == "training"
+        and not (place.path / row["run"] / "best.safetensors").exists()
+        for row in state.rows.values()
+    )

@@ -30,7 +30,7 @@ class Child:
         """
         self.run, self.directory = run, runs / run.name
         self.log = runs / f"{run.name}.log"
-        self._legs = runs / f"{run.name}.legs.json"
+        self._legs = _legs_file(run, runs)
         before = {} if anew else _read_legs(self._legs)
         self.at_once = 1
         self._at_once_before = int(before.get("at_once", 1))
@@ -98,6 +98,22 @@ class Child:
         with self.log.open("rb") as file:
             file.seek(max(self._silent_until, self.log.stat().st_size - letters))
             return file.read().decode(errors="replace")
+
+
+def can_resume(directory: Path) -> bool:
+    """Say whether a run left a state to go on from."""
+    return (directory / "resume.safetensors").exists()
+
+
+def seconds_done(run: PlannedRun, runs: Path) -> float:
+    """How long a run has been at work before, as far as it can go on from there."""
+    if not can_resume(runs / run.name):
+        return 0.0
+    return float(_read_legs(_legs_file(run, runs)).get("seconds", 0.0))
+
+
+def _legs_file(run: PlannedRun, runs: Path) -> Path:
+    return runs / f"{run.name}.legs.json"
 
 
 def _read_legs(path: Path) -> dict[str, float]:

@@ -30,6 +30,12 @@ class Synthetic:
     """How many of the users are evaluated. [default: all]"""
 
     def __post_init__(self) -> None:
+        least = 2 * SyntheticSettings.cluster_size
+        if self.items < least:
+            raise InputError(
+                f"items must be at least {least}: they come in clusters of "
+                f"{SyntheticSettings.cluster_size}, and it takes two; got {self.items}"
+            )
         self.log()
         if self.min_events < MIN_EVALUATED:
             raise InputError(f"min_events must be at least {MIN_EVALUATED}; got {self.min_events}")

@@ -3,6 +3,8 @@
 import json
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console, Group
@@ -14,20 +16,27 @@ from rich.text import Text
 from sce.experiments.child import Child
 from sce.experiments.plan import PlannedRun
 from sce.experiments.rows import FAILED, FINISHED, Row
-from sce.experiments.sweep import State
+from sce.experiments.state import State
 from sce.report.formatting import show_duration, show_memory
+from sce.report.parts import plural
 
 _REFRESH = 0.5  # seconds
 _BAR = 24  # letters
 _SCORE = "ndcg@10"
 
 
+class _Stderr(Console):
+    def on_broken_pipe(self) -> None:
+        raise  # the error under way: rich would end the process
+
+
 class SweepDisplay:
-    """Tells about a sweep on stderr."""
+    """Tells about a sweep on stderr; nothing more once that cannot be written."""
 
     def __init__(self, jobs: int) -> None:
-        self._jobs = jobs
-        self._console = Console(stderr=True, highlight=False)
+        self.gone = False
+        self._jobs, self._silent = jobs, False
+        self._console = _Stderr(stderr=True, highlight=False)
         self._live: Live | None = None
         self._shown, self._told = 0.0, False
         if self._console.is_terminal:
@@ -36,12 +45,14 @@ class SweepDisplay:
 
     def __enter__(self) -> "SweepDisplay":
         if self._live is not None:
-            self._live.start()
+            with self._surviving():
+                self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
-            self._live.stop()
+            with self._surviving():
+                self._live.stop()
 
     def started(self, state: State, child: Child) -> None:
         """Nothing to leave behind: what runs is seen while it does."""
@@ -50,8 +61,17 @@ class SweepDisplay:
     def ended(self, state: State, run: PlannedRun, row: Row | None) -> None:
         """Leave a line."""
         done = state.count(FINISHED) + state.count(FAILED)
-        self.tell(f"[{done}/{state.total}] {run.label}: {_outcome(row)}")
+        outcome = _outcome(row)
+        if row is None and run in state.waiting:
+            outcome = "found no memory beside others; tries again alone, after them"
+        self.tell(f"[{done}/{state.total}] {run.label}: {outcome}")
         self._refresh(state, force=True)
+
+    def put_off(self, state: State, runs: Sequence[PlannedRun], needs: float, left: float) -> None:
+        """Leave a line."""
+        which = runs[0].label if len(runs) == 1 else f"{plural(len(runs), 'run')}; the shortest"
+        times = f"is expected to take {show_duration(needs)}, and {show_duration(left)} are left"
+        self.tell(f"not started: {which} {times}")
 
     def looked(self, state: State) -> None:
         """Keep what is seen up to date."""
@@ -63,16 +83,30 @@ class SweepDisplay:
 
     def tell(self, text: str) -> None:
         """Leave a line."""
-        if self._live is None:
-            print(f"sce: {text}", file=sys.stderr, flush=True)
-        else:
-            self._console.print(text, markup=False, soft_wrap=True)
+        if self._silent:
+            return
+        with self._surviving():
+            if self._live is None:
+                print(f"sce: {text}", file=sys.stderr, flush=True)
+            else:
+                self._console.print(text, markup=False, soft_wrap=True)
 
     def _refresh(self, state: State, *, force: bool = False) -> None:
         now = time.monotonic()
-        if self._live is not None and (force or now - self._shown > _REFRESH):
+        due = force or now - self._shown > _REFRESH
+        if self._live is not None and due and not self._silent:
             self._shown = now
-            self._live.update(draw(state, self._jobs), refresh=True)
+            with self._surviving():
+                self._live.update(draw(state, self._jobs), refresh=True)
+
+    @contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """Fall silent where stderr cannot be written: what runs is not to be lost for that."""
+        try:
+            yield
+        except OSError as error:
+            self._silent = True
+            self.gone = self.gone or isinstance(error, BrokenPipeError)
 
 
 def draw(state: State, jobs: int) -> Group:

@@ -7,12 +7,22 @@ OUT_OF_MEMORY, DIVERGED, KILLED, ERROR = "out of memory", "diverged", "killed", 
 
 _MEMORY = re.compile(
     r"memory ran out|out of memory|OutOfMemoryError|can't allocate memory|ALLOC_FAILED"
-    r"|Unable to allocate|MemoryError",
+    r"|Unable to allocate|MemoryError|Memory allocation (still )?failed|does not fit into memory",
     re.IGNORECASE,
 )
 _DIVERGENCE = re.compile(r"the loss became|stopped being numbers")
 # Of a state that is not kept: a sweep takes up a run again by itself, or not at all.
-_ADVICE = re.compile(r", with --resume to go on from the last good state.*")
+_ADVICE = re.compile(r", with --(resume to go on from the last good state|force to begin anew).*")
+# Options of `sce train` that its messages advise, as a sweep has them: settings, and its own flag.
+_OPTIONS = {
+    "--loss": "loss.name",
+    "--epochs": "training.epochs",
+    "--batch-size": "training.batch_size",
+    "--learning-rate": "training.learning_rate",
+    "--device": "training.device",
+    "--force": "--retry-failed",
+}
+_OPTION = re.compile(r"--[a-z][a-z.-]*[a-z]")
 _LONGEST = 400  # letters of a message
 
 
@@ -40,7 +50,7 @@ def explain_failure(status: int, said: str) -> Failure:
         if line.startswith("sce: error: "):
             message = line.removeprefix("sce: error: ")
             break
-    message = _ADVICE.sub("", message)
+    message = _OPTION.sub(_as_setting, _ADVICE.sub("", message))
     message = message if len(message) <= _LONGEST else message[:_LONGEST] + " ..."
     if status < 0:
         what = f"ended by signal {-status}"
@@ -53,3 +63,10 @@ def explain_failure(status: int, said: str) -> Failure:
     if _DIVERGENCE.search(ending):
         return Failure(DIVERGED, message)
     return Failure(ERROR, message)
+
+
+def _as_setting(option: re.Match[str]) -> str:
+    """An option of `sce train` as the settings file and --set name it; others as they are."""
+    if option[0].startswith(("--model.", "--loss.", "--training.")):
+        return option[0].removeprefix("--").replace("-", "_")
+    return _OPTIONS.get(option[0], option[0])

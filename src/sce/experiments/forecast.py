@@ -6,13 +6,18 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import torch
+
 from sce.experiments.plan import SEED, PlannedRun
 from sce.experiments.rows import FINISHED, Row
 from sce.planning import Job, LossName, predict
+from sce.planning.coefficients import H200
 
 _MIB = 2**20
-# What a process takes of a GPU beside its tensors: its context.
-_PROCESS_MIB = 600.0
+# What a process takes beside its tensors: of a GPU its context, elsewhere Python and libraries,
+# which then have no workspaces of a GPU.
+_CONTEXT_MIB, _LIBRARIES_MIB = 600.0, 350.0
+_NO_WORKSPACE = replace(H200, workspace=dict.fromkeys(H200.workspace, 0.0))
 
 
 class Forecast:
@@ -34,7 +39,7 @@ class Forecast:
             alike = _alike(row["measure"], data, settings)
             # Resident memory is that of the whole process already.
             whole = "resident" in str(row.get("memory_measured"))
-            needed = max(peaks) + (0.0 if whole else _PROCESS_MIB)
+            needed = max(peaks) + (0.0 if whole else _CONTEXT_MIB)
             self._peaks[alike] = max(self._peaks.get(alike, 0.0), needed)
         if row.get("wall_seconds"):
             for group in _groups(row["measure"], data, settings["loss.name"]):
@@ -43,7 +48,7 @@ class Forecast:
     def mib(self, run: PlannedRun) -> float:
         """The memory of a run's process: as with another seed, or as predicted."""
         known = self._peaks.get(_alike(run.measure, run.dataset.content_hash, run.settings))
-        return predicted_mib(run) + _PROCESS_MIB if known is None else known
+        return predicted_mib(run) if known is None else known
 
     def seconds(self, run: PlannedRun) -> float | None:
         """How long a run's process lasts: as those most like it did; None without any."""
@@ -56,7 +61,7 @@ class Forecast:
 
 @cache
 def predicted_mib(run: PlannedRun) -> float:
-    """The peak of training, as `sce plan` predicts it for a GPU."""
+    """The peak of a run's process, as `sce plan` predicts that of training."""
     model, loss, training = run.config.model, run.config.loss, run.config.training
     train = run.dataset.prepared.train
     targets = (train.lengths[train.lengths >= 2] - 1).clip(max=model.max_length)
@@ -65,6 +70,7 @@ def predicted_mib(run: PlannedRun) -> float:
         batch=training.batch_size,
         length=int(targets.max(initial=1)),
         mean_length=float(targets.mean()) if len(targets) else None,
+        length_spread=float(targets.std()) if len(targets) else 0.0,
         dim=model.dim,
         blocks=model.blocks,
         heads=model.heads,
@@ -74,13 +80,23 @@ def predicted_mib(run: PlannedRun) -> float:
     )
     known = {
         name: getattr(loss, name)
-        for name in ("n_negatives", "bucket_size_y", "alpha", "beta", "chunk_size")
+        for name in (
+            *("bucket_size_y", "n_buckets", "bucket_size_x", "alpha", "beta"),
+            *("n_negatives", "chunk_size"),
+        )
         if getattr(loss, name) is not None
     }
     name: LossName = "ce chunked" if loss.chunk_size is not None else loss.name
     if training.row_wise:
         name = "sce row-wise"
-    return predict(replace(job, **known), name).total / _MIB
+    job = replace(job, **known)
+    if _on_gpu(training.device):
+        return predict(job, name).total / _MIB + _CONTEXT_MIB
+    return predict(job, name, _NO_WORKSPACE).total / _MIB + _LIBRARIES_MIB
+
+
+def _on_gpu(device: str) -> bool:
+    return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
 
 
 def _alike(measure: str, content_hash: str, settings: Mapping[str, Any]) -> str:

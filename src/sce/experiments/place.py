@@ -23,8 +23,15 @@ from sce.data.storage import check_writable
 from sce.errors import InputError
 from sce.experiments.rows import ROWS
 from sce.experiments.views import View
+from sce.training.checkpoint import write_text
+from sce.training.run import NO_WEIGHTS
 
 FORMAT, VERSION = "sce sweep", 1
+# What a run says from then on when somebody asks for its weights.
+_REMOVED = (
+    "sce sweep removed them when the run ended, as it does without --keep-weights; to have them, "
+    "sweep with it into another --out"
+)
 
 
 @dataclass(frozen=True)
@@ -173,7 +180,7 @@ class Place:
                 ) from error
 
     def trim(self, directory: Path, *, weights: bool) -> None:
-        """Make a finished run small: no weights, no state, and item ids that it shares.
+        """Make a run that ended small: no weights, no state, and item ids that it shares.
 
         Args:
             directory: Of the run.
@@ -182,11 +189,18 @@ class Place:
         (directory / "resume.safetensors").unlink(missing_ok=True)
         if weights:
             return
-        (directory / "best.safetensors").unlink(missing_ok=True)
-        manifest = directory / "run.json"
-        if not manifest.is_file():
+        manifest, best = directory / "run.json", directory / "best.safetensors"
+        try:
+            content = json.loads(manifest.read_bytes())
+            files = dict(content["files"])
+        except (OSError, ValueError, KeyError, TypeError):
+            best.unlink(missing_ok=True)  # perhaps it failed because its directory is damaged
             return
-        for name, written in json.loads(manifest.read_bytes())["files"].items():
+        if best.exists():
+            content[NO_WEIGHTS] = _REMOVED  # first: a mark too early does no harm
+            write_text(manifest, json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+            best.unlink()
+        for name, written in files.items():
             # Runs on one dataset have the same ids: megabytes each, for a large catalogue.
             file, shared = directory / name, self.path / "items" / f"{written['blake2b']}.npy"
             with suppress(OSError):  # not every file system has links

@@ -15,6 +15,7 @@ from sce.experiments.settings import Measure, SweepSettings, share_of_items
 from sce.training.objective import settings_of
 
 SEED = "training.seed"
+_ANY_ITEMS = 10**12  # in a catalogue that nobody has: shares of it are no plain sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +47,7 @@ class Plan:
     notes: tuple[str, ...]
     """What of the settings file has no effect, and why."""
     variant: str
-    """The same for plans that differ in nothing but datasets and seeds."""
+    """The same for plans that differ in nothing but datasets and seeds, however they are spelt."""
 
 
 def open_datasets(
@@ -108,7 +109,7 @@ def make_plan(
             for number, grid in enumerate(settings.grids, 1):
                 where = f"{settings.name}: [[grid]] {number}"
                 for point in _points(grid, dataset.n_items):
-                    config = _configure(settings, dataset, point, seed, over or {}, where)
+                    config = _configure(settings, dataset.name, point, seed, over or {}, where)
                     size = point.get("loss", {}).get("bucket_size_y", 0)
                     if size > dataset.n_items:  # as good as the catalogue itself
                         note = f"bucket_size_y {size:,} is more than the items of {dataset.name}"
@@ -173,14 +174,15 @@ def _points(grid: Mapping[str, Sequence[Any]], n_items: int) -> Iterator[Layer]:
 
 def _configure(
     settings: SweepSettings,
-    dataset: Dataset,
+    name: str,
     point: Layer,
     seed: int,
     over: Layer,
     where: str,
 ) -> Config:
+    """The configuration of a run on the dataset of a name."""
     point = check_layer(point, where)
-    entry = settings.datasets.get(dataset.name)
+    entry = settings.datasets.get(name)
     shared = [settings.base, *([entry.settings] if entry else ())]
     strict = [point, over]
     names = [layer["loss"]["name"] for layer in shared + strict if "name" in layer.get("loss", {})]
@@ -192,7 +194,7 @@ def _configure(
             *strict,
         )
     except InputError as error:
-        raise InputError(f"{where}, on {dataset.name}: {error}") from error
+        raise InputError(f"{where}, on {name}: {error}") from error
 
 
 def _understood(layer: Layer, loss: str) -> Layer:
@@ -212,14 +214,31 @@ def _key(flat: Mapping[str, Any], dataset: Dataset, settings: SweepSettings) -> 
 
 
 def _variant(settings: SweepSettings, over: Layer) -> str:
-    shared = {
-        "base": settings.base,
-        "datasets": {name: entry.settings for name, entry in settings.datasets.items()},
-        "grids": settings.grids,
+    """Of what the runs are like on each dataset that the file has settings for, and on any other.
+
+    All of them count, also those that are not run on this time.
+    """
+    usual = _variants_on("", settings, over)
+    own = {name: _variants_on(name, settings, over) for name in settings.datasets}
+    content = {
         "measure": [settings.measure, settings.steps],
-        "over": over,
+        "usual": usual,
+        "own": {name: found for name, found in own.items() if found != usual},
     }
-    return digest_bytes(json.dumps(shared, sort_keys=True).encode())[:12]
+    return digest_bytes(json.dumps(content, sort_keys=True).encode())[:12]
+
+
+def _variants_on(name: str, settings: SweepSettings, over: Layer) -> list[str]:
+    """The settings of every run on the dataset of a name, whatever its size, with one seed."""
+    found = set()
+    for grid in settings.grids:
+        for point in _points(grid, _ANY_ITEMS):
+            try:
+                config = _configure(settings, name, point, 0, over, "")
+                found.add(json.dumps(flatten(config), sort_keys=True))
+            except InputError as error:  # it is not run on this time, or planning would have failed
+                found.add(str(error))
+    return sorted(found)
 
 
 def _labels(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:

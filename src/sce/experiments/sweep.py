@@ -6,92 +6,17 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Protocol
 
-from sce.experiments.child import Child
+from sce.experiments.child import Child, can_resume, seconds_done
 from sce.experiments.failures import KILLED, OUT_OF_MEMORY, Failure, explain_failure
-from sce.experiments.forecast import Forecast
 from sce.experiments.place import Place
 from sce.experiments.plan import PlannedRun
 from sce.experiments.results import failed_row, finished_row
 from sce.experiments.rows import FAILED, OVER_BUDGET, Row, append_row, read_rows
+from sce.experiments.state import Limits, State, Watcher
 from sce.training.interrupt import Interrupts
 
 _TICK = 0.1  # seconds between looks at the processes
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much may be done at once, and until when."""
-
-    jobs: int = 1
-    """Runs at once."""
-    seconds: float | None = None
-    """Until no run starts, and running ones are told to save."""
-    memory_mib: float | None = None
-    """For all that run at once."""
-    keep_weights: bool = False
-    """Keep the weights of finished runs."""
-    retry_failed: bool = False
-    """Run again what failed before."""
-
-
-@dataclass
-class State:
-    """How far the sweep is."""
-
-    total: int
-    begun: float
-    """By the monotonic clock."""
-    deadline: float | None
-    waiting: deque[PlannedRun]
-    running: list[Child] = field(default_factory=list)
-    rows: dict[str, Row] = field(default_factory=dict)
-    """Of the plan's runs, by key."""
-    left: int = 0
-    """Runs that were stopped, or not started for want of time."""
-    stopping: str | None = None
-    """Why no run starts any more."""
-    signal: int | None = None
-    """That stopped the sweep."""
-    forecast: Forecast = field(default_factory=Forecast)
-    again: set[str] = field(default_factory=set)
-    """Runs that failed before by themselves: what they left is not to be gone on with."""
-    alone: set[str] = field(default_factory=set)
-    """Runs that found no memory beside others: they get all of it once."""
-
-    def count(self, status: str) -> int:
-        """How many runs came to such an end."""
-        return sum(row["status"] == status for row in self.rows.values())
-
-    @property
-    def seconds(self) -> float:
-        """Since the sweep began."""
-        return time.monotonic() - self.begun
-
-    def seconds_left(self, jobs: int) -> float | None:
-        """How long the rest will take, as far as runs like it tell."""
-        waits = [self.forecast.seconds(run) for run in self.waiting]
-        goes = [(self.forecast.seconds(c.run), c.seconds) for c in self.running]
-        if any(wait is None for wait in waits) or any(all_ is None for all_, _ in goes):
-            return None
-        rest = sum(wait or 0.0 for wait in waits)
-        rest += sum(max(0.0, (all_ or 0.0) - gone) for all_, gone in goes)
-        return rest / max(1, min(jobs, len(self.waiting) + len(self.running)))
-
-
-class Watcher(Protocol):
-    """Is told what happens."""
-
-    def started(self, state: State, child: Child) -> None:
-        """A run began, or went on."""
-
-    def ended(self, state: State, run: PlannedRun, row: Row | None) -> None:
-        """A run ended; without a row it was stopped, or must try again."""
-
-    def looked(self, state: State) -> None:
-        """Nothing happened for a moment."""
 
 
 def run_sweep(
@@ -104,7 +29,8 @@ def run_sweep(
 ) -> State:
     """Run what has no row yet, and give every run a row.
 
-    Signals stop it: Ctrl-C and SIGTERM tell the running ones to save, a second one ends them.
+    Signals stop it: Ctrl-C and SIGTERM tell the running ones to save, a second one ends them. So
+    does a watcher that is gone.
 
     Args:
         runs: The plan.
@@ -123,6 +49,8 @@ def run_sweep(
     _take_up(state, runs, place, limits)
     with Interrupts(wanted=True, say=False) as interrupts, _nothing_left_behind(state):
         while state.waiting or state.running:
+            if watcher.gone:
+                interrupts.lose_reader()
             _notice_stop(state, interrupts)
             if state.stopping is None:
                 _start(state, place, limits, watcher, lock)
@@ -164,7 +92,10 @@ def _take_up(state: State, runs: Sequence[PlannedRun], place: Place, limits: Lim
         )
         if row is None or again:
             state.waiting.append(run)
-            if row is not None and row["failure"]["kind"] != KILLED:
+            state.done[run.key] = seconds_done(run, place.runs)
+            # A failure takes its state with it: one that is there is of a later, better attempt.
+            failed = row is not None and row["failure"]["kind"] != OVER_BUDGET
+            if failed and not can_resume(directory):
                 state.again.add(run.key)
             continue
         state.rows[run.key] = row
@@ -186,6 +117,7 @@ def _notice_stop(state: State, interrupts: Interrupts) -> None:
 
 def _start(state: State, place: Place, limits: Limits, watcher: Watcher, lock: int | None) -> None:
     """Start what fits, in order; what does not fit yet lets the next go first."""
+    late: list[PlannedRun] = []
     for run in list(state.waiting):
         if len(state.running) >= limits.jobs:
             return
@@ -199,15 +131,36 @@ def _start(state: State, place: Place, limits: Limits, watcher: Watcher, lock: i
             continue
         if not _fits(state, run, needs, limits):
             continue
+        if _in_time(state, run):
+            _begin(state, run, place, watcher, lock)
+        else:
+            late.append(run)
+    if late and not state.running:
+        late.sort(key=lambda run: state.remaining(run) or 0.0)
+        if state.started:
+            _put_off(state, late, watcher)
+        else:
+            # It will be stopped, and goes on next time: so every sweep gets somewhere.
+            _begin(state, late[0], place, watcher, lock)
+
+
+def _begin(state: State, run: PlannedRun, place: Place, watcher: Watcher, lock: int | None) -> None:
+    state.waiting.remove(run)
+    child = Child(run, place.runs, anew=run.key in state.again, lock=lock)
+    state.running.append(child)
+    state.started += 1
+    for beside in state.running:
+        beside.at_once = max(beside.at_once, len(state.running))
+    watcher.started(state, child)
+
+
+def _put_off(state: State, late: Sequence[PlannedRun], watcher: Watcher) -> None:
+    """Leave runs for next time, the shortest of them first in the list."""
+    for run in late:
         state.waiting.remove(run)
-        if not _in_time(state, run):
-            state.left += 1
-            continue
-        child = Child(run, place.runs, anew=run.key in state.again, lock=lock)
-        state.running.append(child)
-        for beside in state.running:
-            beside.at_once = max(beside.at_once, len(state.running))
-        watcher.started(state, child)
+    state.left += len(late)
+    left = (state.deadline or math.inf) - time.monotonic()
+    watcher.put_off(state, late, state.remaining(late[0]) or 0.0, max(0.0, left))
 
 
 def _fits(state: State, run: PlannedRun, needs: float, limits: Limits) -> bool:
@@ -224,8 +177,8 @@ def _fits(state: State, run: PlannedRun, needs: float, limits: Limits) -> bool:
 def _in_time(state: State, run: PlannedRun) -> bool:
     if state.deadline is None:
         return True
-    expected = state.forecast.seconds(run)
-    return expected is None or time.monotonic() + expected <= state.deadline
+    needs = state.remaining(run)
+    return needs is None or time.monotonic() + needs <= state.deadline
 
 
 def _end(state: State, child: Child, place: Place, limits: Limits) -> Row | None:
@@ -247,15 +200,13 @@ def _end(state: State, child: Child, place: Place, limits: Limits) -> Row | None
         state.alone.add(run.key)
         state.waiting.append(run)
         return None
-    saved = [child.directory / name for name in ("resume.safetensors", "best.safetensors")]
-    if failure.kind == KILLED and saved[0].exists():
+    if failure.kind == KILLED and can_resume(child.directory):
         child.remember_leg()  # it was well until then
         again = f"{failure.message}; --retry-failed goes on from what it saved"
         failure = Failure(KILLED, again)
     else:
         child.forget_legs()
-        for file in saved:
-            file.unlink(missing_ok=True)
+        place.trim(child.directory, weights=False)
     row = failed_row(run, failure, at_once=child.most_at_once, wall=child.seconds)
     _keep(state, place, run, row)
     return row

@@ -30,6 +30,7 @@ VERSION = 1
 SASREC = "SASRec"  # in run.json, the model that `load_model` can build
 
 MANIFEST = "run.json"
+NO_WEIGHTS = "no_weights"  # in run.json, why the weights were taken away, if they were
 # Beside run.json and the vocabulary.
 FILES = ("metrics.jsonl", "best.safetensors", "resume.safetensors", "result.json", "report.html")
 # What run.json must have, and of which kind.
@@ -172,7 +173,8 @@ def load_model(run: Run, device: torch.device | str = "cpu") -> SASRec:
     """Build the model of a run with its best weights, in evaluation mode.
 
     Raises:
-        InputError: When there are no weights yet, they do not fit, or the model is not SASRec.
+        InputError: When there are no weights yet or any more, they do not fit, or the model is not
+            SASRec.
     """
     if run.model != SASREC:
         raise InputError(
@@ -180,6 +182,9 @@ def load_model(run: Run, device: torch.device | str = "cpu") -> SASRec:
             f"{run.best_weights.name} with safetensors.torch.load_model"
         )
     if not run.best_weights.is_file():
+        removed = read_manifest(run.path).get(NO_WEIGHTS)
+        if removed is not None and not run.resume_state.exists():
+            raise InputError(f"{run.path} has no weights any more: {removed}")
         raise InputError(
             f"{run.path} has no weights yet: training was stopped before its first evaluation; "
             "go on with: sce train ... --resume"
