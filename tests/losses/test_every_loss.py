@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sce import losses
 from sce.losses import (
     BinaryCrossEntropy,
     CrossEntropy,
@@ -60,6 +61,25 @@ def test_a_generator_repeats_value_and_gradients_bit_for_bit(loss: nn.Module) ->
     for other in runs[1:]:
         assert all(map(torch.equal, runs[0], other))
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("function", "settings", "loss"),
+    [
+        (losses.scalable_cross_entropy, {"bucket_size_y": 9}, LOSSES["sce"]),
+        (losses.cross_entropy, {"chunk_size": 7}, LOSSES["ce in chunks"]),
+        (losses.sampled_cross_entropy, {"n_negatives": 5}, LOSSES["ce-"]),
+        (losses.binary_cross_entropy, {"n_negatives": 5}, LOSSES["bce+"]),
+        (losses.generalized_binary_cross_entropy, {"n_negatives": 5}, LOSSES["gbce"]),
+    ],
+    ids=["sce", "ce", "ce-", "bce+", "gbce"],
+)
+def test_as_functions_they_are_called_alike(
+    function: Any, settings: dict[str, int], loss: nn.Module
+) -> None:
+    g = torch.Generator()
+    found = function(*problem(), generator=g.manual_seed(3), **settings)
+    assert torch.equal(found, loss(*problem(), generator=g.manual_seed(3)))
 
 
 @every_loss

@@ -81,6 +81,7 @@ def cross_entropy(
     catalogue: Tensor,  # [c, d]
     targets: Tensor,  # [...]
     *,
+    generator: torch.Generator | None = None,
     chunk_size: int | None = None,
     ignore_index: int = -100,
     reduction: str = "mean",
