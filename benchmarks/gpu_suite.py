@@ -6,8 +6,8 @@
 
 Each stage is a command of its own, printed before it runs; what it prints is in OUT/NAME.log, its
 rows are in OUT. Nothing is lost when time runs out: the stage is interrupted, its rows were kept as
-they came, and the same command goes on there. A stage that ended well is not repeated; one that
-failed is. What is worth keeping goes to benchmarks/results and experiments/results by hand.
+they came, and the same command goes on there. A stage that ended well is not repeated by the same
+commit; one that failed is. What is worth keeping goes to benchmarks/results by hand.
 
 DATA holds the prepared datasets beauty, ml1m and globo (see parity.py); without it, stages that
 train on them are left out.
@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from rows import commit
 from sce.experiments.durations import parse_duration
 
 HERE = Path(__file__).parent
@@ -123,9 +124,9 @@ def _options() -> argparse.Namespace:
 
 def run(stage: Stage, out: Path, ends: float | None) -> str:
     """Run a stage, as long as there is time; say how it ended."""
-    mark = out / f"{stage.name}.done"
-    if mark.exists():
-        return f"done before, {mark.read_text().strip()}"
+    mark, this = out / f"{stage.name}.done", f"at commit {commit()}"
+    if mark.exists() and mark.read_text().endswith(f"{this}\n"):
+        return f"done before in {mark.read_text().strip()}"
     left = None if ends is None else ends - time.monotonic() - GRACE
     if left is not None and left < STARTS_WITH:
         return "not begun: no time left"
@@ -133,7 +134,11 @@ def run(stage: Stage, out: Path, ends: float | None) -> str:
     begun = time.monotonic()
     with (out / f"{stage.name}.log").open("ab") as log, _gpu_for_many(stage.shares):
         process = subprocess.Popen(
-            stage.command, stdout=log, stderr=log, start_new_session=True, env=_environment()
+            stage.command,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
         )
         code = _wait(process, left)
     seconds = f"{time.monotonic() - begun:.0f} s"
@@ -141,7 +146,7 @@ def run(stage: Stage, out: Path, ends: float | None) -> str:
         return f"interrupted after {seconds}"
     if code:
         return f"failed with code {code} after {seconds}: {out / stage.name}.log"
-    mark.write_text(f"{seconds}\n")
+    mark.write_text(f"{seconds}, {this}\n")
     return f"done in {seconds}"
 
 
@@ -160,13 +165,6 @@ def _wait(process: subprocess.Popen[bytes], seconds: float | None) -> int | None
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     return None
-
-
-def _environment() -> dict[str, str]:
-    """Let the stages import sce from here when it is not installed."""
-    source = str((HERE.parent / "src").resolve())
-    paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
 
 
 @contextmanager

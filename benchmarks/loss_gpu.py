@@ -9,9 +9,8 @@ Each cell runs in a process of its own, alone: forward and backward of a batch o
 200 states of 64 dimensions, and some of other shapes. "extra MiB" is the peak of allocated memory
 beyond the inputs and the two gradients: what a GPU must have that holds those. "forward MiB" is the
 peak of the forward pass by itself, when there are no gradients yet (unless the loss computes them
-there). Milliseconds are the median of the repeats, measured with
-events. The errors are those of the two gradients of a full cross-entropy against float64, relative
-to their lengths.
+there). Milliseconds are the median of the repeats, measured with events. The errors are those of
+the two gradients of a full cross-entropy against float64, relative to their lengths.
 
 --only, --items and --dtype choose from the grid; with --cross they are combined, also to cells that
 the grid leaves out. What is chosen replaces its own rows in the results, and leaves the others.
@@ -101,7 +100,8 @@ def main() -> None:
             and (options.dtype is None or cell["dtype"] in options.dtype)
         ]
     if options.missing:
-        known = [row for row in kept("loss_gpu", to=options.out) if row["commit"] == commit()]
+        this = commit()
+        known = [row for row in kept("loss_gpu", to=options.out) if row["commit"] == this]
         there = [{name: row.get(name) for name in COLUMNS} for row in known]
         cells = [cell for cell in cells if {name: cell[name] for name in COLUMNS} not in there]
     if options.list:

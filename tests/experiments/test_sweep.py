@@ -125,6 +125,18 @@ def behave(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Behave:
     return arrange
 
 
+def out_of_time_once(word: str, place: Place, runs: tuple[PlannedRun, ...], size: int) -> Silent:
+    """Ends the time when the diary of a run has the word."""
+    watcher = Silent()
+
+    def hurry(state: State) -> None:
+        if word in diary(place, runs, size):
+            state.deadline = time.monotonic()
+
+    watcher.on_look = hurry
+    return watcher
+
+
 def diary(place: Place, runs: tuple[PlannedRun, ...], batch_size: int) -> list[str]:
     """What the run of a batch size told, in order."""
     (run,) = [run for run in runs if run.config.training.batch_size == batch_size]
@@ -229,13 +241,7 @@ def test_when_the_time_is_over_runs_save_and_go_on_next_time(
     place: Place, runs: tuple[PlannedRun, ...], behave: Behave
 ) -> None:
     behave(of_2="slow")
-    watcher = Silent()
-
-    def hurry(state: State) -> None:
-        if "started" in diary(place, runs, 2):
-            state.deadline = time.monotonic()
-
-    watcher.on_look = hurry
+    watcher = out_of_time_once("started", place, runs, 2)
     state = sweep(runs, place, watcher, jobs=1, seconds=1000.0)
     assert state.stopping == "the time is over"
     assert (state.count("finished"), state.left) == (1, 3)
@@ -320,13 +326,7 @@ def test_what_failed_and_was_then_stopped_goes_on_from_the_later_state(
     behave(of_1="error")
     sweep(runs[:1], place)
     behave(of_1="slow")
-    watcher = Silent()
-
-    def hurry(state: State) -> None:
-        if "anew" in diary(place, runs, 1):
-            state.deadline = time.monotonic()
-
-    watcher.on_look = hurry
+    watcher = out_of_time_once("anew", place, runs, 1)
     sweep(runs[:1], place, watcher, seconds=1000.0, retry_failed=True)
     assert by_size(place)[1]["status"] == "failed"  # so far nothing else is known
     assert sweep(runs[:1], place, retry_failed=True).count("finished") == 1

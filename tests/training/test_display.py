@@ -58,7 +58,7 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
             file=screen, force_terminal=True, width=100, highlight=False, color_system=None
         )
 
-    monkeypatch.setattr(display, "_Stderr", console)
+    monkeypatch.setattr(display, "PipedConsole", console)
     with make_display() as shown:
         shown.epoch(RECORD, seconds_left=10)
         shown.step(3, 5, 10, 1.9999, 65.0)
@@ -104,12 +104,12 @@ def test_a_bar_on_a_terminal_that_was_closed(monkeypatch: pytest.MonkeyPatch) ->
         def write(self, _: str) -> int:
             raise OSError(5, "Input/output error")
 
-    stderr = display._Stderr
+    stderr = display.PipedConsole
 
     def console(**options: Any) -> Console:
         return stderr(file=Closed(), force_terminal=True)
 
-    monkeypatch.setattr(display, "_Stderr", console)
+    monkeypatch.setattr(display, "PipedConsole", console)
     with make_display() as shown:
         shown.step(3, 5, 10, 1.9999, 65.0)
         shown.epoch(RECORD, seconds_left=10)

@@ -20,6 +20,7 @@ from sce.evaluation.ranking import Popularity, Ranker
 from sce.recommend import Recommender
 from sce.training.begin import describe_divergence
 from sce.training.device import resolve_device
+from sce.training.display import PipedConsole
 from sce.training.run import Run
 
 METRICS = ("ndcg", "hr", "mrr", "cov")
@@ -126,17 +127,9 @@ def _metrics_table(rows: Mapping[str, Mapping[str, float]], *, title: str) -> Ta
     return table
 
 
-class _OutputConsole(Console):
-    """One whose reader may go away: rich would end the process as if something had failed."""
-
-    def on_broken_pipe(self) -> None:
-        """Let the command end as others do that are piped into head."""
-        raise BrokenPipeError
-
-
 def output_console() -> Console:
     """A console for what is meant to be read or piped on: plain, and unwrapped in a pipe."""
-    console = _OutputConsole(highlight=False)
+    console = PipedConsole(highlight=False)
     if not console.is_terminal:
         console.width = 200  # a pipe has no edge to wrap at
     return console

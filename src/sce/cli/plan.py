@@ -28,8 +28,6 @@ _MOMENTS = {
     "embedding": "the catalogue's two gradients, by the loss and by the histories, are added",
     "update": "the touched rows of the catalogue are gathered and moved",
 }
-
-
 _WIDE = 116  # columns of a terminal in which the whole table has room
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -19,15 +19,11 @@ from sce.experiments.rows import FAILED, FINISHED, Row
 from sce.experiments.state import State
 from sce.report.formatting import show_duration, show_memory
 from sce.report.parts import plural
+from sce.training.display import PipedConsole
 
 _REFRESH = 0.5  # seconds
 _BAR = 24  # letters
 _SCORE = "ndcg@10"
-
-
-class _Stderr(Console):
-    def on_broken_pipe(self) -> None:
-        raise  # the error under way: rich would end the process
 
 
 class SweepDisplay:
@@ -36,7 +32,7 @@ class SweepDisplay:
     def __init__(self, jobs: int) -> None:
         self.gone = False
         self._jobs, self._silent = jobs, False
-        self._console = _Stderr(stderr=True, highlight=False)
+        self._console = PipedConsole(stderr=True, highlight=False)
         self._live: Live | None = None
         self._shown, self._told = 0.0, False
         if self._console.is_terminal:

@@ -12,6 +12,7 @@ from sce.experiments.plan import SEED, PlannedRun
 from sce.experiments.rows import FINISHED, Row
 from sce.planning import Job, LossName, predict
 from sce.planning.coefficients import H200
+from sce.planning.formula import ROW_WISE
 
 _MIB = 2**20
 # What a process takes beside its tensors: of a GPU its context, elsewhere Python and libraries,
@@ -88,7 +89,7 @@ def predicted_mib(run: PlannedRun) -> float:
     }
     name: LossName = "ce chunked" if loss.chunk_size is not None else loss.name
     if training.row_wise:
-        name = "sce row-wise"
+        name = ROW_WISE
     job = replace(job, **known)
     if _on_gpu(training.device):
         return predict(job, name).total / _MIB + _CONTEXT_MIB

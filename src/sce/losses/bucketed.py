@@ -16,7 +16,6 @@ from torch.autograd.function import once_differentiable
 from sce.losses.buckets import Buckets
 from sce.losses.gradients import CatalogueGradient
 from sce.losses.inputs import apply, rounded
-from sce.losses.softmax import consume_logsumexp
 
 # The most logits, and the most numbers of gathered rows, that are held at once (16 MiB in float32;
 # a few temporaries of that size come with them).
@@ -146,10 +145,22 @@ def _losses(
         x = factors.x(rows)
         for items in bucket_items[g : g + group].split(step, dim=1):
             logits = _other_logits(x, factors.y(items), targets[rows], items)
-            more = consume_logsumexp(logits, above=own[rows])
+            more = _consume_logsumexp(logits, above=own[rows])
             losses[g : g + group] = torch.logaddexp(losses[g : g + group], more)
             del logits
     return losses
+
+
+def _consume_logsumexp(logits: Tensor, *, above: Tensor) -> Tensor:
+    """Return how far the log-sum-exp over the last dimension is above a logit.
+
+    The logits are overwritten on the way: there is no second tensor of their size. The difference
+    is taken before the logarithm is added: of two large numbers that are close to each other it is
+    exact, and the logarithm is not lost in the rounding of a large one.
+    """
+    largest = logits.amax(dim=-1)
+    shift = torch.where(largest == -torch.inf, 0.0, largest)  # nothing but -inf: the sum is 0
+    return logits.sub_(shift.unsqueeze(-1)).exp_().sum(dim=-1).log_().add_(shift - above)
 
 
 def _other_logits(

@@ -13,9 +13,12 @@ from sce.training.memory import PeakMemory
 _REFRESH_SECONDS = 0.5
 
 
-class _Stderr(Console):
+class PipedConsole(Console):
+    """A console whose reader may go away: that raises BrokenPipeError, as it does with print."""
+
     def on_broken_pipe(self) -> None:
-        raise  # the error under way: rich would end the process
+        """Let the error under way go on: rich would end the process as if something had failed."""
+        raise
 
 
 class Display:
@@ -36,7 +39,7 @@ class Display:
         memory: PeakMemory,
         on_lost: Callable[[], object] = lambda: None,
     ) -> None:
-        self._console = _Stderr(stderr=True, highlight=False, quiet=not wanted)
+        self._console = PipedConsole(stderr=True, highlight=False, quiet=not wanted)
         self._epochs, self._memory, self._on_lost = epochs, memory, on_lost
         self._bar: Progress | None = None
         self._task: TaskID | None = None
