@@ -169,6 +169,17 @@ def test_a_mix_of_a_few_states_has_positive_weights_and_all_states_alike() -> No
     )
 
 
+@pytest.mark.parametrize("noise", [0.5, 3.0])
+def test_noise_is_normal_and_as_long_as_it_says(noise: float) -> None:
+    g = torch.Generator().manual_seed(0)
+    state = torch.zeros(1, 16, dtype=torch.float64)
+    state[0, 3] = 7.0
+    centres = draw_centres(state, 50_000, mix=True, mix_of=2, noise=noise, generator=g)
+    added = (centres - state / 7) * math.sqrt(16) / noise
+    assert added.mean(dim=0).abs().max() < 0.03
+    torch.testing.assert_close(added.T.cov(), torch.eye(16).double(), rtol=0, atol=0.04)
+
+
 def test_a_mix_of_one_state_is_that_state() -> None:
     states = torch.randn(20, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     centres = draw_centres(states, 200, mix=True, mix_of=1)

@@ -1,3 +1,4 @@
+import math
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,9 @@ WORKLOAD = Workload(n_items=50, sequences=128, mean_length=200.0, counts=np.aran
         ({"name": "ce"}, CrossEntropy, {"chunk_size": None}),
         ({"name": "ce", "chunk_size": 7}, CrossEntropy, {"chunk_size": 7}),
         ({}, ScalableCrossEntropy, {"bucket_size_y": 256, "mix": True, "n_buckets": 320}),
-        ({}, ScalableCrossEntropy, {"mix_of": 4}),
+        ({}, ScalableCrossEntropy, {"mix_of": 4, "noise": 0.0}),
         ({"mix_of": 0}, ScalableCrossEntropy, {"mix": True, "mix_of": 0}),
+        ({"noise": 0.5}, ScalableCrossEntropy, {"mix_of": 4, "noise": 0.5}),
         (
             {"mix": False, "bucket_size_y": 9},
             ScalableCrossEntropy,
@@ -82,6 +84,10 @@ def test_bucket_sizes(given: dict[str, Any], expected: tuple[int, int]) -> None:
     [
         ({"mix_of": -1}, "loss.mix_of is a number of states, or 0 for all of them; got -1"),
         ({"mix": False, "mix_of": 2}, "and loss.mix is off: leave out one of them"),
+        ({"noise": -1.0}, "loss.noise must be at least 0; got -1.0"),
+        ({"noise": math.inf}, "loss.noise must be at least 0; got inf"),
+        ({"mix": False, "noise": 1.0}, "loss.mix is off: leave out one of them"),
+        ({"mix_of": 0, "noise": 1.0}, "loss.mix_of is 0: leave out one of them"),
         ({"name": "ce", "t": 0.5}, "loss.t belongs to gbce, and the loss is ce"),
         (
             {"name": "sce", "n_negatives": 5},

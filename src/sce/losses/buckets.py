@@ -62,12 +62,14 @@ def draw_centres(
     *,
     mix: bool,
     mix_of: int = 0,
+    noise: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Draw the centres of the buckets: [n_buckets, d], in float32 or wider.
 
     Without mix they are standard normal. With mix each is a sum of `mix_of` states, drawn at
-    random, with the absolute values of standard normal numbers for weights. With `mix_of` = 0 they
+    random, with the absolute values of standard normal numbers for weights; with `noise`, that sum
+    at length one, and a normal vector whose length is about `noise`. With `mix_of` = 0 they
     are the paper's, distributed as the rows of Ω X, with Ω standard normal [n_buckets, v]:
     independent normal vectors with covariance XᵀX. G Lᵀ with L Lᵀ = XᵀX and G standard normal
     [n_buckets, d] has that distribution and needs no Ω.
@@ -83,10 +85,13 @@ def draw_centres(
         weights = torch.randn(shape, dtype=dtype, device=states.device, generator=generator).abs()
         for rows, weight in zip(drawn, weights, strict=True):
             centres += weight[:, None] * states[rows].to(dtype)
-        return centres
-    noise = torch.randn(n_buckets, d, dtype=dtype, device=states.device, generator=generator)
+        if not noise:
+            return centres
+        normal = torch.randn(n_buckets, d, dtype=dtype, device=states.device, generator=generator)
+        return _of_length_one(centres) + noise / math.sqrt(d) * normal
+    normal = torch.randn(n_buckets, d, dtype=dtype, device=states.device, generator=generator)
     if not mix:
-        return noise
+        return normal
     # The factor is computed in float64 (where there is one): XᵀX squares the condition of X.
     wide = torch.float32 if states.device.type == "mps" else torch.float64
     gram = torch.zeros(d, d, dtype=wide, device=states.device)
@@ -99,7 +104,7 @@ def draw_centres(
     ridge = gram.diagonal().sum() * 1e-12 + torch.finfo(wide).tiny
     gram.diagonal().add_(ridge)
     factor: Tensor = torch.linalg.cholesky_ex(gram).L
-    return (noise.to(wide) @ factor.T).to(dtype)
+    return (normal.to(wide) @ factor.T).to(dtype)
 
 
 def round_centres(centres: Tensor, dtype: torch.dtype) -> Tensor:
@@ -111,7 +116,13 @@ def round_centres(centres: Tensor, dtype: torch.dtype) -> Tensor:
     """
     if dtype not in (torch.float16, torch.bfloat16):
         return centres
-    return torch.nn.functional.normalize(centres, dim=1).to(dtype)
+    return _of_length_one(centres).to(dtype)
+
+
+def _of_length_one(centres: Tensor) -> Tensor:
+    # Squares of large numbers would be infinite: not before the largest is 1.
+    most = centres.abs().amax(dim=1, keepdim=True)
+    return torch.nn.functional.normalize(centres / most.where(most > 0, 1), dim=1)
 
 
 def fill_buckets(

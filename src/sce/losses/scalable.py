@@ -4,6 +4,7 @@ The paper's Algorithm 1: a softmax inside random buckets of states and items tha
 large inner products, instead of over the whole catalogue.
 """
 
+import math
 from typing import Literal, TypedDict, Unpack, get_args, overload
 
 import torch
@@ -57,8 +58,10 @@ class ScalableCrossEntropy(nn.Module):
         mix: Draw the centres of the buckets where the states are, rather than in all directions
             alike.
         mix_of: With `mix`, how many states a centre is a sum of, with positive weights. 0: of all,
-            with weights of either sign, which is the paper's Mix. A few gave better models on one
-            dataset, and models as good on another (docs/paper.md).
+            with weights of either sign, which is the paper's Mix. docs/paper.md compares them.
+        noise: With `mix_of` of one or more, how long a random vector is that is added to each
+            centre, in lengths of the centre: 0 is a centre amid its states, and the longer it is,
+            the more buckets hold what the states are not close to.
         alpha: How densely the buckets cover the states, for the two defaults.
         beta: Many small buckets (below 1) or few large ones (above 1), for the two defaults.
         ignore_index: The target of positions that do not count, such as padding.
@@ -81,6 +84,7 @@ class ScalableCrossEntropy(nn.Module):
         bucket_size_y: int = 256,
         mix: bool = True,
         mix_of: int = 4,
+        noise: float = 0.0,
         alpha: float = 2.0,
         beta: float = 1.0,
         ignore_index: int = -100,
@@ -98,6 +102,10 @@ class ScalableCrossEntropy(nn.Module):
         for name, flag in (("mix", mix), ("sparse_grad", sparse_grad)):
             if not isinstance(flag, bool):
                 raise TypeError(f"{name} must be True or False, got {flag!r}")
+        if isinstance(noise, bool) or not isinstance(noise, int | float):
+            raise TypeError(f"noise must be a number, got {noise!r}")
+        if not 0 <= noise < math.inf:
+            raise ValueError(f"noise must be finite and not negative, got {noise!r}")
         suggest_sizes(1, 1, alpha=alpha, beta=beta)  # refuses what is not positive and finite
         check_ignore_index(ignore_index)
         check_reduction(reduction)
@@ -108,6 +116,7 @@ class ScalableCrossEntropy(nn.Module):
         self.bucket_size_y = bucket_size_y
         self.mix = mix
         self.mix_of = mix_of
+        self.noise = float(noise)
         self.alpha = alpha
         self.beta = beta
         self.ignore_index = ignore_index
@@ -196,7 +205,12 @@ class ScalableCrossEntropy(nn.Module):
             seen = rounded(x, rounding)
             if centres is None:
                 centres = draw_centres(
-                    seen, n_buckets, mix=self.mix, mix_of=self.mix_of, generator=generator
+                    seen,
+                    n_buckets,
+                    mix=self.mix,
+                    mix_of=self.mix_of,
+                    noise=self.noise,
+                    generator=generator,
                 )
                 centres = round_centres(centres, rounding or y.dtype)
             # A state that is not finite may fall into no bucket, and would then go unnoticed.
@@ -243,6 +257,7 @@ class ScalableCrossEntropy(nn.Module):
                 bucket_size_y=self.bucket_size_y,
                 mix=self.mix,
                 mix_of=self.mix_of,
+                noise=self.noise,
                 ignore_index=self.ignore_index,
                 reduction=self.reduction,
                 sparse_grad=self.sparse_grad,
@@ -305,6 +320,7 @@ class ScalableSettings(TypedDict, total=False):
     bucket_size_y: int
     mix: bool
     mix_of: int
+    noise: float
     alpha: float
     beta: float
     ignore_index: int

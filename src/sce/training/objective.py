@@ -39,6 +39,7 @@ _DEFAULTS: dict[LossName, dict[str, Any]] = {
         "bucket_size_y": 256,
         "mix": True,
         "mix_of": 4,
+        "noise": 0.0,
         "n_buckets": None,
         "bucket_size_x": None,
         "alpha": 2.0,
@@ -66,6 +67,9 @@ class LossSettings:
     mix_of: int | None = None
     """sce: how many states the centre of a bucket is mixed from; 0: all, as in the paper. [default:
     4]"""
+    noise: float | None = None
+    """sce: how long a random vector is that is added to a mix of a few states, in lengths of it.
+    [default: 0]"""
     alpha: float | None = None
     """sce: how densely buckets cover the states of a batch. [default: 2]"""
     beta: float | None = None
@@ -108,9 +112,17 @@ class LossSettings:
                 "loss.mix_of says how many states a centre is mixed from, and loss.mix is off: "
                 "leave out one of them"
             )
+        if self.noise is not None and (self.mix is False or self.mix_of == 0):
+            raise InputError(
+                "loss.noise is added to centres mixed from a few states, and "
+                f"{'loss.mix is off' if self.mix is False else 'loss.mix_of is 0'}: leave out one "
+                "of them"
+            )
         unused = {"alpha", "beta"} if sized else set()
+        if self.mix_of == 0:
+            unused.add("noise")
         if self.mix is False:
-            unused.add("mix_of")
+            unused |= {"mix_of", "noise"}
         for name in known.keys() - unused:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, known[name])
@@ -129,6 +141,8 @@ class LossSettings:
             raise InputError(
                 f"loss.mix_of is a number of states, or 0 for all of them; got {self.mix_of}"
             )
+        if self.noise is not None and not 0 <= self.noise < math.inf:
+            raise InputError(f"loss.noise must be at least 0; got {self.noise}")
         if self.t is not None and not 0 <= self.t <= 1:
             raise InputError(f"loss.t lies between 0 and 1; got {self.t}")
         for name, choices in (("negatives", get_args(Sampler)), ("shared", get_args(Sharing))):
@@ -192,6 +206,7 @@ def build_loss(settings: LossSettings, workload: Workload) -> nn.Module:
             bucket_size_y=_given(settings.bucket_size_y),
             mix=_given(settings.mix),
             mix_of=settings.mix_of or 0,
+            noise=settings.noise or 0.0,
         )
     if settings.name == "ce":
         return CrossEntropy(chunk_size=settings.chunk_size)

@@ -19,12 +19,13 @@ def prepared(
     seed: int = 7,
     mix: bool = True,
     mix_of: int = 0,
+    noise: float = 0.0,
     n_buckets: int = 6,
 ) -> Prepared:
     return prepare(
         states.to(DEVICE), targets.to(DEVICE), None, torch.tensor([seed], device=DEVICE),
-        n_items=50, n_buckets=n_buckets, size_y=1, mix=mix, mix_of=mix_of, dtype=torch.float32,
-        ignore_index=-100,
+        n_items=50, n_buckets=n_buckets, size_y=1, mix=mix, mix_of=mix_of, noise=noise,
+        dtype=torch.float32, ignore_index=-100,
     )  # fmt: skip
 
 
@@ -89,11 +90,37 @@ def test_a_mix_of_one_state_is_any_of_the_valid_ones() -> None:
     assert torch.equal(closest.indices.unique(), valid)
 
 
-@pytest.mark.parametrize(("mix", "mix_of"), [(True, 0), (True, 4), (False, 0)])
-def test_the_seed_says_which_centres(mix: bool, mix_of: int) -> None:
+@pytest.mark.parametrize(("noise", "d"), [(0.5, 16), (3.0, 16), (2.0, 24)])
+def test_noise_is_normal_and_as_long_as_it_says(noise: float, d: int) -> None:
+    # Of one state alone, all that differs between centres is the noise.
+    state = torch.zeros(1, d)
+    state[0, 3] = 7.0
+    n_buckets = 40_000 if GPU else 1500
+    found = prepared(state, torch.tensor([4]), mix_of=2, noise=noise, n_buckets=n_buckets)
+    g = torch.Generator().manual_seed(0)
+    expected = state / 7 + noise / d**0.5 * torch.randn(400_000, d, generator=g)
+    expected = torch.nn.functional.normalize(expected, dim=1).double()
+    centres = found.centres.double().cpu()
+    for power in (1, 2, 4):
+        samples = centres**power
+        error = 5 * samples.std(dim=0) / n_buckets**0.5 + 2e-3
+        assert ((samples.mean(dim=0) - (expected**power).mean(dim=0)).abs() < error).all()
+    mixed = (centres[:, :-1] * centres[:, 1:]).mean(dim=0)  # directions are independent
+    assert mixed.abs().max() < 6 / n_buckets**0.5 / d**0.5
+
+
+def test_noise_alone_is_left_of_states_that_do_not_count() -> None:
+    centres = prepared(torch.ones(3, 16), torch.full((3,), -100), mix_of=2, noise=2.0).centres
+    assert torch.allclose(centres.norm(dim=1).cpu(), torch.ones(6))
+
+
+@pytest.mark.parametrize(
+    ("mix", "mix_of", "noise"), [(True, 0, 0.0), (True, 4, 0.0), (True, 2, 2.0), (False, 0, 0.0)]
+)
+def test_the_seed_says_which_centres(mix: bool, mix_of: int, noise: float) -> None:
     states, targets = torch.randn(40, 16), torch.randint(50, (40,))
     one, again, other = (
-        prepared(states, targets, seed=seed, mix=mix, mix_of=mix_of).centres
+        prepared(states, targets, seed=seed, mix=mix, mix_of=mix_of, noise=noise).centres
         for seed in (7, 7, 7 + (1 << 40))
     )
     assert torch.equal(one, again)

@@ -126,7 +126,7 @@ def test_the_operations_keep_their_contracts(rounding: torch.dtype | None) -> No
     states, catalogue, targets = problem(3, 9, 20, 8)
     targets = targets.abs() % 20
     seed = torch.tensor([5], device=DEVICE)
-    call = (states, catalogue, targets, None, seed, 1, 9, 4, True, 2, -100, "mean", rounding)
+    call = (states, catalogue, targets, None, seed, 1, 9, 4, True, 2, 1.5, -100, "mean", rounding)
     torch.library.opcheck(operator.scalable_cross_entropy, call)
     computed = Computed(*operator.scalable_cross_entropy(*call))
     saved = [tensor.detach() for tensor in to_save(states, catalogue, computed)]

@@ -53,6 +53,7 @@ def prepare(
     size_y: int,
     mix: bool,
     mix_of: int,  # states of a centre; 0: all
+    noise: float = 0.0,  # beside a mix of a few
     dtype: torch.dtype,  # of the centres, where they are drawn
     ignore_index: int,
     rounding: torch.dtype | None = None,  # of the states
@@ -88,8 +89,8 @@ def prepare(
         launch(
             _few_states_kernel, (n_buckets,),
             states, wanted, seed, status, centres, d, states.stride(0), splits, in_split, n,
-            MIX_OF=mix_of, BLOCK_ROWS=min(1024, power_of_2(in_split)), BLOCK_D=block_d,
-            BLOCK_SPLITS=power_of_2(splits), ROUND=half_name(rounding),
+            MIX_OF=mix_of, NOISE=noise / d**0.5, BLOCK_ROWS=min(1024, power_of_2(in_split)),
+            BLOCK_D=block_d, BLOCK_SPLITS=power_of_2(splits), ROUND=half_name(rounding),
             APPROXIMATE=not INTERPRETED,
         )  # fmt: skip
     else:
@@ -284,6 +285,7 @@ def _few_states_kernel(
     in_split,
     n,
     MIX_OF: tl.constexpr,
+    NOISE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
@@ -321,4 +323,9 @@ def _few_states_kernel(
         x = rounded(x, ROUND).to(tl.float32)
         centre += tl.abs(weight) * tl.where(tl.abs(x) < float("inf"), x, 0.0)
     centre = tl.sum(_of_length_one(centre[None, :]), axis=0)
+    if NOISE > 0:
+        a, b, _, _ = tl.philox(tl.load(seed_ptr), i_d, bucket + i_d * 0, i_d * 0 + 1, i_d * 0)
+        noise, _ = _pair_of_normals(a, b, APPROXIMATE)
+        centre = tl.where(i_d < d, centre + NOISE * noise, 0.0)
+        centre = tl.sum(_of_length_one(centre[None, :]), axis=0)
     tl.store(centres_ptr + bucket * d + i_d, centre.to(centres_ptr.dtype.element_ty), mask=i_d < d)

@@ -25,6 +25,7 @@ class FusedOptions:
     bucket_size_y: int
     mix: bool = True
     mix_of: int = 0
+    noise: float = 0.0
     ignore_index: int = -100
     reduction: str = "mean"
     sparse_grad: bool = False
@@ -94,6 +95,7 @@ def compute(
             size_y=size_y,
             mix=options.mix,
             mix_of=options.mix_of,
+            noise=options.noise,
             dtype=options.rounding or y.dtype,
             ignore_index=options.ignore_index,
             rounding=options.rounding,

@@ -22,7 +22,7 @@ def launch(
     *arguments: Tensor | int,
     num_warps: int = 4,
     num_stages: int = 2,
-    **constants: int | str | bool,
+    **constants: float | str | bool,
 ) -> None:
     """Launch a kernel, with its constants by name in the order of its signature."""
     device = next(a.device.index for a in arguments if isinstance(a, Tensor))

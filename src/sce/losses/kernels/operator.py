@@ -21,8 +21,8 @@ def fused_operator(
     """Return what `fused_cross_entropy` does; the catalogue's gradient is always dense."""
     found = scalable_cross_entropy(
         states, catalogue, targets, centres, seed, options.n_buckets, options.bucket_size_x,
-        options.bucket_size_y, options.mix, options.mix_of, options.ignore_index,
-        options.reduction, options.rounding,
+        options.bucket_size_y, options.mix, options.mix_of, options.noise,
+        options.ignore_index, options.reduction, options.rounding,
     )  # fmt: skip
     return Computed(*found).fused()
 
@@ -39,14 +39,15 @@ def scalable_cross_entropy(
     bucket_size_y: int,
     mix: bool,
     mix_of: int,
+    noise: float,
     ignore_index: int,
     reduction: str,
     rounding: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Run the forward pass. The result is a `Computed`: a schema knows only its parts."""
     options = FusedOptions(
-        n_buckets, bucket_size_x, bucket_size_y, mix, mix_of, ignore_index, reduction,
-        rounding=rounding,
+        n_buckets, bucket_size_x, bucket_size_y, mix, mix_of, noise, ignore_index,
+        reduction, rounding=rounding,
     )  # fmt: skip
     return function.compute(states, catalogue, targets, centres, seed, options)
 
@@ -63,6 +64,7 @@ def _(
     bucket_size_y: int,
     mix: bool,
     mix_of: int,
+    noise: float,
     ignore_index: int,
     reduction: str,
     rounding: torch.dtype | None,
@@ -128,7 +130,7 @@ def _backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, .
             grad_x = grad_states(grad, saved, ctx.reduction, ctx.rounding)
         if ctx.needs_input_grad[1]:
             grad_y = grad_catalogue(grad, saved, ctx.reduction, ctx.rounding)
-    return grad_x, grad_y, *[None] * 11
+    return grad_x, grad_y, *[None] * 12
 
 
 scalable_cross_entropy.register_autograd(_backward, setup_context=_setup_context)
