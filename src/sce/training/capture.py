@@ -77,12 +77,12 @@ class CapturedSteps:
         loss, statistics = recording.result
         return StepResult(loss.clone(), None if statistics is None else statistics.clone())
 
-    def aside(self, step: Callable[[], T]) -> T:
-        """Run a step as it is, on a stream other than the default, as the recordings were."""
+    def aside(self, work: Callable[[], T]) -> T:
+        """Run a step, or anything, as it is, on the stream that the recordings were made on."""
         current = torch.cuda.current_stream(self._device)
         self._side.wait_stream(current)
         with torch.cuda.stream(self._side):
-            found = step()
+            found = work()
         current.wait_stream(self._side)
         return found
 

@@ -204,12 +204,14 @@ class Training:
 
         begun = time.perf_counter()
         with self.memory.phase("evaluation"):
-            metrics = evaluate(
-                ranker,
-                self.dataset,
-                split=split,
-                batch_size=self.settings.evaluation_batch_size,
-                progress=tell,
+            metrics = self.step.aside(
+                lambda: evaluate(
+                    ranker,
+                    self.dataset,
+                    split=split,
+                    batch_size=self.settings.evaluation_batch_size,
+                    progress=tell,
+                )
             )
         return metrics.values, time.perf_counter() - begun
 

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from sce.training.capture import CapturedSteps, StepResult
 from sce.training.device import Precision
 
 Loss = Callable[..., Tensor]
+T = TypeVar("T")
 
 _WIDTHS = 8  # of captured batches: a graph for each is recorded when it first occurs
 
@@ -102,6 +103,10 @@ class TrainingStep:
         if len(rows) == self.captured_rows:
             return self._captured(histories, targets, with_statistics)
         return self._captured.aside(lambda: self._move(histories, targets, with_statistics))
+
+    def aside(self, work: Callable[[], T]) -> T:
+        """Do something else where steps run: what libraries keep for a stream then serves both."""
+        return work() if self._captured is None else self._captured.aside(work)
 
     def _width(self, rows: Tensor) -> int | None:
         """The width of the batch if its shape is one of few, no less than its longest history."""
