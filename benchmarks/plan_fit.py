@@ -103,16 +103,14 @@ def _least_squares(equations: Sequence[Equation], terms: Sequence[str]) -> dict[
     return {term: float(f"{value:.4g}") for term, value in zip(terms, best, strict=True) if value}
 
 
-def _workspace(rows: Sequence[Row]) -> dict[str, float]:
+def _workspace(rows: Sequence[Row]) -> float:
     """What libraries keep: what the measured moments and the known bytes leave of the peaks."""
-    left: dict[str, list[float]] = {"eager": [], "captured": []}
+    left = []
     for row in rows:
         moments = max(size for name, size in row["moments"].items() if name != "between")
         known = formula.fixed_bytes(job_of(row), row["loss"]) + moments
-        left["captured" if row["captured"] else "eager"].append(row["peak MiB"] * MIB - known)
-    eager = median(left["eager"]) if left["eager"] else 0.0
-    captured = median(left["captured"]) if left["captured"] else eager
-    return {"eager": max(0.0, round(eager)), "captured": max(0.0, round(captured))}
+        left.append(row["peak MiB"] * MIB - known)
+    return max(0.0, float(median(left)))
 
 
 def show_calibration(fitted: Calibration) -> str:
@@ -121,8 +119,8 @@ def show_calibration(fitted: Calibration) -> str:
     for part, numbers in fitted.coefficients.items():
         inside = ", ".join(f'"{name}": {value:.10g}' for name, value in numbers.items())
         lines.append(f'        "{part}": {{{inside}}},')
-    sizes = [f'"{name}": {size / MIB:.1f} * _MIB' for name, size in fitted.workspace.items()]
-    lines += ["    },", f"    workspace={{{', '.join(sizes)}}},", f'    source="{fitted.source}",']
+    lines += ["    },", f"    workspace={fitted.workspace / MIB:.1f} * _MIB,"]
+    lines += [f'    source="{fitted.source}",']
     for name in ("largest_error", "mean_error", "cells"):
         lines.append(f"    {name}={getattr(fitted, name)!r},")
     return "\n".join([*lines, ")\n"])

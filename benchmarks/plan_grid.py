@@ -175,7 +175,8 @@ def measure_cell(cell: Row, device: torch.device) -> Row:
             "predicted MiB": round(predict(job, cell["loss"]).total / MIB, 2),
             "captured": step.captured_rows is not None,
         }
-        return found | {"moments": moments(step, rows, job, meter)}
+        # On the stream of the other steps: on another, libraries would need another workspace.
+        return found | {"moments": step.aside(lambda: moments(step, rows, job, meter))}
 
 
 def _step(

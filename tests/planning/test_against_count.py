@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from sce.planning import LOSSES, Job, predict
+from sce.planning import LOSSES, predict
 from sce.planning.coefficients import H200
+from tests.planning.grid_rows import job_of
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
-NOT_COUNTED = replace(H200, workspace={"eager": 0.0, "captured": 0.0})
+NOT_COUNTED = replace(H200, workspace=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +33,6 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]]
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in out.read_text().splitlines()], done.stdout
-
-
-def job_of(row: dict[str, Any]) -> Job:
-    others = ("loss", "part", "mean_share")
-    names = [name for name in Job.__dataclass_fields__ if name in row and name not in others]
-    padded = max(1, round(row["length"] * row["mean_share"]))
-    mean = (row["length"] + (row["batch"] - 1) * padded) / row["batch"]
-    return Job(**{name: row[name] for name in names}, mean_length=mean)
 
 
 def test_every_loss_is_predicted_as_it_is_counted(

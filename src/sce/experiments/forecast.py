@@ -18,7 +18,7 @@ _MIB = 2**20
 # What a process takes beside its tensors: of a GPU its context, elsewhere Python and libraries,
 # which then have no workspaces of a GPU.
 _CONTEXT_MIB, _LIBRARIES_MIB = 600.0, 350.0
-_NO_WORKSPACE = replace(H200, workspace=dict.fromkeys(H200.workspace, 0.0))
+_NO_WORKSPACE = replace(H200, workspace=0.0)
 
 
 class Forecast:

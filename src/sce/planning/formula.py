@@ -89,8 +89,7 @@ class Forecast:
 
 def predict(job: Job, loss: LossName, calibration: Calibration = H200) -> Forecast:
     """Predict the peak of training with a loss, on a GPU."""
-    captured = loss in ("sce", ROW_WISE) and job.dim <= _FUSED_DIM
-    other = _data_and_batch(job) + calibration.workspace["captured" if captured else "eager"]
+    other = _data_and_batch(job) + calibration.workspace
     moments = [
         Forecast(moment, model, activations, of_loss, other)
         for moment, model, activations, of_loss in _moments(job, loss, calibration.coefficients)
