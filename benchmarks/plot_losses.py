@@ -12,20 +12,22 @@ from matplotlib import pyplot as plt
 from rows import RESULTS
 
 NAMES = {
-    "CE": ("full cross-entropy", "#9aa0a6", "--"),
-    "CE, chunked": ("full cross-entropy, chunked", "#9aa0a6", "-"),
+    "CE, torch": ("full cross-entropy", "#9aa0a6", "-"),
+    "CE, Liger, room": ("full cross-entropy, Liger, large chunks", "#3c9a5f", "-"),
+    "CE, cut-cross-entropy": ("full cross-entropy, cut-cross-entropy", "#8e5bb5", "-"),
     "SCE, tensor code": ("SCE, tensor code", "#d9822b", "-"),
     "SCE": ("SCE, this package", "#1a6dd6", "-"),
-    "SCE, CUDA graph": ("the same, as a CUDA graph", "#1a6dd6", "--"),
+    "SCE, CUDA graph": ("SCE, this package, as a CUDA graph", "#1a6dd6", "--"),
+    "SCE, sparse gradient": ("SCE, this package, sparse gradient", "#1a6dd6", ":"),
 }
-SHAPE = {"batch": 128, "dim": 64, "bucket_size_y": 256, "dtype": "float32"}
+SHAPE = {"batch": 128, "dim": 64, "bucket_size_y": 256, "dtype": "bfloat16"}
 
 
 def main() -> None:
     rows = [json.loads(line) for line in (RESULTS / "loss_gpu.jsonl").read_text().splitlines()]
     rows = [row for row in rows if all(row.get(name) == SHAPE[name] for name in SHAPE)]
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "sce", "font.size": 10})
-    figure, (time, memory) = plt.subplots(1, 2, figsize=(9, 3.4))
+    figure, (time, memory) = plt.subplots(1, 2, figsize=(9, 3.8))
     figure.set_layout_engine("constrained", wspace=0.08)
     for name, (label, colour, line) in NAMES.items():
         here = [row for row in rows if row["loss"] == name and not row.get("failed")]
