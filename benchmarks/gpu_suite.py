@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_suite.py --out gpu --list
     python benchmarks/gpu_suite.py --out gpu --budget 9m
-    python benchmarks/gpu_suite.py --out gpu --budget 9m --data data --only parity main-table
+    python benchmarks/gpu_suite.py --out gpu --budget 9m --data data --only parity sweeps
 
 Each stage is a command of its own, printed before it runs; what it prints is in OUT/NAME.log, its
 rows are in OUT. Nothing is lost when time runs out: the stage is interrupted, its rows were kept as
@@ -21,7 +21,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +31,7 @@ from sce.experiments.durations import parse_duration
 
 HERE = Path(__file__).parent
 DATASETS = ("beauty", "ml1m", "globo")
-SWEEPS = ("main-table", "centres", "bucket-size", "mix", "beauty-table", "alpha-beta", "pareto")
+SWEEPS = ("main-table", "centres", "bucket-size", "mix", "alpha-beta", "pareto")
 GRACE = 20.0  # seconds that an interrupted stage has for saving
 STARTS_WITH = 15.0  # seconds below which no stage is begun
 CUT_SHORT = 3  # the exit code when there is more to do
@@ -66,19 +66,22 @@ def stages(out: Path, data: Path | None, jobs: int, options: list[str]) -> list[
     if data is not None:
         both = ["--at-once", str(jobs)]
         found.append(Stage("parity", measure("parity", str(data), *both, *rows("parity")), True))
-        for name in SWEEPS:
-            named = ["beauty"] if name == "beauty-table" else DATASETS
-            command = [*_sweep(name, out), "--jobs", str(jobs), *options]
-            found.append(Stage(name, [*command, "--data", *(str(data / d) for d in named)], True))
+        several = ["--jobs", str(jobs), *options]
+        for name, files, named in (
+            ("sweeps", SWEEPS, DATASETS),
+            ("beauty-table", ["beauty-table"], ["beauty"]),
+        ):
+            command = [*_sweep(files, out), *several, "--data", *(str(data / d) for d in named)]
+            found.append(Stage(name, command, True))
     found.append(Stage("plan", measure("plan_grid", "--fit", *rows("plan_grid"))))
-    for name in ("catalog-memory", "memory-components"):
-        found.append(Stage(name, _sweep(name, out)))
+    found.append(Stage("memory", _sweep(["catalog-memory", "memory-components"], out)))
     return found
 
 
-def _sweep(name: str, out: Path) -> list[str]:
-    settings = HERE.parent / "experiments" / f"{name}.toml"
-    return [sys.executable, "-m", "sce", "sweep", str(settings), "--out", str(out / "sweeps")]
+def _sweep(names: Sequence[str], out: Path) -> list[str]:
+    """Sweep several files in one go, so that the GPU is full until the last run of all."""
+    files = [str(HERE.parent / "experiments" / f"{name}.toml") for name in names]
+    return [sys.executable, "-m", "sce", "sweep", *files, "--out", str(out / "sweeps")]
 
 
 def main() -> int:

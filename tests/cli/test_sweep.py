@@ -213,3 +213,24 @@ def test_rows_are_one_object_a_line(data: Path, file: Path, tmp_path: Path) -> N
     assert row["measure"] == "steps"
     assert row["components_mib"]["peak"] > 0
     assert row["test"] is None
+
+
+def test_several_files_in_one_go(data: Path, file: Path, tmp_path: Path, capsys: Capture) -> None:
+    other = tmp_path / "more.toml"
+    other.write_text(SETTINGS.replace("Ring", "More").replace('"bce"', '"ce-"'))
+    out = tmp_path / "sweep"
+    command = ["sweep", str(file), str(other), "--data", str(data), "--out", str(out)]
+    assert main([*command, "--dry-run"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[1] for line in listed[:-1]] == ["cycle ce", "cycle bce", "cycle ce-"]
+    assert listed[-1] == "3 runs"
+    assert main(command) == 0
+    assert capsys.readouterr().out.startswith("3 of 3 runs finished, in ")
+    rows = {row["key"]: row["settings"]["loss.name"] for row in read_rows(out / "rows.jsonl")}
+    compared = {sweep.name: [rows[key] for key in sweep.keys] for sweep in Place(out).read_sweeps()}
+    assert compared == {"ring": ["ce", "bce"], "more": ["ce", "ce-"]}
+
+
+def test_two_files_of_one_name_are_refused(file: Path, tmp_path: Path, capsys: Capture) -> None:
+    told = complaint(["sweep", str(file), str(file), "--out", str(tmp_path / "sweep")], capsys)
+    assert "two of the settings files are called ring" in told

@@ -90,6 +90,7 @@ VERBS = [
         """
         sce sweep experiments/pareto.toml --data data/clicks --out sweeps/clicks
         sce sweep experiments/mix.toml --out sweeps/made --jobs 4 --time-budget 10m
+        sce sweep experiments/{main-table,pareto}.toml --data data/clicks --out sweeps/clicks
         """,
     ),
     Verb(

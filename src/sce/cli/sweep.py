@@ -1,7 +1,8 @@
-"""`sce sweep`: many trainings, each in a process of its own, from one file of settings."""
+"""`sce sweep`: many trainings, each in a process of its own, from files of settings."""
 
 import os
 import shlex
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from sce.experiments.child import can_resume
 from sce.experiments.display import SweepDisplay
 from sce.experiments.durations import parse_duration
 from sce.experiments.place import Place, Sweep
-from sce.experiments.plan import Plan, PlannedRun, make_plan, open_datasets
+from sce.experiments.plan import PlannedRun, join, make_plan, open_datasets
 from sce.experiments.rows import FAILED, FINISHED, Row, read_rows
 from sce.experiments.settings import load_sweep, override
 from sce.experiments.state import Limits, State
@@ -31,9 +32,7 @@ _STAGES = (FINISHED, _HALF, FAILED)
 
 
 def sweep(
-    settings: Annotated[Path, Parameter(name="SETTINGS")],
-    /,
-    *,
+    *settings: Annotated[Path, Parameter(name="SETTINGS", required=True)],
     out: Path,
     data: Annotated[list[str] | None, _SEVERAL] = None,
     jobs: int = 1,
@@ -52,13 +51,13 @@ def sweep(
     finished, 3 when there is more to do, and as usual after a signal.
 
     Args:
-        settings: TOML file: datasets, settings, grids, figures. See experiments/README.md.
+        settings: TOML files (see experiments/README.md), in one go: runs of the first start first.
         out: Directory of the sweep; the same command goes on where it was stopped or killed.
-        data: Prepared datasets to run on, as PATH or NAME=PATH. [default: those of the file]
+        data: Prepared datasets to run on, as PATH or NAME=PATH. [default: those of each file]
         jobs: Runs at once on the one device. Their times are then not those of a run alone.
         time_budget: Such as 90s, 10m, 1h30m: then running ones save. Exit code 3: more is to do.
         memory_budget: Such as 40GB, for all that run at once; a run that needs more is left out.
-        seeds: Instead of those of the file.
+        seeds: Instead of those of the files.
         over: Settings over all others, such as training.epochs=2.
         retry_failed: Run again what failed before. Exit code 1: no run has finished.
         keep_weights: Keep the best weights of every run; without it, its records alone.
@@ -73,46 +72,62 @@ def sweep(
         keep_weights=keep_weights,
         retry_failed=retry_failed,
     )
-    wanted = load_sweep(settings)
+    wanted = [load_sweep(file) for file in settings]
+    _check_apart([one.name for one in wanted])
     over_all = override(over or [])
     place = Place(out)
     place.check()
-    datasets = open_datasets(wanted, data or [], place.data, write=not dry_run)
-    plan = make_plan(wanted, datasets, seeds=seeds, over=over_all)
+    plans = []
+    for one in wanted:
+        datasets = open_datasets(one, data or [], place.data, write=not dry_run)
+        plans.append(make_plan(one, datasets, seeds=seeds, over=over_all))
+    runs = join(plans)
+    notes = dict.fromkeys(note for plan in plans for note in plan.notes)
     if dry_run:
-        _list(plan, place)
+        _list(runs, notes, place)
         return 0
     place.make()
     lock = place.lock(_PATIENCE)
     try:
-        keys = tuple(run.key for run in plan.runs)
-        kinds = (wanted.views, wanted.measure, str(settings.resolve()), plan.variant)
-        gone = place.write_sweep(Sweep(wanted.name, wanted.title, keys, *kinds))
+        gone = 0
+        for file, one, plan in zip(settings, wanted, plans, strict=True):
+            keys = tuple(run.key for run in plan.runs)
+            kinds = (one.views, one.measure, str(file.resolve()), plan.variant)
+            gone += place.write_sweep(Sweep(one.name, one.title, keys, *kinds))
         thread_environment(jobs)
         with SweepDisplay(jobs) as display:
             if gone:
-                runs = plural(gone, "run")
-                display.tell(f"{runs} of other settings will not be compared any more; rows stay")
-            for note in plan.notes:
+                others = plural(gone, "run")
+                display.tell(f"{others} of other settings will not be compared any more; rows stay")
+            for note in notes:
                 display.tell(f"left out: {note}")
-            state = run_sweep(plan.runs, place, limits, display, lock=lock)
+            state = run_sweep(runs, place, limits, display, lock=lock)
     finally:
         if lock is not None:
             os.close(lock)
     return _close(state, place, limits)
 
 
-def _list(plan: Plan, place: Place) -> None:
+def _check_apart(names: Sequence[str]) -> None:
+    """Refuse two files of one name, which a comparison could not tell apart."""
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(
+                f"two of the settings files are called {name}; sweep one after another"
+            )
+
+
+def _list(runs: Sequence[PlannedRun], notes: Iterable[str], place: Place) -> None:
     rows = {row["key"]: row for row in read_rows(place.rows)}
-    stages = [_stage(run, rows.get(run.key), place) for run in plan.runs]
-    for run, stage in zip(plan.runs, stages, strict=True):
+    stages = [_stage(run, rows.get(run.key), place) for run in runs]
+    for run, stage in zip(runs, stages, strict=True):
         made = run.dataset.prepared.path.exists()  # without content there is no key yet
         text = f"{run.key if made else 'not yet made'}  {run.label}"
         print(f"{text}: {stage}" if stage else text)
-    for note in plan.notes:
+    for note in notes:
         print(f"left out: {note}")
     counts = [f"{stages.count(stage)} {stage}" for stage in _STAGES if stage in stages]
-    print(", ".join([plural(len(plan.runs), "run"), *counts]))
+    print(", ".join([plural(len(runs), "run"), *counts]))
 
 
 def _stage(run: PlannedRun, row: Row | None, place: Place) -> str | None:

@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +132,13 @@ def make_plan(
         for (key, what), label in zip(chosen.items(), labels, strict=True)
     )
     return Plan(tuple(runs), tuple(notes), _variant(settings, over or {}))
+
+
+def join(plans: Sequence[Plan]) -> tuple[PlannedRun, ...]:
+    """Put the runs of several plans in one line, each once, named by what tells them all apart."""
+    runs = list({run.key: run for plan in plans for run in plan.runs}.values())
+    labels = _labels([(run.dataset.name, run.settings) for run in runs])
+    return tuple(replace(run, label=label) for run, label in zip(runs, labels, strict=True))
 
 
 def flatten(config: Config) -> dict[str, Any]:
