@@ -325,3 +325,19 @@ def test_a_model_needs_items_and_a_side() -> None:
         SASRec(0)
     with pytest.raises(InputError, match="right or left"):
         SASRec(3, padding_side="middle")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_with_a_sparse_gradient(backend: str) -> None:
+    model = SASRec(N_ITEMS, make().settings, sparse_grad=True)
+    compiled: Callable[[Tensor], Tensor] = torch.compile(model, backend=backend)
+    histories = torch.tensor([[3, 1, 3, 2], [5, 3, PADDING, PADDING]])
+    found = []
+    for forward in (model, compiled):
+        model.zero_grad()
+        states = forward(histories)
+        states.square().sum().backward()
+        assert model.catalogue.grad is not None
+        assert model.catalogue.grad.is_sparse
+        found.append((states.detach(), model.catalogue.grad.to_dense()))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)

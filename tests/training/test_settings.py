@@ -27,7 +27,6 @@ from sce.training.settings import TrainingSettings
         ({"row_wise": True, "catalogue_learning_rate": 0.0}, "must be above 0"),
         ({"row_wise": True, "clip_norm": 1.0}, "clip_norm does not go with training.row_wise"),
         ({"row_wise": True, "weight_decay": 0.1}, "weight_decay does not go with"),
-        ({"row_wise": True, "compile": True}, "compile does not go with"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any], message: str) -> None:

@@ -131,7 +131,10 @@ class SASRec(nn.Module):
         # Beyond the table where an event follows padding: that must not pass unnoticed.
         places = torch.where(real, columns + (self.max_length - events), 0)
         items = torch.where(real, histories, 0)
-        states = F.embedding(items, self.catalogue, sparse=self.sparse_grad)
+        # A compiled graph knows no sparse gradients: such a lookup stays outside of it.
+        outside = self.sparse_grad and torch.compiler.is_compiling()
+        look_up = torch.compiler.disable(F.embedding) if outside else F.embedding
+        states = look_up(items, self.catalogue, sparse=self.sparse_grad)
         states = states * math.sqrt(self.settings.dim) + F.embedding(places, self.positions)
         states = self.dropout(states).masked_fill(~real[:, :, None], 0)
         # Padding comes after all events, where causal attention does not look.

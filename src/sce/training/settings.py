@@ -103,7 +103,6 @@ class TrainingSettings:
         why = {
             "clip_norm": "the entries of each row are added up in the update, after the norm",
             "weight_decay": "it moves every row at every step",
-            "compile": "a compiled model has no gradient of some rows alone",
         }
         for name, reason in why.items():
             if getattr(self, name):
