@@ -14,10 +14,12 @@ from sce.losses import (
     CrossEntropy,
     GeneralizedBinaryCrossEntropy,
     InBatchNegatives,
+    PopularityNegatives,
     SampledCrossEntropy,
     ScalableCrossEntropy,
     UniformNegatives,
 )
+from sce.losses.negatives import Draw
 
 LOSSES: dict[str, nn.Module] = {
     "sce": ScalableCrossEntropy(bucket_size_y=9),
@@ -174,3 +176,70 @@ def test_a_transform_of_torch_func_is_refused_where_it_does_not_work(loss: nn.Mo
     else:
         with pytest.raises(TypeError, match=r"does not work inside torch.func \(grad, jacrev"):
             transformed(states, catalogue)
+
+
+class ByRow(nn.Module):
+    """The same negatives for the first rows, however many there are."""
+
+    correct = False
+
+    def forward(
+        self, rows: int, k: int, n_items: int, targets: Tensor, *, generator: Any = None
+    ) -> Draw:
+        return Draw((torch.arange(rows)[:, None] * 7 + torch.arange(k) * 3) % n_items, None)
+
+
+WITH_ROOM = {
+    name: loss
+    for name, loss in LOSSES.items()
+    if not isinstance(loss, ScalableCrossEntropy) and name != "ce- by batch"
+} | {"ce- by batch": SampledCrossEntropy(5, shared="batch")}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("name", WITH_ROOM)
+def test_room_changes_nothing(name: str, reduction: str) -> None:
+    loss: Any = copy.copy(WITH_ROOM[name])
+    loss.reduction = reduction
+    if hasattr(loss, "negatives"):
+        loss.negatives = ByRow()
+    states, catalogue, targets = problem(torch.float64)
+    targets[0, 0] = -100  # what is left over must not end up in the first place
+    with torch.no_grad():
+        states[targets < 0] = torch.nan
+    count = int((targets != -100).sum())
+    weights = torch.randn(4, 10, dtype=torch.float64) if reduction == "none" else 1.0
+    for given in (targets, torch.full_like(targets, -100)):
+        wanted = loss(states, catalogue, given)
+        grads = torch.autograd.grad((wanted * weights).sum(), (states, catalogue))
+        for room in (count, count + 1, 40, 57):
+            found = loss(states, catalogue, given, room=room)
+            torch.testing.assert_close(found, wanted)
+            both = torch.autograd.grad((found * weights).sum(), (states, catalogue))
+            torch.testing.assert_close(both, grads)
+
+
+@pytest.mark.parametrize("loss", WITH_ROOM.values(), ids=WITH_ROOM)
+def test_too_little_room_is_refused(loss: nn.Module) -> None:
+    with pytest.raises(ValueError, match=r"more positions count than there is room for \(35\)"):
+        loss(*problem(), room=35)
+    with pytest.raises(ValueError, match="room must be at least 1, got 0"):
+        loss(*problem(), room=0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "waits"),
+    [
+        (CrossEntropy(), False),
+        (SampledCrossEntropy(3), False),
+        (BinaryCrossEntropy(3, negatives=PopularityNegatives(torch.ones(30))), False),
+        (GeneralizedBinaryCrossEntropy(3), False),
+        (SampledCrossEntropy(3, negatives=UniformNegatives(replacement=False)), True),
+        (SampledCrossEntropy(3, negatives=InBatchNegatives()), True),
+        (SampledCrossEntropy(3, negatives=ByRow()), True),
+    ],
+)
+def test_what_makes_the_host_wait_is_known(loss: Any, waits: bool) -> None:
+    assert loss.never_waits(torch.zeros(30, 8)) is not waits
+    half = torch.zeros(30, 8, dtype=torch.bfloat16)
+    assert loss.never_waits(half) is isinstance(loss, CrossEntropy)

@@ -3,10 +3,18 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from sce.data.batches import DeviceSequences
 from sce.data.prepared import Sequences
-from sce.losses import ScalableCrossEntropy
+from sce.losses import (
+    BinaryCrossEntropy,
+    CrossEntropy,
+    GeneralizedBinaryCrossEntropy,
+    PopularityNegatives,
+    SampledCrossEntropy,
+    ScalableCrossEntropy,
+)
 from sce.models.sasrec import SASRec, SASRecSettings
 from sce.training.capture import CapturedSteps, StepResult
 from sce.training.optimizer import RowWise, make_optimizer, set_rate
@@ -28,7 +36,11 @@ def sequences(device: torch.device) -> DeviceSequences:
 
 
 def train(
-    captured: bool, precision: str, clip_norm: float | None, row_wise: bool = False
+    captured: bool,
+    precision: str,
+    clip_norm: float | None = None,
+    row_wise: bool = False,
+    loss: nn.Module | None = None,
 ) -> list[torch.Tensor]:
     device = torch.device("cuda", torch.cuda.current_device())
     model = SASRec(N_ITEMS, SASRecSettings(dim=16, dropout=0.3, max_length=20)).to(device).train()
@@ -41,7 +53,7 @@ def train(
         capturable=captured,
         row_wise=RowWise(model.catalogue, 1e-2) if row_wise else None,
     )
-    loss = ScalableCrossEntropy(n_buckets=8, bucket_size_x=16, bucket_size_y=32)
+    loss = loss or ScalableCrossEntropy(n_buckets=8, bucket_size_x=16, bucket_size_y=32)
     step = TrainingStep(
         model,
         loss,
@@ -67,9 +79,9 @@ def train(
             losses.append(result.loss)
             if result.statistics is not None:
                 statistics.append(result.statistics)
-    assert len(statistics) == 10
+    assert len(statistics) == (10 if isinstance(loss, ScalableCrossEntropy) else 0)
     weights = [parameter.detach().flatten() for parameter in model.parameters()]
-    return [torch.stack(losses), torch.stack(statistics), torch.cat(weights)]
+    return [torch.stack(losses), *statistics, torch.cat(weights)]
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
@@ -86,10 +98,34 @@ def test_a_recorded_step_is_the_step(
         torch.testing.assert_close(recorded, eager, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        CrossEntropy(),
+        CrossEntropy(chunk_size=200),
+        # The same negatives whatever the room: those of a sequence, of which there are as many.
+        SampledCrossEntropy(20),
+        SampledCrossEntropy(20, negatives=PopularityNegatives(torch.arange(N_ITEMS))),
+        BinaryCrossEntropy(20),
+        GeneralizedBinaryCrossEntropy(20),
+    ],
+    ids=lambda loss: type(loss).__name__,
+)
+def test_losses_that_make_room_for_valid_positions(loss: nn.Module, precision: str) -> None:
+    tolerance = 1e-3 if precision == "float32" else 3e-2
+    eager, recorded = (train(captured, precision, loss=loss) for captured in (False, True))
+    for found, wanted in zip(recorded, eager, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+
+
 def test_recordings_of_several_widths_share_their_memory() -> None:
     big = 64 << 20  # bytes
 
-    def step(histories: torch.Tensor, targets: torch.Tensor, twice: bool) -> StepResult:
+    def step(
+        histories: torch.Tensor, targets: torch.Tensor, twice: bool, room: int | None
+    ) -> StepResult:
+        assert room is None
         many = torch.ones(big // 4, device="cuda") * histories.sum()
         return StepResult((many.mean() + targets.sum()) * (2 if twice else 1), None)
 

@@ -15,7 +15,12 @@ from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
 from sce.evaluation.evaluate import evaluate
 from sce.evaluation.ranking import Popularity
-from sce.losses import CrossEntropy, ScalableCrossEntropy
+from sce.losses import (
+    CrossEntropy,
+    InBatchNegatives,
+    SampledCrossEntropy,
+    ScalableCrossEntropy,
+)
 from sce.models.sasrec import SASRec
 from sce.training import loop
 from sce.training.loop import TrainingWarning
@@ -126,8 +131,14 @@ def test_a_loss_is_given_the_generator_of_its_step(dataset: PreparedDataset) -> 
     seen: list[int] = []
 
     class Loss(CrossEntropy):
-        def forward(self, *arguments: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        def forward(
+            self,
+            *arguments: Tensor,
+            generator: torch.Generator | None = None,
+            room: int | None = None,
+        ) -> Tensor:
             assert generator is not None
+            assert room is None  # what is not recorded counts what it needs
             seen.append(generator.initial_seed())
             return super().forward(*arguments, generator=generator)
 
@@ -343,3 +354,18 @@ def test_memory_that_ran_out_is_said_with_what_helps(
 
     with pytest.raises(InputError, match=r"memory ran out .CUDA out of memory.*--loss sce"):
         quietly(small_model(dataset), run_out, dataset, settings=QUICK)
+
+
+def test_what_can_be_recorded(dataset: PreparedDataset) -> None:
+    model, gpu = small_model(dataset), torch.device("cuda", 0)
+    in_batch = SampledCrossEntropy(3, negatives=InBatchNegatives())
+    for loss, wanted, expected in (
+        (CrossEntropy(), None, False),
+        (CrossEntropy(), True, True),
+        (SampledCrossEntropy(3), True, True),
+        (in_batch, False, False),
+        (lambda x, y, t: (x @ y.T).mean(), True, True),  # the user knows
+    ):
+        assert loop._capture(model, loss, settings(capture=wanted), gpu) is expected
+    with pytest.raises(InputError, match="nothing may wait for the device, and this loss does: Sa"):
+        loop._capture(model, in_batch, settings(capture=True), gpu)

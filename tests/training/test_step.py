@@ -1,5 +1,6 @@
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -92,3 +93,36 @@ def test_seeds_depend_on_seed_and_epoch_alone(seed: int, epoch: int, steps: int)
     assert seeds_of_epoch(seed, epoch + 1, steps)[0] != order
     assert seeds_of_epoch(seed + 1, epoch, steps)[0] != order
     torch.Generator().manual_seed(max(order, *of_steps[0]))  # in the range that torch takes
+
+
+class Recorded:
+    """Stands for recordings: does the step, and notes the shape and the room that it was for."""
+
+    def __init__(self, step: Any, *_: object) -> None:
+        self.step, self.kinds = step, []  # type: ignore[var-annotated]
+
+    def __call__(self, histories: Tensor, targets: Tensor, stats: bool, room: int | None) -> Any:
+        self.kinds.append((tuple(histories.shape), room))
+        return self.step(histories, targets, stats, room)
+
+    def aside(self, work: Any) -> Any:
+        return work()
+
+
+def test_recorded_steps_make_room_for_what_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sce.training.step.CapturedSteps", Recorded)
+    step, plain = make_step(CrossEntropy(), captured=5), make_step(CrossEntropy())
+    batches = [torch.randperm(20)[:5] for _ in range(30)]
+    for rows in (*batches, torch.arange(3)):
+        torch.testing.assert_close(step(rows, SEEDS).loss, plain(rows, SEEDS).loss)
+    captured: Any = step._captured
+    kinds = captured.kinds
+    assert len(kinds) == 30  # the smaller batch was not recorded
+    for rows, (shape, room) in zip(batches, kinds, strict=True):
+        count = int((SEQUENCES.lengths[rows] - 1).sum())
+        assert count <= room <= min(5 * 6, count + 1)  # of at most 30, in steps of 1
+        assert shape[0] == 5
+    other = make_step(ScalableCrossEntropy(n_buckets=2, bucket_size_x=4), captured=5)
+    other(torch.arange(5), SEEDS)
+    captured = other._captured
+    assert captured.kinds[0][1] is None

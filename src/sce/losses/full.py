@@ -59,8 +59,13 @@ class CrossEntropy(nn.Module):
         targets: Tensor,
         *,
         generator: torch.Generator | None = None,
+        room: int | None = None,
     ) -> Tensor:
-        """Return the loss. Nothing here is random: `generator` is accepted as by every loss."""
+        """Return the loss. Nothing here is random: `generator` is accepted as by every loss.
+
+        With `room`, no more than so many positions may count; how many do is then not asked of the
+        device, and the call can be recorded in a CUDA graph.
+        """
         return cross_entropy(
             states,
             catalogue,
@@ -68,7 +73,12 @@ class CrossEntropy(nn.Module):
             chunk_size=self.chunk_size,
             ignore_index=self.ignore_index,
             reduction=self.reduction,
+            room=room,
         )
+
+    def never_waits(self, catalogue: Tensor) -> bool:
+        """Say whether a call with `room` runs without the host waiting for the device."""
+        return True
 
     def extra_repr(self) -> str:
         """Show the settings in the module's repr."""
@@ -85,6 +95,7 @@ def cross_entropy(
     chunk_size: int | None = None,
     ignore_index: int = -100,
     reduction: str = "mean",
+    room: int | None = None,
 ) -> Tensor:
     """Cross-entropy as a function; the arguments are those of `CrossEntropy`.
 
@@ -92,12 +103,12 @@ def cross_entropy(
     logits in float16 end at 65,504.
     """
     _check_settings(chunk_size, ignore_index, reduction)
-    inputs = check_inputs(states, catalogue, targets, ignore_index=ignore_index)
+    inputs = check_inputs(states, catalogue, targets, ignore_index=ignore_index, room=room)
     x, y = inputs.states, inputs.catalogue
     losses: Tensor
     if chunk_size is not None:
         rows = len(x) * chunk_size // len(y)  # with as many logits
-        if reduction != "none" and _torch_does_it(x, y, rows):
+        if reduction != "none" and room is None and _torch_does_it(x, y, rows):
             total: Tensor = apply(_ChunkedByTorch, x, y, inputs.targets, rows)
             return total / len(x) if reduction == "mean" else total
         losses = apply(_ChunkedCrossEntropy, x, y, inputs.targets, chunk_size)

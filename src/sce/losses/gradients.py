@@ -72,12 +72,21 @@ def _add_sorted(total: Tensor, rows: Tensor, values: Tensor) -> None:
     """Bring equal rows together, add up each run in order, and write each sum once.
 
     Made of operations that are deterministic whatever `torch.use_deterministic_algorithms` says: a
-    stable sort, sums of segments (on CUDA one thread walks along each), and an addition without
-    repeated rows.
+    stable sort, sums of segments (on CUDA one thread walks along each), and an addition in which
+    rows repeat with zeros alone. The host does not wait for any of them.
     """
-    if rows.numel() == 0:  # a segment must have something in it
+    n = len(rows)
+    if n == 0:
         return
     ordered, order = rows.sort(stable=True)
-    distinct, lengths = torch.unique_consecutive(ordered, return_counts=True)
-    sums: Tensor = torch.segment_reduce(values[order], "sum", lengths=lengths, unsafe=True)
-    total.index_add_(0, distinct, sums)
+    first = torch.ones_like(ordered, dtype=torch.bool)
+    torch.ne(ordered[1:], ordered[:-1], out=first[1:])
+    # How many runs there are the host need not know: behind the last come empty ones, whose sums
+    # are 0.
+    number = torch.arange(n, device=rows.device)
+    run = (first.cumsum(0) - 1).where(first, n)
+    starts = number.new_full((n + 1,), n).scatter_(0, run, number.where(first, n))
+    sums: Tensor = torch.segment_reduce(
+        values[order], "sum", offsets=starts, unsafe=True, initial=0
+    )
+    total.index_add_(0, ordered[starts[:-1].clamp_(max=n - 1)], sums)

@@ -25,12 +25,21 @@ class Inputs:
     targets: Tensor  # [v] int64
     index: Tensor  # [v] where each valid position lies
     positions: torch.Size  # the leading shape of the states as they were given
+    there: Tensor | None = None  # [v] with `room`: which of them are valid; None: all
 
     @property
     def dtype(self) -> torch.dtype:
         """What the loss computes in: float64 when either input is, float32 otherwise."""
         wide = torch.float64 in (self.states.dtype, self.catalogue.dtype)
         return torch.float64 if wide else torch.float32
+
+    def put(self, values: Tensor) -> Tensor:
+        """Put values [v, ...] of the valid positions where they lie, [n, ...]; 0 elsewhere."""
+        n, index = self.positions.numel(), self.index
+        if self.there is None:
+            return values.new_zeros(n, *values.shape[1:]).index_put((index,), values)
+        index = index.where(self.there, n)  # what is not valid goes behind the last
+        return values.new_zeros(n + 1, *values.shape[1:]).index_put((index,), values)[:n]
 
 
 def check_inputs(
@@ -39,15 +48,30 @@ def check_inputs(
     targets: Tensor,  # [...]
     *,
     ignore_index: int,
+    room: int | None = None,
 ) -> Inputs:
-    """Check the arguments of a loss, and take the valid positions out."""
+    """Check the arguments of a loss, and take the valid positions out.
+
+    With `room`, into as many places, which must be enough: the host then need not know how many
+    positions are valid. Places left over hold zeros, and target 0.
+    """
     check_arguments(states, catalogue, targets, ignore_index=ignore_index)
     flat = targets.reshape(-1).long()
     valid = flat != ignore_index
     _check_range(flat, valid, n_items=catalogue.shape[0], ignore_index=ignore_index)
-    index = valid.nonzero().squeeze(1)
     every = states.reshape(-1, states.shape[-1])
-    return Inputs(every.index_select(0, index), catalogue, flat[index], index, targets.shape)
+    if room is None:
+        index = valid.nonzero().squeeze(1)
+        return Inputs(every.index_select(0, index), catalogue, flat[index], index, targets.shape)
+    check_size("room", room)
+    count = valid.sum()
+    _check(count <= room, f"more positions count than there is room for ({room})")
+    number = torch.arange(max(len(flat), room), device=flat.device)
+    place = (valid.cumsum(0) - 1).where(valid, room)
+    index = number.new_zeros(room + 1).scatter(0, place, number[: len(flat)])[:room]
+    there = number[:room] < count
+    x = every.index_select(0, index).where(there.unsqueeze(1), 0)
+    return Inputs(x, catalogue, flat[index].where(there, 0), index, targets.shape, there)
 
 
 def check_arguments(
@@ -125,12 +149,17 @@ def rounded(tensor: Tensor, rounding: torch.dtype | None) -> Tensor:
 def _check_range(targets: Tensor, valid: Tensor, *, n_items: int, ignore_index: int) -> None:
     wrong = valid & ((targets < 0) | (targets >= n_items))
     message = f"targets must lie in [0, {n_items}) or equal ignore_index ({ignore_index})"
-    if targets.device.type == "cpu":
-        if wrong.any():
-            raise ValueError(f"{message}, got {targets[wrong][0].item()}")
-    else:
+    if targets.device.type == "cpu" and wrong.any():
+        message = f"{message}, got {targets[wrong][0].item()}"
+    _check(wrong.any().logical_not(), message)
+
+
+def _check(holds: Tensor, message: str) -> None:
+    if holds.device.type != "cpu":
         # Asserted on the device: as loud as an exception, and the host does not wait for it.
-        torch._assert_async(wrong.any().logical_not(), message)
+        torch._assert_async(holds, message)
+    elif not holds:
+        raise ValueError(message)
 
 
 def check_reduction(reduction: str) -> None:
@@ -176,9 +205,10 @@ def reduce(losses: Tensor, counted: Tensor | None, inputs: Inputs, reduction: st
     Only the `counted` [v] enter the mean (None: all); the others must hold 0. A mean over nothing
     is 0, not NaN. "none" gives the losses in the shape of the positions, 0 where ignored.
     """
+    if inputs.there is not None:
+        losses, counted = losses.where(inputs.there, 0), inputs.there
     if reduction == "none":
-        everywhere = losses.new_zeros(inputs.positions.numel())
-        return everywhere.index_put((inputs.index,), losses).reshape(inputs.positions)
+        return inputs.put(losses).reshape(inputs.positions)
     if reduction == "sum":
         return losses.sum()
     count = len(losses) if counted is None else counted.sum()

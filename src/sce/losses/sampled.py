@@ -18,7 +18,12 @@ from sce.losses.inputs import (
     check_size,
     reduce,
 )
-from sce.losses.negatives import Negatives, UniformNegatives, check_negatives
+from sce.losses.negatives import (
+    Negatives,
+    PopularityNegatives,
+    UniformNegatives,
+    check_negatives,
+)
 from sce.losses.scoring import SampledScores, Sharing, score_negatives
 
 
@@ -30,6 +35,11 @@ class SamplingSettings(TypedDict, total=False):
     last) or the whole "batch" draws its k; by default a position when k is 1, a sequence otherwise.
     `ignore_index` (-100) is the target of positions that do not count, such as padding; `reduction`
     is "mean" over the positions that count, "sum", or "none".
+
+    A call takes, beside states, catalogue and targets, a `generator` to draw from; `exclude`
+    [sequences, m], items that are no sequence's negatives; and `room`: no more than so many
+    positions may count, and how many do is not asked of the device, so that the call can be
+    recorded in a CUDA graph (see `never_waits`).
     """
 
     negatives: Negatives | None
@@ -67,9 +77,10 @@ class SampledCrossEntropy(nn.Module):
         *,
         generator: torch.Generator | None = None,
         exclude: Tensor | None = None,
+        room: int | None = None,
     ) -> Tensor:
-        """Return the loss. `exclude` [sequences, m] are items that are no sequence's negatives."""
-        inputs, scores = _score(self, states, catalogue, targets, generator, exclude)
+        """Return the loss; see `SamplingSettings` for the arguments that it shares with others."""
+        inputs, scores = _score(self, states, catalogue, targets, generator, exclude, room)
         own, others = scores.own, scores.others
         if scores.log_expected is not None:
             others = others - scores.log_expected.to(others.dtype)
@@ -80,6 +91,10 @@ class SampledCrossEntropy(nn.Module):
     def extra_repr(self) -> str:
         """Show the settings in the module's repr."""
         return _show(self)
+
+    def never_waits(self, catalogue: Tensor) -> bool:
+        """Say whether a call with `room` runs without the host waiting for the device."""
+        return _never_waits(self.negatives, catalogue)
 
 
 class BinaryCrossEntropy(nn.Module):
@@ -109,9 +124,10 @@ class BinaryCrossEntropy(nn.Module):
         *,
         generator: torch.Generator | None = None,
         exclude: Tensor | None = None,
+        room: int | None = None,
     ) -> Tensor:
-        """Return the loss. `exclude` [sequences, m] are items that are no sequence's negatives."""
-        inputs, scores = _score(self, states, catalogue, targets, generator, exclude)
+        """Return the loss; see `SamplingSettings` for the arguments that it shares with others."""
+        inputs, scores = _score(self, states, catalogue, targets, generator, exclude, room)
         losses = _binary(scores, positive_weight=1.0)
         if self.average:
             losses = losses / (1 + self.n_negatives)
@@ -120,6 +136,10 @@ class BinaryCrossEntropy(nn.Module):
     def extra_repr(self) -> str:
         """Show the settings in the module's repr."""
         return f"{_show(self)}, average={self.average}"
+
+    def never_waits(self, catalogue: Tensor) -> bool:
+        """Say whether a call with `room` runs without the host waiting for the device."""
+        return _never_waits(self.negatives, catalogue)
 
 
 class GeneralizedBinaryCrossEntropy(nn.Module):
@@ -155,9 +175,10 @@ class GeneralizedBinaryCrossEntropy(nn.Module):
         *,
         generator: torch.Generator | None = None,
         exclude: Tensor | None = None,
+        room: int | None = None,
     ) -> Tensor:
-        """Return the loss. `exclude` [sequences, m] are items that are no sequence's negatives."""
-        inputs, scores = _score(self, states, catalogue, targets, generator, exclude)
+        """Return the loss; see `SamplingSettings` for the arguments that it shares with others."""
+        inputs, scores = _score(self, states, catalogue, targets, generator, exclude, room)
         share = min(1.0, self.n_negatives / max(1, len(catalogue) - 1))
         losses = _binary(scores, positive_weight=1.0 - self.t * (1.0 - share))
         return reduce(losses, None, inputs, self.reduction)
@@ -165,6 +186,10 @@ class GeneralizedBinaryCrossEntropy(nn.Module):
     def extra_repr(self) -> str:
         """Show the settings in the module's repr."""
         return f"{_show(self)}, t={self.t}"
+
+    def never_waits(self, catalogue: Tensor) -> bool:
+        """Say whether a call with `room` runs without the host waiting for the device."""
+        return _never_waits(self.negatives, catalogue)
 
 
 def sampled_cross_entropy(
@@ -224,8 +249,9 @@ def _score(
     targets: Tensor,
     generator: torch.Generator | None,
     exclude: Tensor | None,
+    room: int | None,
 ) -> tuple[Inputs, SampledScores]:
-    inputs = check_inputs(states, catalogue, targets, ignore_index=loss.ignore_index)
+    inputs = check_inputs(states, catalogue, targets, ignore_index=loss.ignore_index, room=room)
     scores = score_negatives(
         inputs,
         loss.negatives,
@@ -235,6 +261,17 @@ def _score(
         generator=generator,
     )
     return inputs, scores
+
+
+def _never_waits(negatives: Negatives, catalogue: Tensor) -> bool:
+    # Others look at the targets (what is in a batch), at what they drew, or are not ours. For a
+    # gradient in half precision the touched rows are counted.
+    drawn = (
+        negatives.replacement
+        if isinstance(negatives, UniformNegatives)
+        else isinstance(negatives, PopularityNegatives)
+    )
+    return drawn and catalogue.dtype in (torch.float32, torch.float64)
 
 
 def _binary(scores: SampledScores, *, positive_weight: float) -> Tensor:

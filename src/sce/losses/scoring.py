@@ -93,8 +93,7 @@ def _score(
         return own, x @ other_rows.T
     assert inputs.index is not None
     d = x.shape[1]
-    padded = x.new_zeros(n_sequences * length, d).index_put((inputs.index,), x)
-    others = padded.view(n_sequences, length, d) @ other_rows.view(*items.shape, d).mT
+    others = inputs.put(x).view(n_sequences, length, d) @ other_rows.view(*items.shape, d).mT
     return own, others.flatten(0, 1).index_select(0, inputs.index)
 
 

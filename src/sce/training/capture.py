@@ -2,8 +2,8 @@
 
 A small transformer on a GPU spends most of a step waiting for the host to launch hundreds of small
 kernels. Recorded once, they are launched as one. What is recorded must not depend on values, nor
-make the host wait: batches have a fixed shape, and the losses that take valid positions out (which
-counts them on the host) run as they are.
+make the host wait: batches have a fixed shape, and losses that take valid positions out are told
+how much room to make for them.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,6 +19,7 @@ _WARM_UP = 3
 _WARM_UP_AGAIN = 1
 
 T = TypeVar("T")
+_Kind = tuple[torch.Size, bool, int | None]
 
 
 class StepResult(NamedTuple):
@@ -38,11 +39,13 @@ class _Recording(NamedTuple):
 class CapturedSteps:
     """Runs a step as it is a few times, then records it, then replays it.
 
-    Each shape of batch has a recording of its own, and another with statistics. They are replayed
-    one after another and hand on nothing but weights, so that all use the same memory.
+    Each shape of batch has a recording of its own, another with statistics, and others for more or
+    less room. They are replayed one after another and hand on nothing but weights, so that all use
+    the same memory.
 
     Args:
-        step: From histories, targets, and whether statistics are wanted; moves the weights.
+        step: From histories, targets, whether statistics are wanted, and the room for valid
+            positions; moves the weights.
         device: Where all of it is.
         generators: What random numbers come from, besides the default generator of the GPU.
             Seeding one before a call seeds the replay.
@@ -50,7 +53,7 @@ class CapturedSteps:
 
     def __init__(
         self,
-        step: Callable[[Tensor, Tensor, bool], StepResult],
+        step: Callable[[Tensor, Tensor, bool, int | None], StepResult],
         device: torch.device,
         generators: Sequence[torch.Generator] = (),
     ) -> None:
@@ -59,18 +62,21 @@ class CapturedSteps:
         self._generators = generators
         self._side = _side_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._calls: dict[tuple[torch.Size, bool], int] = {}
-        self._recordings: dict[tuple[torch.Size, bool], _Recording] = {}
+        self._calls: dict[_Kind, int] = {}
+        self._recordings: dict[_Kind, _Recording] = {}
 
-    def __call__(self, histories: Tensor, targets: Tensor, with_statistics: bool) -> StepResult:
+    def __call__(
+        self, histories: Tensor, targets: Tensor, with_statistics: bool, room: int | None = None
+    ) -> StepResult:
         """Do a step, and return its loss and statistics, on the device."""
-        kind = histories.shape, with_statistics
+        kind = histories.shape, with_statistics, room
         recording = self._recordings.get(kind)
         if recording is None:
             calls = self._calls[kind] = self._calls.get(kind, 0) + 1
             if calls <= (_WARM_UP_AGAIN if self._recordings else _WARM_UP):
-                return self.aside(lambda: self._step(histories, targets, with_statistics))
-            recording = self._recordings[kind] = self._record(histories, targets, with_statistics)
+                return self.aside(lambda: self._step(histories, targets, with_statistics, room))
+            recording = self._record(histories, targets, with_statistics, room)
+            self._recordings[kind] = recording
         recording.histories.copy_(histories)
         recording.targets.copy_(targets)
         recording.graph.replay()
@@ -86,13 +92,15 @@ class CapturedSteps:
         current.wait_stream(self._side)
         return found
 
-    def _record(self, histories: Tensor, targets: Tensor, with_statistics: bool) -> _Recording:
+    def _record(
+        self, histories: Tensor, targets: Tensor, with_statistics: bool, room: int | None
+    ) -> _Recording:
         inputs = histories.clone(), targets.clone()
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             graph.register_generator_state(generator)
         with torch.cuda.graph(graph, pool=self._pool, stream=self._side):
-            result = self._step(*inputs, with_statistics)
+            result = self._step(*inputs, with_statistics, room)
         return _Recording(graph, *inputs, result)
 
 

@@ -219,6 +219,12 @@ def _capture(
     if settings.capture is not None:
         if settings.capture and device.type != "cuda":
             raise InputError(f"training.capture records CUDA graphs, and the device is {device}")
+        never_waits = getattr(loss, "never_waits", None)
+        if settings.capture and never_waits is not None and not never_waits(model.catalogue):
+            raise InputError(
+                f"training.capture records CUDA graphs, in which nothing may wait for the device, "
+                f"and this loss does: {loss}"
+            )
         return settings.capture
     if device.type != "cuda" or not isinstance(model, SASRec):
         return False

@@ -18,6 +18,7 @@ Loss = Callable[..., Tensor]
 T = TypeVar("T")
 
 _WIDTHS = 8  # of captured batches: a graph for each is recorded when it first occurs
+_ROOMS = 32  # for the valid positions of a captured batch, where the loss makes room for them
 
 
 class StepSeeds(NamedTuple):
@@ -54,7 +55,8 @@ class TrainingStep:
             are.
         captured: How many rows a batch has when its step is to be recorded as a CUDA graph, one
             for each of a few widths. Other batches run as they are. The optimizer must be
-            capturable, and model and loss must not make the host wait.
+            capturable, and model and loss must not make the host wait; a loss that takes valid
+            positions out must take the argument `room`.
     """
 
     def __init__(
@@ -81,6 +83,10 @@ class TrainingStep:
         takes = keyword_arguments(loss)
         self.generator = torch.Generator(device) if "generator" in takes else None
         self.has_statistics = "with_stats" in takes
+        self._most: int | None = None  # valid positions of a batch
+        if captured is not None and "room" in takes:
+            lengths = self._lengths(slice(None))
+            self._most = int(lengths.topk(min(captured, len(lengths))).values.sum())
         self._captured: CapturedSteps | None = None
         if captured is not None:
             generators = [] if self.generator is None else [self.generator]
@@ -101,7 +107,7 @@ class TrainingStep:
         if self._captured is None:
             return self._move(histories, targets, with_statistics)
         if len(rows) == self.captured_rows:
-            return self._captured(histories, targets, with_statistics)
+            return self._captured(histories, targets, with_statistics, self._room(rows))
         return self._captured.aside(lambda: self._move(histories, targets, with_statistics))
 
     def aside(self, work: Callable[[], T]) -> T:
@@ -114,16 +120,29 @@ class TrainingStep:
             return self.max_length
         if len(rows) != self.captured_rows:
             return None
-        longest = int((self.sequences.lengths[rows] - 1).max())
+        longest = int(self._lengths(rows).max())
         step = -(-self.max_length // _WIDTHS)
         return min(self.max_length, -(-longest // step) * step)
 
-    def _move(self, histories: Tensor, targets: Tensor, with_statistics: bool) -> StepResult:
+    def _room(self, rows: Tensor) -> int | None:
+        """The room for the valid positions of the batch: one of few sizes, no less than them."""
+        if self._most is None:
+            return None
+        step = -(-self._most // _ROOMS)
+        return min(self._most, -(-int(self._lengths(rows).sum()) // step) * step)
+
+    def _lengths(self, rows: Tensor | slice) -> Tensor:
+        """How many positions of each sequence are trained on."""
+        return (self.sequences.lengths[rows] - 1).clamp(min=0, max=self.max_length)
+
+    def _move(
+        self, histories: Tensor, targets: Tensor, with_statistics: bool, room: int | None = None
+    ) -> StepResult:
         """Forward, backward, and the update."""
         self.optimizer.zero_grad(set_to_none=True)
         model = self.compiled_model if len(histories) == self.compiled_rows else self.model
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
-            loss, statistics = self._loss(model(histories), targets, with_statistics)
+            loss, statistics = self._loss(model(histories), targets, with_statistics, room)
         _check_loss(loss)
         loss.backward()
         if self.clip_norm is not None:
@@ -135,9 +154,9 @@ class TrainingStep:
         return StepResult(loss.detach(), statistics)
 
     def _loss(
-        self, states: Tensor, targets: Tensor, with_statistics: bool
+        self, states: Tensor, targets: Tensor, with_statistics: bool, room: int | None
     ) -> tuple[Tensor, Tensor | None]:
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {} if room is None else {"room": room}
         if self.generator is not None:
             options["generator"] = self.generator
         if not (with_statistics and self.has_statistics):
