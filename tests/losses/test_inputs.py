@@ -68,6 +68,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"catalogue": torch.zeros(9, 4, device="meta")},
         "must be on one device, got cpu, meta and cpu",
     ),
+    "targets on another device": (
+        {"targets": torch.zeros(6, dtype=torch.long, device="meta")},
+        "must be on one device, got cpu, cpu and meta",
+    ),
 }
 
 

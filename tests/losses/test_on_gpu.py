@@ -67,6 +67,7 @@ def test_exact_sets_with_ties(max_scores: int) -> None:
 
 LOSSES: dict[str, nn.Module] = {
     "sce": ScalableCrossEntropy(bucket_size_y=64),
+    "sce, noise": ScalableCrossEntropy(bucket_size_y=64, noise=2.0),
     "sce, plain path": ScalableCrossEntropy(bucket_size_y=64, backend="torch"),
     "ce": CrossEntropy(),
     "ce, chunked": CrossEntropy(chunk_size=100),

@@ -15,6 +15,7 @@ from sce.losses import ScalableCrossEntropy, scalable_cross_entropy
 from sce.losses.bucketed import MAX_LOGITS
 from sce.losses.buckets import MAX_SCORES
 from sce.losses.reference import reference_scalable_cross_entropy
+from tests.losses.noisy_problem import rows_touched
 
 SEED = st.integers(0, 2**31)
 
@@ -372,8 +373,13 @@ def test_inside_a_compiled_model_the_result_is_the_same() -> None:
         ({"sparse_grad": 1}, "sparse_grad must be True or False, got 1"),
         ({"beta": 0.0}, "beta must be a positive, finite number, got 0"),
         ({"reduction": "max"}, "reduction must be 'mean', 'sum' or 'none', got 'max'"),
-        ({"noise": -0.5}, "noise must be finite and not negative, got -0.5"),
-        ({"noise": float("inf")}, "noise must be finite and not negative, got inf"),
+        ({"noise": -0.5}, "noise lies between 0 and 1,000,000 .*, got -0.5"),
+        ({"noise": float("inf")}, "noise lies between 0 and 1,000,000 .*, got inf"),
+        ({"noise": 10**400}, "noise lies between 0 and 1,000,000"),
+        ({"noise": 1.0, "mix": False}, "noise is added to centres mixed from a few states"),
+        ({"noise": 1.0, "mix_of": 0}, "noise is added to centres mixed from a few states"),
+        ({"mix_of": -1}, "mix_of must be a number of states, or 0 for all, got -1"),
+        ({"mix_of": 0.0}, "mix_of must be a number of states, or 0 for all, got 0.0"),
         ({"noise": "much"}, "noise must be a number, got 'much'"),
         ({"backend": "cuda"}, "backend must be one of .*, got 'cuda'"),
         ({"ignore_index": None}, "ignore_index must be an integer, got None"),
@@ -389,7 +395,7 @@ def test_every_setting_is_in_the_repr() -> None:
         "n_buckets": 3,
         "bucket_size_x": 4,
         "bucket_size_y": 5,
-        "mix": False,
+        "mix": True,
         "mix_of": 2,
         "noise": 0.5,
         "alpha": 1.5,
@@ -408,6 +414,20 @@ def test_centres_that_do_not_fit_are_refused() -> None:
     states, catalogue, targets = problem(16)
     with pytest.raises(ValueError, match=r"centres must be \[n_buckets, 8\], got \(3, 7\)"):
         scalable_cross_entropy(states, catalogue, targets, centres=torch.randn(3, 7))
+
+
+@pytest.mark.parametrize(
+    ("centres", "message"),
+    [
+        ([[1.0] * 8], "centres must be a tensor, got list"),
+        (torch.ones(3, 8, dtype=torch.long), "centres must be floating point, got torch.int64"),
+        (torch.ones(3, 8, dtype=torch.cfloat), "centres must be floating point, got torch.complex"),
+        (torch.ones(3, 8, device="meta"), "where the catalogue is, on cpu, got meta"),
+    ],
+)
+def test_centres_of_another_kind_are_refused(centres: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        scalable_cross_entropy(*problem(16), centres=centres)
 
 
 def test_centres_that_are_no_numbers_are_refused() -> None:
@@ -458,6 +478,11 @@ def test_no_tensor_grows_with_buckets_by_catalogue_or_by_bucket_logits(largest_t
     with largest_tensor() as largest:
         loss(states, catalogue, targets).backward()
     assert largest.numel <= max(MAX_SCORES, MAX_LOGITS) < 12_800_000
+
+
+def test_noise_looks_further_than_the_states() -> None:
+    assert rows_touched(noise=0.0) <= set(range(10))  # the items where the states are
+    assert len(rows_touched(noise=100.0)) > 30
 
 
 def test_centres_are_mixed_from_the_valid_states() -> None:

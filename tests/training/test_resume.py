@@ -381,6 +381,19 @@ def test_other_settings_are_refused_by_name(dataset: PreparedDataset, tmp_path: 
     assert "epochs" not in message
 
 
+def test_a_setting_that_an_earlier_version_did_not_have_was_at_its_default(
+    dataset: PreparedDataset, tmp_path: Path
+) -> None:
+    train(dataset, tmp_path / "run", epochs=1)
+    file = tmp_path / "run" / "run.json"
+    manifest = json.loads(file.read_text())
+    del manifest["config"]["training"]["weight_decay"]
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match=r"training.weight_decay was 0.0 and is now 0.5"):
+        train(dataset, tmp_path / "run", epochs=2, weight_decay=0.5)
+    assert train(dataset, tmp_path / "run", epochs=2).epochs == 2
+
+
 def test_with_a_schedule_the_epochs_are_part_of_it(
     dataset: PreparedDataset, tmp_path: Path
 ) -> None:

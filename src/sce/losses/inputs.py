@@ -83,7 +83,7 @@ def check_arguments(
     """
     check_ignore_index(ignore_index)
     for name, given in (("states", states), ("catalogue", catalogue), ("targets", targets)):
-        _check_tensor(name, given)
+        check_tensor(name, given)
     _refuse(torch._C._functorch.is_batchedtensor, "vmap", states, catalogue, targets)
     for name, tensor in (("states", states), ("catalogue", catalogue)):
         if tensor.dtype not in _DTYPES:
@@ -121,7 +121,8 @@ def check_arguments(
         )
 
 
-def _check_tensor(name: str, given: object) -> None:
+def check_tensor(name: str, given: object) -> None:
+    """Refuse what is no tensor."""
     if not isinstance(given, Tensor):
         hint = "; give its weight" if isinstance(given, torch.nn.Module) else ""
         raise TypeError(f"{name} must be a tensor, got {type(given).__name__}{hint}")

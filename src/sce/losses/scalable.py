@@ -4,7 +4,6 @@ The paper's Algorithm 1: a softmax inside random buckets of states and items tha
 large inner products, instead of over the whole catalogue.
 """
 
-import math
 from typing import Literal, TypedDict, Unpack, get_args, overload
 
 import torch
@@ -25,10 +24,13 @@ from sce.losses.inputs import (
     check_inputs,
     check_reduction,
     check_size,
+    check_tensor,
     reduce,
     rounded,
 )
 from sce.losses.statistics import BucketStatistics, count_buckets
+
+_MOST_NOISE = 1_000_000  # beyond which nothing is left of the states
 
 
 class ScalableCrossEntropy(nn.Module):
@@ -97,15 +99,23 @@ class ScalableCrossEntropy(nn.Module):
             if size is not None:
                 check_size(name, size)
         check_size("bucket_size_y", bucket_size_y)
-        if isinstance(mix_of, bool) or mix_of != 0:  # 0: all
-            check_size("mix_of", mix_of)
+        if isinstance(mix_of, bool) or not hasattr(mix_of, "__index__") or mix_of < 0:
+            raise ValueError(f"mix_of must be a number of states, or 0 for all, got {mix_of!r}")
         for name, flag in (("mix", mix), ("sparse_grad", sparse_grad)):
             if not isinstance(flag, bool):
                 raise TypeError(f"{name} must be True or False, got {flag!r}")
-        if isinstance(noise, bool) or not isinstance(noise, int | float):
+        if isinstance(noise, bool) or not hasattr(noise, "__float__"):
             raise TypeError(f"noise must be a number, got {noise!r}")
-        if not 0 <= noise < math.inf:
-            raise ValueError(f"noise must be finite and not negative, got {noise!r}")
+        if not 0 <= noise <= _MOST_NOISE:
+            raise ValueError(
+                f"noise lies between 0 and {_MOST_NOISE:,} (mix=False is nothing but noise), got "
+                f"{noise!r}"
+            )
+        if noise and not (mix and mix_of):
+            raise ValueError(
+                "noise is added to centres mixed from a few states: it needs mix=True and a mix_of "
+                "of 1 or more"
+            )
         suggest_sizes(1, 1, alpha=alpha, beta=beta)  # refuses what is not positive and finite
         check_ignore_index(ignore_index)
         check_reduction(reduction)
@@ -369,6 +379,13 @@ def scalable_cross_entropy(
 
 
 def _check_centres(centres: Tensor, catalogue: Tensor) -> None:
+    check_tensor("centres", centres)
+    if not centres.is_floating_point():
+        raise TypeError(f"centres must be floating point, got {centres.dtype}")
+    if centres.device != catalogue.device:
+        raise ValueError(
+            f"centres must be where the catalogue is, on {catalogue.device}, got {centres.device}"
+        )
     d = catalogue.shape[1]
     if centres.dim() != 2 or centres.shape[1] != d or len(centres) == 0:
         raise ValueError(f"centres must be [n_buckets, {d}], got {tuple(centres.shape)}")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from sce import __version__
 from sce.data.prepared import PreparedDataset
 from sce.data.storage import check_writable, digest_file, whole_directory, write_array
 from sce.errors import InputError
+from sce.models.sasrec import SASRecSettings
 from sce.training.checkpoint import partial_directory, write_text
 from sce.training.lock import LOCK
+from sce.training.objective import LossSettings
 from sce.training.run import (
     FILES,
     FORMAT,
@@ -22,6 +25,7 @@ from sce.training.run import (
     Run,
     read_manifest,
 )
+from sce.training.settings import TrainingSettings
 from sce.training.watch import DivergenceError
 
 # What a run may be resumed with: the number of epochs (unless the schedule goes by it), and the
@@ -144,7 +148,7 @@ def check_resumable(
             f"{path} was trained on a dataset with content {content[:12]}, and {dataset.path} has "
             f"content {dataset.content_hash[:12]}: resume with the former"
         )
-    before, now = _flatten(manifest["config"]), _flatten(json.loads(json.dumps(config)))
+    before, now = _flatten(_complete(manifest["config"])), _flatten(json.loads(json.dumps(config)))
     if manifest["model"] != model:
         raise InputError(f"{path} trains {manifest['model']}, not {model}")
     free = {_DEVICE, *(_REMEDIES if manifest.get("diverged") else ())}
@@ -194,6 +198,20 @@ def way_on(run: Run) -> str:
     if run.resume_state.exists():
         return "with --resume to go on from the last good state"
     return "with --force to begin anew: there is no state to resume from yet"
+
+
+def _complete(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the settings that an earlier version did not know, with their defaults."""
+    found = dict(config)
+    for section, kind in (
+        ("model", SASRecSettings), ("loss", LossSettings), ("training", TrainingSettings)
+    ):  # fmt: skip
+        given = found.get(section)
+        if isinstance(given, Mapping):
+            with suppress(TypeError, InputError):  # of a model or loss of the user's own
+                defaults = json.loads(json.dumps(asdict(kind(**given))))
+                found[section] = {**defaults, **given}
+    return found
 
 
 def _flatten(nested: Mapping[str, Any]) -> dict[str, Any]:

@@ -141,8 +141,11 @@ class LossSettings:
             raise InputError(
                 f"loss.mix_of is a number of states, or 0 for all of them; got {self.mix_of}"
             )
-        if self.noise is not None and not 0 <= self.noise < math.inf:
-            raise InputError(f"loss.noise must be at least 0; got {self.noise}")
+        if self.noise is not None and not 0 <= self.noise <= 1e6:
+            raise InputError(
+                "loss.noise lies between 0 and a million (--loss.no-mix is nothing but noise); "
+                f"got {self.noise}"
+            )
         if self.t is not None and not 0 <= self.t <= 1:
             raise InputError(f"loss.t lies between 0 and 1; got {self.t}")
         for name, choices in (("negatives", get_args(Sampler)), ("shared", get_args(Sharing))):

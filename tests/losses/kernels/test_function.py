@@ -8,6 +8,7 @@ import torch
 from sce.losses import ScalableCrossEntropy, bucketed, buckets, scalable_cross_entropy
 from sce.losses.reference import reference_scalable_cross_entropy
 from tests.losses.kernels.made_problem import DEVICE, DTYPES, GPU, problem
+from tests.losses.noisy_problem import rows_touched
 
 pytest.importorskip("triton")
 from sce.losses import kernels
@@ -150,6 +151,12 @@ def test_centres_mixed_from_a_few_states(mix_of: int) -> None:
     for tensor in (value, *torch.autograd.grad(value, (states, catalogue))):
         assert tensor.isfinite().all()
     assert loss(states, catalogue, torch.full_like(targets, -100)) == 0
+
+
+def test_noise_looks_further_than_the_states() -> None:
+    options: dict[str, Any] = {"device": str(DEVICE), "backend": "triton"}
+    assert rows_touched(**options, noise=0.0) <= set(range(10))
+    assert len(rows_touched(**options, noise=100.0)) > 30
 
 
 def test_torch_func_is_refused() -> None:

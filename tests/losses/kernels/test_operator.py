@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from sce.losses import ScalableCrossEntropy
 from tests.losses.kernels.made_problem import DEVICE, GPU, problem
+from tests.losses.noisy_problem import rows_touched
 
 pytest.importorskip("triton")
 from sce.losses.kernels import operator
@@ -118,6 +119,13 @@ def test_where_the_graph_breaks_the_result_is_the_same(
         torch.compile(net, fullgraph=True, backend="eager")(inputs, targets, **options)
     torch._dynamo.reset()
     check(net, call=call, backend="aot_eager")
+
+
+def test_noise_looks_further_than_the_states() -> None:
+    call = partial(torch.compile, fullgraph=True, backend="aot_eager")
+    options: dict[str, Any] = {"device": str(DEVICE), "backend": "triton", "call": call}
+    assert rows_touched(**options, noise=0.0) <= set(range(10))
+    assert len(rows_touched(**options, noise=100.0)) > 30
 
 
 @pytest.mark.parametrize("rounding", [None, torch.float16])
