@@ -110,11 +110,12 @@ def contenders(
         "n_buckets": n_buckets,
         "bucket_size_x": size_x,
         "bucket_size_y": size_y,
+        "mix_of": 4,  # as `sce train` has it
     }
     theirs: dict[str, Any] = {"n_buckets": n_buckets, "size_x": size_x, "size_y": size_y}
     return {
         "SCE": lambda: ScalableCrossEntropy(**ours),
-        "SCE, mix of all states": lambda: ScalableCrossEntropy(**ours, mix_of=0),
+        "SCE, mix of all states": lambda: ScalableCrossEntropy(**ours | {"mix_of": 0}),
         "SCE, CUDA graph": lambda: ScalableCrossEntropy(**ours),
         "SCE, sparse gradient": lambda: ScalableCrossEntropy(**ours | {"sparse_grad": True}),
         "SCE, plain path": lambda: ScalableCrossEntropy(**ours, backend="torch"),

@@ -24,7 +24,8 @@ from sce.losses.negatives import Draw
 LOSSES: dict[str, nn.Module] = {
     "sce": ScalableCrossEntropy(bucket_size_y=9),
     "sce without mix": ScalableCrossEntropy(bucket_size_y=9, mix=False),
-    "sce with noise": ScalableCrossEntropy(bucket_size_y=9, noise=2.0),
+    "sce of four": ScalableCrossEntropy(bucket_size_y=9, mix_of=4),
+    "sce with noise": ScalableCrossEntropy(bucket_size_y=9, mix_of=4, noise=2.0),
     "ce": CrossEntropy(),
     "ce in chunks": CrossEntropy(chunk_size=7),
     "ce-": SampledCrossEntropy(5),

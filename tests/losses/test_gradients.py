@@ -10,7 +10,8 @@ from sce.losses import gradients
 from sce.losses.gradients import CatalogueGradient, add_rows
 
 Add = Callable[[Tensor, Tensor, Tensor], None]
-ADDERS: list[Add] = [add_rows, gradients._add_sorted]  # what a CPU takes, and what CUDA takes
+# What a CPU takes, what CUDA takes, and what it takes while it records.
+ADDERS: list[Add] = [add_rows, gradients._add_sorted, gradients._add_recorded]
 
 
 @settings(max_examples=40, deadline=None)

@@ -67,7 +67,8 @@ def test_exact_sets_with_ties(max_scores: int) -> None:
 
 LOSSES: dict[str, nn.Module] = {
     "sce": ScalableCrossEntropy(bucket_size_y=64),
-    "sce, noise": ScalableCrossEntropy(bucket_size_y=64, noise=2.0),
+    "sce, of four": ScalableCrossEntropy(bucket_size_y=64, mix_of=4),
+    "sce, noise": ScalableCrossEntropy(bucket_size_y=64, mix_of=4, noise=2.0),
     "sce, plain path": ScalableCrossEntropy(bucket_size_y=64, backend="torch"),
     "ce": CrossEntropy(),
     "ce, chunked": CrossEntropy(chunk_size=100),

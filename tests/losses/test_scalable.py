@@ -376,8 +376,11 @@ def test_inside_a_compiled_model_the_result_is_the_same() -> None:
         ({"noise": -0.5}, "noise lies between 0 and 1,000,000 .*, got -0.5"),
         ({"noise": float("inf")}, "noise lies between 0 and 1,000,000 .*, got inf"),
         ({"noise": 10**400}, "noise lies between 0 and 1,000,000"),
-        ({"noise": 1.0, "mix": False}, "noise is added to centres mixed from a few states"),
-        ({"noise": 1.0, "mix_of": 0}, "noise is added to centres mixed from a few states"),
+        (
+            {"noise": 1.0, "mix": False, "mix_of": 4},
+            "noise is added to centres mixed from a few states",
+        ),
+        ({"noise": 1.0}, "noise is added to centres mixed from a few states"),
         ({"mix_of": -1}, "mix_of must be a number of states, or 0 for all, got -1"),
         ({"mix_of": 0.0}, "mix_of must be a number of states, or 0 for all, got 0.0"),
         ({"noise": "much"}, "noise must be a number, got 'much'"),

@@ -1,5 +1,6 @@
 import math
 from collections.abc import Callable
+from shutil import which
 
 import pytest
 import torch
@@ -327,7 +328,10 @@ def test_a_model_needs_items_and_a_side() -> None:
         SASRec(3, padding_side="middle")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+COMPILER = pytest.mark.skipif(which("c++") is None, reason="needs a C++ compiler")
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=COMPILER)])
 def test_compiled_with_a_sparse_gradient(backend: str) -> None:
     model = SASRec(N_ITEMS, make().settings, sparse_grad=True)
     compiled: Callable[[Tensor], Tensor] = torch.compile(model, backend=backend)

@@ -62,27 +62,38 @@ def add_rows(total: Tensor, rows: Tensor, values: Tensor) -> None:
     `index_add_` goes through the values in order on a CPU, but on CUDA it adds them with atomics,
     as they come.
     """
-    if total.is_cuda:
-        _add_sorted(total, rows, values)
-    else:
+    if not total.is_cuda:
         total.index_add_(0, rows, values)
+    elif torch.cuda.is_current_stream_capturing():
+        _add_recorded(total, rows, values)
+    else:
+        _add_sorted(total, rows, values)
 
 
 def _add_sorted(total: Tensor, rows: Tensor, values: Tensor) -> None:
     """Bring equal rows together, add up each run in order, and write each sum once.
 
     Made of operations that are deterministic whatever `torch.use_deterministic_algorithms` says: a
-    stable sort, sums of segments (on CUDA one thread walks along each), and an addition in which
-    rows repeat with zeros alone. The host does not wait for any of them.
+    stable sort, sums of segments (on CUDA one thread walks along each), and an addition without
+    repeated rows.
     """
+    if rows.numel() == 0:  # a segment must have something in it
+        return
+    ordered, order = rows.sort(stable=True)
+    distinct, lengths = torch.unique_consecutive(ordered, return_counts=True)
+    sums: Tensor = torch.segment_reduce(values[order], "sum", lengths=lengths, unsafe=True)
+    total.index_add_(0, distinct, sums)
+
+
+def _add_recorded(total: Tensor, rows: Tensor, values: Tensor) -> None:
+    """Do the same without asking the device how many runs there are, as in a CUDA graph."""
     n = len(rows)
     if n == 0:
         return
     ordered, order = rows.sort(stable=True)
     first = torch.ones_like(ordered, dtype=torch.bool)
     torch.ne(ordered[1:], ordered[:-1], out=first[1:])
-    # How many runs there are the host need not know: behind the last come empty ones, whose sums
-    # are 0.
+    # Behind the last run come empty ones, whose sums are 0: rows repeat with these alone.
     number = torch.arange(n, device=rows.device)
     run = (first.cumsum(0) - 1).where(first, n)
     starts = number.new_full((n + 1,), n).scatter_(0, run, number.where(first, n))

@@ -60,7 +60,8 @@ class ScalableCrossEntropy(nn.Module):
         mix: Draw the centres of the buckets where the states are, rather than in all directions
             alike.
         mix_of: With `mix`, how many states a centre is a sum of, with positive weights. 0: of all,
-            with weights of either sign, which is the paper's Mix. docs/paper.md compares them.
+            with weights of either sign, which is the paper's Mix. `sce train` takes 4, for which
+            docs/paper.md has the reasons.
         noise: With `mix_of` of one or more, how long a random vector is that is added to each
             centre, in lengths of the centre: 0 is a centre amid its states, and the longer it is,
             the more buckets hold what the states are not close to.
@@ -85,7 +86,7 @@ class ScalableCrossEntropy(nn.Module):
         bucket_size_x: int | None = None,
         bucket_size_y: int = 256,
         mix: bool = True,
-        mix_of: int = 4,
+        mix_of: int = 0,
         noise: float = 0.0,
         alpha: float = 2.0,
         beta: float = 1.0,
