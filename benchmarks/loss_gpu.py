@@ -100,8 +100,10 @@ def main() -> None:
             and (options.dtype is None or cell["dtype"] in options.dtype)
         ]
     if options.missing:
-        this = commit()
-        known = [row for row in kept("loss_gpu", to=options.out) if row["commit"] == this]
+        known = kept("loss_gpu", to=options.out)
+        if options.missing == "commit":
+            this = commit()
+            known = [row for row in known if row["commit"] == this]
         there = [{name: row.get(name) for name in COLUMNS} for row in known]
         cells = [cell for cell in cells if {name: cell[name] for name in COLUMNS} not in there]
     if options.list:
@@ -141,7 +143,11 @@ def _options() -> argparse.Namespace:
         option = "--" + name.replace("_", "-")
         parser.add_argument(option, type=int, default=default, help="[%(default)s] with --cross")
     parser.add_argument(
-        "--missing", action="store_true", help="only what this commit has no row of"
+        "--missing",
+        nargs="?",
+        choices=["commit", "any"],
+        const="commit",
+        help="only what this commit has no row of; any: what has no row of any commit",
     )
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--list", action="store_true", help="print the cells, and measure nothing")
