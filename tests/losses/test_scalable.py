@@ -485,7 +485,7 @@ def test_no_tensor_grows_with_buckets_by_catalogue_or_by_bucket_logits(largest_t
 
 def test_noise_looks_further_than_the_states() -> None:
     assert rows_touched(noise=0.0) <= set(range(10))  # the items where the states are
-    assert len(rows_touched(noise=100.0)) > 30
+    assert len(rows_touched(noise=100.0)) > 15
 
 
 def test_centres_are_mixed_from_the_valid_states() -> None:

@@ -63,7 +63,7 @@ def test_a_mix_of_a_few_valid_states_has_positive_weights_and_all_alike() -> Non
     targets = torch.where(numbers < 11, 3, -100)
     targets[500:1200] = -100
     states = torch.eye(16)[numbers] * torch.where(targets < 0, float("nan"), 2.0)[:, None]
-    buckets = 4000 if GPU else 300
+    buckets = 4000 if GPU else 150
     found = prepared(states, targets, mix_of=3, n_buckets=buckets)
     centres = found.centres.cpu()
     assert found.status[:2].tolist() == [1, 1]
@@ -95,7 +95,7 @@ def test_noise_is_normal_and_as_long_as_it_says(noise: float, d: int) -> None:
     # Of one state alone, all that differs between centres is the noise.
     state = torch.zeros(1, d)
     state[0, 3] = 7.0
-    n_buckets = 40_000 if GPU else 1500
+    n_buckets = 40_000 if GPU else 250
     found = prepared(state, torch.tensor([4]), mix_of=2, noise=noise, n_buckets=n_buckets)
     g = torch.Generator().manual_seed(0)
     expected = state / 7 + noise / d**0.5 * torch.randn(400_000, d, generator=g)

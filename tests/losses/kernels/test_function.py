@@ -142,7 +142,7 @@ def test_centres_mixed_from_a_few_states(mix_of: int) -> None:
     with torch.no_grad():
         states[targets < 0] = float("nan")
     loss = ScalableCrossEntropy(
-        n_buckets=50, bucket_size_x=9, bucket_size_y=12, mix_of=mix_of, backend="triton"
+        n_buckets=7, bucket_size_x=9, bucket_size_y=12, mix_of=mix_of, backend="triton"
     )
     g = torch.Generator(DEVICE)
     value = loss(states, catalogue, targets, generator=g.manual_seed(0))
@@ -156,7 +156,7 @@ def test_centres_mixed_from_a_few_states(mix_of: int) -> None:
 def test_noise_looks_further_than_the_states() -> None:
     options: dict[str, Any] = {"device": str(DEVICE), "backend": "triton"}
     assert rows_touched(**options, noise=0.0) <= set(range(10))
-    assert len(rows_touched(**options, noise=100.0)) > 30
+    assert len(rows_touched(**options, noise=100.0)) > 15
 
 
 def test_torch_func_is_refused() -> None:

@@ -125,7 +125,7 @@ def test_noise_looks_further_than_the_states() -> None:
     call = partial(torch.compile, fullgraph=True, backend="aot_eager")
     options: dict[str, Any] = {"device": str(DEVICE), "backend": "triton", "call": call}
     assert rows_touched(**options, noise=0.0) <= set(range(10))
-    assert len(rows_touched(**options, noise=100.0)) > 30
+    assert len(rows_touched(**options, noise=100.0)) > 15
 
 
 @pytest.mark.parametrize("rounding", [None, torch.float16])
