@@ -206,12 +206,14 @@ def test_room_changes_nothing(name: str, reduction: str) -> None:
     if hasattr(loss, "negatives"):
         loss.negatives = ByRow()
     states, catalogue, targets = problem(torch.float64)
-    targets[0, 0] = -100  # what is left over must not end up in the first place
-    with torch.no_grad():
-        states[targets < 0] = torch.nan
     count = int((targets != -100).sum())
+    # What is left over must not end up in the first place, whether that counts or not.
+    without_first = targets.clone()
+    without_first[0, 0] = -100
     weights = torch.randn(4, 10, dtype=torch.float64) if reduction == "none" else 1.0
-    for given in (targets, torch.full_like(targets, -100)):
+    for given in (targets, without_first, torch.full_like(targets, -100)):
+        with torch.no_grad():
+            states[given < 0] = torch.nan
         wanted = loss(states, catalogue, given)
         grads = torch.autograd.grad((wanted * weights).sum(), (states, catalogue))
         for room in (count, count + 1, 40, 57):
@@ -219,6 +221,14 @@ def test_room_changes_nothing(name: str, reduction: str) -> None:
             torch.testing.assert_close(found, wanted)
             both = torch.autograd.grad((found * weights).sum(), (states, catalogue))
             torch.testing.assert_close(both, grads)
+
+
+@pytest.mark.parametrize("loss", WITH_ROOM.values(), ids=WITH_ROOM)
+def test_room_where_there_are_no_positions(loss: nn.Module) -> None:
+    states, catalogue = torch.zeros(0, 5, 8, requires_grad=True), torch.randn(30, 8)
+    value = loss(states, catalogue, torch.zeros(0, 5, dtype=torch.long), room=3)
+    assert value == 0
+    assert torch.autograd.grad(value, states)[0].shape == (0, 5, 8)
 
 
 @pytest.mark.parametrize("loss", WITH_ROOM.values(), ids=WITH_ROOM)

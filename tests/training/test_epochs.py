@@ -17,6 +17,7 @@ from sce.training.checkpoint import read_tensors
 from sce.training.keeper import Keeper
 from sce.training.loop import FitResult, TrainingWarning
 from sce.training.run import Run
+from sce.training.step import TrainingStep
 from sce.training.watch import DivergenceError
 from tests.cycle_data import QUICK, make_cycle, quietly, settings, small_model
 
@@ -335,3 +336,28 @@ def test_without_test_users_the_last_weights_are_kept(tmp_path: Path) -> None:
         result = quietly(model, CrossEntropy(), data, settings=QUICK, out=tmp_path / "run")
     assert (result.best_epoch, result.test, result.validation) == (2, None, None)
     assert (tmp_path / "run" / "best.safetensors").exists()
+
+
+def test_evaluation_runs_where_the_steps_do(
+    dataset: PreparedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On another stream of a GPU it would make libraries keep another workspace.
+    inside: list[bool] = [False]
+    seen: list[bool] = []
+
+    def aside(_: object, work: Callable[[], Any]) -> Any:
+        inside[0] = True
+        try:
+            return work()
+        finally:
+            inside[0] = False
+
+    def evaluate(*_: object, **__: object) -> Metrics:
+        seen.append(inside[0])
+        return Metrics({"ndcg@10": 0.5}, users=1, seen_targets=0)
+
+    monkeypatch.setattr(TrainingStep, "aside", aside)
+    monkeypatch.setattr(epochs, "evaluate", evaluate)
+    quietly(small_model(dataset), CrossEntropy(), dataset, settings=QUICK)
+    assert seen
+    assert all(seen)

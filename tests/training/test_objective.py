@@ -84,8 +84,8 @@ def test_bucket_sizes(given: dict[str, Any], expected: tuple[int, int]) -> None:
     [
         ({"mix_of": -1}, "loss.mix_of is a number of states, or 0 for all of them; got -1"),
         ({"mix": False, "mix_of": 2}, "and loss.mix is off: leave out one of them"),
-        ({"noise": -1.0}, "loss.noise lies between 0 and a million .* got -1.0"),
-        ({"noise": math.inf}, "loss.noise lies between 0 and a million .* got inf"),
+        ({"noise": -1.0}, "loss.noise lies between 0 and 1,000,000 .* got -1.0"),
+        ({"noise": math.inf}, "loss.noise lies between 0 and 1,000,000 .* got inf"),
         ({"mix": False, "noise": 1.0}, "loss.mix is off: leave out one of them"),
         ({"mix_of": 0, "noise": 1.0}, "loss.mix_of is 0: leave out one of them"),
         ({"name": "ce", "t": 0.5}, "loss.t belongs to gbce, and the loss is ce"),

@@ -60,10 +60,11 @@ def check_inputs(
     valid = flat != ignore_index
     _check_range(flat, valid, n_items=catalogue.shape[0], ignore_index=ignore_index)
     every = states.reshape(-1, states.shape[-1])
-    if room is None:
+    if room is not None:
+        check_size("room", room)
+    if room is None or len(flat) == 0:
         index = valid.nonzero().squeeze(1)
         return Inputs(every.index_select(0, index), catalogue, flat[index], index, targets.shape)
-    check_size("room", room)
     count = valid.sum()
     _check(count <= room, f"more positions count than there is room for ({room})")
     number = torch.arange(max(len(flat), room), device=flat.device)

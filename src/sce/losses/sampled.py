@@ -48,7 +48,24 @@ class SamplingSettings(TypedDict, total=False):
     reduction: str
 
 
-class SampledCrossEntropy(nn.Module):
+class _Sampled(nn.Module):
+    """What the sampled losses have in common."""
+
+    negatives: Negatives
+
+    def never_waits(self, catalogue: Tensor) -> bool:
+        """Say whether a call with `room` runs without the host waiting for the device."""
+        # Other samplers look at the targets (what is in a batch), at what they drew, or are not
+        # ours. For a gradient in half precision the touched rows are counted.
+        drawn = (
+            self.negatives.replacement
+            if isinstance(self.negatives, UniformNegatives)
+            else isinstance(self.negatives, PopularityNegatives)
+        )
+        return drawn and catalogue.dtype in (torch.float32, torch.float64)
+
+
+class SampledCrossEntropy(_Sampled):
     """CE⁻: the softmax cross-entropy over the positive and k negatives.
 
     A sampler that corrects (logQ) has log(k·q) subtracted from the logits of its negatives, which
@@ -92,12 +109,8 @@ class SampledCrossEntropy(nn.Module):
         """Show the settings in the module's repr."""
         return _show(self)
 
-    def never_waits(self, catalogue: Tensor) -> bool:
-        """Say whether a call with `room` runs without the host waiting for the device."""
-        return _never_waits(self.negatives, catalogue)
 
-
-class BinaryCrossEntropy(nn.Module):
+class BinaryCrossEntropy(_Sampled):
     """BCE (k = 1) and BCE⁺ (k > 1): the positive against 1, each negative against 0.
 
     Args:
@@ -137,12 +150,8 @@ class BinaryCrossEntropy(nn.Module):
         """Show the settings in the module's repr."""
         return f"{_show(self)}, average={self.average}"
 
-    def never_waits(self, catalogue: Tensor) -> bool:
-        """Say whether a call with `room` runs without the host waiting for the device."""
-        return _never_waits(self.negatives, catalogue)
 
-
-class GeneralizedBinaryCrossEntropy(nn.Module):
+class GeneralizedBinaryCrossEntropy(_Sampled):
     """gBCE: BCE⁺ with the positive's part scaled down to undo overconfidence from sampling.
 
     The positive enters as -β·log σ(s⁺), which is finite at any logit, with
@@ -186,10 +195,6 @@ class GeneralizedBinaryCrossEntropy(nn.Module):
     def extra_repr(self) -> str:
         """Show the settings in the module's repr."""
         return f"{_show(self)}, t={self.t}"
-
-    def never_waits(self, catalogue: Tensor) -> bool:
-        """Say whether a call with `room` runs without the host waiting for the device."""
-        return _never_waits(self.negatives, catalogue)
 
 
 def sampled_cross_entropy(
@@ -261,17 +266,6 @@ def _score(
         generator=generator,
     )
     return inputs, scores
-
-
-def _never_waits(negatives: Negatives, catalogue: Tensor) -> bool:
-    # Others look at the targets (what is in a batch), at what they drew, or are not ours. For a
-    # gradient in half precision the touched rows are counted.
-    drawn = (
-        negatives.replacement
-        if isinstance(negatives, UniformNegatives)
-        else isinstance(negatives, PopularityNegatives)
-    )
-    return drawn and catalogue.dtype in (torch.float32, torch.float64)
 
 
 def _binary(scores: SampledScores, *, positive_weight: float) -> Tensor:

@@ -30,7 +30,7 @@ from sce.losses.inputs import (
 )
 from sce.losses.statistics import BucketStatistics, count_buckets
 
-_MOST_NOISE = 1_000_000  # beyond which nothing is left of the states
+MOST_NOISE = 1_000_000  # beyond which nothing is left of the states
 
 
 class ScalableCrossEntropy(nn.Module):
@@ -107,9 +107,9 @@ class ScalableCrossEntropy(nn.Module):
                 raise TypeError(f"{name} must be True or False, got {flag!r}")
         if isinstance(noise, bool) or not hasattr(noise, "__float__"):
             raise TypeError(f"noise must be a number, got {noise!r}")
-        if not 0 <= noise <= _MOST_NOISE:
+        if not 0 <= noise <= MOST_NOISE:
             raise ValueError(
-                f"noise lies between 0 and {_MOST_NOISE:,} (mix=False is nothing but noise), got "
+                f"noise lies between 0 and {MOST_NOISE:,} (mix=False is nothing but noise), got "
                 f"{noise!r}"
             )
         if noise and not (mix and mix_of):

@@ -22,6 +22,7 @@ from sce.losses import (
     UniformNegatives,
     suggest_sizes,
 )
+from sce.losses.scalable import MOST_NOISE
 
 T = TypeVar("T")
 LossName = Literal["bce", "bce+", "gbce", "ce-", "ce", "sce"]
@@ -141,10 +142,10 @@ class LossSettings:
             raise InputError(
                 f"loss.mix_of is a number of states, or 0 for all of them; got {self.mix_of}"
             )
-        if self.noise is not None and not 0 <= self.noise <= 1e6:
+        if self.noise is not None and not 0 <= self.noise <= MOST_NOISE:
             raise InputError(
-                "loss.noise lies between 0 and a million (--loss.no-mix is nothing but noise); "
-                f"got {self.noise}"
+                f"loss.noise lies between 0 and {MOST_NOISE:,} (--loss.no-mix is nothing but "
+                f"noise); got {self.noise}"
             )
         if self.t is not None and not 0 <= self.t <= 1:
             raise InputError(f"loss.t lies between 0 and 1; got {self.t}")
