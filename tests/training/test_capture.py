@@ -17,6 +17,7 @@ from sce.losses import (
 )
 from sce.models.sasrec import SASRec, SASRecSettings
 from sce.training.capture import CapturedSteps, StepResult
+from sce.training.device import same_bits
 from sce.training.optimizer import RowWise, make_optimizer, set_rate
 from sce.training.rowwise import gradients_of_rows
 from sce.training.step import TrainingStep, seeds_of_epoch
@@ -117,6 +118,23 @@ def test_losses_that_make_room_for_valid_positions(loss: nn.Module, precision: s
     eager, recorded = (train(captured, precision, loss=loss) for captured in (False, True))
     for found, wanted in zip(recorded, eager, strict=True):
         torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        CrossEntropy(),
+        SampledCrossEntropy(20),
+        BinaryCrossEntropy(),
+        ScalableCrossEntropy(n_buckets=8, bucket_size_x=16, bucket_size_y=32),
+    ],
+    ids=lambda loss: type(loss).__name__,
+)
+def test_recorded_steps_give_the_same_bits_when_asked_to(loss: nn.Module) -> None:
+    with same_bits(torch.device("cuda")):
+        first, second = (train(True, "float32", loss=loss) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_recordings_of_several_widths_share_their_memory() -> None:

@@ -360,9 +360,11 @@ def test_what_can_be_recorded(dataset: PreparedDataset) -> None:
     model, gpu = small_model(dataset), torch.device("cuda", 0)
     in_batch = SampledCrossEntropy(3, negatives=InBatchNegatives())
     for loss, wanted, expected in (
-        (CrossEntropy(), None, False),
-        (CrossEntropy(), True, True),
-        (SampledCrossEntropy(3), True, True),
+        (CrossEntropy(), None, True),
+        (SampledCrossEntropy(3), None, True),
+        (SampledCrossEntropy(3), False, False),
+        (in_batch, None, False),
+        (lambda x, y, t: (x @ y.T).mean(), None, False),
         (in_batch, False, False),
         (lambda x, y, t: (x @ y.T).mean(), True, True),  # the user knows
     ):

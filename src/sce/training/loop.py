@@ -14,7 +14,13 @@ from torch import nn
 from sce.data.batches import PADDING, DeviceSequences
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
-from sce.losses import ScalableCrossEntropy
+from sce.losses import (
+    BinaryCrossEntropy,
+    CrossEntropy,
+    GeneralizedBinaryCrossEntropy,
+    SampledCrossEntropy,
+    ScalableCrossEntropy,
+)
 from sce.models.sasrec import SASRec
 from sce.training.begin import (
     check_resumable,
@@ -203,6 +209,16 @@ def fit(
                 journal.close()
 
 
+# The losses whose steps are recorded without being asked for.
+_RECORDED = (
+    BinaryCrossEntropy,
+    CrossEntropy,
+    GeneralizedBinaryCrossEntropy,
+    SampledCrossEntropy,
+    ScalableCrossEntropy,
+)
+
+
 def _raised_in(model: nn.Module, error: BaseException) -> bool:
     """Whether the error came while the model was computing its states."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
@@ -228,7 +244,7 @@ def _capture(
         return settings.capture
     if device.type != "cuda" or not isinstance(model, SASRec):
         return False
-    return isinstance(loss, ScalableCrossEntropy) and loss.never_waits(model.catalogue)
+    return isinstance(loss, _RECORDED) and loss.never_waits(model.catalogue)
 
 
 @contextmanager

@@ -49,7 +49,7 @@ class TrainingSettings:
     compile: bool = False
     """Compile the model: quicker steps after a slow first one. Batches have a fixed width then."""
     capture: bool | None = None
-    """Record the step as a CUDA graph. [default: on a GPU, for SASRec with SCE]"""
+    """Record the step as a CUDA graph. [default: on a GPU, for SASRec with a loss that can be]"""
     row_wise: bool = False
     """Update only the rows of the catalogue that a step touches, by row-wise Adagrad: for huge
     catalogues, where Adam over all rows takes most of time and memory. Not equal to Adam: rows have

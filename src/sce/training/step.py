@@ -18,7 +18,7 @@ Loss = Callable[..., Tensor]
 T = TypeVar("T")
 
 _WIDTHS = 8  # of captured batches: a graph for each is recorded when it first occurs
-_ROOMS = 32  # for the valid positions of a captured batch, where the loss makes room for them
+_ROOMS = 128  # for the valid positions of a captured batch, where the loss makes room for them
 
 
 class StepSeeds(NamedTuple):
