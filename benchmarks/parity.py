@@ -101,7 +101,10 @@ def train_all(
         for process in [process for process in going if process.poll() is not None]:
             case, seed, run, begun = going.pop(process)
             row: dict[str, Any] = {"data": case.data, "loss": case.loss, "seed": seed}
-            row |= {"options": case.options, "seconds": round(time.monotonic() - begun, 1)}
+            row |= {
+                "options": f"{case.options} {extra}".strip(),
+                "seconds": round(time.monotonic() - begun, 1),
+            }
             if process.returncode:
                 row["failed"] = Path(f"{run}.log").read_text().strip().splitlines()[-1]
             else:

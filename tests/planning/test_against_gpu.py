@@ -1,7 +1,8 @@
 """The formula against peaks of training on an H200, as torch's allocator counted them.
 
 Whole trainings are those of benchmarks/results/parity.jsonl, with the sink, in float32; the sizes
-are those of their datasets. Sizes of all kinds are those of benchmarks/results/plan_grid.jsonl.
+are those of their datasets. Sizes of all kinds are those of benchmarks/results/plan_grid.jsonl;
+steps of large catalogues are those of experiments/results/rows.jsonl.
 """
 
 import json
@@ -14,7 +15,9 @@ from sce.planning import LOSSES, Job, LossName, predict
 from sce.planning.coefficients import H200
 from tests.planning.grid_rows import job_of
 
-ROWS = Path(__file__).parents[2] / "benchmarks" / "results" / "plan_grid.jsonl"
+ROOT = Path(__file__).parents[2]
+ROWS = ROOT / "benchmarks" / "results" / "plan_grid.jsonl"
+MEMORY = ROOT / "experiments" / "results" / "rows.jsonl"
 
 JOBS = {
     "ml1m": Job(3_411, mean_length=99.95, length_spread=66.51, users=5_227, events=724_964),
@@ -64,3 +67,19 @@ def test_the_error_that_is_stated_is_that_of_sizes_not_fitted() -> None:
     assert max(found) == pytest.approx(H200.largest_error, abs=1e-3)
     assert mean(found) == pytest.approx(H200.mean_error, abs=1e-3)
     assert max(found) < 0.15
+
+
+def test_recorded_steps_of_every_loss() -> None:
+    rows = [json.loads(line) for line in MEMORY.read_text().splitlines()]
+    steps = [row for row in rows if row["measure"] == "steps" and row["status"] == "finished"]
+    assert len(steps) == 46
+    for row in steps:
+        settings = row["settings"]
+        job = Job(
+            row["dataset"]["n_items"],
+            batch=settings["training.batch_size"],
+            users=2_560,
+            events=2_560 * 201,
+        )
+        predicted = predict(job, settings["loss.name"]).total / 2**20
+        assert predicted == pytest.approx(row["memory_mib"]["training"], rel=0.05), row["run"]

@@ -34,7 +34,7 @@ WORKLOAD = Workload(n_items=50, sequences=128, mean_length=200.0, counts=np.aran
         ({"name": "ce"}, CrossEntropy, {"chunk_size": None}),
         ({"name": "ce", "chunk_size": 7}, CrossEntropy, {"chunk_size": 7}),
         ({}, ScalableCrossEntropy, {"bucket_size_y": 256, "mix": True, "n_buckets": 320}),
-        ({}, ScalableCrossEntropy, {"mix_of": 4, "noise": 2.0}),
+        ({}, ScalableCrossEntropy, {"mix_of": 4, "noise": 1.0}),
         ({"mix_of": 0}, ScalableCrossEntropy, {"mix": True, "mix_of": 0}),
         ({"noise": 0.5}, ScalableCrossEntropy, {"mix_of": 4, "noise": 0.5}),
         (

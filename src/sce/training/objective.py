@@ -40,7 +40,7 @@ _DEFAULTS: dict[LossName, dict[str, Any]] = {
         "bucket_size_y": 256,
         "mix": True,
         "mix_of": 4,
-        "noise": 2.0,
+        "noise": 1.0,
         "n_buckets": None,
         "bucket_size_x": None,
         "alpha": 2.0,
@@ -70,7 +70,7 @@ class LossSettings:
     4]"""
     noise: float | None = None
     """sce: how long a random vector is that is added to a mix of a few states, in lengths of it.
-    [default: 2]"""
+    [default: 1]"""
     alpha: float | None = None
     """sce: how densely buckets cover the states of a batch. [default: 2]"""
     beta: float | None = None
