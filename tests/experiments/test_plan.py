@@ -189,6 +189,22 @@ def test_the_variant_is_of_whatever_makes_other_runs(
     assert make_plan(sweep(tmp_path, text), [cycle]).variant != variant
 
 
+@pytest.mark.parametrize(
+    ("before", "batch"),
+    [
+        ("", 32),
+        ("[base]\ntraining.batch_size = 12", 3),
+        ("[base]\ntraining.batch_size = 12\n[datasets.cycle]\ntraining.batch_size = 1", 1),
+    ],
+)
+def test_a_share_of_the_batch_is_of_the_one_there_would_be(
+    tmp_path: Path, cycle: Dataset, before: str, batch: int
+) -> None:
+    text = before + "\n[[grid]]\ntraining.batch_size = '25% of batch'"
+    (run,) = make_plan(sweep(tmp_path, text), [cycle], seeds=[0]).runs
+    assert run.config.training.batch_size == batch
+
+
 def test_settings_for_a_dataset_that_is_not_there_are_mentioned(
     tmp_path: Path, cycle: Dataset
 ) -> None:

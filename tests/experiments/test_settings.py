@@ -102,6 +102,8 @@ def test_an_empty_file_is_one_run_as_ever(tmp_path: Path) -> None:
         ("[[grid]]\nloss.bucket_size_y = ['1.2.3% of items']", "like '50% of items'; got '1.2.3"),
         ("[[grid]]\nloss.bucket_size_y = ['50 percent']", "like '50% of items'"),
         ("[[grid]]\nloss.bucket_size_y = ['101% of items']", "from 0 to 100"),
+        ("[[grid]]\nloss.bucket_size_y = ['50% of batch']", "like '50% of items'"),
+        ("[[grid]]\ntraining.batch_size = ['50% of items']", "written like '50% of batch'"),
         ("grid = []", "grid is empty"),
         ("[[grid]\n", "not valid TOML"),
     ],

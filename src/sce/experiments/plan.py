@@ -11,8 +11,9 @@ from sce.config import Config, Layer, check_layer
 from sce.data.storage import digest_bytes
 from sce.errors import InputError
 from sce.experiments.datasets import Dataset, check_names, open_dataset, synthesize
-from sce.experiments.settings import Measure, SweepSettings, share_of_items
+from sce.experiments.settings import SHARES, Measure, SweepSettings, read_share
 from sce.training.objective import settings_of
+from sce.training.settings import TrainingSettings
 
 SEED = "training.seed"
 _ANY_ITEMS = 10**12  # in a catalogue that nobody has: shares of it are no plain sizes
@@ -108,7 +109,7 @@ def make_plan(
         for dataset in datasets:
             for number, grid in enumerate(settings.grids, 1):
                 where = f"{settings.name}: [[grid]] {number}"
-                for point in _points(grid, dataset.n_items):
+                for point in _points(settings, dataset.name, grid, dataset.n_items):
                     config = _configure(settings, dataset.name, point, seed, over or {}, where)
                     size = point.get("loss", {}).get("bucket_size_y", 0)
                     if size > dataset.n_items:  # as good as the catalogue itself
@@ -168,14 +169,21 @@ def to_toml(config: Config) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _points(grid: Mapping[str, Sequence[Any]], n_items: int) -> Iterator[Layer]:
+def _points(
+    settings: SweepSettings, name: str, grid: Mapping[str, Sequence[Any]], n_items: int
+) -> Iterator[Layer]:
+    """Every combination in a grid, on the dataset of a name, with its shares as sizes."""
+    batch = TrainingSettings.batch_size
+    for layer in _shared(settings, name):
+        batch = layer.get("training", {}).get("batch_size", batch)
+    wholes = {"items": n_items, "batch": batch}
     for values in itertools.product(*grid.values()):
         point: dict[str, dict[str, Any]] = {}
         for dotted, value in zip(grid, values, strict=True):
-            section, _, name = dotted.partition(".")
-            if dotted == "loss.bucket_size_y" and isinstance(value, str):
-                value = max(1, round(share_of_items(value) * n_items))
-            point.setdefault(section, {})[name] = value
+            section, _, setting = dotted.partition(".")
+            if dotted in SHARES and isinstance(value, str):
+                value = max(1, round(read_share(dotted, value) * wholes[SHARES[dotted]]))
+            point.setdefault(section, {})[setting] = value
         yield point
 
 
@@ -189,8 +197,7 @@ def _configure(
 ) -> Config:
     """The configuration of a run on the dataset of a name."""
     point = check_layer(point, where)
-    entry = settings.datasets.get(name)
-    shared = [settings.base, *([entry.settings] if entry else ())]
+    shared = _shared(settings, name)
     strict = [point, over]
     names = [layer["loss"]["name"] for layer in shared + strict if "name" in layer.get("loss", {})]
     loss = names[-1] if names else Config().loss.name
@@ -202,6 +209,12 @@ def _configure(
         )
     except InputError as error:
         raise InputError(f"{where}, on {name}: {error}") from error
+
+
+def _shared(settings: SweepSettings, name: str) -> list[Layer]:
+    """What the file says of all runs, and then of those on the dataset of a name."""
+    entry = settings.datasets.get(name)
+    return [settings.base, *([entry.settings] if entry else ())]
 
 
 def _understood(layer: Layer, loss: str) -> Layer:
@@ -239,7 +252,7 @@ def _variants_on(name: str, settings: SweepSettings, over: Layer) -> list[str]:
     """The settings of every run on the dataset of a name, whatever its size, with one seed."""
     found = set()
     for grid in settings.grids:
-        for point in _points(grid, _ANY_ITEMS):
+        for point in _points(settings, name, grid, _ANY_ITEMS):
             try:
                 config = _configure(settings, name, point, 0, over, "")
                 found.add(json.dumps(flatten(config), sort_keys=True))

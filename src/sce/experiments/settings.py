@@ -19,6 +19,7 @@
     [[grid]]
     loss.name = ["ce-", "gbce"]
     loss.n_negatives = [64, 256]
+    training.batch_size = "50% of batch"    # of that in base and datasets
 
     [[figures]]                             # what `sce compare` shows: see views.py
     kind = "pareto"
@@ -39,7 +40,9 @@ from sce.errors import InputError
 from sce.experiments.datasets import Synthetic
 from sce.experiments.views import DEFAULT_VIEWS, STEPS_VIEWS, View
 
-_OF_ITEMS = re.compile(r"(\d+(?:\.\d+)?)\s*%\s*of\s+items")
+_SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%\s*of\s+(\w+)")
+# Sizes that a grid may give as a share, and of what.
+SHARES = {"loss.bucket_size_y": "items", "training.batch_size": "batch"}
 Measure = Literal["training", "steps"]
 
 _KEYS = dict.fromkeys(("title", "measure", "steps", "seeds", "base", "datasets", "grid", "figures"))
@@ -190,29 +193,30 @@ def _grid(path: Path, number: int, given: Any) -> Mapping[str, Any]:
             if not flat[f"{section}.{name}"]:
                 raise InputError(f"{where}: {section}.{name} is an empty list")
     _no_seed(given, where)
-    for size in flat.get("loss.bucket_size_y", ()):
-        if isinstance(size, str):
-            try:
-                share_of_items(size)
-            except InputError as error:
-                raise InputError(f"{where}: {error}") from error
+    for dotted in SHARES:
+        for size in flat.get(dotted, ()):
+            if isinstance(size, str):
+                try:
+                    read_share(dotted, size)
+                except InputError as error:
+                    raise InputError(f"{where}: {error}") from error
     return flat
 
 
-def share_of_items(text: str) -> float:
-    """The share in a text like "50% of items".
+def read_share(dotted: str, text: str) -> float:
+    """The share in a text like "50% of items", for the setting of this name.
 
-    >>> share_of_items("50% of items")
+    >>> read_share("loss.bucket_size_y", "50% of items")
     0.5
 
     Raises:
         InputError: When it is no such text.
     """
-    found = _OF_ITEMS.fullmatch(text.strip())
-    if found is None or not 0 < float(found[1]) <= 100:
+    found = _SHARE.fullmatch(text.strip())
+    if found is None or found[2] != SHARES[dotted] or not 0 < float(found[1]) <= 100:
         raise InputError(
-            "bucket_size_y is a whole number, or a share from 0 to 100 written like "
-            f"'50% of items'; got {text!r}"
+            f"{dotted.partition('.')[2]} is a whole number, or a share from 0 to 100 written like "
+            f"'50% of {SHARES[dotted]}'; got {text!r}"
         )
     return float(found[1]) / 100
 
