@@ -95,7 +95,7 @@ def test_a_dataset_has_its_own_and_losses_take_what_they_know(
     [
         ("loss.name = 'ce'\nloss.mix = true", r"on cycle: loss.mix belongs to sce"),
         ("loss.name = 'cee'", r"name must be one of"),
-        ("training.batch_size = ['many']", r"batch_size must be a whole number; got 'many'"),
+        ("training.epochs = ['many']", r"epochs must be a whole number; got 'many'"),
         ("training.betas = [0.9, 0.98]", r"betas must be a list of 2 numbers; got 0.9"),
         ("training.epochs = 0", r"epochs must be at least 1"),
     ],
