@@ -110,7 +110,7 @@ def contenders(
         "n_buckets": n_buckets,
         "bucket_size_x": size_x,
         "bucket_size_y": size_y,
-        "mix_of": 4,  # as `sce train` has it
+        "mix_of": 4,
     }
     theirs: dict[str, Any] = {"n_buckets": n_buckets, "size_x": size_x, "size_y": size_y}
     return {

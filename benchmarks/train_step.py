@@ -189,6 +189,7 @@ def our_loop(items: int, device: torch.device, options: argparse.Namespace) -> L
     n_buckets, size_x = suggest_sizes(options.batch, options.length)
     loss = ScalableCrossEntropy(
         mix_of=4,
+        noise=1.0,
         n_buckets=n_buckets,
         bucket_size_x=size_x,
         bucket_size_y=min(items, options.bucket_size_y),

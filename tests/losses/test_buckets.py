@@ -4,9 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import normalize
 
 from sce.losses import buckets
-from sce.losses.buckets import draw_centres, suggest_sizes, top_rows
+from sce.losses.buckets import draw_centres, round_centres, suggest_sizes, top_rows
 
 
 def naive_top_rows(centres: torch.Tensor, rows: torch.Tensor, k: int) -> list[list[int]]:
@@ -188,3 +189,20 @@ def test_a_mix_of_one_state_is_that_state() -> None:
     assert torch.allclose(cosines.max(dim=1).values, torch.ones(200, dtype=torch.float64))
     assert len(cosines.argmax(dim=1).unique()) == 20
     assert draw_centres(states[:0], 3, mix=True, mix_of=4).tolist() == [[0.0] * 5] * 3
+
+
+def test_long_centres_in_half_precision_point_where_they_did() -> None:
+    centres = 1e5 * torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    for dtype in (torch.float16, torch.bfloat16):
+        rounded = round_centres(centres, dtype)
+        assert rounded.dtype == dtype
+        torch.testing.assert_close(
+            rounded.float(), normalize(centres, dim=1), rtol=2**-8, atol=2**-10
+        )
+    assert round_centres(centres, torch.float32) is centres
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(1e30, 1.0), (2.0, 1e-30)])
+def test_sizes_that_nobody_has_are_refused(alpha: float, beta: float) -> None:
+    with pytest.raises(ValueError, match=r"make .* buckets of .* states"):
+        suggest_sizes(1, 100, alpha=alpha, beta=beta)

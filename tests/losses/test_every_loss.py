@@ -180,15 +180,9 @@ def test_a_transform_of_torch_func_is_refused_where_it_does_not_work(loss: nn.Mo
             transformed(states, catalogue)
 
 
-class ByRow(nn.Module):
-    """The same negatives for the first rows, however many there are."""
-
-    correct = False
-
-    def forward(
-        self, rows: int, k: int, n_items: int, targets: Tensor, *, generator: Any = None
-    ) -> Draw:
-        return Draw((torch.arange(rows)[:, None] * 7 + torch.arange(k) * 3) % n_items, None)
+def by_row(self: Any, rows: int, k: int, n_items: int, *_: Any, generator: Any = None) -> Draw:
+    """Draw the same negatives for the first rows, however many there are."""
+    return Draw((torch.arange(rows)[:, None] * 7 + torch.arange(k) * 3) % n_items, None)
 
 
 WITH_ROOM = {
@@ -198,13 +192,40 @@ WITH_ROOM = {
 } | {"ce- by batch": SampledCrossEntropy(5, shared="batch")}
 
 
+class Counted(UniformNegatives):
+    """A sampler that is not ours, though it is derived from one of ours."""
+
+
+@pytest.mark.parametrize(
+    "negatives", [InBatchNegatives(), InBatchNegatives(torch.ones(30)), Counted()]
+)
+def test_room_has_no_targets_to_look_at(negatives: Any) -> None:
+    states, catalogue, targets = problem()
+    loss = SampledCrossEntropy(5, negatives=negatives)
+    with pytest.raises(ValueError, match="room is for samplers that do not look at the targets"):
+        loss(states, catalogue, targets, room=40)
+    assert loss(states, catalogue, targets).isfinite()
+
+
+@every_loss
+def test_any_number_can_mean_that_a_position_does_not_count(loss: nn.Module) -> None:
+    states, catalogue, targets = problem(torch.float64)
+    targets = targets.where(targets != 3, 4)
+    other: Any = copy.copy(loss)
+    other.ignore_index = 3
+    found = []
+    for each, given in ((loss, targets), (other, targets.where(targets != -100, 3))):
+        value = each(states, catalogue, given, generator=torch.Generator().manual_seed(0))
+        found.append((value, *torch.autograd.grad(value, (states, catalogue))))
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("name", WITH_ROOM)
-def test_room_changes_nothing(name: str, reduction: str) -> None:
+def test_room_changes_nothing(name: str, reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(UniformNegatives, "forward", by_row)
     loss: Any = copy.copy(WITH_ROOM[name])
     loss.reduction = reduction
-    if hasattr(loss, "negatives"):
-        loss.negatives = ByRow()
     states, catalogue, targets = problem(torch.float64)
     count = int((targets != -100).sum())
     # What is left over must not end up in the first place, whether that counts or not.
@@ -248,7 +269,7 @@ def test_too_little_room_is_refused(loss: nn.Module) -> None:
         (GeneralizedBinaryCrossEntropy(3), False),
         (SampledCrossEntropy(3, negatives=UniformNegatives(replacement=False)), True),
         (SampledCrossEntropy(3, negatives=InBatchNegatives()), True),
-        (SampledCrossEntropy(3, negatives=ByRow()), True),
+        (SampledCrossEntropy(3, negatives=Counted()), True),
     ],
 )
 def test_what_makes_the_host_wait_is_known(loss: Any, waits: bool) -> None:

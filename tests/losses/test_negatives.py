@@ -89,6 +89,16 @@ def test_counts_that_cannot_work_are_refused() -> None:
     for bad in ([-1.0, 2.0], [0.0, 0.0], [float("inf"), 1.0]):
         with pytest.raises(ValueError, match="finite, not negative, and not all zero"):
             PopularityNegatives(torch.tensor(bad))
+    for power in (math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"power must be finite, got {power}"):
+            PopularityNegatives(torch.ones(3), power=power)
+    for sampler in (PopularityNegatives, InBatchNegatives):
+        with pytest.raises(TypeError, match="counts must be a tensor, got list"):
+            sampler([1, 2, 3])  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="correct must be True or False, got 'yes'"):
+            sampler(torch.ones(3), correct="yes")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="replacement must be True or False, got 'no'"):
+        UniformNegatives(replacement="no")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="are for 3 items, the catalogue has 4"):
         PopularityNegatives(torch.ones(3))(1, 1, 4, TARGETS)
     with pytest.raises(ValueError, match="are for 3 items, the catalogue has 4"):

@@ -342,13 +342,23 @@ def test_bad_settings_are_refused() -> None:
         SampledCrossEntropy(4, chunk_size=3)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match=r"t must lie in \[0, 1\], got 1.5"):
         GeneralizedBinaryCrossEntropy(4, t=1.5)
+    with pytest.raises(TypeError, match="t must be a number, got 'a'"):
+        GeneralizedBinaryCrossEntropy(4, t="a")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="average must be True or False, got 'no'"):
+        BinaryCrossEntropy(4, average="no")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="exclude must be a tensor, got list"):
+        SampledCrossEntropy(4)(*problem(), exclude=[[1], [2], [3]])
+    with pytest.raises(TypeError, match=r"exclude must hold whole numbers, .* got torch\.float32"):
+        SampledCrossEntropy(4)(*problem(), exclude=torch.tensor([[1.5], [2.0], [3.0]]))
     with pytest.raises(ValueError, match=r"shared must be one of .* got 'user'"):
         BinaryCrossEntropy(shared="user")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="logQ correction belongs to a softmax"):
         BinaryCrossEntropy(4, negatives=InBatchNegatives())
     with pytest.raises(ValueError, match=r"exclude must be \[3, m\], .* got shape \(2, 2\)"):
         SampledCrossEntropy(4)(*problem(), exclude=torch.zeros(2, 2, dtype=torch.long))
-    assert math.isfinite(SampledCrossEntropy(4)(*problem(), exclude=torch.zeros(3, 0)).item())
+    assert math.isfinite(
+        SampledCrossEntropy(4)(*problem(), exclude=torch.zeros(3, 0, dtype=torch.long)).item()
+    )
 
 
 @pytest.mark.parametrize("shared", SHARING)

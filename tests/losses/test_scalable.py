@@ -386,6 +386,7 @@ def test_inside_a_compiled_model_the_result_is_the_same() -> None:
         ({"noise": "much"}, "noise must be a number, got 'much'"),
         ({"backend": "cuda"}, "backend must be one of .*, got 'cuda'"),
         ({"ignore_index": None}, "ignore_index must be an integer, got None"),
+        ({"ignore_index": 2**70}, "ignore_index must fit into 64 bits, got 1180591620717411303424"),
     ],
 )
 def test_bad_settings_are_refused(setting: dict[str, Any], message: str) -> None:

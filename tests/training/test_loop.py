@@ -356,6 +356,14 @@ def test_memory_that_ran_out_is_said_with_what_helps(
         quietly(small_model(dataset), run_out, dataset, settings=QUICK)
 
 
+class Derived(SampledCrossEntropy):
+    pass
+
+
+class DerivedModel(SASRec):
+    pass
+
+
 def test_what_can_be_recorded(dataset: PreparedDataset) -> None:
     model, gpu = small_model(dataset), torch.device("cuda", 0)
     in_batch = SampledCrossEntropy(3, negatives=InBatchNegatives())
@@ -364,10 +372,13 @@ def test_what_can_be_recorded(dataset: PreparedDataset) -> None:
         (SampledCrossEntropy(3), None, True),
         (SampledCrossEntropy(3), False, False),
         (in_batch, None, False),
+        (Derived(3), None, False),  # may do on the host what it likes
         (lambda x, y, t: (x @ y.T).mean(), None, False),
         (in_batch, False, False),
         (lambda x, y, t: (x @ y.T).mean(), True, True),  # the user knows
     ):
         assert loop._capture(model, loss, settings(capture=wanted), gpu) is expected
+    derived = DerivedModel(dataset.n_items, model.settings)
+    assert loop._capture(derived, CrossEntropy(), settings(), gpu) is False
     with pytest.raises(InputError, match="nothing may wait for the device, and this loss does: Sa"):
         loop._capture(model, in_batch, settings(capture=True), gpu)

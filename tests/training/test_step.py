@@ -109,8 +109,12 @@ class Recorded:
         return work()
 
 
-def test_recorded_steps_make_room_for_what_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("rooms", "coarse"), [(128, 1), (4, 8)])
+def test_recorded_steps_make_room_for_what_counts(
+    rooms: int, coarse: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sce.training.step.CapturedSteps", Recorded)
+    monkeypatch.setattr("sce.training.step._ROOMS", rooms)
     step, plain = make_step(CrossEntropy(), captured=5), make_step(CrossEntropy())
     batches = [torch.randperm(20)[:5] for _ in range(30)]
     for rows in (*batches, torch.arange(3)):
@@ -120,7 +124,8 @@ def test_recorded_steps_make_room_for_what_counts(monkeypatch: pytest.MonkeyPatc
     assert len(kinds) == 30  # the smaller batch was not recorded
     for rows, (shape, room) in zip(batches, kinds, strict=True):
         count = int((SEQUENCES.lengths[rows] - 1).sum())
-        assert count <= room <= min(5 * 6, count + 1)  # of at most 30, in steps of 1
+        assert count <= room < count + coarse  # of at most 29
+        assert room % coarse == 0 or room == 29
         assert shape[0] == 5
     other = make_step(ScalableCrossEntropy(n_buckets=2, bucket_size_x=4), captured=5)
     other(torch.arange(5), SEEDS)

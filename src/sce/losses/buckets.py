@@ -50,10 +50,13 @@ def suggest_sizes(
             f"{mean_length}"
         )
     states = sequences * mean_length
-    return (
-        max(1, round(alpha * math.sqrt(states / beta))),
-        max(1, round(alpha * math.sqrt(states * beta))),
-    )
+    n_buckets = max(1, round(alpha * math.sqrt(states / beta)))
+    size_x = max(1, round(alpha * math.sqrt(states * beta)))
+    if max(n_buckets, size_x) >= 2**31:
+        raise ValueError(
+            f"alpha {alpha} and beta {beta} make {n_buckets:,} buckets of {size_x:,} states"
+        )
+    return n_buckets, size_x
 
 
 def draw_centres(

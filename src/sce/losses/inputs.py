@@ -176,6 +176,8 @@ def check_ignore_index(value: int) -> None:
         raise TypeError(
             f"ignore_index must be an integer, got {value!r}; to ignore nothing, leave it at -100"
         )
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"ignore_index must fit into 64 bits, got {value}")
 
 
 def check_size(name: str, value: int) -> None:
@@ -184,6 +186,18 @@ def check_size(name: str, value: int) -> None:
         raise TypeError(f"{name} must be an integer, got {value!r}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def check_flag(name: str, value: bool) -> None:
+    """Refuse what is neither True nor False: any text would count as true."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
+def check_number(name: str, value: float) -> None:
+    """Refuse what is not a number."""
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name} must be a number, got {value!r}")
 
 
 def apply(function: type[Function], *arguments: Any) -> Any:

@@ -9,6 +9,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from sce.losses.inputs import check_flag, check_number, check_tensor
+
 
 class Draw(NamedTuple):
     """Drawn items, and the correction to subtract from their logits."""
@@ -73,6 +75,7 @@ class UniformNegatives(nn.Module):
 
     def __init__(self, *, replacement: bool = True) -> None:
         super().__init__()
+        check_flag("replacement", replacement)
         self.replacement = replacement
 
     def forward(
@@ -107,6 +110,7 @@ class PopularityNegatives(nn.Module):
 
     def __init__(self, counts: Tensor, *, power: float = 1.0, correct: bool = False) -> None:
         super().__init__()
+        check_flag("correct", correct)
         weights = _share(counts, power)
         self.power = power
         self.correct = correct
@@ -154,10 +158,10 @@ class InBatchNegatives(nn.Module):
 
     def __init__(self, counts: Tensor | None = None, *, correct: bool = True) -> None:
         super().__init__()
+        check_flag("correct", correct)
         self.correct = correct
         # What is in a batch occurs: an item that the counts never saw is taken to occur once.
-        log_share = None if counts is None else _share(counts.clamp(min=1), 1.0).log().float()
-        self.log_share = log_share
+        self.log_share = None if counts is None else _share(counts, 1.0, least=1.0).log().float()
 
     def forward(
         self,
@@ -191,10 +195,14 @@ class InBatchNegatives(nn.Module):
         return f"counts={counts}, correct={self.correct}"
 
 
-def _share(counts: Tensor, power: float) -> Tensor:
+def _share(counts: Tensor, power: float, least: float = -math.inf) -> Tensor:
+    check_tensor("counts", counts)
+    check_number("power", power)
+    if not math.isfinite(power):
+        raise ValueError(f"power must be finite, got {power}")
     if counts.dim() != 1:
         raise ValueError(f"counts must be [items], got shape {tuple(counts.shape)}")
-    counts = counts.to(torch.float64)
+    counts = counts.to(torch.float64).clamp(min=least)
     if not counts.isfinite().all() or (counts < 0).any() or counts.sum() == 0:
         raise ValueError("counts must be finite, not negative, and not all zero")
     weights = torch.where(counts > 0, counts**power, 0.0)

@@ -12,8 +12,10 @@ from torch.nn.functional import logsigmoid
 
 from sce.losses.inputs import (
     Inputs,
+    check_flag,
     check_ignore_index,
     check_inputs,
+    check_number,
     check_reduction,
     check_size,
     reduce,
@@ -39,7 +41,8 @@ class SamplingSettings(TypedDict, total=False):
     A call takes, beside states, catalogue and targets, a `generator` to draw from; `exclude`
     [sequences, m], items that are no sequence's negatives; and `room`: no more than so many
     positions may count, and how many do is not asked of the device, so that the call can be
-    recorded in a CUDA graph (see `never_waits`).
+    recorded in a CUDA graph (see `never_waits`). It needs negatives that do not depend on the
+    targets, uniform or by popularity.
     """
 
     negatives: Negatives | None
@@ -55,14 +58,11 @@ class _Sampled(nn.Module):
 
     def never_waits(self, catalogue: Tensor) -> bool:
         """Say whether a call with `room` runs without the host waiting for the device."""
-        # Other samplers look at the targets (what is in a batch), at what they drew, or are not
-        # ours. For a gradient in half precision the touched rows are counted.
-        drawn = (
-            self.negatives.replacement
-            if isinstance(self.negatives, UniformNegatives)
-            else isinstance(self.negatives, PopularityNegatives)
-        )
-        return drawn and catalogue.dtype in (torch.float32, torch.float64)
+        # Others look at the targets, or are not ours; draws without replacement are looked at. For
+        # a gradient in half precision the touched rows are counted.
+        again = getattr(self.negatives, "replacement", True)
+        single = catalogue.dtype in (torch.float32, torch.float64)
+        return _never_looks(self.negatives) and again and single
 
 
 class SampledCrossEntropy(_Sampled):
@@ -124,6 +124,7 @@ class BinaryCrossEntropy(_Sampled):
         self, n_negatives: int = 1, *, average: bool = False, **settings: Unpack[SamplingSettings]
     ) -> None:
         super().__init__()
+        check_flag("average", average)
         self.average = average
         self.n_negatives, self.negatives, self.shared, self.ignore_index, self.reduction = (
             _Settings.of(n_negatives, settings, binary=True)
@@ -169,6 +170,7 @@ class GeneralizedBinaryCrossEntropy(_Sampled):
         self, n_negatives: int, *, t: float = 0.75, **settings: Unpack[SamplingSettings]
     ) -> None:
         super().__init__()
+        check_number("t", t)
         if not 0.0 <= t <= 1.0:
             raise ValueError(f"t must lie in [0, 1], got {t}")
         self.t = t
@@ -205,11 +207,14 @@ def sampled_cross_entropy(
     n_negatives: int,
     generator: torch.Generator | None = None,
     exclude: Tensor | None = None,
+    room: int | None = None,
     **settings: Unpack[SamplingSettings],
 ) -> Tensor:
     """CE⁻ as a function: `SampledCrossEntropy(n_negatives, **settings)`, called once."""
     loss = SampledCrossEntropy(n_negatives, **settings)
-    return loss(states, catalogue, targets, generator=generator, exclude=exclude)  # type: ignore[no-any-return]
+    return loss(  # type: ignore[no-any-return]
+        states, catalogue, targets, generator=generator, exclude=exclude, room=room
+    )
 
 
 def binary_cross_entropy(
@@ -221,11 +226,14 @@ def binary_cross_entropy(
     average: bool = False,
     generator: torch.Generator | None = None,
     exclude: Tensor | None = None,
+    room: int | None = None,
     **settings: Unpack[SamplingSettings],
 ) -> Tensor:
     """BCE and BCE⁺ as a function: `BinaryCrossEntropy(...)`, called once."""
     loss = BinaryCrossEntropy(n_negatives, average=average, **settings)
-    return loss(states, catalogue, targets, generator=generator, exclude=exclude)  # type: ignore[no-any-return]
+    return loss(  # type: ignore[no-any-return]
+        states, catalogue, targets, generator=generator, exclude=exclude, room=room
+    )
 
 
 def generalized_binary_cross_entropy(
@@ -237,11 +245,14 @@ def generalized_binary_cross_entropy(
     t: float = 0.75,
     generator: torch.Generator | None = None,
     exclude: Tensor | None = None,
+    room: int | None = None,
     **settings: Unpack[SamplingSettings],
 ) -> Tensor:
     """GBCE as a function: `GeneralizedBinaryCrossEntropy(...)`, called once."""
     loss = GeneralizedBinaryCrossEntropy(n_negatives, t=t, **settings)
-    return loss(states, catalogue, targets, generator=generator, exclude=exclude)  # type: ignore[no-any-return]
+    return loss(  # type: ignore[no-any-return]
+        states, catalogue, targets, generator=generator, exclude=exclude, room=room
+    )
 
 
 _Loss = SampledCrossEntropy | BinaryCrossEntropy | GeneralizedBinaryCrossEntropy
@@ -256,6 +267,11 @@ def _score(
     exclude: Tensor | None,
     room: int | None,
 ) -> tuple[Inputs, SampledScores]:
+    if room is not None and not _never_looks(loss.negatives):
+        raise ValueError(
+            "room is for samplers that do not look at the targets, UniformNegatives and "
+            f"PopularityNegatives: what is left of it has none. Got {loss.negatives}"
+        )
     inputs = check_inputs(states, catalogue, targets, ignore_index=loss.ignore_index, room=room)
     scores = score_negatives(
         inputs,
@@ -266,6 +282,11 @@ def _score(
         generator=generator,
     )
     return inputs, scores
+
+
+def _never_looks(negatives: Negatives) -> bool:
+    """Whether a sampler is known to draw without looking at the targets."""
+    return type(negatives) in (UniformNegatives, PopularityNegatives)
 
 
 def _binary(scores: SampledScores, *, positive_weight: float) -> Tensor:

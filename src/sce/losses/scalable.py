@@ -20,8 +20,10 @@ from sce.losses.buckets import (
 from sce.losses.inputs import (
     autocast_rounding,
     check_arguments,
+    check_flag,
     check_ignore_index,
     check_inputs,
+    check_number,
     check_reduction,
     check_size,
     check_tensor,
@@ -76,7 +78,7 @@ class ScalableCrossEntropy(nn.Module):
         sparse_grad: Whether the catalogue's gradient is a sparse tensor of the rows that are in any
             bucket or a target, for optimizers that update those rows alone, such as
             `torch.optim.SparseAdam` and `sce.RowwiseAdagrad`. Nothing of the size of the catalogue
-            is then allocated. Telling how many rows there are makes the host wait for the device.
+            is then allocated, unless the buckets hold all of it. Telling how many rows there are makes the host wait for the device.
     """
 
     def __init__(
@@ -103,10 +105,8 @@ class ScalableCrossEntropy(nn.Module):
         if isinstance(mix_of, bool) or not hasattr(mix_of, "__index__") or mix_of < 0:
             raise ValueError(f"mix_of must be a number of states, or 0 for all, got {mix_of!r}")
         for name, flag in (("mix", mix), ("sparse_grad", sparse_grad)):
-            if not isinstance(flag, bool):
-                raise TypeError(f"{name} must be True or False, got {flag!r}")
-        if isinstance(noise, bool) or not hasattr(noise, "__float__"):
-            raise TypeError(f"noise must be a number, got {noise!r}")
+            check_flag(name, flag)
+        check_number("noise", noise)
         if not 0 <= noise <= MOST_NOISE:
             raise ValueError(
                 f"noise lies between 0 and {MOST_NOISE:,} (mix=False is nothing but noise), got "

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sce.losses.gradients import CatalogueGradient
-from sce.losses.inputs import Inputs, apply
+from sce.losses.inputs import Inputs, apply, check_tensor
 from sce.losses.negatives import Negatives
 
 Sharing = Literal["position", "sequence", "batch"]
@@ -99,6 +99,9 @@ def _score(
 
 def _is_excluded(items: Tensor, exclude: Tensor, sequence: Tensor, n_sequences: int) -> Tensor:
     """Say which items [v, k] are among those excluded for their position's sequence."""
+    check_tensor("exclude", exclude)
+    if exclude.is_floating_point() or exclude.is_complex() or exclude.dtype == torch.bool:
+        raise TypeError(f"exclude must hold whole numbers, the items, got {exclude.dtype}")
     if exclude.dim() != 2 or len(exclude) != n_sequences:
         raise ValueError(
             f"exclude must be [{n_sequences}, m], one row of items a sequence, got shape "

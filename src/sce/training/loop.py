@@ -230,7 +230,8 @@ def _capture(
 ) -> bool:
     """Whether steps are recorded as CUDA graphs; by default where model and loss are known to be.
 
-    Whatever a user's own model or loss does on the host would be done once, and not again.
+    Whatever a user's own model or loss does on the host would be done once, and not again: also
+    one that is derived from ours.
     """
     if settings.capture is not None:
         if settings.capture and device.type != "cuda":
@@ -242,9 +243,10 @@ def _capture(
                 f"and this loss does: {loss}"
             )
         return settings.capture
-    if device.type != "cuda" or not isinstance(model, SASRec):
+    if device.type != "cuda" or type(model) is not SASRec or type(loss) not in _RECORDED:
         return False
-    return isinstance(loss, _RECORDED) and loss.never_waits(model.catalogue)
+    never: bool = loss.never_waits(model.catalogue)  # type: ignore[attr-defined]
+    return never
 
 
 @contextmanager

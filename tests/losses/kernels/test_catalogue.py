@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sce.losses import ScalableCrossEntropy
+from sce.losses import ScalableCrossEntropy, scalable_cross_entropy
 from tests.losses.kernels.made_problem import DEVICE, GPU, problem
 
 pytest.importorskip("triton")
@@ -28,6 +28,42 @@ def test_large_buckets_add_up_in_groups(monkeypatch: pytest.MonkeyPatch) -> None
     whole = gradient(reduction="sum")
     monkeypatch.setattr(catalogue_kernels, "MEMORY", 2 * SIZE_Y * 16 * 4)  # two buckets at a time
     torch.testing.assert_close(gradient(reduction="sum"), whole)
+
+
+@pytest.mark.parametrize("recording", [False, True])
+def test_a_sparse_gradient_of_large_buckets_adds_up_in_groups(
+    recording: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dense = gradient(reduction="sum")
+    monkeypatch.setattr(catalogue_kernels, "MEMORY", 2 * SIZE_Y * 16 * 4)
+    monkeypatch.setattr(catalogue_kernels, "_recording", lambda: recording)
+    found = gradient(reduction="sum", sparse_grad=True)
+    rows = found._indices()[0]
+    touched = dense.abs().sum(dim=1).nonzero().squeeze(1)
+    torch.testing.assert_close(found.to_dense(), dense)
+    if recording:  # as many rows as there can be
+        assert len(rows) == min(C, 3 * SIZE_Y + N)
+        assert torch.equal(
+            rows.unique(), torch.cat([touched, touched.new_tensor([C - 1])]).unique()
+        )
+    else:
+        assert found.is_coalesced()
+        assert torch.equal(rows, touched)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_an_item_that_most_states_want(sparse: bool) -> None:
+    states, catalogue, targets = problem(5, 90, C, 16)
+    targets[::5], targets[1::5], targets[2::5] = 7, 7, 7
+    centres = torch.randn(3, 16, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    found = []
+    for backend in ("triton", "torch"):
+        value = scalable_cross_entropy(
+            states, catalogue, targets, centres=centres, bucket_size_x=90, bucket_size_y=SIZE_Y,
+            reduction="sum", backend=backend, sparse_grad=sparse,
+        )  # fmt: skip
+        found.append(torch.autograd.grad(value, catalogue)[0].to_dense())
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-4)
 
 
 def test_a_sparse_gradient_holds_the_touched_rows() -> None:

@@ -1,11 +1,14 @@
 """The kernels as a whole, against the plain path and the reference."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from sce.losses import ScalableCrossEntropy, bucketed, buckets, scalable_cross_entropy
+from sce.losses.backend import Backend
 from sce.losses.reference import reference_scalable_cross_entropy
 from tests.losses.kernels.made_problem import DEVICE, DTYPES, GPU, problem
 from tests.losses.noisy_problem import rows_touched
@@ -134,6 +137,46 @@ def test_no_valid_position_and_strided_inputs() -> None:
     a = loss(wide, turned, targets, generator=g.manual_seed(0))
     b = loss(wide.contiguous(), turned.contiguous(), targets, generator=g.manual_seed(0))
     torch.testing.assert_close(a, b)
+
+
+def test_sizes_by_the_rule_and_any_number_for_what_does_not_count() -> None:
+    states, catalogue, targets = problem(6, 25, 40, 16)
+    targets = targets.where(targets != 3, 4)
+    found = []
+    cases: list[tuple[Backend, int]] = [("triton", -100), ("triton", 3), ("torch", 3)]
+    for backend, ignored in cases:
+        loss = ScalableCrossEntropy(bucket_size_y=12, ignore_index=ignored, backend=backend)
+        given = targets.where(targets != -100, ignored)
+        sizes = loss._sizes(None, given)
+        centres = torch.randn(sizes[0], 16, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+        value = loss(states, catalogue, given, centres=centres)
+        found.append((*sizes, value, *torch.autograd.grad(value, (states, catalogue))))
+    count = int((targets != -100).sum())
+    assert found[0][:2] == buckets.suggest_sizes(1, count)
+    torch.testing.assert_close(found[0], found[1])
+    torch.testing.assert_close(found[1], found[2], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(GPU, reason="the file is on the host")
+def test_rows_further_apart_than_32_bits_count(tmp_path: Path) -> None:
+    far = 1 << 28  # numbers between two rows
+
+    def spread(name: str, rows: Tensor) -> Tensor:
+        numbers = (len(rows) - 1) * far + rows.shape[1]
+        base = torch.from_file(str(tmp_path / name), shared=True, size=numbers)
+        return base.as_strided(rows.shape, (far, 1)).copy_(rows).requires_grad_()
+
+    states, catalogue, targets = problem(4, 12, 12, 16)
+    centres = torch.randn(2, 16, generator=torch.Generator().manual_seed(0))
+    found = []
+    with torch.no_grad():
+        far_states, far_catalogue = spread("states", states), spread("catalogue", catalogue)
+    for x, y in ((states, catalogue), (far_states, far_catalogue)):
+        value = scalable_cross_entropy(
+            x, y, targets, centres=centres, bucket_size_x=8, bucket_size_y=5, backend="triton"
+        )
+        found.append((value, *torch.autograd.grad(value, (x, y))))
+    assert all(map(torch.equal, *found))
 
 
 @pytest.mark.parametrize("mix_of", [1, 4])

@@ -78,6 +78,14 @@ def test_equal_scores_go_to_the_lower_index(
     assert torch.equal(found, buckets.top_rows(centres, rows, k))
 
 
+def test_equal_scores_of_two_groups_go_to_the_lower_index() -> None:
+    rows = torch.zeros(64, 8)
+    rows[[2, 8], 0] = 1  # in groups of every sixteenth row, the one of row 8 comes before
+    centre = torch.eye(8)[:1]
+    for size in (4, 8):
+        assert sorted_rows(centre, rows, 1, plan=Plan(1, size, 1)).tolist() == [[2]]
+
+
 @pytest.mark.parametrize("plan", [Plan(2, 1, 1), Plan(2, 4, 1), Plan(2, 8, 2)], ids=str)
 @pytest.mark.parametrize("kind", ["as drawn", "duplicates", "all equal"])
 def test_long_rows_are_folded_first(kind: str, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,32 +19,67 @@ from sce.losses.kernels.tiles import adding_warps
 # The bytes that the parts of the gradient may take before they are added up.
 MEMORY = 64 << 20
 _ENTRIES = 16  # of a program
+_NO_ROW = 2**31 - 1
 
 
 def grad_catalogue(saved: Saved, grad: Tensor, reduction: str, *, sparse: bool) -> Tensor:
     """Return the gradient of the catalogue [c, d]: dense, or sparse with the touched rows alone."""
     y, (n_buckets, size_y) = saved.y, saved.items.shape
     at_once = max(1, MEMORY // (size_y * y.shape[1] * 4))
-    if sparse or at_once >= n_buckets:
-        out = torch.zeros(
-            len(saved.keys) if sparse else len(y), y.shape[1], device=y.device, dtype=y.dtype
-        )
+    if at_once >= n_buckets:
+        out = y.new_zeros(len(saved.keys) if sparse else len(y), y.shape[1])
         places = grad_places(saved, grad, reduction, 0, n_buckets)
-        items = _add(saved, saved.keys, places, grad, reduction, out, sparse=sparse)
+        items = _add(saved, saved.keys, places, grad, reduction, out, len(y), sparse=sparse)
         return _as_sparse(items, out, y.shape) if sparse else out
-    out = torch.zeros(y.shape, device=y.device, dtype=y.dtype)
-    flat = saved.items.flatten()
+    if not sparse:
+        out = y.new_zeros(y.shape)
+        _add_in_groups(saved, saved.keys, grad, reduction, out, at_once)
+        return out
+    rows, keys = _compact(saved.keys, len(y))
+    out = y.new_zeros(len(rows), y.shape[1])
+    _add_in_groups(saved, keys, grad, reduction, out, at_once)
+    return torch.sparse_coo_tensor(
+        rows.unsqueeze(0), out, y.shape, is_coalesced=not _recording(), check_invariants=False
+    )
+
+
+def _add_in_groups(
+    saved: Saved, keys: Tensor, grad: Tensor, reduction: str, out: Tensor, at_once: int
+) -> None:
+    """Add up to the rows of `out` that keys name, so many buckets at once, then the targets."""
+    n_buckets, size_y = saved.items.shape
     for first in range(0, n_buckets, at_once):
         last = min(n_buckets, first + at_once)
-        keys = flat[first * size_y : last * size_y]
-        # Not under a name: it must be gone before the next.
+        # Parts have no name here: they must be gone before the next.
         _add(
-            saved, keys, grad_places(saved, grad, reduction, first, last), grad, reduction, out,
+            saved, keys[first * size_y : last * size_y],
+            grad_places(saved, grad, reduction, first, last), grad, reduction, out, len(out),
             more=first > 0,
         )  # fmt: skip
-    own_keys, nothing = saved.keys[len(flat) :], saved.own.new_empty(0, 0, y.shape[1])
-    _add(saved, own_keys, nothing, grad, reduction, out, more=True)
-    return out
+    nothing = saved.own.new_empty(0, 0, out.shape[1])
+    own_keys = keys[n_buckets * size_y :]
+    _add(saved, own_keys, nothing, grad, reduction, out, len(out), more=True)
+
+
+def _compact(keys: Tensor, n_items: int) -> tuple[Tensor, Tensor]:
+    """Number the items that occur among the keys: the items, ascending, and each key's number.
+
+    Keys of no item have a number behind all others.
+    """
+    items, order = keys.sort(stable=True)
+    first = items < n_items
+    first[1:] &= items[1:] != items[:-1]
+    number = first.cumsum(0, dtype=keys.dtype) - 1
+    if _recording():
+        # How many there are is not known on the host, which must not wait here: behind the last
+        # come rows of zeros, for the last item.
+        most = min(len(keys), n_items)
+        place = number.where(first, most).long()
+        rows = items.new_full((most + 1,), n_items - 1).scatter_(0, place, items)[:most].long()
+    else:
+        rows = items[first].long()
+    number = number.where(items < n_items, _NO_ROW)
+    return rows, torch.empty_like(keys).scatter_(0, order, number)
 
 
 def _add(
@@ -54,17 +89,22 @@ def _add(
     grad: Tensor,
     reduction: str,
     out: Tensor,
+    n_rows: int,
     *,
     sparse: bool = False,
     more: bool = False,
 ) -> Tensor:
-    """Add up by item what places and, where their keys follow, states with a target give."""
+    """Add up by item what places and, where their keys follow, states with a target give.
+
+    Keys of `n_rows` and more are of no item. The sums go to the rows that the keys name; where
+    `sparse`, to the places of the first of equal keys once they are sorted, which are returned.
+    """
     items, order = keys.sort(stable=True)
     x = saved.x
     launch(
         _add_by_item_kernel, (ceil_div(len(items), _ENTRIES),),
         items, order, places, x, saved.packed, saved.counts, grad, out,
-        len(items), places.shape[0] * places.shape[1], len(saved.items), len(saved.y),
+        len(items), places.shape[0] * places.shape[1], len(saved.items), n_rows,
         x.shape[1], x.stride(0), REDUCTION=reduction, SPARSE=sparse, MORE=more, BLOCK=_ENTRIES,
         BLOCK_D=power_of_2(x.shape[1]), ROUND=half_name(saved.rounding),
         num_warps=adding_warps(x.shape[1]),

@@ -1,0 +1,47 @@
+"""Which implementation a loss runs on, and what is said of it."""
+
+import logging
+
+import pytest
+import torch
+
+from sce.losses import backend
+from sce.losses.backend import choose_backend, why_not_triton
+
+STATES, CATALOGUE = torch.ones(3, 8), torch.ones(5, 8)
+
+
+def test_auto_falls_back_and_says_why_once(caplog: pytest.LogCaptureFixture) -> None:
+    backend._say_once.cache_clear()
+    with caplog.at_level(logging.DEBUG, logger="sce"):
+        for _ in range(2):
+            assert choose_backend(STATES, CATALOGUE, "auto") == "torch"
+    (record,) = caplog.records
+    assert record.levelno == logging.DEBUG
+    assert record.getMessage() == (
+        "the plain PyTorch path is used: the states are on cpu, not on a GPU"
+    )
+    assert choose_backend(STATES.double(), CATALOGUE, "auto") == "torch"
+
+
+def test_asked_for_it_says_why_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_backend(STATES, CATALOGUE, "torch") == "torch"
+    with pytest.raises(ValueError, match="'triton' does not work here: the kernels know no torch"):
+        choose_backend(STATES, CATALOGUE.double(), "triton")
+    monkeypatch.setattr(backend, "_HAS_TRITON", False)
+    with pytest.raises(ValueError, match="'triton' does not work here: triton is not installed"):
+        choose_backend(STATES, CATALOGUE, "triton")
+    assert choose_backend(STATES, CATALOGUE, "auto") == "torch"
+
+
+def test_what_the_kernels_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "_HAS_TRITON", True)
+    monkeypatch.setattr(backend, "_interpreted", lambda: True)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        assert why_not_triton(STATES.to(dtype), CATALOGUE.to(dtype), "triton") is None
+    wide = torch.ones(2, backend.MAX_DIM + 1)
+    reason = why_not_triton(wide, wide, "triton")
+    assert reason == "the kernels take up to 512 dimensions, got 513"
+    assert why_not_triton(wide[:, 1:], wide[:, 1:], "triton") is None
+    monkeypatch.setattr(backend, "_interpreted", lambda: False)
+    assert why_not_triton(STATES, CATALOGUE, "triton") == "the states are on cpu, not on a GPU"
