@@ -71,8 +71,8 @@ def main() -> None:
         waiting = [(case, seed) for seed in options.seeds for case in cases]
         rows: list[dict[str, Any]] = []
         for row in train_all(waiting, options.data, runs, options.at_once, options.extra):
-            rows.append(row | {"tag": options.tag} | provenance("torch"))
-            path = keep("parity", rows, to=options.out)
+            rows.append(provenance("torch", "triton") | row | {"tag": options.tag})
+            path = keep("parity", rows, to=options.out, beside=IDENTITY)
     print(show([summary(case, rows) for case in cases], COLUMNS))
     print(f"\n{len(rows)} rows in {path}")
 
@@ -111,11 +111,15 @@ def train_all(
                 result = json.loads((run / "result.json").read_text())
                 row |= {name: result[name] for name in ("best_epoch", "epochs", "memory_mib")}
                 row |= {"test": result["test"], "validation": result["validation"]}
+                run_settings = json.loads((run / "run.json").read_text())["config"]
+                row |= {"machine": result["device"], "loss_settings": run_settings["loss"]}
             print({k: v for k, v in row.items() if k not in ("test", "validation")}, flush=True)
             print({k: v for k, v in row.get("test", {}).items() if "@10" in k}, flush=True)
             yield row
 
 
+# What makes a row another one: with the same it is replaced.
+IDENTITY = ["data", "loss", "seed", "options", "tag", "commit"]
 COLUMNS = ["data", "loss", "NDCG@10", "± sd", "published", "HR@10", "published HR", "COV@10"]
 COLUMNS += ["peak MiB", "seeds"]
 

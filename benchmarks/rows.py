@@ -35,8 +35,10 @@ def _processor() -> str:
 def commit() -> str | None:
     """Return the commit, with a plus sign when the working tree differs in more than results.
 
-    Where the code was copied without its history, the variable COMMIT may say.
+    Where the code was copied without its history, or with another, the variable COMMIT says it.
     """
+    if said := os.environ.get("COMMIT"):
+        return said
     here = Path(__file__).parent
 
     def git(*arguments: str) -> str:
@@ -47,7 +49,7 @@ def commit() -> str | None:
         changed = git("status", "--porcelain", "--", ":/", ":(exclude,top)benchmarks/results")
         return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("COMMIT")
+        return None
 
 
 def keep(

@@ -115,7 +115,7 @@ class Recommender:
             raise InputError(
                 f"the model of {opened.path} is {opened.model}, which sce cannot build; in Python, "
                 f"recommender = Recommender.load({str(opened.path)!r}, model={name}(...)) can, and "
-                "sce.evaluate(recommender.model, dataset) measures it"
+                'sce.evaluate(recommender.model, dataset, split="test") measures it'
             )
         return cls(ranker, opened.item_ids, opened.dataset.content_hash)
 

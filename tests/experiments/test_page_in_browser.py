@@ -10,8 +10,8 @@ from sce.experiments.comparison import Comparison
 from sce.experiments.page import make_page
 from sce.experiments.place import Sweep
 from sce.experiments.views import View
+from tests.browser import CONTRAST, Browser
 from tests.experiments.made_rows import main_rows, make_row
-from tests.report.test_page_in_browser import CONTRAST, Browser
 
 pytestmark = pytest.mark.timeout(120)
 VIEWS = (

@@ -18,6 +18,7 @@ from sce.evaluation.evaluate import Metrics, evaluate
 from sce.losses import ScalableCrossEntropy
 from sce.models.sasrec import SASRec, SASRecSettings
 from sce.training import checkpoint, epochs, keeper
+from sce.training.begin import _complete
 from sce.training.checkpoint import read_tensors
 from sce.training.display import Display
 from sce.training.interrupt import TrainingInterrupted
@@ -392,6 +393,13 @@ def test_a_setting_that_an_earlier_version_did_not_have_was_at_its_default(
     with pytest.raises(InputError, match=r"training.weight_decay was 0.0 and is now 0.5"):
         train(dataset, tmp_path / "run", epochs=2, weight_decay=0.5)
     assert train(dataset, tmp_path / "run", epochs=2).epochs == 2
+
+
+def test_before_there_was_noise_there_was_none() -> None:
+    written = {"loss": {"name": "sce", "mix_of": 4}}
+    assert _complete(written)["loss"]["noise"] == 0.0
+    assert _complete({"loss": {"name": "sce", "mix": False}})["loss"]["noise"] is None
+    assert _complete({"loss": {"name": "sce", "mix_of": 4, "noise": 3.0}})["loss"]["noise"] == 3.0
 
 
 def test_with_a_schedule_the_epochs_are_part_of_it(

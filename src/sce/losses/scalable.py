@@ -78,7 +78,8 @@ class ScalableCrossEntropy(nn.Module):
         sparse_grad: Whether the catalogue's gradient is a sparse tensor of the rows that are in any
             bucket or a target, for optimizers that update those rows alone, such as
             `torch.optim.SparseAdam` and `sce.RowwiseAdagrad`. Nothing of the size of the catalogue
-            is then allocated, unless the buckets hold all of it. Telling how many rows there are makes the host wait for the device.
+            is then allocated, unless the buckets hold all of it. Telling how many rows there are
+            makes the host wait for the device.
     """
 
     def __init__(

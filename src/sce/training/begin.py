@@ -208,6 +208,8 @@ def _complete(config: Mapping[str, Any]) -> dict[str, Any]:
     ):  # fmt: skip
         given = found.get(section)
         if isinstance(given, Mapping):
+            if section == "loss" and given.get("mix_of") and "noise" not in given:
+                given = {**given, "noise": 0.0}  # its default is another than what there was before
             with suppress(TypeError, InputError):  # of a model or loss of the user's own
                 defaults = json.loads(json.dumps(asdict(kind(**given))))
                 found[section] = {**defaults, **given}
