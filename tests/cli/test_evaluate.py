@@ -115,7 +115,7 @@ def test_a_model_of_ones_own_is_for_python(
     start_run(tmp_path / "run", dataset, config=config, derived={}, model="mine.Model")
     line = complaint(["evaluate", tmp_path / "run", "--device", "cpu"], capsys)
     assert f"Recommender.load('{tmp_path / 'run'}', model=Model(...))" in line
-    assert "sce.evaluate(recommender.model, dataset)" in line
+    assert 'sce.evaluate(recommender.model, dataset, split="test")' in line
 
 
 def test_the_comparison_is_at_10_or_the_deepest(run: Path, capsys: Capture) -> None:
