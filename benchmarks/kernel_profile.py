@@ -4,19 +4,24 @@
 
 Prints how long a call takes (forward and backward; as it is, and recorded as a CUDA graph), its
 memory beyond inputs and gradients, how long the GPU is busy in it, how many kernels it launches,
-and the kernels that keep it busy the longest.
+and the kernels that keep it busy the longest. All of it is kept as a row too, one for each size.
 """
 
 import argparse
 import statistics
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from rows import keep, provenance
 from sce.losses import ScalableCrossEntropy, suggest_sizes
+
+# What makes a row another one: with the same it is replaced.
+SIZES = ("items", "states", "dim", "bucket_size_y", "dtype", "sparse_grad")
 
 
 def main() -> None:
@@ -29,6 +34,7 @@ def main() -> None:
     parser.add_argument("--bucket-size-y", type=int, default=256)
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
     parser.add_argument("--sparse-grad", action="store_true")
+    parser.add_argument("--out", type=Path, help="default: results/kernel_profile.jsonl")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("kernel_profile: there is no CUDA device here")
@@ -70,8 +76,14 @@ def main() -> None:
     print(f"{options.items:,} items, {options.dtype}:")
     print(f"{eager:.2f} ms a call, {recorded:.2f} ms as a graph,")
     print(f"{extra:.1f} MiB; GPU busy {busy / 1000:.2f} ms in {launches} kernels; the longest:")
-    for event in sorted(kernels, key=lambda event: -event.self_device_time_total)[:12]:
-        print(f"{event.self_device_time_total:9.0f} us {event.count:4d} x {event.key[:70]}")
+    kernels.sort(key=lambda event: -event.self_device_time_total)
+    longest = [(round(e.self_device_time_total, 1), e.count, e.key[:70]) for e in kernels]
+    for microseconds, count, name in longest[:12]:
+        print(f"{microseconds:9.0f} us {count:4d} x {name}")
+    row = {size: getattr(options, size) for size in SIZES}
+    row |= {"ms": round(eager, 3), "graph ms": round(recorded, 3), "extra MiB": round(extra, 1)}
+    row |= {"busy ms": round(busy / 1000, 3), "us, times, kernel": longest}
+    keep("kernel_profile", [row | provenance("torch", "triton")], to=options.out, beside=SIZES)
 
 
 def median_ms(call: Callable[[], object]) -> float:
