@@ -205,6 +205,24 @@ def test_a_share_of_the_batch_is_of_the_one_there_would_be(
     assert run.config.training.batch_size == batch
 
 
+def test_a_share_is_of_the_batch_that_is_set_over_it(tmp_path: Path, cycle: Dataset) -> None:
+    text = "[[grid]]\ntraining.batch_size = [32, '50% of batch']"
+    over = {"training": {"batch_size": 16}}
+    runs = make_plan(sweep(tmp_path, text), [cycle], seeds=[0], over=over).runs
+    assert [run.config.training.batch_size for run in runs] == [16, 8]
+
+
+def test_what_is_set_is_for_the_losses_that_have_it(tmp_path: Path, cycle: Dataset) -> None:
+    wanted = sweep(tmp_path, "[[grid]]\nloss.name = ['sce', 'ce']")
+    runs = make_plan(wanted, [cycle], seeds=[0], over={"loss": {"noise": 2.0}}).runs
+    assert [(run.config.loss.name, run.config.loss.noise) for run in runs] == [
+        ("sce", 2.0),
+        ("ce", None),
+    ]
+    with pytest.raises(InputError, match=r"--set loss.t: no loss of mine has it"):
+        make_plan(wanted, [cycle], over={"loss": {"t": 0.5}})
+
+
 def test_settings_for_a_dataset_that_is_not_there_are_mentioned(
     tmp_path: Path, cycle: Dataset
 ) -> None:

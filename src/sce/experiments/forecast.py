@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from sce.errors import InputError
 from sce.experiments.plan import SEED, PlannedRun
 from sce.experiments.rows import FINISHED, Row
 from sce.planning import Job, LossName, predict
@@ -62,7 +63,10 @@ class Forecast:
 
 @cache
 def predicted_mib(run: PlannedRun) -> float:
-    """The peak of a run's process, as `sce plan` predicts that of training."""
+    """The peak of a run's process, as `sce plan` predicts that of training.
+
+    Nothing, for a run that cannot be: it is tried, and says why.
+    """
     model, loss, training = run.config.model, run.config.loss, run.config.training
     train = run.dataset.prepared.train
     targets = (train.lengths[train.lengths >= 2] - 1).clip(max=model.max_length)
@@ -90,7 +94,10 @@ def predicted_mib(run: PlannedRun) -> float:
     name: LossName = "ce chunked" if loss.chunk_size is not None else loss.name
     if training.row_wise:
         name = ROW_WISE
-    job = replace(job, **known)
+    try:
+        job = replace(job, **known)
+    except InputError:
+        return 0.0
     if _on_gpu(training.device):
         return predict(job, name).total / _MIB + _CONTEXT_MIB
     return predict(job, name, _NO_WORKSPACE).total / _MIB + _LIBRARIES_MIB

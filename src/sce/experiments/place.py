@@ -147,7 +147,10 @@ class Place:
             raise InputError(f"{self.path} does not exist; make it with: sce sweep FILE --out ...")
         files = sorted((self.path / "sweeps").glob("*.json"))
         if not files:
-            raise InputError(f"{self.path} is not of a sweep: it has no sweeps/*.json")
+            raise InputError(
+                f"{self.path} is not of a sweep: it has no sweeps/*.json, which say what was asked "
+                "for; sce sweep FILE --out ... writes them, also beside rows that are there"
+            )
         return [_read_sweep(file) for file in files]
 
     def lock(self, patience: float = 0.0) -> int | None:

@@ -109,8 +109,10 @@ def make_plan(
         for dataset in datasets:
             for number, grid in enumerate(settings.grids, 1):
                 where = f"{settings.name}: [[grid]] {number}"
-                for point in _points(settings, dataset.name, grid, dataset.n_items):
-                    config = _configure(settings, dataset.name, point, seed, over or {}, where)
+                for point, rest in _points(
+                    settings, dataset.name, grid, dataset.n_items, over or {}
+                ):
+                    config = _configure(settings, dataset.name, point, seed, rest, where)
                     size = point.get("loss", {}).get("bucket_size_y", 0)
                     if size > dataset.n_items:  # as good as the catalogue itself
                         note = f"bucket_size_y {size:,} is more than the items of {dataset.name}"
@@ -119,6 +121,10 @@ def make_plan(
                         continue
                     flat = flatten(config)
                     chosen.setdefault(_key(flat, dataset, settings), (dataset, config, flat))
+    losses = {config.loss.name for _, config, _ in chosen.values()}
+    for setting in (over or {}).get("loss", {}):
+        if chosen and setting != "name" and not any(setting in settings_of(one) for one in losses):
+            raise InputError(f"--set loss.{setting}: no loss of {settings.name} has it")
     if not chosen:
         why = "; ".join(notes) or "there are no seeds"
         raise InputError(f"{settings.name}: there is nothing to run: {why}")
@@ -170,21 +176,32 @@ def to_toml(config: Config) -> str:
 
 
 def _points(
-    settings: SweepSettings, name: str, grid: Mapping[str, Sequence[Any]], n_items: int
-) -> Iterator[Layer]:
-    """Every combination in a grid, on the dataset of a name, with its shares as sizes."""
+    settings: SweepSettings,
+    name: str,
+    grid: Mapping[str, Sequence[Any]],
+    n_items: int,
+    over: Layer,
+) -> Iterator[tuple[Layer, Layer]]:
+    """Every combination in a grid, on the dataset of a name, and what goes over it.
+
+    Shares are given as sizes. What a share is of goes under it, not over it.
+    """
     batch = TrainingSettings.batch_size
-    for layer in _shared(settings, name):
+    for layer in [*_shared(settings, name), over]:
         batch = layer.get("training", {}).get("batch_size", batch)
     wholes = {"items": n_items, "batch": batch}
     for values in itertools.product(*grid.values()):
         point: dict[str, dict[str, Any]] = {}
+        rest = over
         for dotted, value in zip(grid, values, strict=True):
             section, _, setting = dotted.partition(".")
             if dotted in SHARES and isinstance(value, str):
                 value = max(1, round(read_share(dotted, value) * wholes[SHARES[dotted]]))
+                if SHARES[dotted] == "batch":
+                    given = over.get(section, {})
+                    rest = {**rest, section: {k: v for k, v in given.items() if k != setting}}
             point.setdefault(section, {})[setting] = value
-        yield point
+        yield point, rest
 
 
 def _configure(
@@ -198,9 +215,10 @@ def _configure(
     """The configuration of a run on the dataset of a name."""
     point = check_layer(point, where)
     shared = _shared(settings, name)
-    strict = [point, over]
+    strict: list[Layer] = [point, over]
     names = [layer["loss"]["name"] for layer in shared + strict if "name" in layer.get("loss", {})]
     loss = names[-1] if names else Config().loss.name
+    strict = [point, _understood(over, loss)]
     try:
         return Config.compose(
             *(_understood(layer, loss) for layer in shared),
@@ -252,9 +270,9 @@ def _variants_on(name: str, settings: SweepSettings, over: Layer) -> list[str]:
     """The settings of every run on the dataset of a name, whatever its size, with one seed."""
     found = set()
     for grid in settings.grids:
-        for point in _points(settings, name, grid, _ANY_ITEMS):
+        for point, rest in _points(settings, name, grid, _ANY_ITEMS, over):
             try:
-                config = _configure(settings, name, point, 0, over, "")
+                config = _configure(settings, name, point, 0, rest, "")
                 found.add(json.dumps(flatten(config), sort_keys=True))
             except InputError as error:  # it is not run on this time, or planning would have failed
                 found.add(str(error))

@@ -173,6 +173,9 @@ def _dataset(path: Path, name: str, given: Any) -> DatasetEntry:
     for key in _table(path, f"datasets.{name}.synthetic", made):
         if key not in known:
             raise InputError(f"{where} synthetic.{key} is unknown; {nearest(key, known)}")
+    for key in ("items", "users"):
+        if key not in made:
+            raise InputError(f"{where} synthetic needs {key}")
     try:
         return DatasetEntry(layer, synthetic=Synthetic(**made))
     except (TypeError, InputError) as error:
@@ -215,7 +218,7 @@ def read_share(dotted: str, text: str) -> float:
     found = _SHARE.fullmatch(text.strip())
     if found is None or found[2] != SHARES[dotted] or not 0 < float(found[1]) <= 100:
         raise InputError(
-            f"{dotted.partition('.')[2]} is a whole number, or a share from 0 to 100 written like "
+            f"{dotted.partition('.')[2]} is a whole number, or a share above 0 and up to 100, like "
             f"'50% of {SHARES[dotted]}'; got {text!r}"
         )
     return float(found[1]) / 100

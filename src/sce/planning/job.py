@@ -84,6 +84,10 @@ class Job:
         for name in ("alpha", "beta"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise InputError(f"{name} must be above 0; got {getattr(self, name)}")
+        try:
+            _ = self.bucket_sizes
+        except ValueError as error:
+            raise InputError(str(error)) from error
 
     @property
     def positions(self) -> int:

@@ -191,9 +191,12 @@ def bucket_sizes(settings: LossSettings, workload: Workload) -> dict[str, int]:
         return {}
     if settings.n_buckets is not None and settings.bucket_size_x is not None:
         return {"n_buckets": settings.n_buckets, "bucket_size_x": settings.bucket_size_x}
-    n_buckets, size_x = suggest_sizes(
-        1, workload.targets, alpha=_given(settings.alpha), beta=_given(settings.beta)
-    )
+    try:
+        n_buckets, size_x = suggest_sizes(
+            1, workload.targets, alpha=_given(settings.alpha), beta=_given(settings.beta)
+        )
+    except ValueError as error:
+        raise InputError(str(error)) from error
     return {
         "n_buckets": settings.n_buckets or n_buckets,
         "bucket_size_x": settings.bucket_size_x or size_x,
