@@ -97,3 +97,7 @@ def test_time_is_that_of_the_runs_most_alike(made: Dataset, tmp_path: Path) -> N
     failed = row_of(planned(made, "ce"), wall_seconds=900.0) | {"status": "failed"}
     forecast.learn(failed)
     assert forecast.seconds(run) == 15.0
+
+
+def test_what_cannot_be_is_left_to_say_so_itself(made: Dataset) -> None:
+    assert predicted_mib(planned(made, "sce", {"alpha": 10**9})) == 0.0

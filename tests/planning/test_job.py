@@ -37,6 +37,7 @@ def test_positions_and_targets() -> None:
         ({"items": 9, "length": 10, "mean_length": 11.0}, "no more than length, 10; got 11"),
         ({"items": 9, "mean_length": 0.0}, "mean_length lies above 0"),
         ({"items": 9, "alpha": float("nan")}, "alpha must be above 0; got nan"),
+        ({"items": 9, "alpha": 1e9}, "alpha 1000000000.0 and beta 1.0 make .* buckets"),
     ],
 )
 def test_what_is_no_job(given: dict[str, object], complaint: str) -> None:

@@ -79,6 +79,11 @@ def test_bucket_sizes(given: dict[str, Any], expected: tuple[int, int]) -> None:
     assert (sizes["n_buckets"], sizes["bucket_size_x"]) == expected
 
 
+def test_sizes_that_nobody_has_are_refused() -> None:
+    with pytest.raises(InputError, match=r"alpha 1e\+30 and beta 1.0 make .* buckets of"):
+        bucket_sizes(LossSettings(alpha=1e30), WORKLOAD)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -215,15 +215,15 @@ def _configure(
     """The configuration of a run on the dataset of a name."""
     point = check_layer(point, where)
     shared = _shared(settings, name)
-    strict: list[Layer] = [point, over]
-    names = [layer["loss"]["name"] for layer in shared + strict if "name" in layer.get("loss", {})]
+    layers = [*shared, point, over]
+    names = [layer["loss"]["name"] for layer in layers if "name" in layer.get("loss", {})]
     loss = names[-1] if names else Config().loss.name
-    strict = [point, _understood(over, loss)]
     try:
         return Config.compose(
             *(_understood(layer, loss) for layer in shared),
             {"training": {"seed": seed}},
-            *strict,
+            point,
+            _understood(over, loss),
         )
     except InputError as error:
         raise InputError(f"{where}, on {name}: {error}") from error

@@ -209,6 +209,12 @@ def fit(
                 journal.close()
 
 
+def _raised_in(model: nn.Module, error: BaseException) -> bool:
+    """Whether the error came while the model was computing its states."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_locals.get("self") is model for frame in frames)
+
+
 # The losses whose steps are recorded without being asked for.
 _RECORDED = (
     BinaryCrossEntropy,
@@ -219,12 +225,6 @@ _RECORDED = (
 )
 
 
-def _raised_in(model: nn.Module, error: BaseException) -> bool:
-    """Whether the error came while the model was computing its states."""
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(frame.f_locals.get("self") is model for frame in frames)
-
-
 def _capture(
     model: nn.Module, loss: Loss, settings: TrainingSettings, device: torch.device
 ) -> bool:
@@ -233,20 +233,24 @@ def _capture(
     Whatever a user's own model or loss does on the host would be done once, and not again: also
     one that is derived from ours.
     """
-    if settings.capture is not None:
-        if settings.capture and device.type != "cuda":
-            raise InputError(f"training.capture records CUDA graphs, and the device is {device}")
-        never_waits = getattr(loss, "never_waits", None)
-        if settings.capture and never_waits is not None and not never_waits(model.catalogue):
-            raise InputError(
-                f"training.capture records CUDA graphs, in which nothing may wait for the device, "
-                f"and this loss does: {loss}"
-            )
-        return settings.capture
-    if device.type != "cuda" or type(model) is not SASRec or type(loss) not in _RECORDED:
-        return False
-    never: bool = loss.never_waits(model.catalogue)  # type: ignore[attr-defined]
-    return never
+    on_gpu = device.type == "cuda"
+    if settings.capture is None:
+        known = type(model) is SASRec and type(loss) in _RECORDED
+        return on_gpu and known and not _waits(loss, model)
+    if settings.capture and not on_gpu:
+        raise InputError(f"training.capture records CUDA graphs, and the device is {device}")
+    if settings.capture and _waits(loss, model):
+        raise InputError(
+            f"training.capture records CUDA graphs, in which nothing may wait for the device, "
+            f"and this loss does: {loss}"
+        )
+    return settings.capture
+
+
+def _waits(loss: Loss, model: nn.Module) -> bool:
+    """Whether a loss makes the host wait for the device, as far as it says."""
+    never_waits = getattr(loss, "never_waits", None)
+    return never_waits is not None and not never_waits(model.catalogue)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ def grad_catalogue(saved: Saved, grad: Tensor, reduction: str, *, sparse: bool) 
     if at_once >= n_buckets:
         out = y.new_zeros(len(saved.keys) if sparse else len(y), y.shape[1])
         places = grad_places(saved, grad, reduction, 0, n_buckets)
-        items = _add(saved, saved.keys, places, grad, reduction, out, len(y), sparse=sparse)
+        items = _add(saved, saved.keys, places, grad, reduction, out, sparse=sparse)
         return _as_sparse(items, out, y.shape) if sparse else out
     if not sparse:
         out = y.new_zeros(y.shape)
@@ -53,12 +53,12 @@ def _add_in_groups(
         # Parts have no name here: they must be gone before the next.
         _add(
             saved, keys[first * size_y : last * size_y],
-            grad_places(saved, grad, reduction, first, last), grad, reduction, out, len(out),
+            grad_places(saved, grad, reduction, first, last), grad, reduction, out,
             more=first > 0,
         )  # fmt: skip
     nothing = saved.own.new_empty(0, 0, out.shape[1])
     own_keys = keys[n_buckets * size_y :]
-    _add(saved, own_keys, nothing, grad, reduction, out, len(out), more=True)
+    _add(saved, own_keys, nothing, grad, reduction, out, more=True)
 
 
 def _compact(keys: Tensor, n_items: int) -> tuple[Tensor, Tensor]:
@@ -89,22 +89,22 @@ def _add(
     grad: Tensor,
     reduction: str,
     out: Tensor,
-    n_rows: int,
     *,
     sparse: bool = False,
     more: bool = False,
 ) -> Tensor:
     """Add up by item what places and, where their keys follow, states with a target give.
 
-    Keys of `n_rows` and more are of no item. The sums go to the rows that the keys name; where
-    `sparse`, to the places of the first of equal keys once they are sorted, which are returned.
+    The sums go to the rows of `out` that the keys name; where `sparse`, to the places of the first
+    of equal keys once they are sorted, which are returned. Keys beyond the catalogue are of no
+    item.
     """
     items, order = keys.sort(stable=True)
     x = saved.x
     launch(
         _add_by_item_kernel, (ceil_div(len(items), _ENTRIES),),
         items, order, places, x, saved.packed, saved.counts, grad, out,
-        len(items), places.shape[0] * places.shape[1], len(saved.items), n_rows,
+        len(items), places.shape[0] * places.shape[1], len(saved.items), len(saved.y),
         x.shape[1], x.stride(0), REDUCTION=reduction, SPARSE=sparse, MORE=more, BLOCK=_ENTRIES,
         BLOCK_D=power_of_2(x.shape[1]), ROUND=half_name(saved.rounding),
         num_warps=adding_warps(x.shape[1]),
