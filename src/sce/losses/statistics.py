@@ -7,6 +7,8 @@ from torch import Tensor
 
 from sce.losses.buckets import Buckets
 
+_SORTED = 1 << 18  # items of buckets at once: some ten megabytes
+
 
 @dataclass(frozen=True)
 class BucketStatistics:
@@ -24,12 +26,15 @@ def count_buckets(buckets: Buckets, targets: Tensor, placed: Tensor) -> BucketSt
     wanted = targets.long()[chosen]
     picks = torch.zeros(len(targets), device=targets.device, dtype=torch.int64)
     picks.scatter_add_(0, chosen.flatten(), (wanted >= 0).long().flatten())
-    items = buckets.items.long().sort(dim=1).values
-    column = torch.searchsorted(items, wanted).clamp_(max=items.shape[1] - 1)
-    correct = items.gather(1, column) == wanted
+    correct = torch.zeros((), device=targets.device, dtype=torch.int64)
+    at_once = max(1, _SORTED // max(1, buckets.items.shape[1]))
+    for items, own in zip(buckets.items.split(at_once), wanted.split(at_once), strict=True):
+        items = items.long().sort(dim=1).values
+        column = torch.searchsorted(items, own).clamp_(max=items.shape[1] - 1)
+        correct += (items.gather(1, column) == own).sum()
     states, rows = valid.sum().clamp(min=1), (wanted >= 0).sum().clamp(min=1)
     return BucketStatistics(
         picked_once=(picks == 1).sum() / states,
         placed=placed.sum() / states,
-        correct_in_bucket=correct.sum() / rows,
+        correct_in_bucket=correct / rows,
     )
