@@ -32,6 +32,9 @@ HELD_OUT = {
     "bucket_size_y": (128, 512),
     "chunk_size": (700, 2048),
 }
+# Items in a bucket that are beyond those: their gradient is added up in groups.
+LARGE = {"fit": (2_048, 5_000, 20_000), "held out": (1_500, 4_096, 10_000)}
+_BUCKETED: tuple[LossName, ...] = ("sce", "sce row-wise")
 
 
 def grid(losses: Sequence[LossName], counts: tuple[int, int], at_most: int) -> list[Row]:
@@ -43,6 +46,15 @@ def grid(losses: Sequence[LossName], counts: tuple[int, int], at_most: int) -> l
             for number in range(count):
                 precision = ("float32", "bf16")[number % 2]
                 cells.append(_draw(generator, values, loss, precision, at_most) | {"part": part})
+    # Drawn apart, so that the others stay as they are.
+    for part, values, count in zip(("fit", "held out"), (FIT, HELD_OUT), counts, strict=True):
+        for loss in (loss for loss in losses if loss in _BUCKETED):
+            generator = np.random.default_rng([len(part), LOSSES.index(loss), 1])
+            for number in range(count):
+                precision = ("float32", "bf16")[number % 2]
+                cell = _draw(generator, values, loss, precision, at_most)
+                size = min(generator.choice(LARGE[part]).item(), cell["items"] // 2)
+                cells.append(cell | {"bucket_size_y": size, "part": part})
     return cells
 
 

@@ -220,6 +220,8 @@ def loss_settings(cell: Row) -> LossSettings:
     own = {"ce chunked": ("chunk_size",), "ce": (), "bce": ()}
     own["sce"] = own[ROW_WISE] = ("bucket_size_y",)
     given = {key: cell[key] for key in own.get(name, ("n_negatives",))}
+    if name in ("sce", ROW_WISE):
+        given["mix"] = True
     trained: Any = name.removesuffix(" chunked").removesuffix(" row-wise")
     return LossSettings(name=trained, **given)
 

@@ -47,5 +47,5 @@ def test_every_loss_is_predicted_as_it_is_counted(
 
 def test_a_fit_says_how_far_off_it_is(grid: tuple[list[dict[str, Any]], str]) -> None:
     _, printed = grid
-    assert "| held out | all | 8 |" in printed
+    assert "| held out | all | 10 |" in printed
     assert "H200 = Calibration(" in printed

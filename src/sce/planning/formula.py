@@ -29,8 +29,11 @@ _FUSED_DIM = 512  # up to which Scalable Cross-Entropy has fused kernels
 _PLAIN = 128 << 20  # bytes that it takes more of beyond that, where scores are held in tiles
 _GATHERED = 1 << 21  # numbers that losses with negatives for each position gather at once
 # Numbers that the fused selection of buckets holds at once: a maximum for each bucket and group of
-# √(items / k) items, but no more than so many, or than a share of a large catalogue.
-_SCORES, _MOST_SCORES, _SHARE = 6 << 20, 48 << 20, 0.02
+# √(items / k) items, for large buckets perhaps every score, but no more than so many, or than a
+# share of a large catalogue.
+_SCORES, _LARGE_SCORES, _MOST_SCORES, _SHARE = 6 << 20, 20 << 20, 48 << 20, 0.02
+_LARGE_BUCKET = 1024  # items beyond which a bucket is large
+_PARTS = 16 << 20  # numbers that the catalogue's gradient is added up from at once
 
 ROW_WISE: LossName = "sce row-wise"
 _LOSS_PARTS = ("forward", "backward")
@@ -38,7 +41,7 @@ _LOSS_PARTS = ("forward", "backward")
 # have theirs by then.
 GRADIENTS = {"model backward": 1, "embedding": 2}
 # What there is instead with row-wise updates. Forward it is as with sce.
-_OF_ROWS = ("place", "place_dim", "position_dim")
+_OF_ROWS = ("place", "part", "part_dim", "row_dim", "position_dim")
 _ROW_WISE_PARTS = ("backward", *GRADIENTS, "update")
 
 # What the bytes of each part are proportional to. Those of losses are for the backward pass;
@@ -55,7 +58,7 @@ _LOSS_TERMS = {
     "ce-": _SAMPLED,
     "ce": ("logit", "target_dim", "item_dim"),
     "ce chunked": ("logit", "target_dim", "chunk_dim", "item_dim"),
-    "sce": ("scores", "place", "place_dim", "position_dim", "item_dim"),
+    "sce": ("scores", "place", "part", "part_dim", "position_dim", "item_dim"),
 }
 TERMS: Mapping[str, tuple[str, ...]] = {
     **{f"{part}, {half}": t for part, t in _MODEL_TERMS.items() for half in ("single", "half")},
@@ -171,8 +174,14 @@ def features(job: Job, loss: LossName) -> dict[str, float]:
     n_buckets, size_x = job.bucket_sizes
     size_y = min(job.bucket_size_y, job.items)
     size_x = min(size_x, n)
-    groups = n_buckets * math.sqrt(job.items * size_y)
-    held = max(_SCORES, min(_MOST_SCORES, _SHARE * job.items * d))
+    large = size_y > _LARGE_BUCKET
+    scores = n_buckets * (job.items if large else math.sqrt(job.items * size_y))
+    held = max(_LARGE_SCORES if large else _SCORES, min(_MOST_SCORES, _SHARE * job.items * d))
+    places = n_buckets * size_y
+    # Of the places, those that are added up at once: all, or about as many as there is room for,
+    # and then a sparse gradient has each item once.
+    part = min(places, max(_PARTS / d, size_y))
+    rows = places + n if part == places else min(places + n, job.items)
     return {
         "one": 1.0,
         "position_dim": n * d,
@@ -187,7 +196,9 @@ def features(job: Job, loss: LossName) -> dict[str, float]:
         "negative_dim": b * k * d,
         "gathered": min(v * (1 + k) * d, _GATHERED),
         "chunk_dim": min(job.chunk_size, job.items) * d,
-        "scores": min(groups, held),
-        "place": n_buckets * (size_x + size_y) + n,
-        "place_dim": n_buckets * size_y * d,
+        "scores": min(scores, held),
+        "place": n_buckets * size_x + places + n,
+        "part": part,
+        "part_dim": part * d,
+        "row_dim": rows * d,
     }
