@@ -119,6 +119,13 @@ def test_markdown_of_trainings_and_of_steps(whole: Comparison) -> None:
     ]  # fmt: skip
     table = make_markdown([comparison(steps, View("components"), measure="steps")])
     assert "| loss | ml1m |\n| --- | --- |\n| CE | 2 GiB |" in table
+    two = [
+        make_row(key, {"loss.name": "sce", "training.row_wise": row_wise}, test=None,
+                 validation=None, memory=memory, measure="steps")
+        for key, row_wise, memory in (("a", False, 2048.0), ("b", True, 512.0))
+    ]  # fmt: skip
+    table = make_markdown([comparison(two, View("components"), measure="steps")])
+    assert "| SCE, without row_wise | 2 GiB |\n| SCE, with row_wise | 512 MiB |" in table
 
 
 def test_markdown_says_what_memory_it_is() -> None:

@@ -125,6 +125,13 @@ def test_groups_are_in_the_order_of_the_paper() -> None:
 def test_names() -> None:
     assert name_group(["loss.alpha", "loss.beta"], (2.0, 16)) == "alpha 2, beta 16"
     assert name_group(["loss.n_negatives"], (None,)) == "n_negatives –"
+    by = ["loss.name", "training.row_wise"]
+    groups = [("bce", False), ("sce", False), ("sce", True)]
+    assert [name_group(by, group, groups) for group in groups] == [
+        "BCE",
+        "SCE, without row_wise",
+        "SCE, with row_wise",
+    ]
     (plain, _) = rows_of({"loss.mix": False}, {"loss.mix": True})
     assert describe(plain, ["loss.mix"]) == "SCE, without mix"
     settings = rows_of({"loss.alpha": 1.0}, {"loss.alpha": 2.5}, {"loss.name": "ce"})

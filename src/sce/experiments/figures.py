@@ -97,7 +97,8 @@ def _pareto(settings: Sequence[Setting], view: View, dataset: str) -> Iterator[D
                 )
             )
         colour, dash = _style(groups, group, place)
-        curves.append(Curve(name_group(view.by, group), points, colour, dash, extended=True))
+        name = name_group(view.by, group, groups)
+        curves.append(Curve(name, points, colour, dash, extended=True))
     if not any(curve.points for curve in curves):
         return
     x = cost_axis(cost, log="x" in view.log or is_wide(prices))
@@ -125,7 +126,7 @@ def _line(settings: Sequence[Setting], view: View, dataset: str) -> Iterator[Dra
     several = False
     for place, (group, members) in enumerate(groups.items()):
         colour, dash = _style(groups, group, place)
-        name = name_group(view.by, group)
+        name = name_group(view.by, group, groups)
         by_x: dict[float, list[Setting]] = {}
         for setting in members:
             at = setting.value(view.x)
@@ -178,7 +179,7 @@ def _epochs(settings: Sequence[Setting], view: View, dataset: str) -> Iterator[D
         ]  # fmt: skip
         if not columns:
             continue
-        name = name_group(view.by, group)
+        name = name_group(view.by, group, groups)
         points = []
         for epoch in range(min(map(len, columns))):  # as long as all seeds went on
             values = [column[epoch] for column in columns if column[epoch] is not None]
@@ -208,12 +209,13 @@ def _epochs(settings: Sequence[Setting], view: View, dataset: str) -> Iterator[D
 def _components(settings: Sequence[Setting], view: View, dataset: str) -> Iterator[Drawn]:
     stacks, words = [], []
     alike = measure_alike(settings)
-    for group, members in group_by(alike, view.by).items():
+    groups = group_by(alike, view.by)
+    for group, members in groups.items():
         parts = [[s.mean(f"components_mib.{part}") for part in PARTS] for s in members]
         known = [[value or 0.0 for value in one] for one in parts if any(one)]
         if known:
             largest = max(known, key=sum)
-            name = name_group(view.by, group)
+            name = name_group(view.by, group, groups)
             stacks.append(Stack(name, largest))
             words.append(f"{name} {show_memory(sum(largest))}")
     if stacks:

@@ -4,7 +4,14 @@ from collections.abc import Iterator, Sequence
 
 from sce.experiments.comparison import Comparison, count_runs, name_failed
 from sce.experiments.conditions import WHOLE_PROCESS, is_resident, left_out, measure_alike
-from sce.experiments.summary import LOSSES, Setting, datasets_of, with_spread
+from sce.experiments.summary import (
+    LOSSES,
+    Setting,
+    datasets_of,
+    describe,
+    varied,
+    with_spread,
+)
 from sce.experiments.tables import caveats, chosen_lines, make_table, to_markdown
 from sce.experiments.views import View
 from sce.report.formatting import show_memory
@@ -32,21 +39,21 @@ def make_markdown(comparisons: Sequence[Comparison]) -> str:
 
 
 def _memory_markdown(settings: Sequence[Setting]) -> Iterator[str]:
-    """Peak memory of measured steps: a row for each loss, a column for each dataset."""
+    """Peak memory of measured steps: rows for losses and their settings, columns for datasets."""
     names, alike = datasets_of(settings), measure_alike(settings)
     lines = ["| loss | " + " | ".join(names) + " |", "|" + " --- |" * (len(names) + 1)]
-    for loss, shown in LOSSES.items():
-        cells = [_largest([s for s in alike if (s.loss, s.dataset) == (loss, n)]) for n in names]
-        if any(cell != show_memory(None) for cell in cells):
-            lines.append(f"| {shown} | " + " | ".join(cells) + " |")
+    for loss in LOSSES:
+        ours = [setting for setting in alike if setting.loss == loss]
+        differing = varied(ours)
+        found: dict[str, dict[str, str]] = {}
+        for setting in ours:
+            cells = found.setdefault(describe(setting, differing), {})
+            cells[setting.dataset] = with_spread(setting, "memory", show_memory)
+        for label, cells in found.items():
+            row = [cells.get(name, show_memory(None)) for name in names]
+            lines.append(f"| {label} | " + " | ".join(row) + " |")
     yield "\n".join(lines) + "\n"
     told = [WHOLE_PROCESS] if is_resident(alike) else []
     told += left_out(settings)
     if told:
         yield " ".join(told) + "\n"
-
-
-def _largest(settings: Sequence[Setting]) -> str:
-    """The most memory of any of them, with its spread over seeds."""
-    largest = max(settings, key=lambda s: s.mean("memory") or 0.0, default=None)
-    return show_memory(None) if largest is None else with_spread(largest, "memory", show_memory)

@@ -147,15 +147,27 @@ def _order(value: Any) -> tuple[int, float, str]:
     return (0 if value is None else 3), 0.0, str(value)
 
 
-def name_group(names: Sequence[str], group: Group) -> str:
+def name_group(names: Sequence[str], group: Group, among: Iterable[Group] = ()) -> str:
     """A group in words, without the settings that do not apply to it.
+
+    Where it is one among others, also without those that are the same in all groups of its loss.
 
     >>> name_group(["loss.name", "loss.mix"], ("sce", False)), name_group(["loss.alpha"], (2.0,))
     ('SCE, without mix', 'alpha 2')
     >>> name_group(["loss.mix", "loss.mix_of"], (False, None)), name_group(["loss.alpha"], (None,))
     ('without mix', 'alpha –')
+    >>> name_group(["loss.name", "loss.mix"], ("sce", True), [("ce", None), ("sce", True)])
+    'SCE'
     """
     pairs = list(zip(names, group, strict=True))
+    if "loss.name" in names and (others := list(among)):
+        loss = list(names).index("loss.name")
+        alike = [other for other in others if other[loss] == group[loss]]
+        pairs = [
+            pair
+            for place, pair in enumerate(pairs)
+            if place == loss or any(other[place] != group[place] for other in alike)
+        ]
     real = [(name, value) for name, value in pairs if value is not None]
     return ", ".join(_in_words(name, value) for name, value in real or pairs)
 

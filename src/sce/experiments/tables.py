@@ -75,7 +75,7 @@ def make_table(settings: Sequence[Setting], view: View) -> ComparisonTable:
     """Choose the setting of each column by validation, and put their test metrics side by side."""
     names = list(group_by(settings, view.by))
     datasets = datasets_of(settings)
-    columns = [name_group(view.by, group) for group in names]
+    columns = [name_group(view.by, group, names) for group in names]
     # What others published is for the dataset that they had.
     published = [one for one in view.published if one.get("dataset", datasets[0]) in datasets]
     judged, differing = _judged(names, view), varied(settings)
@@ -158,7 +158,7 @@ def _title_of_change(faced: Sequence[str], names: Sequence[tuple[object, ...]], 
     if judged is None:
         return ""
     rival = faced[0] if len(faced) == 1 else "best other by validation"
-    return f"{name_group(view.by, names[judged])} over {rival}"
+    return f"{name_group(view.by, names[judged], names)} over {rival}"
 
 
 def _rival(picked: Sequence[Setting | None], judged: int | None) -> int | None:
