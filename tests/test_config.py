@@ -150,3 +150,12 @@ def test_model_and_loss_are_built_for_the_dataset(tmp_path: Path) -> None:
     mean = (dataset.train.lengths - 1).clip(max=4).mean()
     assert isinstance(loss, ScalableCrossEntropy)
     assert loss.n_buckets == round(2 * (10 * mean) ** 0.5) == loss.bucket_size_x
+
+
+def test_a_dataset_settles_the_loss_alone(tmp_path: Path) -> None:
+    dataset = make_cycle(tmp_path / "data", items=40)
+    config = Config.compose({"model": {"dim": 8}})
+    settled = config.settled(dataset)
+    assert (config.loss.bucket_size_y, settled.loss.bucket_size_y) == (None, 40)
+    assert settled.loss == config.loss.settled(40, len(dataset.train.items))
+    assert (settled.model, settled.training) == (config.model, config.training)

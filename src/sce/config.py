@@ -7,7 +7,7 @@ import textwrap
 import tomllib
 import types
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -57,6 +57,10 @@ class Config:
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Every setting by section and name, defaults included."""
         return asdict(self)
+
+    def settled(self, dataset: PreparedDataset) -> "Config":
+        """Fill in what depends on the dataset, so that nothing is left open."""
+        return replace(self, loss=self.loss.settled(dataset.n_items, len(dataset.train.items)))
 
     def build(self, dataset: PreparedDataset) -> tuple[SASRec, nn.Module]:
         """Make the model and the loss, sized for the dataset."""

@@ -57,7 +57,7 @@ def test_a_row_for_each_loss_plain_in_a_pipe(capsys: Capture) -> None:
     assert rows["sce"][at:].startswith("yes")
     assert "; 256 negatives; chunks of 1,024 items" in out
     assert "14.9 GiB, of which 14.4 GiB can be used" in out
-    assert "--loss.n-buckets 320 --loss.bucket-size-x 320 --loss.bucket-size-y 256" in out
+    assert "--loss.n-buckets 320 --loss.bucket-size-x 320 --loss.bucket-size-y 4096" in out
 
 
 def test_no_error_is_claimed_before_it_is_measured(
@@ -101,7 +101,7 @@ def test_a_batch_of_all_users(capsys: Capture, prepared: Path) -> None:
 
 def test_json_has_the_same_numbers(capsys: Capture) -> None:
     found = as_json([*ISSUE, "--precision", "bf16", "--blocks", "3"], capsys)
-    job = Job(1_000_000, batch=128, length=200, dim=64, blocks=3, precision="bf16")
+    job = Job(1_000_000, blocks=3, precision="bf16", bucket_size_y=4096)
     assert found["memory_bytes"] == 16 * 10**9
     assert [row["loss"] for row in found["losses"]] == list(LOSSES)
     for row in found["losses"]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from sce.cli import main
+from sce.data.prepared import PreparedDataset
 from sce.training.checkpoint import read_tensors
 from sce.training.run import Run
 from tests.cycle_data import make_cycle
@@ -70,6 +71,26 @@ def test_a_file_of_settings_and_options_over_it(data: Path, tmp_path: Path) -> N
     assert (config["model"]["dim"], config["model"]["blocks"]) == (4, 1)
     assert (config["loss"]["mix"], config["loss"]["bucket_size_y"]) == (False, 6)
     assert config["training"]["compile"] is False
+
+
+def test_what_the_dataset_decides_is_kept_and_said(
+    data: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    options = [*SMALL, "--batch-size", "16", "--epochs", "1", "--device", "cpu"]
+    arguments = ["train", str(data), "--out", str(tmp_path / "run"), *options]
+    assert main(arguments) == 0
+    dataset = PreparedDataset.load(data)
+    mean = len(dataset.train.items) / dataset.n_items
+    said = capsys.readouterr().err.splitlines()[0]
+    assert said.startswith(f"sce: {dataset.n_items} items in a bucket; ")
+    assert f"with {mean:.0f} training events an item" in said
+    loss = Run.open(tmp_path / "run").config["loss"]
+    assert (loss["bucket_size_y"], loss["mix"]) == (dataset.n_items, mean >= 25)
+    # The same settings, said or not, are the same run.
+    given = ["--loss.bucket-size-y", str(dataset.n_items), *(["--loss.mix"] if mean >= 25 else [])]
+    given += [] if mean >= 25 else ["--loss.no-mix"]
+    assert main([*arguments, *given, "--resume"]) == 0
+    assert "items in a bucket" not in capsys.readouterr().err
 
 
 def test_a_file_for_another_loss(data: Path, tmp_path: Path, capsys: Capture) -> None:

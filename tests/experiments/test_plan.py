@@ -1,3 +1,4 @@
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,14 @@ training.batch_size = [8, 16]
 loss.name = ["ce-", "gbce"]
 loss.n_negatives = 3
 """
+
+
+def test_what_datasets_decide_is_among_the_settings(tmp_path: Path, cycle: Dataset) -> None:
+    (left_open,) = plan(tmp_path, "[[grid]]\nloss.name = 'sce'\n", cycle)
+    assert left_open.settings["loss.bucket_size_y"] == 40
+    mix = left_open.settings["loss.mix"]
+    said = f"[[grid]]\nloss.bucket_size_y = 40\nloss.mix = {json.dumps(mix)}\n"
+    assert plan(tmp_path, said, cycle)[0].key == left_open.key
 
 
 def test_the_product_of_each_grid_seed_by_seed(tmp_path: Path, cycle: Dataset) -> None:

@@ -19,7 +19,7 @@ from sce.losses import (
 from sce.training.objective import LossSettings, Workload, bucket_sizes, build_loss
 from tests.cycle_data import lay_out
 
-WORKLOAD = Workload(n_items=50, sequences=128, mean_length=200.0, counts=np.arange(50))
+WORKLOAD = Workload(n_items=50, sequences=128, mean_length=200.0, counts=np.arange(1, 51))
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ WORKLOAD = Workload(n_items=50, sequences=128, mean_length=200.0, counts=np.aran
         ({"name": "ce-", "shared": "batch"}, SampledCrossEntropy, {"shared": "batch"}),
         ({"name": "ce"}, CrossEntropy, {"chunk_size": None}),
         ({"name": "ce", "chunk_size": 7}, CrossEntropy, {"chunk_size": 7}),
-        ({}, ScalableCrossEntropy, {"bucket_size_y": 256, "mix": True, "n_buckets": 320}),
+        ({}, ScalableCrossEntropy, {"bucket_size_y": 50, "mix": True, "n_buckets": 320}),
         ({}, ScalableCrossEntropy, {"mix_of": 4, "noise": 1.0}),
         ({"mix_of": 0}, ScalableCrossEntropy, {"mix": True, "mix_of": 0}),
         ({"noise": 0.5}, ScalableCrossEntropy, {"mix_of": 4, "noise": 0.5}),
@@ -139,3 +139,43 @@ def test_building_moves_no_random_numbers() -> None:
 def test_what_has_no_meaning_is_not_filled_in() -> None:
     without, of_all = LossSettings(mix=False), LossSettings(mix_of=0)
     assert (without.mix_of, without.noise, of_all.noise) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("n_items", "n_events", "size", "mix"),
+    [
+        (3_411, 724_964, 85, True),
+        (11_282, 630_253, 282, True),
+        (12_101, 153_776, 303, False),
+        (102_873, 476_237, 2_572, False),
+        (10, 250, 10, True),
+        (1_000, 24_999, 64, False),
+        (10**8, 10**10, 4_096, True),
+    ],
+)
+def test_the_dataset_settles_what_was_left_open(
+    n_items: int, n_events: int, size: int, mix: bool
+) -> None:
+    found = LossSettings().settled(n_items, n_events)
+    assert (found.bucket_size_y, found.mix) == (size, mix)
+    assert (found.mix_of, found.noise) == ((4, 1.0) if mix else (None, None))
+    assert found.settled(7, 10**6) == found  # nothing is open any more
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"bucket_size_y": 9}, (9, False, None, None)),
+        ({"mix": True}, (64, True, 4, 1.0)),
+        ({"mix_of": 2}, (64, True, 2, 1.0)),
+        ({"mix_of": 0}, (64, True, 0, None)),
+        ({"noise": 0.0}, (64, True, 4, 0.0)),
+    ],
+)
+def test_what_is_given_stays(given: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    found = LossSettings(**given).settled(1_000, 5_000)
+    assert (found.bucket_size_y, found.mix, found.mix_of, found.noise) == expected
+
+
+def test_other_losses_have_nothing_to_settle() -> None:
+    assert LossSettings(name="ce-").settled(10**6, 10) == LossSettings(name="ce-")

@@ -14,6 +14,7 @@ from rich.table import Table
 from sce.cli.evaluate import output_console
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
+from sce.losses import suggest_bucket_size_y
 from sce.planning import LOSSES, Job, Plan, Planned, parse_size, predict, show_size
 from sce.planning import plan as plan_job
 from sce.planning.coefficients import H200
@@ -54,7 +55,7 @@ def plan(
     heads: int = 1,
     precision: Annotated[Precision, Parameter(name=["--precision", "--dtype"])] = "float32",
     negatives: int = 256,
-    bucket_size_y: int = 256,
+    bucket_size_y: int | None = None,
     alpha: float = 2.0,
     beta: float = 1.0,
     chunk_size: int = 1024,
@@ -74,7 +75,8 @@ def plan(
         heads: Attention heads.
         precision: float32; tf32 in matrix products; or bf16, by autocast.
         negatives: Sampled items against each target, for bce+, gbce and ce-.
-        bucket_size_y: Items in a bucket, for sce.
+        bucket_size_y: Items in a bucket, for sce. [default: a fortieth of the catalogue, 64 to
+            4,096]
         alpha: How densely buckets cover the states, for sce.
         beta: States in a bucket against the number of buckets, for sce.
         chunk_size: Items scored at once, for ce in chunks.
@@ -82,6 +84,8 @@ def plan(
         as_json: Write JSON, for programs.
     """
     sizes = _sizes(items, data, length, mean_length)
+    if bucket_size_y is None:
+        bucket_size_y = suggest_bucket_size_y(max(1, sizes["items"]))
     job = Job(
         **sizes,
         batch=batch,

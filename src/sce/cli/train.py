@@ -20,6 +20,7 @@ from sce.training.begin import check_target
 from sce.training.device import resolve_device
 from sce.training.interrupt import TrainingInterrupted
 from sce.training.loop import FitResult, TrainingWarning, fit
+from sce.training.objective import LossSettings
 
 _FLAG = Annotated[bool, Parameter(show_default=False)]
 # Settings with a short name of their own, beside the dotted one.
@@ -66,6 +67,9 @@ def train(  # noqa: D417 - the settings document themselves
     check_target(out, force=force, resume=resume)
     resolve_device(chosen.training.device)  # a GPU that is not there should be said first
     dataset = PreparedDataset.load(prepared)
+    left_open, chosen = chosen.loss, chosen.settled(dataset)
+    if chosen.loss != left_open:
+        _say("; ".join(_decided(left_open, chosen.loss, dataset)))
     try:
         with _plain_warnings():
             model, loss = chosen.build(dataset)
@@ -85,6 +89,18 @@ def train(  # noqa: D417 - the settings document themselves
         return interruption.exit_code
     _show(result, out, chosen.loss.name)
     return 0
+
+
+def _decided(
+    left_open: LossSettings, settled: LossSettings, dataset: PreparedDataset
+) -> Iterator[str]:
+    """Say what of the loss followed from the dataset."""
+    if left_open.bucket_size_y is None:
+        yield f"{settled.bucket_size_y:,} items in a bucket"
+    if left_open.mix is None:
+        mean = len(dataset.train.items) / dataset.n_items
+        where = "near the states" if settled.mix else "anywhere"
+        yield f"buckets {where}, with {mean:,.0f} training events an item"
 
 
 def _options() -> list[inspect.Parameter]:

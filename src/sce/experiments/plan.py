@@ -113,6 +113,7 @@ def make_plan(
                     settings, dataset.name, grid, dataset.n_items, over or {}
                 ):
                     config = _configure(settings, dataset.name, point, seed, rest, where)
+                    config = config.settled(dataset.prepared)
                     size = point.get("loss", {}).get("bucket_size_y", 0)
                     if size > dataset.n_items:  # as good as the catalogue itself
                         note = f"bucket_size_y {size:,} is more than the items of {dataset.name}"
@@ -151,8 +152,8 @@ def join(plans: Sequence[Plan]) -> tuple[PlannedRun, ...]:
 def flatten(config: Config) -> dict[str, Any]:
     """Every setting by its dotted name, as JSON has it; those that another loss has are left out.
 
-    >>> flatten(Config())["loss.bucket_size_y"]
-    256
+    >>> flatten(Config())["loss.alpha"]
+    2.0
     """
     nested = json.loads(json.dumps(config.to_dict()))
     known = settings_of(config.loss.name) | {"name"}

@@ -4,7 +4,7 @@ They know nothing of sequences, padding ids or models: states are [..., d], the 
 and padding is a target equal to `ignore_index`. They import torch and nothing else.
 """
 
-from sce.losses.buckets import suggest_sizes
+from sce.losses.buckets import suggest_bucket_size_y, suggest_sizes
 from sce.losses.full import CrossEntropy, cross_entropy
 from sce.losses.negatives import InBatchNegatives, PopularityNegatives, UniformNegatives
 from sce.losses.sampled import (
@@ -33,5 +33,6 @@ __all__ = [
     "generalized_binary_cross_entropy",
     "sampled_cross_entropy",
     "scalable_cross_entropy",
+    "suggest_bucket_size_y",
     "suggest_sizes",
 ]

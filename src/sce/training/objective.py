@@ -1,7 +1,7 @@
 """Which loss to train with: its settings, and the loss built from them."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
@@ -20,6 +20,7 @@ from sce.losses import (
     SampledCrossEntropy,
     ScalableCrossEntropy,
     UniformNegatives,
+    suggest_bucket_size_y,
     suggest_sizes,
 )
 from sce.losses.scalable import MOST_NOISE
@@ -37,8 +38,8 @@ _DEFAULTS: dict[LossName, dict[str, Any]] = {
     "ce-": {"n_negatives": 256, "negatives": "uniform", "shared": "sequence"},
     "ce": {"chunk_size": None},
     "sce": {
-        "bucket_size_y": 256,
-        "mix": True,
+        "bucket_size_y": None,  # this and mix: as the dataset has it, see `settled`
+        "mix": None,
         "mix_of": 4,
         "noise": 1.0,
         "n_buckets": None,
@@ -47,6 +48,11 @@ _DEFAULTS: dict[LossName, dict[str, Any]] = {
         "beta": 1.0,
     },
 }
+
+# Training events for each item of the catalogue from which on SCE puts its buckets near the states.
+# Where items have fewer, the hardest negatives are often false ones: six logs with 5 to 13 events
+# an item were better off without, or no worse, and two with 56 and 213 with it (docs/paper.md).
+_EVENTS_TO_MIX = 25
 
 
 def settings_of(name: str) -> frozenset[str]:
@@ -62,9 +68,11 @@ class LossSettings:
     """Binary (bce; bce+ and gbce with more negatives), sampled softmax (ce-), full softmax (ce), or
     Scalable Cross-Entropy (sce)."""
     bucket_size_y: int | None = None
-    """sce: items in a bucket, the one size to tune. [default: 256]"""
+    """sce: items in a bucket, the one size to tune. [default: a fortieth of the catalogue, 64 to
+    4,096]"""
     mix: bool | None = None
-    """sce: put the buckets where the states are. [default: true]"""
+    """sce: put the buckets where the states are. [default: where items have 25 training events or
+    more on average]"""
     mix_of: int | None = None
     """sce: how many states the centre of a bucket is mixed from; 0: all, as in the paper. [default:
     4]"""
@@ -119,15 +127,33 @@ class LossSettings:
                 f"{'loss.mix is off' if self.mix is False else 'loss.mix_of is 0'}: leave out one "
                 "of them"
             )
+        if self.mix is None and (self.mix_of is not None or self.noise is not None):
+            object.__setattr__(self, "mix", True)
         unused = {"alpha", "beta"} if sized else set()
         if self.mix_of == 0:
             unused.add("noise")
-        if self.mix is False:
+        if not self.mix:
             unused |= {"mix_of", "noise"}
         for name in known.keys() - unused:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, known[name])
         self._check_values()
+
+    def settled(self, n_items: int, n_events: int) -> "LossSettings":
+        """Fill in what follows from the dataset: its items, and its training events.
+
+        >>> settled = LossSettings().settled(n_items=12_101, n_events=153_776)
+        >>> settled.bucket_size_y, settled.mix
+        (303, False)
+        """
+        if self.name != "sce":
+            return self
+        size = self.bucket_size_y
+        return replace(
+            self,
+            bucket_size_y=suggest_bucket_size_y(n_items) if size is None else size,
+            mix=n_events >= _EVENTS_TO_MIX * n_items if self.mix is None else self.mix,
+        )
 
     def _check_values(self) -> None:
         for name in ("bucket_size_y", "n_buckets", "bucket_size_x", "n_negatives", "chunk_size"):
@@ -205,6 +231,7 @@ def bucket_sizes(settings: LossSettings, workload: Workload) -> dict[str, int]:
 
 def build_loss(settings: LossSettings, workload: Workload) -> nn.Module:
     """Make the loss that the settings name, sized for the workload."""
+    settings = settings.settled(workload.n_items, int(workload.counts.sum()))
     if settings.name == "sce":
         sizes = bucket_sizes(settings, workload)
         return ScalableCrossEntropy(

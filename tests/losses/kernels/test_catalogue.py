@@ -15,10 +15,10 @@ from sce.losses.kernels import catalogue as catalogue_kernels
 N, C, SIZE_Y = (60, 150, 70) if GPU else (20, 40, 8)
 
 
-def gradient(**options: Any) -> Tensor:
+def gradient(size_y: int = SIZE_Y, **options: Any) -> Tensor:
     states, catalogue, targets = problem(5, N, C, 16)
     loss = ScalableCrossEntropy(
-        n_buckets=3, bucket_size_x=8, bucket_size_y=SIZE_Y, backend="triton", **options
+        n_buckets=3, bucket_size_x=8, bucket_size_y=size_y, backend="triton", **options
     )
     value = loss(states, catalogue, targets, generator=torch.Generator(DEVICE).manual_seed(0))
     return torch.autograd.grad(value, catalogue)[0]
@@ -66,8 +66,9 @@ def test_an_item_that_most_states_want(sparse: bool) -> None:
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-4)
 
 
-def test_a_sparse_gradient_holds_the_touched_rows() -> None:
-    dense, found = gradient(), gradient(sparse_grad=True)
+@pytest.mark.parametrize("size_y", [4, SIZE_Y])  # fewer entries than items, and more
+def test_a_sparse_gradient_holds_the_touched_rows(size_y: int) -> None:
+    dense, found = gradient(size_y), gradient(size_y, sparse_grad=True)
     assert found.is_sparse
     assert found.is_coalesced()
     rows = found.indices()[0]
