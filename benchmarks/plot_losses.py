@@ -1,6 +1,6 @@
 """Draw time and memory of the losses against catalog size, from the measured rows.
 
-python benchmarks/plot_losses.py            # results/loss_gpu.jsonl -> docs/losses.svg
+python benchmarks/plot_losses.py            # results/loss_gpu.jsonl -> docs/figures/losses.svg
 """
 
 import json
@@ -54,7 +54,7 @@ def main() -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
     figure.legend(loc="outside upper center", ncols=3, frameon=False)
-    path = Path(__file__).parent.parent / "docs" / "losses.svg"
+    path = Path(__file__).parent.parent / "docs" / "figures" / "losses.svg"
     figure.savefig(path, metadata={"Date": None})
     print(path)
 
