@@ -101,6 +101,14 @@ def test_steps_make_no_table_of_quality() -> None:
     assert "No run of this sweep has measured what its figures show." in page
 
 
+def test_runs_that_are_missing_are_counted(whole: Comparison) -> None:
+    short = Comparison(whole.sweep, whole.rows[2:])
+    for text in (make_page([short, whole], written=WRITTEN), make_markdown([whole])):
+        assert "been run yet" not in text
+    for text in (make_page([short], written=WRITTEN), make_markdown([short])):
+        assert "1 out of memory. 2 more of the sweep have not been run yet." in text
+
+
 def test_a_sweep_without_a_finished_run() -> None:
     failed = list(main_rows(1))[-1]
     page = make_page([comparison([failed], *DEFAULT_VIEWS)], written=WRITTEN)

@@ -57,8 +57,9 @@ def once(rows: Iterable[Row]) -> list[Row]:
     return list(found.values())
 
 
-def count_runs(rows: Sequence[Row]) -> str:
-    """How many runs on how many datasets, and how they ended."""
+def count_runs(comparisons: Sequence[Comparison]) -> str:
+    """How many runs on how many datasets, how they ended, and how many are still missing."""
+    rows = all_rows(comparisons)
     names = {row["dataset"]["name"] for row in rows}
     failed: dict[str, int] = {}
     for row in rows:
@@ -67,7 +68,10 @@ def count_runs(rows: Sequence[Row]) -> str:
             failed[kind] = failed.get(kind, 0) + 1
     words = f"{plural(len(rows), 'run')} on {plural(len(names), 'dataset')}"
     told = [f"{count} {kind}" for kind, count in failed.items()]
-    return words + (f"; of these, {', '.join(told)}." if told else ", all finished.")
+    words += f"; of these, {', '.join(told)}." if told else ", all finished."
+    planned = {key for one in comparisons for key in one.sweep.keys}
+    missing = len(planned - {row["key"] for row in rows})
+    return words + (f" {missing:,} more of the sweep have not been run yet." if missing else "")
 
 
 def name_failed(rows: Sequence[Row]) -> list[tuple[str, Row]]:

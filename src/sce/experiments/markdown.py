@@ -21,7 +21,7 @@ def make_markdown(comparisons: Sequence[Comparison]) -> str:
     """The tables, and what was chosen for them, as Markdown."""
     parts = []
     for comparison in comparisons:
-        parts.append(f"## {comparison.sweep.title}\n\n{count_runs(comparison.rows)}\n")
+        parts.append(f"## {comparison.sweep.title}\n\n{count_runs([comparison])}\n")
         tables = [view for view in comparison.sweep.views if view.kind == "table"]
         for view in tables or [View("table")]:
             settings = comparison.settings_of(view)

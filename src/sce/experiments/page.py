@@ -51,7 +51,7 @@ def make_page(comparisons: Sequence[Comparison], *, written: datetime) -> str:
             "header",
             element("p", "Comparison of training runs", class_="eyebrow"),
             element("h1", title),
-            element("p", count_runs(rows), class_="lead"),
+            element("p", count_runs(comparisons), class_="lead"),
             tiles(list(_verdicts(comparisons))),
         ),
         element(
