@@ -50,7 +50,7 @@ _DEFAULTS: dict[LossName, dict[str, Any]] = {
 }
 
 # Training events for each item of the catalogue from which on SCE puts its buckets near the states.
-# Where items have fewer, the hardest negatives are often false ones: six logs with 5 to 13 events
+# Where items have fewer, the hardest negatives are often false ones: four logs with 5 to 13 events
 # an item were better off without, or no worse, and two with 56 and 213 with it (docs/paper.md).
 _EVENTS_TO_MIX = 25
 
