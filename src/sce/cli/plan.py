@@ -235,7 +235,7 @@ def _closing_lines(found: Plan, wide: bool) -> Iterator[tuple[str, str]]:
         "row-wise",
         "--training.row-wise: no moments of the catalogue, and gradients of the touched rows alone",
     )
-    yield "numbers", f"{H200.describe()}; a compiled model (--training.compile) takes less"
+    yield "numbers", H200.describe()
 
 
 def _reckoned() -> str:
