@@ -153,9 +153,12 @@ def test_model_and_loss_are_built_for_the_dataset(tmp_path: Path) -> None:
 
 
 def test_a_dataset_settles_the_loss_alone(tmp_path: Path) -> None:
-    dataset = make_cycle(tmp_path / "data", items=40)
     config = Config.compose({"model": {"dim": 8}})
-    settled = config.settled(dataset)
-    assert (config.loss.bucket_size_y, settled.loss.bucket_size_y) == (None, 40)
-    assert settled.loss == config.loss.settled(40, len(dataset.train.items))
+    settled = config.settled(1_000_000, 10)
+    assert (config.loss.bucket_size_y, settled.loss.bucket_size_y) == (None, 4096)
+    assert settled.loss == config.loss.settled(1_000_000, 10)
     assert (settled.model, settled.training) == (config.model, config.training)
+    by_rows = Config.compose({"training": {"row_wise": True}}).settled(1_000_000, 10)
+    assert by_rows.loss.bucket_size_y == 256
+    dataset = make_cycle(tmp_path / "data", items=40)
+    assert config.build(dataset)[1].bucket_size_y == 40

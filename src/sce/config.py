@@ -55,12 +55,13 @@ class Config:
         return cls(**{section: SECTIONS[section](**given) for section, given in merged.items()})
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Every setting by section and name, defaults included."""
+        """Every setting by section and name, defaults included; None is what `settled` fills in."""
         return asdict(self)
 
-    def settled(self, dataset: PreparedDataset) -> "Config":
-        """Fill in what depends on the dataset, so that nothing is left open."""
-        return replace(self, loss=self.loss.settled(dataset.n_items, len(dataset.train.items)))
+    def settled(self, n_items: int, n_events: int) -> "Config":
+        """Fill in what follows from a dataset, its items and its training events."""
+        by_rows = self.training.row_wise
+        return replace(self, loss=self.loss.settled(n_items, n_events, sparse_grad=by_rows))
 
     def build(self, dataset: PreparedDataset) -> tuple[SASRec, nn.Module]:
         """Make the model and the loss, sized for the dataset."""
@@ -77,7 +78,8 @@ class Config:
             batch_size=self.training.batch_size,
             max_length=self.model.max_length,
         )
-        return model, build_loss(self.loss, workload)
+        settled = self.settled(dataset.n_items, len(dataset.train.items))
+        return model, build_loss(settled.loss, workload)
 
 
 def load_toml(path: Path | str) -> dict[str, dict[str, Any]]:

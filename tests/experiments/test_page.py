@@ -107,6 +107,7 @@ def test_runs_that_are_missing_are_counted(whole: Comparison) -> None:
         assert "been run yet" not in text
     for text in (make_page([short], written=WRITTEN), make_markdown([short])):
         assert "1 out of memory. 2 more of the sweep have not been run yet." in text
+    assert "1 more of the sweep has not" in make_markdown([Comparison(whole.sweep, whole.rows[1:])])
 
 
 def test_a_sweep_without_a_finished_run() -> None:
@@ -133,7 +134,14 @@ def test_markdown_of_trainings_and_of_steps(whole: Comparison) -> None:
         for key, row_wise, memory in (("a", False, 2048.0), ("b", True, 512.0))
     ]  # fmt: skip
     table = make_markdown([comparison(two, View("components"), measure="steps")])
-    assert "| SCE, without row_wise | 2 GiB |\n| SCE, with row_wise | 512 MiB |" in table
+    assert "| SCE, with row_wise | 512 MiB |\n| SCE, without row_wise | 2 GiB |" in table
+    alike = [
+        make_row(key, {"loss.name": "sce", "loss.alpha": alpha}, test=None, validation=None,
+                 memory=memory, measure="steps")
+        for key, alpha, memory in (("a", 2.0, 512.0), ("b", 2.0001, 256.0))
+    ]  # fmt: skip
+    table = make_markdown([comparison(alike, View("components"), measure="steps")])
+    assert "| SCE, alpha 2 | 512 MiB |" in table  # of two with one name the larger
 
 
 def test_markdown_says_what_memory_it_is() -> None:

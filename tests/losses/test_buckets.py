@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
 from sce.losses import buckets
-from sce.losses.buckets import draw_centres, round_centres, suggest_sizes, top_rows
+from sce.losses.buckets import (
+    draw_centres,
+    round_centres,
+    suggest_bucket_size_y,
+    suggest_sizes,
+    top_rows,
+)
 
 
 def naive_top_rows(centres: torch.Tensor, rows: torch.Tensor, k: int) -> list[list[int]]:
@@ -206,3 +212,15 @@ def test_long_centres_in_half_precision_point_where_they_did() -> None:
 def test_sizes_that_nobody_has_are_refused(alpha: float, beta: float) -> None:
     with pytest.raises(ValueError, match=r"make .* buckets of .* states"):
         suggest_sizes(1, 100, alpha=alpha, beta=beta)
+
+
+@pytest.mark.parametrize("n_items", [0, -5])
+def test_no_bucket_size_for_no_items(n_items: int) -> None:
+    with pytest.raises(ValueError, match=f"at least one item, got {n_items}"):
+        suggest_bucket_size_y(n_items)
+
+
+@given(st.integers(1, 10**9), st.booleans())
+def test_a_bucket_holds_no_more_than_the_catalogue(n_items: int, sparse: bool) -> None:
+    size = suggest_bucket_size_y(n_items, sparse_grad=sparse)
+    assert min(n_items, 64) <= size <= min(n_items, 256 if sparse else 4096)

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch import Tensor
 
 from sce.losses import statistics
 from sce.losses.buckets import Buckets
@@ -17,7 +18,7 @@ def test_a_worked_example() -> None:
     assert found.correct_in_bucket == 3 / 5  # 5 in the first, 7 in the second and in the third
 
 
-@pytest.mark.parametrize("at_once", [1, 12, 13, 1 << 18])
+@pytest.mark.parametrize("at_once", [1, 13, 30, 1 << 18])
 def test_how_many_are_sorted_at_once_does_not_matter(
     at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -26,7 +27,17 @@ def test_how_many_are_sorted_at_once_does_not_matter(
     states = torch.randint(40, (7, 9), generator=generator).int()
     targets = torch.randint(-1, 30, (40,), generator=generator)
     monkeypatch.setattr(statistics, "_SORTED", at_once)
+    sizes = []
+
+    def search(items: Tensor, own: Tensor) -> Tensor:
+        sizes.append(items.numel())
+        return usual(items, own)
+
+    usual = torch.searchsorted
+    monkeypatch.setattr(torch, "searchsorted", search)
     found = count_buckets(Buckets(states, items), targets, targets >= 0)
     rows = [(s, b) for b in range(7) for s in states[b].tolist() if targets[s] >= 0]
     correct = sum(int(targets[s]) in items[b].tolist() for s, b in rows)
     assert found.correct_in_bucket == pytest.approx(correct / len(rows))
+    assert max(sizes) <= max(6, at_once)  # a bucket, or as many as fit
+    assert sum(sizes) == items.numel()

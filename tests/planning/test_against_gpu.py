@@ -21,8 +21,22 @@ ROWS = ROOT / "benchmarks" / "results" / "plan_grid.jsonl"
 MEMORY = ROOT / "experiments" / "results" / "memory.jsonl"
 
 JOBS = {
-    "ml1m": Job(3_411, mean_length=99.95, length_spread=66.51, users=5_227, events=724_964),
-    "globo": Job(11_282, mean_length=31.76, length_spread=15.87, users=19_212, events=630_253),
+    "ml1m": Job(
+        3_411,
+        mean_length=99.95,
+        length_spread=66.51,
+        users=5_227,
+        events=724_964,
+        bucket_size_y=256,
+    ),
+    "globo": Job(
+        11_282,
+        mean_length=31.76,
+        length_spread=15.87,
+        users=19_212,
+        events=630_253,
+        bucket_size_y=256,
+    ),
     "beauty": Job(
         12_101,
         batch=1024,
@@ -81,6 +95,7 @@ def test_recorded_steps_of_every_loss() -> None:
             batch=settings["training.batch_size"],
             users=2_560,
             events=2_560 * 201,
+            bucket_size_y=settings.get("loss.bucket_size_y"),
         )
         loss = ROW_WISE if settings["training.row_wise"] else settings["loss.name"]
         predicted = predict(job, loss).total / 2**20

@@ -35,7 +35,7 @@ def test_more_of_anything_never_takes_less(job: Job, loss: LossName, data: st.Da
     )
     more = replace(job, **{name: getattr(job, name) + data.draw(st.integers(1, 1000))})
     for larger in (more, replace(job, dim=512)):
-        # In groups a sparse gradient has each item once: then larger buckets may have fewer rows.
+        # In groups a sparse gradient has each item once: larger jobs may then have fewer rows.
         fewer = features(larger, loss)["row_dim"] < features(job, loss)["row_dim"]
         if loss != ROW_WISE or not fewer:
             assert predict(larger, loss).total >= predict(job, loss).total
@@ -88,7 +88,7 @@ def test_row_wise_updates_take_the_weights_and_little_more() -> None:
     # Of a small catalogue, the touched rows are what counts: several times, as they are moved.
     touched = Job(300_000, bucket_size_y=1024)
     assert predict(touched, ROW_WISE).moment == "update"
-    rows = 4 * touched.dim * touched.bucket_sizes[0] * touched.bucket_size_y
+    rows = 4 * touched.dim * touched.bucket_sizes[0] * 1024
     assert 4 * rows < predict(touched, ROW_WISE).loss < 8 * rows
 
 

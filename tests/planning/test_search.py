@@ -1,9 +1,11 @@
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sce.planning import LOSSES, Job, LossName, largest_batch, plan, predict
+from sce.planning.formula import ROW_WISE
 from sce.planning.search import CONTEXT, fits, usable
 
 GIB = 2**30
@@ -39,8 +41,9 @@ def test_a_plan_of_every_loss() -> None:
     assert by_loss["sce"].settings == {
         "n_buckets": 320,
         "bucket_size_x": 320,
-        "bucket_size_y": 256,
+        "bucket_size_y": 4096,
     }
+    assert by_loss["sce row-wise"].settings["bucket_size_y"] == 256
     assert by_loss["ce chunked"].settings == {"chunk_size": 1024}
     assert by_loss["gbce"].settings == {"n_negatives": 256}
     assert found.largest_dim is None
@@ -84,3 +87,13 @@ def test_nothing_is_said_to_fit_into_nothing() -> None:
     found = plan(Job(10), None)
     assert all(one.fits is one.tight is one.largest_batch is None for one in found.losses)
     assert plan(Job(10), 1).losses[0].largest_batch == 0
+
+
+@pytest.mark.parametrize("bucket_size_y", [256, 2500])
+@pytest.mark.parametrize("mebibytes", [780, 800, 850, 1000, 1100])
+def test_the_largest_batch_where_more_takes_less(bucket_size_y: int, mebibytes: int) -> None:
+    """Row-wise updates: once buckets are worked through in groups, fewer rows are touched."""
+    job = Job(100_000, bucket_size_y=bucket_size_y, users=400)
+    memory = mebibytes << 20
+    fitting = [b for b in range(1, 401) if fits(replace(job, batch=b), ROW_WISE, memory)]
+    assert largest_batch(job, ROW_WISE, memory) == max(fitting, default=0)

@@ -177,5 +177,12 @@ def test_what_is_given_stays(given: dict[str, Any], expected: tuple[Any, ...]) -
     assert (found.bucket_size_y, found.mix, found.mix_of, found.noise) == expected
 
 
+def test_with_sparse_gradients_buckets_stay_small() -> None:
+    found = [LossSettings().settled(n, n, sparse_grad=True).bucket_size_y for n in (10**3, 10**6)]
+    assert found == [64, 256]
+    given = LossSettings(bucket_size_y=999).settled(10**6, 1, sparse_grad=True)
+    assert given.bucket_size_y == 999
+
+
 def test_other_losses_have_nothing_to_settle() -> None:
     assert LossSettings(name="ce-").settled(10**6, 10) == LossSettings(name="ce-")

@@ -14,7 +14,6 @@ from rich.table import Table
 from sce.cli.evaluate import output_console
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
-from sce.losses import suggest_bucket_size_y
 from sce.planning import LOSSES, Job, Plan, Planned, parse_size, predict, show_size
 from sce.planning import plan as plan_job
 from sce.planning.coefficients import H200
@@ -76,7 +75,7 @@ def plan(
         precision: float32; tf32 in matrix products; or bf16, by autocast.
         negatives: Sampled items against each target, for bce+, gbce and ce-.
         bucket_size_y: Items in a bucket, for sce. [default: a fortieth of the catalogue, 64 to
-            4,096]
+            4,096, or to 256 with row-wise updates]
         alpha: How densely buckets cover the states, for sce.
         beta: States in a bucket against the number of buckets, for sce.
         chunk_size: Items scored at once, for ce in chunks.
@@ -84,8 +83,6 @@ def plan(
         as_json: Write JSON, for programs.
     """
     sizes = _sizes(items, data, length, mean_length)
-    if bucket_size_y is None:
-        bucket_size_y = suggest_bucket_size_y(max(1, sizes["items"]))
     job = Job(
         **sizes,
         batch=batch,
@@ -254,7 +251,9 @@ def _about_sce(found: Plan) -> Iterator[tuple[str, str]]:
             most = "of any size" if all_items else f"up to {found.largest_bucket:,}"
             yield "sce", f"{' '.join(flags)}; bucket-size-y {most} fits"
         else:
-            yield "sce", f"fits with --batch-size {sce.largest_batch}"
+            smaller = found.largest_bucket
+            or_buckets = f", or with --bucket-size-y {smaller}" if smaller else ""
+            yield "sce", f"fits with --batch-size {sce.largest_batch}{or_buckets}"
         return
     assert found.memory is not None
     if found.memory <= CONTEXT:

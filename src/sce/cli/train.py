@@ -1,6 +1,7 @@
 """`sce train`: from a prepared dataset to a trained model and its run directory."""
 
 import inspect
+import math
 import shlex
 import sys
 import warnings
@@ -16,6 +17,7 @@ from sce.cli.evaluate import output_console, show_metrics
 from sce.config import SECTIONS, Config, describe_settings, for_loss, load_toml
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
+from sce.report.parts import plural
 from sce.training.begin import check_target
 from sce.training.device import resolve_device
 from sce.training.interrupt import TrainingInterrupted
@@ -67,8 +69,9 @@ def train(  # noqa: D417 - the settings document themselves
     check_target(out, force=force, resume=resume)
     resolve_device(chosen.training.device)  # a GPU that is not there should be said first
     dataset = PreparedDataset.load(prepared)
-    left_open, chosen = chosen.loss, chosen.settled(dataset)
-    if chosen.loss != left_open:
+    left_open = chosen.loss
+    chosen = chosen.settled(dataset.n_items, len(dataset.train.items))
+    if chosen.loss != left_open and not resume:
         _say("; ".join(_decided(left_open, chosen.loss, dataset)))
     try:
         with _plain_warnings():
@@ -96,11 +99,11 @@ def _decided(
 ) -> Iterator[str]:
     """Say what of the loss followed from the dataset."""
     if left_open.bucket_size_y is None:
-        yield f"{settled.bucket_size_y:,} items in a bucket"
+        yield f"{plural(settled.bucket_size_y or 0, 'item')} in a bucket"
     if left_open.mix is None:
-        mean = len(dataset.train.items) / dataset.n_items
+        mean = math.floor(10 * len(dataset.train.items) / dataset.n_items) / 10
         where = "near the states" if settled.mix else "anywhere"
-        yield f"buckets {where}, with {mean:,.0f} training events an item"
+        yield f"buckets {where}, with {mean:,} training events an item"
 
 
 def _options() -> list[inspect.Parameter]:

@@ -71,7 +71,8 @@ def count_runs(comparisons: Sequence[Comparison]) -> str:
     words += f"; of these, {', '.join(told)}." if told else ", all finished."
     planned = {key for one in comparisons for key in one.sweep.keys}
     missing = len(planned - {row["key"] for row in rows})
-    return words + (f" {missing:,} more of the sweep have not been run yet." if missing else "")
+    have = "has" if missing == 1 else "have"
+    return words + (f" {missing:,} more of the sweep {have} not been run yet." if missing else "")
 
 
 def name_failed(rows: Sequence[Row]) -> list[tuple[str, Row]]:

@@ -59,6 +59,14 @@ class Dataset:
 
     name: str
     prepared: PreparedDataset
+    expected_events: int | None = None
+    """In training, where it is not made yet."""
+
+    @property
+    def n_events(self) -> int:
+        """Training events, or about as many as there will be."""
+        made = len(self.prepared.train.items)
+        return made if self.expected_events is None else self.expected_events
 
     @property
     def content_hash(self) -> str:
@@ -107,14 +115,14 @@ def synthesize(name: str, made: Synthetic, place: Path, *, write: bool = True) -
                 f"{asdict(made)} are asked for; name the dataset otherwise, or choose another --out"
             )
         return Dataset(name, found)
+    tested = made.users if made.test_users is None else made.test_users
     if not write:
         nobody = Sequences(np.empty(0, np.int32), np.zeros(1, np.int64), np.empty(0, np.int32))
         ids = [Vocabulary.from_integers(np.arange(count)) for count in (0, made.items)]
         stand_in = PreparedDataset(place, settings, {}, f"not made: {place}", nobody, nobody, *ids)
-        return Dataset(name, stand_in)
+        return Dataset(name, stand_in, round(made.users * made.mean_events) - 2 * tested)
     items, lengths = _events(made)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    tested = made.users if made.test_users is None else made.test_users
     users = np.arange(made.users, dtype=np.int32)
     trained = lengths - 2 * (users < tested)  # the last two events are the targets
     rows = np.arange(len(items)) - np.repeat(offsets[:-1], lengths)  # place within a user

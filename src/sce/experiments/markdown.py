@@ -40,17 +40,21 @@ def make_markdown(comparisons: Sequence[Comparison]) -> str:
 
 def _memory_markdown(settings: Sequence[Setting]) -> Iterator[str]:
     """Peak memory of measured steps: rows for losses and their settings, columns for datasets."""
-    names, alike = datasets_of(settings), measure_alike(settings)
+    names, alike, nothing = datasets_of(settings), measure_alike(settings), show_memory(None)
     lines = ["| loss | " + " | ".join(names) + " |", "|" + " --- |" * (len(names) + 1)]
     for loss in LOSSES:
         ours = [setting for setting in alike if setting.loss == loss]
         differing = varied(ours)
-        found: dict[str, dict[str, str]] = {}
-        for setting in ours:
-            cells = found.setdefault(describe(setting, differing), {})
-            cells[setting.dataset] = with_spread(setting, "memory", show_memory)
-        for label, cells in found.items():
-            row = [cells.get(name, show_memory(None)) for name in names]
+        found: dict[str, dict[str, Setting]] = {}
+        for setting in sorted(ours, key=lambda s: s.mean("memory") or 0.0):
+            if setting.mean("memory") is not None:
+                # Of two that have one name, the larger.
+                found.setdefault(describe(setting, differing), {})[setting.dataset] = setting
+        for label, cells in sorted(found.items()):
+            row = [
+                with_spread(cells[name], "memory", show_memory) if name in cells else nothing
+                for name in names
+            ]
             lines.append(f"| {label} | " + " | ".join(row) + " |")
     yield "\n".join(lines) + "\n"
     told = [WHOLE_PROCESS] if is_resident(alike) else []

@@ -113,7 +113,7 @@ def make_plan(
                     settings, dataset.name, grid, dataset.n_items, over or {}
                 ):
                     config = _configure(settings, dataset.name, point, seed, rest, where)
-                    config = config.settled(dataset.prepared)
+                    config = config.settled(dataset.n_items, dataset.n_events)
                     size = point.get("loss", {}).get("bucket_size_y", 0)
                     if size > dataset.n_items:  # as good as the catalogue itself
                         note = f"bucket_size_y {size:,} is more than the items of {dataset.name}"
@@ -281,16 +281,21 @@ def _variants_on(name: str, settings: SweepSettings, over: Layer) -> list[str]:
 
 
 def _labels(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:
-    """Name each run by its dataset, its loss, and what differs among the runs of the two."""
+    """Name each run by its dataset, its loss, and what differs among the runs of the two.
+
+    What a loss has otherwise on one dataset than on another counts too.
+    """
     values: dict[tuple[str, str, str], set[str]] = {}
+
+    def key(name: str, settings: Mapping[str, Any], dotted: str) -> tuple[str, str, str]:
+        return "" if dotted.startswith("loss.") else name, settings["loss.name"], dotted
+
     for name, settings in runs:
         for dotted, value in settings.items():
-            key = (name, settings["loss.name"], dotted)
-            values.setdefault(key, set()).add(json.dumps(value))
+            values.setdefault(key(name, settings, dotted), set()).add(json.dumps(value))
     for name, settings in runs:
-        loss = settings["loss.name"]
-        words = [name, loss]
+        words = [name, settings["loss.name"]]
         for dotted, value in settings.items():
-            if dotted != "loss.name" and len(values[name, loss, dotted]) > 1:
+            if dotted != "loss.name" and len(values[key(name, settings, dotted)]) > 1:
                 words.append(f"{dotted.partition('.')[2]}={json.dumps(value)}")
         yield " ".join(words)

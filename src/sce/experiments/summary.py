@@ -232,12 +232,16 @@ def share_device(settings: Iterable[Setting]) -> bool:
     )
 
 
-def varied(settings: Sequence[Setting]) -> list[str]:
-    """The names of what differs among settings of one loss and dataset, beside the seed."""
+def varied(settings: Sequence[Setting], *, across: bool = False) -> list[str]:
+    """The names of what differs among settings of one loss and dataset, beside the seed.
+
+    With `across`, also what a loss has otherwise on one dataset than on another.
+    """
     values: dict[tuple[str, str, str], set[str]] = {}
     for setting in settings:
         for name, value in setting.rows[0]["settings"].items():
-            key = (setting.dataset, setting.loss, name)
+            everywhere = across and name.startswith("loss.")
+            key = ("" if everywhere else setting.dataset, setting.loss, name)
             values.setdefault(key, set()).add(json.dumps(value))
     differing = [name for (*_, name), seen in values.items() if len(seen) > 1]
     return [name for name in dict.fromkeys(differing) if name != _SEED]

@@ -78,7 +78,7 @@ def make_table(settings: Sequence[Setting], view: View) -> ComparisonTable:
     columns = [name_group(view.by, group, names) for group in names]
     # What others published is for the dataset that they had.
     published = [one for one in view.published if one.get("dataset", datasets[0]) in datasets]
-    judged, differing = _judged(names, view), varied(settings)
+    judged, differing = _judged(names, view), varied(settings, across=True)
     picks: dict[str, list[Setting | None]] = {}
     apart: list[str] = []
     for dataset in datasets:

@@ -20,7 +20,7 @@ MAX_SCORES = 1 << 23
 RUN = 32
 # Of `suggest_bucket_size_y`.
 _SHARE_OF_ITEMS = 1 / 40
-_FEWEST_ITEMS, _MOST_ITEMS = 64, 4096
+_FEWEST_ITEMS, _MOST_ITEMS, _MOST_TOUCHED = 64, 4096, 256
 
 
 @dataclass(frozen=True)
@@ -62,16 +62,20 @@ def suggest_sizes(
     return n_buckets, size_x
 
 
-def suggest_bucket_size_y(n_items: int) -> int:
+def suggest_bucket_size_y(n_items: int, *, sparse_grad: bool = False) -> int:
     """Return bucket_size_y for a catalogue: a fortieth of it, but 64 to 4,096 items.
 
-    With as many, SCE was at least as good as exact cross-entropy on six logs over 3 k to 103 k
-    items (docs/paper.md); larger catalogues have not been tried.
+    With as many, SCE was at least as good as exact cross-entropy on the six logs, over 3 k to 103 k
+    items, that this was chosen on (docs/paper.md); larger catalogues have not been tried. With
+    `sparse_grad` 256 at most: every row that is in a bucket is touched, and few shall be.
 
     >>> [suggest_bucket_size_y(n_items) for n_items in (30, 3_411, 102_873, 10**7)]
     [30, 85, 2572, 4096]
     """
-    return min(n_items, max(_FEWEST_ITEMS, min(_MOST_ITEMS, round(n_items * _SHARE_OF_ITEMS))))
+    if n_items < 1:
+        raise ValueError(f"a catalogue has at least one item, got {n_items}")
+    most = _MOST_TOUCHED if sparse_grad else _MOST_ITEMS
+    return min(n_items, max(_FEWEST_ITEMS, min(most, round(n_items * _SHARE_OF_ITEMS))))
 
 
 def draw_centres(

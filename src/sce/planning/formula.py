@@ -162,6 +162,12 @@ def _sum(numbers: Mapping[str, float], terms: Mapping[str, float]) -> tuple[floa
     return numbers.get("item_dim", 0.0) * terms["item_dim"], rest
 
 
+def in_groups(job: Job, loss: LossName) -> bool:
+    """Whether buckets have so many items that their gradient is added up in groups."""
+    n_buckets, size_y = job.bucket_sizes[0], job.items_in_bucket(row_wise=loss == ROW_WISE)
+    return n_buckets * size_y > max(_PARTS / job.dim, size_y)
+
+
 def features(job: Job, loss: LossName) -> dict[str, float]:
     """What bytes are counted by, for a job and a loss."""
     b, d, n, v = job.batch, job.dim, job.positions, job.most_targets
@@ -172,7 +178,7 @@ def features(job: Job, loss: LossName) -> dict[str, float]:
         "ce chunked": v * min(job.chunk_size, job.items),
     }
     n_buckets, size_x = job.bucket_sizes
-    size_y = min(job.bucket_size_y, job.items)
+    size_y = job.items_in_bucket(row_wise=loss == ROW_WISE)
     size_x = min(size_x, n)
     large = size_y > _LARGE_BUCKET
     scores = n_buckets * (job.items if large else math.sqrt(job.items * size_y))
@@ -181,7 +187,7 @@ def features(job: Job, loss: LossName) -> dict[str, float]:
     # Of the places, those that are added up at once: all, or about as many as there is room for,
     # and then a sparse gradient has each item once.
     part = min(places, max(_PARTS / d, size_y))
-    rows = places + n if part == places else min(places + n, job.items)
+    rows = min(places + n, job.items) if part < places else places + n
     return {
         "one": 1.0,
         "position_dim": n * d,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from sce.errors import InputError
-from sce.losses import suggest_sizes
+from sce.losses import suggest_bucket_size_y, suggest_sizes
 
 LossName = Literal["bce", "bce+", "gbce", "ce-", "ce", "ce chunked", "sce", "sce row-wise"]
 LOSSES: tuple[LossName, ...] = get_args(LossName)
@@ -35,8 +35,8 @@ class Job:
     """The standard deviation of the lengths: some batches have more targets than the mean one."""
     n_negatives: int = 256
     """Of bce+, gbce and ce-."""
-    bucket_size_y: int = 256
-    """Of sce: items in a bucket."""
+    bucket_size_y: int | None = None
+    """Of sce: items in a bucket; None: as many as `sce train` takes by itself."""
     alpha: float = 2.0
     beta: float = 1.0
     """Of sce, for the number of buckets and the states in each."""
@@ -58,12 +58,11 @@ class Job:
             "blocks",
             "heads",
             "n_negatives",
-            "bucket_size_y",
             "chunk_size",
         ):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1; got {getattr(self, name)}")
-        for name in ("n_buckets", "bucket_size_x"):
+        for name in ("n_buckets", "bucket_size_x", "bucket_size_y"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1; got {getattr(self, name)}")
         if self.dim % self.heads:
@@ -110,6 +109,12 @@ class Job:
         """The number of buckets of sce, and of states in each."""
         n_buckets, size_x = suggest_sizes(1, self.targets, alpha=self.alpha, beta=self.beta)
         return self.n_buckets or n_buckets, self.bucket_size_x or size_x
+
+    def items_in_bucket(self, *, row_wise: bool) -> int:
+        """Of sce, with row-wise updates or without."""
+        if self.bucket_size_y is None:
+            return suggest_bucket_size_y(self.items, sparse_grad=row_wise)
+        return min(self.bucket_size_y, self.items)
 
     @property
     def parameters(self) -> int:

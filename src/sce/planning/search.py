@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from sce.planning.coefficients import H200, Calibration
-from sce.planning.formula import ROW_WISE, Forecast, predict
+from sce.planning.formula import ROW_WISE, Forecast, in_groups, predict
 from sce.planning.job import LOSSES, Job, LossName
 
 # What the driver and its context take of a GPU before torch allocates anything.
@@ -80,9 +80,16 @@ def fits(job: Job, loss: LossName, memory: int) -> bool:
 
 def largest_batch(job: Job, loss: LossName, memory: int) -> int:
     """The most sequences in a batch that fit; 0 when not even one does."""
-    return _largest(
-        lambda batch: fits(replace(job, batch=batch), loss, memory), most_sequences(job)
+    most = most_sequences(job)
+    found = _largest(lambda batch: fits(replace(job, batch=batch), loss, memory), most)
+    if loss != ROW_WISE or found == most:
+        return found
+    # From where on buckets are worked through in groups, a sparse gradient has fewer rows again.
+    first = 1 + _largest(lambda batch: not in_groups(replace(job, batch=batch), loss), most)
+    more = _largest(
+        lambda number: fits(replace(job, batch=first + number - 1), loss, memory), most - first + 1
     )
+    return max(found, first + more - 1) if more else found
 
 
 def most_sequences(job: Job) -> int:
@@ -115,10 +122,10 @@ def loss_settings(job: Job, loss: LossName) -> dict[str, int]:
         "sce": {
             "n_buckets": n_buckets,
             "bucket_size_x": size_x,
-            "bucket_size_y": min(job.bucket_size_y, job.items),
+            "bucket_size_y": job.items_in_bucket(row_wise=False),
         },
     }
-    sizes[ROW_WISE] = sizes["sce"]
+    sizes[ROW_WISE] = sizes["sce"] | {"bucket_size_y": job.items_in_bucket(row_wise=True)}
     return sizes.get(loss, {"n_negatives": job.n_negatives})
 
 

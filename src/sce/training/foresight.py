@@ -96,7 +96,7 @@ def foresee(
 
 
 def _about_buckets(loss: ScalableCrossEntropy, workload: Workload) -> Iterator[str]:
-    if loss.bucket_size_y > workload.n_items:
+    if loss.bucket_size_y >= workload.n_items:
         yield (
             f"bucket_size_y is {loss.bucket_size_y:,} and the catalogue has {workload.n_items:,} "
             "items: every bucket holds all of them, and --loss ce would do the same for less"

@@ -69,16 +69,16 @@ class LossSettings:
     Scalable Cross-Entropy (sce)."""
     bucket_size_y: int | None = None
     """sce: items in a bucket, the one size to tune. [default: a fortieth of the catalogue, 64 to
-    4,096]"""
+    4,096, or to 256 with training.row_wise]"""
     mix: bool | None = None
     """sce: put the buckets where the states are. [default: where items have 25 training events or
     more on average]"""
     mix_of: int | None = None
-    """sce: how many states the centre of a bucket is mixed from; 0: all, as in the paper. [default:
-    4]"""
+    """sce: how many states the centre of a bucket is mixed from; 0: all, as in the paper. Turns mix
+    on. [default: 4]"""
     noise: float | None = None
     """sce: how long a random vector is that is added to a mix of a few states, in lengths of it.
-    [default: 1]"""
+    Turns mix on. [default: 1]"""
     alpha: float | None = None
     """sce: how densely buckets cover the states of a batch. [default: 2]"""
     beta: float | None = None
@@ -139,8 +139,8 @@ class LossSettings:
                 object.__setattr__(self, name, known[name])
         self._check_values()
 
-    def settled(self, n_items: int, n_events: int) -> "LossSettings":
-        """Fill in what follows from the dataset: its items, and its training events.
+    def settled(self, n_items: int, n_events: int, *, sparse_grad: bool = False) -> "LossSettings":
+        """Fill in what follows from the dataset, its items and its training events.
 
         >>> settled = LossSettings().settled(n_items=12_101, n_events=153_776)
         >>> settled.bucket_size_y, settled.mix
@@ -148,12 +148,12 @@ class LossSettings:
         """
         if self.name != "sce":
             return self
-        size = self.bucket_size_y
-        return replace(
-            self,
-            bucket_size_y=suggest_bucket_size_y(n_items) if size is None else size,
-            mix=n_events >= _EVENTS_TO_MIX * n_items if self.mix is None else self.mix,
-        )
+        size, mix = self.bucket_size_y, self.mix
+        if size is None:
+            size = suggest_bucket_size_y(n_items, sparse_grad=sparse_grad)
+        if mix is None:
+            mix = n_events >= _EVENTS_TO_MIX * n_items
+        return replace(self, bucket_size_y=size, mix=mix)
 
     def _check_values(self) -> None:
         for name in ("bucket_size_y", "n_buckets", "bucket_size_x", "n_negatives", "chunk_size"):
