@@ -158,7 +158,10 @@ def test_a_dataset_settles_the_loss_alone(tmp_path: Path) -> None:
     assert (config.loss.bucket_size_y, settled.loss.bucket_size_y) == (None, 4096)
     assert settled.loss == config.loss.settled(1_000_000, 10)
     assert (settled.model, settled.training) == (config.model, config.training)
-    by_rows = Config.compose({"training": {"row_wise": True}}).settled(1_000_000, 10)
-    assert by_rows.loss.bucket_size_y == 256
+    by_rows = Config.compose({"model": {"dim": 8}, "training": {"row_wise": True}})
+    assert by_rows.settled(1_000_000, 10).loss.bucket_size_y == 256
     dataset = make_cycle(tmp_path / "data", items=40)
     assert config.build(dataset)[1].bucket_size_y == 40
+    wide = make_cycle(tmp_path / "wide", items=11_000)
+    sizes = [one.build(wide)[1].bucket_size_y for one in (config, by_rows)]
+    assert sizes == [275, 256]

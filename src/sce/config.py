@@ -78,8 +78,7 @@ class Config:
             batch_size=self.training.batch_size,
             max_length=self.model.max_length,
         )
-        settled = self.settled(dataset.n_items, len(dataset.train.items))
-        return model, build_loss(settled.loss, workload)
+        return model, build_loss(self.loss, workload, sparse_grad=self.training.row_wise)
 
 
 def load_toml(path: Path | str) -> dict[str, dict[str, Any]]:

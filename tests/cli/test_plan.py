@@ -221,7 +221,16 @@ def test_memory_for_nothing(capsys: Capture) -> None:
 def test_a_batch_that_does_not_fit_and_one_that_does(capsys: Capture) -> None:
     arguments = ["plan", "--items", "1000", "--batch", "100000", "--memory", "8GB"]
     (row,) = [r for r in as_json(arguments, capsys)["losses"] if r["loss"] == "sce"]
-    assert f"fits with --batch-size {row['largest_batch']}" in shown(arguments, capsys)
+    assert f"fits with --batch-size {row['largest_batch']}\n" in shown(arguments, capsys)
+
+
+def test_smaller_buckets_where_only_they_fit(capsys: Capture) -> None:
+    arguments = ["plan", "--items", "100000", "--memory", "900MiB"]
+    smaller = as_json(arguments, capsys)["largest_bucket_size_y"]
+    assert 0 < smaller < 2500
+    assert f", or with --bucket-size-y {smaller}\n" in shown(arguments, capsys)
+    fitting = as_json([*arguments, "--bucket-size-y", str(smaller)], capsys)["losses"]
+    assert next(row["fits"] for row in fitting if row["loss"] == "sce")
 
 
 def test_items_and_lengths_of_a_prepared_dataset(capsys: Capture, prepared: Path) -> None:

@@ -88,7 +88,9 @@ def test_what_the_dataset_decides_is_kept_and_said(
     assert f"with {tenths} training events an item" in said
     loss = Run.open(tmp_path / "run").config["loss"]
     assert (loss["bucket_size_y"], loss["mix"]) == (dataset.n_items, mean >= 25)
-    # The same settings, said or not, are the same run.
+    # The same settings, said or not, are the same run, which has said them.
+    assert main([*arguments, "--resume"]) == 0
+    assert "items in a bucket" not in capsys.readouterr().err
     given = ["--loss.bucket-size-y", str(dataset.n_items), *(["--loss.mix"] if mean >= 25 else [])]
     given += [] if mean >= 25 else ["--loss.no-mix"]
     assert main([*arguments, *given, "--resume"]) == 0

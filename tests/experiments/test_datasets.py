@@ -33,6 +33,16 @@ def test_without_test_users_and_with_all_of_them(tmp_path: Path) -> None:
     assert len(whole.test) == len(whole.train) == 9
 
 
+def test_how_many_events_there_are_or_will_be(tmp_path: Path) -> None:
+    many = Synthetic(items=400, users=500, mean_events=20, test_users=300)
+    made, expected = (
+        synthesize("many", many, tmp_path / name, write=name == "made") for name in ("made", "not")
+    )
+    assert made.n_events == len(made.prepared.train.items)
+    assert len(expected.prepared.train.items) == 0
+    assert expected.n_events == pytest.approx(made.n_events, rel=0.3)
+
+
 def test_it_is_made_once(tmp_path: Path) -> None:
     first = synthesize("made", MADE, tmp_path / "made")
     before = (tmp_path / "made" / "train_items.npy").stat().st_mtime_ns

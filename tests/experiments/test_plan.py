@@ -50,6 +50,13 @@ def test_what_datasets_decide_is_among_the_settings(tmp_path: Path, cycle: Datas
     assert plan(tmp_path, said, cycle)[0].key == left_open.key
 
 
+def test_runs_are_named_by_what_each_dataset_decided(tmp_path: Path, cycle: Dataset) -> None:
+    large = Dataset("large", make_cycle(tmp_path / "large", items=50))
+    text = "[datasets.large]\nmodel.dim = 32\n[[grid]]\nloss.name = 'sce'\nloss.mix = true"
+    labels = [run.label for run in plan(tmp_path, text, cycle, large)]
+    assert labels == ["cycle sce bucket_size_y=40", "large sce bucket_size_y=50"]
+
+
 def test_the_product_of_each_grid_seed_by_seed(tmp_path: Path, cycle: Dataset) -> None:
     runs = plan(tmp_path, GRID, cycle)
     found = [

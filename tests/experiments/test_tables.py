@@ -92,6 +92,20 @@ def test_what_was_chosen_is_said(table: ComparisonTable) -> None:
     assert list(chosen_lines(table))[1] == "ml1m: CE (2 seeds)"
 
 
+def test_what_each_dataset_decided_is_said() -> None:
+    rows = [
+        make_row(
+            data, {"loss.name": "sce", "loss.bucket_size_y": size, "model.dim": dim}, data=data
+        )
+        for data, size, dim in (("a", 85, 32), ("b", 282, 64))
+    ]
+    table = make_table(group_settings(rows), View("table"))
+    assert list(chosen_lines(table)) == [
+        "a: SCE, bucket_size_y 85 (1 seed)",
+        "b: SCE, bucket_size_y 282 (1 seed)",
+    ]
+
+
 def test_markdown(table: ComparisonTable) -> None:
     lines = to_markdown(table).splitlines()
     assert lines[0] == "| data |  | CE⁻ | CE | SCE | SCE over CE⁻ |"

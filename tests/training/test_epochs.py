@@ -316,6 +316,7 @@ def test_the_records_of_a_run(dataset: PreparedDataset, tmp_path: Path) -> None:
     assert set(second["buckets"]) == {"picked_once", "placed", "correct_in_bucket"}
     assert all(0 < share <= 1 for share in second["buckets"].values())
     assert run.derived["n_buckets"] == 4
+    assert (run.derived["bucket_size_y"], run.derived["mix"]) == (6, True)
     written = run.result()
     assert written is not None
     assert written["test"] == result.test

@@ -94,6 +94,13 @@ def test_events_that_are_not_trained_on() -> None:
     assert said_of(8) == []
 
 
+def test_buckets_of_the_whole_catalogue() -> None:
+    few = Workload(50, sequences=128, mean_length=200.0, counts=np.zeros(1, np.int64))
+    (line,) = said(ScalableCrossEntropy(bucket_size_y=50), few)
+    assert "every bucket holds all of them, and --loss ce would do the same" in line
+    assert said(ScalableCrossEntropy(bucket_size_y=49), few) == []
+
+
 def test_buckets_beyond_the_batch() -> None:
     small = Workload(1000, sequences=4, mean_length=2.0, counts=np.zeros(1, np.int64))
     (line,) = said(ScalableCrossEntropy(bucket_size_x=9, n_buckets=2), small)

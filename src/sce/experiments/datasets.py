@@ -65,8 +65,9 @@ class Dataset:
     @property
     def n_events(self) -> int:
         """Training events, or about as many as there will be."""
-        made = len(self.prepared.train.items)
-        return made if self.expected_events is None else self.expected_events
+        if self.expected_events is not None:
+            return self.expected_events
+        return len(self.prepared.train.items)
 
     @property
     def content_hash(self) -> str:

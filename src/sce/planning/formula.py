@@ -184,10 +184,10 @@ def features(job: Job, loss: LossName) -> dict[str, float]:
     scores = n_buckets * (job.items if large else math.sqrt(job.items * size_y))
     held = max(_LARGE_SCORES if large else _SCORES, min(_MOST_SCORES, _SHARE * job.items * d))
     places = n_buckets * size_y
-    # Of the places, those that are added up at once: all, or about as many as there is room for,
-    # and then a sparse gradient has each item once.
-    part = min(places, max(_PARTS / d, size_y))
-    rows = min(places + n, job.items) if part < places else places + n
+    part: float = places  # that are added up at once
+    rows = places + n  # of a sparse gradient
+    if in_groups(job, loss):
+        part, rows = max(_PARTS / d, size_y), min(rows, job.items)
     return {
         "one": 1.0,
         "position_dim": n * d,

@@ -366,6 +366,6 @@ def _describe(
 def _derived(loss: Loss, workload: Workload) -> dict[str, Any]:
     found: dict[str, Any] = {"targets_per_batch": round(workload.targets, 1)}
     if isinstance(loss, ScalableCrossEntropy):
-        found |= {name: getattr(loss, name) for name in ("n_buckets", "bucket_size_x")}
-        found |= {name: getattr(loss, name) for name in ("bucket_size_y", "mix")}
+        names = ("n_buckets", "bucket_size_x", "bucket_size_y", "mix")
+        found |= {name: getattr(loss, name) for name in names}
     return found

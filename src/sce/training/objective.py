@@ -229,9 +229,18 @@ def bucket_sizes(settings: LossSettings, workload: Workload) -> dict[str, int]:
     }
 
 
-def build_loss(settings: LossSettings, workload: Workload) -> nn.Module:
-    """Make the loss that the settings name, sized for the workload."""
-    settings = settings.settled(workload.n_items, int(workload.counts.sum()))
+def build_loss(
+    settings: LossSettings, workload: Workload, *, sparse_grad: bool = False
+) -> nn.Module:
+    """Make the loss that the settings name, sized for the workload.
+
+    Args:
+        settings: What they leave open is settled here.
+        workload: What the loss will be given.
+        sparse_grad: Whether its gradient of the catalogue will be one of touched rows alone.
+    """
+    n_events = int(workload.counts.sum())
+    settings = settings.settled(workload.n_items, n_events, sparse_grad=sparse_grad)
     if settings.name == "sce":
         sizes = bucket_sizes(settings, workload)
         return ScalableCrossEntropy(
