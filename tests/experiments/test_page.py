@@ -156,6 +156,13 @@ def test_markdown_says_what_memory_it_is() -> None:
         assert "Memory is that of the whole process" not in text(measure, [GPU])
         assert "those of 1 run on cpu, 2 threads" in text(measure, [CPU, GPU])
     assert "| CE | 520 MiB |" in text("steps", [CPU, GPU])
+    elsewhere = [
+        make_row(loss, {"loss.name": loss}, measure="steps", **where)
+        for loss, where in (("bce", GPU), ("sce", GPU), ("ce", CPU))
+    ]
+    table = make_markdown([comparison(elsewhere, View("components"), measure="steps")])
+    assert "| SCE | 500 MiB |" in table
+    assert "| CE |" not in table  # rather than a row of dashes
     assert "| CE | 516 MiB ± 5.66 MiB |" in text("steps", [GPU, GPU])
 
 
