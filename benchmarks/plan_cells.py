@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cells import Row
+from sce.data.parts import shares_longer
 from sce.errors import InputError
 from sce.planning import LOSSES, Job, LossName
 
@@ -95,6 +96,7 @@ def job_of(cell: Row) -> Job:
     return Job(
         **sizes,
         mean_length=float(lengths.mean()),
+        longer=tuple(shares_longer(lengths, cell["length"])),
         events=int((lengths + 1).sum()),
         users=cell["batch"],
     )

@@ -67,7 +67,7 @@ def _equations(row: Row) -> Iterator[tuple[str, Equation]]:
     kept, peak = found["activations"], row["peak MiB"] * MIB
     loss = row["loss"]
     sizes = {
-        f"activations, {half}": kept,
+        f"activations, {half}": kept - formula.padded_states(features),
         formula.part_of(loss, "forward"): found["forward"] - kept,
         formula.part_of(loss, "backward"): found["loss backward"] - kept,
     }

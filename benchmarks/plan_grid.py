@@ -35,11 +35,11 @@ from live_bytes import LiveBytes, gpu_like
 from plan_cells import grid, job_of, lengths_of
 from plan_fit import error_table, fit, show_calibration, write_calibration
 from rows import keep, provenance, show
-from sce.data.batches import DeviceSequences, training_batch
+from sce.data.batches import DeviceSequences
 from sce.models.sasrec import SASRec, SASRecSettings
 from sce.planning import LOSSES, Job, parse_size, predict
 from sce.planning.formula import ROW_WISE
-from sce.training.device import matmul_precision
+from sce.training.device import matmul_precision, spare_workspace
 from sce.training.objective import LossSettings, Workload, build_loss
 from sce.training.optimizer import RowWise, make_optimizer
 from sce.training.step import TrainingStep, seeds_of_epoch
@@ -116,6 +116,7 @@ def measure_grid(options: argparse.Namespace) -> Iterator[Row]:
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("plan_grid: there is no CUDA device here; --device cpu counts bytes instead")
     device = torch.device("cuda", 0) if options.device == "cuda" else torch.device("cpu")
+    spare_workspace(device)
     at_most = parse_size(options.at_most or ("70GB" if options.device == "cuda" else "500MB"))
     cells = grid(options.losses, options.cells, at_most)
     begun = time.perf_counter()
@@ -176,7 +177,7 @@ def measure_cell(cell: Row, device: torch.device) -> Row:
             "captured": step.captured_rows is not None,
         }
         # On the stream of the other steps: on another, libraries would need another workspace.
-        return found | {"moments": step.aside(lambda: moments(step, rows, job, meter))}
+        return found | {"moments": step.aside(lambda: moments(step, rows, meter))}
 
 
 def _step(
@@ -226,13 +227,11 @@ def loss_settings(cell: Row) -> LossSettings:
     return LossSettings(name=trained, **given)
 
 
-def moments(step: TrainingStep, rows: Tensor, job: Job, meter: Meter) -> dict[str, int]:
+def moments(step: TrainingStep, rows: Tensor, meter: Meter) -> dict[str, int]:
     """Take one step as it is, and note the bytes beyond those between steps at each moment."""
     model: Any = step.model
     step.optimizer.zero_grad(set_to_none=True)
-    histories, targets = training_batch(
-        step.sequences, rows, max_length=job.length, pad_to=job.length
-    )
+    histories, targets, parts, _ = step.batch(rows)
     between = meter.alive()
     found = {"between": between}
 
@@ -247,7 +246,7 @@ def moments(step: TrainingStep, rows: Tensor, job: Job, meter: Meter) -> dict[st
     )
     meter.restart()
     with torch.autocast(step.device.type, torch.bfloat16, enabled=step.autocast):
-        states = model(histories)
+        states = model(histories, parts)
         found["activations"] = meter.alive() - between
         states.register_hook(lambda _: mark("loss backward"))
         meter.restart()

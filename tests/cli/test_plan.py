@@ -225,7 +225,7 @@ def test_a_batch_that_does_not_fit_and_one_that_does(capsys: Capture) -> None:
 
 
 def test_smaller_buckets_where_only_they_fit(capsys: Capture) -> None:
-    arguments = ["plan", "--items", "100000", "--memory", "900MiB"]
+    arguments = ["plan", "--items", "100000", "--memory", "845MiB"]
     smaller = as_json(arguments, capsys)["largest_bucket_size_y"]
     assert 0 < smaller < 2500
     assert f", or with --bucket-size-y {smaller}\n" in shown(arguments, capsys)
@@ -242,6 +242,8 @@ def test_items_and_lengths_of_a_prepared_dataset(capsys: Capture, prepared: Path
     assert found["mean_length"] == pytest.approx(lengths[lengths >= 1].mean())
     assert found["events"] == len(dataset.train.items)
     assert found["users"] == len(dataset.train)
+    trained = lengths[lengths >= 1]
+    assert found["longer"] == pytest.approx([np.mean(trained > width) for width in (2, 1)])
     # A batch is no wider than the longest history.
     longest = as_json(["plan", "--data", str(prepared)], capsys)["job"]["length"]
     assert longest == dataset.train.lengths.max() - 1

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sce.data.batches import PADDING, Side
+from sce.data.parts import Parts
 from sce.errors import InputError
 from sce.models.sasrec import SASRec, SASRecSettings
 
@@ -113,6 +114,55 @@ def test_padding_never_changes_a_state(lengths: list[int], extra: int) -> None:
             left_states[row, wider.shape[1] - length :],
         ):
             torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("sink", [True, False])
+@pytest.mark.parametrize("parts", [((1, 8), (3, 5)), ((2, 8), (1, 4), (1, 1)), ((4, 8),)])
+def test_parts_change_neither_states_nor_gradients(side: Side, sink: bool, parts: Parts) -> None:
+    model = scaled_up(make(sink=sink)).double()
+    model.padding_side = side
+    lengths = (7, 5, 4, 1)
+    histories = random_histories(*lengths, width=8)
+    real = histories != PADDING
+    if side == "left":
+        histories, real = (
+            torch.stack([row.roll(-n) for row, n in zip(each, lengths, strict=True)])
+            for each in (histories, real)
+        )
+    found = []
+    for states in (model(histories), model(histories, parts)):
+        model.zero_grad()
+        kept = states[real]
+        (kept * torch.arange(kept.numel()).view_as(kept).sin()).sum().backward()
+        found.append((kept, [weight.grad.clone() for weight in model.parameters()]))  # type: ignore[union-attr]
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_what_is_outside_of_the_parts_is_not_computed() -> None:
+    seen = []
+    model = make()
+    model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+    states = model(random_histories(8, 2, 1), ((1, 8), (2, 2)))
+    assert states.shape == (3, 8, 16)
+    assert seen == [8 + 2 * 2]
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (((2, 6),), "not those of a batch of shape"),
+        (((3, 7),), "not those of a batch of shape"),
+        (((1, 6), (2, 3)), "longer than their parts"),
+    ],
+)
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_parts_that_do_not_fit_are_refused(side: Side, parts: Parts, message: str) -> None:
+    model = make()
+    model.padding_side = side
+    with pytest.raises(InputError, match=message):
+        model(torch.ones(3, 6, dtype=torch.int64), parts)
 
 
 def test_a_later_item_changes_no_earlier_state() -> None:
@@ -256,11 +306,15 @@ def test_fresh_weights_are_spread_as_in_the_papers_code() -> None:
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiles_to_one_graph_with_the_same_states(backend: str) -> None:
     model = scaled_up(make())
-    compiled: Callable[[Tensor], Tensor] = torch.compile(model, backend=backend, fullgraph=True)
+    compiled: Callable[..., Tensor] = torch.compile(model, backend=backend, fullgraph=True)
     histories = random_histories(6, 3)
     torch.testing.assert_close(compiled(histories), model(histories), rtol=1e-5, atol=1e-6)
     compiled(histories)[0].sum().backward()
     assert model.catalogue.grad is not None
+    parts = ((1, 6), (1, 3))
+    torch.testing.assert_close(
+        compiled(histories, parts)[0], model(histories)[0], rtol=1e-5, atol=1e-6
+    )
 
 
 def test_bfloat16_autocast_stays_close() -> None:
@@ -319,6 +373,10 @@ def test_the_wrong_side_is_noticed_where_values_are_not_looked_at(
         left(torch.tensor([[1, PADDING]]))
     with pytest.raises(IndexError):
         left(torch.tensor([[1, PADDING, 2]]))
+    monkeypatch.setattr("sce.models.sasrec._check_parts", lambda histories, parts: None)
+    for model in (make(), left):
+        with pytest.raises(IndexError):
+            model(torch.ones(2, 6, dtype=torch.int64), ((1, 6), (1, 5)))
 
 
 def test_a_model_needs_items_and_a_side() -> None:

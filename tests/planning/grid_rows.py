@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import numpy as np
+
+from sce.data.parts import shares_longer
 from sce.planning import Job
 
 
@@ -9,6 +12,12 @@ def job_of(row: dict[str, Any]) -> Job:
     """Say what was trained: one sequence of the whole length, all others of a share of it."""
     others = ("loss", "part", "mean_share")
     names = [name for name in Job.__dataclass_fields__ if name in row and name not in others]
-    padded = max(1, round(row["length"] * row["mean_share"]))
-    mean = (row["length"] + (row["batch"] - 1) * padded) / row["batch"]
-    return Job(**{name: row[name] for name in names}, mean_length=mean)
+    lengths = np.full(row["batch"], max(1, round(row["length"] * row["mean_share"])))
+    lengths[0] = row["length"]
+    return Job(
+        **{name: row[name] for name in names},
+        mean_length=float(lengths.mean()),
+        longer=tuple(shares_longer(lengths, row["length"])),
+        users=row["batch"],
+        events=int((lengths + 1).sum()),
+    )

@@ -1,7 +1,11 @@
+from dataclasses import replace
+
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sce.data.parts import parts_of, shares_longer
 from sce.errors import InputError
 from sce.models.sasrec import SASRec, SASRecSettings
 from sce.planning import Job
@@ -25,6 +29,18 @@ def test_positions_and_targets() -> None:
     assert Job(10, batch=128, length=200, bucket_size_x=9).bucket_sizes == (320, 9)
 
 
+def test_parts_follow_from_the_lengths_or_from_what_their_mean_allows() -> None:
+    job = Job(10, batch=64, length=8)
+    assert job.parts == ((64, 8),)
+    assert replace(job, longer=(0.0, 0.0, 0.0)).parts == ((64, 1),)
+    assert replace(job, longer=(0.5, 0.5, 1.0), users=64).parts == ((32, 8), (32, 2))
+    assert replace(job, mean_length=1.0).parts == replace(job, longer=(0.25, 0.5, 1.0)).parts
+    # As training cuts a batch of these.
+    lengths = torch.tensor(40 * [3] + 24 * [8])
+    shares = tuple(shares_longer(lengths, 8))
+    assert replace(job, longer=shares, users=64).parts == parts_of(lengths, 8)
+
+
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
@@ -36,6 +52,9 @@ def test_positions_and_targets() -> None:
         ({"items": 9, "precision": "fp8"}, "precision is one of float32, tf32, bf16; got 'fp8'"),
         ({"items": 9, "length": 10, "mean_length": 11.0}, "no more than length, 10; got 11"),
         ({"items": 9, "mean_length": 0.0}, "mean_length lies above 0"),
+        ({"items": 9, "longer": (0.5, 0.7)}, "longer are 3 shares"),
+        ({"items": 9, "longer": (0.5, 0.7, 0.6)}, "longer are 3 shares, of more histories each"),
+        ({"items": 9, "longer": (0.5, 0.7, 1.1)}, "longer are 3 shares"),
         ({"items": 9, "alpha": float("nan")}, "alpha must be above 0; got nan"),
         ({"items": 9, "alpha": 1e9}, "alpha 1000000000.0 and beta 1.0 make .* buckets"),
     ],

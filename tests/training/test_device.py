@@ -13,6 +13,7 @@ from sce.training.device import (
     quiet_bf16,
     resolve_device,
     same_bits,
+    spare_workspace,
 )
 
 CPU = torch.device("cpu")
@@ -91,6 +92,23 @@ def test_determinism_is_asked_for_a_while_only(monkeypatch: pytest.MonkeyPatch) 
     assert not torch.are_deterministic_algorithms_enabled()
     with same_bits(CPU):
         assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_cublas_keeps_little_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "CUBLAS_WORKSPACE_CONFIG"
+    monkeypatch.setenv(name, ":16:8")  # so that it is as it was, in the end
+    spare_workspace(torch.device("cuda"))
+    assert os.environ[name] == ":16:8"
+    del os.environ[name]
+    spare_workspace(CPU)
+    assert name not in os.environ
+    spare_workspace(torch.device("cuda"))
+    assert os.environ[name] == ":4096:1"
+    with same_bits(torch.device("cuda")):
+        assert os.environ[name] == ":4096:8"
+    os.environ[name] = ":16:8"
+    with same_bits(torch.device("cuda")):
+        assert os.environ[name] == ":16:8"
 
 
 def test_only_what_torch_says_of_bf16_is_hidden() -> None:

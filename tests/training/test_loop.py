@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sce.data.batches import DeviceSequences
+from sce.data.parts import Parts
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
 from sce.evaluation.evaluate import evaluate
@@ -199,10 +200,10 @@ def test_a_compiled_model_sees_one_shape(
 ) -> None:
     shapes = set()
 
-    def pretend(model: nn.Module, **_: object) -> Callable[[Tensor], Tensor]:
-        def call(histories: Tensor) -> Tensor:
-            shapes.add(tuple(histories.shape))
-            states: Tensor = model(histories)
+    def pretend(model: nn.Module, **_: object) -> Callable[..., Tensor]:
+        def call(histories: Tensor, parts: Parts) -> Tensor:
+            shapes.add((tuple(histories.shape), parts))
+            states: Tensor = model(histories, parts)
             return states
 
         return call
@@ -215,7 +216,9 @@ def test_a_compiled_model_sees_one_shape(
         dataset,
         settings=settings(compile=True, batch_size=20),
     )
-    assert shapes == {(20, 6)}
+    ((shape, parts),) = shapes
+    assert shape == (20, 6)
+    assert sum(rows for rows, _ in parts) == 20
 
 
 def test_the_device_holds_no_dataset_that_does_not_fit(

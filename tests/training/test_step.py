@@ -31,7 +31,7 @@ def test_a_step_is_what_one_would_write_by_hand() -> None:
     loss = CrossEntropy()(other(histories), other.catalogue, targets)
     loss.backward()
     result = step(rows, SEEDS)
-    assert torch.equal(result.loss, loss.detach())
+    torch.testing.assert_close(result.loss, loss.detach())
     assert result.statistics is None
     for mine, theirs in zip(step.model.parameters(), other.parameters(), strict=True):
         assert theirs.grad is not None
@@ -131,3 +131,58 @@ def test_recorded_steps_make_room_for_what_counts(
     other(torch.arange(5), SEEDS)
     captured = other._captured
     assert captured.kinds[0][1] is None
+
+
+# --- batches in parts, by length
+
+
+def test_the_longest_come_first_and_nothing_is_lost() -> None:
+    step = make_step(CrossEntropy())
+    histories, targets, parts, fixed = step.batch(torch.arange(20))
+    assert not fixed
+    assert parts == ((12, 6), (4, 3), (4, 2))
+    lengths = (histories >= 0).sum(1)
+    assert lengths.tolist() == sorted((SEQUENCES.lengths - 1).clamp(max=6).tolist(), reverse=True)
+    plain = training_batch(SEQUENCES, torch.arange(20), max_length=6)
+    for found, expected in zip((histories, targets), plain, strict=True):
+        assert sorted(map(tuple, found.tolist())) == sorted(map(tuple, expected.tolist()))
+
+
+def test_a_batch_that_does_not_fit_the_parts_of_all_runs_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sce.training.step.CapturedSteps", Recorded)
+    monkeypatch.setattr("sce.data.parts._at_most", lambda rows, share: 1 if share < 0.7 else rows)
+    step, plain = make_step(CrossEntropy(), captured=3), make_step(CrossEntropy())
+    assert step.batch(torch.arange(3)).parts == ((1, 6), (2, 3))
+    long = torch.tensor([3, 4, 8])  # two of them have more than three events
+    short = torch.tensor([0, 4, 5])
+    assert not step.batch(long).fixed
+    # Of a smaller batch the parts are those of all of its size, too.
+    assert step.batch(short[:2]).parts == step.batch(torch.tensor([6, 7])).parts == ((1, 6), (1, 3))
+    for rows in (long, short, long[:2]):
+        torch.testing.assert_close(step(rows, SEEDS).loss, plain(rows, SEEDS).loss)
+    for mine, theirs in zip(step.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    captured: Any = step._captured
+    assert [shape for shape, _ in captured.kinds] == [(3, 6)]  # the short ones alone
+
+
+def test_a_model_that_takes_no_parts_is_given_none() -> None:
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.catalogue = nn.Parameter(torch.randn(12, 4))
+
+        def forward(self, histories: Tensor) -> Tensor:
+            self.seen = histories
+            return self.catalogue[histories.clamp(min=0)]
+
+    model = Plain()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = TrainingStep(
+        model, CrossEntropy(), optimizer, SEQUENCES, device=CPU, max_length=6, compiled=None
+    )
+    rows = torch.tensor([3, 0, 4])
+    step(rows, SEEDS)
+    assert torch.equal(model.seen, training_batch(SEQUENCES, rows, max_length=6).histories)

@@ -12,6 +12,7 @@ from rich import box
 from rich.table import Table
 
 from sce.cli.evaluate import output_console
+from sce.data.parts import shares_longer
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
 from sce.planning import LOSSES, Job, Plan, Planned, parse_size, predict, show_size
@@ -120,15 +121,17 @@ def _sizes(
     if not len(targets):
         raise InputError(f"{data} has nothing to train on: no sequence has two events")
     length = min(int(targets.max()), 200 if length is None else length)
+    targets = np.minimum(targets, length)
     found = {
         "items": dataset.n_items,
         "length": length,
-        "mean_length": float(np.minimum(targets, length).mean()),
-        "length_spread": float(np.minimum(targets, length).std()),
+        "mean_length": float(targets.mean()),
+        "length_spread": float(targets.std()),
+        "longer": tuple(shares_longer(targets, length)),
         "events": len(dataset.train.items),
         "users": len(dataset.train),
     }
-    return found if mean_length is None else found | {"mean_length": mean_length}
+    return found if mean_length is None else found | {"mean_length": mean_length, "longer": None}
 
 
 def _memory_here() -> int | None:

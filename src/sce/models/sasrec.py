@@ -6,7 +6,7 @@ queries, and a point-wise feed-forward of width d follows. That code pads every 
 to the full length and attends to the padding, which is zero in every block. Here padding is outside
 the item table and batches are as wide as they need to be; positions are counted from the end of a
 history, and `sink` puts the events that it is short of the full length back into attention, by
-their number. A state is the same however its batch is padded or trimmed.
+their number. A state is the same however its batch is padded, trimmed, or cut into parts.
 """
 
 import math
@@ -17,6 +17,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from sce.data.batches import PADDING, Side
+from sce.data.parts import Parts
 from sce.errors import InputError
 
 _SINKS = 8  # empty events that stand for the missing ones: dropout hits some of them, not all
@@ -109,40 +110,52 @@ class SASRec(nn.Module):
         """The longest history."""
         return self.settings.max_length
 
-    def forward(self, histories: Tensor) -> Tensor:
+    def forward(self, histories: Tensor, parts: Parts | None = None) -> Tensor:
         """Turn histories [b, l] into states [b, l, d].
 
         The state at a place predicts the item after it. States at padding are arbitrary.
+
+        With `parts`, each a number of rows and a width, from the first row on, what is beyond the
+        width is padding, and takes neither time nor memory. Events there are an error (on a GPU:
+        an index out of bounds).
         """
         self._check(histories)
+        if parts is None:
+            parts = ((histories.shape[0], histories.shape[1]),)
+        else:
+            _check_parts(histories, parts)
         if self.padding_side == "right":
-            return self._encode(histories)
+            return self._encode(histories, parts)
         length = histories.shape[1]
         empty = (histories == PADDING).sum(1, keepdim=True)
         columns = torch.arange(length, device=histories.device)
-        states = self._encode(histories.gather(1, (columns + empty) % length))
+        states = self._encode(histories.gather(1, (columns + empty) % length), parts)
         back = ((columns - empty) % length)[:, :, None].expand(-1, -1, states.shape[2])
         return states.gather(1, back)
 
-    def _encode(self, histories: Tensor) -> Tensor:
+    def _encode(self, histories: Tensor, parts: Parts) -> Tensor:
+        length = histories.shape[1]
+        columns = torch.arange(length, device=histories.device)
+        events = (histories != PADDING).sum(1, keepdim=True)
+        inside = torch.cat([(h != PADDING).sum(1, keepdim=True) for h in _cut(histories, parts)])
+        # Beyond the table where an event follows padding, or is outside of its part: that must not
+        # pass unnoticed.
+        places = columns + (self.max_length - events) + (events - inside) * self.max_length
+        # From here on there are no rows, but the positions of all parts, [n].
+        histories, places = _pack(histories, parts), _pack(places, parts)
         real = histories != PADDING
-        columns = torch.arange(histories.shape[1], device=histories.device)
-        events = real.sum(1, keepdim=True)
-        # Beyond the table where an event follows padding: that must not pass unnoticed.
-        places = torch.where(real, columns + (self.max_length - events), 0)
-        items = torch.where(real, histories, 0)
+        places, items = torch.where(real, places, 0), torch.where(real, histories, 0)
         # A compiled graph knows no sparse gradients: such a lookup stays outside of it.
         outside = self.sparse_grad and torch.compiler.is_compiling()
         look_up = torch.compiler.disable(F.embedding) if outside else F.embedding
         states = look_up(items, self.catalogue, sparse=self.sparse_grad)
         states = states * math.sqrt(self.settings.dim) + F.embedding(places, self.positions)
-        states = self.dropout(states).masked_fill(~real[:, :, None], 0)
+        states = self.dropout(states).masked_fill(~real[:, None], 0)
         # Padding comes after all events, where causal attention does not look.
         missing = self.max_length - events if self.settings.sink else None
         for block in self.blocks:
-            states = block(states, missing)
-        normed: Tensor = self.norm(states)
-        return normed
+            states = block(states, parts, missing)
+        return _unpack(self.norm(states), parts, length)
 
     def _check(self, histories: Tensor) -> None:
         if histories.ndim != 2 or histories.is_floating_point():
@@ -201,24 +214,42 @@ class Block(nn.Module):
         self.outer = _linear(dim, dim)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, states: Tensor, missing: Tensor | None = None) -> Tensor:
-        """Map states [b, l, d] to states [b, l, d].
+    def forward(self, states: Tensor, parts: Parts, missing: Tensor | None = None) -> Tensor:
+        """Map states [n, d] to states [n, d], those of all parts of a batch.
 
         With `missing` [b, 1], attention sees as many empty events before the history.
         """
         normed = self.attention_norm(states)
-        states = normed + self._attend(normed, states, missing)
+        states = normed + self._attend(normed, states, parts, missing)
         normed = self.forward_norm(states)
         inner = F.relu(self.dropout(self.inner(normed)))
         out: Tensor = normed + self.dropout(self.outer(inner))
         return out
 
-    def _attend(self, queries: Tensor, states: Tensor, missing: Tensor | None) -> Tensor:
-        query = self.query(queries)
-        key, value = self.key_value(states).chunk(2, dim=-1)
-        # [b, l, d] -> [b, heads, l, d / heads]
+    def _attend(
+        self, queries: Tensor, states: Tensor, parts: Parts, missing: Tensor | None
+    ) -> Tensor:
+        positions = [rows * width for rows, width in parts]
+        query = self.query(queries).split(positions)
+        key_value = self.key_value(states).split(positions)
+        each_missing = (
+            len(parts) * [None] if missing is None else missing.split([n for n, _ in parts])
+        )
+        attended = [
+            self._attend_in_part(*one)
+            for one in zip(query, key_value, parts, each_missing, strict=True)
+        ]
+        out: Tensor = self.attention_out(_join(attended))
+        return out
+
+    def _attend_in_part(
+        self, query: Tensor, key_value: Tensor, part: tuple[int, int], missing: Tensor | None
+    ) -> Tensor:
+        key, value = key_value.chunk(2, dim=-1)
+        # [n, d] -> [b, heads, l, d / heads]
         query, key, value = (
-            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (query, key, value)
+            each.unflatten(0, part).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for each in (query, key, value)
         )
         dropout = self.dropout.p if self.training else 0.0
         scale = 1 / math.sqrt(query.shape[-1])
@@ -229,8 +260,7 @@ class Block(nn.Module):
         )
         if missing is not None:
             attended = attended[:, :, _SINKS:, :-_SINK_WIDTH]
-        out: Tensor = self.attention_out(attended.transpose(1, 2).flatten(2))
-        return out
+        return attended.transpose(1, 2).flatten(2).flatten(0, 1)
 
     def _with_sink(
         self, query: Tensor, key: Tensor, value: Tensor, missing: Tensor, scale: float
@@ -269,6 +299,39 @@ class Block(nn.Module):
             nn.init.xavier_uniform_(layer.weight, generator=generator)
             bound = 1 / math.sqrt(dim)
             nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+
+
+def _check_parts(histories: Tensor, parts: Parts) -> None:
+    shape = list(histories.shape)
+    if sum(rows for rows, _ in parts) != shape[0] or any(width > shape[1] for _, width in parts):
+        raise InputError(f"parts {parts} are not those of a batch of shape {shape}")
+    if histories.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    lengths = (histories != PADDING).sum(1).split([rows for rows, _ in parts])
+    if any((some > width).any() for some, (_, width) in zip(lengths, parts, strict=True)):
+        raise InputError(f"histories are longer than their parts {parts} are wide")
+
+
+def _cut(tensor: Tensor, parts: Parts) -> list[Tensor]:
+    """The parts of a batch [b, l], each [rows, width]."""
+    by_rows = tensor.split([rows for rows, _ in parts])
+    return [each[:, :width] for each, (_, width) in zip(by_rows, parts, strict=True)]
+
+
+def _pack(tensor: Tensor, parts: Parts) -> Tensor:
+    """The positions of all parts of a batch [b, l], one after another, [n]."""
+    return _join([each.flatten() for each in _cut(tensor, parts)])
+
+
+def _unpack(states: Tensor, parts: Parts, length: int) -> Tensor:
+    """States [n, d] as a batch [b, l, d]; zeros where there is no part."""
+    each = states.split([rows * width for rows, width in parts])
+    found = zip(each, parts, strict=True)
+    return _join([F.pad(s.unflatten(0, part), (0, 0, 0, length - part[1])) for s, part in found])
+
+
+def _join(tensors: list[Tensor]) -> Tensor:
+    return torch.cat(tensors) if len(tensors) > 1 else tensors[0]
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:

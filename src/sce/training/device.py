@@ -14,6 +14,8 @@ from sce.errors import InputError
 
 Precision = Literal["float32", "tf32", "bf16"]
 
+_WORKSPACE, _SMALL, _SAME_BITS = "CUBLAS_WORKSPACE_CONFIG", ":4096:1", ":4096:8"  # KiB, how many
+
 
 def resolve_device(name: str) -> torch.device:
     """Turn "auto", "cpu", "cuda", "cuda:1" … into a device that is there.
@@ -112,6 +114,17 @@ def matmul_precision(device: torch.device, precision: Precision) -> Iterator[Non
         setattr(matmul, name, before)
 
 
+def spare_workspace(device: torch.device) -> None:
+    """Let cuBLAS keep less memory for itself, unless the environment says how much.
+
+    On Hopper it takes 32 MiB for each thread and stream that multiplies matrices, of which training
+    has two; 4 MiB, about what it takes on other GPUs, are as fast (docs/paper.md). It looks at this
+    when it is first used.
+    """
+    if device.type == "cuda":
+        os.environ.setdefault(_WORKSPACE, _SMALL)
+
+
 @contextmanager
 def same_bits(device: torch.device) -> Iterator[None]:
     """For a while, let torch use only algorithms that give the same bits each time.
@@ -122,7 +135,8 @@ def same_bits(device: torch.device) -> Iterator[None]:
         yield
         return
     # cuBLAS reads this when it starts; without it, torch refuses to promise anything.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if os.environ.get(_WORKSPACE, _SMALL) == _SMALL:
+        os.environ[_WORKSPACE] = _SAME_BITS
     before = torch.are_deterministic_algorithms_enabled()
     only_warn = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)

@@ -178,8 +178,6 @@ class Training:
         generator = torch.Generator().manual_seed(seed)
         order = torch.cat(list(shuffled_batches(self.rows, size, generator=generator)))
         lengths = (self.step.sequences.lengths[order] - 1).clamp(max=self.step.max_length)
-        if self.step.device.type == "cuda":
-            order = order.pin_memory()  # the GPU then fetches rows while the host goes on
         return order.split(size), [int(part.sum()) for part in lengths.split(size)]
 
     def _evaluate(self) -> tuple[dict[str, float] | None, float]:

@@ -36,6 +36,7 @@ from sce.training.device import (
     quiet_bf16,
     resolve_device,
     same_bits,
+    spare_workspace,
 )
 from sce.training.display import Display
 from sce.training.epochs import Record, Training
@@ -81,7 +82,8 @@ def fit(
         model: Any module that maps histories [b, l] to states [b, l, d], and has a `catalogue`
             [C, d]; histories are as long as its `max_length`, if it has one. They are padded on the
             right with `sce.PADDING`, which is -1 and no row of a table: look items up with
-            `histories.clamp(min=0)`.
+            `histories.clamp(min=0)`. A model that also takes `parts` need not compute the padding
+            of short histories: see `SASRec`.
         loss: Any function of (states, catalogue, targets) that gives a scalar; one that takes
             `generator` is given the generator of the step.
         dataset: The prepared dataset.
@@ -111,6 +113,8 @@ def fit(
     if tensorboard:
         check_tensorboard()
     device = resolve_device(settings.device)
+    if not settings.deterministic:
+        spare_workspace(device)
     sequences = _place(dataset, device)
     max_length = _usable_length(model, sequences)
     workload = Workload.measure(

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sce.data.batches import DeviceSequences, training_batch
+from sce.data.batches import DeviceSequences, trainable_rows, training_batch
+from sce.data.parts import Parts, fit, parts_for_all, parts_of, shares_longer
 from sce.errors import InputError
 from sce.losses import BucketStatistics
 from sce.training.capture import CapturedSteps, StepResult
@@ -38,11 +39,21 @@ def seeds_of_epoch(seed: int, epoch: int, steps: int) -> tuple[int, list[StepSee
     return first, [StepSeeds(*pair) for pair in zip(rest[::2], rest[1::2], strict=True)]
 
 
+class Batch(NamedTuple):
+    """What a step is done with, on the device."""
+
+    histories: Tensor  # [b, l]
+    targets: Tensor  # [b, l]
+    parts: Parts | None  # where the model takes them
+    fixed: bool  # whether its shape is one of few
+
+
 class TrainingStep:
     """Called with the rows of a batch, moves the weights once.
 
     Args:
-        model: Histories [b, l] to states [b, l, d], with a `catalogue` [C, d].
+        model: Histories [b, l] to states [b, l, d], with a `catalogue` [C, d]. One that takes
+            `parts` is given batches sorted by length, and their parts (see `sce.data.parts`).
         loss: (states, catalogue, targets) to a scalar; given `generator=` if it takes one.
         optimizer: Over the parameters of both.
         sequences: The training sequences, on the device or on the host.
@@ -57,6 +68,10 @@ class TrainingStep:
             for each of a few widths. Other batches run as they are. The optimizer must be
             capturable, and model and loss must not make the host wait; a loss that takes valid
             positions out must take the argument `room`.
+
+    Where the model takes parts, they are the same for all batches of as many rows, on a GPU and
+    where it is compiled: libraries prepare for a shape when it first occurs, as fast attention does
+    for 20 ms. The rare batch that does not fit into them has its own.
     """
 
     def __init__(
@@ -79,36 +94,65 @@ class TrainingStep:
         self.compiled_rows = compiled
         self.compiled_model = _compile(model, device, captured is not None) if compiled else model
         self.captured_rows = captured
+        self._shares: list[float] | None = None  # of long rows, where parts are the same for all
+        self._parts: dict[int, Parts] = {}  # of batches of so many rows
+        self._takes_parts = "parts" in keyword_arguments(model)
+        self._trainable = self._lengths(trainable_rows(sequences))
+        if self._takes_parts and (device.type == "cuda" or compiled or captured):
+            self._shares = shares_longer(self._trainable, max_length)
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         takes = keyword_arguments(loss)
         self.generator = torch.Generator(device) if "generator" in takes else None
         self.has_statistics = "with_stats" in takes
         self._most: int | None = None  # valid positions of a batch
         if captured is not None and "room" in takes:
-            lengths = self._lengths(slice(None))
+            lengths = self._trainable
             self._most = int(lengths.topk(min(captured, len(lengths))).values.sum())
         self._captured: CapturedSteps | None = None
         if captured is not None:
             generators = [] if self.generator is None else [self.generator]
-            self._captured = CapturedSteps(self._move, device, generators)
+            self._captured = CapturedSteps(self._move_recorded, device, generators)
 
     def __call__(
         self, rows: Tensor, seeds: StepSeeds, *, with_statistics: bool = False
     ) -> StepResult:
         """Train on the sequences `rows` (on the host)."""
         self._seed(seeds)
-        width = self._width(rows)
+        batch = self.batch(rows)
+        histories, targets = batch.histories, batch.targets
+        if self._captured is not None and batch.fixed and len(rows) == self.captured_rows:
+            return self._captured(histories, targets, with_statistics, self._room(rows))
+        return self.aside(
+            lambda: self._move(histories, targets, with_statistics, None, batch.parts, batch.fixed)
+        )
+
+    def batch(self, rows: Tensor) -> Batch:
+        """Make the batch of some sequences, in parts where the model takes them."""
+        width, parts = self._width(rows), None
+        if self._takes_parts:
+            lengths, order = self._lengths(rows).sort(descending=True, stable=True)
+            rows = rows[order]
+            width, parts = self.max_length, self._parts_of_all(len(rows))
+            if parts is None or not fit(lengths, parts):
+                width, parts = None, parts_of(lengths, max(1, int(lengths[0])))
+        if self.device.type == "cuda":
+            rows = rows.pin_memory()  # the GPU then fetches them while the host goes on
         histories, targets = training_batch(
             self.sequences, rows, max_length=width or self.max_length, pad_to=width
         )
         if histories.device != self.device:
             histories = histories.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
-        if self._captured is None:
-            return self._move(histories, targets, with_statistics)
-        if len(rows) == self.captured_rows:
-            return self._captured(histories, targets, with_statistics, self._room(rows))
-        return self._captured.aside(lambda: self._move(histories, targets, with_statistics))
+        return Batch(histories, targets, parts, fixed=width is not None)
+
+    def _parts_of_all(self, rows: int) -> Parts | None:
+        """The parts of all batches of so many rows; None where each has its own."""
+        if self._shares is None:
+            return None
+        if rows not in self._parts:
+            among = len(self._trainable)
+            self._parts[rows] = parts_for_all(self._shares, rows, self.max_length, among)
+        return self._parts[rows]
 
     def aside(self, work: Callable[[], T]) -> T:
         """Do something else where steps run: what libraries keep for a stream then serves both."""
@@ -131,18 +175,33 @@ class TrainingStep:
         step = -(-self._most // _ROOMS)
         return min(self._most, -(-int(self._lengths(rows).sum()) // step) * step)
 
-    def _lengths(self, rows: Tensor | slice) -> Tensor:
+    def _lengths(self, rows: Tensor) -> Tensor:
         """How many positions of each sequence are trained on."""
         return (self.sequences.lengths[rows] - 1).clamp(min=0, max=self.max_length)
 
+    def _move_recorded(
+        self, histories: Tensor, targets: Tensor, with_statistics: bool, room: int | None
+    ) -> StepResult:
+        parts = self._parts_of_all(len(histories))
+        return self._move(histories, targets, with_statistics, room, parts, fixed=True)
+
     def _move(
-        self, histories: Tensor, targets: Tensor, with_statistics: bool, room: int | None = None
+        self,
+        histories: Tensor,
+        targets: Tensor,
+        with_statistics: bool,
+        room: int | None,
+        parts: Parts | None,
+        fixed: bool,
     ) -> StepResult:
         """Forward, backward, and the update."""
         self.optimizer.zero_grad(set_to_none=True)
-        model = self.compiled_model if len(histories) == self.compiled_rows else self.model
+        compiled = fixed and len(histories) == self.compiled_rows
+        model = self.compiled_model if compiled else self.model
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
-            loss, statistics = self._loss(model(histories), targets, with_statistics, room)
+            states = model(histories) if parts is None else model(histories, parts)
+            loss, statistics = self._loss(states, targets, with_statistics, room)
+        del states
         _check_loss(loss)
         loss.backward()
         if self.clip_norm is not None:
@@ -184,12 +243,12 @@ def _check_loss(loss: object) -> None:
         raise InputError("the loss depends on no parameter: was it detached from its graph?")
 
 
-def _compile(model: nn.Module, device: torch.device, captured: bool) -> Callable[[Tensor], Tensor]:
+def _compile(model: nn.Module, device: torch.device, captured: bool) -> Callable[..., Tensor]:
     # On a GPU the model's kernels are so short that launching them is what takes the time:
     # "reduce-overhead" records them once and replays them as one. Dropout still follows the seeds.
     # Where the whole step is recorded, that is done already.
     mode = "reduce-overhead" if device.type == "cuda" and not captured else None
-    compiled: Callable[[Tensor], Tensor] = torch.compile(model, dynamic=False, mode=mode)
+    compiled: Callable[..., Tensor] = torch.compile(model, dynamic=False, mode=mode)
     return compiled
 
 
