@@ -41,16 +41,16 @@ _LOSS_PARTS = ("forward", "backward")
 # have theirs by then.
 GRADIENTS = {"model backward": 1, "embedding": 2}
 # What there is instead with row-wise updates. Forward it is as with sce.
-_OF_ROWS = ("place", "part", "part_dim", "row_dim", "position_dim")
-_ROW_WISE_PARTS = ("backward", *GRADIENTS, "update")
+_OF_ROWS = ("place", "part", "part_dim", "row_dim")
+_ROW_WISE_PARTS = (*GRADIENTS, "update")
 
 # What the bytes of each part are proportional to. Those of losses are for the backward pass;
 # forward there is no gradient of the catalogue yet.
 _SAMPLED = ("logit", "padded_logit", "target_dim", "negative_dim", "item_dim")
 _MODEL_TERMS = {
-    "activations": ("position_dim", "block_position_dim", "block_attended"),
-    "model backward": ("position_dim", "attended"),
-    "embedding": ("position_dim",),
+    "activations": ("computed_dim", "block_computed_dim", "block_attended"),
+    "model backward": ("computed_dim", "attended"),
+    "embedding": ("computed_dim",),
 }
 _LOSS_TERMS = {
     "bce": ("gathered", "target_dim", "target", "item_dim"),
@@ -64,7 +64,8 @@ TERMS: Mapping[str, tuple[str, ...]] = {
     **{f"{part}, {half}": t for part, t in _MODEL_TERMS.items() for half in ("single", "half")},
     **{f"{loss} forward": terms[:-1] for loss, terms in _LOSS_TERMS.items()},
     **{f"{loss} backward": terms for loss, terms in _LOSS_TERMS.items()},
-    **{f"{ROW_WISE} {part}": _OF_ROWS for part in _ROW_WISE_PARTS},
+    f"{ROW_WISE} backward": (*_OF_ROWS, "position_dim"),
+    **{f"{ROW_WISE} {part}": (*_OF_ROWS, "computed_dim") for part in _ROW_WISE_PARTS},
 }
 
 
@@ -131,7 +132,7 @@ def _moments(
     half = "half" if job.half else "single"
     kept = _weights_and_moments(job, loss)
     others = job.parameters - job.items * job.dim
-    activations = sum(_sum(coefficients[f"activations, {half}"], terms))
+    activations = sum(_sum(coefficients[f"activations, {half}"], terms)) + padded_states(terms)
     for moment, part in (("forward", "forward"), ("loss backward", "backward")):
         gradient, rest = _sum(coefficients[part_of(loss, part)], terms)
         plain = _PLAIN if loss in ("sce", ROW_WISE) and job.dim > _FUSED_DIM else 0
@@ -156,6 +157,11 @@ def part_of(loss: LossName, part: str) -> str:
     return f"{'bce+' if loss == 'gbce' else loss} {part}"
 
 
+def padded_states(terms: Mapping[str, float]) -> float:
+    """What it takes to put the states of several parts into one batch again."""
+    return _FLOAT * (terms["position_dim"] - terms["computed_dim"])
+
+
 def _sum(numbers: Mapping[str, float], terms: Mapping[str, float]) -> tuple[float, float]:
     """Add up bytes: those of gradients of the catalogue, and all others."""
     rest = sum(number * terms[name] for name, number in numbers.items() if name != "item_dim")
@@ -171,7 +177,8 @@ def in_groups(job: Job, loss: LossName) -> bool:
 def features(job: Job, loss: LossName) -> dict[str, float]:
     """What bytes are counted by, for a job and a loss."""
     b, d, n, v = job.batch, job.dim, job.positions, job.most_targets
-    attended = b * (job.length + _SINKS) * (d + _SINK_WIDTH * job.heads)
+    computed = sum(rows * width for rows, width in job.parts)
+    attended = (computed + b * _SINKS) * (d + _SINK_WIDTH * job.heads)
     k = 1 if loss == "bce" else job.n_negatives
     logits: dict[str, float] = {
         "ce": v * job.items,
@@ -185,13 +192,14 @@ def features(job: Job, loss: LossName) -> dict[str, float]:
     held = max(_LARGE_SCORES if large else _SCORES, min(_MOST_SCORES, _SHARE * job.items * d))
     places = n_buckets * size_y
     part: float = places  # that are added up at once
-    rows = places + n  # of a sparse gradient
+    rows = places + computed  # of a sparse gradient
     if in_groups(job, loss):
         part, rows = max(_PARTS / d, size_y), min(rows, job.items)
     return {
         "one": 1.0,
         "position_dim": n * d,
-        "block_position_dim": job.blocks * n * d,
+        "computed_dim": computed * d,
+        "block_computed_dim": job.blocks * computed * d,
         "attended": attended,
         "block_attended": job.blocks * attended,
         "target": v,

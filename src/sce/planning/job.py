@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from sce.data.parts import Parts, part_widths, parts_for_all
 from sce.errors import InputError
 from sce.losses import suggest_bucket_size_y, suggest_sizes
 
@@ -23,7 +24,7 @@ class Job:
     batch: int = 128
     """Sequences in a step."""
     length: int = 200
-    """Of the longest history, to which a batch is padded."""
+    """Of the longest history."""
     dim: int = 64
     """Of item embeddings and states."""
     blocks: int = 2
@@ -33,6 +34,9 @@ class Job:
     """Of a history; None: all are as long as the longest."""
     length_spread: float = 0.0
     """The standard deviation of the lengths: some batches have more targets than the mean one."""
+    longer: tuple[float, ...] | None = None
+    """The shares of histories longer than each of the widths of parts, but the first, into which a
+    batch is cut (`sce.data.parts`); None: as many as the mean allows."""
     n_negatives: int = 256
     """Of bce+, gbce and ce-."""
     bucket_size_y: int | None = None
@@ -80,6 +84,13 @@ class Job:
             )
         if not 0 <= self.length_spread < float("inf"):
             raise InputError(f"length_spread must not be negative; got {self.length_spread}")
+        if self.longer is not None:
+            narrower = len(part_widths(self.length)) - 1
+            shares = [0.0, *self.longer, 1.0]
+            if len(self.longer) != narrower or sorted(shares) != shares:
+                raise InputError(
+                    f"longer are {narrower} shares, of more histories each; got {self.longer}"
+                )
         for name in ("alpha", "beta"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise InputError(f"{name} must be above 0; got {getattr(self, name)}")
@@ -92,6 +103,15 @@ class Job:
     def positions(self) -> int:
         """Of a batch, padding included."""
         return self.batch * self.length
+
+    @property
+    def parts(self) -> Parts:
+        """Of a batch: the model computes those positions."""
+        mean = self.length if self.mean_length is None else self.mean_length
+        # Of all histories, no more can be longer than that (Markov's inequality).
+        most = [min(1.0, mean / width) for width in part_widths(self.length)[1:]]
+        shares = most if self.longer is None else self.longer
+        return parts_for_all(shares, self.batch, self.length, among=self.users or None)
 
     @property
     def targets(self) -> float:
