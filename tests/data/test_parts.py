@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sce.data.parts import Parts, fit, part_widths, parts_for_all, parts_of, shares_longer
+from sce.data.parts import Parts, fits, part_widths, parts_for_all, parts_of, shares_longer
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=80)
 
@@ -23,7 +23,7 @@ def test_each_row_is_in_the_narrowest_part_that_holds_it(lengths: list[int]) -> 
     in_order = sorted(lengths, reverse=True)
     assert of_rows == [min(w for w in widths if w >= length) for length in in_order]
     assert all(rows > 0 for rows, _ in parts)
-    assert fit(torch.tensor(in_order), parts)
+    assert fits(torch.tensor(in_order), parts)
 
 
 def test_a_batch_of_equal_rows_is_one_part() -> None:
@@ -72,11 +72,11 @@ def test_batches_fit_where_there_are_no_more_long_rows_than_that(
         sum(n for n, w in parts if w > width) >= sum(n for n, w in exact if w > width)
         for width in part_widths(longest)[1:]
     )
-    assert fit(chosen.sort(descending=True).values, parts) == enough
+    assert fits(chosen.sort(descending=True).values, parts) == enough
 
 
 @pytest.mark.parametrize(
-    ("lengths", "parts", "fits"),
+    ("lengths", "parts", "expected"),
     [
         ([9, 4, 1], ((1, 9), (2, 5)), True),
         ([9, 6, 1], ((1, 9), (2, 5)), False),  # the second row is longer than its part is wide
@@ -84,5 +84,5 @@ def test_batches_fit_where_there_are_no_more_long_rows_than_that(
         ([5, 4], ((1, 9), (2, 5)), False),  # another number of rows
     ],
 )
-def test_what_fits(lengths: list[int], parts: Parts, fits: bool) -> None:
-    assert fit(torch.tensor(lengths), parts) is fits
+def test_what_fits(lengths: list[int], parts: Parts, expected: bool) -> None:
+    assert fits(torch.tensor(lengths), parts) is expected

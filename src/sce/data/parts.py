@@ -66,7 +66,7 @@ def shares_longer(lengths: Tensor | NDArray[np.int64], longest: int) -> list[flo
     return [int((lengths > width).sum()) / len(lengths) for width in part_widths(longest)[1:]]
 
 
-def fit(lengths: Tensor, parts: Parts) -> bool:
+def fits(lengths: Tensor, parts: Parts) -> bool:
     """Whether histories, sorted by their lengths, the longest first, fit into parts."""
     first = 0
     for rows, width in parts:

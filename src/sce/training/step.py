@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sce.data.batches import DeviceSequences, trainable_rows, training_batch
-from sce.data.parts import Parts, fit, parts_for_all, parts_of, shares_longer
+from sce.data.parts import Parts, fits, parts_for_all, parts_of, shares_longer
 from sce.errors import InputError
 from sce.losses import BucketStatistics
 from sce.training.capture import CapturedSteps, StepResult
@@ -133,7 +133,7 @@ class TrainingStep:
             lengths, order = self._lengths(rows).sort(descending=True, stable=True)
             rows = rows[order]
             width, parts = self.max_length, self._parts_of_all(len(rows))
-            if parts is None or not fit(lengths, parts):
+            if parts is None or not fits(lengths, parts):
                 width, parts = None, parts_of(lengths, max(1, int(lengths[0])))
         if self.device.type == "cuda":
             rows = rows.pin_memory()  # the GPU then fetches them while the host goes on
