@@ -249,6 +249,7 @@ def test_items_and_lengths_of_a_prepared_dataset(capsys: Capture, prepared: Path
     assert longest == dataset.train.lengths.max() - 1
     given = as_json(["plan", "--data", str(prepared), "--mean-length", "1.5"], capsys)["job"]
     assert given["mean_length"] == 1.5
+    assert given["longer"] is None  # those of the dataset are of another mean
 
 
 @pytest.mark.parametrize(

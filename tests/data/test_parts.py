@@ -82,6 +82,7 @@ def test_batches_fit_where_there_are_no_more_long_rows_than_that(
         ([9, 6, 1], ((1, 9), (2, 5)), False),  # the second row is longer than its part is wide
         ([5, 4, 1], ((1, 9), (2, 5)), True),
         ([5, 4], ((1, 9), (2, 5)), False),  # another number of rows
+        ([5], ((1, 9), (2, 5)), False),
     ],
 )
 def test_what_fits(lengths: list[int], parts: Parts, expected: bool) -> None:

@@ -4,10 +4,12 @@ from typing import Any
 import pytest
 
 from sce.config import Config
+from sce.data.parts import shares_longer
 from sce.experiments.datasets import Dataset, Synthetic, synthesize
 from sce.experiments.forecast import Forecast, predicted_mib
 from sce.experiments.plan import PlannedRun, flatten
 from sce.experiments.rows import Row
+from sce.planning import Job, predict
 from tests.experiments.made_rows import make_row
 
 ITEMS, BATCH, LENGTH = 20_000, 32, 50
@@ -42,6 +44,27 @@ def test_full_softmax_is_foreseen_to_take_its_logits(made: Dataset) -> None:
     bce, ce, sce = (predicted_mib(planned(made, loss)) for loss in ("bce", "ce", "sce"))
     assert 2 * logits < ce - bce < 6 * logits
     assert sce < ce - logits
+
+
+def test_the_lengths_of_the_histories_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = []
+
+    def listen(job: Job, *others: Any) -> Any:
+        jobs.append(job)
+        return predict(job, *others)
+
+    monkeypatch.setattr("sce.experiments.forecast.predict", listen)
+    wanted = Synthetic(items=ITEMS, users=64, mean_events=8, min_events=3, test_users=0)
+    short = synthesize("short", wanted, tmp_path / "short")
+    predicted_mib(planned(short, "bce"))
+    lengths = (short.prepared.train.lengths - 1).clip(max=LENGTH)
+    (job,) = jobs
+    assert job.length == lengths.max()
+    assert job.mean_length == pytest.approx(lengths.mean())
+    assert job.longer == tuple(shares_longer(lengths, job.length))
+    assert len(job.parts) > 1
 
 
 def test_sizes_of_buckets_count_where_they_are_given(made: Dataset) -> None:

@@ -1,6 +1,7 @@
 import math
 from collections.abc import Callable
 from shutil import which
+from typing import Any
 
 import pytest
 import torch
@@ -154,6 +155,9 @@ def test_what_is_outside_of_the_parts_is_not_computed() -> None:
     [
         (((2, 6),), "not those of a batch of shape"),
         (((3, 7),), "not those of a batch of shape"),
+        (((4, 6), (-1, 6)), "not those of a batch of shape"),
+        (((3, 0),), "not those of a batch of shape"),
+        ((), "not those of a batch of shape"),
         (((1, 6), (2, 3)), "longer than their parts"),
     ],
 )
@@ -250,6 +254,20 @@ def test_rows_of_padding_alone_are_harmless() -> None:
     histories = torch.tensor([[PADDING, PADDING], [1, 2]])
     assert model(histories).isfinite().all()
     torch.testing.assert_close(model(histories)[1], model(histories[1:])[0])
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_attention_drops_in_training_only(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    attention: Callable[..., Tensor] = F.scaled_dot_product_attention
+
+    def listen(*tensors: Tensor, dropout_p: float, **options: Any) -> Tensor:
+        seen.append(dropout_p)
+        return attention(*tensors, dropout_p=dropout_p, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", listen)
+    make(dropout=0.3).train(training)(random_histories(8, 2), ((1, 8), (1, 2)))
+    assert seen == 4 * [0.3 if training else 0.0]  # two blocks, two parts
 
 
 def test_dropout_acts_in_training_only() -> None:
@@ -377,6 +395,8 @@ def test_the_wrong_side_is_noticed_where_values_are_not_looked_at(
     for model in (make(), left):
         with pytest.raises(IndexError):
             model(torch.ones(2, 6, dtype=torch.int64), ((1, 6), (1, 5)))
+    with pytest.raises(IndexError):  # nothing of it is inside
+        make()(torch.tensor([[1, 2, 3, 4], [PADDING, PADDING, PADDING, 5]]), ((1, 4), (1, 2)))
 
 
 def test_a_model_needs_items_and_a_side() -> None:

@@ -137,6 +137,26 @@ def test_recorded_steps_give_the_same_bits_when_asked_to(loss: nn.Module) -> Non
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("captured", [None, BATCH])
+def test_all_batches_of_a_size_have_the_same_shape(captured: int | None) -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    model = SASRec(N_ITEMS, SASRecSettings(dim=16, max_length=20)).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), capturable=True)
+    step = TrainingStep(
+        model,
+        CrossEntropy(),
+        optimizer,
+        sequences(device),
+        device=device,
+        max_length=20,
+        captured=captured,
+    )
+    for size in (BATCH, BATCH - 3):
+        batches = [step.batch(torch.randperm(USERS)[:size]) for _ in range(20)]
+        assert len({(batch.histories.shape, batch.parts) for batch in batches}) == 1
+        assert all(batch.fixed and len(batch.parts or ()) > 1 for batch in batches)
+
+
 def test_recordings_of_several_widths_share_their_memory() -> None:
     big = 64 << 20  # bytes
 

@@ -221,6 +221,21 @@ def test_a_compiled_model_sees_one_shape(
     assert sum(rows for rows, _ in parts) == 20
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_libraries_are_told_to_keep_little_memory(
+    dataset: PreparedDataset, deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[torch.device] = []
+    monkeypatch.setattr(loop, "spare_workspace", told.append)
+    quietly(
+        small_model(dataset),
+        CrossEntropy(),
+        dataset,
+        settings=settings(deterministic=deterministic),
+    )
+    assert told == ([] if deterministic else [torch.device("cpu")])
+
+
 def test_the_device_holds_no_dataset_that_does_not_fit(
     dataset: PreparedDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sce.data.batches import DeviceSequences, training_batch
+from sce.data.parts import Parts
 from sce.losses import CrossEntropy, ScalableCrossEntropy
 from sce.models.sasrec import SASRec, SASRecSettings
 from sce.training.step import StepSeeds, TrainingStep, keyword_arguments, seeds_of_epoch
@@ -99,13 +100,14 @@ class Recorded:
     """Stands for recordings: does the step, and notes the shape and the room that it was for."""
 
     def __init__(self, step: Any, *_: object) -> None:
-        self.step, self.kinds = step, []  # type: ignore[var-annotated]
+        self.step, self.kinds, self.asides = step, [], 0  # type: ignore[var-annotated]
 
     def __call__(self, histories: Tensor, targets: Tensor, stats: bool, room: int | None) -> Any:
         self.kinds.append((tuple(histories.shape), room))
         return self.step(histories, targets, stats, room)
 
     def aside(self, work: Any) -> Any:
+        self.asides += 1
         return work()
 
 
@@ -160,12 +162,65 @@ def test_a_batch_that_does_not_fit_the_parts_of_all_runs_as_it_is(
     assert not step.batch(long).fixed
     # Of a smaller batch the parts are those of all of its size, too.
     assert step.batch(short[:2]).parts == step.batch(torch.tensor([6, 7])).parts == ((1, 6), (1, 3))
+    computed: list[int] = []
+    first: Any = step.model.blocks[0]  # type: ignore[index]
+    first.register_forward_pre_hook(lambda _, inputs: computed.append(len(inputs[0])))
     for rows in (long, short, long[:2]):
         torch.testing.assert_close(step(rows, SEEDS).loss, plain(rows, SEEDS).loss)
+    assert computed == [3 * 6, 6 + 2 * 3, 2 * 6]
     for mine, theirs in zip(step.model.parameters(), plain.model.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
     captured: Any = step._captured
     assert [shape for shape, _ in captured.kinds] == [(3, 6)]  # the short ones alone
+    assert captured.asides == 2
+
+
+def test_only_batches_that_fit_run_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+
+    def pretend(model: nn.Module, **_: object) -> Any:
+        def call(histories: Tensor, parts: Parts) -> Any:
+            called.append(parts)
+            return model(histories, parts)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", pretend)
+    monkeypatch.setattr("sce.data.parts._at_most", lambda rows, share: 1 if share < 0.7 else rows)
+    step = make_step(CrossEntropy(), compiled=3)
+    for rows in ([3, 4, 8], [0, 4, 5], [5, 6]):
+        step(torch.tensor(rows), SEEDS)
+    assert called == [((1, 6), (2, 3))]
+
+
+def test_the_parts_of_all_batches_have_no_room_for_what_cannot_be() -> None:
+    # All of the sequences are one batch: there is no chance in it.
+    assert make_step(CrossEntropy(), compiled=20).batch(torch.arange(20)).parts == (
+        make_step(CrossEntropy()).batch(torch.arange(20)).parts
+    )
+    # Those of a single event are in no batch: all others are as long as can be.
+    lengths = 40 * [7] + 400 * [1]
+    sequences = DeviceSequences.place(lay_out([walk(0, n) for n in lengths], range(440)))
+    model = SASRec(12, SASRecSettings(dim=8, blocks=1, max_length=6))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = TrainingStep(
+        model, CrossEntropy(), optimizer, sequences, device=CPU, max_length=6, compiled=20
+    )
+    assert step.batch(torch.arange(20)).parts == ((20, 6),)
+
+
+def test_parts_are_given_by_name() -> None:
+    class Other(SASRec):
+        def forward(  # type: ignore[override]
+            self, histories: Tensor, mask: Tensor | None = None, parts: Any = None
+        ) -> Tensor:
+            assert mask is None
+            return super().forward(histories, parts)
+
+    model = Other(12, SASRecSettings(dim=8, blocks=1, max_length=6))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = TrainingStep(model, CrossEntropy(), optimizer, SEQUENCES, device=CPU, max_length=6)
+    step(torch.tensor([3, 0, 4]), SEEDS)
 
 
 def test_a_model_that_takes_no_parts_is_given_none() -> None:

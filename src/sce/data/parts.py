@@ -18,7 +18,7 @@ from torch import Tensor
 Parts = tuple[tuple[int, int], ...]  # rows and width of each, the widest first
 
 _HALVINGS = 3
-# Of how few batches do not fit, 1 in a million for each width: deviations of a normal distribution.
+# Standard deviations beyond which one batch in a million lies, for each width.
 _DEVIATIONS = 4.75
 
 
@@ -68,12 +68,14 @@ def shares_longer(lengths: Tensor | NDArray[np.int64], longest: int) -> list[flo
 
 def fits(lengths: Tensor, parts: Parts) -> bool:
     """Whether histories, sorted by their lengths, the longest first, fit into parts."""
+    if sum(rows for rows, _ in parts) != len(lengths):
+        return False
     first = 0
     for rows, width in parts:
         if int(lengths[first]) > width:
             return False
         first += rows
-    return first == len(lengths)
+    return True
 
 
 def _cut(longer: Sequence[int], rows: int, longest: int) -> Parts:

@@ -115,9 +115,9 @@ class SASRec(nn.Module):
 
         The state at a place predicts the item after it. States at padding are arbitrary.
 
-        With `parts`, each a number of rows and a width, from the first row on, what is beyond the
-        width is padding, and takes neither time nor memory. Events there are an error (on a GPU:
-        an index out of bounds).
+        With `parts`, each a number of rows and a width, from the first row on, no history is longer
+        than its part is wide, and the rest of its padding takes neither time nor memory. One that
+        is longer is an error (on a GPU: an index out of bounds).
         """
         self._check(histories)
         if parts is None:
@@ -140,11 +140,12 @@ class SASRec(nn.Module):
         inside = torch.cat([(h != PADDING).sum(1, keepdim=True) for h in _cut(histories, parts)])
         # Beyond the table where an event follows padding, or is outside of its part: that must not
         # pass unnoticed.
-        places = columns + (self.max_length - events) + (events - inside) * self.max_length
-        # From here on there are no rows, but the positions of all parts, [n].
-        histories, places = _pack(histories, parts), _pack(places, parts)
         real = histories != PADDING
-        places, items = torch.where(real, places, 0), torch.where(real, histories, 0)
+        places = torch.where(real, columns + (self.max_length - events), 0)
+        places = places + (events - inside) * self.max_length
+        items = torch.where(real, histories, 0)
+        # From here on there are no rows, but the positions of all parts, [n].
+        real, places, items = (_pack(each, parts) for each in (real, places, items))
         # A compiled graph knows no sparse gradients: such a lookup stays outside of it.
         outside = self.sparse_grad and torch.compiler.is_compiling()
         look_up = torch.compiler.disable(F.embedding) if outside else F.embedding
@@ -230,14 +231,13 @@ class Block(nn.Module):
         self, queries: Tensor, states: Tensor, parts: Parts, missing: Tensor | None
     ) -> Tensor:
         positions = [rows * width for rows, width in parts]
-        query = self.query(queries).split(positions)
-        key_value = self.key_value(states).split(positions)
-        each_missing = (
-            len(parts) * [None] if missing is None else missing.split([n for n, _ in parts])
-        )
+        query = list(self.query(queries).split(positions))
+        key_value = list(self.key_value(states).split(positions))
+        lack = len(parts) * [None] if missing is None else missing.split([n for n, _ in parts])
+        # Nobody holds on to queries, keys and values: attention has copies of them, with the sink.
         attended = [
-            self._attend_in_part(*one)
-            for one in zip(query, key_value, parts, each_missing, strict=True)
+            self._attend_in_part(query.pop(0), key_value.pop(0), part, lacking)
+            for part, lacking in zip(parts, lack, strict=True)
         ]
         out: Tensor = self.attention_out(_join(attended))
         return out
@@ -246,6 +246,7 @@ class Block(nn.Module):
         self, query: Tensor, key_value: Tensor, part: tuple[int, int], missing: Tensor | None
     ) -> Tensor:
         key, value = key_value.chunk(2, dim=-1)
+        del key_value
         # [n, d] -> [b, heads, l, d / heads]
         query, key, value = (
             each.unflatten(0, part).unflatten(-1, (self.heads, -1)).transpose(1, 2)
@@ -303,7 +304,8 @@ class Block(nn.Module):
 
 def _check_parts(histories: Tensor, parts: Parts) -> None:
     shape = list(histories.shape)
-    if sum(rows for rows, _ in parts) != shape[0] or any(width > shape[1] for _, width in parts):
+    sound = parts and all(rows > 0 and 0 < width <= shape[1] for rows, width in parts)
+    if not sound or sum(rows for rows, _ in parts) != shape[0]:
         raise InputError(f"parts {parts} are not those of a batch of shape {shape}")
     if histories.device.type != "cpu" or torch.compiler.is_compiling():
         return
@@ -325,6 +327,9 @@ def _pack(tensor: Tensor, parts: Parts) -> Tensor:
 
 def _unpack(states: Tensor, parts: Parts, length: int) -> Tensor:
     """States [n, d] as a batch [b, l, d]; zeros where there is no part."""
+    if len(parts) == 1 and parts[0][1] == length:
+        whole: Tensor = states.unflatten(0, parts[0])
+        return whole
     each = states.split([rows * width for rows, width in parts])
     found = zip(each, parts, strict=True)
     return _join([F.pad(s.unflatten(0, part), (0, 0, 0, length - part[1])) for s, part in found])

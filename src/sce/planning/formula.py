@@ -158,7 +158,7 @@ def part_of(loss: LossName, part: str) -> str:
 
 
 def padded_states(terms: Mapping[str, float]) -> float:
-    """What it takes to put the states of several parts into one batch again."""
+    """By how much the states of all parts grow when they are one batch again."""
     return _FLOAT * (terms["position_dim"] - terms["computed_dim"])
 
 

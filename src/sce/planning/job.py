@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, get_args
 
 from sce.data.parts import Parts, part_widths, parts_for_all
@@ -86,10 +87,11 @@ class Job:
             raise InputError(f"length_spread must not be negative; got {self.length_spread}")
         if self.longer is not None:
             narrower = len(part_widths(self.length)) - 1
-            shares = [0.0, *self.longer, 1.0]
-            if len(self.longer) != narrower or sorted(shares) != shares:
+            rising = all(a <= b for a, b in pairwise((0.0, *self.longer, 1.0)))
+            if len(self.longer) != narrower or not rising:
                 raise InputError(
-                    f"longer are {narrower} shares, of more histories each; got {self.longer}"
+                    f"longer has {narrower} shares from 0 to 1, none smaller than the one before; "
+                    f"got {self.longer}"
                 )
         for name in ("alpha", "beta"):
             if not 0 < getattr(self, name) < float("inf"):
@@ -106,7 +108,7 @@ class Job:
 
     @property
     def parts(self) -> Parts:
-        """Of a batch: the model computes those positions."""
+        """Of a batch: what the model computes of it."""
         mean = self.length if self.mean_length is None else self.mean_length
         # Of all histories, no more can be longer than that (Markov's inequality).
         most = [min(1.0, mean / width) for width in part_widths(self.length)[1:]]

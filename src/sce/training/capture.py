@@ -108,7 +108,7 @@ class CapturedSteps:
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream that steps run on while they are not replayed: one for all.
 
-    cuBLAS keeps a workspace for each stream, of 32 MiB on an H200 and as much again for the thread
-    of the backward pass, and the allocator keeps free blocks for each.
+    cuBLAS keeps a workspace for each stream, and as much again for the thread of the backward pass,
+    and the allocator keeps free blocks for each.
     """
     return torch.cuda.Stream(device)

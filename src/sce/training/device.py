@@ -118,8 +118,8 @@ def spare_workspace(device: torch.device) -> None:
     """Let cuBLAS keep less memory for itself, unless the environment says how much.
 
     On Hopper it takes 32 MiB for each thread and stream that multiplies matrices, of which training
-    has two; 4 MiB, about what it takes on other GPUs, are as fast (docs/paper.md). It looks at this
-    when it is first used.
+    has two, on older GPUs 8; with 4 MiB training was as fast (docs/paper.md). It looks at this when
+    it is first used.
     """
     if device.type == "cuda":
         os.environ.setdefault(_WORKSPACE, _SMALL)

@@ -82,8 +82,8 @@ def fit(
         model: Any module that maps histories [b, l] to states [b, l, d], and has a `catalogue`
             [C, d]; histories are as long as its `max_length`, if it has one. They are padded on the
             right with `sce.PADDING`, which is -1 and no row of a table: look items up with
-            `histories.clamp(min=0)`. A model that also takes `parts` need not compute the padding
-            of short histories: see `SASRec`.
+            `histories.clamp(min=0)`. A model that also takes `parts` is given histories
+            with the longest first, and need not compute their padding: see `SASRec.forward`.
         loss: Any function of (states, catalogue, targets) that gives a scalar; one that takes
             `generator` is given the generator of the step.
         dataset: The prepared dataset.

@@ -64,10 +64,10 @@ class TrainingStep:
         compiled: How many rows a batch has when the model is to be compiled for it; batches are
             then as wide as `max_length`, so that shapes never change. Other batches run as they
             are.
-        captured: How many rows a batch has when its step is to be recorded as a CUDA graph, one
-            for each of a few widths. Other batches run as they are. The optimizer must be
-            capturable, and model and loss must not make the host wait; a loss that takes valid
-            positions out must take the argument `room`.
+        captured: How many rows a batch has when its step is to be recorded as a CUDA graph (where
+            the model takes no parts, one for each of a few widths). Other batches run as they are.
+            The optimizer must be capturable, and model and loss must not make the host wait; a loss
+            that takes valid positions out must take the argument `room`.
 
     Where the model takes parts, they are the same for all batches of as many rows, on a GPU and
     where it is compiled: libraries prepare for a shape when it first occurs, as fast attention does
@@ -199,7 +199,7 @@ class TrainingStep:
         compiled = fixed and len(histories) == self.compiled_rows
         model = self.compiled_model if compiled else self.model
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
-            states = model(histories) if parts is None else model(histories, parts)
+            states = model(histories) if parts is None else model(histories, parts=parts)
             loss, statistics = self._loss(states, targets, with_statistics, room)
         del states
         _check_loss(loss)
