@@ -11,7 +11,7 @@ from statistics import mean, median
 
 import pytest
 
-from sce.planning import LOSSES, Job, predict
+from sce.planning import LOSSES, Job, LossName, predict
 from sce.planning.coefficients import H200
 from sce.planning.formula import ROW_WISE
 from tests.planning.grid_rows import job_of
@@ -34,7 +34,7 @@ DATA = {
 
 @pytest.mark.parametrize("loss", ["sce", "ce"])
 @pytest.mark.parametrize("data", DATA)
-def test_the_peak_of_a_training(data: str, loss: str) -> None:
+def test_the_peak_of_a_training(data: str, loss: LossName) -> None:
     rows = [json.loads(line) for line in (TRAININGS / f"{data}.jsonl").read_text().splitlines()]
     rows = [row for row in rows if row["settings"]["loss.name"] == loss]
     assert len(rows) == 3
@@ -52,7 +52,7 @@ def test_the_peak_of_a_training(data: str, loss: str) -> None:
         events=events,
     )
     measured = median(row["memory_mib"]["training"] for row in rows)
-    predicted = predict(job, "sce" if loss == "sce" else "ce").total / 2**20
+    predicted = predict(job, loss).total / 2**20
     assert predicted == pytest.approx(measured, rel=0.1)
 
 

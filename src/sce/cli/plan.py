@@ -6,20 +6,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 from cyclopts import CoercionError, Parameter, Token
 from rich import box
 from rich.table import Table
 
 from sce.cli.evaluate import output_console
-from sce.data.parts import shares_longer
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
 from sce.planning import LOSSES, Job, Plan, Planned, parse_size, predict, show_size
 from sce.planning import plan as plan_job
 from sce.planning.coefficients import H200
 from sce.planning.formula import ROW_WISE
-from sce.planning.job import Precision
+from sce.planning.job import Precision, sizes_of
 from sce.planning.search import CONTEXT, margin, most_sequences, usable
 
 _MOMENTS = {
@@ -116,18 +114,12 @@ def _sizes(
     if items is not None:
         raise InputError("--data says how many items there are; leave out --items")
     dataset = PreparedDataset.load(data, verify=False)
-    targets = dataset.train.lengths - 1
-    targets = targets[targets >= 1]
-    if not len(targets):
+    lengths = dataset.train.lengths
+    if not (lengths >= 2).any():
         raise InputError(f"{data} has nothing to train on: no sequence has two events")
-    length = min(int(targets.max()), 200 if length is None else length)
-    targets = np.minimum(targets, length)
     found = {
         "items": dataset.n_items,
-        "length": length,
-        "mean_length": float(targets.mean()),
-        "length_spread": float(targets.std()),
-        "longer": tuple(shares_longer(targets, length)),
+        **sizes_of(lengths, 200 if length is None else length),
         "events": len(dataset.train.items),
         "users": len(dataset.train),
     }

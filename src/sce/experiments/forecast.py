@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from sce.data.parts import shares_longer
 from sce.errors import InputError
 from sce.experiments.plan import SEED, PlannedRun
 from sce.experiments.rows import FINISHED, Row
 from sce.planning import Job, LossName, predict
 from sce.planning.coefficients import H200
 from sce.planning.formula import ROW_WISE
+from sce.planning.job import sizes_of
 
 _MIB = 2**20
 # What a process takes beside its tensors: of a GPU its context, elsewhere Python and libraries,
@@ -70,15 +70,10 @@ def predicted_mib(run: PlannedRun) -> float:
     """
     model, loss, training = run.config.model, run.config.loss, run.config.training
     train = run.dataset.prepared.train
-    targets = (train.lengths[train.lengths >= 2] - 1).clip(max=model.max_length)
-    length = int(targets.max(initial=1))
     job = Job(
         run.dataset.n_items,
         batch=training.batch_size,
-        length=length,
-        mean_length=float(targets.mean()) if len(targets) else None,
-        length_spread=float(targets.std()) if len(targets) else 0.0,
-        longer=tuple(shares_longer(targets, length)) if len(targets) else None,
+        **sizes_of(train.lengths, model.max_length),
         dim=model.dim,
         blocks=model.blocks,
         heads=model.heads,

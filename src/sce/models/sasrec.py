@@ -136,11 +136,11 @@ class SASRec(nn.Module):
     def _encode(self, histories: Tensor, parts: Parts) -> Tensor:
         length = histories.shape[1]
         columns = torch.arange(length, device=histories.device)
-        events = (histories != PADDING).sum(1, keepdim=True)
-        inside = torch.cat([(h != PADDING).sum(1, keepdim=True) for h in _cut(histories, parts)])
+        real = histories != PADDING
+        events = real.sum(1, keepdim=True)
+        inside = torch.cat([each.sum(1, keepdim=True) for each in _cut(real, parts)])
         # Beyond the table where an event follows padding, or is outside of its part: that must not
         # pass unnoticed.
-        real = histories != PADDING
         places = torch.where(real, columns + (self.max_length - events), 0)
         places = places + (events - inside) * self.max_length
         items = torch.where(real, histories, 0)

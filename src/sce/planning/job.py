@@ -3,9 +3,12 @@
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from sce.data.parts import Parts, part_widths, parts_for_all
+import numpy as np
+from numpy.typing import NDArray
+
+from sce.data.parts import Parts, part_widths, parts_for_all, shares_longer
 from sce.errors import InputError
 from sce.losses import suggest_bucket_size_y, suggest_sizes
 
@@ -14,6 +17,24 @@ LOSSES: tuple[LossName, ...] = get_args(LossName)
 Precision = Literal["float32", "tf32", "bf16"]
 
 _DEVIATIONS = 3.5  # that the fullest of some thousand batches is above the mean
+
+
+def sizes_of(lengths: NDArray[np.int64], longest: int) -> dict[str, Any]:
+    """What a job says of its histories, from the events of each training sequence.
+
+    A sequence of one event is not trained on; of a longer history than `longest` the last events
+    are.
+    """
+    targets = (lengths[lengths >= 2] - 1).clip(max=longest)
+    if not len(targets):
+        return {"length": 1}
+    length = int(targets.max())
+    return {
+        "length": length,
+        "mean_length": float(targets.mean()),
+        "length_spread": float(targets.std()),
+        "longer": tuple(shares_longer(targets, length)),
+    }
 
 
 @dataclass(frozen=True)

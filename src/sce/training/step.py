@@ -128,13 +128,15 @@ class TrainingStep:
 
     def batch(self, rows: Tensor) -> Batch:
         """Make the batch of some sequences, in parts where the model takes them."""
-        width, parts = self._width(rows), None
+        width: int | None
         if self._takes_parts:
             lengths, order = self._lengths(rows).sort(descending=True, stable=True)
             rows = rows[order]
             width, parts = self.max_length, self._parts_of_all(len(rows))
             if parts is None or not fits(lengths, parts):
                 width, parts = None, parts_of(lengths, max(1, int(lengths[0])))
+        else:
+            width, parts = self._width(rows), None
         if self.device.type == "cuda":
             rows = rows.pin_memory()  # the GPU then fetches them while the host goes on
         histories, targets = training_batch(
