@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from sce.data.parts import parts_of, shares_longer
 from sce.errors import InputError
 from sce.models.sasrec import SASRec, SASRecSettings
 from sce.planning import Job
+from sce.planning.job import sizes_of
 
 
 @settings(max_examples=30, deadline=None)
@@ -27,6 +29,14 @@ def test_positions_and_targets() -> None:
     assert Job(10, batch=128, length=200).bucket_sizes == (320, 320)
     assert Job(10, batch=128, length=200, n_buckets=7).bucket_sizes == (7, 320)
     assert Job(10, batch=128, length=200, bucket_size_x=9).bucket_sizes == (320, 9)
+
+
+def test_what_is_trained_on_of_the_sequences() -> None:
+    # One event predicts nothing; of nine the last four targets are, of three both.
+    found = sizes_of(np.array([1, 3, 1, 9]), 4)
+    assert found == {"length": 4, "mean_length": 3, "length_spread": 1, "longer": (0.5, 1.0)}
+    assert sizes_of(np.array([1, 3, 1, 3]), 4)["length"] == 2
+    assert sizes_of(np.array([1, 1]), 4) == {"length": 1}
 
 
 def test_parts_follow_from_the_lengths_or_from_what_their_mean_allows() -> None:

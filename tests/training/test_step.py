@@ -206,7 +206,9 @@ def test_the_parts_of_all_batches_have_no_room_for_what_cannot_be() -> None:
     step = TrainingStep(
         model, CrossEntropy(), optimizer, sequences, device=CPU, max_length=6, compiled=20
     )
-    assert step.batch(torch.arange(20)).parts == ((20, 6),)
+    batch = step.batch(torch.arange(20))
+    assert batch.fixed
+    assert batch.parts == ((20, 6),)
 
 
 def test_parts_are_given_by_name() -> None:
