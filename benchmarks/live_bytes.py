@@ -121,7 +121,7 @@ def gpu_like() -> Iterator[None]:
             (F, "layer_norm", norm),
             (F, "scaled_dot_product_attention", _attention),
             (sampled, "logsigmoid", _log_sigmoid),
-            (gradients, "add_rows", gradients._add_sorted),
+            (gradients, "add_rows", gradients._add_recorded),
             (full, "_torch_does_it", lambda *_: False),  # on a CPU alone
             (catalogue, "_recording", lambda: True),
         ):

@@ -35,6 +35,9 @@ HELD_OUT = {
 }
 # Items in a bucket that are beyond those: their gradient is added up in groups.
 LARGE = {"fit": (2_048, 5_000, 20_000), "held out": (1_500, 4_096, 10_000)}
+# Another number draws other cells. Those that were held out from a fit are not held out from the
+# next one, if somebody has looked at them.
+SEEDS = {"fit": 0, "held out": 1}
 _BUCKETED: tuple[LossName, ...] = ("sce", "sce row-wise")
 
 
@@ -43,14 +46,14 @@ def grid(losses: Sequence[LossName], counts: tuple[int, int], at_most: int) -> l
     cells = []
     for part, values, count in zip(("fit", "held out"), (FIT, HELD_OUT), counts, strict=True):
         for loss in losses:
-            generator = np.random.default_rng([len(part), LOSSES.index(loss)])
+            generator = np.random.default_rng([SEEDS[part], LOSSES.index(loss), 0])
             for number in range(count):
                 precision = ("float32", "bf16")[number % 2]
                 cells.append(_draw(generator, values, loss, precision, at_most) | {"part": part})
     # Drawn apart, so that the others stay as they are.
     for part, values, count in zip(("fit", "held out"), (FIT, HELD_OUT), counts, strict=True):
         for loss in (loss for loss in losses if loss in _BUCKETED):
-            generator = np.random.default_rng([len(part), LOSSES.index(loss), 1])
+            generator = np.random.default_rng([SEEDS[part], LOSSES.index(loss), 1])
             for number in range(count):
                 precision = ("float32", "bf16")[number % 2]
                 cell = _draw(generator, values, loss, precision, at_most)

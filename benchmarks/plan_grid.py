@@ -5,8 +5,8 @@
     python benchmarks/plan_grid.py --rows FILE.jsonl --fit --write  # fit to rows measured before
     python benchmarks/plan_grid.py --device cpu             # count instead of measuring
 
-Each cell trains a few steps as `sce train` does (for SCE: bucket statistics, warm-up, recording and
-replay of the CUDA graph) and notes the peak of allocated memory; then one more step is taken apart,
+Each cell trains a few steps as `sce train` does (bucket statistics, warm-up, recording and replay
+of the CUDA graph) and notes the peak of allocated memory; then one more step is taken apart,
 for the peaks of its moments. Cells share a process: nothing of one is left when the next
 begins, which each row says ("left MiB"). The coefficients are fitted to the moments of the "fit"
 cells, by non-negative least squares of the relative error, and judged by the peaks of the others.
@@ -84,7 +84,7 @@ def main() -> None:
     )
     parser.add_argument("--losses", nargs="+", choices=LOSSES, default=LOSSES)
     parser.add_argument("--cells", type=int, nargs=2, default=(9, 6), metavar=("FIT", "HELD-OUT"))
-    parser.add_argument("--at-most", default=None, help="leave out what takes more; default: 70GB")
+    parser.add_argument("--at-most", default=None, help="leave out what takes more; default: 40GB")
     parser.add_argument("--fit", action="store_true", help="fit coefficients, and print them")
     parser.add_argument("--write", action="store_true", help="with --fit: keep them, do not print")
     parser.add_argument("--rows", type=Path, default=None, help="measured before")
@@ -117,7 +117,7 @@ def measure_grid(options: argparse.Namespace) -> Iterator[Row]:
         sys.exit("plan_grid: there is no CUDA device here; --device cpu counts bytes instead")
     device = torch.device("cuda", 0) if options.device == "cuda" else torch.device("cpu")
     spare_workspace(device)
-    at_most = parse_size(options.at_most or ("70GB" if options.device == "cuda" else "500MB"))
+    at_most = parse_size(options.at_most or ("40GB" if options.device == "cuda" else "500MB"))
     cells = grid(options.losses, options.cells, at_most)
     begun = time.perf_counter()
     for number, cell in enumerate(cells, start=1):
@@ -187,7 +187,7 @@ def _step(
     loss: Any = build_loss(loss_settings(cell), workload)
     on_gpu = device.type == "cuda"
     fused, row_wise = cell["loss"] in ("sce", ROW_WISE), cell["loss"] == ROW_WISE
-    captured = fused and on_gpu and loss.never_waits(model.catalogue)
+    captured = on_gpu and loss.never_waits(model.catalogue)
     if fused and not on_gpu:
         loss.backend = "triton"
     if row_wise:

@@ -234,17 +234,39 @@ def test_no_tensor_of_positions_by_negatives_by_d(
     targets = torch.randint(50, (4, 25))
     with largest_tensor() as largest:
         SampledCrossEntropy(32, shared=shared)(states, catalogue, targets).backward()
-    # [positions + sequences * k, d] is 3,648, [positions, 1 + k] 3,300; [positions, k, d] 51,200.
-    assert largest.numel <= 3648
+    # [positions, 1 + k] is 3,300; [positions, k, d] would be 51,200, [sequences, k, d] 2,048.
+    assert largest.numel <= 3300
 
 
-def test_gathering_in_parts_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["ce-", "bce+", "gbce"])
+def test_no_logits_of_all_padding(
+    name: str, monkeypatch: pytest.MonkeyPatch, largest_tensor: Any
+) -> None:
+    monkeypatch.setattr(scoring, "MAX_GATHERED", 512)
+    states = torch.randn(40, 25, 2, requires_grad=True)
+    catalogue = torch.randn(50, 2, requires_grad=True)
+    targets = torch.full((40, 25), -100)
+    targets[:, 0] = torch.randint(50, (40,))
+    with largest_tensor() as largest:
+        make(name)(states, catalogue, targets).backward()
+    # The states are 2,000 numbers, their logits with 4 negatives would be 4,000.
+    assert largest.numel <= 2000
+
+
+@pytest.mark.parametrize("shared", SHARING)
+@pytest.mark.parametrize("room", [None, 12])
+@pytest.mark.parametrize("excluding", [False, True])
+def test_gathering_in_parts_changes_nothing(
+    shared: Any, room: int | None, excluding: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     states, catalogue, targets = problem()
+    exclude = torch.tensor([[9, 1, 6], [7, 5, 3], [0, 0, 0]]) if excluding else None
     results = []
-    for size in (1 << 21, 4 * 6 * 2, 1):
+    for size in (1 << 21, 2 * 5 * 6, 1):
         monkeypatch.setattr(scoring, "MAX_GATHERED", size)
         g = torch.Generator().manual_seed(0)
-        value = SampledCrossEntropy(4, shared="position")(states, catalogue, targets, generator=g)
+        loss = SampledCrossEntropy(4, shared=shared, reduction="sum")
+        value = loss(states, catalogue, targets, generator=g, exclude=exclude, room=room)
         results.append((value, *torch.autograd.grad(value, (states, catalogue))))
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypedDict, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import logsigmoid, softplus
 
 from sce.losses.inputs import (
     Inputs,
@@ -101,7 +101,6 @@ class SampledCrossEntropy(_Sampled):
         own, others = scores.own, scores.others
         if scores.log_expected is not None:
             others = others - scores.log_expected.to(others.dtype)
-        others = others.masked_fill(scores.masked, -torch.inf)
         losses = -torch.cat([own.unsqueeze(1), others], dim=1).log_softmax(dim=1)[:, 0]
         return reduce(losses, None, inputs, self.reduction)
 
@@ -291,9 +290,10 @@ def _never_looks(negatives: Negatives) -> bool:
 
 def _binary(scores: SampledScores, *, positive_weight: float) -> Tensor:
     """Return -w·log σ(s⁺) - Σ log(1 - σ(s⁻)): [v]."""
-    # 1 - σ(s) = σ(-s), and logsigmoid is finite at any logit.
-    others = logsigmoid(-scores.others).masked_fill(scores.masked, 0.0)
-    return -(positive_weight * logsigmoid(scores.own) + others.sum(dim=1))
+    # -log(1 - σ(s)) is softplus(s): finite at any logit, and 0 at -inf. Where torch takes it to be
+    # s itself, it is.
+    others = softplus(scores.others, threshold=40.0)
+    return others.sum(dim=1) - positive_weight * logsigmoid(scores.own)
 
 
 class _Settings(NamedTuple):

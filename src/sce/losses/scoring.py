@@ -1,10 +1,11 @@
 """Logits of each position with its own target and with sampled negatives.
 
-Negatives shared by a sequence or by the batch cost one matrix product. Negatives drawn for each
-position are gathered piece by piece, forward and backward: a tensor of [positions, k, d] never
-exists.
+Rows of the catalogue are looked up a few sequences or positions at a time, forward and backward,
+and so are logits at padding: of what there is at once, only the logits that count grow with their
+number.
 """
 
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -24,8 +25,7 @@ class SampledScores(NamedTuple):
     """Logits in float32 or wider."""
 
     own: Tensor  # [v] with each position's target
-    others: Tensor  # [v, k] with the negatives
-    masked: Tensor  # [v, k] negatives that do not count: the own target, or excluded
+    others: Tensor  # [v, k] with the negatives; -inf if one is the own target, or excluded
     log_expected: Tensor | None  # [v, k] or [1, k], see `Draw`
 
 
@@ -45,7 +45,6 @@ def score_negatives(
         return torch.compiler.disable(score_negatives)(  # type: ignore[no-any-return]
             inputs, negatives, n_negatives, shared=shared, exclude=exclude, generator=generator
         )
-    assert inputs.index is not None
     length = inputs.positions[-1] if inputs.positions else 1
     n_sequences = inputs.positions[:-1].numel()
     sequence = inputs.index // max(1, length)  # [v] which sequence a position belongs to
@@ -61,44 +60,71 @@ def score_negatives(
         )
     if items.device.type == "cpu" and items.numel() and int(items.min()) < 0:
         raise ValueError(f"a sampler must return items from 0 on, got {int(items.min())}")
-    with torch.autocast(inputs.states.device.type, enabled=False):
-        own, others = _score(inputs, items, shared, n_sequences, length)
-    if shared == "sequence":
-        items = items[sequence]
-        log_expected = None if log_expected is None else log_expected[sequence]
-    masked = items == inputs.targets.unsqueeze(1)
     if exclude is not None:
-        masked |= _is_excluded(items.expand_as(masked), exclude, sequence, n_sequences)
-    return SampledScores(own, others, masked, log_expected)
+        exclude = _ordered(exclude, items.dtype, n_sequences)
+    with torch.autocast(inputs.states.device.type, enabled=False):
+        own, others = _score(inputs, items, shared, length)
+    # What is -inf has no part in a loss, and the gradient of a loss there is 0.
+    with torch.no_grad():
+        for part in _pieces(len(others), 2 * others.shape[1]):  # indices are twice as wide
+            drawn = items[_row_of(part, shared, sequence)]
+            excluded = None if exclude is None else exclude[sequence[part]]
+            others[part].masked_fill_(_is_none(drawn, inputs.targets[part], excluded), -torch.inf)
+            del drawn, excluded
+    if shared == "sequence" and log_expected is not None:
+        log_expected = log_expected[sequence]
+    return SampledScores(own, others, log_expected)
 
 
-def _score(
-    inputs: Inputs, items: Tensor, shared: Sharing, n_sequences: int, length: int
-) -> tuple[Tensor, Tensor]:
+def _row_of(part: slice, shared: Sharing, sequence: Tensor) -> slice | Tensor:
+    """The rows of negatives that some positions have."""
+    if shared == "sequence":
+        return sequence[part]
+    return part if shared == "position" else slice(None)
+
+
+def _is_none(drawn: Tensor, targets: Tensor, excluded: Tensor | None) -> Tensor:
+    """Say which of those drawn, [p, k] or [1, k], are no negatives of their positions [p]."""
+    masked = drawn == targets.unsqueeze(1)
+    if excluded is not None:
+        masked |= _is_among(drawn.expand_as(masked), excluded)
+    return masked
+
+
+def _score(inputs: Inputs, items: Tensor, shared: Sharing, length: int) -> tuple[Tensor, Tensor]:
     """Return the logits with the own targets [v] and with the negatives [v, k].
 
     Targets and negatives are looked up together: the gradient of a lookup is as large as the
     catalogue, and one is enough.
     """
-    x, y = inputs.states, inputs.catalogue
+    x, y, targets = inputs.states, inputs.catalogue, inputs.targets
     if shared == "position":
-        both = torch.cat([inputs.targets.unsqueeze(1), items], dim=1)
+        both = torch.cat([targets.unsqueeze(1), items], dim=1)
         logits: Tensor = apply(_PositionLogits, x, y, both)
         return logits[:, 0], logits[:, 1:]
-    rows: Tensor = apply(_Lookup, y, torch.cat([inputs.targets, items.flatten()]), inputs.dtype)
+    if shared == "sequence":
+        scores: tuple[Tensor, Tensor] = apply(
+            _SequenceLogits, x, y, targets, items, _places(inputs), length
+        )
+        return scores
+    rows: Tensor = apply(_Lookup, y, torch.cat([targets, items.flatten()]), inputs.dtype)
     own_rows, other_rows = rows.split([len(x), items.numel()])
     x = x.to(inputs.dtype)
-    own = (x * own_rows).sum(dim=1)
-    if shared == "batch":
-        return own, x @ other_rows.T
-    assert inputs.index is not None
-    d = x.shape[1]
-    others = inputs.put(x).view(n_sequences, length, d) @ other_rows.view(*items.shape, d).mT
-    return own, others.flatten(0, 1).index_select(0, inputs.index)
+    return (x * own_rows).sum(dim=1), x @ other_rows.T
 
 
-def _is_excluded(items: Tensor, exclude: Tensor, sequence: Tensor, n_sequences: int) -> Tensor:
-    """Say which items [v, k] are among those excluded for their position's sequence."""
+def _places(inputs: Inputs) -> Tensor:
+    """Where the state of each position [n] is among those of the valid [v]; v where it is not."""
+    n, v, index = inputs.positions.numel(), len(inputs.index), inputs.index
+    if inputs.there is not None:
+        index = index.where(inputs.there, n)
+    return index.new_full((n + 1,), v).index_copy_(0, index, torch.arange(v, device=index.device))[
+        :n
+    ]
+
+
+def _ordered(exclude: Tensor, dtype: torch.dtype, n_sequences: int) -> Tensor:
+    """Check the items that are excluded, and sort those of each sequence."""
     check_tensor("exclude", exclude)
     if exclude.is_floating_point() or exclude.is_complex() or exclude.dtype == torch.bool:
         raise TypeError(f"exclude must hold whole numbers, the items, got {exclude.dtype}")
@@ -107,10 +133,14 @@ def _is_excluded(items: Tensor, exclude: Tensor, sequence: Tensor, n_sequences: 
             f"exclude must be [{n_sequences}, m], one row of items a sequence, got shape "
             f"{tuple(exclude.shape)}"
         )
-    if exclude.shape[1] == 0:
+    return exclude.to(dtype).sort(dim=1).values
+
+
+def _is_among(items: Tensor, ordered: Tensor) -> Tensor:
+    """Say which items [p, k] are among those of their row [p, m], which are sorted."""
+    if ordered.shape[1] == 0:
         return torch.zeros_like(items, dtype=torch.bool)
-    ordered = exclude.to(items.dtype).sort(dim=1).values[sequence]
-    at = torch.searchsorted(ordered, items.contiguous()).clamp_(max=exclude.shape[1] - 1)
+    at = torch.searchsorted(ordered, items.contiguous()).clamp_(max=ordered.shape[1] - 1)
     return ordered.gather(1, at) == items
 
 
@@ -131,20 +161,75 @@ class _Lookup(torch.autograd.Function):
         return sink.finish(), None, None
 
 
+class _SequenceLogits(torch.autograd.Function):
+    """Logits [v] with the targets, and [v, k] with the k items of a sequence, a few at a time."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: Tensor,  # [v, d]
+        catalogue: Tensor,
+        targets: Tensor,  # [v]
+        items: Tensor,  # [sequences, k]
+        places: Tensor,  # [sequences · length], see `_places`
+        length: int,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(states, catalogue, targets, items, places)
+        ctx.length = length
+        (v, d), k, dtype = states.shape, items.shape[1], _wide(states, catalogue)
+        own = torch.empty(v, dtype=dtype, device=states.device)
+        for part in _pieces(v, d):
+            own[part] = (states[part].to(dtype) * catalogue[targets[part]].to(dtype)).sum(1)
+        others = torch.zeros((v + 1, k), dtype=dtype, device=states.device)
+        for some, at in _sequences(states, items, places, length):
+            x = _take(states, at, dtype).unflatten(0, (-1, length))
+            # The logits of padding all go behind the last.
+            others[at] = (x @ catalogue[items[some]].to(dtype).mT).flatten(0, 1)
+            del x
+        return own, others.resize_(v, k)
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_own: Tensor, grad_others: Tensor
+    ) -> tuple[Tensor, Tensor | None, None, None, None, None]:
+        states, catalogue, targets, items, places = ctx.saved_tensors
+        (v, d), dtype = states.shape, grad_own.dtype
+        grad_states = torch.zeros((v + 1, d), dtype=dtype, device=states.device)
+        sink = None
+        if ctx.needs_input_grad[1]:
+            sink = CatalogueGradient(catalogue, [items, targets], dtype)
+        with torch.autocast(states.device.type, enabled=False):
+            for some, at in _sequences(states, items, places, ctx.length):
+                weights = _take(grad_others, at, dtype).unflatten(0, (-1, ctx.length))
+                grad_states[at] = (weights @ catalogue[items[some]].to(dtype)).flatten(0, 1)
+                if sink is not None:
+                    x = _take(states, at, dtype).unflatten(0, (-1, ctx.length))
+                    outer = (weights.mT @ x).flatten(0, 1)
+                    del weights, x  # adding takes as much once more
+                    sink.add(items[some].flatten(), outer)
+                    del outer
+        grad_states.resize_(v, d)
+        for part in _pieces(v, d):
+            weight = grad_own[part].unsqueeze(1)
+            grad_states[part] += weight * catalogue[targets[part]].to(dtype)
+            if sink is not None:
+                sink.add(targets[part], weight * states[part].to(dtype))
+        grad = sink.finish() if sink is not None else None
+        return grad_states.to(states.dtype), grad, None, None, None, None
+
+
 class _PositionLogits(torch.autograd.Function):
     """Logits [v, k] of each position with its own k items, gathered a few positions at a time."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, catalogue: Tensor, items: Tensor) -> Tensor:
-        dtype = torch.promote_types(
-            torch.promote_types(states.dtype, catalogue.dtype), torch.float32
-        )
+        dtype = _wide(states, catalogue)
         ctx.save_for_backward(states, catalogue, items)
         logits = torch.empty(items.shape, dtype=dtype, device=states.device)
-        with torch.autocast(states.device.type, enabled=False):
-            for part in _parts(items, catalogue.shape[1]):
-                x = states[part].to(dtype).unsqueeze(2)
-                logits[part] = (catalogue[items[part]].to(dtype) @ x).squeeze(2)
+        for part in _pieces(len(items), items.shape[1] * catalogue.shape[1]):
+            x = states[part].to(dtype).unsqueeze(2)
+            logits[part] = (catalogue[items[part]].to(dtype) @ x).squeeze(2)
         return logits
 
     @staticmethod
@@ -156,16 +241,38 @@ class _PositionLogits(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             sink = CatalogueGradient(catalogue, [items], grad.dtype)
         with torch.autocast(states.device.type, enabled=False):
-            for part in _parts(items, catalogue.shape[1]):
+            for part in _pieces(len(items), items.shape[1] * catalogue.shape[1]):
                 weights = grad[part].unsqueeze(1)  # [p, 1, k]
-                rows = catalogue[items[part]].to(grad.dtype)  # [p, k, d]
-                grad_states[part] = (weights @ rows).squeeze(1).to(states.dtype)
+                grad_states[part] = (weights @ catalogue[items[part]].to(grad.dtype)).squeeze(1)
                 if sink is not None:
-                    outer = weights.transpose(1, 2) * states[part].to(grad.dtype).unsqueeze(1)
+                    outer = weights.mT * states[part].to(grad.dtype).unsqueeze(1)  # [p, k, d]
                     sink.add(items[part].flatten(), outer.flatten(0, 1))
+                    del outer
         return grad_states, sink.finish() if sink is not None else None, None
 
 
-def _parts(items: Tensor, d: int) -> list[slice]:
-    step = max(1, MAX_GATHERED // max(1, items.shape[1] * d))
-    return [slice(start, start + step) for start in range(0, len(items), step)]
+def _wide(states: Tensor, catalogue: Tensor) -> torch.dtype:
+    both = torch.promote_types(states.dtype, catalogue.dtype)
+    return torch.promote_types(both, torch.float32)
+
+
+def _take(values: Tensor, at: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows of values [v, ...]; zeros where `at` is v."""
+    v = len(values)
+    taken = values.index_select(0, at.clamp(max=v - 1)).to(dtype)
+    return taken.masked_fill_((at == v).unsqueeze(1), 0)
+
+
+def _sequences(
+    states: Tensor, items: Tensor, places: Tensor, length: int
+) -> Iterator[tuple[slice, Tensor]]:
+    """Some sequences at a time, and the places of their positions."""
+    (v, d), k = states.shape, items.shape[1]
+    for some in _pieces(len(items) if v else 0, max(k * d, length * k, length * d)):
+        yield some, places[some.start * length : some.stop * length]
+
+
+def _pieces(rows: int, width: int) -> list[slice]:
+    """Cut rows into pieces of no more than MAX_GATHERED numbers, or of one row."""
+    step = max(1, MAX_GATHERED // max(1, width))
+    return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]

@@ -27,11 +27,12 @@ _FLOAT, _INDEX, _EVENT = 4, 8, 4  # bytes of a weight, of an index in a batch, o
 _SINKS, _SINK_WIDTH = 8, 8  # what SASRec's attention adds to length and width
 _FUSED_DIM = 512  # up to which Scalable Cross-Entropy has fused kernels
 _PLAIN = 128 << 20  # bytes that it takes more of beyond that, where scores are held in tiles
-_GATHERED = 1 << 21  # numbers that losses with negatives for each position gather at once
+_GATHERED = 1 << 21  # numbers that losses with negatives gather, or compute for padding, at once
 # Numbers that the fused selection of buckets holds at once: a maximum for each bucket and group of
 # √(items / k) items, for large buckets perhaps every score, but no more than so many, or than a
 # share of a large catalogue.
 _SCORES, _LARGE_SCORES, _MOST_SCORES, _SHARE = 6 << 20, 20 << 20, 48 << 20, 0.02
+_INDICES = 2.25  # numbers that an index and a flag take the room of
 _LARGE_BUCKET = 1024  # items beyond which a bucket is large
 _PARTS = 16 << 20  # numbers that the catalogue's gradient is added up from at once
 
@@ -46,7 +47,8 @@ _ROW_WISE_PARTS = (*GRADIENTS, "update")
 
 # What the bytes of each part are proportional to. Those of losses are for the backward pass;
 # forward there is no gradient of the catalogue yet.
-_SAMPLED = ("logit", "padded_logit", "target_dim", "negative_dim", "item_dim")
+_SAMPLED = ("logit", "adding", "negative", "target_dim", "item_dim")
+_SAMPLED_FORWARD = ("logit", "beside", "negative", "target_dim")
 _MODEL_TERMS = {
     "activations": ("computed_dim", "block_computed_dim", "block_attended"),
     "model backward": ("computed_dim", "attended"),
@@ -64,6 +66,8 @@ TERMS: Mapping[str, tuple[str, ...]] = {
     **{f"{part}, {half}": t for part, t in _MODEL_TERMS.items() for half in ("single", "half")},
     **{f"{loss} forward": terms[:-1] for loss, terms in _LOSS_TERMS.items()},
     **{f"{loss} backward": terms for loss, terms in _LOSS_TERMS.items()},
+    "bce+ forward": _SAMPLED_FORWARD,
+    "ce- forward": _SAMPLED_FORWARD,
     f"{ROW_WISE} backward": (*_OF_ROWS, "position_dim"),
     **{f"{ROW_WISE} {part}": (*_OF_ROWS, "computed_dim") for part in _ROW_WISE_PARTS},
 }
@@ -184,6 +188,10 @@ def features(job: Job, loss: LossName) -> dict[str, float]:
         "ce": v * job.items,
         "ce chunked": v * min(job.chunk_size, job.items),
     }
+    at_once = (k * d, job.length * k, job.length * d)  # of a sequence: negatives, logits, states
+    sequences = min(b, max(1, _GATHERED // max(at_once)))
+    gathered = sequences * sum(at_once)
+    copies = 2 if loss == "ce-" else 1
     n_buckets, size_x = job.bucket_sizes
     size_y = job.items_in_bucket(row_wise=loss == ROW_WISE)
     size_x = min(size_x, n)
@@ -206,9 +214,12 @@ def features(job: Job, loss: LossName) -> dict[str, float]:
         "target_dim": v * d,
         "item_dim": job.items * d,
         "logit": logits.get(loss, v * k),
-        "padded_logit": n * k,
-        "negative_dim": b * k * d,
-        "gathered": min(v * (1 + k) * d, _GATHERED),
+        "negative": b * k,
+        "gathered": min(2 * v * d, _GATHERED),
+        # What there is beside logits: a copy or two, or what some sequences take, or indices.
+        "beside": max(copies * v * k, gathered, _INDICES * min(v * k, _GATHERED / 2)),
+        # Adding up gradients of negatives takes them three times, and six indices each.
+        "adding": max(gathered, sequences * k * (3 * d + 12)),
         "chunk_dim": min(job.chunk_size, job.items) * d,
         "scores": min(scores, held),
         "place": n_buckets * size_x + places + n,
