@@ -5,7 +5,6 @@ and so are logits at padding: of what there is at once, only the logits that cou
 number.
 """
 
-from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -180,12 +179,15 @@ class _SequenceLogits(torch.autograd.Function):
         own = torch.empty(v, dtype=dtype, device=states.device)
         for part in _pieces(v, d):
             own[part] = (states[part].to(dtype) * catalogue[targets[part]].to(dtype)).sum(1)
+        # Padding has the logits of some state, which go behind the last.
         others = torch.zeros((v + 1, k), dtype=dtype, device=states.device)
-        for some, at in _sequences(states, items, places, length):
-            x = _take(states, at, dtype).unflatten(0, (-1, length))
-            # The logits of padding all go behind the last.
-            others[at] = (x @ catalogue[items[some]].to(dtype).mT).flatten(0, 1)
-            del x
+        some_state = places.clamp(max=v - 1)
+        for some in _pieces(len(items) if v else 0, max(k * d, length * k, length * d)):
+            at = slice(some.start * length, some.stop * length)
+            x = states[some_state[at]].to(dtype).unflatten(0, (-1, length))
+            logits = (x @ catalogue[items[some]].to(dtype).mT).flatten(0, 1)
+            others.index_copy_(0, places[at], logits)
+            del x, logits
         return own, others.resize_(v, k)
 
     @staticmethod
@@ -194,21 +196,32 @@ class _SequenceLogits(torch.autograd.Function):
         ctx: Any, grad_own: Tensor, grad_others: Tensor
     ) -> tuple[Tensor, Tensor | None, None, None, None, None]:
         states, catalogue, targets, items, places = ctx.saved_tensors
-        (v, d), dtype = states.shape, grad_own.dtype
+        (v, d), k, dtype, length = states.shape, items.shape[1], grad_own.dtype, ctx.length
         grad_states = torch.zeros((v + 1, d), dtype=dtype, device=states.device)
         sink = None
         if ctx.needs_input_grad[1]:
             sink = CatalogueGradient(catalogue, [items, targets], dtype)
-        with torch.autocast(states.device.type, enabled=False):
-            for some, at in _sequences(states, items, places, ctx.length):
-                weights = _take(grad_others, at, dtype).unflatten(0, (-1, ctx.length))
-                grad_states[at] = (weights @ catalogue[items[some]].to(dtype)).flatten(0, 1)
-                if sink is not None:
-                    x = _take(states, at, dtype).unflatten(0, (-1, ctx.length))
-                    outer = (weights.mT @ x).flatten(0, 1)
-                    del weights, x  # adding takes as much once more
-                    sink.add(items[some].flatten(), outer)
-                    del outer
+        some_state, outside = places.clamp(max=v - 1), (places == v).unsqueeze(1)
+        for group in _pieces(len(items) if v else 0, k * d):
+            # Gradients of so many negatives are added up at once.
+            rows = items[group]
+            outer = states.new_empty((len(rows), k, d), dtype=dtype)
+            for part in _pieces(len(rows), max(length * k, length * d)):
+                at = slice((group.start + part.start) * length, (group.start + part.stop) * length)
+                weights = grad_others[some_state[at]].masked_fill_(outside[at], 0)
+                weights = weights.unflatten(0, (-1, length))
+                with torch.autocast(states.device.type, enabled=False):
+                    grad_x = (weights @ catalogue[rows[part]].to(dtype)).flatten(0, 1)
+                    grad_states.index_copy_(0, places[at], grad_x)
+                    del grad_x
+                    if sink is not None:
+                        x = states[some_state[at]].to(dtype).unflatten(0, (-1, length))
+                        torch.bmm(weights.mT, x, out=outer[part])
+                        del x
+                del weights
+            if sink is not None:
+                sink.add(rows.flatten(), outer.flatten(0, 1))
+            del outer
         grad_states.resize_(v, d)
         for part in _pieces(v, d):
             weight = grad_own[part].unsqueeze(1)
@@ -254,22 +267,6 @@ class _PositionLogits(torch.autograd.Function):
 def _wide(states: Tensor, catalogue: Tensor) -> torch.dtype:
     both = torch.promote_types(states.dtype, catalogue.dtype)
     return torch.promote_types(both, torch.float32)
-
-
-def _take(values: Tensor, at: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows of values [v, ...]; zeros where `at` is v."""
-    v = len(values)
-    taken = values.index_select(0, at.clamp(max=v - 1)).to(dtype)
-    return taken.masked_fill_((at == v).unsqueeze(1), 0)
-
-
-def _sequences(
-    states: Tensor, items: Tensor, places: Tensor, length: int
-) -> Iterator[tuple[slice, Tensor]]:
-    """Some sequences at a time, and the places of their positions."""
-    (v, d), k = states.shape, items.shape[1]
-    for some in _pieces(len(items) if v else 0, max(k * d, length * k, length * d)):
-        yield some, places[some.start * length : some.stop * length]
 
 
 def _pieces(rows: int, width: int) -> list[slice]:

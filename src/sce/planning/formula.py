@@ -190,7 +190,7 @@ def features(job: Job, loss: LossName) -> dict[str, float]:
     }
     at_once = (k * d, job.length * k, job.length * d)  # of a sequence: negatives, logits, states
     sequences = min(b, max(1, _GATHERED // max(at_once)))
-    gathered = sequences * sum(at_once)
+    group = min(b, max(1, _GATHERED // (k * d)))  # whose gradients are added up at once
     copies = 2 if loss == "ce-" else 1
     n_buckets, size_x = job.bucket_sizes
     size_y = job.items_in_bucket(row_wise=loss == ROW_WISE)
@@ -200,9 +200,8 @@ def features(job: Job, loss: LossName) -> dict[str, float]:
     held = max(_LARGE_SCORES if large else _SCORES, min(_MOST_SCORES, _SHARE * job.items * d))
     places = n_buckets * size_y
     part: float = places  # that are added up at once
-    rows = places + computed  # of a sparse gradient
     if in_groups(job, loss):
-        part, rows = max(_PARTS / d, size_y), min(rows, job.items)
+        part = max(_PARTS / d, size_y)
     return {
         "one": 1.0,
         "position_dim": n * d,
@@ -217,13 +216,16 @@ def features(job: Job, loss: LossName) -> dict[str, float]:
         "negative": b * k,
         "gathered": min(2 * v * d, _GATHERED),
         # What there is beside logits: a copy or two, or what some sequences take, or indices.
-        "beside": max(copies * v * k, gathered, _INDICES * min(v * k, _GATHERED / 2)),
-        # Adding up gradients of negatives takes them three times, and six indices each.
-        "adding": max(gathered, sequences * k * (3 * d + 12)),
+        "beside": max(
+            copies * v * k, sequences * sum(at_once), _INDICES * min(v * k, _GATHERED / 2)
+        ),
+        # Gradients of negatives, and what they come of; to add them up takes two more copies, and
+        # six indices each.
+        "adding": group * k * d + max(sequences * sum(at_once), group * k * (2 * d + 12)),
         "chunk_dim": min(job.chunk_size, job.items) * d,
         "scores": min(scores, held),
         "place": n_buckets * size_x + places + n,
         "part": part,
         "part_dim": part * d,
-        "row_dim": rows * d,
+        "row_dim": min(places + n, job.items) * d,  # of a sparse gradient
     }

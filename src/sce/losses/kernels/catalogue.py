@@ -26,7 +26,9 @@ def grad_catalogue(saved: Saved, grad: Tensor, reduction: str, *, sparse: bool) 
     """Return the gradient of the catalogue [c, d]: dense, or sparse with the touched rows alone."""
     y, (n_buckets, size_y) = saved.y, saved.items.shape
     at_once = max(1, MEMORY // (size_y * y.shape[1] * 4))
-    if at_once >= n_buckets:
+    # As a sparse gradient, entries have a row each, unless there are more than items.
+    fits = not sparse or len(saved.keys) <= len(y)
+    if at_once >= n_buckets and fits:
         out = y.new_zeros(len(saved.keys) if sparse else len(y), y.shape[1])
         places = grad_places(saved, grad, reduction, 0, n_buckets)
         items = _add(saved, saved.keys, places, grad, reduction, out, sparse=sparse)
