@@ -27,9 +27,11 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 N_ITEMS, USERS, BATCH = 500, 64, 16
 
 
-def sequences(device: torch.device) -> DeviceSequences:
+def sequences(device: torch.device, *, mostly_short: bool = False) -> DeviceSequences:
     generator = np.random.default_rng(0)
     lengths = generator.integers(2, 30, USERS)
+    if mostly_short:
+        lengths[4:] = 3
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     items = generator.integers(N_ITEMS, size=offsets[-1]).astype(np.int32)
     users = np.arange(USERS, dtype=np.int32)
@@ -146,7 +148,7 @@ def test_all_batches_of_a_size_have_the_same_shape(captured: int | None) -> None
         model,
         CrossEntropy(),
         optimizer,
-        sequences(device),
+        sequences(device, mostly_short=True),
         device=device,
         max_length=20,
         captured=captured,

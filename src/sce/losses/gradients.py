@@ -79,10 +79,16 @@ def _add_sorted(total: Tensor, rows: Tensor, values: Tensor) -> None:
     """
     if rows.numel() == 0:  # a segment must have something in it
         return
-    ordered, order = rows.sort(stable=True)
+    ordered, order = _sort(rows)
     distinct, lengths = torch.unique_consecutive(ordered, return_counts=True)
     sums: Tensor = torch.segment_reduce(values[order], "sum", lengths=lengths, unsafe=True)
     total.index_add_(0, distinct, sums)
+
+
+def _sort(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Sort rows, equal ones in order; half as wide, which on CUDA is twice as fast."""
+    ordered, order = rows.to(torch.int32).sort(stable=True)
+    return ordered, order
 
 
 def _add_recorded(total: Tensor, rows: Tensor, values: Tensor) -> None:
@@ -90,7 +96,7 @@ def _add_recorded(total: Tensor, rows: Tensor, values: Tensor) -> None:
     n = len(rows)
     if n == 0:
         return
-    ordered, order = rows.sort(stable=True)
+    ordered, order = _sort(rows)
     first = torch.ones_like(ordered, dtype=torch.bool)
     torch.ne(ordered[1:], ordered[:-1], out=first[1:])
     # Behind the last run come empty ones, whose sums are 0: rows repeat with these alone.

@@ -26,20 +26,21 @@ def grad_catalogue(saved: Saved, grad: Tensor, reduction: str, *, sparse: bool) 
     """Return the gradient of the catalogue [c, d]: dense, or sparse with the touched rows alone."""
     y, (n_buckets, size_y) = saved.y, saved.items.shape
     at_once = max(1, MEMORY // (size_y * y.shape[1] * 4))
-    # As a sparse gradient, entries have a row each, unless there are more than items.
-    fits = not sparse or len(saved.keys) <= len(y)
-    if at_once >= n_buckets and fits:
-        out = y.new_zeros(len(saved.keys) if sparse else len(y), y.shape[1])
+    whole = at_once >= n_buckets
+    if sparse and whole and len(saved.keys) <= len(y):
+        out = y.new_zeros(len(saved.keys), y.shape[1])
         places = grad_places(saved, grad, reduction, 0, n_buckets)
-        items = _add(saved, saved.keys, places, grad, reduction, out, sparse=sparse)
-        return _as_sparse(items, out, y.shape) if sparse else out
-    if not sparse:
-        out = y.new_zeros(y.shape)
-        _add_in_groups(saved, saved.keys, grad, reduction, out, at_once)
+        items = _add(saved, saved.keys, places, grad, reduction, out, sparse=True)
+        return _as_sparse(items, out, y.shape)
+    # Many entries: a row for each would be more than one for each item.
+    rows, keys = _compact(saved.keys, len(y)) if sparse else (None, saved.keys)
+    out = y.new_zeros(len(y) if rows is None else len(rows), y.shape[1])
+    if whole:
+        _add(saved, keys, grad_places(saved, grad, reduction, 0, n_buckets), grad, reduction, out)
+    else:
+        _add_in_groups(saved, keys, grad, reduction, out, at_once)
+    if rows is None:
         return out
-    rows, keys = _compact(saved.keys, len(y))
-    out = y.new_zeros(len(rows), y.shape[1])
-    _add_in_groups(saved, keys, grad, reduction, out, at_once)
     return torch.sparse_coo_tensor(
         rows.unsqueeze(0), out, y.shape, is_coalesced=not _recording(), check_invariants=False
     )
