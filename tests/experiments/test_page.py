@@ -119,7 +119,7 @@ def test_a_sweep_without_a_finished_run() -> None:
 def test_markdown_of_trainings_and_of_steps(whole: Comparison) -> None:
     text = make_markdown([whole])
     assert text.startswith("## Mine & yours\n\n253 runs on 3 datasets")
-    assert "| ml1m | NDCG@1 |" in text
+    assert "| ml1m | NDCG@1, HR@1 |" in text
     assert "Chosen by validation NDCG@10: ml1m: BCE" in text
     assert "- ml1m, CE, batch_size 4,096, seed 0 (ffffffffffff): out of memory" in text
     steps = [

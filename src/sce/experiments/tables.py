@@ -136,7 +136,10 @@ def _measured(view: View) -> Iterator[tuple[str, str, Show, bool]]:
     """The rows of a table: title, what is measured, how it is shown, whether more is better."""
     for metric in view.metrics:
         kind, _, depth = metric.partition("@")
-        yield f"{_METRICS.get(kind, kind)}@{depth}", f"test.{metric}", show_score, True
+        name = f"{_METRICS.get(kind, kind)}@{depth}"
+        if metric == "ndcg@1" and "hr@1" not in view.metrics:
+            name = "NDCG@1, HR@1"  # the same
+        yield name, f"test.{metric}", show_score, True
     yield "peak training memory", "memory", show_memory, False
     yield "training time", "time", show_duration, False
 

@@ -117,9 +117,9 @@ def _places(inputs: Inputs) -> Tensor:
     n, v, index = inputs.positions.numel(), len(inputs.index), inputs.index
     if inputs.there is not None:
         index = index.where(inputs.there, n)
-    return index.new_full((n + 1,), v).index_copy_(0, index, torch.arange(v, device=index.device))[
-        :n
-    ]
+    places = index.new_full((n + 1,), v)
+    places.index_copy_(0, index, torch.arange(v, device=index.device))
+    return places[:n]
 
 
 def _ordered(exclude: Tensor, dtype: torch.dtype, n_sequences: int) -> Tensor:
