@@ -49,6 +49,8 @@ class LiveBytes(TorchDispatchMode):
     ) -> Any:
         if func in _PRODUCTS:
             out = args[-1].new_empty([*args[-2].shape[:-1], args[-1].shape[-1]])
+        elif func is torch.ops.aten.bmm.out:
+            out = kwargs["out"]
         elif func is torch.ops.aten.add.Tensor and self._adds_gradients(*args[:2]):
             out = args[0].add_(args[1])
         else:

@@ -29,10 +29,17 @@ class Equation(NamedTuple):
 def fit(rows: Sequence[Row]) -> Calibration:
     """Fit bytes per feature to the moments of the "fit" rows; judge them by the other rows."""
     equations: dict[str, list[Equation]] = {}
+    lower: dict[str, list[Equation]] = {}
     used = [row for row in rows if row["part"] == "fit"]
     for row in used:
+        # Logits have copies in both passes of a loss. Where it is these that make the backward pass
+        # high, the forward pass is as high, and what else there is backward is not seen.
+        hidden = row["moments"]["loss backward"] <= row["moments"]["forward"]
         for part, equation in _equations(row):
-            equations.setdefault(part, []).append(equation)
+            is_loss = part == formula.part_of(row["loss"], "backward")
+            kept = lower if hidden and is_loss else equations
+            kept.setdefault(part, []).append(equation)
+    equations = lower | equations  # if there is nothing better
     numbers = {
         part: _least_squares(found, formula.TERMS[part])
         for part, found in sorted(equations.items())
@@ -69,11 +76,8 @@ def _equations(row: Row) -> Iterator[tuple[str, Equation]]:
     sizes = {
         f"activations, {half}": kept - formula.padded_states(features),
         formula.part_of(loss, "forward"): found["forward"] - kept,
+        formula.part_of(loss, "backward"): found["loss backward"] - kept,
     }
-    # Logits have copies in both passes. Where it is these that make the backward pass high, the
-    # forward pass is as high.
-    if found["loss backward"] > found["forward"]:
-        sizes[formula.part_of(loss, "backward")] = found["loss backward"] - kept
     if loss == formula.ROW_WISE:
         sizes |= {
             f"{loss} model backward": found["model backward"] - kept - others,

@@ -273,6 +273,126 @@ def test_gathering_in_parts_changes_nothing(
             torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize(
+    ("shape", "k", "d"),
+    [((40, 1), 64, 16), ((20, 64), 32, 1)],
+    ids=["many negatives", "long sequences"],
+)
+def test_some_sequences_at_a_time(
+    shape: tuple[int, int], k: int, d: int, monkeypatch: pytest.MonkeyPatch, largest_tensor: Any
+) -> None:
+    monkeypatch.setattr(scoring, "MAX_GATHERED", 2048)
+    states = torch.randn(*shape, d, requires_grad=True)
+    catalogue = torch.randn(50, d, requires_grad=True)
+    targets = torch.full(shape, -100)
+    targets[:, 0] = torch.randint(50, shape[:1])
+    with largest_tensor() as largest:
+        SampledCrossEntropy(k)(states, catalogue, targets).backward()
+    # [sequences + 1, k] is up to 2,624; of all sequences at once there would be 40,960.
+    assert largest.numel <= 2624
+
+
+@pytest.mark.parametrize("shared", SHARING)
+def test_as_many_excluded_items_at_a_time(
+    shared: Any, monkeypatch: pytest.MonkeyPatch, largest_tensor: Any
+) -> None:
+    monkeypatch.setattr(scoring, "MAX_GATHERED", 2048)
+    states, catalogue = torch.randn(8, 20, 4), torch.randn(50, 4)
+    targets, exclude = torch.randint(50, (8, 20)), torch.randint(50, (8, 30))
+    with largest_tensor() as largest:
+        BinaryCrossEntropy(1, shared=shared)(states, catalogue, targets, exclude=exclude)
+    assert largest.numel <= 2048  # for all positions at once 4,800
+
+
+@pytest.mark.parametrize("shared", SHARING)
+def test_where_nothing_drawn_is_a_negative(shared: Any) -> None:
+    states = torch.full((2, 3, 1), -10.0, requires_grad=True)
+    catalogue = torch.full((4, 1), 10.0, requires_grad=True)
+    targets = torch.ones(2, 3, dtype=torch.long)
+    drawn = Fixed(torch.ones({"position": 6, "sequence": 2, "batch": 1}[shared], 5).long())
+    settings: dict[str, Any] = {"shared": shared, "negatives": drawn, "reduction": "sum"}
+    value = SampledCrossEntropy(5, **settings)(states, catalogue, targets)
+    assert value == 0
+    assert all((g == 0).all() for g in torch.autograd.grad(value, (states, catalogue)))
+    assert BinaryCrossEntropy(5, **settings)(states, catalogue, targets) == 600
+
+
+@pytest.mark.parametrize("shared", SHARING)
+def test_what_is_no_negative_may_be_expected_never(shared: Any) -> None:
+    class Never(Fixed):
+        correct = True
+
+        def forward(self, rows: int, k: int, n_items: int, targets: Tensor, **_: Any) -> Draw:
+            return Draw(self.items, torch.where(self.items == 1, -torch.inf, 0.0))
+
+    drawn = torch.tensor([[1, 2]]).expand({"position": 3, "sequence": 1, "batch": 1}[shared], 2)
+    loss = SampledCrossEntropy(2, shared=shared, negatives=Never(drawn))
+    states, catalogue, _ = problem()
+    value = loss(states[:1, :3], catalogue, torch.ones(1, 3, dtype=torch.long))
+    logits = states[0, :3] @ catalogue[1:3].T
+    torch.testing.assert_close(value, -logits.log_softmax(1)[:, 0].mean())
+
+
+def test_large_logits_to_the_last_digit() -> None:
+    logits = torch.linspace(-60, 60, 121, dtype=torch.float64)
+    items = torch.ones(121, 1, dtype=torch.long)
+    loss = BinaryCrossEntropy(1, negatives=Fixed(items), reduction="none")
+    catalogue = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    found = loss(logits.unsqueeze(1), catalogue, torch.zeros(121, dtype=torch.long))
+    wanted = torch.logaddexp(logits, torch.zeros_like(logits)) + math.log(2)
+    torch.testing.assert_close(found, wanted, rtol=1e-15, atol=1e-15)
+
+
+@pytest.mark.parametrize("narrow", [0, 1])
+@pytest.mark.parametrize("shared", SHARING)
+def test_computes_in_the_wider_precision(shared: Any, narrow: int) -> None:
+    given = list(problem())
+    given[narrow] = given[narrow].detach().float().requires_grad_()
+    wide = [given[0].detach().double(), given[1].detach().double(), given[2]]
+    loss, g = SampledCrossEntropy(4, shared=shared), torch.Generator()
+    found = loss(*given, generator=g.manual_seed(0))
+    assert found.dtype == torch.float64
+    assert torch.equal(found, loss(*wide, generator=g.manual_seed(0)))
+    grads = torch.autograd.grad(found, given[:2])
+    assert [grad.dtype for grad in grads] == [one.dtype for one in given[:2]]
+
+
+@pytest.mark.parametrize("shared", ["position", "sequence"])
+def test_a_backward_pass_inside_of_autocast_is_as_exact(shared: Any) -> None:
+    given = problem(torch.float32)
+    value = SampledCrossEntropy(4, shared=shared)(*given)
+    outside = torch.autograd.grad(value, given[:2], retain_graph=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = torch.autograd.grad(value, given[:2])
+    assert all(torch.equal(a, b) for a, b in zip(inside, outside, strict=True))
+
+
+@pytest.mark.parametrize("shared", SHARING)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_items_of_any_integers(shared: Any, dtype: torch.dtype) -> None:
+    given = problem()
+    items = torch.randint(C, ({"position": 8, "sequence": 3, "batch": 1}[shared], 4))
+    found = [
+        SampledCrossEntropy(4, shared=shared, negatives=Fixed(some))(*given)
+        for some in (items, items.to(dtype))
+    ]
+    assert torch.equal(*found)
+
+
+def test_a_state_that_is_not_finite_stays_with_its_own_sequence() -> None:
+    states, catalogue, targets = problem()
+    targets[1, 4] = -100
+    states = states.detach().clone()
+    states[1, 3] = float("nan")  # the last that counts
+    items = torch.tensor([[1, 2], [3, 4], [5, 6]])
+    loss = SampledCrossEntropy(2, negatives=Fixed(items), reduction="none")
+    losses = loss(states.requires_grad_(), catalogue, targets)
+    assert losses[0].isfinite().all()
+    _, grad = torch.autograd.grad(losses[0].sum(), (states, catalogue))
+    touched = {3, 4, *targets[1, :4].tolist()}  # of its own sequence
+    assert all(grad[item].isfinite().all() for item in range(C) if item not in touched)
+
+
 def test_each_sequence_is_corrected_by_its_own_draw() -> None:
     class Corrected(Fixed):
         correct = True

@@ -9,6 +9,7 @@ from sce.planning.coefficients import H200
 from sce.planning.formula import ROW_WISE, TERMS, features, fixed_bytes
 
 GIB = 2**30
+SAMPLED: tuple[LossName, ...] = ("bce+", "gbce", "ce-")
 losses = st.sampled_from(LOSSES)
 jobs = st.builds(
     Job,
@@ -25,24 +26,16 @@ jobs = st.builds(
 )
 
 
-def has_no_fewer_rows(larger: Job, job: Job, loss: LossName) -> bool:
-    """In groups a sparse gradient has each item once: a larger job may then have fewer rows."""
-    rows = [features(one, loss)["row_dim"] for one in (larger, job)]
-    return loss != ROW_WISE or rows[0] >= rows[1]
-
-
 @settings(max_examples=200, deadline=None)
 @given(jobs, losses, st.data())
 def test_more_of_anything_never_takes_less(job: Job, loss: LossName, data: st.DataObject) -> None:
-    name = data.draw(
-        st.sampled_from(
-            ["items", "batch", "length", "blocks", "n_negatives", "bucket_size_y", "chunk_size"]
-        )
-    )
+    names = ["items", "batch", "length", "blocks", "bucket_size_y", "chunk_size"]
+    if loss not in SAMPLED:  # with more negatives, those of fewer sequences may be there at once
+        names.append("n_negatives")
+    name = data.draw(st.sampled_from(names))
     more = replace(job, **{name: getattr(job, name) + data.draw(st.integers(1, 1000))})
     for larger in (more, replace(job, dim=512)):
-        if has_no_fewer_rows(larger, job, loss):
-            assert predict(larger, loss).total >= predict(job, loss).total
+        assert predict(larger, loss).total >= predict(job, loss).total
 
 
 @settings(max_examples=50, deadline=None)
@@ -61,8 +54,7 @@ def test_the_parts_make_up_the_peak_and_hold_what_is_always_there(job: Job, loss
 @given(jobs, losses)
 def test_shorter_histories_and_known_data(job: Job, loss: LossName) -> None:
     shorter = replace(job, mean_length=job.length / 2)
-    if has_no_fewer_rows(job, shorter, loss):
-        assert predict(shorter, loss).total <= predict(job, loss).total
+    assert predict(shorter, loss).total <= predict(job, loss).total
     data = replace(job, events=10**6, users=10**5)
     added = predict(data, loss).total - predict(job, loss).total
     assert added == pytest.approx(4 * 10**6 + 8 * 100_001)
@@ -104,9 +96,28 @@ def test_large_buckets_are_worked_through_in_groups() -> None:
     assert [one["scores"] for one in fused] == [5_120_000, 20 << 20, 20 << 20]
     parts = predict(large, "sce").total - predict(usual, "sce").total
     assert 0 <= parts < 128 << 20
-    # Rows of a sparse gradient: all places, or each item once.
-    rows = [features(job, ROW_WISE)["row_dim"] / job.dim for job in (usual, large)]
-    assert rows == [320 * 256 + 25_600, 1_000_000]
+    # Rows of a sparse gradient: all places and positions, padding too, or each item once.
+    short, few = replace(usual, mean_length=200.0 / 4), replace(usual, items=50_000)
+    rows = [features(job, ROW_WISE)["row_dim"] / job.dim for job in (usual, short, large, few)]
+    assert rows == [320 * 256 + 25_600, 160 * 256 + 25_600, 1_000_000, 50_000]
+
+
+def test_what_losses_with_negatives_hold_beside_their_logits() -> None:
+    # Negatives, logits and states of so many sequences as have 2 Mi numbers of each at most.
+    gathered = replace(Job(10_000, batch=64, n_negatives=512), mean_length=2.0)
+    at_once = 20 * (512 * 64 + 200 * 512 + 200 * 64)
+    group = 64 * 512 * 64
+    for loss in SAMPLED:
+        found = features(gathered, loss)
+        assert found["beside"] == at_once
+        assert found["adding"] == group + max(at_once, 64 * 512 * (2 * 64 + 12))
+    # Indices, and a flag for each, of some of the negatives.
+    indices = Job(10_000, batch=32, length=100, dim=8, n_negatives=400)
+    assert features(indices, "bce+")["beside"] == 2.25 * (1 << 20)
+    # Copies of all logits.
+    many = Job(10_000, batch=128, n_negatives=1024)
+    logits = 128 * 200 * 1024
+    assert [features(many, loss)["beside"] / logits for loss in SAMPLED] == [1, 1, 2]
 
 
 def test_every_part_has_numbers_for_its_own_terms_and_no_others() -> None:

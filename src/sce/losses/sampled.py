@@ -98,10 +98,8 @@ class SampledCrossEntropy(_Sampled):
     ) -> Tensor:
         """Return the loss; see `SamplingSettings` for the arguments that it shares with others."""
         inputs, scores = _score(self, states, catalogue, targets, generator, exclude, room)
-        own, others = scores.own, scores.others
-        if scores.log_expected is not None:
-            others = others - scores.log_expected.to(others.dtype)
-        losses = -torch.cat([own.unsqueeze(1), others], dim=1).log_softmax(dim=1)[:, 0]
+        logits = torch.cat([scores.own.unsqueeze(1), scores.others], dim=1)
+        losses = -logits.log_softmax(dim=1)[:, 0]
         return reduce(losses, None, inputs, self.reduction)
 
     def extra_repr(self) -> str:

@@ -1,8 +1,8 @@
 """Logits of each position with its own target and with sampled negatives.
 
-Rows of the catalogue are looked up a few sequences or positions at a time, forward and backward,
-and so are logits at padding: of what there is at once, only the logits that count grow with their
-number.
+Where sequences or positions have negatives of their own, rows of the catalogue are looked up for a
+few of them at a time, forward and backward, and so are logits computed at padding: of what there is
+at once, only the logits that count grow with their number.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -16,7 +16,8 @@ from sce.losses.inputs import Inputs, apply, check_tensor
 from sce.losses.negatives import Negatives
 
 Sharing = Literal["position", "sequence", "batch"]
-# The most numbers of gathered catalogue rows held at once (8 MiB in float32).
+# The most numbers of rows that are looked up, of their logits, or of states at once (8 MiB in
+# float32), unless a single sequence has more.
 MAX_GATHERED = 1 << 21
 
 
@@ -24,8 +25,9 @@ class SampledScores(NamedTuple):
     """Logits in float32 or wider."""
 
     own: Tensor  # [v] with each position's target
-    others: Tensor  # [v, k] with the negatives; -inf if one is the own target, or excluded
-    log_expected: Tensor | None  # [v, k] or [1, k], see `Draw`
+    others: (
+        Tensor  # [v, k] with the negatives, corrected; -inf if one is the own target, or excluded
+    )
 
 
 def score_negatives(
@@ -59,20 +61,23 @@ def score_negatives(
         )
     if items.device.type == "cpu" and items.numel() and int(items.min()) < 0:
         raise ValueError(f"a sampler must return items from 0 on, got {int(items.min())}")
+    items, width = items.long(), items.shape[1]
     if exclude is not None:
-        exclude = _ordered(exclude, items.dtype, n_sequences)
+        exclude = _ordered(exclude, n_sequences)
+        width = max(width, exclude.shape[1])
     with torch.autocast(inputs.states.device.type, enabled=False):
         own, others = _score(inputs, items, shared, length)
+    if log_expected is not None:
+        expected = log_expected[sequence] if shared == "sequence" else log_expected
+        others = others - expected.to(others.dtype)
     # What is -inf has no part in a loss, and the gradient of a loss there is 0.
     with torch.no_grad():
-        for part in _pieces(len(others), 2 * others.shape[1]):  # indices are twice as wide
+        for part in _pieces(len(others), 2 * width):  # indices are twice as wide
             drawn = items[_row_of(part, shared, sequence)]
             excluded = None if exclude is None else exclude[sequence[part]]
             others[part].masked_fill_(_is_none(drawn, inputs.targets[part], excluded), -torch.inf)
             del drawn, excluded
-    if shared == "sequence" and log_expected is not None:
-        log_expected = log_expected[sequence]
-    return SampledScores(own, others, log_expected)
+    return SampledScores(own, others)
 
 
 def _row_of(part: slice, shared: Sharing, sequence: Tensor) -> slice | Tensor:
@@ -122,7 +127,7 @@ def _places(inputs: Inputs) -> Tensor:
     return places[:n]
 
 
-def _ordered(exclude: Tensor, dtype: torch.dtype, n_sequences: int) -> Tensor:
+def _ordered(exclude: Tensor, n_sequences: int) -> Tensor:
     """Check the items that are excluded, and sort those of each sequence."""
     check_tensor("exclude", exclude)
     if exclude.is_floating_point() or exclude.is_complex() or exclude.dtype == torch.bool:
@@ -132,7 +137,7 @@ def _ordered(exclude: Tensor, dtype: torch.dtype, n_sequences: int) -> Tensor:
             f"exclude must be [{n_sequences}, m], one row of items a sequence, got shape "
             f"{tuple(exclude.shape)}"
         )
-    return exclude.to(dtype).sort(dim=1).values
+    return exclude.long().sort(dim=1).values
 
 
 def _is_among(items: Tensor, ordered: Tensor) -> Tensor:
@@ -205,7 +210,7 @@ class _SequenceLogits(torch.autograd.Function):
         for group in _pieces(len(items) if v else 0, k * d):
             # Gradients of so many negatives are added up at once.
             rows = items[group]
-            outer = states.new_empty((len(rows), k, d), dtype=dtype)
+            outer = None if sink is None else states.new_empty((len(rows), k, d), dtype=dtype)
             for part in _pieces(len(rows), max(length * k, length * d)):
                 at = slice((group.start + part.start) * length, (group.start + part.stop) * length)
                 weights = grad_others[some_state[at]].masked_fill_(outside[at], 0)
@@ -214,12 +219,12 @@ class _SequenceLogits(torch.autograd.Function):
                     grad_x = (weights @ catalogue[rows[part]].to(dtype)).flatten(0, 1)
                     grad_states.index_copy_(0, places[at], grad_x)
                     del grad_x
-                    if sink is not None:
-                        x = states[some_state[at]].to(dtype).unflatten(0, (-1, length))
-                        torch.bmm(weights.mT, x, out=outer[part])
+                    if outer is not None:
+                        x = states[some_state[at]].to(dtype).masked_fill_(outside[at], 0)
+                        torch.bmm(weights.mT, x.unflatten(0, (-1, length)), out=outer[part])
                         del x
                 del weights
-            if sink is not None:
+            if sink is not None and outer is not None:
                 sink.add(rows.flatten(), outer.flatten(0, 1))
             del outer
         grad_states.resize_(v, d)

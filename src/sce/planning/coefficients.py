@@ -1,10 +1,10 @@
 """The numbers of the formula: bytes per feature, part by part, and how far off they are.
 
-`python benchmarks/plan_grid.py --fit --write` measures a grid of sizes on a GPU, fits the numbers
-to it and writes them here, with their error on a second grid. Most of them can be read off the
-code: a full softmax holds its logits three times (12 bytes each), a block keeps about 24 bytes per
-number of a state. The workspace is what cuBLAS is given, 4 MiB for each thread and stream that
-uses it (training.device), and a little more.
+`python benchmarks/plan_grid.py --fit --write` measures a grid of sizes (with `--device cpu` it
+counts them), fits the numbers to it and writes them here, with their error on a second grid. Most
+of them can be read off the code: a full softmax holds its logits three times (12 bytes each), a
+block keeps about 24 bytes per number of a state. The workspace is what cuBLAS is given, 4 MiB for
+each thread and stream that uses it (training.device), and a little more.
 """
 
 from collections.abc import Mapping

@@ -46,12 +46,12 @@ _OF_ROWS = ("place", "part", "part_dim", "row_dim")
 _ROW_WISE_PARTS = (*GRADIENTS, "update")
 
 # What the bytes of each part are proportional to. Those of losses are for the backward pass;
-# forward there is no gradient of the catalogue yet.
+# forward, most have the same but for the gradient of the catalogue, which is not there yet.
 _SAMPLED = ("logit", "adding", "negative", "target_dim", "item_dim")
 _SAMPLED_FORWARD = ("logit", "beside", "negative", "target_dim")
 _MODEL_TERMS = {
     "activations": ("computed_dim", "block_computed_dim", "block_attended"),
-    "model backward": ("computed_dim", "attended"),
+    "model backward": ("computed_dim",),
     "embedding": ("computed_dim",),
 }
 _LOSS_TERMS = {
@@ -59,7 +59,7 @@ _LOSS_TERMS = {
     "bce+": _SAMPLED,
     "ce-": _SAMPLED,
     "ce": ("logit", "target_dim", "item_dim"),
-    "ce chunked": ("logit", "target_dim", "chunk_dim", "item_dim"),
+    "ce chunked": ("logit", "target_dim", "item_dim"),
     "sce": ("scores", "place", "part", "part_dim", "position_dim", "item_dim"),
 }
 TERMS: Mapping[str, tuple[str, ...]] = {
@@ -203,11 +203,9 @@ def features(job: Job, loss: LossName) -> dict[str, float]:
     if in_groups(job, loss):
         part = max(_PARTS / d, size_y)
     return {
-        "one": 1.0,
         "position_dim": n * d,
         "computed_dim": computed * d,
         "block_computed_dim": job.blocks * computed * d,
-        "attended": attended,
         "block_attended": job.blocks * attended,
         "target": v,
         "target_dim": v * d,
@@ -222,7 +220,6 @@ def features(job: Job, loss: LossName) -> dict[str, float]:
         # Gradients of negatives, and what they come of; to add them up takes two more copies, and
         # six indices each.
         "adding": group * k * d + max(sequences * sum(at_once), group * k * (2 * d + 12)),
-        "chunk_dim": min(job.chunk_size, job.items) * d,
         "scores": min(scores, held),
         "place": n_buckets * size_x + places + n,
         "part": part,

@@ -42,6 +42,7 @@ def test_a_sparse_gradient_of_large_buckets_adds_up_in_groups(
     touched = dense.abs().sum(dim=1).nonzero().squeeze(1)
     torch.testing.assert_close(found.to_dense(), dense)
     if recording:  # as many rows as there can be
+        assert not found.is_coalesced()
         assert len(rows) == min(C, 3 * SIZE_Y + N)
         assert torch.equal(
             rows.unique(), torch.cat([touched, touched.new_tensor([C - 1])]).unique()
@@ -75,4 +76,15 @@ def test_a_sparse_gradient_holds_the_touched_rows(size_y: int) -> None:
     assert torch.equal(rows, rows.unique())
     assert torch.equal(rows, dense.abs().sum(dim=1).nonzero().squeeze(1))
     assert 0 < len(rows) < C
+    assert torch.equal(found.to_dense(), dense)
+
+
+@pytest.mark.parametrize("size_y", [4, SIZE_Y])  # fewer entries than items, and more
+def test_a_recorded_sparse_gradient_has_no_more_rows_than_items(
+    size_y: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dense = gradient(size_y)
+    monkeypatch.setattr(catalogue_kernels, "_recording", lambda: True)
+    found = gradient(size_y, sparse_grad=True)
+    assert len(found._indices()[0]) == min(C, 3 * size_y + N)
     assert torch.equal(found.to_dense(), dense)

@@ -32,7 +32,7 @@ def grad_catalogue(saved: Saved, grad: Tensor, reduction: str, *, sparse: bool) 
         places = grad_places(saved, grad, reduction, 0, n_buckets)
         items = _add(saved, saved.keys, places, grad, reduction, out, sparse=True)
         return _as_sparse(items, out, y.shape)
-    # Many entries: a row for each would be more than one for each item.
+    # Where it is sparse: rows for all entries would be more than items, or entries come in groups.
     rows, keys = _compact(saved.keys, len(y)) if sparse else (None, saved.keys)
     out = y.new_zeros(len(y) if rows is None else len(rows), y.shape[1])
     if whole:
@@ -69,7 +69,7 @@ def _compact(keys: Tensor, n_items: int) -> tuple[Tensor, Tensor]:
 
     Keys of no item have a number behind all others.
     """
-    items, order = keys.sort(stable=True)
+    items, order = keys.sort()
     first = items < n_items
     first[1:] &= items[1:] != items[:-1]
     number = first.cumsum(0, dtype=keys.dtype) - 1
