@@ -70,8 +70,8 @@ def test_datasets_of_one_name_are_told_apart(tmp_path: Path) -> None:
     arguments = [str(tmp_path / "a"), str(tmp_path / "b"), "--markdown", str(out)]
     assert main(["compare", *arguments]) == 0
     text = out.read_text(encoding="utf-8")
-    assert "| alpha | NDCG@1 |" in text
-    assert "| alpha (2) | NDCG@1 |" in text
+    assert "| alpha | NDCG@1, HR@1 |" in text
+    assert "| alpha (2) | NDCG@1, HR@1 |" in text
     assert "4 runs on 2 datasets" in text
 
 
