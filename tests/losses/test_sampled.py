@@ -224,33 +224,56 @@ def test_a_generator_repeats_and_the_global_one_is_untouched(name: str) -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.fixture
+def largest_in_step(largest_tensor: Any) -> Callable[..., int]:
+    """The most numbers that a tensor has, forward and backward, on states of a shape."""
+
+    def measure(loss: nn.Module, shape: tuple[int, int, int], *, targets_each: int) -> int:
+        states = torch.randn(shape, requires_grad=True)
+        catalogue = torch.randn(50, shape[2], requires_grad=True)
+        targets = torch.randint(50, shape[:2])
+        targets[:, targets_each:] = -100
+        with largest_tensor() as largest:
+            loss(states, catalogue, targets).backward()
+        numel: int = largest.numel
+        return numel
+
+    return measure
+
+
 @pytest.mark.parametrize("shared", SHARING)
 def test_no_tensor_of_positions_by_negatives_by_d(
-    shared: Any, monkeypatch: pytest.MonkeyPatch, largest_tensor: Any
+    shared: Any, monkeypatch: pytest.MonkeyPatch, largest_in_step: Callable[..., int]
 ) -> None:
     monkeypatch.setattr(scoring, "MAX_GATHERED", 2048)
-    states = torch.randn(4, 25, 16, requires_grad=True)
-    catalogue = torch.randn(50, 16, requires_grad=True)
-    targets = torch.randint(50, (4, 25))
-    with largest_tensor() as largest:
-        SampledCrossEntropy(32, shared=shared)(states, catalogue, targets).backward()
+    loss = SampledCrossEntropy(32, shared=shared)
     # [positions, 1 + k] is 3,300; [positions, k, d] would be 51,200, [sequences, k, d] 2,048.
-    assert largest.numel <= 3300
+    assert largest_in_step(loss, (4, 25, 16), targets_each=25) <= 3300
 
 
 @pytest.mark.parametrize("name", ["ce-", "bce+", "gbce"])
 def test_no_logits_of_all_padding(
-    name: str, monkeypatch: pytest.MonkeyPatch, largest_tensor: Any
+    name: str, monkeypatch: pytest.MonkeyPatch, largest_in_step: Callable[..., int]
 ) -> None:
     monkeypatch.setattr(scoring, "MAX_GATHERED", 512)
-    states = torch.randn(40, 25, 2, requires_grad=True)
-    catalogue = torch.randn(50, 2, requires_grad=True)
-    targets = torch.full((40, 25), -100)
-    targets[:, 0] = torch.randint(50, (40,))
-    with largest_tensor() as largest:
-        make(name)(states, catalogue, targets).backward()
     # The states are 2,000 numbers, their logits with 4 negatives would be 4,000.
-    assert largest.numel <= 2000
+    assert largest_in_step(make(name), (40, 25, 2), targets_each=1) <= 2000
+
+
+@pytest.mark.parametrize(
+    ("shape", "k"),
+    [((40, 1, 16), 64), ((20, 64, 1), 32)],
+    ids=["many negatives", "long sequences"],
+)
+def test_some_sequences_at_a_time(
+    shape: tuple[int, int, int],
+    k: int,
+    monkeypatch: pytest.MonkeyPatch,
+    largest_in_step: Callable[..., int],
+) -> None:
+    monkeypatch.setattr(scoring, "MAX_GATHERED", 2048)
+    # [sequences + 1, k] is up to 2,624; of all sequences at once there would be 40,960.
+    assert largest_in_step(SampledCrossEntropy(k), shape, targets_each=1) <= 2624
 
 
 @pytest.mark.parametrize("shared", SHARING)
@@ -271,25 +294,6 @@ def test_gathering_in_parts_changes_nothing(
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
             torch.testing.assert_close(a, b)
-
-
-@pytest.mark.parametrize(
-    ("shape", "k", "d"),
-    [((40, 1), 64, 16), ((20, 64), 32, 1)],
-    ids=["many negatives", "long sequences"],
-)
-def test_some_sequences_at_a_time(
-    shape: tuple[int, int], k: int, d: int, monkeypatch: pytest.MonkeyPatch, largest_tensor: Any
-) -> None:
-    monkeypatch.setattr(scoring, "MAX_GATHERED", 2048)
-    states = torch.randn(*shape, d, requires_grad=True)
-    catalogue = torch.randn(50, d, requires_grad=True)
-    targets = torch.full(shape, -100)
-    targets[:, 0] = torch.randint(50, shape[:1])
-    with largest_tensor() as largest:
-        SampledCrossEntropy(k)(states, catalogue, targets).backward()
-    # [sequences + 1, k] is up to 2,624; of all sequences at once there would be 40,960.
-    assert largest.numel <= 2624
 
 
 @pytest.mark.parametrize("shared", SHARING)

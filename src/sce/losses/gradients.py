@@ -86,7 +86,7 @@ def _add_sorted(total: Tensor, rows: Tensor, values: Tensor) -> None:
 
 
 def _sort(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort rows, equal ones in order; half as wide, which on CUDA is twice as fast."""
+    """Sort rows, equal ones in order. As 32 bits they take CUDA half as many passes."""
     ordered, order = rows.to(torch.int32).sort(stable=True)
     return ordered, order
 

@@ -208,9 +208,9 @@ class _SequenceLogits(torch.autograd.Function):
             sink = CatalogueGradient(catalogue, [items, targets], dtype)
         some_state, outside = places.clamp(max=v - 1), (places == v).unsqueeze(1)
         for group in _pieces(len(items) if v else 0, k * d):
-            # Gradients of so many negatives are added up at once.
+            # Gradients of so many negatives are added up at once, if they are wanted.
             rows = items[group]
-            outer = None if sink is None else states.new_empty((len(rows), k, d), dtype=dtype)
+            outer = states.new_empty((0 if sink is None else len(rows), k, d), dtype=dtype)
             for part in _pieces(len(rows), max(length * k, length * d)):
                 at = slice((group.start + part.start) * length, (group.start + part.stop) * length)
                 weights = grad_others[some_state[at]].masked_fill_(outside[at], 0)
@@ -219,12 +219,12 @@ class _SequenceLogits(torch.autograd.Function):
                     grad_x = (weights @ catalogue[rows[part]].to(dtype)).flatten(0, 1)
                     grad_states.index_copy_(0, places[at], grad_x)
                     del grad_x
-                    if outer is not None:
+                    if sink is not None:
                         x = states[some_state[at]].to(dtype).masked_fill_(outside[at], 0)
                         torch.bmm(weights.mT, x.unflatten(0, (-1, length)), out=outer[part])
                         del x
                 del weights
-            if sink is not None and outer is not None:
+            if sink is not None:
                 sink.add(rows.flatten(), outer.flatten(0, 1))
             del outer
         grad_states.resize_(v, d)
