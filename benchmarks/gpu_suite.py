@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rows import commit
-from sce.experiments.durations import parse_duration
+from sce.units import parse_duration
 
 HERE = Path(__file__).parent
 DATASETS = ("beauty", "ml1m", "globo")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sce.data.storage import digest_bytes, digest_file, map_array, whole_directory, write_array
+from sce.data.storage import atomic_directory, digest_bytes, digest_file, map_array, write_array
 from sce.errors import InputError
 
 
@@ -41,7 +41,7 @@ def test_digests_are_those_of_b2sum(tmp_path: Path) -> None:
 
 
 def test_nothing_is_seen_before_all_is_written(tmp_path: Path) -> None:
-    with whole_directory(tmp_path / "a" / "b") as directory:
+    with atomic_directory(tmp_path / "a" / "b") as directory:
         (directory / "file").write_text("content")
         assert not (tmp_path / "a" / "b").exists()
     assert (tmp_path / "a" / "b" / "file").read_text() == "content"
@@ -50,7 +50,7 @@ def test_nothing_is_seen_before_all_is_written(tmp_path: Path) -> None:
 
 def test_what_came_there_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     def write() -> None:
-        with whole_directory(tmp_path / "a") as directory:
+        with atomic_directory(tmp_path / "a") as directory:
             (directory / "file").write_text("ours")
             (tmp_path / "a").mkdir()
             (tmp_path / "a" / "file").write_text("theirs")

@@ -3,8 +3,8 @@ import math
 import pytest
 
 from sce.experiments.axes import dot_radius, label_ticks, name_measure, value_axis
-from sce.report.formatting import show_digits, show_share
 from sce.report.scales import Axis, lay_out
+from sce.units import show_digits, show_share
 
 
 def ticks(low: float, high: float, axis: Axis | None = None) -> list[str]:

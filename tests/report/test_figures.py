@@ -17,8 +17,8 @@ from sce.report.figures import (
     line_chart,
     scatter_chart,
 )
-from sce.report.formatting import show_count, show_digits
 from sce.report.scales import Axis
+from sce.units import show_count, show_digits
 
 CAPTION = Caption("Loss <over> time", "text", "It falls from 3 to 1.")
 X, Y = Axis("epoch", show_count, whole=True), Axis("loss", show_digits)

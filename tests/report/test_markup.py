@@ -2,7 +2,8 @@ import doctest
 
 import pytest
 
-from sce.report import formatting, markup, parts
+from sce import units
+from sce.report import markup, parts
 from sce.report.markup import element, join
 
 
@@ -26,7 +27,7 @@ def test_what_has_no_end_has_none() -> None:
     assert element("meta", charset="utf-8") == '<meta charset="utf-8">'
 
 
-@pytest.mark.parametrize("module", [markup, formatting, parts])
+@pytest.mark.parametrize("module", [markup, units, parts])
 def test_the_examples_are_right(module: object) -> None:
     found = doctest.testmod(module)  # type: ignore[arg-type]
     assert found.attempted > 0

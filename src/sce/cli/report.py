@@ -6,9 +6,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from sce.cli.evaluate import say_divergence
+from sce.data.storage import write_text
 from sce.errors import InputError
 from sce.report.page import make_page
-from sce.training.checkpoint import write_text
 from sce.training.run import Run
 
 

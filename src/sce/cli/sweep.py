@@ -11,7 +11,6 @@ from cyclopts import Parameter
 from sce.errors import InputError
 from sce.experiments.child import can_resume
 from sce.experiments.display import SweepDisplay
-from sce.experiments.durations import parse_duration
 from sce.experiments.place import Place, Sweep
 from sce.experiments.plan import PlannedRun, join, make_plan, open_datasets
 from sce.experiments.rows import FAILED, FINISHED, Row, read_rows
@@ -19,8 +18,7 @@ from sce.experiments.settings import load_sweep, override
 from sce.experiments.state import Limits, State
 from sce.experiments.sweep import run_sweep, thread_environment
 from sce.planning import parse_size
-from sce.report.formatting import show_duration
-from sce.report.parts import plural
+from sce.units import parse_duration, plural, show_duration
 
 _FLAG = Annotated[bool, Parameter(show_default=False)]
 _SEVERAL = Parameter(consume_multiple=True)

@@ -17,12 +17,12 @@ from sce.cli.evaluate import output_console, show_metrics
 from sce.config import SECTIONS, Config, describe_settings, for_loss, load_toml
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
-from sce.report.parts import plural
 from sce.training.begin import check_target
 from sce.training.device import resolve_device
 from sce.training.interrupt import TrainingInterrupted
 from sce.training.loop import FitResult, TrainingWarning, fit
 from sce.training.objective import LossSettings
+from sce.units import plural
 
 _FLAG = Annotated[bool, Parameter(show_default=False)]
 # Settings with a short name of their own, beside the dotted one.

@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sce.data.storage import (
+    atomic_directory,
     check_writable,
     digest_bytes,
     digest_file,
     map_array,
-    whole_directory,
     write_array,
 )
 from sce.data.vocabulary import Vocabulary
@@ -185,7 +185,7 @@ def write_prepared(
         for name, vocabulary in [("user_ids", user_ids), ("item_ids", item_ids)]
         for part, array in vocabulary.arrays().items()
     }
-    with whole_directory(Path(path), replace=replace) as directory:
+    with atomic_directory(Path(path), replace=replace) as directory:
         files = {}
         for name, array in arrays.items():
             file = directory / f"{name}.npy"

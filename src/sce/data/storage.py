@@ -1,8 +1,9 @@
-"""Directories that are either written whole or not there, and the arrays in them."""
+"""Atomic files and directories, locks, digests and arrays: everything that touches the disk."""
 
 import errno
 import hashlib
 import os
+import platform
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -17,12 +18,13 @@ from numpy.typing import NDArray
 
 from sce.errors import InputError
 
+LOCK = ".lock"
 # 256 bits of BLAKE2b, about a gigabyte a second on one core; `b2sum -l 256 FILE` shows the same.
 new_digest = partial(hashlib.blake2b, digest_size=32)
 
 
 @contextmanager
-def whole_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
+def atomic_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
     """Give a hidden directory beside `path` to fill, then put it in place in one step.
 
     Whatever goes wrong inside the block, nothing of it remains. A directory that is replaced is
@@ -65,6 +67,61 @@ def whole_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
     finally:
         if place.exists():
             shutil.rmtree(aside, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all."""
+    with atomic_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Give a file to write, then put it in place once its bytes are on the disk.
+
+    It lies in a directory of its own, with whatever temporary files come with it: what a crash
+    leaves is in one place, and the next time it goes.
+
+    Raises:
+        InputError: When it cannot be written; what was there before is still there.
+    """
+    directory = partial_directory(path)
+    partial = directory / path.name
+    try:
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
+        yield partial
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+        directory.rmdir()
+        _sync(path.parent)
+    except OSError as error:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def partial_directory(path: Path) -> Path:
+    """Where a file lies while it is being written."""
+    return path.with_name(f".{path.name}.partial")
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Have a run's directory to oneself for the block; the lock goes with the process that has it.
+
+    Raises:
+        InputError: When another training has it.
+    """
+    file = directory / LOCK
+    descriptor = _take(file, directory)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            if _same(descriptor, file):  # else the whole directory was replaced
+                file.unlink()  # before it is given up: who opened it meanwhile sees that it is gone
+            os.close(descriptor)
 
 
 def check_writable(path: Path) -> None:
@@ -138,3 +195,36 @@ def _reason(error: OSError) -> str:
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "not allowed to write there; choose another directory, or change its permissions"
     return f"{error.strerror or error}"
+
+
+def _take(file: Path, directory: Path) -> int | None:
+    try:
+        import fcntl
+    except ImportError:
+        return None  # Windows: nothing is kept apart there
+    while True:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.read(descriptor, 100).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise InputError(
+                f"{directory} is being trained in by process {holder or '(starting)'}; wait for "
+                "it to end, or choose another directory"
+            ) from error
+        except OSError:
+            pass  # a file system without locks: better trained without than not at all
+        if _same(descriptor, file):
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"{os.getpid()} on {platform.node()}".encode())
+            return descriptor
+        os.close(descriptor)
+
+
+def _same(descriptor: int, file: Path) -> bool:
+    """Whether the file is still that which was opened, and not another in its place."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), file.stat())
+    except FileNotFoundError:
+        return False

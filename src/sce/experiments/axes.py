@@ -4,14 +4,14 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from sce.report.formatting import (
+from sce.report.scales import Axis, Scale
+from sce.units import (
     show_compact,
     show_digits,
     show_duration,
     show_memory,
     show_metric,
 )
-from sce.report.scales import Axis, Scale
 
 _METRICS = {"ndcg": "NDCG", "hr": "HR", "mrr": "MRR", "cov": "COV"}
 _COSTS = {

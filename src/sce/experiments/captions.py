@@ -12,14 +12,14 @@ from sce.experiments.conditions import (
 )
 from sce.experiments.summary import Setting, is_validated, with_spread
 from sce.experiments.views import MEASURES, View
-from sce.report.formatting import (
+from sce.units import (
+    plural,
     show_count,
     show_digits,
     show_duration,
     show_memory,
     show_metric,
 )
-from sce.report.parts import plural
 
 
 def tell_caveats(

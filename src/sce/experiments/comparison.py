@@ -7,7 +7,7 @@ from sce.experiments.place import Sweep
 from sce.experiments.rows import FAILED, FINISHED, Row
 from sce.experiments.summary import Setting, as_setting, describe, group_settings, varied
 from sce.experiments.views import View
-from sce.report.parts import plural
+from sce.units import plural
 
 
 @dataclass(frozen=True)

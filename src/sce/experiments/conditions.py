@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from sce.experiments.rows import Row
 from sce.experiments.summary import Setting
-from sce.report.parts import plural
+from sce.units import plural
 
 _COSTS = (
     *("memory_mib", "seconds", "tokens_per_second", "components_mib"),

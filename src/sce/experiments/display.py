@@ -17,9 +17,8 @@ from sce.experiments.child import Child
 from sce.experiments.plan import PlannedRun
 from sce.experiments.rows import FAILED, FINISHED, Row
 from sce.experiments.state import State
-from sce.report.formatting import show_duration, show_memory
-from sce.report.parts import plural
 from sce.training.display import PipedConsole
+from sce.units import plural, show_duration, show_memory
 
 _REFRESH = 0.5  # seconds
 _BAR = 24  # letters

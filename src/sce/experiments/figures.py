@@ -24,7 +24,8 @@ from sce.experiments.summary import (
 )
 from sce.experiments.views import View
 from sce.report.figures import Caption
-from sce.report.formatting import (
+from sce.report.scales import Axis
+from sce.units import (
     is_number,
     show_compact,
     show_count,
@@ -33,7 +34,6 @@ from sce.report.formatting import (
     show_metric,
     show_share,
 )
-from sce.report.scales import Axis
 
 PARTS = {
     "weights": "weights",

@@ -14,7 +14,7 @@ from sce.experiments.summary import (
 )
 from sce.experiments.tables import caveats, chosen_lines, make_table, to_markdown
 from sce.experiments.views import View
-from sce.report.formatting import show_memory
+from sce.units import show_memory
 
 
 def make_markdown(comparisons: Sequence[Comparison]) -> str:

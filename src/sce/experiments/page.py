@@ -32,9 +32,9 @@ from sce.experiments.summary import (
 from sce.experiments.tables import caveats, chosen_lines, make_table, show_score, to_html
 from sce.experiments.views import View
 from sce.report.document import make_document
-from sce.report.formatting import show_duration, show_memory, show_metric
 from sce.report.markup import Markup, element, join
-from sce.report.parts import figures, folded, notice, plural, section, table, tiles
+from sce.report.parts import figures, folded, notice, section, table, tiles
+from sce.units import plural, show_duration, show_memory, show_metric
 
 
 def make_page(comparisons: Sequence[Comparison], *, written: datetime) -> str:

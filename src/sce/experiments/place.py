@@ -19,11 +19,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sce.data.storage import check_writable
+from sce.data.storage import check_writable, write_text
 from sce.errors import InputError
 from sce.experiments.rows import ROWS
 from sce.experiments.views import View
-from sce.training.checkpoint import write_text
 from sce.training.run import NO_WEIGHTS
 
 FORMAT, VERSION = "sce sweep", 1

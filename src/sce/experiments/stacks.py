@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from sce.experiments.charts import BOTTOM, LETTER, RIGHT, WIDTH, Drawn, draw_text, draw_x_axis
 from sce.report.figures import Caption
-from sce.report.formatting import show_share
 from sce.report.markup import Markup, element, join
 from sce.report.scales import Axis, lay_out
+from sce.units import show_share
 
 _TOP, _BAR, _GAP = 12.0, 22.0, 12.0
 _NAMES = 58.0  # room for the names of bars

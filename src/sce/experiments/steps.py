@@ -19,9 +19,9 @@ import numpy as np
 
 from sce.config import Config, load_toml
 from sce.data.prepared import PreparedDataset, Sequences
+from sce.data.storage import write_text
 from sce.errors import InputError
 from sce.experiments.components import measure_components
-from sce.training.checkpoint import write_text
 from sce.training.device import resolve_device
 from sce.training.epochs import steps_per_epoch
 from sce.training.loop import TrainingWarning, fit

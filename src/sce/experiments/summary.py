@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sce.experiments.rows import FINISHED, Row
-from sce.report.formatting import is_number, show_digits
+from sce.units import is_number, show_digits
 
 # In the order of the paper's columns.
 LOSSES = {"bce": "BCE", "bce+": "BCE⁺", "gbce": "gBCE", "ce-": "CE⁻", "ce": "CE", "sce": "SCE"}

@@ -28,10 +28,9 @@ from sce.experiments.summary import (
     varied,
 )
 from sce.experiments.views import View
-from sce.report.formatting import show_duration, show_memory
 from sce.report.markup import Child, Markup, element
-from sce.report.parts import plural
 from sce.report.parts import table as scrolling
+from sce.units import plural, show_duration, show_memory
 
 _METRICS = {"ndcg": "NDCG", "hr": "HR", "mrr": "MRR", "cov": "COV"}
 FIRST, SECOND = 1, 2

@@ -29,7 +29,7 @@ from typing import Any, Literal, get_args
 from sce.config import SECTIONS, nearest
 from sce.errors import InputError
 from sce.experiments.summary import LOSSES
-from sce.report.formatting import is_number
+from sce.units import is_number
 
 Kind = Literal["pareto", "line", "epochs", "components", "table"]
 

@@ -18,9 +18,6 @@ MAX_SCORES = 1 << 23
 # Scores are first reduced to the maximum of each run of this many rows; only runs whose maximum
 # passes a bucket's threshold are looked at one by one.
 RUN = 32
-# Of `suggest_bucket_size_y`.
-_SHARE_OF_ITEMS = 1 / 40
-_FEWEST_ITEMS, _MOST_ITEMS, _MOST_TOUCHED = 64, 4096, 256
 
 
 @dataclass(frozen=True)
@@ -60,22 +57,6 @@ def suggest_sizes(
             f"alpha {alpha} and beta {beta} make {n_buckets:,} buckets of {size_x:,} states"
         )
     return n_buckets, size_x
-
-
-def suggest_bucket_size_y(n_items: int, *, sparse_grad: bool = False) -> int:
-    """Return bucket_size_y for a catalogue: a fortieth of it, but 64 to 4,096 items.
-
-    With as many, SCE was at least as good as exact cross-entropy on the six logs, over 3 k to 103 k
-    items, that this was chosen on (docs/paper.md); larger catalogues have not been tried. With
-    `sparse_grad` 256 at most: every row that is in a bucket is touched, and few shall be.
-
-    >>> [suggest_bucket_size_y(n_items) for n_items in (30, 3_411, 102_873, 10**7)]
-    [30, 85, 2572, 4096]
-    """
-    if n_items < 1:
-        raise ValueError(f"a catalogue has at least one item, got {n_items}")
-    most = _MOST_TOUCHED if sparse_grad else _MOST_ITEMS
-    return min(n_items, max(_FEWEST_ITEMS, min(most, round(n_items * _SHARE_OF_ITEMS))))
 
 
 def draw_centres(

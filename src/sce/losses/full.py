@@ -1,12 +1,14 @@
 """Cross-entropy over the whole catalogue: plain, and exact in chunks of the catalogue."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from sce.losses.base import TINY_DATA, DataSummary, Loss
 from sce.losses.inputs import (
     apply,
     check_ignore_index,
@@ -17,7 +19,7 @@ from sce.losses.inputs import (
 )
 
 
-class CrossEntropy(nn.Module):
+class CrossEntropy(Loss):
     """The exact softmax cross-entropy over the catalogue.
 
     In chunks, torch.func cannot transform it: use backward() or torch.autograd.grad.
@@ -59,12 +61,11 @@ class CrossEntropy(nn.Module):
         targets: Tensor,
         *,
         generator: torch.Generator | None = None,
-        room: int | None = None,
+        max_targets: int | None = None,
     ) -> Tensor:
         """Return the loss. Nothing here is random: `generator` is accepted as by every loss.
 
-        With `room`, no more than so many positions may count; how many do is then not asked of the
-        device, and the call can be recorded in a CUDA graph.
+        With `max_targets` the number of targets is not asked of the device: no sync.
         """
         return cross_entropy(
             states,
@@ -73,17 +74,32 @@ class CrossEntropy(nn.Module):
             chunk_size=self.chunk_size,
             ignore_index=self.ignore_index,
             reduction=self.reduction,
-            room=room,
+            max_targets=max_targets,
         )
 
-    def never_waits(self, catalogue: Tensor) -> bool:
-        """Say whether a call with `room` runs without the host waiting for the device."""
+    def is_capturable(self, catalogue: Tensor) -> bool:
+        """True if the call, given `max_targets`, can be captured in a CUDA graph."""
         return True
 
     def extra_repr(self) -> str:
         """Show the settings in the module's repr."""
         names = ("chunk_size", "ignore_index", "reduction")
         return ", ".join(f"{name}={getattr(self, name)}" for name in names)
+
+
+@dataclass(frozen=True)
+class CrossEntropySettings:
+    """Settings of exact cross-entropy."""
+
+    chunk_size: int | None = None
+    """Items scored at once; less memory, more time. [default: all]"""
+
+    def __post_init__(self) -> None:
+        self.build(TINY_DATA)
+
+    def build(self, data: DataSummary) -> CrossEntropy:
+        """Make the loss."""
+        return CrossEntropy(chunk_size=self.chunk_size)
 
 
 def cross_entropy(
@@ -95,7 +111,7 @@ def cross_entropy(
     chunk_size: int | None = None,
     ignore_index: int = -100,
     reduction: str = "mean",
-    room: int | None = None,
+    max_targets: int | None = None,
 ) -> Tensor:
     """Cross-entropy as a function; the arguments are those of `CrossEntropy`.
 
@@ -103,12 +119,14 @@ def cross_entropy(
     logits in float16 end at 65,504.
     """
     _check_settings(chunk_size, ignore_index, reduction)
-    inputs = check_inputs(states, catalogue, targets, ignore_index=ignore_index, room=room)
+    inputs = check_inputs(
+        states, catalogue, targets, ignore_index=ignore_index, max_targets=max_targets
+    )
     x, y = inputs.states, inputs.catalogue
     losses: Tensor
     if chunk_size is not None:
         rows = len(x) * chunk_size // len(y)  # with as many logits
-        if reduction != "none" and room is None and _torch_does_it(x, y, rows):
+        if reduction != "none" and max_targets is None and _torch_does_it(x, y, rows):
             total: Tensor = apply(_ChunkedByTorch, x, y, inputs.targets, rows)
             return total / len(x) if reduction == "mean" else total
         losses = apply(_ChunkedCrossEntropy, x, y, inputs.targets, chunk_size)

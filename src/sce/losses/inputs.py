@@ -25,7 +25,7 @@ class Inputs:
     targets: Tensor  # [v] int64
     index: Tensor  # [v] where each valid position lies
     positions: torch.Size  # the leading shape of the states as they were given
-    there: Tensor | None = None  # [v] with `room`: which of them are valid; None: all
+    there: Tensor | None = None  # [v] with `max_targets`: which of them are valid; None: all
 
     @property
     def dtype(self) -> torch.dtype:
@@ -48,29 +48,29 @@ def check_inputs(
     targets: Tensor,  # [...]
     *,
     ignore_index: int,
-    room: int | None = None,
+    max_targets: int | None = None,
 ) -> Inputs:
     """Check the arguments of a loss, and take the valid positions out.
 
-    With `room`, into as many places, which must be enough: the host then need not know how many
-    positions are valid. Places left over hold zeros, and target 0.
+    With `max_targets`, into as many places, which must be enough: counting the targets would be a
+    sync. Places left over hold zeros, and target 0.
     """
     check_arguments(states, catalogue, targets, ignore_index=ignore_index)
     flat = targets.reshape(-1).long()
     valid = flat != ignore_index
     _check_range(flat, valid, n_items=catalogue.shape[0], ignore_index=ignore_index)
     every = states.reshape(-1, states.shape[-1])
-    if room is not None:
-        check_size("room", room)
-    if room is None or len(flat) == 0:
+    if max_targets is not None:
+        check_size("max_targets", max_targets)
+    if max_targets is None or len(flat) == 0:
         index = valid.nonzero().squeeze(1)
         return Inputs(every.index_select(0, index), catalogue, flat[index], index, targets.shape)
     count = valid.sum()
-    _check(count <= room, f"more positions count than there is room for ({room})")
-    number = torch.arange(max(len(flat), room), device=flat.device)
-    place = (valid.cumsum(0) - 1).where(valid, room)
-    index = number.new_zeros(room + 1).scatter(0, place, number[: len(flat)])[:room]
-    there = number[:room] < count
+    _check(count <= max_targets, f"there are more targets than max_targets, {max_targets}")
+    number = torch.arange(max(len(flat), max_targets), device=flat.device)
+    place = (valid.cumsum(0) - 1).where(valid, max_targets)
+    index = number.new_zeros(max_targets + 1).scatter(0, place, number[: len(flat)])[:max_targets]
+    there = number[:max_targets] < count
     x = every.index_select(0, index).where(there.unsqueeze(1), 0)
     return Inputs(x, catalogue, flat[index].where(there, 0), index, targets.shape, there)
 

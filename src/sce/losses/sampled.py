@@ -4,12 +4,14 @@ torch.func cannot transform them (their gradients are written by hand, in bounde
 backward() or torch.autograd.grad.
 """
 
-from typing import NamedTuple, TypedDict, Unpack, get_args
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypedDict, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, softplus
 
+from sce.losses.base import TINY_DATA, DataSummary, Loss
 from sce.losses.inputs import (
     Inputs,
     check_flag,
@@ -21,6 +23,7 @@ from sce.losses.inputs import (
     reduce,
 )
 from sce.losses.negatives import (
+    InBatchNegatives,
     Negatives,
     PopularityNegatives,
     UniformNegatives,
@@ -39,9 +42,9 @@ class SamplingSettings(TypedDict, total=False):
     is "mean" over the positions that count, "sum", or "none".
 
     A call takes, beside states, catalogue and targets, a `generator` to draw from; `exclude`
-    [sequences, m], items that are no sequence's negatives; and `room`: no more than so many
+    [sequences, m], items that are no sequence's negatives; and `max_targets`: no more than so many
     positions may count, and how many do is not asked of the device, so that the call can be
-    recorded in a CUDA graph (see `never_waits`). It needs negatives that do not depend on the
+    recorded in a CUDA graph (see `is_capturable`). It needs negatives that do not depend on the
     targets, uniform or by popularity.
     """
 
@@ -51,13 +54,13 @@ class SamplingSettings(TypedDict, total=False):
     reduction: str
 
 
-class _Sampled(nn.Module):
+class _Sampled(Loss):
     """What the sampled losses have in common."""
 
     negatives: Negatives
 
-    def never_waits(self, catalogue: Tensor) -> bool:
-        """Say whether a call with `room` runs without the host waiting for the device."""
+    def is_capturable(self, catalogue: Tensor) -> bool:
+        """True if the call, given `max_targets`, can be captured in a CUDA graph."""
         # Others look at the targets, or are not ours; draws without replacement are looked at. For
         # a gradient in half precision the touched rows are counted.
         again = getattr(self.negatives, "replacement", True)
@@ -94,10 +97,10 @@ class SampledCrossEntropy(_Sampled):
         *,
         generator: torch.Generator | None = None,
         exclude: Tensor | None = None,
-        room: int | None = None,
+        max_targets: int | None = None,
     ) -> Tensor:
         """Return the loss; see `SamplingSettings` for the arguments that it shares with others."""
-        inputs, scores = _score(self, states, catalogue, targets, generator, exclude, room)
+        inputs, scores = _score(self, states, catalogue, targets, generator, exclude, max_targets)
         logits = torch.cat([scores.own.unsqueeze(1), scores.others], dim=1)
         losses = -logits.log_softmax(dim=1)[:, 0]
         return reduce(losses, None, inputs, self.reduction)
@@ -135,10 +138,10 @@ class BinaryCrossEntropy(_Sampled):
         *,
         generator: torch.Generator | None = None,
         exclude: Tensor | None = None,
-        room: int | None = None,
+        max_targets: int | None = None,
     ) -> Tensor:
         """Return the loss; see `SamplingSettings` for the arguments that it shares with others."""
-        inputs, scores = _score(self, states, catalogue, targets, generator, exclude, room)
+        inputs, scores = _score(self, states, catalogue, targets, generator, exclude, max_targets)
         losses = _binary(scores, positive_weight=1.0)
         if self.average:
             losses = losses / (1 + self.n_negatives)
@@ -183,10 +186,10 @@ class GeneralizedBinaryCrossEntropy(_Sampled):
         *,
         generator: torch.Generator | None = None,
         exclude: Tensor | None = None,
-        room: int | None = None,
+        max_targets: int | None = None,
     ) -> Tensor:
         """Return the loss; see `SamplingSettings` for the arguments that it shares with others."""
-        inputs, scores = _score(self, states, catalogue, targets, generator, exclude, room)
+        inputs, scores = _score(self, states, catalogue, targets, generator, exclude, max_targets)
         share = min(1.0, self.n_negatives / max(1, len(catalogue) - 1))
         losses = _binary(scores, positive_weight=1.0 - self.t * (1.0 - share))
         return reduce(losses, None, inputs, self.reduction)
@@ -196,60 +199,87 @@ class GeneralizedBinaryCrossEntropy(_Sampled):
         return f"{_show(self)}, t={self.t}"
 
 
-def sampled_cross_entropy(
-    states: Tensor,  # [..., d]
-    catalogue: Tensor,  # [c, d]
-    targets: Tensor,  # [...]
-    *,
-    n_negatives: int,
-    generator: torch.Generator | None = None,
-    exclude: Tensor | None = None,
-    room: int | None = None,
-    **settings: Unpack[SamplingSettings],
-) -> Tensor:
-    """CE⁻ as a function: `SampledCrossEntropy(n_negatives, **settings)`, called once."""
-    loss = SampledCrossEntropy(n_negatives, **settings)
-    return loss(  # type: ignore[no-any-return]
-        states, catalogue, targets, generator=generator, exclude=exclude, room=room
-    )
+Sampler = Literal["uniform", "popularity", "in-batch"]
 
 
-def binary_cross_entropy(
-    states: Tensor,  # [..., d]
-    catalogue: Tensor,  # [c, d]
-    targets: Tensor,  # [...]
-    *,
-    n_negatives: int = 1,
-    average: bool = False,
-    generator: torch.Generator | None = None,
-    exclude: Tensor | None = None,
-    room: int | None = None,
-    **settings: Unpack[SamplingSettings],
-) -> Tensor:
-    """BCE and BCE⁺ as a function: `BinaryCrossEntropy(...)`, called once."""
-    loss = BinaryCrossEntropy(n_negatives, average=average, **settings)
-    return loss(  # type: ignore[no-any-return]
-        states, catalogue, targets, generator=generator, exclude=exclude, room=room
-    )
+@dataclass(frozen=True)
+class BCESettings:
+    """Settings of BCE: one negative for each target."""
+
+    negatives: Sampler = "uniform"
+    """Distribution that negatives are drawn from."""
+    shared: Sharing = "position"
+    """What draws negatives of its own: each position, each sequence, or the batch."""
+
+    def __post_init__(self) -> None:
+        self.build(TINY_DATA)
+
+    def build(self, data: DataSummary) -> BinaryCrossEntropy:
+        """Make the loss."""
+        sampler = make_sampler(self.negatives, data)
+        return BinaryCrossEntropy(negatives=sampler, shared=self.shared)
 
 
-def generalized_binary_cross_entropy(
-    states: Tensor,  # [..., d]
-    catalogue: Tensor,  # [c, d]
-    targets: Tensor,  # [...]
-    *,
-    n_negatives: int,
-    t: float = 0.75,
-    generator: torch.Generator | None = None,
-    exclude: Tensor | None = None,
-    room: int | None = None,
-    **settings: Unpack[SamplingSettings],
-) -> Tensor:
-    """GBCE as a function: `GeneralizedBinaryCrossEntropy(...)`, called once."""
-    loss = GeneralizedBinaryCrossEntropy(n_negatives, t=t, **settings)
-    return loss(  # type: ignore[no-any-return]
-        states, catalogue, targets, generator=generator, exclude=exclude, room=room
-    )
+@dataclass(frozen=True)
+class _NegativesSettings:
+    n_negatives: int = 256
+    """Negatives drawn against each target."""
+    negatives: Sampler = "uniform"
+    """Distribution that negatives are drawn from; ce- corrects its logits for it."""
+    shared: Sharing = "sequence"
+    """What draws negatives of its own: each position, each sequence, or the batch."""
+
+    def __post_init__(self) -> None:
+        self.build(TINY_DATA)
+
+    def build(self, data: DataSummary) -> Loss:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class BCEPlusSettings(_NegativesSettings):
+    """Settings of BCE⁺."""
+
+    def build(self, data: DataSummary) -> BinaryCrossEntropy:
+        """Make the loss."""
+        sampler = make_sampler(self.negatives, data)
+        return BinaryCrossEntropy(self.n_negatives, negatives=sampler, shared=self.shared)
+
+
+@dataclass(frozen=True)
+class GBCESettings(_NegativesSettings):
+    """Settings of gBCE."""
+
+    t: float = 0.75
+    """Calibration, from 0 (none) to 1 (full)."""
+
+    def build(self, data: DataSummary) -> GeneralizedBinaryCrossEntropy:
+        """Make the loss."""
+        sampler = make_sampler(self.negatives, data)
+        return GeneralizedBinaryCrossEntropy(
+            self.n_negatives, t=self.t, negatives=sampler, shared=self.shared
+        )
+
+
+@dataclass(frozen=True)
+class SampledCrossEntropySettings(_NegativesSettings):
+    """Settings of CE⁻."""
+
+    def build(self, data: DataSummary) -> SampledCrossEntropy:
+        """Make the loss."""
+        sampler = make_sampler(self.negatives, data, correct=True)
+        return SampledCrossEntropy(self.n_negatives, negatives=sampler, shared=self.shared)
+
+
+def make_sampler(name: Sampler, data: DataSummary, *, correct: bool = False) -> Negatives:
+    """Make a sampler by its name; only a softmax can use the logQ correction."""
+    if name == "uniform":
+        return UniformNegatives()
+    if name == "popularity":
+        return PopularityNegatives(data.item_counts, correct=correct)
+    if name == "in-batch":
+        return InBatchNegatives(data.item_counts, correct=correct)
+    raise ValueError(f"negatives must be one of {get_args(Sampler)}, got {name!r}")
 
 
 _Loss = SampledCrossEntropy | BinaryCrossEntropy | GeneralizedBinaryCrossEntropy
@@ -262,14 +292,16 @@ def _score(
     targets: Tensor,
     generator: torch.Generator | None,
     exclude: Tensor | None,
-    room: int | None,
+    max_targets: int | None,
 ) -> tuple[Inputs, SampledScores]:
-    if room is not None and not _never_looks(loss.negatives):
+    if max_targets is not None and not _never_looks(loss.negatives):
         raise ValueError(
-            "room is for samplers that do not look at the targets, UniformNegatives and "
+            "max_targets is for samplers that do not look at the targets, UniformNegatives and "
             f"PopularityNegatives: what is left of it has none. Got {loss.negatives}"
         )
-    inputs = check_inputs(states, catalogue, targets, ignore_index=loss.ignore_index, room=room)
+    inputs = check_inputs(
+        states, catalogue, targets, ignore_index=loss.ignore_index, max_targets=max_targets
+    )
     scores = score_negatives(
         inputs,
         loss.negatives,

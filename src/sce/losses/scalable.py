@@ -4,12 +4,15 @@ The paper's Algorithm 1: a softmax inside random buckets of states and items tha
 large inner products, instead of over the whole catalogue.
 """
 
-from typing import Literal, TypedDict, Unpack, get_args, overload
+import inspect
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sce.losses.backend import Backend, choose_backend, why_not_triton
+from sce.losses.base import TINY_DATA, DataSummary, Loss
 from sce.losses.bucketed import bucketed_cross_entropy
 from sce.losses.buckets import (
     draw_centres,
@@ -23,7 +26,6 @@ from sce.losses.inputs import (
     check_flag,
     check_ignore_index,
     check_inputs,
-    check_number,
     check_reduction,
     check_size,
     check_tensor,
@@ -32,21 +34,31 @@ from sce.losses.inputs import (
 )
 from sce.losses.statistics import BucketStatistics, count_buckets
 
-MOST_NOISE = 1_000_000  # beyond which nothing is left of the states
+Centres = Literal["random", "states", "mix"]
+AUTO_ITEMS = 2048  # in a bucket, of "auto"
+AUTO_TOUCHED = 256  # with a sparse gradient: every row in a bucket is touched
+# How centres are drawn: mixed from states, from how many (0: all), and how long a random vector is
+# that is added, in lengths of the mix.
+_MIXES: dict[Centres, tuple[bool, int, float]] = {
+    "random": (False, 0, 0.0),
+    "states": (True, 4, 1.0),
+    "mix": (True, 0, 0.0),
+}
 
 
-class ScalableCrossEntropy(nn.Module):
+class ScalableCrossEntropy(Loss):
     """Cross-entropy over random buckets of hard negatives, in a fraction of the memory.
 
-    >>> loss = ScalableCrossEntropy(bucket_size_y=64)
+    >>> loss = ScalableCrossEntropy()
     >>> states, catalogue = torch.randn(8, 20, 32), torch.randn(1000, 32)
     >>> targets = torch.randint(1000, (8, 20))
     >>> loss(states, catalogue, targets).shape
     torch.Size([])
 
+    Its value is not comparable with that of exact cross-entropy: the softmax is over a bucket.
+
     In a compiled model the kernels are one operation of the graph. The graph breaks where it cannot
-    hold the call: on the plain path, with the default of `n_buckets` or `bucket_size_x` (which
-    depend on values), with `sparse_grad`, and with a `generator`.
+    hold the call: on the plain path, with `sparse_grad`, and with a `generator`.
 
     Under torch.autocast, float32 inputs are rounded to its precision wherever they are multiplied:
     to choose the buckets, for logits and for gradients. A few rows are rounded at a time (there is
@@ -56,41 +68,37 @@ class ScalableCrossEntropy(nn.Module):
     transforms of torch.func (grad, jacrev, vmap, ...) are refused.
 
     Args:
-        n_buckets: How many buckets. Default: α √(valid states / β) for each batch.
-        bucket_size_x: States in a bucket. Default: α √(valid states · β) for each batch.
-        bucket_size_y: Items in a bucket: the one size to tune.
-        mix: Draw the centres of the buckets where the states are, rather than in all directions
-            alike.
-        mix_of: With `mix`, how many states a centre is a sum of, with positive weights. 0: of all,
-            with weights of either sign, which is the paper's Mix. `sce train` takes 4, for which
-            docs/paper.md has the reasons.
-        noise: With `mix_of` of one or more, how long a random vector is that is added to each
-            centre, in lengths of the centre: 0 is a centre amid its states, and the longer it is,
-            the more buckets hold what the states are not close to.
-        alpha: How densely the buckets cover the states, for the two defaults.
+        bucket_size_y: Items in a bucket. "auto" is 2,048, with `sparse_grad` 256, or the whole
+            catalogue where that is smaller.
+        centres: Where the buckets lie. "random": standard normal vectors, in all directions alike.
+            "states": a few hidden states, mixed, and as much noise. "mix": the paper's Mix, sums of
+            all hidden states with random weights.
+        n_buckets: Number of buckets. Default: α √(targets / β).
+        bucket_size_x: Hidden states in a bucket. Default: α √(targets · β).
+        alpha: How densely the buckets cover the states, for the two defaults: a state is in α²
+            buckets on average.
         beta: Many small buckets (below 1) or few large ones (above 1), for the two defaults.
         ignore_index: The target of positions that do not count, such as padding.
         reduction: "mean" over the states that fell into any bucket, "sum", or "none", with 0 for
             positions that are ignored and for states that fell into no bucket (few, by default:
-            `with_stats` says what share was placed).
+            `with_statistics` says what share was placed).
         backend: "triton" are fused GPU kernels, "torch" is plain PyTorch on any device; "auto"
             takes the kernels where they run.
-        sparse_grad: Whether the catalogue's gradient is a sparse tensor of the rows that are in any
-            bucket or a target, for optimizers that update those rows alone, such as
-            `torch.optim.SparseAdam` and `sce.RowwiseAdagrad`. Nothing of the size of the catalogue
-            is then allocated, unless the buckets hold all of it. Telling how many rows there are
-            makes the host wait for the device.
+        sparse_grad: Give the catalogue a sparse gradient of the rows that are in any bucket or a
+            target, for optimizers that update those rows alone, such as `torch.optim.SparseAdam`
+            and `sce.RowwiseAdagrad`. Nothing of the size of the catalogue is then allocated, unless
+            the buckets hold all of it. Counting the rows is a sync.
     """
+
+    statistics = BucketStatistics._fields
 
     def __init__(
         self,
         *,
+        bucket_size_y: int | Literal["auto"] = "auto",
+        centres: Centres = "random",
         n_buckets: int | None = None,
         bucket_size_x: int | None = None,
-        bucket_size_y: int = 256,
-        mix: bool = True,
-        mix_of: int = 0,
-        noise: float = 0.0,
         alpha: float = 2.0,
         beta: float = 1.0,
         ignore_index: int = -100,
@@ -102,33 +110,20 @@ class ScalableCrossEntropy(nn.Module):
         for name, size in (("n_buckets", n_buckets), ("bucket_size_x", bucket_size_x)):
             if size is not None:
                 check_size(name, size)
-        check_size("bucket_size_y", bucket_size_y)
-        if isinstance(mix_of, bool) or not hasattr(mix_of, "__index__") or mix_of < 0:
-            raise ValueError(f"mix_of must be a number of states, or 0 for all, got {mix_of!r}")
-        for name, flag in (("mix", mix), ("sparse_grad", sparse_grad)):
-            check_flag(name, flag)
-        check_number("noise", noise)
-        if not 0 <= noise <= MOST_NOISE:
-            raise ValueError(
-                f"noise lies between 0 and {MOST_NOISE:,} (mix=False is nothing but noise), got "
-                f"{noise!r}"
-            )
-        if noise and not (mix and mix_of):
-            raise ValueError(
-                "noise is added to centres mixed from a few states: it needs mix=True and a mix_of "
-                "of 1 or more"
-            )
+        if bucket_size_y != "auto":
+            check_size("bucket_size_y", bucket_size_y)
+        if centres not in get_args(Centres):
+            raise ValueError(f"centres must be one of {get_args(Centres)}, got {centres!r}")
+        check_flag("sparse_grad", sparse_grad)
         suggest_sizes(1, 1, alpha=alpha, beta=beta)  # refuses what is not positive and finite
         check_ignore_index(ignore_index)
         check_reduction(reduction)
         if backend not in get_args(Backend):
             raise ValueError(f"backend must be one of {get_args(Backend)}, got {backend!r}")
+        self.bucket_size_y = bucket_size_y
+        self.centres = centres
         self.n_buckets = n_buckets
         self.bucket_size_x = bucket_size_x
-        self.bucket_size_y = bucket_size_y
-        self.mix = mix
-        self.mix_of = mix_of
-        self.noise = float(noise)
         self.alpha = alpha
         self.beta = beta
         self.ignore_index = ignore_index
@@ -136,28 +131,32 @@ class ScalableCrossEntropy(nn.Module):
         self.backend: Backend = backend
         self.sparse_grad = sparse_grad
 
-    @overload
-    def forward(
-        self,
-        states: Tensor,
-        catalogue: Tensor,
-        targets: Tensor,
-        *,
-        generator: torch.Generator | None = ...,
-        centres: Tensor | None = ...,
-        with_stats: Literal[False] = ...,
-    ) -> Tensor: ...
-    @overload
-    def forward(
-        self,
-        states: Tensor,
-        catalogue: Tensor,
-        targets: Tensor,
-        *,
-        generator: torch.Generator | None = ...,
-        centres: Tensor | None = ...,
-        with_stats: Literal[True],
-    ) -> tuple[Tensor, BucketStatistics]: ...
+    @classmethod
+    def paper(
+        cls, *, mix: bool = True, bucket_size_y: int = 256, **settings: Any
+    ) -> "ScalableCrossEntropy":
+        """Make the loss of the publication, with its Mix or without.
+
+        Args:
+            mix: Draw the centres as sums of all hidden states.
+            bucket_size_y: Items in a bucket.
+            settings: Any other argument of the constructor.
+        """
+        check_flag("mix", mix)
+        centres: Centres = "mix" if mix else "random"
+        return cls(bucket_size_y=bucket_size_y, centres=centres, **settings)
+
+    def sizes(self, n_items: int, max_targets: int) -> tuple[int, int, int]:
+        """Return the number of buckets, and the states and items in each, for a call."""
+        n_buckets, size_x = self.n_buckets, self.bucket_size_x
+        if n_buckets is None or size_x is None:
+            suggested = suggest_sizes(1, max_targets, alpha=self.alpha, beta=self.beta)
+            n_buckets, size_x = n_buckets or suggested[0], size_x or suggested[1]
+        size_y = self.bucket_size_y
+        if size_y == "auto":
+            size_y = AUTO_TOUCHED if self.sparse_grad else AUTO_ITEMS
+        return n_buckets, size_x, min(size_y, n_items)
+
     def forward(
         self,
         states: Tensor,
@@ -165,30 +164,57 @@ class ScalableCrossEntropy(nn.Module):
         targets: Tensor,
         *,
         generator: torch.Generator | None = None,
+        max_targets: int | None = None,
         centres: Tensor | None = None,
-        with_stats: bool = False,
-    ) -> Tensor | tuple[Tensor, BucketStatistics]:
-        """Return the loss; with `with_stats`, also the statistics of the buckets.
+    ) -> Tensor:
+        """Return the loss.
 
         Sums are float32 whatever the precision of the inputs or of autocast, and so is the loss
         (both are float64 where an input is).
 
         Args:
-            states: What the model puts out, [..., d].
-            catalogue: A row for each item, [c, d].
-            targets: The item that is correct for each state, [...].
-            generator: Where the centres of the buckets are drawn from.
-            centres: [n_buckets, d], instead of random ones, and with them of `n_buckets` and `mix`.
-            with_stats: Whether to return the statistics as well.
+            states: Hidden states, [..., d].
+            catalogue: Item embeddings, [items, d].
+            targets: The correct item of each state, [...].
+            generator: Source of the random centres.
+            max_targets: Targets of the largest batch, which the default sizes follow from. None:
+                as many as there are positions.
+            centres: [n_buckets, d], instead of random ones.
         """
+        return self._call(states, catalogue, targets, generator, max_targets, centres, False)[0]
+
+    def with_statistics(
+        self,
+        states: Tensor,
+        catalogue: Tensor,
+        targets: Tensor,
+        *,
+        generator: torch.Generator | None = None,
+        max_targets: int | None = None,
+        centres: Tensor | None = None,
+    ) -> tuple[Tensor, BucketStatistics]:
+        """Return the loss and what the paper plots of the buckets; arguments as for the loss."""
+        loss, found = self._call(states, catalogue, targets, generator, max_targets, centres, True)
+        assert found is not None
+        return loss, found
+
+    def _call(
+        self,
+        states: Tensor,
+        catalogue: Tensor,
+        targets: Tensor,
+        generator: torch.Generator | None,
+        max_targets: int | None,
+        centres: Tensor | None,
+        with_statistics: bool,
+    ) -> tuple[Tensor, BucketStatistics | None]:
         compute = self._compute
         if torch.compiler.is_compiling() and not self._in_graph(
             states, catalogue, targets, generator
         ):
             # (The decorator would do the same, but takes seconds to import.)
             compute = torch.compiler.disable(compute)
-        loss, stats = compute(states, catalogue, targets, generator, centres, with_stats)
-        return loss if stats is None else (loss, stats)
+        return compute(states, catalogue, targets, generator, max_targets, centres, with_statistics)
 
     def _compute(
         self,
@@ -196,8 +222,9 @@ class ScalableCrossEntropy(nn.Module):
         catalogue: Tensor,
         targets: Tensor,
         generator: torch.Generator | None,
+        max_targets: int | None,
         centres: Tensor | None,
-        with_stats: bool,
+        with_statistics: bool,
     ) -> tuple[Tensor, BucketStatistics | None]:
         check_arguments(states, catalogue, targets, ignore_index=self.ignore_index)
         if centres is not None:
@@ -209,19 +236,29 @@ class ScalableCrossEntropy(nn.Module):
             )
         rounding = autocast_rounding(states, catalogue)
         if choose_backend(states, catalogue, self.backend) == "triton" and targets.numel():
-            return self._fused(states, catalogue, targets, generator, centres, with_stats, rounding)
+            return self._fused(
+                states,
+                catalogue,
+                targets,
+                generator,
+                max_targets,
+                centres,
+                with_statistics,
+                rounding,
+            )
         inputs = check_inputs(states, catalogue, targets, ignore_index=self.ignore_index)
         x, y, wanted = inputs.states, inputs.catalogue, inputs.targets
         with torch.no_grad(), torch.autocast(states.device.type, enabled=False):
-            n_buckets, size_x = self._sizes(len(wanted))
+            n_buckets, size_x, size_y = self.sizes(len(y), max_targets or targets.numel())
             seen = rounded(x, rounding)
             if centres is None:
+                mix, mix_of, noise = _MIXES[self.centres]
                 centres = draw_centres(
                     seen,
                     n_buckets,
-                    mix=self.mix,
-                    mix_of=self.mix_of,
-                    noise=self.noise,
+                    mix=mix,
+                    mix_of=mix_of,
+                    noise=noise,
                     generator=generator,
                 )
                 centres = round_centres(centres, rounding or y.dtype)
@@ -232,7 +269,7 @@ class ScalableCrossEntropy(nn.Module):
             y,
             centres.to(inputs.dtype),
             bucket_size_x=size_x,
-            bucket_size_y=self.bucket_size_y,
+            bucket_size_y=size_y,
             rounding=rounding,
         )
         losses, placed = bucketed_cross_entropy(
@@ -240,7 +277,7 @@ class ScalableCrossEntropy(nn.Module):
         )
         losses = losses * torch.where(sound, 1.0, torch.nan).to(losses.dtype)
         loss = reduce(losses, placed, inputs, self.reduction)
-        return loss, count_buckets(buckets, wanted, placed) if with_stats else None
+        return loss, count_buckets(buckets, wanted, placed) if with_statistics else None
 
     def _fused(
         self,
@@ -248,14 +285,16 @@ class ScalableCrossEntropy(nn.Module):
         catalogue: Tensor,
         targets: Tensor,
         generator: torch.Generator | None,
+        max_targets: int | None,
         centres: Tensor | None,
-        with_stats: bool,
+        with_statistics: bool,
         rounding: torch.dtype | None,
     ) -> tuple[Tensor, BucketStatistics | None]:
         """Run the kernels: nothing is taken out, counted or looked at on the host."""
         from sce.losses import kernels
 
-        n_buckets, size_x = self._sizes(None, targets)
+        n_buckets, size_x, size_y = self.sizes(len(catalogue), max_targets or targets.numel())
+        mix, mix_of, noise = _MIXES[self.centres]
         seed = kernels.draw_seed(states.device, generator) if centres is None else None
         compiling = torch.compiler.is_compiling()
         run = kernels.fused_operator if compiling else kernels.fused_cross_entropy
@@ -266,10 +305,10 @@ class ScalableCrossEntropy(nn.Module):
             kernels.FusedOptions(
                 n_buckets=n_buckets if centres is None else centres.shape[0],
                 bucket_size_x=size_x,
-                bucket_size_y=self.bucket_size_y,
-                mix=self.mix,
-                mix_of=self.mix_of,
-                noise=self.noise,
+                bucket_size_y=size_y,
+                mix=mix,
+                mix_of=mix_of,
+                noise=noise,
                 ignore_index=self.ignore_index,
                 reduction=self.reduction,
                 sparse_grad=self.sparse_grad,
@@ -280,7 +319,7 @@ class ScalableCrossEntropy(nn.Module):
         )
         if self.reduction == "none":
             loss = loss.reshape(targets.shape)
-        if not with_stats:
+        if not with_statistics:
             return loss, None
         return loss, count_buckets(buckets, wanted, winner != kernels.NOWHERE)
 
@@ -289,80 +328,53 @@ class ScalableCrossEntropy(nn.Module):
     ) -> bool:
         """Say whether a compiled graph can hold this call; it breaks there otherwise."""
         return (
-            self._sized
-            and why_not_triton(states, catalogue, self.backend) is None
+            why_not_triton(states, catalogue, self.backend) is None
             and targets.numel() > 0
             and not self.sparse_grad  # a graph knows no sparse tensors,
             and generator is None  # and no generators
         )
 
-    def _sizes(self, count: int | None, targets: Tensor | None = None) -> tuple[int, int]:
-        """Return the number of buckets, and of states in each: as given, or by the rule."""
-        if self.n_buckets is not None and self.bucket_size_x is not None:
-            return self.n_buckets, self.bucket_size_x
-        if count is None:
-            assert targets is not None
-            count = int((targets != self.ignore_index).sum())
-        n_buckets, size_x = suggest_sizes(1, count, alpha=self.alpha, beta=self.beta)
-        return self.n_buckets or n_buckets, self.bucket_size_x or size_x
-
-    def never_waits(self, catalogue: Tensor) -> bool:
-        """Say whether a call with this catalogue runs without the host waiting for the device.
-
-        Such a call can be recorded in a CUDA graph. It needs the kernels, and sizes that are given:
-        the default ones count the valid states.
-        """
-        return self._sized and why_not_triton(catalogue, catalogue, self.backend) is None
-
-    @property
-    def _sized(self) -> bool:
-        return self.n_buckets is not None and self.bucket_size_x is not None
+    def is_capturable(self, catalogue: Tensor) -> bool:
+        """True if a call with this catalogue can be captured in a CUDA graph: the kernels run."""
+        return why_not_triton(catalogue, catalogue, self.backend) is None
 
     def extra_repr(self) -> str:
         """Show the settings in the module's repr."""
-        names = ScalableSettings.__annotations__
-        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
+        names = inspect.signature(type(self)).parameters
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 
 
-class ScalableSettings(TypedDict, total=False):
-    """The settings of `ScalableCrossEntropy`, by name."""
+@dataclass(frozen=True)
+class ScalableCrossEntropySettings:
+    """Settings of Scalable Cross-Entropy."""
 
-    n_buckets: int | None
-    bucket_size_x: int | None
-    bucket_size_y: int
-    mix: bool
-    mix_of: int
-    noise: float
-    alpha: float
-    beta: float
-    ignore_index: int
-    reduction: str
-    backend: Backend
-    sparse_grad: bool
+    bucket_size_y: int | None = None
+    """Items in a bucket. [default: 2,048, with training.row-wise 256, or the whole catalogue]"""
+    centres: Centres = "random"
+    """Where the buckets lie: in all directions alike, near hidden states, or by the paper's Mix."""
+    alpha: float = 2.0
+    """How densely buckets cover the hidden states of a batch."""
+    beta: float = 1.0
+    """Many small buckets (below 1) or few large ones (above 1)."""
+    n_buckets: int | None = None
+    """Number of buckets. [default: from alpha, beta and the mean batch]"""
+    bucket_size_x: int | None = None
+    """Hidden states in a bucket. [default: from alpha, beta and the mean batch]"""
+
+    def __post_init__(self) -> None:
+        self.build(TINY_DATA)
+
+    def build(self, data: DataSummary) -> ScalableCrossEntropy:
+        """Make the loss, with buckets for the mean batch: the shapes in a step stay the same."""
+        n_buckets, size_x = suggest_sizes(1, data.targets, alpha=self.alpha, beta=self.beta)
+        return ScalableCrossEntropy(
+            bucket_size_y="auto" if self.bucket_size_y is None else self.bucket_size_y,
+            centres=self.centres,
+            n_buckets=n_buckets if self.n_buckets is None else self.n_buckets,
+            bucket_size_x=size_x if self.bucket_size_x is None else self.bucket_size_x,
+        )
 
 
-@overload
-def scalable_cross_entropy(
-    states: Tensor,
-    catalogue: Tensor,
-    targets: Tensor,
-    *,
-    generator: torch.Generator | None = ...,
-    centres: Tensor | None = ...,
-    with_stats: Literal[False] = ...,
-    **settings: Unpack[ScalableSettings],
-) -> Tensor: ...
-@overload
-def scalable_cross_entropy(
-    states: Tensor,
-    catalogue: Tensor,
-    targets: Tensor,
-    *,
-    generator: torch.Generator | None = ...,
-    centres: Tensor | None = ...,
-    with_stats: Literal[True],
-    **settings: Unpack[ScalableSettings],
-) -> tuple[Tensor, BucketStatistics]: ...
 def scalable_cross_entropy(
     states: Tensor,
     catalogue: Tensor,
@@ -370,14 +382,13 @@ def scalable_cross_entropy(
     *,
     generator: torch.Generator | None = None,
     centres: Tensor | None = None,
-    with_stats: bool = False,
-    **settings: Unpack[ScalableSettings],
-) -> Tensor | tuple[Tensor, BucketStatistics]:
+    **settings: Any,
+) -> Tensor:
     """Scalable Cross-Entropy as a function: `ScalableCrossEntropy(**settings)`, called once."""
-    found: Tensor | tuple[Tensor, BucketStatistics] = ScalableCrossEntropy(**settings)(
-        states, catalogue, targets, generator=generator, centres=centres, with_stats=with_stats
+    loss = ScalableCrossEntropy(**settings)
+    return loss(  # type: ignore[no-any-return]
+        states, catalogue, targets, generator=generator, centres=centres
     )
-    return found
 
 
 def _check_centres(centres: Tensor, catalogue: Tensor) -> None:

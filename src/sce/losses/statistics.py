@@ -1,6 +1,6 @@
 """What fell into the buckets, in numbers: what the paper plots over training."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,8 +10,7 @@ from sce.losses.buckets import Buckets
 _SORTED = 1 << 18  # items of buckets at once: some ten megabytes
 
 
-@dataclass(frozen=True)
-class BucketStatistics:
+class BucketStatistics(NamedTuple):
     """What the paper plots over training, as scalar tensors between 0 and 1."""
 
     picked_once: Tensor  # share of the valid states that are in exactly one bucket

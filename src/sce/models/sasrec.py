@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from sce.data.batches import PADDING, Side
 from sce.data.parts import Parts
 from sce.errors import InputError
+from sce.models.base import Backbone
 
 _SINKS = 8  # empty events that stand for the missing ones: dropout hits some of them, not all
 _SINK_WIDTH = 8  # dimensions that they add: one is used, fast attention wants eight
@@ -54,16 +55,19 @@ class SASRecSettings:
         if not 0 <= self.dropout < 1:
             raise InputError(f"dropout is a share from 0 to below 1; got {self.dropout}")
 
+    def build(self, n_items: int, *, seed: int | torch.Generator = 0) -> "SASRec":
+        """Make the model with new weights."""
+        return SASRec(n_items, self, seed=seed)
 
-class SASRec(nn.Module):
+
+class SASRec(Backbone):
     """Histories in, one state per event out; the scores of all items are `states @ catalogue.T`.
 
     The model knows no loss. Nothing in `forward` depends on the values in a batch or waits for the
     device, so a step can be compiled and captured.
     """
 
-    catalogue: nn.Parameter
-    """The item embeddings, [C, d]: input of the model and, live, its output layer."""
+    settings: SASRecSettings
 
     def __init__(
         self,
@@ -104,11 +108,6 @@ class SASRec(nn.Module):
         )
         self.norm = nn.LayerNorm(dim, eps=_EPSILON)
         self._initialise(seed)
-
-    @property
-    def max_length(self) -> int:
-        """The longest history."""
-        return self.settings.max_length
 
     def forward(self, histories: Tensor, parts: Parts | None = None) -> Tensor:
         """Turn histories [b, l] into states [b, l, d].

@@ -7,7 +7,8 @@ search.py finds what fits, sizes.py reads and writes amounts of memory.
 from sce.planning.formula import Forecast, loss_bytes, predict
 from sce.planning.job import LOSSES, Job, LossName
 from sce.planning.search import Plan, Planned, largest_batch, plan
-from sce.planning.sizes import parse_size, show_size
+from sce.planning.summary import summarize_data
+from sce.units import parse_size, show_size
 
 __all__ = [
     "LOSSES",
@@ -22,4 +23,5 @@ __all__ = [
     "plan",
     "predict",
     "show_size",
+    "summarize_data",
 ]

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from sce.report.formatting import is_number
 from sce.report.markup import Child, Markup, element
+from sce.units import is_number
 
 
 def section(title: str, *children: Child) -> Markup:
@@ -54,15 +54,6 @@ def notice(text: str) -> Markup:
 def any_number(values: Iterable[float | None]) -> bool:
     """Whether there is anything to show."""
     return any(is_number(value) for value in values)
-
-
-def plural(count: int, noun: str) -> str:
-    """A count of things.
-
-    >>> plural(1, "epoch"), plural(1200, "epoch")
-    ('1 epoch', '1,200 epochs')
-    """
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def course(

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sce.report.formatting import is_number
 from sce.training.begin import describe_divergence
 from sce.training.run import Run
+from sce.units import is_number
 
 METRIC = "ndcg@10"  # what training stops by, and what the page is headed by
 

@@ -8,7 +8,8 @@ import numpy as np
 from sce.data.prepared import PreparedDataset
 from sce.recommend import Id, Recommended, Recommender
 from sce.report.markup import Markup, element
-from sce.report.parts import notice, plural, section
+from sce.report.parts import notice, section
+from sce.units import plural
 
 SHOWN = 5  # recommendations of each user
 DEPTH = 50  # how far down the held-out item is looked for

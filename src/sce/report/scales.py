@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from sce.report.formatting import is_number, show_compact
+from sce.units import is_number, show_compact
 
 _ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
 

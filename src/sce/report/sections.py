@@ -2,7 +2,13 @@
 
 from sce.evaluation.evaluate import KS
 from sce.report.figures import Bars, Caption, Level, Mark, Series, bar_chart, line_chart
-from sce.report.formatting import (
+from sce.report.markup import Child, Markup, element, join
+from sce.report.parts import any_number, course, figures, folded, notice, section, tiles
+from sce.report.record import METRIC, Record, number
+from sce.report.scales import Axis
+from sce.report.tables import METRICS, RANKERS, metrics_table
+from sce.units import (
+    plural,
     show_compact,
     show_count,
     show_digits,
@@ -12,11 +18,6 @@ from sce.report.formatting import (
     show_metric,
     show_share,
 )
-from sce.report.markup import Child, Markup, element, join
-from sce.report.parts import any_number, course, figures, folded, notice, plural, section, tiles
-from sce.report.record import METRIC, Record, number
-from sce.report.scales import Axis
-from sce.report.tables import METRICS, RANKERS, metrics_table
 
 _EPOCHS = Axis("epoch", show_count, whole=True)
 _STOPPED = {

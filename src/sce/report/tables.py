@@ -4,7 +4,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sce.evaluation.evaluate import KS
-from sce.report.formatting import (
+from sce.report.markup import Markup, element, join
+from sce.report.parts import any_number, folded, notice, table
+from sce.report.record import METRIC, Record, number
+from sce.units import (
+    plural,
     show_count,
     show_digits,
     show_duration,
@@ -12,9 +16,6 @@ from sce.report.formatting import (
     show_metric,
     show_share,
 )
-from sce.report.markup import Markup, element, join
-from sce.report.parts import any_number, folded, notice, plural, table
-from sce.report.record import METRIC, Record, number
 
 METRICS = {"ndcg": "NDCG", "hr": "HR", "mrr": "MRR", "cov": "COV"}
 RANKERS = ("model", "popularity")

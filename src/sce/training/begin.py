@@ -9,11 +9,17 @@ from typing import Any
 
 from sce import __version__
 from sce.data.prepared import PreparedDataset
-from sce.data.storage import check_writable, digest_file, whole_directory, write_array
+from sce.data.storage import (
+    LOCK,
+    atomic_directory,
+    check_writable,
+    digest_file,
+    partial_directory,
+    write_array,
+    write_text,
+)
 from sce.errors import InputError
 from sce.models.sasrec import SASRecSettings
-from sce.training.checkpoint import partial_directory, write_text
-from sce.training.lock import LOCK
 from sce.training.objective import LossSettings
 from sce.training.run import (
     FILES,
@@ -83,7 +89,7 @@ def start_run(
     """Make the directory of a run, with everything that is known before training."""
     path = Path(path)
     replace = check_target(path, force=force)
-    with whole_directory(path, replace=replace) as directory:
+    with atomic_directory(path, replace=replace) as directory:
         files = {}
         for part, array in dataset.item_ids.arrays().items():
             file = directory / f"items_{part}.npy"

@@ -6,10 +6,7 @@ progress as JSON in its header.
 """
 
 import json
-import os
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from sce.data.storage import new_digest
+from sce.data.storage import atomic_file, new_digest
 from sce.errors import InputError
 
 FORMAT = "sce training state"
@@ -208,10 +205,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
         # Tied weights: the format holds each tensor by itself.
         separate[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
         seen.add(tensor.data_ptr())
-    with replacing(path) as partial:
+    with atomic_file(path) as partial:
         partial.touch()
         mode = partial.stat().st_mode  # which the library would make private
-        save_file(separate, partial, metadata | {_DIGEST: _digest(separate, metadata)})
+        try:
+            save_file(separate, partial, metadata | {_DIGEST: _digest(separate, metadata)})
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
         _sort_metadata(partial)
         partial.chmod(mode)
 
@@ -260,54 +260,6 @@ def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file, whole or not at all."""
-    with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Give a file to write, then put it in place once its bytes are on the disk.
-
-    It lies in a directory of its own, with whatever temporary files come with it: what a crash
-    leaves is in one place, and the next time it goes.
-
-    Raises:
-        InputError: When it cannot be written; what was there before is still there.
-    """
-    directory = partial_directory(path)
-    partial = directory / path.name
-    try:
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir()
-        yield partial
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
-        directory.rmdir()
-        _sync_directory(path.parent)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(directory, ignore_errors=True)
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot write {path}: {reason}") from error
-
-
-def partial_directory(path: Path) -> Path:
-    """Where a file lies while it is being written."""
-    return path.with_name(f".{path.name}.partial")
-
-
-def _sync_directory(path: Path) -> None:
-    if os.name != "posix":
-        return  # elsewhere a directory cannot be opened
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

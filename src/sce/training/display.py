@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from sce.training.memory import PeakMemory
+from sce.units import show_clock
 
 _REFRESH_SECONDS = 0.5
 
@@ -77,7 +78,7 @@ class Display:
     def step(self, epoch: int, step: int, of: int, loss: float, seconds_left: float) -> None:
         """Show how far the epoch is."""
         facts = f"loss {loss:.4f}  {self._score}{self._memory.now():,.0f} MiB"
-        facts += f"  {_duration(seconds_left)} left"
+        facts += f"  {show_clock(seconds_left)} left"
         self._show(f"epoch {epoch}/{self._epochs}", step, of, facts)
 
     def evaluating(self, what: str, users: int, of: int) -> None:
@@ -98,7 +99,7 @@ class Display:
         if record["validation"] is not None:
             words[-1] += f" + {seconds['evaluation']:.1f} s evaluation"
         if record["epoch"] < self._epochs:
-            words.append(f"at most {_duration(seconds_left)} left")
+            words.append(f"at most {show_clock(seconds_left)} left")
         self._print("  ".join(words))
 
     def note(self, text: str) -> None:
@@ -127,10 +128,3 @@ class Display:
             self._console.quiet = True
             if isinstance(error, BrokenPipeError):
                 self._on_lost()
-
-
-def _duration(seconds: float) -> str:
-    """As people write it: 0:07, 12:34, 5:00:00."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

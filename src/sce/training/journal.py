@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from sce.data.storage import write_text
 from sce.errors import InputError
-from sce.training.checkpoint import write_text
 from sce.training.run import Run
 
 

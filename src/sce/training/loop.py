@@ -13,6 +13,7 @@ from torch import nn
 
 from sce.data.batches import PADDING, DeviceSequences
 from sce.data.prepared import PreparedDataset
+from sce.data.storage import locked
 from sce.errors import InputError
 from sce.losses import (
     BinaryCrossEntropy,
@@ -43,7 +44,6 @@ from sce.training.epochs import Record, Training
 from sce.training.foresight import TrainingWarning, explained, foresee
 from sce.training.interrupt import Interrupts, StopRequested, TrainingInterrupted
 from sce.training.journal import Journal, check_tensorboard
-from sce.training.lock import locked
 from sce.training.memory import PeakMemory
 from sce.training.objective import Workload
 from sce.training.optimizer import make_optimizer

@@ -4,8 +4,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from sce.data.storage import write_text
 from sce.evaluation.ranking import Popularity
-from sce.training.checkpoint import write_text
 from sce.training.device import device_name
 from sce.training.epochs import Record, Training
 

@@ -1,9 +1,23 @@
-"""Numbers as people read them."""
+"""Numbers, sizes, durations and counts as people read and write them."""
 
 import math
+import re
 from typing import TypeGuard
 
+from sce.errors import InputError
+
 _THOUSANDS = [(1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")]
+_UNITS = {
+    "": 1,
+    "b": 1,
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", start=1)},
+    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", start=1)},
+    # As graphics cards are sold: "16G" has 16 GiB.
+    **{letter: 1024**power for power, letter in enumerate("kmgt", start=1)},
+}
+_LEAST = 10**6  # bytes that anybody means who gives no unit
+_WRITTEN = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?|\.[0-9]+)\s*([a-z]*)", re.IGNORECASE)
+_SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def show_metric(value: float | None) -> str:
@@ -116,3 +130,73 @@ def show_factor(value: float | None, other: float | None) -> str | None:
 def is_number(value: object) -> TypeGuard[float]:
     """Whether there is a finite number to show."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def parse_size(text: str) -> int:
+    """Read an amount of memory in bytes.
+
+    >>> parse_size("16GB"), parse_size("900 MB"), parse_size("1.5 GiB")
+    (16000000000, 900000000, 1610612736)
+
+    Raises:
+        InputError: When it is none.
+    """
+    found = _WRITTEN.fullmatch(text.strip())
+    unit = found[2].lower() if found else ""
+    if found is None or unit not in _UNITS:
+        raise InputError(f"memory is an amount such as 16GB, 16GiB or '900 MB'; got {text!r}")
+    size = int(float(found[1].replace("_", "").replace(",", "")) * _UNITS[unit])
+    if size < 1:
+        raise InputError(f"memory must be above 0; got {text!r}")
+    if not unit and size < _LEAST:
+        raise InputError(f"{text.strip()} bytes are meant? Give a unit, such as {text.strip()}GB")
+    return size
+
+
+def show_size(size: float) -> str:
+    """Write an amount of memory with three digits.
+
+    >>> show_size(1_434_451_968), show_size(310 * 10**9), show_size(5_000)
+    ('1.34 GiB', '289 GiB', '4.88 KiB')
+    """
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while abs(size) >= 1000 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    if units[0] == "B":
+        return f"{size:.0f} B"
+    digits = 2 if size < 10 else 1 if size < 100 else 0
+    return f"{size:,.{digits}f} {units[0]}"
+
+
+def parse_duration(text: str) -> float:
+    """Seconds.
+
+    >>> parse_duration("90s"), parse_duration("10m"), parse_duration("1h 30m")
+    (90.0, 600.0, 5400.0)
+    """
+    parts = re.findall(r"([\d.]+)\s*([a-z]*)", text.lower())
+    left = re.sub(r"[\d.]+\s*[a-z]*|\s", "", text.lower())
+    try:
+        seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    except (KeyError, ValueError):  # no unit is none that is known: is 5 a second or a minute?
+        seconds = 0.0
+    if left or not seconds > 0:
+        raise InputError(f"a time is written like 90s, 10m or 1h30m; got {text!r}")
+    return seconds
+
+
+def plural(count: int, noun: str) -> str:
+    """A count of things.
+
+    >>> plural(1, "epoch"), plural(1200, "epoch")
+    ('1 epoch', '1,200 epochs')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def show_clock(seconds: float) -> str:
+    """A duration as clocks show it: 0:07, 12:34, 5:00:00."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

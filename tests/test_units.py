@@ -5,7 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sce.report.formatting import (
+from sce.errors import InputError
+from sce.units import (
+    parse_duration,
+    parse_size,
     show_compact,
     show_count,
     show_digits,
@@ -14,6 +17,7 @@ from sce.report.formatting import (
     show_memory,
     show_metric,
     show_share,
+    show_size,
 )
 
 ALL = [
@@ -73,3 +77,59 @@ def test_a_factor_needs_something_to_compare_with() -> None:
     assert show_factor(0.2, None) is None
     assert show_factor(None, 0.2) is None
     assert show_factor(0.1, 0.2) == "0.5×"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("1.5m", 90), ("10 min", 600), ("1h30m", 5400), ("1d", 86_400)],
+)
+def test_times(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "soon", "10 weeks", "-5m", "0s", "5", "1h30", "5m!", "1..2s", "m"]
+)
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(InputError, match="like 90s, 10m or 1h30m"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("16GB", 16 * 10**9),
+        ("16 GiB", 16 * 2**30),
+        ("16gib", 16 * 2**30),
+        ("16G", 16 * 2**30),
+        ("900 MB", 9 * 10**8),
+        ("1.5TiB", 3 * 2**39),
+        (".5 kb", 500),
+        ("1_000_000", 10**6),
+        ("1,000 B", 1000),
+        (" 80GB ", 80 * 10**9),
+    ],
+)
+def test_sizes_as_people_write_them(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GB", "16 XB", "-1GB", "16GB GB", "sixteen", "1.2.3GB", "0GB"]
+)
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(InputError, match="memory"):
+        parse_size(text)
+
+
+def test_a_number_without_a_unit_that_nobody_means() -> None:
+    with pytest.raises(InputError, match=r"16 bytes are meant\? Give a unit, such as 16GB"):
+        parse_size("16")
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 10**15))
+def test_a_size_is_shown_within_its_three_digits(size: int) -> None:
+    shown = show_size(size)
+    assert abs(parse_size(shown) - size) <= 0.006 * size + 1
+    assert len([c for c in shown if c.isdigit()]) <= 4

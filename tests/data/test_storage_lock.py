@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from sce.data.storage import LOCK, locked
 from sce.errors import InputError
-from sce.training.lock import LOCK, locked
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from sce.training.lock import locked
+from sce.data.storage import locked
 
 with locked(Path(sys.argv[1])):
     print("locked", flush=True)

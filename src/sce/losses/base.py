@@ -1,0 +1,124 @@
+"""The base class of every loss, and the sizes that losses are built and planned from."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class DataSummary:
+    """The training data as far as a loss may depend on it."""
+
+    n_items: int
+    """Items in the catalogue."""
+    sequences: float
+    """Sequences in a batch."""
+    mean_length: float
+    """Mean number of targets of a sequence, once it is cut to the model's maximum length."""
+    item_counts: Tensor
+    """Occurrences of each item in the training data, [n_items]."""
+
+    @property
+    def targets(self) -> float:
+        """Mean number of targets in a batch."""
+        return self.sequences * self.mean_length
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """The sizes of a training batch that decide how much memory a step takes."""
+
+    n_items: int
+    """Items in the catalogue."""
+    sequences: int
+    """Sequences in the batch."""
+    length: int
+    """Positions of a sequence, padding included."""
+    dim: int
+    """Dimensions of hidden states and items."""
+    targets: float
+    """Targets of a mean batch."""
+    max_targets: float
+    """Targets of the fullest batch: its peak is the peak."""
+
+    @property
+    def positions(self) -> int:
+        """Positions of the batch, padding included."""
+        return self.sequences * self.length
+
+
+class LossMemory(NamedTuple):
+    """Bytes that a loss allocates beyond its inputs, at the peak of each pass."""
+
+    forward: float
+    backward: float
+    """With the catalogue's gradient, as far as it exists at the peak."""
+    gradient_rows: float | None = None
+    """Rows of the catalogue's gradient where it is sparse; None: it is dense."""
+
+
+class Loss(nn.Module):
+    """A loss over a catalogue of items, called `loss(states, catalogue, targets)`.
+
+    Derive from it for a loss of your own that wants what training can give: the generator of the
+    step, the number of targets, capture in a CUDA graph, a place in `sce plan`. Any function of
+    (states, catalogue, targets) can be trained with as well.
+    """
+
+    statistics: tuple[str, ...] = ()
+    """Names of what `with_statistics` returns beside the loss."""
+
+    def forward(
+        self,
+        states: Tensor,
+        catalogue: Any,
+        targets: Tensor,
+        *,
+        generator: torch.Generator | None = None,
+        max_targets: int | None = None,
+    ) -> Tensor:
+        """Return the loss.
+
+        Args:
+            states: Hidden states, [..., d].
+            catalogue: Item embeddings, [items, d]: a tensor, an `nn.Embedding` or an `nn.Linear`.
+            targets: The correct item of each state, [...]; `ignore_index` where there is none.
+            generator: Source of random numbers; None: torch's default.
+            max_targets: An upper bound of the number of targets, where it is known: the call then
+                needs no sync.
+        """
+        raise NotImplementedError
+
+    def with_statistics(
+        self,
+        states: Tensor,
+        catalogue: Any,
+        targets: Tensor,
+        *,
+        generator: torch.Generator | None = None,
+        max_targets: int | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the loss and its `statistics`, as scalar tensors."""
+        loss = self(states, catalogue, targets, generator=generator, max_targets=max_targets)
+        return loss, ()
+
+    def is_capturable(self, catalogue: Tensor) -> bool:
+        """True if the call, given `max_targets`, can be captured in a CUDA graph."""
+        return False
+
+    def memory(self, shape: BatchShape) -> LossMemory | None:
+        """Return the bytes that a call takes; None: not known."""
+        return None
+
+
+TINY_DATA = DataSummary(1, 1.0, 1.0, torch.ones(1, dtype=torch.int64))
+"""Settings build their loss for it once, so that its constructor checks them."""
+
+
+class LossSettings(Protocol):
+    """A frozen dataclass beside its loss: its fields are the options, their docstrings the help."""
+
+    def build(self, data: DataSummary) -> Loss:
+        """Make the loss, with what the settings leave open taken from the data."""

@@ -1,0 +1,43 @@
+"""The base class of every backbone: a model from histories to hidden states."""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from sce.data.parts import Parts
+
+
+class Backbone(nn.Module):
+    """Maps histories [b, l] to hidden states [b, l, d]; scores are `states @ catalogue.T`.
+
+    Derive from it for a model of your own that wants what training can give: batches cut by length,
+    row-wise updates, capture in a CUDA graph, a place in `sce plan`. Any module from histories to
+    states with a `catalogue` can be trained as well.
+    """
+
+    catalogue: nn.Parameter
+    """Item embeddings, [items, d]: input of the model and, live, its output layer."""
+    settings: Any
+    """The settings that it was built from, a `BackboneSettings`."""
+    sparse_grad: bool = False
+    """Give the catalogue a sparse gradient, of the rows that were looked up."""
+
+    @property
+    def max_length(self) -> int:
+        """Maximum history length."""
+        return int(self.settings.max_length)
+
+    def forward(self, histories: Tensor, parts: Parts | None = None) -> Tensor:
+        """Return the hidden states; the one at a position predicts the item after it."""
+        raise NotImplementedError
+
+
+class BackboneSettings(Protocol):
+    """A frozen dataclass beside its backbone: fields are the options, their docstrings the help."""
+
+    dim: int
+    max_length: int
+
+    def build(self, n_items: int, *, seed: int | torch.Generator = 0) -> Backbone:
+        """Make the model with new weights, which follow from the seed alone."""

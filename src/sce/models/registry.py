@@ -1,0 +1,23 @@
+"""The table of backbones: command line, plan and tests iterate over it."""
+
+from typing import NamedTuple
+
+from sce.models.base import Backbone, BackboneSettings
+from sce.models.sasrec import SASRec, SASRecSettings
+
+
+class BackboneEntry(NamedTuple):
+    """A backbone that can be trained by its name."""
+
+    settings: type[BackboneSettings]
+    backbone: type[Backbone]
+    label: str
+    """Its name in tables and charts."""
+    summary: str
+    """A few words for `--help`."""
+
+
+BACKBONES: dict[str, BackboneEntry] = {
+    "sasrec": BackboneEntry(SASRecSettings, SASRec, "SASRec", "causal transformer"),
+}
+DEFAULT_BACKBONE = "sasrec"
