@@ -4,11 +4,12 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test lint types imports unit format clean
+.PHONY: help demo test lint types imports unit pages format clean
 
 help:
-	@echo "make demo    a synthetic catalog of 100,000 items: prepare, train, recommend, report"
+	@echo "make demo    a synthetic catalogue of 100,000 items: prepare, train, recommend, report"
 	@echo "make test    lint, types, import direction, tests"
+	@echo "make pages   the tests that need a browser (Chromium)"
 	@echo "make format  let ruff format and fix"
 	@echo "make clean   remove the virtual environment and everything made"
 
@@ -19,13 +20,13 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-# Every command below is one to copy: they print themselves. The buckets are smaller than usual, and near the
-# states: on two cores a fortieth of the catalogue takes twice as long, and two epochs are few.
+# Every command below is one to copy: they print themselves. The buckets are smaller than the default, and near
+# the hidden states: two epochs on two cores are few.
 demo: $(STAMP)
 	@rm -rf demo && mkdir demo
 	$(BIN)/sce synthesize --items 124000 --users 20000 --out demo/log.parquet
 	$(BIN)/sce prepare demo/log.parquet --out demo/data
-	$(BIN)/sce train demo/data --loss sce --epochs 2 --batch-size 256 --learning-rate 3e-3 --model.max-length 50 --loss.bucket-size-y 256 --loss.mix --out demo/run
+	$(BIN)/sce train demo/data --loss sce --epochs 2 --batch-size 256 --learning-rate 3e-3 --model.max-length 50 --loss.bucket-size-y 256 --loss.centres states --out demo/run
 	$(BIN)/sce recommend demo/run -k 10 --out demo/recommendations.csv
 	@head -4 demo/recommendations.csv
 	$(BIN)/sce report demo/run
@@ -46,6 +47,9 @@ imports: $(STAMP)
 
 unit: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+pages: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m browser tests
 
 format: $(STAMP)
 	$(BIN)/ruff check --quiet --fix .

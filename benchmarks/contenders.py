@@ -84,7 +84,7 @@ NOT_ON_CPU = {
     "CE, cut-cross-entropy",
     "CE, cut-cross-entropy, unfiltered",
     "CE, Liger",
-    "CE, Liger, room",
+    "CE, Liger, tuned",
 }
 
 
@@ -110,12 +110,11 @@ def contenders(
         "n_buckets": n_buckets,
         "bucket_size_x": size_x,
         "bucket_size_y": size_y,
-        "mix_of": 4,
     }
     theirs: dict[str, Any] = {"n_buckets": n_buckets, "size_x": size_x, "size_y": size_y}
     return {
         "SCE": lambda: ScalableCrossEntropy(**ours),
-        "SCE, mix of all states": lambda: ScalableCrossEntropy(**ours | {"mix_of": 0}),
+        "SCE, mix": lambda: ScalableCrossEntropy(**ours, centres="mix"),
         "SCE, CUDA graph": lambda: ScalableCrossEntropy(**ours),
         "SCE, sparse gradient": lambda: ScalableCrossEntropy(**ours | {"sparse_grad": True}),
         "SCE, plain path": lambda: ScalableCrossEntropy(**ours, backend="torch"),
@@ -126,13 +125,13 @@ def contenders(
         "CE, chunked": lambda: CrossEntropy(chunk_size=1024),
         "CE, torch": lambda: peers.torch_cross_entropy,
         "CE, torch, linear_cross_entropy": lambda: peers.torch_linear,
-        "CE, torch, linear_cross_entropy, room": lambda: partial(peers.torch_linear, room=room),
+        "CE, torch, linear_cross_entropy, tuned": lambda: partial(peers.torch_linear, room=room),
         "CE, cut-cross-entropy": lambda: peers.cut_cross_entropy,
         "CE, cut-cross-entropy, unfiltered": lambda: partial(
             peers.cut_cross_entropy, filter_eps=None
         ),
         "CE, Liger": lambda: peers.liger,
-        "CE, Liger, room": lambda: partial(peers.liger, room=room),
+        "CE, Liger, tuned": lambda: partial(peers.liger, room=room),
         "CE-": lambda: SampledCrossEntropy(k),
         "CE-, tensor code": lambda: partial(tensor_sampled, k=k, binary=False),
         "BCE": BinaryCrossEntropy,

@@ -41,7 +41,6 @@ def main() -> None:
     dtype = getattr(torch, options.dtype)
     n_buckets, size_x = suggest_sizes(1, options.states)
     loss = ScalableCrossEntropy(
-        mix_of=4,
         n_buckets=n_buckets,
         bucket_size_x=size_x,
         bucket_size_y=options.bucket_size_y,

@@ -58,15 +58,15 @@ def grid() -> list[Row]:
     cells += combine((*OURS, CUT[0]), million, half, dim=256)
     cells += combine((*OURS, CUT[0]), million, half, batch=640, buckets=715)
     # What others have written, and what one would write instead.
-    cells += combine(("CE, chunked", "CE, torch", *CUT, "CE, Liger, room"), SIZES[1:3], half)
+    cells += combine(("CE, chunked", "CE, torch", *CUT, "CE, Liger, tuned"), SIZES[1:3], half)
     linear = "CE, torch, linear_cross_entropy"
-    cells += combine(("CE, Liger", linear, f"{linear}, room", "SCE, RePlay"), million, half)
+    cells += combine(("CE, Liger", linear, f"{linear}, tuned", "SCE, RePlay"), million, half)
     written = ("CE-, tensor code", "BCE+", "BCE+, tensor code", "SCE, tensor code, TF32")
     cells += combine((*written, "SCE, RePlay"), million, single)
     # Which loss when.
     cells += combine((*OURS, "CE, chunked", "CE-", "BCE", "gBCE"), SIZES, single)
     cells += combine(["CE"], SIZES[:3], single)
-    cells += combine(["SCE, mix of all states"], SIZES[1:3], DTYPES)
+    cells += combine(["SCE, mix"], SIZES[1:3], DTYPES)
     return [*cells, *combine(["SCE"], [100_000_000], half)]
 
 

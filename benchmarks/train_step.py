@@ -188,8 +188,6 @@ def our_loop(items: int, device: torch.device, options: argparse.Namespace) -> L
         model = SASRec(items, settings, sparse_grad=row_wise).train()
     n_buckets, size_x = suggest_sizes(options.batch, options.length)
     loss = ScalableCrossEntropy(
-        mix_of=4,
-        noise=1.0,
         n_buckets=n_buckets,
         bucket_size_x=size_x,
         bucket_size_y=min(items, options.bucket_size_y),
