@@ -59,7 +59,7 @@ def check_negatives(negatives: Negatives) -> None:
         raise TypeError(f"{accepted}, got {negatives!r}")
     if not isinstance(getattr(negatives, "correct", None), bool):
         raise TypeError(
-            f"{accepted}: {type(negatives).__name__} must have an attribute `correct`, True when it "
+            f"{accepted}: {type(negatives).__name__} must have an attribute `correct`, True if it "
             "corrects the logits for how it draws, and False otherwise"
         )
 
