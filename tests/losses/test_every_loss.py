@@ -22,6 +22,7 @@ from sce.losses import (
     ScalableCrossEntropy,
     UniformNegatives,
 )
+from sce.losses.inputs import unwrap_catalogue
 from sce.losses.negatives import Draw
 
 DATA = DataSummary(30, 4.0, 10.0, torch.arange(30) + 1)
@@ -51,9 +52,8 @@ def run(loss: Loss, *inputs: Any, cast: torch.dtype | None = None, **given: Any)
     """Return the loss, in a region of autocast if given, and both gradients."""
     with torch.autocast("cpu", dtype=cast, enabled=cast is not None):
         value = loss(*inputs, generator=torch.Generator().manual_seed(3), **given)
-    x, y, *_ = inputs
-    learned = (x, y.weight if isinstance(y, nn.Module) else y)
-    return [value, *torch.autograd.grad(value.sum(), learned)]
+    states, catalogue = inputs[0], unwrap_catalogue(inputs[1])[0]
+    return [value, *torch.autograd.grad(value.sum(), (states, catalogue))]
 
 
 def with_reduction(loss: Loss, reduction: str) -> Loss:

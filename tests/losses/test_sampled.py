@@ -126,17 +126,6 @@ def test_equals_its_equation(name: str, shared: str, reduction: str, biased: boo
     )
 
 
-def test_gbce_with_t_zero_is_bce_plus() -> None:
-    states, catalogue, targets = problem()
-    g = torch.Generator()
-    torch.testing.assert_close(
-        GeneralizedBinaryCrossEntropy(4, t=0.0)(
-            states, catalogue, targets, generator=g.manual_seed(0)
-        ),
-        BinaryCrossEntropy(4)(states, catalogue, targets, generator=g.manual_seed(0)),
-    )
-
-
 def test_corrected_negatives_estimate_the_whole_softmax() -> None:
     # The sum inside the logarithm is unbiased: averaged over draws it is the sum over all items
     # but the target.
@@ -162,56 +151,36 @@ def test_all_items_as_negatives_is_cross_entropy() -> None:
     )
 
 
-@pytest.fixture
-def largest_in_step(largest_tensor: Any) -> Callable[..., int]:
-    """The most numbers that a tensor has, forward and backward, on states of a shape."""
-
-    def measure(loss: nn.Module, shape: tuple[int, int, int], *, targets_each: int) -> int:
-        states = torch.randn(shape, requires_grad=True)
-        catalogue = torch.randn(50, shape[2], requires_grad=True)
-        targets = torch.randint(50, shape[:2])
-        targets[:, targets_each:] = -100
-        with largest_tensor() as largest:
-            loss(states, catalogue, targets).backward()
-        numel: int = largest.numel
-        return numel
-
-    return measure
-
-
-@pytest.mark.parametrize("shared", SHARING)
-def test_no_tensor_of_positions_by_negatives_by_d(
-    shared: Any, monkeypatch: pytest.MonkeyPatch, largest_in_step: Callable[..., int]
-) -> None:
-    monkeypatch.setattr(scoring, "MAX_GATHERED", 2048)
-    loss = SampledCrossEntropy(32, shared=shared)
-    # [positions, 1 + k] is 3,300; [positions, k, d] would be 51,200, [sequences, k, d] 2,048.
-    assert largest_in_step(loss, (4, 25, 16), targets_each=25) <= 3300
-
-
-@pytest.mark.parametrize("name", ["ce-", "bce+", "gbce"])
-def test_no_logits_of_all_padding(
-    name: str, monkeypatch: pytest.MonkeyPatch, largest_in_step: Callable[..., int]
-) -> None:
-    monkeypatch.setattr(scoring, "MAX_GATHERED", 512)
-    # The states are 2,000 numbers, their logits with 4 negatives would be 4,000.
-    assert largest_in_step(make(name), (40, 25, 2), targets_each=1) <= 2000
-
-
 @pytest.mark.parametrize(
-    ("shape", "k"),
-    [((40, 1, 16), 64), ((20, 64, 1), 32)],
-    ids=["many negatives", "long sequences"],
+    ("shape", "targets_each", "k", "shared", "max_gathered", "most"),
+    [
+        # [positions, 1 + k] is 3,300; [positions, k, d] would be 51,200.
+        *(((4, 25, 16), 25, 32, shared, 2048, 3300) for shared in SHARING),
+        # The states are 2,000 numbers; logits of all padding would be 4,000.
+        ((40, 25, 2), 1, 4, "sequence", 512, 2000),
+        # [sequences + 1, k] is up to 2,624; of all sequences at once there would be 40,960.
+        ((40, 1, 16), 1, 64, "sequence", 2048, 2624),
+        ((20, 64, 1), 1, 32, "sequence", 2048, 2624),
+    ],
 )
-def test_some_sequences_at_a_time(
+def test_the_largest_tensor_of_a_step(
     shape: tuple[int, int, int],
+    targets_each: int,
     k: int,
+    shared: Any,
+    max_gathered: int,
+    most: int,
     monkeypatch: pytest.MonkeyPatch,
-    largest_in_step: Callable[..., int],
+    largest_tensor: Any,
 ) -> None:
-    monkeypatch.setattr(scoring, "MAX_GATHERED", 2048)
-    # [sequences + 1, k] is up to 2,624; of all sequences at once there would be 40,960.
-    assert largest_in_step(SampledCrossEntropy(k), shape, targets_each=1) <= 2624
+    monkeypatch.setattr(scoring, "MAX_GATHERED", max_gathered)
+    states = torch.randn(shape, requires_grad=True)
+    catalogue = torch.randn(50, shape[2], requires_grad=True)
+    targets = torch.randint(50, shape[:2])
+    targets[:, targets_each:] = -100
+    with largest_tensor() as largest:
+        SampledCrossEntropy(k, shared=shared)(states, catalogue, targets).backward()
+    assert largest.numel <= most
 
 
 @pytest.mark.parametrize("shared", SHARING)
@@ -342,16 +311,18 @@ def test_each_sequence_is_corrected_by_its_own_draw() -> None:
         torch.testing.assert_close(found[row, 0], wanted)
 
 
-def test_who_shares_negatives_by_default_and_more_negatives_than_items() -> None:
+def test_who_shares_negatives_by_default() -> None:
     assert BinaryCrossEntropy(1).shared == "position"
     assert BinaryCrossEntropy(2).shared == "sequence"
     assert GeneralizedBinaryCrossEntropy(2).shared == "sequence"
-    states, catalogue, targets = problem()
-    g = torch.Generator()
-    # Sampling everything leaves nothing to calibrate.
+
+
+@pytest.mark.parametrize(("k", "t"), [(4, 0.0), (50, 0.75)])
+def test_gbce_without_calibration_is_bce_plus(k: int, t: float) -> None:
+    g = torch.Generator()  # sampling everything leaves nothing to calibrate
     torch.testing.assert_close(
-        GeneralizedBinaryCrossEntropy(50)(states, catalogue, targets, generator=g.manual_seed(0)),
-        BinaryCrossEntropy(50)(states, catalogue, targets, generator=g.manual_seed(0)),
+        GeneralizedBinaryCrossEntropy(k, t=t)(*problem(), generator=g.manual_seed(0)),
+        BinaryCrossEntropy(k)(*problem(), generator=g.manual_seed(0)),
     )
 
 
@@ -402,15 +373,10 @@ def test_bad_settings_are_refused() -> None:
 def test_nothing_at_all_is_zero(shape: tuple[int, ...], shared: Any) -> None:
     states = torch.randn(*shape, 6, requires_grad=True)
     catalogue = torch.randn(9, 6, requires_grad=True)
-    for loss in (SampledCrossEntropy(4, shared=shared), BinaryCrossEntropy(4, shared=shared)):
-        value = loss(states, catalogue, torch.zeros(shape, dtype=torch.long))
-        assert value == 0
-        torch.autograd.grad(value, catalogue)
-    ignored = torch.full((2, 3), -100)
-    value = SampledCrossEntropy(4, shared=shared, negatives=InBatchNegatives())(
-        torch.randn(2, 3, 6), catalogue, ignored
-    )
+    loss = SampledCrossEntropy(4, shared=shared)
+    value = loss(states, catalogue, torch.zeros(shape, dtype=torch.long))
     assert value == 0
+    torch.autograd.grad(value, catalogue)
 
 
 @pytest.mark.parametrize("shared", SHARING)
