@@ -19,6 +19,7 @@ from sce.losses import (
     scoring,
 )
 from sce.losses.negatives import Draw
+from tests.losses.test_every_loss import by_row
 
 SHARING = ["position", "sequence", "batch"]
 
@@ -33,13 +34,6 @@ class Fixed(UniformNegatives):
     def forward(self, rows: int, k: int, n_items: int, targets: Tensor, **_: Any) -> Draw:
         assert self.items.shape == (rows, k)
         return Draw(self.items, None)
-
-
-def same_for_first_rows(
-    self: Any, rows: int, k: int, n_items: int, *_: Any, generator: Any = None
-) -> Draw:
-    """Draw the same negatives for the first rows, however many there are."""
-    return Draw((torch.arange(rows)[:, None] * 7 + torch.arange(k) * 3) % n_items, None)
 
 
 def softmax_loss(own: Tensor, others: list[Tensor]) -> Tensor:
@@ -332,7 +326,7 @@ def test_the_gradient_of_a_bias_is_the_same_with_max_targets_and_in_half_precisi
 ) -> None:
     states, catalogue, targets = problem(torch.float32)
     bias = torch.randn(C, dtype=torch.bfloat16, requires_grad=True)
-    monkeypatch.setattr(UniformNegatives, "forward", same_for_first_rows)
+    monkeypatch.setattr(UniformNegatives, "forward", by_row)
     loss = SampledCrossEntropy(4, shared=shared)
     found = [loss(states, catalogue, targets, bias=bias, max_targets=m) for m in (None, 12)]
     grads = [torch.autograd.grad(value, bias)[0] for value in found]

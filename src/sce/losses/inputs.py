@@ -177,7 +177,7 @@ def check_tensor(name: str, given: object) -> None:
         )
 
 
-def autocast_dtype(states: Tensor, catalogue: Tensor) -> torch.dtype | None:
+def active_autocast_dtype(states: Tensor, catalogue: Tensor) -> torch.dtype | None:
     """Return the dtype that torch.autocast gives factors of matrix products; None: their own.
 
     Autocast applies where an input is float32 and the other is too, or has its dtype already.

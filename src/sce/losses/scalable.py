@@ -21,7 +21,7 @@ from sce.losses.buckets import (
 )
 from sce.losses.inputs import (
     Catalogue,
-    autocast_dtype,
+    active_autocast_dtype,
     check_arguments,
     check_flag,
     check_inputs,
@@ -235,7 +235,7 @@ class ScalableCrossEntropy(Loss):
                 "sparse_grad gives the catalogue a sparse gradient, which torch takes no further: "
                 "the catalogue must be the parameter itself, not what was computed from one"
             )
-        rounding = autocast_dtype(states, catalogue)
+        rounding = active_autocast_dtype(states, catalogue)
         if choose_backend(states, catalogue, self.backend) == "triton" and targets.numel():
             return self._fused(
                 states,
