@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sce.losses import ScalableCrossEntropy, scalable
 from sce.losses.buckets import MAX_SCORES, Buckets
-from sce.losses.inputs import autocast_rounding
+from sce.losses.inputs import active_autocast_dtype
 from sce.losses.statistics import count_buckets
 
 GPU = torch.cuda.is_available()
@@ -226,15 +226,15 @@ def test_the_catalogue_is_never_copied(n_buckets: int) -> None:
 
 def test_what_autocast_rounds_to() -> None:
     single, double = torch.zeros(1, device=DEVICE), torch.zeros(1, device=DEVICE).double()
-    assert autocast_rounding(single, single) is None
+    assert active_autocast_dtype(single, single) is None
     for dtype, other in (HALF, HALF[::-1]):
         half, wrong = single.to(dtype), single.to(other)
         with cast(dtype):
             for pair in ((single, single), (single, half), (half, single)):
-                assert autocast_rounding(*pair) == dtype
+                assert active_autocast_dtype(*pair) == dtype
             for pair in ((half, half), (single, wrong), (wrong, single), (wrong, half)):
-                assert autocast_rounding(*pair) is None
+                assert active_autocast_dtype(*pair) is None
             for pair in ((single, double), (double, single), (double, double), (double, half)):
-                assert autocast_rounding(*pair) is None
+                assert active_autocast_dtype(*pair) is None
             with cast(None):
-                assert autocast_rounding(single, single) is None
+                assert active_autocast_dtype(single, single) is None

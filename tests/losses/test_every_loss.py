@@ -1,6 +1,7 @@
-"""What holds for every loss alike."""
+"""Tests that hold for every loss alike: those of the table, with its defaults, and variants."""
 
 import copy
+import inspect
 import math
 from typing import Any
 
@@ -8,34 +9,34 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sce import losses
 from sce.losses import (
+    LOSSES,
     BinaryCrossEntropy,
     CrossEntropy,
+    DataSummary,
     GeneralizedBinaryCrossEntropy,
     InBatchNegatives,
+    Loss,
     PopularityNegatives,
     SampledCrossEntropy,
     ScalableCrossEntropy,
     UniformNegatives,
 )
+from sce.losses.inputs import unwrap_catalogue
 from sce.losses.negatives import Draw
 
-LOSSES: dict[str, nn.Module] = {
-    "sce": ScalableCrossEntropy(bucket_size_y=9),
-    "sce without mix": ScalableCrossEntropy(bucket_size_y=9, mix=False),
-    "sce of four": ScalableCrossEntropy(bucket_size_y=9, mix_of=4),
-    "sce with noise": ScalableCrossEntropy(bucket_size_y=9, mix_of=4, noise=2.0),
-    "ce": CrossEntropy(),
+DATA = DataSummary(30, 4.0, 10.0, torch.arange(30) + 1)
+EVERY: dict[str, Loss] = {name: entry.settings().build(DATA) for name, entry in LOSSES.items()} | {
     "ce in chunks": CrossEntropy(chunk_size=7),
-    "ce-": SampledCrossEntropy(5),
     "ce- by position": SampledCrossEntropy(5, shared="position"),
-    "ce- by batch": SampledCrossEntropy(5, shared="batch", negatives=InBatchNegatives()),
-    "bce": BinaryCrossEntropy(),
-    "bce+": BinaryCrossEntropy(5),
-    "gbce": GeneralizedBinaryCrossEntropy(5),
+    "ce- by batch": SampledCrossEntropy(5, shared="batch"),
+    "ce- in batch": SampledCrossEntropy(5, negatives=InBatchNegatives()),
 }
-every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+every_loss = pytest.mark.parametrize("loss", EVERY.values(), ids=EVERY)
+# In-batch negatives take no max_targets.
+with_max_targets = pytest.mark.parametrize(
+    "name", [name for name in EVERY if name != "ce- in batch"]
+)
 
 
 def problem(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -47,15 +48,22 @@ def problem(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]
     return states, catalogue, targets
 
 
-def run(loss: nn.Module, *inputs: Tensor, cast: torch.dtype | None = None) -> list[Tensor]:
-    """Return the loss, in a region of autocast if wanted, and both gradients."""
+def run(loss: Loss, *inputs: Any, cast: torch.dtype | None = None, **given: Any) -> list[Tensor]:
+    """Return the loss, in a region of autocast if given, and both gradients."""
     with torch.autocast("cpu", dtype=cast, enabled=cast is not None):
-        value = loss(*inputs, generator=torch.Generator().manual_seed(3))
-    return [value, *torch.autograd.grad(value, inputs[:2])]
+        value = loss(*inputs, generator=torch.Generator().manual_seed(3), **given)
+    states, catalogue = inputs[0], unwrap_catalogue(inputs[1])[0]
+    return [value, *torch.autograd.grad(value.sum(), (states, catalogue))]
+
+
+def with_reduction(loss: Loss, reduction: str) -> Loss:
+    other = copy.copy(loss)
+    other.reduction = reduction
+    return other
 
 
 @every_loss
-def test_a_generator_repeats_value_and_gradients_bit_for_bit(loss: nn.Module) -> None:
+def test_a_generator_repeats_value_and_gradients_bit_for_bit(loss: Loss) -> None:
     before, threads = torch.get_rng_state(), torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -67,48 +75,85 @@ def test_a_generator_repeats_value_and_gradients_bit_for_bit(loss: nn.Module) ->
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize(
-    ("function", "settings", "loss"),
-    [
-        (losses.scalable_cross_entropy, {"bucket_size_y": 9}, LOSSES["sce"]),
-        (losses.cross_entropy, {"chunk_size": 7}, LOSSES["ce in chunks"]),
-        (losses.sampled_cross_entropy, {"n_negatives": 5}, LOSSES["ce-"]),
-        (losses.binary_cross_entropy, {"n_negatives": 5}, LOSSES["bce+"]),
-        (losses.generalized_binary_cross_entropy, {"n_negatives": 5}, LOSSES["gbce"]),
-    ],
-    ids=["sce", "ce", "ce-", "bce+", "gbce"],
-)
-def test_as_functions_they_are_called_alike(
-    function: Any, settings: dict[str, int], loss: nn.Module
-) -> None:
-    g = torch.Generator()
-    found = function(*problem(), generator=g.manual_seed(3), **settings)
-    assert torch.equal(found, loss(*problem(), generator=g.manual_seed(3)))
-
-
 @every_loss
-def test_strided_inputs_work_and_are_not_modified(loss: nn.Module) -> None:
+def test_strided_inputs_work_and_are_not_modified(loss: Loss) -> None:
     wide = torch.randn(4, 10, 16)[:, :, ::2].requires_grad_()
     turned = torch.randn(8, 30).T.requires_grad_()
     spaced = torch.stack([problem()[2]] * 2, dim=2)[:, :, 0]
     before = copy.deepcopy((wide.detach(), turned.detach(), spaced))
     found = run(loss, wide, turned, spaced)
     packed = [x.detach().contiguous().requires_grad_() for x in (wide, turned)]
-    for a, b in zip(found, run(loss, *packed, spaced.contiguous()), strict=True):
-        torch.testing.assert_close(a, b)
-    for now, then in zip((wide, turned, spaced), before, strict=True):
-        assert torch.equal(now, then)
+    torch.testing.assert_close(found, run(loss, *packed, spaced.contiguous()))
+    assert all(map(torch.equal, (wide, turned, spaced), before))
+
+
+@every_loss
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_no_valid_position_gives_zero_and_a_zero_gradient(loss: Loss, reduction: str) -> None:
+    states, catalogue, targets = problem()
+    loss = with_reduction(loss, reduction)
+    for tensor in run(loss, states, catalogue, torch.full_like(targets, -100)):
+        assert (tensor == 0).all()
+    empty = torch.zeros(0, 5, 8, requires_grad=True)
+    assert (loss(empty, catalogue, torch.zeros(0, 5, dtype=torch.long)) == 0).all()
+
+
+@every_loss
+def test_ignored_positions_hold_anything(loss: Loss) -> None:
+    states, catalogue, targets = problem()
+    spoiled = states.detach().masked_fill((targets < 0).unsqueeze(2), torch.nan).requires_grad_()
+    wanted = run(loss, states, catalogue, targets)
+    assert all(map(torch.equal, run(loss, spoiled, catalogue, targets), wanted))
+
+
+@every_loss
+def test_any_number_can_mean_that_a_position_does_not_count(loss: Loss) -> None:
+    states, catalogue, targets = problem(torch.float64)
+    targets = targets.where(targets != 3, 4)
+    other = copy.copy(loss)
+    other.ignore_index = 3
+    found = run(other, states, catalogue, targets.where(targets != -100, 3))
+    torch.testing.assert_close(found, run(loss, states, catalogue, targets))
+
+
+@every_loss
+def test_reductions_agree(loss: Loss) -> None:
+    each, total, mean = (
+        run(with_reduction(loss, reduction), *problem(torch.float64))
+        for reduction in ("none", "sum", "mean")
+    )
+    assert each[0].shape == (4, 10)
+    assert (each[0][1, 6:] == 0).all()
+    torch.testing.assert_close([each[0].sum(), *each[1:]], total)
+    # The buckets of Scalable Cross-Entropy may leave out a state.
+    count = (each[0] != 0).sum()
+    assert 30 <= count <= 36
+    torch.testing.assert_close([x * count for x in mean], total)
+
+
+@every_loss
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(loss: Loss, dtype: torch.dtype) -> None:
+    states, catalogue, targets = problem(dtype)
+    found = run(loss, states, catalogue, targets)
+    single = [x.detach().float().requires_grad_() for x in (states, catalogue)]
+    wanted = run(loss, *single, targets)
+    assert [x.dtype for x in found] == [torch.float32, dtype, dtype]
+    # The centres of Scalable Cross-Entropy are rounded too: its buckets may differ.
+    tolerance = 0.2 if isinstance(loss, ScalableCrossEntropy) else 2e-2
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a.float(), b, rtol=tolerance, atol=tolerance)
 
 
 @every_loss
 @pytest.mark.parametrize("cast", [None, torch.float16])
 def test_logits_beyond_the_range_of_float16_are_what_float32_says(
-    loss: nn.Module, cast: torch.dtype | None
+    loss: Loss, cast: torch.dtype | None
 ) -> None:
     # Logits of 400 × 400 × ±1: float16 ends at 65,504.
-    signs = torch.tensor([[1.0], [-1.0]]).repeat(5, 1)
+    signs = torch.tensor([[1.0], [-1.0]]).repeat(15, 1)
     targets = torch.arange(10).view(2, 5) % 3
-    single = [400 * signs.view(2, 5, 1), 400 * signs]
+    single = [400 * signs[:10].view(2, 5, 1), 400 * signs]
     half = [x.half() for x in single]
     wanted = run(loss, *(x.requires_grad_() for x in single), targets)
     found = run(loss, *(x.requires_grad_() for x in half), targets, cast=cast)
@@ -118,19 +163,28 @@ def test_logits_beyond_the_range_of_float16_are_what_float32_says(
         torch.testing.assert_close(a.float(), b, rtol=1e-3, atol=1e-3)
 
 
+class AllItems:
+    """A sampler that draws the whole catalogue."""
+
+    correct = False
+
+    def __call__(self, rows: int, k: int, n_items: int, targets: Tensor, **_: Any) -> Draw:
+        return Draw(torch.arange(n_items, device=targets.device).expand(rows, n_items), None)
+
+
 @pytest.mark.parametrize("size", [1e3, 1e5, 3e7])
 @pytest.mark.parametrize(
     "loss",
     [
         CrossEntropy(),
         CrossEntropy(chunk_size=7),
-        SampledCrossEntropy(64, negatives=UniformNegatives(replacement=False)),
+        SampledCrossEntropy(64, negatives=AllItems()),
         ScalableCrossEntropy(n_buckets=2, bucket_size_x=32, bucket_size_y=64, backend="torch"),
         ScalableCrossEntropy(n_buckets=2, bucket_size_x=32, bucket_size_y=64, backend="triton"),
     ],
     ids=["ce", "ce in chunks", "ce-", "sce", "sce, kernels"],
 )
-def test_large_logits_that_are_equal(loss: nn.Module, size: float) -> None:
+def test_large_logits_that_are_equal(loss: Loss, size: float) -> None:
     # A log-sum-exp is these logits plus log(64): where it is kept, the logarithm is rounded away.
     device = "cuda" if torch.cuda.is_available() else "cpu"
     states = torch.full((32, 1), size, device=device, requires_grad=True)
@@ -144,14 +198,16 @@ def test_large_logits_that_are_equal(loss: nn.Module, size: float) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=0.0)
 
 
-@pytest.mark.parametrize("loss", [x for name, x in LOSSES.items() if "sce" not in name], ids=str)
-def test_autocast_changes_no_other_loss_than_scalable_cross_entropy(loss: nn.Module) -> None:
-    plain = run(loss, *problem())
-    assert all(map(torch.equal, plain, run(loss, *problem(), cast=torch.bfloat16)))
+@every_loss
+def test_autocast_changes_no_other_loss_than_scalable_cross_entropy(loss: Loss) -> None:
+    plain, cast = run(loss, *problem()), run(loss, *problem(), cast=torch.bfloat16)
+    assert [x.dtype for x in cast] == [torch.float32] * 3
+    same = all(map(torch.equal, plain, cast))
+    assert same is not isinstance(loss, ScalableCrossEntropy)
 
 
 @every_loss
-def test_only_what_needs_a_gradient_gets_one(loss: nn.Module) -> None:
+def test_only_what_needs_a_gradient_gets_one(loss: Loss) -> None:
     states, catalogue, targets = problem()
     loss(states, catalogue.detach(), targets).backward()
     loss(states.detach(), catalogue, targets).backward()
@@ -161,7 +217,7 @@ def test_only_what_needs_a_gradient_gets_one(loss: nn.Module) -> None:
 
 
 @every_loss
-def test_a_transform_of_torch_func_is_refused_where_it_does_not_work(loss: nn.Module) -> None:
+def test_a_transform_of_torch_func_works_or_is_refused(loss: Loss) -> None:
     states, catalogue, targets = problem()
     g = torch.Generator().manual_seed(0)
 
@@ -171,13 +227,30 @@ def test_a_transform_of_torch_func_is_refused_where_it_does_not_work(loss: nn.Mo
     with pytest.raises(TypeError, match=r"does not work inside torch.func \(vmap\)"):
         torch.vmap(of, in_dims=(0, None))(states.detach().expand(2, *states.shape), catalogue)
     transformed = torch.func.grad(of, argnums=(0, 1))
-    if loss is LOSSES["ce"]:  # written in nothing but torch's own operations
+    if loss is EVERY["ce"]:  # written in nothing but torch's own operations
         wanted = torch.autograd.grad(of(states, catalogue), (states, catalogue))
-        for a, b in zip(transformed(states, catalogue), wanted, strict=True):
-            torch.testing.assert_close(a, b)
+        torch.testing.assert_close(transformed(states, catalogue), wanted)
     else:
         with pytest.raises(TypeError, match=r"does not work inside torch.func \(grad, jacrev"):
             transformed(states, catalogue)
+
+
+@every_loss
+def test_a_module_as_the_catalogue(loss: Loss) -> None:
+    states, catalogue, targets = problem()
+    wanted = run(loss, states, catalogue, targets)
+    linear = nn.Linear(8, 30, bias=False)
+    linear.weight = nn.Parameter(catalogue.detach())
+    embedding = nn.Embedding.from_pretrained(catalogue.detach(), freeze=False)
+    for module in (linear, embedding):
+        assert all(map(torch.equal, run(loss, states, module, targets), wanted))
+    linear.bias = nn.Parameter(torch.randn(30))
+    if "bias" in inspect.signature(loss.forward).parameters:
+        wanted = run(loss, states, catalogue, targets, bias=linear.bias)
+        assert all(map(torch.equal, run(loss, states, linear, targets), wanted))
+    else:
+        with pytest.raises(ValueError, match="takes no bias"):
+            loss(states, linear, targets)
 
 
 def by_row(self: Any, rows: int, k: int, n_items: int, *_: Any, generator: Any = None) -> Draw:
@@ -185,11 +258,43 @@ def by_row(self: Any, rows: int, k: int, n_items: int, *_: Any, generator: Any =
     return Draw((torch.arange(rows)[:, None] * 7 + torch.arange(k) * 3) % n_items, None)
 
 
-WITH_ROOM = {
-    name: loss
-    for name, loss in LOSSES.items()
-    if not isinstance(loss, ScalableCrossEntropy) and name != "ce- by batch"
-} | {"ce- by batch": SampledCrossEntropy(5, shared="batch")}
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@with_max_targets
+def test_max_targets_change_nothing(
+    name: str, reduction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(UniformNegatives, "forward", by_row)
+    loss = with_reduction(EVERY[name], reduction)
+    states, catalogue, targets = problem(torch.float64)
+    count = int((targets != -100).sum())
+    # Places that are not in use must not end up at the first position, valid or not.
+    without_first = targets.clone()
+    without_first[0, 0] = -100
+    for given in (targets, without_first, torch.full_like(targets, -100)):
+        with torch.no_grad():
+            states[given < 0] = torch.nan
+        wanted = run(loss, states, catalogue, given)
+        for most in (count, count + 1, 40, 57):
+            found = run(loss, states, catalogue, given, max_targets=most)
+            torch.testing.assert_close(found, wanted)
+
+
+@with_max_targets
+def test_max_targets_where_there_are_no_positions(name: str) -> None:
+    states, catalogue = torch.zeros(0, 5, 8, requires_grad=True), torch.randn(30, 8)
+    value = EVERY[name](states, catalogue, torch.zeros(0, 5, dtype=torch.long), max_targets=3)
+    assert value == 0
+    assert torch.autograd.grad(value, states)[0].shape == (0, 5, 8)
+
+
+@every_loss
+def test_too_few_max_targets_are_refused(loss: Loss) -> None:
+    if isinstance(loss, ScalableCrossEntropy) or loss is EVERY["ce- in batch"]:
+        return  # the one gathers no targets, the other takes no max_targets
+    with pytest.raises(ValueError, match="there are more targets than max_targets, 35"):
+        loss(*problem(), max_targets=35)
+    with pytest.raises(ValueError, match="max_targets must be at least 1, got 0"):
+        loss(*problem(), max_targets=0)
 
 
 class Counted(UniformNegatives):
@@ -199,80 +304,33 @@ class Counted(UniformNegatives):
 @pytest.mark.parametrize(
     "negatives", [InBatchNegatives(), InBatchNegatives(torch.ones(30)), Counted()]
 )
-def test_room_has_no_targets_to_look_at(negatives: Any) -> None:
-    states, catalogue, targets = problem()
+def test_max_targets_with_negatives_that_look_at_targets(negatives: Any) -> None:
     loss = SampledCrossEntropy(5, negatives=negatives)
-    with pytest.raises(ValueError, match="room is for samplers that do not look at the targets"):
-        loss(states, catalogue, targets, room=40)
-    assert loss(states, catalogue, targets).isfinite()
-
-
-@every_loss
-def test_any_number_can_mean_that_a_position_does_not_count(loss: nn.Module) -> None:
-    states, catalogue, targets = problem(torch.float64)
-    targets = targets.where(targets != 3, 4)
-    other: Any = copy.copy(loss)
-    other.ignore_index = 3
-    found = []
-    for each, given in ((loss, targets), (other, targets.where(targets != -100, 3))):
-        value = each(states, catalogue, given, generator=torch.Generator().manual_seed(0))
-        found.append((value, *torch.autograd.grad(value, (states, catalogue))))
-    torch.testing.assert_close(*found)
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("name", WITH_ROOM)
-def test_room_changes_nothing(name: str, reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(UniformNegatives, "forward", by_row)
-    loss: Any = copy.copy(WITH_ROOM[name])
-    loss.reduction = reduction
-    states, catalogue, targets = problem(torch.float64)
-    count = int((targets != -100).sum())
-    # What is left over must not end up in the first place, whether that counts or not.
-    without_first = targets.clone()
-    without_first[0, 0] = -100
-    weights = torch.randn(4, 10, dtype=torch.float64) if reduction == "none" else 1.0
-    for given in (targets, without_first, torch.full_like(targets, -100)):
-        with torch.no_grad():
-            states[given < 0] = torch.nan
-        wanted = loss(states, catalogue, given)
-        grads = torch.autograd.grad((wanted * weights).sum(), (states, catalogue))
-        for room in (count, count + 1, 40, 57):
-            found = loss(states, catalogue, given, room=room)
-            torch.testing.assert_close(found, wanted)
-            both = torch.autograd.grad((found * weights).sum(), (states, catalogue))
-            torch.testing.assert_close(both, grads)
-
-
-@pytest.mark.parametrize("loss", WITH_ROOM.values(), ids=WITH_ROOM)
-def test_room_where_there_are_no_positions(loss: nn.Module) -> None:
-    states, catalogue = torch.zeros(0, 5, 8, requires_grad=True), torch.randn(30, 8)
-    value = loss(states, catalogue, torch.zeros(0, 5, dtype=torch.long), room=3)
-    assert value == 0
-    assert torch.autograd.grad(value, states)[0].shape == (0, 5, 8)
-
-
-@pytest.mark.parametrize("loss", WITH_ROOM.values(), ids=WITH_ROOM)
-def test_too_little_room_is_refused(loss: nn.Module) -> None:
-    with pytest.raises(ValueError, match=r"more positions count than there is room for \(35\)"):
-        loss(*problem(), room=35)
-    with pytest.raises(ValueError, match="room must be at least 1, got 0"):
-        loss(*problem(), room=0)
+    with pytest.raises(ValueError, match="max_targets is for samplers that do not look at the"):
+        loss(*problem(), max_targets=40)
+    assert loss(*problem()).isfinite()
 
 
 @pytest.mark.parametrize(
-    ("loss", "waits"),
+    ("loss", "expected"),
     [
-        (CrossEntropy(), False),
-        (SampledCrossEntropy(3), False),
-        (BinaryCrossEntropy(3, negatives=PopularityNegatives(torch.ones(30))), False),
-        (GeneralizedBinaryCrossEntropy(3), False),
-        (SampledCrossEntropy(3, negatives=UniformNegatives(replacement=False)), True),
-        (SampledCrossEntropy(3, negatives=InBatchNegatives()), True),
-        (SampledCrossEntropy(3, negatives=Counted()), True),
+        (CrossEntropy(), True),
+        (SampledCrossEntropy(3), True),
+        (BinaryCrossEntropy(3, negatives=PopularityNegatives(torch.ones(30))), True),
+        (GeneralizedBinaryCrossEntropy(3), True),
+        (SampledCrossEntropy(3, negatives=InBatchNegatives()), False),
+        (SampledCrossEntropy(3, negatives=Counted()), False),
     ],
 )
-def test_what_makes_the_host_wait_is_known(loss: Any, waits: bool) -> None:
-    assert loss.never_waits(torch.zeros(30, 8)) is not waits
+def test_is_capturable(loss: Loss, expected: bool) -> None:
+    assert loss.is_capturable(torch.zeros(30, 8)) is expected
     half = torch.zeros(30, 8, dtype=torch.bfloat16)
-    assert loss.never_waits(half) is isinstance(loss, CrossEntropy)
+    assert loss.is_capturable(half) is isinstance(loss, CrossEntropy)
+
+
+@every_loss
+def test_statistics_come_with_the_same_loss(loss: Loss) -> None:
+    g = torch.Generator()
+    value, statistics = loss.with_statistics(*problem(), generator=g.manual_seed(3))
+    assert torch.equal(value, loss(*problem(), generator=g.manual_seed(3)))
+    assert len(statistics) == len(loss.statistics)

@@ -1,29 +1,15 @@
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import Shard, distribute_tensor
 
-from sce.losses import (
-    BinaryCrossEntropy,
-    CrossEntropy,
-    GeneralizedBinaryCrossEntropy,
-    SampledCrossEntropy,
-    ScalableCrossEntropy,
-)
+from sce.losses import CrossEntropy, Loss, SampledCrossEntropy
+from tests.losses.test_every_loss import every_loss
 
-LOSSES: list[nn.Module] = [
-    ScalableCrossEntropy(),
-    CrossEntropy(),
-    CrossEntropy(chunk_size=3),
-    SampledCrossEntropy(4),
-    BinaryCrossEntropy(),
-    BinaryCrossEntropy(4),
-    GeneralizedBinaryCrossEntropy(4),
-]
-NAMES = ["sce", "ce", "ce in chunks", "ce-", "bce", "bce+", "gbce"]
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "integer states": ({"states": torch.ones(6, 4, dtype=torch.long)}, "states must be floating"),
     "integer catalogue": (
@@ -31,7 +17,12 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         r"catalogue must be floating point .*, got torch.int32",
     ),
     "float targets": ({"targets": torch.zeros(6)}, "targets must be int64 or int32 item indices"),
-    "a module": ({"catalogue": nn.Embedding(9, 4)}, "got Embedding; give its weight"),
+    "another module": (
+        {"catalogue": nn.Sequential(nn.Linear(4, 9))},
+        r"a tensor \[items, d\], an nn.Embedding or an nn.Linear, got Sequential",
+    ),
+    "padding row": ({"catalogue": nn.Embedding(9, 4, padding_idx=0)}, "padding is no item"),
+    "renormalized rows": ({"catalogue": nn.Embedding(9, 4, max_norm=1.0)}, "max_norm=1.0, which"),
     "a list": ({"targets": [0, 1, 2]}, "targets must be a tensor, got list"),
     "an array": ({"states": np.zeros((6, 4))}, "states must be a tensor, got ndarray"),
     "eighth precision": (
@@ -41,13 +32,13 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "scalar states": ({"states": torch.tensor(1.0)}, "states must have a last dimension"),
     "flat catalogue": (
         {"catalogue": torch.zeros(4)},
-        r"catalogue must be \[items, d\], got shape \(4,\)",
+        r"catalogue must be \[items, d\] and not empty, got shape \(4,\)",
     ),
     "rows of no numbers": (
         {"states": torch.zeros(6, 0), "catalogue": torch.zeros(9, 0)},
-        r"rows of no numbers: states \(6, 0\), catalogue \(9, 0\)",
+        r"catalogue must be .* not empty, got shape \(9, 0\)",
     ),
-    "empty catalogue": ({"catalogue": torch.zeros(0, 4)}, "catalogue has no rows"),
+    "empty catalogue": ({"catalogue": torch.zeros(0, 4)}, r"not empty, got shape \(0, 4\)"),
     "other d": (
         {"catalogue": torch.zeros(9, 5)},
         r"differ in their last dimension: states \(6, 4\), catalogue \(9, 5\)",
@@ -66,18 +57,18 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "other device": (
         {"catalogue": torch.zeros(9, 4, device="meta")},
-        "must be on one device, got cpu, meta and cpu",
+        "one device, got states on cpu, catalogue on meta, targets on cpu",
     ),
     "targets on another device": (
         {"targets": torch.zeros(6, dtype=torch.long, device="meta")},
-        "must be on one device, got cpu, cpu and meta",
+        "one device, got states on cpu, catalogue on cpu, targets on meta",
     ),
 }
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=NAMES)
+@every_loss
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_refused_with_what_was_given(loss: nn.Module, case: str) -> None:
+def test_bad_input_is_refused_with_what_was_given(loss: Loss, case: str) -> None:
     change, message = BAD[case]
     given = {
         "states": torch.zeros(6, 4),
@@ -88,24 +79,65 @@ def test_bad_input_is_refused_with_what_was_given(loss: nn.Module, case: str) ->
         loss(**given)
 
 
-@pytest.mark.parametrize("value", [None, 0.5, "pad", True])
 @pytest.mark.parametrize(
-    "make",
+    "loss", [CrossEntropy(), CrossEntropy(chunk_size=3), SampledCrossEntropy(4)]
+)
+@pytest.mark.parametrize(
+    ("bias", "message"),
     [
-        CrossEntropy,
-        partial(SampledCrossEntropy, 4),
-        BinaryCrossEntropy,
-        partial(GeneralizedBinaryCrossEntropy, 4),
+        (torch.zeros(4), r"bias must be one number per item, \[9\], got shape \(4,\)"),
+        (torch.zeros(9, 1), r"\[9\], got shape \(9, 1\)"),
+        (torch.zeros(9, dtype=torch.long), "bias must be floating point"),
+        ([0.0] * 9, "bias must be a tensor, got list"),
+        (torch.zeros(9, device="meta"), "bias on meta"),
     ],
 )
-def test_an_ignore_index_that_no_target_can_equal_is_refused(make: Any, value: Any) -> None:
-    with pytest.raises(TypeError, match=f"ignore_index must be an integer, got {value!r}"):
-        make(ignore_index=value)
+def test_a_bias_that_does_not_fit_is_refused(loss: Loss, bias: Any, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        loss(torch.zeros(6, 4), torch.zeros(9, 4), torch.zeros(6, dtype=torch.long), bias=bias)
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=NAMES)
-def test_int32_targets_are_taken(loss: nn.Module) -> None:
-    states, catalogue = torch.randn(6, 4), torch.randn(9, 4)
+def test_a_bias_given_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="bias is given twice"):
+        CrossEntropy()(torch.zeros(1, 4), nn.Linear(4, 9), torch.tensor([0]), bias=torch.zeros(9))
+
+
+@every_loss
+def test_a_dtensor_is_refused_with_what_to_do(loss: Loss, tmp_path: Path) -> None:
+    distributed = torch.distributed
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1
+    )
+    try:
+        mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
+        shards = distribute_tensor(torch.zeros(9, 4), mesh, [Shard(0)])
+        with pytest.raises(TypeError, match=r"catalogue is a DTensor.* catalogue.full_tensor\(\)"):
+            loss(torch.zeros(6, 4), shards, torch.zeros(6, dtype=torch.long))
+    finally:
+        distributed.destroy_process_group()
+
+
+@every_loss
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"ignore_index": x}, f"ignore_index must be an integer, got {x!r}")
+        for x in (None, 0.5, True)
+    ]
+    + [({"reduction": "max"}, "reduction must be 'mean', 'sum' or 'none', got 'max'")],
+)
+def test_a_bad_setting_of_every_loss_is_refused(
+    loss: Loss, setting: dict[str, Any], message: str
+) -> None:
+    required = {"n_negatives": 4} if hasattr(loss, "n_negatives") else {}
+    make: Any = type(loss)
+    with pytest.raises((TypeError, ValueError), match=message):
+        make(**required, **setting)
+
+
+@every_loss
+def test_int32_targets_are_taken(loss: Loss) -> None:
+    states, catalogue = torch.randn(6, 4), torch.randn(30, 4)
     targets = torch.tensor([0, 8, -100, 3, 3, 1])
     g = torch.Generator()
     wide = loss(states, catalogue, targets, generator=g.manual_seed(1))

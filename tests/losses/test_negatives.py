@@ -37,21 +37,6 @@ def test_uniform_draws_every_item_alike() -> None:
     assert_shares(items, [0.2] * 5)
 
 
-@pytest.mark.parametrize(("k", "n_items"), [(3, 100), (7, 30), (25, 100), (30, 30), (50, 30)])
-def test_without_replacement_rows_are_distinct_and_uniform(k: int, n_items: int) -> None:
-    g = torch.Generator().manual_seed(1)
-    rows = 3000
-    items, _ = UniformNegatives(replacement=False)(rows, k, n_items, TARGETS, generator=g)
-    k = min(k, n_items)
-    assert items.shape == (rows, k)
-    assert all(len(set(row)) == k for row in items.tolist())
-    share = k / n_items  # of rows that hold a given item
-    error = math.sqrt(share * (1 - share) / rows) + 1e-12
-    assert ((counts(items, n_items) / rows - share).abs() < 5 * error).all()
-    first = counts(items[:, 0], n_items) / rows  # and no item is favoured by position
-    assert ((first - 1 / n_items).abs() < 5 * math.sqrt(1 / n_items / rows)).all()
-
-
 def test_popularity_follows_counts_and_power() -> None:
     g = torch.Generator().manual_seed(2)
     seen = torch.tensor([4, 0, 1, 9])
@@ -97,18 +82,13 @@ def test_counts_that_cannot_work_are_refused() -> None:
             sampler([1, 2, 3])  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="correct must be True or False, got 'yes'"):
             sampler(torch.ones(3), correct="yes")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="replacement must be True or False, got 'no'"):
-        UniformNegatives(replacement="no")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="are for 3 items, the catalogue has 4"):
-        PopularityNegatives(torch.ones(3))(1, 1, 4, TARGETS)
-    with pytest.raises(ValueError, match="are for 3 items, the catalogue has 4"):
-        InBatchNegatives(torch.ones(3))(1, 1, 4, TARGETS)
+        with pytest.raises(ValueError, match="counts are for 3 items, the catalogue has 4"):
+            sampler(torch.ones(3))(1, 1, 4, TARGETS)
 
 
 def test_a_generator_repeats() -> None:
     for sampler in (
         UniformNegatives(),
-        UniformNegatives(replacement=False),
         PopularityNegatives(torch.ones(50)),
         InBatchNegatives(),
     ):

@@ -16,8 +16,6 @@ from sce.losses import (
     PopularityNegatives,
     SampledCrossEntropy,
     ScalableCrossEntropy,
-    UniformNegatives,
-    cross_entropy,
     scalable_cross_entropy,
 )
 from sce.losses.buckets import top_rows
@@ -75,7 +73,6 @@ LOSSES: dict[str, nn.Module] = {
     "ce-": SampledCrossEntropy(16),
     "ce-, by position": SampledCrossEntropy(16, shared="position"),
     "ce-, by batch": SampledCrossEntropy(16, shared="batch"),
-    "ce-, distinct": SampledCrossEntropy(16, negatives=UniformNegatives(replacement=False)),
     "ce-, in batch": SampledCrossEntropy(16, negatives=InBatchNegatives()),
     "ce-, popular": SampledCrossEntropy(
         16, negatives=PopularityNegatives(torch.arange(900) + 1, correct=True)
@@ -161,8 +158,8 @@ def test_a_target_outside_the_catalogue_is_loud() -> None:
 
 def test_chunked_equals_plain() -> None:
     states, catalogue, targets = problem(3, 500, 700, 16)
-    a = cross_entropy(states, catalogue, targets)
-    b = cross_entropy(states, catalogue, targets, chunk_size=64)
+    a = CrossEntropy()(states, catalogue, targets)
+    b = CrossEntropy(chunk_size=64)(states, catalogue, targets)
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
     for g, h in zip(
         torch.autograd.grad(a, (states, catalogue)),

@@ -1,18 +1,19 @@
 """Losses over large catalogues, all called `loss(states, catalogue, targets)`.
 
-They know nothing of sequences, padding ids or models: states are [..., d], the catalogue is [c, d]
-and padding is a target equal to `ignore_index`. They import torch and nothing else.
+They know nothing of padding ids or models: states are [..., d], the catalogue is [items, d], and
+padding is a target equal to `ignore_index`. They import torch and nothing else.
 """
 
 from sce.losses.base import BatchShape, DataSummary, Loss, LossMemory, LossSettings
 from sce.losses.buckets import suggest_sizes
-from sce.losses.full import CrossEntropy, cross_entropy
+from sce.losses.full import CrossEntropy
 from sce.losses.negatives import InBatchNegatives, PopularityNegatives, UniformNegatives
 from sce.losses.registry import DEFAULT_LOSS, LOSSES, LossEntry
 from sce.losses.sampled import (
     BinaryCrossEntropy,
     GeneralizedBinaryCrossEntropy,
     SampledCrossEntropy,
+    SampledLoss,
 )
 from sce.losses.scalable import ScalableCrossEntropy, scalable_cross_entropy
 from sce.losses.statistics import BucketStatistics
@@ -33,9 +34,9 @@ __all__ = [
     "LossSettings",
     "PopularityNegatives",
     "SampledCrossEntropy",
+    "SampledLoss",
     "ScalableCrossEntropy",
     "UniformNegatives",
-    "cross_entropy",
     "scalable_cross_entropy",
     "suggest_sizes",
 ]

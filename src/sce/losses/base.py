@@ -1,10 +1,13 @@
 """The base class of every loss, and the sizes that losses are built and planned from."""
 
+import inspect
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from sce.losses.inputs import Catalogue, check_ignore_index, check_reduction
 
 
 @dataclass(frozen=True)
@@ -65,15 +68,26 @@ class Loss(nn.Module):
     Derive from it for a loss of your own that wants what training can give: the generator of the
     step, the number of targets, capture in a CUDA graph, a place in `sce plan`. Any function of
     (states, catalogue, targets) can be trained with as well.
+
+    Args:
+        ignore_index: Target of positions that do not count, such as padding.
+        reduction: "mean" over the positions that count, "sum", or "none".
     """
 
     statistics: tuple[str, ...] = ()
-    """Names of what `with_statistics` returns beside the loss."""
+    """Names of the statistics that `with_statistics` returns."""
+
+    def __init__(self, *, ignore_index: int = -100, reduction: str = "mean") -> None:
+        super().__init__()
+        check_ignore_index(ignore_index)
+        check_reduction(reduction)
+        self.ignore_index = ignore_index
+        self.reduction = reduction
 
     def forward(
         self,
         states: Tensor,
-        catalogue: Any,
+        catalogue: Catalogue,
         targets: Tensor,
         *,
         generator: torch.Generator | None = None,
@@ -94,7 +108,7 @@ class Loss(nn.Module):
     def with_statistics(
         self,
         states: Tensor,
-        catalogue: Any,
+        catalogue: Catalogue,
         targets: Tensor,
         *,
         generator: torch.Generator | None = None,
@@ -112,13 +126,23 @@ class Loss(nn.Module):
         """Return the bytes that a call takes; None: not known."""
         return None
 
+    def extra_repr(self) -> str:
+        """Show the constructor's arguments; those that are modules show themselves."""
+        names = inspect.signature(type(self)).parameters
+        given = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        return ", ".join(f"{k}={v!r}" for k, v in given.items() if not isinstance(v, nn.Module))
+
 
 TINY_DATA = DataSummary(1, 1.0, 1.0, torch.ones(1, dtype=torch.int64))
-"""Settings build their loss for it once, so that its constructor checks them."""
 
 
-class LossSettings(Protocol):
-    """A frozen dataclass beside its loss: its fields are the options, their docstrings the help."""
+@dataclass(frozen=True)
+class LossSettings:
+    """Base of the frozen dataclass beside a loss: fields are its options, docstrings their help."""
+
+    def __post_init__(self) -> None:
+        self.build(TINY_DATA)  # the constructor of the loss checks the settings
 
     def build(self, data: DataSummary) -> Loss:
         """Make the loss, with what the settings leave open taken from the data."""
+        raise NotImplementedError

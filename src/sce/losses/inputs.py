@@ -1,13 +1,14 @@
-"""What every loss checks and flattens before it computes anything."""
+"""Arguments of a loss: what is accepted as a catalogue, checks, valid positions, reduction."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 
+Catalogue = Tensor | nn.Embedding | nn.Linear
 Reduction = Literal["mean", "sum", "none"]
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -17,45 +18,89 @@ _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 class Inputs:
     """The arguments of a loss, checked, and reduced to the valid positions.
 
-    What a state holds at an ignored position (padding may hold anything) never enters a loss.
+    Hidden states of ignored positions (padding may hold anything) never enter a loss.
     """
 
-    states: Tensor  # [v, d]
-    catalogue: Tensor  # [c, d]
-    targets: Tensor  # [v] int64
-    index: Tensor  # [v] where each valid position lies
-    positions: torch.Size  # the leading shape of the states as they were given
-    there: Tensor | None = None  # [v] with `max_targets`: which of them are valid; None: all
+    states: Tensor
+    """Hidden states of the valid positions, [v, d]."""
+    catalogue: Tensor
+    """Item embeddings, [items, d]."""
+    targets: Tensor
+    """The correct item of each valid position, [v] int64."""
+    index: Tensor
+    """Flat index of each valid position, [v]."""
+    positions: torch.Size
+    """Shape of the targets as they were given."""
+    bias: Tensor | None = None
+    """Added to the logits of each item, [items], in the dtype of the logits."""
+    valid: Tensor | None = None
+    """With `max_targets`: which of the v places are in use, [v]; None: all."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the loss computes in: float64 when either input is, float32 otherwise."""
-        wide = torch.float64 in (self.states.dtype, self.catalogue.dtype)
-        return torch.float64 if wide else torch.float32
+        """Dtype of logits and losses: float64 when states or catalogue are, float32 otherwise."""
+        return compute_dtype(self.states, self.catalogue)
 
     def put(self, values: Tensor) -> Tensor:
         """Put values [v, ...] of the valid positions where they lie, [n, ...]; 0 elsewhere."""
         n, index = self.positions.numel(), self.index
-        if self.there is None:
+        if self.valid is None:
             return values.new_zeros(n, *values.shape[1:]).index_put((index,), values)
-        index = index.where(self.there, n)  # what is not valid goes behind the last
+        index = index.where(self.valid, n)  # places that are not in use go behind the last
         return values.new_zeros(n + 1, *values.shape[1:]).index_put((index,), values)[:n]
+
+
+def compute_dtype(states: Tensor, catalogue: Tensor) -> torch.dtype:
+    """Return the dtype that logits are computed in: float32, or float64 if either input is."""
+    both = torch.promote_types(states.dtype, catalogue.dtype)
+    return torch.promote_types(both, torch.float32)
+
+
+def unwrap_catalogue(catalogue: Catalogue) -> tuple[Tensor, Tensor | None]:
+    """Return the item embeddings [items, d] of a catalogue, and its bias [items] if it has one."""
+    if isinstance(catalogue, Tensor):
+        return catalogue, None
+    if isinstance(catalogue, nn.Linear):
+        return catalogue.weight, catalogue.bias
+    if not isinstance(catalogue, nn.Embedding):
+        raise TypeError(
+            "catalogue must be a tensor [items, d], an nn.Embedding or an nn.Linear, got "
+            f"{type(catalogue).__name__}"
+        )
+    if catalogue.padding_idx is not None:
+        raise ValueError(
+            f"catalogue is an nn.Embedding with padding_idx={catalogue.padding_idx}, and padding "
+            "is no item: give the rows of the items alone, such as embedding.weight[1:]"
+        )
+    if catalogue.max_norm is not None:
+        raise ValueError(
+            f"catalogue is an nn.Embedding with max_norm={catalogue.max_norm}, which shortens rows "
+            "as they are looked up, and a loss does not: give embedding.weight to do without"
+        )
+    return catalogue.weight, None
 
 
 def check_inputs(
     states: Tensor,  # [..., d]
-    catalogue: Tensor,  # [c, d]
+    catalogue: Catalogue,
     targets: Tensor,  # [...]
     *,
     ignore_index: int,
+    bias: Tensor | None = None,  # [items]
     max_targets: int | None = None,
 ) -> Inputs:
-    """Check the arguments of a loss, and take the valid positions out.
+    """Check the arguments of a loss, and gather the valid positions.
 
     With `max_targets`, into as many places, which must be enough: counting the targets would be a
-    sync. Places left over hold zeros, and target 0.
+    sync. Places that are not in use hold zeros, and target 0.
     """
-    check_arguments(states, catalogue, targets, ignore_index=ignore_index)
+    catalogue, own_bias = unwrap_catalogue(catalogue)
+    if bias is not None and own_bias is not None:
+        raise ValueError("bias is given twice: the catalogue is an nn.Linear that has one")
+    bias = own_bias if bias is None else bias
+    check_arguments(states, catalogue, targets, bias)
+    if bias is not None:
+        bias = bias.to(compute_dtype(states, catalogue))
     flat = targets.reshape(-1).long()
     valid = flat != ignore_index
     _check_range(flat, valid, n_items=catalogue.shape[0], ignore_index=ignore_index)
@@ -64,50 +109,47 @@ def check_inputs(
         check_size("max_targets", max_targets)
     if max_targets is None or len(flat) == 0:
         index = valid.nonzero().squeeze(1)
-        return Inputs(every.index_select(0, index), catalogue, flat[index], index, targets.shape)
+        x = every.index_select(0, index)
+        return Inputs(x, catalogue, flat[index], index, targets.shape, bias)
     count = valid.sum()
     _check(count <= max_targets, f"there are more targets than max_targets, {max_targets}")
     number = torch.arange(max(len(flat), max_targets), device=flat.device)
     place = (valid.cumsum(0) - 1).where(valid, max_targets)
     index = number.new_zeros(max_targets + 1).scatter(0, place, number[: len(flat)])[:max_targets]
-    there = number[:max_targets] < count
-    x = every.index_select(0, index).where(there.unsqueeze(1), 0)
-    return Inputs(x, catalogue, flat[index].where(there, 0), index, targets.shape, there)
+    used = number[:max_targets] < count
+    x = every.index_select(0, index).where(used.unsqueeze(1), 0)
+    return Inputs(x, catalogue, flat[index].where(used, 0), index, targets.shape, bias, used)
 
 
 def check_arguments(
-    states: Tensor, catalogue: Tensor, targets: Tensor, *, ignore_index: int
+    states: Tensor, catalogue: Tensor, targets: Tensor, bias: Tensor | None = None
 ) -> None:
-    """Refuse what does not fit together, with a message that says what was given.
+    """Refuse arguments that do not fit together, with a message that says what was given.
 
-    Values are not looked at: the host never waits for the device here.
+    Shapes, dtypes and devices only: values would be a sync.
     """
-    check_ignore_index(ignore_index)
-    for name, given in (("states", states), ("catalogue", catalogue), ("targets", targets)):
-        check_tensor(name, given)
-    _refuse(torch._C._functorch.is_batchedtensor, "vmap", states, catalogue, targets)
-    for name, tensor in (("states", states), ("catalogue", catalogue)):
-        if tensor.dtype not in _DTYPES:
+    given = {"states": states, "catalogue": catalogue, "targets": targets}
+    if bias is not None:
+        given["bias"] = bias
+    for name, tensor in given.items():
+        check_tensor(name, tensor)
+        if name != "targets" and tensor.dtype not in _DTYPES:
             raise TypeError(
                 f"{name} must be floating point (float64, float32, bfloat16 or float16), got "
                 f"{tensor.dtype}"
             )
+    _refuse(torch._C._functorch.is_batchedtensor, "vmap", *given.values())
     if targets.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"targets must be int64 or int32 item indices, got {targets.dtype}")
     if states.dim() < 1:
         raise ValueError("states must have a last dimension of size d, got a scalar")
-    if catalogue.dim() != 2:
-        raise ValueError(f"catalogue must be [items, d], got shape {tuple(catalogue.shape)}")
-    if catalogue.shape[0] == 0:
-        raise ValueError("catalogue has no rows: there is nothing to predict")
+    if catalogue.dim() != 2 or catalogue.numel() == 0:
+        raise ValueError(
+            f"catalogue must be [items, d] and not empty, got shape {tuple(catalogue.shape)}"
+        )
     if states.shape[-1] != catalogue.shape[1]:
         raise ValueError(
             f"states and catalogue differ in their last dimension: states {tuple(states.shape)}, "
-            f"catalogue {tuple(catalogue.shape)}"
-        )
-    if catalogue.shape[1] == 0:
-        raise ValueError(
-            f"states and catalogue have rows of no numbers: states {tuple(states.shape)}, "
             f"catalogue {tuple(catalogue.shape)}"
         )
     if targets.shape != states.shape[:-1]:
@@ -115,37 +157,43 @@ def check_arguments(
             f"targets must have the shape of states without the last dimension, "
             f"{tuple(states.shape[:-1])}, got {tuple(targets.shape)}"
         )
-    if not states.device == catalogue.device == targets.device:
+    if bias is not None and bias.shape != catalogue.shape[:1]:
         raise ValueError(
-            f"states, catalogue and targets must be on one device, got {states.device}, "
-            f"{catalogue.device} and {targets.device}"
+            f"bias must be one number per item, [{len(catalogue)}], got shape {tuple(bias.shape)}"
         )
+    if any(tensor.device != states.device for tensor in given.values()):
+        devices = ", ".join(f"{name} on {tensor.device}" for name, tensor in given.items())
+        raise ValueError(f"the arguments of a loss must be on one device, got {devices}")
 
 
 def check_tensor(name: str, given: object) -> None:
-    """Refuse what is no tensor."""
+    """Refuse anything but a tensor on one device."""
     if not isinstance(given, Tensor):
-        hint = "; give its weight" if isinstance(given, torch.nn.Module) else ""
-        raise TypeError(f"{name} must be a tensor, got {type(given).__name__}{hint}")
+        raise TypeError(f"{name} must be a tensor, got {type(given).__name__}")
+    if hasattr(given, "full_tensor"):
+        raise TypeError(
+            f"{name} is a DTensor, and this loss does not work on shards yet: give the whole "
+            f"tensor, {name}.full_tensor()"
+        )
 
 
-def autocast_rounding(states: Tensor, catalogue: Tensor) -> torch.dtype | None:
-    """Return what torch.autocast rounds the factors of matrix products to; None: nothing.
+def active_autocast_dtype(states: Tensor, catalogue: Tensor) -> torch.dtype | None:
+    """Return the dtype that torch.autocast gives factors of matrix products; None: their own.
 
-    It has a say where an input is float32 and the other one is too, or is in its precision already.
+    Autocast applies where an input is float32 and the other is too, or has its dtype already.
     """
-    kind = states.device.type
-    if not torch.is_autocast_enabled(kind):
+    device = states.device.type
+    if not torch.is_autocast_enabled(device):
         return None
-    dtype = torch.get_autocast_dtype(kind)
+    dtype = torch.get_autocast_dtype(device)
     given = (states.dtype, catalogue.dtype)
     fits = torch.float32 in given and all(x in (torch.float32, dtype) for x in given)
     return dtype if fits and dtype in (torch.bfloat16, torch.float16) else None
 
 
-def rounded(tensor: Tensor, rounding: torch.dtype | None) -> Tensor:
-    """Round what is to be a factor of a matrix product, unless there is nothing to round to."""
-    return tensor if rounding is None else tensor.to(rounding)
+def rounded(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Round a factor of a matrix product to the dtype of autocast; None: leave it."""
+    return tensor if dtype is None else tensor.to(dtype)
 
 
 def _check_range(targets: Tensor, valid: Tensor, *, n_items: int, ignore_index: int) -> None:
@@ -158,20 +206,19 @@ def _check_range(targets: Tensor, valid: Tensor, *, n_items: int, ignore_index: 
 
 def _check(holds: Tensor, message: str) -> None:
     if holds.device.type != "cpu":
-        # Asserted on the device: as loud as an exception, and the host does not wait for it.
-        torch._assert_async(holds, message)
+        torch._assert_async(holds, message)  # on the device: no sync
     elif not holds:
         raise ValueError(message)
 
 
 def check_reduction(reduction: str) -> None:
-    """Refuse a reduction that PyTorch's own losses would not know."""
+    """Refuse an unknown reduction."""
     if reduction not in get_args(Reduction):
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
 
 
 def check_ignore_index(value: int) -> None:
-    """Refuse what no target can equal."""
+    """Refuse an ignore_index that no target can equal."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(
             f"ignore_index must be an integer, got {value!r}; to ignore nothing, leave it at -100"
@@ -189,19 +236,19 @@ def check_size(name: str, value: int) -> None:
 
 
 def check_flag(name: str, value: bool) -> None:
-    """Refuse what is neither True nor False: any text would count as true."""
+    """Refuse anything but True and False: any text would count as true."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
 def check_number(name: str, value: float) -> None:
-    """Refuse what is not a number."""
+    """Refuse anything but a number."""
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise TypeError(f"{name} must be a number, got {value!r}")
 
 
 def apply(function: type[Function], *arguments: Any) -> Any:
-    """Apply an autograd function of ours, or say that torch.func cannot transform it."""
+    """Apply an autograd function of ours; torch.func, which cannot transform it, is refused."""
     tensors = (argument for argument in arguments if isinstance(argument, Tensor))
     _refuse(torch._C._functorch.is_functorch_wrapped_tensor, "grad, jacrev, ...", *tensors)
     return function.apply(*arguments)
@@ -218,11 +265,11 @@ def _refuse(is_transformed: Callable[[Tensor], bool], name: str, *tensors: Tenso
 def reduce(losses: Tensor, counted: Tensor | None, inputs: Inputs, reduction: str) -> Tensor:
     """Reduce the losses [v] of the valid positions.
 
-    Only the `counted` [v] enter the mean (None: all); the others must hold 0. A mean over nothing
-    is 0, not NaN. "none" gives the losses in the shape of the positions, 0 where ignored.
+    The mean is over the `counted` [v] (None: all), and 0 if there are none; losses that are not
+    counted must be 0. "none" gives the losses in the shape of the targets, 0 where ignored.
     """
-    if inputs.there is not None:
-        losses, counted = losses.where(inputs.there, 0), inputs.there
+    if inputs.valid is not None:
+        losses, counted = losses.where(inputs.valid, 0), inputs.valid
     if reduction == "none":
         return inputs.put(losses).reshape(inputs.positions)
     if reduction == "sum":

@@ -1,6 +1,6 @@
-"""Where the negatives of the sampled losses come from. All are drawn on the device of the loss.
+"""Samplers of negatives, which draw on the device of the loss.
 
-`Negatives` says what a sampler is; a sampler of your own is anything of that form.
+A sampler of your own is anything of the form of `Negatives`.
 """
 
 import math
@@ -15,12 +15,14 @@ from sce.losses.inputs import check_flag, check_number, check_tensor
 class Draw(NamedTuple):
     """Drawn items, and the correction to subtract from their logits."""
 
-    items: Tensor  # [rows, k]
-    log_expected: Tensor | None  # [rows, k]: log of the expected count of each item among the k
+    items: Tensor
+    """[rows, k]"""
+    log_expected: Tensor | None
+    """[rows, k]: logarithm of the expected count of each item among the k; None: no correction."""
 
 
 class Negatives(Protocol):
-    """What draws negatives: a callable with an attribute `correct`.
+    """A sampler: a callable with an attribute `correct`.
 
     >>> class LastItems:
     ...     correct = False
@@ -33,7 +35,7 @@ class Negatives(Protocol):
 
     @property
     def correct(self) -> bool:
-        """Whether it corrects the logits of what it draws (logQ), which only a softmax can use."""
+        """True if it corrects the logits of its negatives (logQ), which only a softmax can use."""
 
     def __call__(
         self,
@@ -46,37 +48,26 @@ class Negatives(Protocol):
     ) -> Draw:
         """Draw k items of 0 ... n_items - 1 for each row, on the device of the targets.
 
-        Fewer than k are fine. With `correct`, the draw also holds the logarithm of how often each
-        drawn item is expected among the k.
+        Fewer than k are fine. With `correct`, the draw has `log_expected`.
         """
 
 
 def check_negatives(negatives: Negatives) -> None:
-    """Refuse what is no sampler."""
-    wanted = "negatives must be a sampler such as UniformNegatives() (see sce.losses.negatives)"
+    """Refuse anything but a sampler."""
+    accepted = "negatives must be a sampler such as UniformNegatives() (see sce.losses.negatives)"
     if isinstance(negatives, type) or not callable(negatives):
-        raise TypeError(f"{wanted}, got {negatives!r}")
+        raise TypeError(f"{accepted}, got {negatives!r}")
     if not isinstance(getattr(negatives, "correct", None), bool):
         raise TypeError(
-            f"{wanted}: {type(negatives).__name__} must have an attribute `correct`, which is True "
-            "when it corrects the logits for how it draws, and False otherwise"
+            f"{accepted}: {type(negatives).__name__} must have an attribute `correct`, True if it "
+            "corrects the logits for how it draws, and False otherwise"
         )
 
 
 class UniformNegatives(nn.Module):
-    """Every item of the catalogue alike.
-
-    Args:
-        replacement: Whether an item may be drawn twice in a row of k. Without replacement, a k
-            beyond the catalogue means all of it.
-    """
+    """Every item of the catalogue alike, with replacement."""
 
     correct = False
-
-    def __init__(self, *, replacement: bool = True) -> None:
-        super().__init__()
-        check_flag("replacement", replacement)
-        self.replacement = replacement
 
     def forward(
         self,
@@ -88,24 +79,17 @@ class UniformNegatives(nn.Module):
         generator: torch.Generator | None = None,
     ) -> Draw:
         """Draw k items for each row."""
-        if self.replacement:
-            shape = (rows, k)
-            items = torch.randint(n_items, shape, device=targets.device, generator=generator)
-            return Draw(items, None)
-        return Draw(_draw_distinct(rows, min(k, n_items), n_items, targets.device, generator), None)
-
-    def extra_repr(self) -> str:
-        """Show the settings in the module's repr."""
-        return f"replacement={self.replacement}"
+        items = torch.randint(n_items, (rows, k), device=targets.device, generator=generator)
+        return Draw(items, None)
 
 
 class PopularityNegatives(nn.Module):
     """Items in proportion to their counts, raised to a power, with replacement.
 
     Args:
-        counts: How often each item of the catalogue occurs: [items], not negative, not all zero.
+        counts: Occurrences of each item of the catalogue, [items]: not negative, not all zero.
         power: 1 draws by popularity, 0 uniformly among the items that occur, 0.75 as word2vec does.
-        correct: Correct the logits of the negatives for how often they are drawn (logQ).
+        correct: Correct the logits of the negatives for their frequency (logQ).
     """
 
     def __init__(self, counts: Tensor, *, power: float = 1.0, correct: bool = False) -> None:
@@ -114,7 +98,7 @@ class PopularityNegatives(nn.Module):
         weights = _share(counts, power)
         self.power = power
         self.correct = correct
-        # No buffers: they would follow the model to half precision, and forget most of the items.
+        # No buffers: in half precision, which they would follow the model to, most items are lost.
         self.cumulative = weights.cumsum(0)
         self.log_share = weights.log().float()
 
@@ -128,17 +112,15 @@ class PopularityNegatives(nn.Module):
         generator: torch.Generator | None = None,
     ) -> Draw:
         """Draw k items for each row."""
-        if len(self.cumulative) != n_items:
-            raise ValueError(
-                f"popularity counts are for {len(self.cumulative)} items, the catalogue has "
-                f"{n_items}"
-            )
+        _check_items(self.cumulative, n_items)
         if self.cumulative.device != targets.device:
             self.cumulative = self.cumulative.to(targets.device)
             self.log_share = self.log_share.to(targets.device)
-        at = torch.rand((rows, k), dtype=torch.float64, device=targets.device, generator=generator)
+        uniform = torch.rand(
+            (rows, k), dtype=torch.float64, device=targets.device, generator=generator
+        )
         # The last entry is the sum of all, up to rounding: scaling by it keeps the search inside.
-        items = torch.searchsorted(self.cumulative, at * self.cumulative[-1], right=True)
+        items = torch.searchsorted(self.cumulative, uniform * self.cumulative[-1], right=True)
         items = items.clamp_(max=n_items - 1)
         return Draw(items, self.log_share[items] + math.log(k) if self.correct else None)
 
@@ -151,16 +133,16 @@ class InBatchNegatives(nn.Module):
     """Targets of other positions of the batch: popular items come often, so they are corrected.
 
     Args:
-        counts: How often each item occurs in training, for the correction: [items]. Without them
-            the share of an item among the batch's own targets is used.
-        correct: Correct the logits of the negatives for how often they are drawn (logQ).
+        counts: Occurrences of each item in training, for the correction, [items]. None: those
+            among the targets of the batch.
+        correct: Correct the logits of the negatives for their frequency (logQ).
     """
 
     def __init__(self, counts: Tensor | None = None, *, correct: bool = True) -> None:
         super().__init__()
         check_flag("correct", correct)
         self.correct = correct
-        # What is in a batch occurs: an item that the counts never saw is taken to occur once.
+        # Items of a batch occur: one that the counts have not seen is taken to occur once.
         self.log_share = None if counts is None else _share(counts, 1.0, least=1.0).log().float()
 
     def forward(
@@ -175,17 +157,14 @@ class InBatchNegatives(nn.Module):
         """Draw k targets of the batch for each row."""
         if len(targets) == 0:
             return Draw(targets.new_zeros((rows, 0)), None)
-        at = torch.randint(len(targets), (rows, k), device=targets.device, generator=generator)
-        items = targets[at]
+        drawn = torch.randint(len(targets), (rows, k), device=targets.device, generator=generator)
+        items = targets[drawn]
         if not self.correct:
             return Draw(items, None)
         if self.log_share is None:
-            own = torch.bincount(targets, minlength=n_items)[items]
-            return Draw(items, (own / len(targets)).log() + math.log(k))
-        if len(self.log_share) != n_items:
-            raise ValueError(
-                f"in-batch counts are for {len(self.log_share)} items, the catalogue has {n_items}"
-            )
+            counts = torch.bincount(targets, minlength=n_items)[items]
+            return Draw(items, (counts / len(targets)).log() + math.log(k))
+        _check_items(self.log_share, n_items)
         self.log_share = self.log_share.to(targets.device)
         return Draw(items, self.log_share[items] + math.log(k))
 
@@ -193,6 +172,11 @@ class InBatchNegatives(nn.Module):
         """Show the settings in the module's repr."""
         counts = "of the batch" if self.log_share is None else "given"
         return f"counts={counts}, correct={self.correct}"
+
+
+def _check_items(counts: Tensor, n_items: int) -> None:
+    if len(counts) != n_items:
+        raise ValueError(f"counts are for {len(counts)} items, the catalogue has {n_items}")
 
 
 def _share(counts: Tensor, power: float, least: float = -math.inf) -> Tensor:
@@ -207,26 +191,3 @@ def _share(counts: Tensor, power: float, least: float = -math.inf) -> Tensor:
         raise ValueError("counts must be finite, not negative, and not all zero")
     weights = torch.where(counts > 0, counts**power, 0.0)
     return weights / weights.sum()
-
-
-def _draw_distinct(
-    rows: int, k: int, n_items: int, device: torch.device, generator: torch.Generator | None
-) -> Tensor:
-    """Draw k different items for each row, every set of k alike."""
-    if 4 * k >= n_items:
-        noise = torch.rand((rows, n_items), device=device, generator=generator)
-        return noise.topk(k, dim=1).indices
-    # The first k different items of a sequence of independent draws. Twice k draws hold fewer than
-    # k different ones only if half of them repeat, of at least 4 k items: then draw longer.
-    length = 2 * k + 16
-    while True:
-        drawn = torch.randint(n_items, (rows, length), device=device, generator=generator)
-        by_item = drawn.sort(dim=1, stable=True)
-        again = torch.zeros_like(drawn, dtype=torch.bool)
-        again[:, 1:] = by_item.values[:, 1:] == by_item.values[:, :-1]
-        first = torch.ones_like(again).scatter_(1, by_item.indices, again.logical_not_())
-        if bool((first.sum(dim=1) >= k).all()):
-            break
-        length *= 2
-    chosen = first & (first.cumsum(dim=1) <= k)
-    return drawn[chosen].view(rows, k)

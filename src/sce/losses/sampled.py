@@ -5,23 +5,14 @@ backward() or torch.autograd.grad.
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypedDict, Unpack, get_args
+from typing import Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
-from sce.losses.base import TINY_DATA, DataSummary, Loss
-from sce.losses.inputs import (
-    Inputs,
-    check_flag,
-    check_ignore_index,
-    check_inputs,
-    check_number,
-    check_reduction,
-    check_size,
-    reduce,
-)
+from sce.losses.base import DataSummary, Loss, LossSettings
+from sce.losses.inputs import Catalogue, check_inputs, check_number, check_size, reduce
 from sce.losses.negatives import (
     InBatchNegatives,
     Negatives,
@@ -32,178 +23,209 @@ from sce.losses.negatives import (
 from sce.losses.scoring import SampledScores, Sharing, score_negatives
 
 
-class SamplingSettings(TypedDict, total=False):
-    """The settings that all sampled losses take beside their own, by name.
+class SampledLoss(Loss):
+    """Base of the losses over sampled negatives, which differ in `_losses` alone.
 
-    `negatives` says where the negatives come from: uniform by default, see `sce.losses.negatives`.
-    `shared` says whether each "position", each "sequence" (all dimensions of the targets but the
-    last) or the whole "batch" draws its k; by default a position when k is 1, a sequence otherwise.
-    `ignore_index` (-100) is the target of positions that do not count, such as padding; `reduction`
-    is "mean" over the positions that count, "sum", or "none".
-
-    A call takes, beside states, catalogue and targets, a `generator` to draw from; `exclude`
-    [sequences, m], items that are no sequence's negatives; and `max_targets`: no more than so many
-    positions may count, and how many do is not asked of the device, so that the call can be
-    recorded in a CUDA graph (see `is_capturable`). It needs negatives that do not depend on the
-    targets, uniform or by popularity.
+    Args:
+        n_negatives: Negatives drawn, k.
+        negatives: Sampler (see `sce.losses.negatives`). Default: uniform.
+        shared: What draws k negatives of its own: each "position", each "sequence" (all dimensions
+            of the targets but the last) or the whole "batch". Default: a position when k is 1, a
+            sequence otherwise.
+        ignore_index: Target of positions that do not count, such as padding.
+        reduction: "mean" over the positions that count, "sum", or "none".
     """
 
-    negatives: Negatives | None
-    shared: Sharing | None
-    ignore_index: int
-    reduction: str
+    takes_correction = False
+    """True if negatives with the logQ correction are accepted."""
 
+    def __init__(
+        self,
+        n_negatives: int,
+        *,
+        negatives: Negatives | None = None,
+        shared: Sharing | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__(ignore_index=ignore_index, reduction=reduction)
+        check_size("n_negatives", n_negatives)
+        if shared is None:
+            shared = "position" if n_negatives == 1 else "sequence"
+        if shared not in get_args(Sharing):
+            raise ValueError(f"shared must be one of {get_args(Sharing)}, got {shared!r}")
+        self.n_negatives = n_negatives
+        self.negatives: Negatives = UniformNegatives() if negatives is None else negatives
+        self.shared: Sharing = shared
+        check_negatives(self.negatives)
+        if self.negatives.correct and not self.takes_correction:
+            raise ValueError(
+                "the logQ correction belongs to a softmax: give a binary loss a sampler with "
+                "correct=False"
+            )
 
-class _Sampled(Loss):
-    """What the sampled losses have in common."""
+    def forward(
+        self,
+        states: Tensor,
+        catalogue: Catalogue,
+        targets: Tensor,
+        *,
+        generator: torch.Generator | None = None,
+        max_targets: int | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """Return the loss.
 
-    negatives: Negatives
+        Args:
+            states: Hidden states, [..., d].
+            catalogue: Item embeddings, [items, d]: a tensor, an `nn.Embedding` or an `nn.Linear`.
+            targets: The correct item of each state, [...]; `ignore_index` where there is none.
+            generator: Source of the negatives; None: torch's default.
+            max_targets: An upper bound of the number of targets: no sync. For samplers that do not
+                depend on the targets, uniform or by popularity.
+            bias: Added to the logits of each item, [items]; an `nn.Linear` brings its own.
+        """
+        if max_targets is not None and not _ignores_targets(self.negatives):
+            raise ValueError(
+                "max_targets is for samplers that do not look at the targets, UniformNegatives and "
+                f"PopularityNegatives: places that are not in use have none. Got {self.negatives}"
+            )
+        inputs = check_inputs(
+            states,
+            catalogue,
+            targets,
+            ignore_index=self.ignore_index,
+            bias=bias,
+            max_targets=max_targets,
+        )
+        scores = score_negatives(
+            inputs, self.negatives, self.n_negatives, shared=self.shared, generator=generator
+        )
+        losses = self._losses(scores, len(inputs.catalogue))
+        return reduce(losses, None, inputs, self.reduction)
+
+    def _losses(self, scores: SampledScores, n_items: int) -> Tensor:
+        """Return the loss of each valid position, [v]."""
+        raise NotImplementedError
 
     def is_capturable(self, catalogue: Tensor) -> bool:
         """True if the call, given `max_targets`, can be captured in a CUDA graph."""
-        # Others look at the targets, or are not ours; draws without replacement are looked at. For
-        # a gradient in half precision the touched rows are counted.
-        again = getattr(self.negatives, "replacement", True)
-        single = catalogue.dtype in (torch.float32, torch.float64)
-        return _never_looks(self.negatives) and again and single
+        # A gradient in half precision counts the rows that are touched, which is a sync.
+        return _ignores_targets(self.negatives) and catalogue.dtype in (
+            torch.float32,
+            torch.float64,
+        )
 
 
-class SampledCrossEntropy(_Sampled):
+class SampledCrossEntropy(SampledLoss):
     """CE⁻: the softmax cross-entropy over the positive and k negatives.
 
     A sampler that corrects (logQ) has log(k·q) subtracted from the logits of its negatives, which
-    makes the sum inside the logarithm an unbiased estimate of the whole catalogue's.
+    makes the sum inside the logarithm an unbiased estimate of the whole catalogue's. Arguments: see
+    `SampledLoss`.
 
     >>> loss = SampledCrossEntropy(16, shared="batch")
     >>> loss(torch.randn(8, 20, 32), torch.randn(1000, 32), torch.randint(1000, (8, 20))).shape
     torch.Size([])
-
-    Args:
-        n_negatives: k.
-        settings: `negatives`, `shared`, `ignore_index` and `reduction`: see `SamplingSettings`.
     """
 
-    def __init__(self, n_negatives: int, **settings: Unpack[SamplingSettings]) -> None:
-        super().__init__()
-        self.n_negatives, self.negatives, self.shared, self.ignore_index, self.reduction = (
-            _Settings.of(n_negatives, settings)
-        )
+    takes_correction = True
 
-    def forward(
-        self,
-        states: Tensor,
-        catalogue: Tensor,
-        targets: Tensor,
-        *,
-        generator: torch.Generator | None = None,
-        exclude: Tensor | None = None,
-        max_targets: int | None = None,
-    ) -> Tensor:
-        """Return the loss; see `SamplingSettings` for the arguments that it shares with others."""
-        inputs, scores = _score(self, states, catalogue, targets, generator, exclude, max_targets)
-        logits = torch.cat([scores.own.unsqueeze(1), scores.others], dim=1)
-        losses = -logits.log_softmax(dim=1)[:, 0]
-        return reduce(losses, None, inputs, self.reduction)
-
-    def extra_repr(self) -> str:
-        """Show the settings in the module's repr."""
-        return _show(self)
+    def _losses(self, scores: SampledScores, n_items: int) -> Tensor:
+        positive_logits, negative_logits = scores
+        logits = torch.cat([positive_logits.unsqueeze(1), negative_logits], dim=1)
+        return -logits.log_softmax(dim=1)[:, 0]
 
 
-class BinaryCrossEntropy(_Sampled):
-    """BCE (k = 1) and BCE⁺ (k > 1): the positive against 1, each negative against 0.
+class BinaryCrossEntropy(SampledLoss):
+    """BCE (k = 1) and BCE⁺ (k > 1): the positive against 1, the sum of the negatives against 0.
 
-    Args:
-        n_negatives: k.
-        average: Divide by 1 + k, as the paper's code does; its equation sums, and so do we by
-            default.
-        settings: `negatives`, `shared`, `ignore_index` and `reduction`: see `SamplingSettings`.
+    The paper's equation sums over the negatives, its code divides by 1 + k; this is the equation.
+    Arguments: see `SampledLoss`.
     """
 
     def __init__(
-        self, n_negatives: int = 1, *, average: bool = False, **settings: Unpack[SamplingSettings]
+        self,
+        n_negatives: int = 1,
+        *,
+        negatives: Negatives | None = None,
+        shared: Sharing | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
     ) -> None:
-        super().__init__()
-        check_flag("average", average)
-        self.average = average
-        self.n_negatives, self.negatives, self.shared, self.ignore_index, self.reduction = (
-            _Settings.of(n_negatives, settings, binary=True)
+        super().__init__(
+            n_negatives,
+            negatives=negatives,
+            shared=shared,
+            ignore_index=ignore_index,
+            reduction=reduction,
         )
 
-    def forward(
-        self,
-        states: Tensor,
-        catalogue: Tensor,
-        targets: Tensor,
-        *,
-        generator: torch.Generator | None = None,
-        exclude: Tensor | None = None,
-        max_targets: int | None = None,
-    ) -> Tensor:
-        """Return the loss; see `SamplingSettings` for the arguments that it shares with others."""
-        inputs, scores = _score(self, states, catalogue, targets, generator, exclude, max_targets)
-        losses = _binary(scores, positive_weight=1.0)
-        if self.average:
-            losses = losses / (1 + self.n_negatives)
-        return reduce(losses, None, inputs, self.reduction)
-
-    def extra_repr(self) -> str:
-        """Show the settings in the module's repr."""
-        return f"{_show(self)}, average={self.average}"
+    def _losses(self, scores: SampledScores, n_items: int) -> Tensor:
+        return _binary(scores, positive_weight=1.0)
 
 
-class GeneralizedBinaryCrossEntropy(_Sampled):
+class GeneralizedBinaryCrossEntropy(SampledLoss):
     """gBCE: BCE⁺ with the positive's part scaled down to undo overconfidence from sampling.
 
     The positive enters as -β·log σ(s⁺), which is finite at any logit, with
     β = a·(t·(1 - 1/a) + 1/a) = 1 - t·(1 - a) and a = k / (items - 1), the share that is sampled, at
-    most 1.
+    most 1. β is derived for uniform negatives.
 
     Args:
-        n_negatives: k.
-        t: How much to calibrate: 0 is BCE⁺, 1 undoes the sampling in full.
-        settings: `negatives`, `shared`, `ignore_index` and `reduction`: see `SamplingSettings`.
-            Uniform negatives are what t is derived for.
+        n_negatives: Negatives drawn, k.
+        t: Calibration: 0 is BCE⁺, 1 undoes the sampling in full.
+        negatives: As the other arguments: see `SampledLoss`.
+        shared: What draws negatives of its own.
+        ignore_index: Target of positions that do not count.
+        reduction: "mean", "sum" or "none".
     """
 
     def __init__(
-        self, n_negatives: int, *, t: float = 0.75, **settings: Unpack[SamplingSettings]
+        self,
+        n_negatives: int,
+        *,
+        t: float = 0.75,
+        negatives: Negatives | None = None,
+        shared: Sharing | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
     ) -> None:
-        super().__init__()
+        super().__init__(
+            n_negatives,
+            negatives=negatives,
+            shared=shared,
+            ignore_index=ignore_index,
+            reduction=reduction,
+        )
         check_number("t", t)
         if not 0.0 <= t <= 1.0:
             raise ValueError(f"t must lie in [0, 1], got {t}")
         self.t = t
-        self.n_negatives, self.negatives, self.shared, self.ignore_index, self.reduction = (
-            _Settings.of(n_negatives, settings, binary=True)
-        )
 
-    def forward(
-        self,
-        states: Tensor,
-        catalogue: Tensor,
-        targets: Tensor,
-        *,
-        generator: torch.Generator | None = None,
-        exclude: Tensor | None = None,
-        max_targets: int | None = None,
-    ) -> Tensor:
-        """Return the loss; see `SamplingSettings` for the arguments that it shares with others."""
-        inputs, scores = _score(self, states, catalogue, targets, generator, exclude, max_targets)
-        share = min(1.0, self.n_negatives / max(1, len(catalogue) - 1))
-        losses = _binary(scores, positive_weight=1.0 - self.t * (1.0 - share))
-        return reduce(losses, None, inputs, self.reduction)
+    def _losses(self, scores: SampledScores, n_items: int) -> Tensor:
+        share = min(1.0, self.n_negatives / max(1, n_items - 1))
+        return _binary(scores, positive_weight=1.0 - self.t * (1.0 - share))
 
-    def extra_repr(self) -> str:
-        """Show the settings in the module's repr."""
-        return f"{_show(self)}, t={self.t}"
+
+def _ignores_targets(negatives: Negatives) -> bool:
+    """True if a sampler is known to draw without looking at the targets."""
+    return type(negatives) in (UniformNegatives, PopularityNegatives)
+
+
+def _binary(scores: SampledScores, *, positive_weight: float) -> Tensor:
+    """Return -w·log σ(s⁺) - Σ log(1 - σ(s⁻)), [v]."""
+    # -log(1 - σ(s)) is softplus(s): finite at any logit, and 0 at -inf. Above the threshold torch
+    # returns s itself, which is exact there.
+    negative = softplus(scores.negative_logits, threshold=40.0).sum(dim=1)
+    return negative - positive_weight * logsigmoid(scores.positive_logits)
 
 
 Sampler = Literal["uniform", "popularity", "in-batch"]
 
 
 @dataclass(frozen=True)
-class BCESettings:
+class BCESettings(LossSettings):
     """Settings of BCE: one negative for each target."""
 
     negatives: Sampler = "uniform"
@@ -211,17 +233,13 @@ class BCESettings:
     shared: Sharing = "position"
     """What draws negatives of its own: each position, each sequence, or the batch."""
 
-    def __post_init__(self) -> None:
-        self.build(TINY_DATA)
-
     def build(self, data: DataSummary) -> BinaryCrossEntropy:
         """Make the loss."""
-        sampler = make_sampler(self.negatives, data)
-        return BinaryCrossEntropy(negatives=sampler, shared=self.shared)
+        return BinaryCrossEntropy(negatives=make_sampler(self.negatives, data), shared=self.shared)
 
 
 @dataclass(frozen=True)
-class _NegativesSettings:
+class _SamplingSettings(LossSettings):
     n_negatives: int = 256
     """Negatives drawn against each target."""
     negatives: Sampler = "uniform"
@@ -229,15 +247,9 @@ class _NegativesSettings:
     shared: Sharing = "sequence"
     """What draws negatives of its own: each position, each sequence, or the batch."""
 
-    def __post_init__(self) -> None:
-        self.build(TINY_DATA)
-
-    def build(self, data: DataSummary) -> Loss:
-        raise NotImplementedError
-
 
 @dataclass(frozen=True)
-class BCEPlusSettings(_NegativesSettings):
+class BCEPlusSettings(_SamplingSettings):
     """Settings of BCE⁺."""
 
     def build(self, data: DataSummary) -> BinaryCrossEntropy:
@@ -247,7 +259,7 @@ class BCEPlusSettings(_NegativesSettings):
 
 
 @dataclass(frozen=True)
-class GBCESettings(_NegativesSettings):
+class GBCESettings(_SamplingSettings):
     """Settings of gBCE."""
 
     t: float = 0.75
@@ -262,7 +274,7 @@ class GBCESettings(_NegativesSettings):
 
 
 @dataclass(frozen=True)
-class SampledCrossEntropySettings(_NegativesSettings):
+class SampledCrossEntropySettings(_SamplingSettings):
     """Settings of CE⁻."""
 
     def build(self, data: DataSummary) -> SampledCrossEntropy:
@@ -280,89 +292,3 @@ def make_sampler(name: Sampler, data: DataSummary, *, correct: bool = False) -> 
     if name == "in-batch":
         return InBatchNegatives(data.item_counts, correct=correct)
     raise ValueError(f"negatives must be one of {get_args(Sampler)}, got {name!r}")
-
-
-_Loss = SampledCrossEntropy | BinaryCrossEntropy | GeneralizedBinaryCrossEntropy
-
-
-def _score(
-    loss: _Loss,
-    states: Tensor,
-    catalogue: Tensor,
-    targets: Tensor,
-    generator: torch.Generator | None,
-    exclude: Tensor | None,
-    max_targets: int | None,
-) -> tuple[Inputs, SampledScores]:
-    if max_targets is not None and not _never_looks(loss.negatives):
-        raise ValueError(
-            "max_targets is for samplers that do not look at the targets, UniformNegatives and "
-            f"PopularityNegatives: what is left of it has none. Got {loss.negatives}"
-        )
-    inputs = check_inputs(
-        states, catalogue, targets, ignore_index=loss.ignore_index, max_targets=max_targets
-    )
-    scores = score_negatives(
-        inputs,
-        loss.negatives,
-        loss.n_negatives,
-        shared=loss.shared,
-        exclude=exclude,
-        generator=generator,
-    )
-    return inputs, scores
-
-
-def _never_looks(negatives: Negatives) -> bool:
-    """Whether a sampler is known to draw without looking at the targets."""
-    return type(negatives) in (UniformNegatives, PopularityNegatives)
-
-
-def _binary(scores: SampledScores, *, positive_weight: float) -> Tensor:
-    """Return -w·log σ(s⁺) - Σ log(1 - σ(s⁻)): [v]."""
-    # -log(1 - σ(s)) is softplus(s): finite at any logit, and 0 at -inf. Where torch takes it to be
-    # s itself, it is.
-    others = softplus(scores.others, threshold=40.0)
-    return others.sum(dim=1) - positive_weight * logsigmoid(scores.own)
-
-
-class _Settings(NamedTuple):
-    """The settings that the losses share: checked, and none left out."""
-
-    n_negatives: int
-    negatives: Negatives
-    shared: Sharing
-    ignore_index: int
-    reduction: str
-
-    @classmethod
-    def of(cls, n_negatives: int, given: SamplingSettings, *, binary: bool = False) -> "_Settings":
-        for unknown in given.keys() - SamplingSettings.__annotations__.keys():
-            raise TypeError(f"a sampled loss has no setting {unknown!r}")
-        check_size("n_negatives", n_negatives)
-        negatives, shared = given.get("negatives"), given.get("shared")
-        found = cls(
-            n_negatives,
-            UniformNegatives() if negatives is None else negatives,
-            ("position" if n_negatives == 1 else "sequence") if shared is None else shared,
-            given.get("ignore_index", -100),
-            given.get("reduction", "mean"),
-        )
-        check_negatives(found.negatives)
-        if found.shared not in get_args(Sharing):
-            raise ValueError(f"shared must be one of {get_args(Sharing)}, got {found.shared!r}")
-        check_ignore_index(found.ignore_index)
-        check_reduction(found.reduction)
-        if binary and found.negatives.correct:
-            raise ValueError(
-                "the logQ correction belongs to a softmax: give a binary loss a sampler with "
-                "correct=False"
-            )
-        return found
-
-
-def _show(loss: _Loss) -> str:
-    names = ["n_negatives", "shared", "ignore_index", "reduction"]
-    if not isinstance(loss.negatives, nn.Module):  # a module shows itself
-        names.append("negatives")
-    return ", ".join(f"{name}={getattr(loss, name)}" for name in names)

@@ -4,7 +4,6 @@ The paper's Algorithm 1: a softmax inside random buckets of states and items tha
 large inner products, instead of over the whole catalogue.
 """
 
-import inspect
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sce.losses.backend import Backend, choose_backend, why_not_triton
-from sce.losses.base import TINY_DATA, DataSummary, Loss
+from sce.losses.base import DataSummary, Loss, LossSettings
 from sce.losses.bucketed import bucketed_cross_entropy
 from sce.losses.buckets import (
     draw_centres,
@@ -21,16 +20,16 @@ from sce.losses.buckets import (
     suggest_sizes,
 )
 from sce.losses.inputs import (
-    autocast_rounding,
+    Catalogue,
+    active_autocast_dtype,
     check_arguments,
     check_flag,
-    check_ignore_index,
     check_inputs,
-    check_reduction,
     check_size,
     check_tensor,
     reduce,
     rounded,
+    unwrap_catalogue,
 )
 from sce.losses.statistics import BucketStatistics, count_buckets
 
@@ -106,7 +105,7 @@ class ScalableCrossEntropy(Loss):
         backend: Backend = "auto",
         sparse_grad: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(ignore_index=ignore_index, reduction=reduction)
         for name, size in (("n_buckets", n_buckets), ("bucket_size_x", bucket_size_x)):
             if size is not None:
                 check_size(name, size)
@@ -116,8 +115,6 @@ class ScalableCrossEntropy(Loss):
             raise ValueError(f"centres must be one of {get_args(Centres)}, got {centres!r}")
         check_flag("sparse_grad", sparse_grad)
         suggest_sizes(1, 1, alpha=alpha, beta=beta)  # refuses what is not positive and finite
-        check_ignore_index(ignore_index)
-        check_reduction(reduction)
         if backend not in get_args(Backend):
             raise ValueError(f"backend must be one of {get_args(Backend)}, got {backend!r}")
         self.bucket_size_y = bucket_size_y
@@ -126,8 +123,6 @@ class ScalableCrossEntropy(Loss):
         self.bucket_size_x = bucket_size_x
         self.alpha = alpha
         self.beta = beta
-        self.ignore_index = ignore_index
-        self.reduction = reduction
         self.backend: Backend = backend
         self.sparse_grad = sparse_grad
 
@@ -160,7 +155,7 @@ class ScalableCrossEntropy(Loss):
     def forward(
         self,
         states: Tensor,
-        catalogue: Tensor,
+        catalogue: Catalogue,
         targets: Tensor,
         *,
         generator: torch.Generator | None = None,
@@ -186,7 +181,7 @@ class ScalableCrossEntropy(Loss):
     def with_statistics(
         self,
         states: Tensor,
-        catalogue: Tensor,
+        catalogue: Catalogue,
         targets: Tensor,
         *,
         generator: torch.Generator | None = None,
@@ -201,13 +196,19 @@ class ScalableCrossEntropy(Loss):
     def _call(
         self,
         states: Tensor,
-        catalogue: Tensor,
+        catalogue: Catalogue,
         targets: Tensor,
         generator: torch.Generator | None,
         max_targets: int | None,
         centres: Tensor | None,
         with_statistics: bool,
     ) -> tuple[Tensor, BucketStatistics | None]:
+        catalogue, bias = unwrap_catalogue(catalogue)
+        if bias is not None:
+            raise ValueError(
+                "Scalable Cross-Entropy takes no bias per item: give the weight of the nn.Linear, "
+                "or use CrossEntropy or a sampled loss"
+            )
         compute = self._compute
         if torch.compiler.is_compiling() and not self._in_graph(
             states, catalogue, targets, generator
@@ -226,7 +227,7 @@ class ScalableCrossEntropy(Loss):
         centres: Tensor | None,
         with_statistics: bool,
     ) -> tuple[Tensor, BucketStatistics | None]:
-        check_arguments(states, catalogue, targets, ignore_index=self.ignore_index)
+        check_arguments(states, catalogue, targets)
         if centres is not None:
             _check_centres(centres, catalogue)
         if self.sparse_grad and catalogue.requires_grad and not catalogue.is_leaf:
@@ -234,7 +235,7 @@ class ScalableCrossEntropy(Loss):
                 "sparse_grad gives the catalogue a sparse gradient, which torch takes no further: "
                 "the catalogue must be the parameter itself, not what was computed from one"
             )
-        rounding = autocast_rounding(states, catalogue)
+        rounding = active_autocast_dtype(states, catalogue)
         if choose_backend(states, catalogue, self.backend) == "triton" and targets.numel():
             return self._fused(
                 states,
@@ -338,14 +339,9 @@ class ScalableCrossEntropy(Loss):
         """True if a call with this catalogue can be captured in a CUDA graph: the kernels run."""
         return why_not_triton(catalogue, catalogue, self.backend) is None
 
-    def extra_repr(self) -> str:
-        """Show the settings in the module's repr."""
-        names = inspect.signature(type(self)).parameters
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
-
 
 @dataclass(frozen=True)
-class ScalableCrossEntropySettings:
+class ScalableCrossEntropySettings(LossSettings):
     """Settings of Scalable Cross-Entropy."""
 
     bucket_size_y: int | None = None
@@ -360,9 +356,6 @@ class ScalableCrossEntropySettings:
     """Number of buckets. [default: from alpha, beta and the mean batch]"""
     bucket_size_x: int | None = None
     """Hidden states in a bucket. [default: from alpha, beta and the mean batch]"""
-
-    def __post_init__(self) -> None:
-        self.build(TINY_DATA)
 
     def build(self, data: DataSummary) -> ScalableCrossEntropy:
         """Make the loss, with buckets for the mean batch: the shapes in a step stay the same."""

@@ -1,8 +1,8 @@
-"""Logits of each position with its own target and with sampled negatives.
+"""Logits of each position with its target and with sampled negatives.
 
-Where sequences or positions have negatives of their own, rows of the catalogue are looked up for a
-few of them at a time, forward and backward, and so are logits computed at padding: of what there is
-at once, only the logits that count grow with their number.
+Where sequences or positions have negatives of their own, catalogue rows are gathered for a few of
+them at a time, forward and backward, and so are the logits of padding: only the logits of valid
+positions grow with the batch.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -12,22 +12,22 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sce.losses.gradients import CatalogueGradient
-from sce.losses.inputs import Inputs, apply, check_tensor
+from sce.losses.inputs import Inputs, apply, compute_dtype
 from sce.losses.negatives import Negatives
 
 Sharing = Literal["position", "sequence", "batch"]
-# The most numbers of rows that are looked up, of their logits, or of states at once (8 MiB in
-# float32), unless a single sequence has more.
+# The most numbers gathered at once: catalogue rows, their logits, or states (8 MiB in float32),
+# unless a single sequence has more.
 MAX_GATHERED = 1 << 21
 
 
 class SampledScores(NamedTuple):
-    """Logits in float32 or wider."""
+    """Logits of the valid positions, in float32 or wider."""
 
-    own: Tensor  # [v] with each position's target
-    others: (
-        Tensor  # [v, k] with the negatives, corrected; -inf if one is the own target, or excluded
-    )
+    positive_logits: Tensor
+    """Logits of the targets, [v]."""
+    negative_logits: Tensor
+    """Logits of the negatives, corrected, [v, k]; -inf for a negative that equals the target."""
 
 
 def score_negatives(
@@ -36,19 +36,17 @@ def score_negatives(
     n_negatives: int,
     *,
     shared: Sharing,
-    exclude: Tensor | None,  # [sequences, m] items that are no negatives of a sequence
     generator: torch.Generator | None,
 ) -> SampledScores:
-    """Draw the negatives, score them, and mask those that are none."""
+    """Draw the negatives, score them, and mask those that equal the target."""
     if torch.compiler.is_compiling():
-        # How many positions are valid is known only when it runs: a compiled model calls this as
-        # it is.
+        # The number of valid positions is not known while compiling: the graph breaks here.
         return torch.compiler.disable(score_negatives)(  # type: ignore[no-any-return]
-            inputs, negatives, n_negatives, shared=shared, exclude=exclude, generator=generator
+            inputs, negatives, n_negatives, shared=shared, generator=generator
         )
     length = inputs.positions[-1] if inputs.positions else 1
     n_sequences = inputs.positions[:-1].numel()
-    sequence = inputs.index // max(1, length)  # [v] which sequence a position belongs to
+    sequence = inputs.index // max(1, length)  # [v] the sequence of each position
     rows = {"position": len(inputs.index), "sequence": n_sequences, "batch": 1}[shared]
     with torch.no_grad():
         items, log_expected = negatives(
@@ -61,42 +59,35 @@ def score_negatives(
         )
     if items.device.type == "cpu" and items.numel() and int(items.min()) < 0:
         raise ValueError(f"a sampler must return items from 0 on, got {int(items.min())}")
-    items, width = items.long(), items.shape[1]
-    if exclude is not None:
-        exclude = _ordered(exclude, n_sequences)
-        width = max(width, exclude.shape[1])
+    items = items.long()
     with torch.autocast(inputs.states.device.type, enabled=False):
-        own, others = _score(inputs, items, shared, length)
-    if log_expected is not None:
-        expected = log_expected[sequence] if shared == "sequence" else log_expected
-        others = others - expected.to(others.dtype)
-    # What is -inf has no part in a loss, and the gradient of a loss there is 0.
+        positive_logits, negative_logits = _score(inputs, items, shared, length)
+    offset = None if log_expected is None else -log_expected.to(inputs.dtype)  # [rows, k]
+    if inputs.bias is not None:
+        both = torch.cat([inputs.targets, items.flatten()])
+        bias = _look_up(inputs.bias.unsqueeze(1), both, inputs.dtype).squeeze(1)
+        of_targets, of_items = bias.split([len(inputs.targets), items.numel()])
+        positive_logits = positive_logits + of_targets
+        of_items = of_items.view_as(items)
+        offset = of_items if offset is None else offset + of_items
+    if offset is not None:
+        if shared == "sequence":
+            offset = _look_up(offset, sequence, inputs.dtype)
+        negative_logits = negative_logits + offset
+    # At -inf a negative has no part in the loss, and the gradient of the loss is 0.
     with torch.no_grad():
-        for part in _pieces(len(others), 2 * width):  # indices are twice as wide
-            drawn = items[_row_of(part, shared, sequence)]
-            excluded = None if exclude is None else exclude[sequence[part]]
-            others[part].masked_fill_(_is_none(drawn, inputs.targets[part], excluded), -torch.inf)
-            del drawn, excluded
-    return SampledScores(own, others)
-
-
-def _row_of(part: slice, shared: Sharing, sequence: Tensor) -> slice | Tensor:
-    """The rows of negatives that some positions have."""
-    if shared == "sequence":
-        return sequence[part]
-    return part if shared == "position" else slice(None)
-
-
-def _is_none(drawn: Tensor, targets: Tensor, excluded: Tensor | None) -> Tensor:
-    """Say which of those drawn, [p, k] or [1, k], are no negatives of their positions [p]."""
-    masked = drawn == targets.unsqueeze(1)
-    if excluded is not None:
-        masked |= _is_among(drawn.expand_as(masked), excluded)
-    return masked
+        for part in _pieces(len(negative_logits), 2 * items.shape[1]):  # indices are twice as wide
+            drawn = items
+            if shared != "batch":
+                drawn = items[part] if shared == "position" else items[sequence[part]]
+            is_target = drawn == inputs.targets[part].unsqueeze(1)
+            negative_logits[part].masked_fill_(is_target, -torch.inf)
+            del drawn, is_target
+    return SampledScores(positive_logits, negative_logits)
 
 
 def _score(inputs: Inputs, items: Tensor, shared: Sharing, length: int) -> tuple[Tensor, Tensor]:
-    """Return the logits with the own targets [v] and with the negatives [v, k].
+    """Return the logits with the targets [v] and with the negatives [v, k].
 
     Targets and negatives are looked up together: the gradient of a lookup is as large as the
     catalogue, and one is enough.
@@ -111,58 +102,42 @@ def _score(inputs: Inputs, items: Tensor, shared: Sharing, length: int) -> tuple
             _SequenceLogits, x, y, targets, items, _places(inputs), length
         )
         return scores
-    rows: Tensor = apply(_Lookup, y, torch.cat([targets, items.flatten()]), inputs.dtype)
-    own_rows, other_rows = rows.split([len(x), items.numel()])
+    rows = _look_up(y, torch.cat([targets, items.flatten()]), inputs.dtype)
+    positive_rows, negative_rows = rows.split([len(x), items.numel()])
     x = x.to(inputs.dtype)
-    return (x * own_rows).sum(dim=1), x @ other_rows.T
+    return (x * positive_rows).sum(dim=1), x @ negative_rows.T
 
 
 def _places(inputs: Inputs) -> Tensor:
-    """Where the state of each position [n] is among those of the valid [v]; v where it is not."""
+    """Return the place of each position [n] among the valid [v]; v where it is not valid."""
     n, v, index = inputs.positions.numel(), len(inputs.index), inputs.index
-    if inputs.there is not None:
-        index = index.where(inputs.there, n)
+    if inputs.valid is not None:
+        index = index.where(inputs.valid, n)
     places = index.new_full((n + 1,), v)
     places.index_copy_(0, index, torch.arange(v, device=index.device))
     return places[:n]
 
 
-def _ordered(exclude: Tensor, n_sequences: int) -> Tensor:
-    """Check the items that are excluded, and sort those of each sequence."""
-    check_tensor("exclude", exclude)
-    if exclude.is_floating_point() or exclude.is_complex() or exclude.dtype == torch.bool:
-        raise TypeError(f"exclude must hold whole numbers, the items, got {exclude.dtype}")
-    if exclude.dim() != 2 or len(exclude) != n_sequences:
-        raise ValueError(
-            f"exclude must be [{n_sequences}, m], one row of items a sequence, got shape "
-            f"{tuple(exclude.shape)}"
-        )
-    return exclude.long().sort(dim=1).values
-
-
-def _is_among(items: Tensor, ordered: Tensor) -> Tensor:
-    """Say which items [p, k] are among those of their row [p, m], which are sorted."""
-    if ordered.shape[1] == 0:
-        return torch.zeros_like(items, dtype=torch.bool)
-    at = torch.searchsorted(ordered, items.contiguous()).clamp_(max=ordered.shape[1] - 1)
-    return ordered.gather(1, at) == items
+def _look_up(table: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
+    found: Tensor = apply(_Lookup, table, rows, dtype)
+    return found
 
 
 class _Lookup(torch.autograd.Function):
-    """Rows of the catalogue in the precision that is computed in, and so are their gradients."""
+    """Rows of a table in the dtype that is computed in; their gradients are added up in order."""
 
     @staticmethod
-    def forward(ctx: Any, catalogue: Tensor, items: Tensor, dtype: torch.dtype) -> Tensor:
-        ctx.save_for_backward(catalogue, items)
-        return catalogue[items].to(dtype)
+    def forward(ctx: Any, table: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.save_for_backward(table, rows)
+        return table[rows].to(dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        catalogue, items = ctx.saved_tensors
-        sink = CatalogueGradient(catalogue, [items], grad.dtype)
-        sink.add(items, grad)
-        return sink.finish(), None, None
+        table, rows = ctx.saved_tensors
+        accumulator = CatalogueGradient(table, [rows], grad.dtype)
+        accumulator.add(rows, grad)
+        return accumulator.finish(), None, None
 
 
 class _SequenceLogits(torch.autograd.Function):
@@ -180,69 +155,70 @@ class _SequenceLogits(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(states, catalogue, targets, items, places)
         ctx.length = length
-        (v, d), k, dtype = states.shape, items.shape[1], _wide(states, catalogue)
-        own = torch.empty(v, dtype=dtype, device=states.device)
+        (v, d), k, dtype = states.shape, items.shape[1], compute_dtype(states, catalogue)
+        positive_logits = torch.empty(v, dtype=dtype, device=states.device)
         for part in _pieces(v, d):
-            own[part] = (states[part].to(dtype) * catalogue[targets[part]].to(dtype)).sum(1)
+            rows = catalogue[targets[part]].to(dtype)
+            positive_logits[part] = (states[part].to(dtype) * rows).sum(1)
         # Padding has the logits of some state, which go behind the last.
-        others = torch.zeros((v + 1, k), dtype=dtype, device=states.device)
+        negative_logits = torch.zeros((v + 1, k), dtype=dtype, device=states.device)
         some_state = places.clamp(max=v - 1)
         for some in _pieces(len(items) if v else 0, max(k * d, length * k, length * d)):
             at = slice(some.start * length, some.stop * length)
             x = states[some_state[at]].to(dtype).unflatten(0, (-1, length))
             logits = (x @ catalogue[items[some]].to(dtype).mT).flatten(0, 1)
-            others.index_copy_(0, places[at], logits)
+            negative_logits.index_copy_(0, places[at], logits)
             del x, logits
-        return own, others.resize_(v, k)
+        return positive_logits, negative_logits.resize_(v, k)
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, grad_own: Tensor, grad_others: Tensor
+        ctx: Any, grad_positive: Tensor, grad_negative: Tensor
     ) -> tuple[Tensor, Tensor | None, None, None, None, None]:
         states, catalogue, targets, items, places = ctx.saved_tensors
-        (v, d), k, dtype, length = states.shape, items.shape[1], grad_own.dtype, ctx.length
+        (v, d), k, dtype, length = states.shape, items.shape[1], grad_positive.dtype, ctx.length
         grad_states = torch.zeros((v + 1, d), dtype=dtype, device=states.device)
-        sink = None
+        accumulator = None
         if ctx.needs_input_grad[1]:
-            sink = CatalogueGradient(catalogue, [items, targets], dtype)
+            accumulator = CatalogueGradient(catalogue, [items, targets], dtype)
         some_state, outside = places.clamp(max=v - 1), (places == v).unsqueeze(1)
         for group in _pieces(len(items) if v else 0, k * d):
-            # Gradients of so many negatives are added up at once, if they are wanted.
+            # Gradients of so many negatives are added up at once.
             rows = items[group]
-            outer = states.new_empty((0 if sink is None else len(rows), k, d), dtype=dtype)
+            outer = states.new_empty((0 if accumulator is None else len(rows), k, d), dtype=dtype)
             for part in _pieces(len(rows), max(length * k, length * d)):
                 at = slice((group.start + part.start) * length, (group.start + part.stop) * length)
-                weights = grad_others[some_state[at]].masked_fill_(outside[at], 0)
+                weights = grad_negative[some_state[at]].masked_fill_(outside[at], 0)
                 weights = weights.unflatten(0, (-1, length))
                 with torch.autocast(states.device.type, enabled=False):
                     grad_x = (weights @ catalogue[rows[part]].to(dtype)).flatten(0, 1)
                     grad_states.index_copy_(0, places[at], grad_x)
                     del grad_x
-                    if sink is not None:
+                    if accumulator is not None:
                         x = states[some_state[at]].to(dtype).masked_fill_(outside[at], 0)
                         torch.bmm(weights.mT, x.unflatten(0, (-1, length)), out=outer[part])
                         del x
                 del weights
-            if sink is not None:
-                sink.add(rows.flatten(), outer.flatten(0, 1))
+            if accumulator is not None:
+                accumulator.add(rows.flatten(), outer.flatten(0, 1))
             del outer
         grad_states.resize_(v, d)
         for part in _pieces(v, d):
-            weight = grad_own[part].unsqueeze(1)
+            weight = grad_positive[part].unsqueeze(1)
             grad_states[part] += weight * catalogue[targets[part]].to(dtype)
-            if sink is not None:
-                sink.add(targets[part], weight * states[part].to(dtype))
-        grad = sink.finish() if sink is not None else None
+            if accumulator is not None:
+                accumulator.add(targets[part], weight * states[part].to(dtype))
+        grad = accumulator.finish() if accumulator is not None else None
         return grad_states.to(states.dtype), grad, None, None, None, None
 
 
 class _PositionLogits(torch.autograd.Function):
-    """Logits [v, k] of each position with its own k items, gathered a few positions at a time."""
+    """Logits [v, k] of each position with k items of its own, a few positions at a time."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, catalogue: Tensor, items: Tensor) -> Tensor:
-        dtype = _wide(states, catalogue)
+        dtype = compute_dtype(states, catalogue)
         ctx.save_for_backward(states, catalogue, items)
         logits = torch.empty(items.shape, dtype=dtype, device=states.device)
         for part in _pieces(len(items), items.shape[1] * catalogue.shape[1]):
@@ -255,23 +231,18 @@ class _PositionLogits(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         states, catalogue, items = ctx.saved_tensors
         grad_states = torch.empty_like(states, memory_format=torch.contiguous_format)
-        sink = None
+        accumulator = None
         if ctx.needs_input_grad[1]:
-            sink = CatalogueGradient(catalogue, [items], grad.dtype)
+            accumulator = CatalogueGradient(catalogue, [items], grad.dtype)
         with torch.autocast(states.device.type, enabled=False):
             for part in _pieces(len(items), items.shape[1] * catalogue.shape[1]):
                 weights = grad[part].unsqueeze(1)  # [p, 1, k]
                 grad_states[part] = (weights @ catalogue[items[part]].to(grad.dtype)).squeeze(1)
-                if sink is not None:
+                if accumulator is not None:
                     outer = weights.mT * states[part].to(grad.dtype).unsqueeze(1)  # [p, k, d]
-                    sink.add(items[part].flatten(), outer.flatten(0, 1))
+                    accumulator.add(items[part].flatten(), outer.flatten(0, 1))
                     del outer
-        return grad_states, sink.finish() if sink is not None else None, None
-
-
-def _wide(states: Tensor, catalogue: Tensor) -> torch.dtype:
-    both = torch.promote_types(states.dtype, catalogue.dtype)
-    return torch.promote_types(both, torch.float32)
+        return grad_states, accumulator.finish() if accumulator is not None else None, None
 
 
 def _pieces(rows: int, width: int) -> list[slice]:
