@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, softplus
 
-from sce.losses.base import TINY_DATA, DataSummary, Loss
+from sce.losses.base import TINY_DATA, BatchShape, DataSummary, Loss, LossMemory
 from sce.losses.inputs import (
     Inputs,
     check_flag,
@@ -29,7 +29,7 @@ from sce.losses.negatives import (
     UniformNegatives,
     check_negatives,
 )
-from sce.losses.scoring import SampledScores, Sharing, score_negatives
+from sce.losses.scoring import MAX_GATHERED, SampledScores, Sharing, score_negatives
 
 
 class SamplingSettings(TypedDict, total=False):
@@ -57,7 +57,11 @@ class SamplingSettings(TypedDict, total=False):
 class _Sampled(Loss):
     """What the sampled losses have in common."""
 
+    n_negatives: int
     negatives: Negatives
+    shared: Sharing
+    logit_copies = 2
+    """Copies of the logits at the peak of either pass."""
 
     def is_capturable(self, catalogue: Tensor) -> bool:
         """True if the call, given `max_targets`, can be captured in a CUDA graph."""
@@ -66,6 +70,34 @@ class _Sampled(Loss):
         again = getattr(self.negatives, "replacement", True)
         single = catalogue.dtype in (torch.float32, torch.float64)
         return _never_looks(self.negatives) and again and single
+
+    def memory(self, shape: BatchShape) -> LossMemory:
+        """Return the bytes of logits, of the valid states, and of rows gathered at once."""
+        v, k, d, length = shape.max_targets, self.n_negatives, shape.dim, shape.length
+        states, logits = 4 * v * d, 4 * v * k
+        if self.shared == "sequence":  # negatives, logits and states of a few sequences
+            drawn = shape.sequences * k
+            at_once = max(1, MAX_GATHERED // max(k * d, length * k, length * d))
+            gathered = min(shape.sequences, at_once) * (k * d + length * k + length * d)
+            added = max(_piece(shape.sequences, k * d), _piece(v, d))
+        elif self.shared == "position":  # targets and negatives of a few positions
+            drawn = v * (k + 1)
+            gathered = added = _piece(v, (k + 1) * d)
+        else:
+            drawn = v + k
+            gathered, added = (2 * v + k) * d, (v + k) * d
+        indices = 8 * drawn + 48 * v
+        masked = 9 * min(v * k, MAX_GATHERED // 2)  # an index and a flag for each
+        forward = max((self.logit_copies - 1) * logits, 4 * gathered, masked)
+        # Gradients of rows; a sorted copy, sums, and 48 bytes of indices to add them up.
+        adding = 4 * added + max(4 * gathered, (8 + 48 / d) * added)
+        backward = max(
+            self.logit_copies * logits - shape.catalogue_bytes,
+            states + logits + adding,
+            shape.state_bytes,
+        )
+        kept = states + indices
+        return LossMemory(kept + logits + forward, kept + backward - shape.state_bytes)
 
 
 class SampledCrossEntropy(_Sampled):
@@ -82,6 +114,8 @@ class SampledCrossEntropy(_Sampled):
         n_negatives: k.
         settings: `negatives`, `shared`, `ignore_index` and `reduction`: see `SamplingSettings`.
     """
+
+    logit_copies = 3
 
     def __init__(self, n_negatives: int, **settings: Unpack[SamplingSettings]) -> None:
         super().__init__()
@@ -197,6 +231,11 @@ class GeneralizedBinaryCrossEntropy(_Sampled):
     def extra_repr(self) -> str:
         """Show the settings in the module's repr."""
         return f"{_show(self)}, t={self.t}"
+
+
+def _piece(rows: float, width: int) -> float:
+    """Numbers in a piece of rows that are gathered at once."""
+    return width * min(rows, max(1, MAX_GATHERED // width))
 
 
 Sampler = Literal["uniform", "popularity", "in-batch"]
