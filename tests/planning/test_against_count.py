@@ -1,0 +1,37 @@
+"""Predictions against the bytes of the tensors that a training step makes, counted on a CPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sce.planning import PLANNED, predict
+from tests.planning.test_against_gpu import grid_job
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+
+
+def test_every_loss_is_predicted_as_it_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sce.planning._WORKSPACE", 0)  # not counted
+    out = tmp_path / "rows.jsonl"
+    options = ["--device", "cpu", "--cells", "1", "1", "--at-most", "150MB"]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", BENCHMARKS / "plan_grid.py", *options, "--out", out],
+        env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{BENCHMARKS}", "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "| held out | all | 10 |" in done.stdout
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert {row["loss"] for row in rows} == set(PLANNED)
+    for row in rows:
+        predicted = predict(grid_job(row), row["loss"]).total / 2**20
+        assert predicted == pytest.approx(row["peak MiB"], rel=0.2), row
