@@ -111,15 +111,14 @@ def test_row_wise_updates_take_the_weights_and_little_more() -> None:
 
 
 def test_buckets_by_default_and_rows_of_a_sparse_gradient() -> None:
-    memory = [
-        make(items, **given).build_loss(ROW_WISE).memory(make(items, **given).shape)
-        for items, given in ((10**6, {}), (10**6, {"mean_length": 50.0}), (50_000, {}))
-    ]
-    assert [one.gradient_rows for one in memory if one is not None] == [
-        320 * 256 + 25_600,
-        160 * 256 + 25_600,
-        50_000,
-    ]
+    for job, rows in (
+        (Job(10**6), 320 * 256 + 25_600),
+        (Job(10**6, mean_length=50.0), 160 * 256 + 25_600),
+        (Job(50_000), 50_000),
+    ):
+        memory = job.build_loss(ROW_WISE).memory(job.shape)
+        assert memory is not None
+        assert memory.gradient_rows == rows
 
 
 def test_parts_follow_from_the_lengths_or_from_what_their_mean_allows() -> None:

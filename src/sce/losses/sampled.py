@@ -75,6 +75,8 @@ class _Sampled(Loss):
         """Return the bytes of logits, of the valid states, and of rows gathered at once."""
         v, k, d, length = shape.max_targets, self.n_negatives, shape.dim, shape.length
         states, logits = 4 * v * d, 4 * v * k
+        drawn: float
+        gathered: float
         if self.shared == "sequence":  # negatives, logits and states of a few sequences
             drawn = shape.sequences * k
             at_once = max(1, MAX_GATHERED // max(k * d, length * k, length * d))
