@@ -1,4 +1,4 @@
-"""The cells that `plan_grid.py` measures: sizes to fit to, and other sizes to judge by."""
+"""The cells that `plan_grid.py` measures: two grids of sizes, "fit" and "held out"."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from cells import Row
 from sce.data.parts import shares_longer
 from sce.errors import InputError
-from sce.planning import LOSSES, Job, LossName
+from sce.models.sasrec import SASRecSettings
+from sce.planning import PLANNED, ROW_WISE, Job
 
 FIT = {
     "items": (3_000, 20_000, 100_000, 1_000_000, 4_000_000),
@@ -38,22 +39,23 @@ LARGE = {"fit": (2_048, 5_000, 20_000), "held out": (1_500, 4_096, 10_000)}
 # Another number draws other cells. Those that were held out from a fit are not held out from the
 # next one, if somebody has looked at them.
 SEEDS = {"fit": 0, "held out": 2}
-_BUCKETED: tuple[LossName, ...] = ("sce", "sce row-wise")
+_BUCKETED = ("sce", ROW_WISE)
+_ORDER = list(PLANNED)
 
 
-def grid(losses: Sequence[LossName], counts: tuple[int, int], at_most: int) -> list[Row]:
+def grid(losses: Sequence[str], counts: tuple[int, int], at_most: int) -> list[Row]:
     """Draw so many cells of each loss, alternately in both precisions; the same every time."""
     cells = []
     for part, values, count in zip(("fit", "held out"), (FIT, HELD_OUT), counts, strict=True):
         for loss in losses:
-            generator = np.random.default_rng([SEEDS[part], LOSSES.index(loss), 0])
+            generator = np.random.default_rng([SEEDS[part], _ORDER.index(loss), 0])
             for number in range(count):
                 precision = ("float32", "bf16")[number % 2]
                 cells.append(_draw(generator, values, loss, precision, at_most) | {"part": part})
     # Drawn apart, so that the others stay as they are.
     for part, values, count in zip(("fit", "held out"), (FIT, HELD_OUT), counts, strict=True):
         for loss in (loss for loss in losses if loss in _BUCKETED):
-            generator = np.random.default_rng([SEEDS[part], LOSSES.index(loss), 1])
+            generator = np.random.default_rng([SEEDS[part], _ORDER.index(loss), 1])
             for number in range(count):
                 precision = ("float32", "bf16")[number % 2]
                 cell = _draw(generator, values, loss, precision, at_most)
@@ -65,7 +67,7 @@ def grid(losses: Sequence[LossName], counts: tuple[int, int], at_most: int) -> l
 def _draw(
     generator: np.random.Generator,
     values: dict[str, tuple[Any, ...]],
-    loss: LossName,
+    loss: str,
     precision: str,
     at_most: int,
 ) -> Row:
@@ -93,11 +95,13 @@ def _roughly(cell: Row) -> float:
 
 def job_of(cell: Row) -> Job:
     """The job that a cell measures."""
-    names = ("items", "batch", "length", "dim", "blocks", "precision", "n_negatives")
-    sizes = {name: cell[name] for name in (*names, "bucket_size_y", "chunk_size")}
     lengths = lengths_of(cell)
     return Job(
-        **sizes,
+        cell["items"],
+        cell["batch"],
+        SASRecSettings(dim=cell["dim"], max_length=cell["length"], blocks=cell["blocks"]),
+        cell["precision"],
+        {name: cell[name] for name in ("n_negatives", "bucket_size_y", "chunk_size")},
         mean_length=float(lengths.mean()),
         longer=tuple(shares_longer(lengths, cell["length"])),
         events=int((lengths + 1).sum()),

@@ -1,15 +1,13 @@
 """Is the memory that `sce plan` predicts the memory that training takes?
 
     python benchmarks/plan_grid.py                          # on a GPU: measure, compare, keep rows
-    python benchmarks/plan_grid.py --fit                    # the same, and fit the coefficients
-    python benchmarks/plan_grid.py --rows FILE.jsonl --fit --write  # fit to rows measured before
+    python benchmarks/plan_grid.py --rows FILE.jsonl        # compare rows measured before
     python benchmarks/plan_grid.py --device cpu             # count instead of measuring
 
 Each cell trains a few steps as `sce train` does (bucket statistics, warm-up, recording and replay
 of the CUDA graph) and notes the peak of allocated memory; then one more step is taken apart,
 for the peaks of its moments. Cells share a process: nothing of one is left when the next
-begins, which each row says ("left MiB"). The coefficients are fitted to the moments of the "fit"
-cells, by non-negative least squares of the relative error, and judged by the peaks of the others.
+begins, which each row says ("left MiB").
 
 On a CPU the bytes of live tensors are counted as a GPU would have them (live_bytes.py), without the
 workspace of libraries.
@@ -20,9 +18,10 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import mean
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -33,16 +32,15 @@ from torch import Tensor
 from cells import Row
 from live_bytes import LiveBytes, gpu_like
 from plan_cells import grid, job_of, lengths_of
-from plan_fit import error_table, fit, show_calibration, write_calibration
 from rows import keep, provenance, show
 from sce.data.batches import DeviceSequences
-from sce.models.sasrec import SASRec, SASRecSettings
-from sce.planning import LOSSES, Job, parse_size, predict
-from sce.planning.formula import ROW_WISE
+from sce.losses import ScalableCrossEntropy
+from sce.models.base import Backbone
+from sce.planning import PLANNED, ROW_WISE, Job, predict
 from sce.training.device import matmul_precision, spare_workspace
-from sce.training.objective import LossSettings, Workload, build_loss
 from sce.training.optimizer import RowWise, make_optimizer
 from sce.training.step import TrainingStep, seeds_of_epoch
+from sce.units import parse_size
 
 MIB = 2**20
 
@@ -82,11 +80,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--losses", nargs="+", choices=LOSSES, default=LOSSES)
+    parser.add_argument("--losses", nargs="+", choices=PLANNED, default=list(PLANNED))
     parser.add_argument("--cells", type=int, nargs=2, default=(9, 6), metavar=("FIT", "HELD-OUT"))
     parser.add_argument("--at-most", default=None, help="leave out what takes more; default: 40GB")
-    parser.add_argument("--fit", action="store_true", help="fit coefficients, and print them")
-    parser.add_argument("--write", action="store_true", help="with --fit: keep them, do not print")
     parser.add_argument("--rows", type=Path, default=None, help="measured before")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--out", type=Path, default=None, help="default: results/plan_grid.jsonl")
@@ -101,11 +97,30 @@ def main() -> None:
             path = keep("plan_grid", rows, to=options.out)
         print(f"{len(rows)} rows in {path}")
     measured = [row for row in rows if "peak MiB" in row]
-    print(f"\nas src/sce/planning/coefficients.py has it:\n\n{error_table(measured)}")
-    if options.fit:
-        fitted = fit(measured)
-        print(f"\nfitted to these rows:\n\n{error_table(measured, fitted)}")
-        print(f"\n{write_calibration(fitted) if options.write else show_calibration(fitted)}")
+    print(f"\n{error_table(measured)}")
+
+
+def error_table(rows: Sequence[Row]) -> str:
+    """Compare predicted and measured peaks, by part of the grid and loss."""
+    errors: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        error = predict(job_of(row), row["loss"]).total / MIB / row["peak MiB"] - 1
+        for loss in (row["loss"], "all"):
+            errors.setdefault((row["part"], loss), []).append(error)
+    table = [
+        {
+            "part": part,
+            "loss": loss,
+            "cells": len(found),
+            "mean error %": 100 * mean(map(abs, found)),
+            "lowest %": 100 * min(found),
+            "highest %": 100 * max(found),
+        }
+        for part in ("fit", "held out")
+        for loss in (*PLANNED, "all")
+        if (found := errors.get((part, loss)))
+    ]
+    return show(table, list(table[0]) if table else [])
 
 
 # --- measuring
@@ -156,9 +171,8 @@ def measure_cell(cell: Row, device: torch.device) -> Row:
         sequences = DeviceSequences.place(
             Ragged(events, np.concatenate([[0], lengths.cumsum()])), device
         )
-        settings = SASRecSettings(dim=job.dim, max_length=job.length, blocks=job.blocks)
         with torch.device(device):
-            model = SASRec(job.items, settings).train()
+            model = job.backbone.build(job.items).train()
         step = _step(cell, job, model, sequences, device)
         meter: Meter = GpuMeter()
         if device.type == "cpu":
@@ -181,17 +195,16 @@ def measure_cell(cell: Row, device: torch.device) -> Row:
 
 
 def _step(
-    cell: Row, job: Job, model: SASRec, sequences: DeviceSequences, device: torch.device
+    cell: Row, job: Job, model: Backbone, sequences: DeviceSequences, device: torch.device
 ) -> TrainingStep:
-    workload = Workload(job.items, job.batch, job.targets / job.batch, np.zeros(1, np.int64))
-    loss: Any = build_loss(loss_settings(cell), workload)
+    loss: Any = job.build_loss(cell["loss"])
     on_gpu = device.type == "cuda"
-    fused, row_wise = cell["loss"] in ("sce", ROW_WISE), cell["loss"] == ROW_WISE
-    captured = on_gpu and loss.never_waits(model.catalogue)
-    if fused and not on_gpu:
-        loss.backend = "triton"
-    if row_wise:
-        loss.sparse_grad = model.sparse_grad = True
+    row_wise = cell["loss"] == ROW_WISE
+    captured = on_gpu and loss.is_capturable(model.catalogue)
+    if isinstance(loss, ScalableCrossEntropy):
+        loss.centres = "mix"
+        loss.backend = "auto" if on_gpu else "triton"
+    model.sparse_grad = row_wise
     optimizer = make_optimizer(
         model.parameters(),
         learning_rate=1e-3,
@@ -213,18 +226,6 @@ def _step(
         precision=job.precision,
         captured=job.batch if captured else None,
     )
-
-
-def loss_settings(cell: Row) -> LossSettings:
-    """The settings of the cell's loss, as `sce train` would be given them."""
-    name: str = cell["loss"]
-    own = {"ce chunked": ("chunk_size",), "ce": (), "bce": ()}
-    own["sce"] = own[ROW_WISE] = ("bucket_size_y",)
-    given = {key: cell[key] for key in own.get(name, ("n_negatives",))}
-    if name in ("sce", ROW_WISE):
-        given["mix"] = True
-    trained: Any = name.removesuffix(" chunked").removesuffix(" row-wise")
-    return LossSettings(name=trained, **given)
 
 
 def moments(step: TrainingStep, rows: Tensor, meter: Meter) -> dict[str, int]:

@@ -132,6 +132,15 @@ def _move_rows(
     table[rows] = (table[rows] - totals[run] * _rates(moved, lr, eps)).to(table.dtype)
 
 
+def update_bytes(entries: int, dim: int) -> int:
+    """Return the bytes that a sparse gradient takes while its rows are moved.
+
+    Of each entry there are the gradient, the sums, the rows as they were, their steps, and the rows
+    as they will be; and indices.
+    """
+    return entries * (5 * 4 * dim + 48)
+
+
 def _rates(sums: Tensor, lr: float | Tensor, eps: float) -> Tensor:
     # Not lr / (...): torch would round that otherwise for a number than for a tensor.
     return ((sums.sqrt() + eps).reciprocal() * lr).unsqueeze(1)

@@ -4,7 +4,6 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,9 @@ from rich.console import Console
 from sce.cli import main
 from sce.data.prepared import PreparedDataset
 from sce.data.vocabulary import Vocabulary
-from sce.planning import LOSSES, Job, largest_batch, parse_size, predict
-from sce.planning.coefficients import H200
+from sce.models.sasrec import SASRecSettings
+from sce.planning import PLANNED, Job, largest_batch, predict
+from sce.units import parse_size
 from tests.tiny_run import make_dataset
 
 Capture = pytest.CaptureFixture[str]
@@ -50,27 +50,15 @@ def test_a_row_for_each_loss_plain_in_a_pipe(capsys: Capture) -> None:
     lines = out.splitlines()
     header = lines[0]
     rows = {
-        loss: next(line for line in lines[2:] if line.startswith(f"{loss}  ")) for loss in LOSSES
+        loss: next(line for line in lines[2:] if line.startswith(f"{loss}  ")) for loss in PLANNED
     }
     at = header.index("fits")
     assert rows["ce"][at:].startswith("no")
     assert rows["sce"][at:].startswith("yes")
     assert "; 256 negatives; chunks of 1,024 items" in out
     assert "14.9 GiB, of which 14.4 GiB can be used" in out
-    assert "--loss.n-buckets 320 --loss.bucket-size-x 320 --loss.bucket-size-y 4096" in out
-
-
-def test_no_error_is_claimed_before_it_is_measured(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    guess = replace(H200, largest_error=None, mean_error=None, source="counted")
-    monkeypatch.setattr("sce.cli.plan.H200", guess)
-    out = shown(ISSUE, capsys)
-    assert "how far off predictions are is a guess until it is measured" in out
-    assert "reckoned" not in out
-    known = replace(H200, largest_error=0.21, mean_error=0.05, cells=9, source="measured")
-    monkeypatch.setattr("sce.cli.plan.H200", known)
-    assert "by less than 21%, the error to be reckoned with" in shown(ISSUE, capsys)
+    assert "--loss.bucket-size-y 2048 --loss.n-buckets 320 --loss.bucket-size-x 320" in out
+    assert "by less than 15%, the error to be reckoned with" in out
 
 
 @pytest.mark.parametrize(("given", "items"), [("1e6", 1_000_000), ("2_000", 2000), ("7", 7)])
@@ -101,14 +89,14 @@ def test_a_batch_of_all_users(capsys: Capture, prepared: Path) -> None:
 
 def test_json_has_the_same_numbers(capsys: Capture) -> None:
     found = as_json([*ISSUE, "--precision", "bf16", "--blocks", "3"], capsys)
-    job = Job(1_000_000, blocks=3, precision="bf16")
-    assert [row["settings"].get("bucket_size_y") for row in found["losses"]][-2:] == [4096, 256]
+    job = Job(1_000_000, backbone=SASRecSettings(blocks=3), precision="bf16")
+    assert [row["settings"].get("bucket_size_y") for row in found["losses"]][-2:] == [2048, 256]
     assert found["memory_bytes"] == 16 * 10**9
-    assert [row["loss"] for row in found["losses"]] == list(LOSSES)
+    assert [row["loss"] for row in found["losses"]] == list(PLANNED)
     for row in found["losses"]:
-        forecast = predict(job, row["loss"])
-        assert row["peak_bytes"] == round(forecast.total)
-        assert sum(row["parts"].values()) == pytest.approx(forecast.total, abs=4)
+        expected = predict(job, row["loss"])
+        assert row["peak_bytes"] == round(expected.total)
+        assert sum(row["parts"].values()) == pytest.approx(expected.total, abs=4)
         assert row["largest_batch"] == largest_batch(job, row["loss"], 16 * 10**9)
         assert row["fits"] == (row["largest_batch"] >= 128)
 

@@ -13,12 +13,23 @@ from rich.table import Table
 from sce.cli.evaluate import output_console
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
-from sce.planning import LOSSES, Job, Plan, Planned, parse_size, predict, show_size
+from sce.models.sasrec import SASRecSettings
+from sce.planning import (
+    CONTEXT,
+    ERROR,
+    MARGIN,
+    ROW_WISE,
+    Job,
+    MemoryPlan,
+    PlannedLoss,
+    Precision,
+    most_sequences,
+    predict,
+    summarize_lengths,
+    usable,
+)
 from sce.planning import plan as plan_job
-from sce.planning.coefficients import H200
-from sce.planning.formula import ROW_WISE
-from sce.planning.job import Precision, sizes_of
-from sce.planning.search import CONTEXT, margin, most_sequences, usable
+from sce.units import parse_size, show_size
 
 _MOMENTS = {
     "forward": "activations and the loss are computed",
@@ -27,6 +38,7 @@ _MOMENTS = {
     "embedding": "the catalogue's two gradients, by the loss and by the histories, are added",
     "update": "the touched rows of the catalogue are gathered and moved",
 }
+_PARTS = ("model", "activations", "loss", "other")  # of a peak
 _WIDE = 116  # columns of a terminal in which the whole table has room
 
 
@@ -73,57 +85,52 @@ def plan(
         heads: Attention heads.
         precision: float32; tf32 in matrix products; or bf16, by autocast.
         negatives: Sampled items against each target, for bce+, gbce and ce-.
-        bucket_size_y: Items in a bucket, for sce. [default: a fortieth of the catalogue, 64 to
-            4,096, or to 256 with row-wise updates]
+        bucket_size_y: Items in a bucket, for sce. [default: 2,048, with row-wise updates 256, or
+            the whole catalogue]
         alpha: How densely buckets cover the states, for sce.
         beta: States in a bucket against the number of buckets, for sce.
         chunk_size: Items scored at once, for ce in chunks.
         memory: Of the GPU, such as 16GB, 16GiB or '900 MB'. [default: of the GPU here, if any]
         as_json: Write JSON, for programs.
     """
-    sizes = _sizes(items, data, length, mean_length)
+    width, found = _sizes(items, data, length, mean_length)
     job = Job(
-        **sizes,
         batch=batch,
-        dim=dim,
-        blocks=blocks,
-        heads=heads,
+        backbone=SASRecSettings(dim=dim, blocks=blocks, heads=heads, max_length=width),
         precision=precision,
-        n_negatives=negatives,
-        bucket_size_y=bucket_size_y,
-        alpha=alpha,
-        beta=beta,
-        chunk_size=chunk_size,
+        options={
+            "n_negatives": negatives,
+            "bucket_size_y": bucket_size_y,
+            "alpha": alpha,
+            "beta": beta,
+            "chunk_size": chunk_size,
+        },
+        **found,
     )
-    found = plan_job(job, _memory_here() if memory is None else parse_size(memory))
+    planned = plan_job(job, _memory_here() if memory is None else parse_size(memory))
     if as_json:
-        print(json.dumps(_as_dict(found), indent=2))
+        print(json.dumps(_as_dict(planned), indent=2))
     else:
-        _show(found)
+        _show(planned)
 
 
 def _sizes(
     items: int | None, data: Path | None, length: int | None, mean_length: float | None
-) -> dict[str, Any]:
-    """What the catalogue and the histories say, given by hand or by a dataset."""
+) -> tuple[int, dict[str, Any]]:
+    """Return the width of a batch, and what a job says of the data."""
+    longest = 200 if length is None else length
     if data is None:
         if items is None:
             raise InputError("how large is the catalogue? Give --items N, or --data PREPARED")
-        length = 200 if length is None else length
-        return {"items": items, "length": length, "mean_length": mean_length}
+        return longest, {"items": items, "mean_length": mean_length}
     if items is not None:
         raise InputError("--data says how many items there are; leave out --items")
     dataset = PreparedDataset.load(data, verify=False)
-    lengths = dataset.train.lengths
-    if not (lengths >= 2).any():
-        raise InputError(f"{data} has nothing to train on: no sequence has two events")
-    found = {
-        "items": dataset.n_items,
-        **sizes_of(lengths, 200 if length is None else length),
-        "events": len(dataset.train.items),
-        "users": len(dataset.train),
-    }
-    return found if mean_length is None else found | {"mean_length": mean_length, "longer": None}
+    width, found = summarize_lengths(dataset.train.lengths, longest)
+    if mean_length is not None:
+        found |= {"mean_length": mean_length, "longer": None}
+    users, events = len(dataset.train), len(dataset.train.items)
+    return width, found | {"items": dataset.n_items, "users": users, "events": events}
 
 
 def _memory_here() -> int | None:
@@ -134,21 +141,21 @@ def _memory_here() -> int | None:
     return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
 
 
-def _as_dict(found: Plan) -> dict[str, object]:
+def _as_dict(found: MemoryPlan) -> dict[str, object]:
+    job = asdict(found.job)
+    backbone, options = job.pop("backbone"), job.pop("options")
+    shown = {name: backbone[name] for name in ("dim", "blocks", "heads")}
     return {
-        "job": asdict(found.job),
+        "job": {**job, "length": found.job.length, **shown, **options},
         "memory_bytes": found.memory,
-        "usable_bytes": None if found.memory is None else int(usable(found.memory)),
+        "usable_bytes": None if found.memory is None else usable(found.memory),
         "losses": [
             {
-                "loss": one.loss,
-                "settings": one.settings,
-                "peak_bytes": round(one.forecast.total),
-                "parts": {
-                    part: round(getattr(one.forecast, part))
-                    for part in ("model", "activations", "loss", "other")
-                },
-                "moment": one.forecast.moment,
+                "loss": one.name,
+                "settings": one.sizes,
+                "peak_bytes": round(one.peak.total),
+                "parts": {part: round(getattr(one.peak, part)) for part in _PARTS},
+                "moment": one.peak.moment,
                 "fits": one.fits,
                 "tight": one.tight,
                 "largest_batch": one.largest_batch,
@@ -159,54 +166,53 @@ def _as_dict(found: Plan) -> dict[str, object]:
         "largest_bucket_size_y": found.largest_bucket,
         "largest_dim": found.largest_dim,
         "most_items": found.most_items,
-        "calibration": {"source": H200.source, "largest_error": H200.largest_error},
+        "calibration": {"source": ERROR.source, "largest_error": ERROR.largest},
     }
 
 
-def _show(found: Plan) -> None:
+def _show(found: MemoryPlan) -> None:
     console = output_console()
     wide = console.width >= _WIDE
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("loss", no_wrap=True)
-    table.add_column("peak", justify="right", no_wrap=True)
+    numbers = ["model", "activations", "of the loss", "other"] if wide else []
     if found.memory is not None:
-        table.add_column("fits", no_wrap=True)
-        table.add_column("largest batch", justify="right", no_wrap=True)
-    for heading in ("model", "activations", "of the loss", "other") if wide else ():
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("highest in", no_wrap=True)
+        numbers.insert(0, "largest batch")
+    for heading in ("loss", "peak", "fits", *numbers, "highest in"):
+        if heading != "fits" or found.memory is not None:
+            right = heading in ("peak", *numbers)
+            table.add_column(heading, justify="right" if right else "left", no_wrap=True)
     for one in found.losses:
-        cast = one.forecast
         fits = [] if found.memory is None else [_verdict(one), _batch(found, one)]
-        parts = (cast.model, cast.activations, cast.loss, cast.other) if wide else ()
-        sizes = [show_size(size) for size in parts]
-        table.add_row(one.loss, show_size(cast.total), *fits, *sizes, cast.moment)
+        sizes = [show_size(getattr(one.peak, part)) for part in (_PARTS if wide else ())]
+        table.add_row(one.name, show_size(one.peak.total), *fits, *sizes, one.peak.moment)
     console.print(table)
     console.print()
     for name, value in _closing_lines(found, wide):
         console.print(f"{name:<11}{value}", soft_wrap=True, markup=False)
 
 
-def _verdict(one: Planned) -> str:
+def _verdict(one: PlannedLoss) -> str:
     if not one.fits:
         return "[red]no[/red]"
     return "[yellow]just[/yellow]" if one.tight else "[green]yes[/green]"
 
 
-def _batch(found: Plan, one: Planned) -> str:
+def _batch(found: MemoryPlan, one: PlannedLoss) -> str:
     if one.largest_batch != most_sequences(found.job):
         return f"{one.largest_batch:,}"
     return f"{one.largest_batch:,} " + ("(all)" if found.job.users else "or more")
 
 
-def _closing_lines(found: Plan, wide: bool) -> Iterator[tuple[str, str]]:
-    job = found.job
+def _closing_lines(found: MemoryPlan, wide: bool) -> Iterator[tuple[str, str]]:
+    job, sasrec, options = found.job, found.job.backbone, found.job.options
+    assert isinstance(sasrec, SASRecSettings)
     mean = job.length if job.mean_length is None else job.mean_length
     yield (
         "job",
         f"{job.items:,} items; {job.batch:,} sequences of up to {job.length:,} events, {mean:,.4g} "
-        f"on average; dim {job.dim}, {job.blocks} block{'s' * (job.blocks > 1)}, {job.precision}; "
-        f"{job.n_negatives:,} negatives; chunks of {job.chunk_size:,} items",
+        f"on average; dim {sasrec.dim}, {sasrec.blocks} block{'s' * (sasrec.blocks > 1)}, "
+        f"{job.precision}; {options['n_negatives']:,} negatives; chunks of "
+        f"{options['chunk_size']:,} items",
     )
     if found.memory is None:
         yield "memory", "there is no GPU here; give --memory to see what fits, for example 16GB"
@@ -214,10 +220,11 @@ def _closing_lines(found: Plan, wide: bool) -> Iterator[tuple[str, str]]:
         yield (
             "memory",
             f"{show_size(found.memory)}, of which {show_size(usable(found.memory))} can be used; "
-            f'the driver has {show_size(CONTEXT)}; "just": by less than {_reckoned()}',
+            f'the driver has {show_size(CONTEXT)}; "just": by less than {MARGIN:.0%}, the error to '
+            "be reckoned with",
         )
-        yield from _about_sce(found)
-    moments = dict.fromkeys(one.forecast.moment for one in found.losses)
+        yield _about_sce(found, found.memory)
+    moments = dict.fromkeys(one.peak.moment for one in found.losses)
     yield "highest in", "; ".join(f"{moment}: {_MOMENTS[moment]}" for moment in moments)
     if wide:
         yield "model", "weights, gradients and Adam's moments; other: data, batch and libraries"
@@ -227,48 +234,37 @@ def _closing_lines(found: Plan, wide: bool) -> Iterator[tuple[str, str]]:
         "row-wise",
         "--training.row-wise: no moments of the catalogue, and gradients of the touched rows alone",
     )
-    yield "numbers", H200.describe()
+    yield "numbers", str(ERROR)
 
 
-def _reckoned() -> str:
-    """How far off a prediction may be, as far as that is known."""
-    if H200.largest_error is None:
-        return f"{margin(H200):.0%}; how far off predictions are is a guess until it is measured"
-    return f"{margin(H200):.0%}, the error to be reckoned with"
-
-
-def _about_sce(found: Plan) -> Iterator[tuple[str, str]]:
-    sce = next(one for one in found.losses if one.loss == "sce")
+def _about_sce(found: MemoryPlan, memory: int) -> tuple[str, str]:
+    """Return the line on what fits with sce, or on what would."""
+    by_name = {one.name: one for one in found.losses}
+    sce, row_wise = by_name["sce"], by_name[ROW_WISE]
     if sce.largest_batch:
-        flags = (f"--loss.{name.replace('_', '-')} {size}" for name, size in sce.settings.items())
         if sce.fits:
-            all_items = found.largest_bucket == found.job.items
-            most = "of any size" if all_items else f"up to {found.largest_bucket:,}"
-            yield "sce", f"{' '.join(flags)}; bucket-size-y {most} fits"
-        else:
-            smaller = found.largest_bucket
-            or_buckets = f", or with --bucket-size-y {smaller}" if smaller else ""
-            yield "sce", f"fits with --batch-size {sce.largest_batch}{or_buckets}"
-        return
-    assert found.memory is not None
-    if found.memory <= CONTEXT:
-        yield "too little", f"the driver of a GPU takes {show_size(CONTEXT)} before training begins"
-        return
-    if 16 * found.job.parameters <= usable(found.memory):
+            flags = (f"--loss.{name.replace('_', '-')} {size}" for name, size in sce.sizes.items())
+            everything = found.largest_bucket == found.job.items
+            most = "of any size" if everything else f"up to {found.largest_bucket:,}"
+            return "sce", f"{' '.join(flags)}; bucket-size-y {most} fits"
+        smaller = found.largest_bucket
+        or_buckets = f", or with --bucket-size-y {smaller}" if smaller else ""
+        return "sce", f"fits with --batch-size {sce.largest_batch}{or_buckets}"
+    driver = show_size(CONTEXT)
+    if memory <= CONTEXT:
+        return "too little", f"the driver of a GPU takes {driver} before training begins"
+    weights = 16 * sum(p.numel() for p in found.job.build_model().parameters())
+    if weights <= usable(memory):
         others = [one for one in found.losses if one.largest_batch]
         if others:
-            batches = ", ".join(f"{one.loss} up to {one.largest_batch:,}" for one in others)
-            yield "sce", f"not even a batch of one sequence fits; other losses do: {batches}"
-            return
-        least = min(predict(replace(found.job, batch=1), loss).total for loss in LOSSES)
-        yield (
+            batches = ", ".join(f"{one.name} up to {one.largest_batch:,}" for one in others)
+            return "sce", f"not even a batch of one sequence fits; other losses do: {batches}"
+        least = min(predict(replace(found.job, batch=1), name).total for name in by_name)
+        return (
             "too little",
             "not even a batch of one sequence fits, whatever the loss: it takes "
-            f"{show_size(least)}, and {show_size(CONTEXT)} for the driver",
+            f"{show_size(least)}, and {driver} for the driver",
         )
-        return
-    weights = show_size(16 * found.job.parameters)
-    row_wise = next(one for one in found.losses if one.loss == ROW_WISE)
     ways = []
     if row_wise.largest_batch:
         more = "" if row_wise.fits else f" --batch-size {row_wise.largest_batch}"
@@ -277,9 +273,9 @@ def _about_sce(found: Plan) -> Iterator[tuple[str, str]]:
         ways.append(f"--dim {found.largest_dim} or less")
     if found.most_items:
         ways.append(f"at most {found.most_items:,} items")
-    yield (
+    return (
         "too large",
-        f"with dense updates, weights, their gradients and Adam's moments alone take {weights}, "
-        "whatever the loss and the batch; what would fit: "
+        f"with dense updates, weights, their gradients and Adam's moments alone take "
+        f"{show_size(weights)}, whatever the loss and the batch; what would fit: "
         f"{', or '.join(ways) or 'nothing on this GPU'}",
     )

@@ -51,13 +51,23 @@ class BatchShape:
         """Positions of the batch, padding included."""
         return self.sequences * self.length
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the hidden states, and of their gradient, in float32."""
+        return 4 * self.positions * self.dim
+
+    @property
+    def catalogue_bytes(self) -> int:
+        """Bytes of the catalogue, and of its dense gradient, in float32."""
+        return 4 * self.n_items * self.dim
+
 
 class LossMemory(NamedTuple):
-    """Bytes that a loss allocates beyond its inputs, at the peak of each pass."""
+    """Bytes that a loss takes beyond its inputs, at the peak of each pass, in float32."""
 
     forward: float
     backward: float
-    """With the catalogue's gradient, as far as it exists at the peak."""
+    """Without the catalogue's gradient; less what is freed of the inputs."""
     gradient_rows: float | None = None
     """Rows of the catalogue's gradient where it is sparse; None: it is dense."""
 

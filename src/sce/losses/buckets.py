@@ -18,6 +18,9 @@ MAX_SCORES = 1 << 23
 # Scores are first reduced to the maximum of each run of this many rows; only runs whose maximum
 # passes a bucket's threshold are looked at one by one.
 RUN = 32
+# The most bytes of parts of the catalogue's gradient that the kernels hold before adding them up.
+MAX_PARTS = 64 << 20
+LARGE_K = 1024  # items of a bucket beyond which the kernels score every item
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,15 @@ def suggest_sizes(
             f"alpha {alpha} and beta {beta} make {n_buckets:,} buckets of {size_x:,} states"
         )
     return n_buckets, size_x
+
+
+def score_bytes(n_items: int, dim: int, k: int) -> int:
+    """Return the most bytes of scores that the kernels hold when they select k items a bucket.
+
+    More where the catalogue or k is large, so that groups of items stay small.
+    """
+    least = 24 << 20 if k <= LARGE_K else 80 << 20
+    return max(least, min(192 << 20, int(0.04 * n_items * dim * 2)))
 
 
 def draw_centres(

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from sce.losses.base import DataSummary, Loss, LossSettings
+from sce.losses.base import BatchShape, DataSummary, Loss, LossMemory, LossSettings
 from sce.losses.inputs import Catalogue, apply, check_inputs, check_size, compute_dtype, reduce
 
 
@@ -94,6 +94,22 @@ class CrossEntropy(Loss):
     def is_capturable(self, catalogue: Tensor) -> bool:
         """True if the call, given `max_targets`, can be captured in a CUDA graph."""
         return True
+
+    def memory(self, shape: BatchShape) -> LossMemory:
+        """Return the bytes of logits, and of the valid states, which are copied."""
+        states = 4 * shape.max_targets * shape.dim
+        if self.chunk_size is None:
+            logits = 4 * shape.max_targets * shape.n_items
+            forward = states + 2 * logits  # the log-softmax is kept
+            # With its gradient and that of the logits, then with the gradient of the states alone.
+            backward = states + max(3 * logits - shape.catalogue_bytes, logits + states)
+        else:
+            chunk = min(self.chunk_size, shape.n_items)
+            logits = 4 * shape.max_targets * chunk
+            forward = states + logits
+            # The gradient of the states, and what a chunk adds to it or to the catalogue's.
+            backward = 2 * states + logits + max(states, 4 * chunk * shape.dim)
+        return LossMemory(forward, backward - shape.state_bytes)
 
 
 @dataclass(frozen=True)

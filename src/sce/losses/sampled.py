@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
-from sce.losses.base import DataSummary, Loss, LossSettings
+from sce.losses.base import BatchShape, DataSummary, Loss, LossMemory, LossSettings
 from sce.losses.inputs import Catalogue, check_inputs, check_number, check_size, reduce
 from sce.losses.negatives import (
     InBatchNegatives,
@@ -20,7 +20,7 @@ from sce.losses.negatives import (
     UniformNegatives,
     check_negatives,
 )
-from sce.losses.scoring import SampledScores, Sharing, score_negatives
+from sce.losses.scoring import MAX_GATHERED, SampledScores, Sharing, score_negatives
 
 
 class SampledLoss(Loss):
@@ -38,6 +38,8 @@ class SampledLoss(Loss):
 
     takes_correction = False
     """True if negatives with the logQ correction are accepted."""
+    logit_copies = 2
+    """Copies of the logits at the peak of either pass."""
 
     def __init__(
         self,
@@ -116,6 +118,36 @@ class SampledLoss(Loss):
             torch.float64,
         )
 
+    def memory(self, shape: BatchShape) -> LossMemory:
+        """Return the bytes of logits, of the valid states, and of rows gathered at once."""
+        v, k, d, length = shape.max_targets, self.n_negatives, shape.dim, shape.length
+        states, logits = 4 * v * d, 4 * v * k
+        drawn: float
+        gathered: float
+        if self.shared == "sequence":  # negatives, logits and states of a few sequences
+            drawn = shape.sequences * k
+            at_once = max(1, MAX_GATHERED // max(k * d, length * k, length * d))
+            gathered = min(shape.sequences, at_once) * (k * d + length * k + length * d)
+            added = max(_piece(shape.sequences, k * d), _piece(v, d))
+        elif self.shared == "position":  # targets and negatives of a few positions
+            drawn = v * (k + 1)
+            gathered = added = _piece(v, (k + 1) * d)
+        else:
+            drawn = v + k
+            gathered, added = (2 * v + k) * d, (v + k) * d
+        indices = 8 * drawn + 48 * v
+        masked = 9 * min(v * k, MAX_GATHERED // 2)  # an index and a flag for each
+        forward = max((self.logit_copies - 1) * logits, 4 * gathered, masked)
+        # Gradients of rows; a sorted copy, sums, and 48 bytes of indices to add them up.
+        adding = 4 * added + max(4 * gathered, (8 + 48 / d) * added)
+        backward = max(
+            self.logit_copies * logits - shape.catalogue_bytes,
+            states + logits + adding,
+            shape.state_bytes,
+        )
+        kept = states + indices
+        return LossMemory(kept + logits + forward, kept + backward - shape.state_bytes)
+
 
 class SampledCrossEntropy(SampledLoss):
     """CE⁻: the softmax cross-entropy over the positive and k negatives.
@@ -130,6 +162,7 @@ class SampledCrossEntropy(SampledLoss):
     """
 
     takes_correction = True
+    logit_copies = 3
 
     def _losses(self, scores: SampledScores, n_items: int) -> Tensor:
         positive_logits, negative_logits = scores
@@ -219,6 +252,11 @@ def _binary(scores: SampledScores, *, positive_weight: float) -> Tensor:
     # returns s itself, which is exact there.
     negative = softplus(scores.negative_logits, threshold=40.0).sum(dim=1)
     return negative - positive_weight * logsigmoid(scores.positive_logits)
+
+
+def _piece(rows: float, width: int) -> float:
+    """Numbers in a piece of rows that are gathered at once."""
+    return width * min(rows, max(1, MAX_GATHERED // width))
 
 
 Sampler = Literal["uniform", "popularity", "in-batch"]

@@ -4,19 +4,24 @@ The paper's Algorithm 1: a softmax inside random buckets of states and items tha
 large inner products, instead of over the whole catalogue.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from sce.losses.backend import Backend, choose_backend, why_not_triton
-from sce.losses.base import DataSummary, Loss, LossSettings
+from sce.losses.backend import MAX_DIM, Backend, choose_backend, why_not_triton
+from sce.losses.base import BatchShape, DataSummary, Loss, LossMemory, LossSettings
 from sce.losses.bucketed import bucketed_cross_entropy
 from sce.losses.buckets import (
+    LARGE_K,
+    MAX_PARTS,
+    MAX_SCORES,
     draw_centres,
     fill_buckets,
     round_centres,
+    score_bytes,
     suggest_sizes,
 )
 from sce.losses.inputs import (
@@ -338,6 +343,28 @@ class ScalableCrossEntropy(Loss):
     def is_capturable(self, catalogue: Tensor) -> bool:
         """True if a call with this catalogue can be captured in a CUDA graph: the kernels run."""
         return why_not_triton(catalogue, catalogue, self.backend) is None
+
+    def memory(self, shape: BatchShape) -> LossMemory:
+        """Return the bytes that the kernels take: indices, scores, and parts of the gradient."""
+        n, d = shape.positions, shape.dim
+        n_buckets, size_x, size_y = self.sizes(shape.n_items, int(shape.max_targets))
+        members, places = n_buckets * min(size_x, n), n_buckets * size_y
+        # For each state: target, loss and bucket, own logit, key; for each place in a bucket: one.
+        kept = 20 * n + 4 * (members + places)
+        # The largest scores of groups of items, for large buckets of every item.
+        scored = shape.n_items if size_y > LARGE_K else math.sqrt(shape.n_items * size_y)
+        scores = min(4 * n_buckets * scored, score_bytes(shape.n_items, d, size_y))
+        forward = kept + 4 * members + 4 * n + 4 * n_buckets * d + scores
+        # The gradient of the states; parts of the catalogue's, of as many buckets as have room, and
+        # their keys, sorted with their order, of which the sort makes copies.
+        parts = min(4 * places * d, max(MAX_PARTS, 4 * size_y * d))
+        backward = kept + shape.state_bytes + parts + 32 * (parts / (4 * d) + n)
+        if d > MAX_DIM:  # the plain path, in tiles of scores
+            forward, backward = forward + 16 * MAX_SCORES, backward + 16 * MAX_SCORES
+        if not self.sparse_grad:
+            return LossMemory(forward, backward)
+        rows = min(places + n, shape.n_items)
+        return LossMemory(forward, backward + 4 * (places + n), rows)  # keys of rows
 
 
 @dataclass(frozen=True)

@@ -32,12 +32,27 @@ class Backbone(nn.Module):
         """Return the hidden states; the one at a position predicts the item after it."""
         raise NotImplementedError
 
+    def activation_bytes(self, sequences: int, positions: int, *, half: bool) -> float:
+        """Return the bytes that are kept for the backward pass, with the hidden states.
+
+        Args:
+            sequences: Histories in the batch.
+            positions: Positions that are computed: those of all length groups.
+            half: Run under autocast to half precision.
+        """
+        raise NotImplementedError
+
 
 class BackboneSettings(Protocol):
     """A frozen dataclass beside its backbone: fields are the options, their docstrings the help."""
 
-    dim: int
-    max_length: int
+    @property
+    def dim(self) -> int:
+        """Dimensions of hidden states and items."""
+
+    @property
+    def max_length(self) -> int:
+        """Maximum history length."""
 
     def build(self, n_items: int, *, seed: int | torch.Generator = 0) -> Backbone:
         """Make the model with new weights, which follow from the seed alone."""

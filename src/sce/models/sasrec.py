@@ -198,6 +198,20 @@ class SASRec(Backbone):
             assert isinstance(block, Block)
             block.initialise(generator)
 
+    def activation_bytes(self, sequences: int, positions: int, *, half: bool) -> float:
+        """Return the bytes that are kept for the backward pass, with the hidden states."""
+        dim, heads = self.settings.dim, self.settings.heads
+        width = 2 if half else 4  # bytes of what matrix products take and give
+        sinks = self.settings.sink
+        attended = (positions + sequences * _SINKS * sinks) * (dim + heads * _SINK_WIDTH * sinks)
+        # Inputs of query, attention_out, inner and outer; of both norms; two dropout masks. Under
+        # autocast key_value has a copy of its input as well.
+        kept = 4 * width + 2 * 4 + 2 * 1 + (width if half else 0)
+        # Query, key, value and result, with the sink; and what norms and softmax leave of a row.
+        block = kept * positions * dim + 4 * width * attended + (16 + 4 * heads) * positions
+        # Input of the blocks, its dropout mask, and the hidden states; indices of both tables.
+        return (4 + 1 + 4) * positions * dim + 24 * positions + self.settings.blocks * block
+
 
 class Block(nn.Module):
     """Causal attention, then a point-wise feed-forward."""

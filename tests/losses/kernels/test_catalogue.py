@@ -26,7 +26,9 @@ def gradient(size_y: int = SIZE_Y, **options: Any) -> Tensor:
 
 def test_large_buckets_add_up_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = gradient(reduction="sum")
-    monkeypatch.setattr(catalogue_kernels, "MEMORY", 2 * SIZE_Y * 16 * 4)  # two buckets at a time
+    monkeypatch.setattr(
+        catalogue_kernels, "MAX_PARTS", 2 * SIZE_Y * 16 * 4
+    )  # two buckets at a time
     torch.testing.assert_close(gradient(reduction="sum"), whole)
 
 
@@ -35,7 +37,7 @@ def test_a_sparse_gradient_of_large_buckets_adds_up_in_groups(
     recording: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dense = gradient(reduction="sum")
-    monkeypatch.setattr(catalogue_kernels, "MEMORY", 2 * SIZE_Y * 16 * 4)
+    monkeypatch.setattr(catalogue_kernels, "MAX_PARTS", 2 * SIZE_Y * 16 * 4)
     monkeypatch.setattr(catalogue_kernels, "_recording", lambda: recording)
     found = gradient(reduction="sum", sparse_grad=True)
     rows = found._indices()[0]

@@ -10,14 +10,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sce.losses.buckets import MAX_PARTS
 from sce.losses.kernels.backward import Saved, common_scale, grad_places
 from sce.losses.kernels.bucketed import packed_value
 from sce.losses.kernels.launch import ceil_div, launch, power_of_2
 from sce.losses.kernels.precision import half_name, rounded
 from sce.losses.kernels.tiles import adding_warps
 
-# The bytes that the parts of the gradient may take before they are added up.
-MEMORY = 64 << 20
 _ENTRIES = 16  # of a program
 _NO_ROW = 2**31 - 1
 
@@ -25,7 +24,7 @@ _NO_ROW = 2**31 - 1
 def grad_catalogue(saved: Saved, grad: Tensor, reduction: str, *, sparse: bool) -> Tensor:
     """Return the gradient of the catalogue [c, d]: dense, or sparse with the touched rows alone."""
     y, (n_buckets, size_y) = saved.y, saved.items.shape
-    at_once = max(1, MEMORY // (size_y * y.shape[1] * 4))
+    at_once = max(1, MAX_PARTS // (size_y * y.shape[1] * 4))
     whole = at_once >= n_buckets
     if sparse and whole and len(saved.keys) <= len(y):
         out = y.new_zeros(len(saved.keys), y.shape[1])

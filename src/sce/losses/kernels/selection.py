@@ -16,17 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sce.losses.buckets import LARGE_K, score_bytes
 from sce.losses.kernels.best import best
 from sce.losses.kernels.groups import Cut, Rows, group_maxima, interleaves, score_again
 from sce.losses.kernels.launch import ceil_div
 
-# The bytes that the maxima of groups may take: at least this; more where the catalogue or k is
-# large, so that groups stay small.
-MEMORY = 24 << 20
-MEMORY_LARGE_K = 80 << 20
-MEMORY_SHARE = 0.04  # of a catalogue in half precision
-MEMORY_MOST = 192 << 20
-LARGE_K = 1024
 SELECTING = 12  # the bytes moved for each number selected from: written once and read twice
 PASS = 128 << 20  # the bytes that could be moved while the launches of a pass begin and end
 
@@ -43,8 +37,7 @@ class Plan:
 @functools.lru_cache(maxsize=4096)  # batches differ
 def make_plan(n: int, m: int, d: int, k: int) -> Plan:
     """Choose how the rows are cut, such that selecting takes little time and memory."""
-    memory = MEMORY if k <= LARGE_K else MEMORY_LARGE_K
-    values = max(memory, min(MEMORY_MOST, int(MEMORY_SHARE * m * d * 2))) // 4
+    values = score_bytes(m, d, k) // 4
     return (_plan_few if k <= LARGE_K else _plan_many)(n, m, d, k + spare(k), values)
 
 

@@ -1,0 +1,360 @@
+"""Peak memory of training, predicted before it is tried, and what fits on a GPU.
+
+Losses and backbones say what they take, in their own files; here it is added up. Weights, their
+optimizer's state, the training data and the batch are always there. A step then goes through
+moments that can be its peak:
+
+    forward        activations, and what the loss takes while it computes
+    loss backward  activations, and what the loss takes for its gradients
+    model backward activations, the catalogue's gradient, and gradients of states
+    embedding      the catalogue's gradient twice: by the loss, and by the input of the model
+    update         with row-wise updates: the touched rows are gathered and moved
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sce.data.batches import Ragged
+from sce.data.parts import Parts, part_widths, parts_for_all, shares_longer
+from sce.errors import InputError
+from sce.losses import LOSSES, BatchShape, DataSummary, Loss, ScalableCrossEntropy
+from sce.models.base import Backbone, BackboneSettings
+from sce.models.sasrec import SASRecSettings
+from sce.optim import update_bytes
+
+Precision = Literal["float32", "tf32", "bf16"]
+
+CONTEXT = 512 << 20
+"""Bytes that the CUDA driver takes before torch allocates anything."""
+MAX_SEQUENCES = 1 << 20
+"""The largest batch that is looked for."""
+MARGIN = 0.15
+"""What fits by a smaller share may not."""
+CHUNKED, ROW_WISE = "ce chunked", "sce row-wise"
+_VARIANTS = {"ce": ("ce", CHUNKED), "sce": ("sce", ROW_WISE)}
+PLANNED = {name: loss for loss in LOSSES for name in _VARIANTS.get(loss, (loss,))}
+"""The losses that are planned, each with its name in `LOSSES`."""
+
+# cuBLAS has 4 MiB for each of two threads (`training.device`), other libraries a little.
+_WORKSPACE = 9 << 20
+_DEVIATIONS = 3.5  # standard deviations of the fullest of some thousand batches above the mean
+
+
+class MeasuredError(NamedTuple):
+    """Error of predicted peaks over benchmarks/results/plan_grid.jsonl."""
+
+    source: str
+    sizes: int
+    mean: float
+    largest: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.source}; on {self.sizes} sizes the peak was off by {self.mean:.1%} on average "
+            f"and {self.largest:.1%} at most"
+        )
+
+
+ERROR = MeasuredError("counted in the code, checked on an NVIDIA H200", 60, 0.0105, 0.0482)
+
+
+def summarize_data(train: Ragged, n_items: int, *, batch_size: int, max_length: int) -> DataSummary:
+    """Summarize the training sequences; those of one event are not trained on."""
+    targets = np.diff(train.offsets) - 1
+    targets = targets[targets >= 1].clip(max=max_length)
+    if not len(targets):
+        raise InputError("there is nothing to train on: no sequence has two events")
+    counts = torch.from_numpy(np.bincount(train.items, minlength=n_items))
+    return DataSummary(n_items, min(batch_size, len(targets)), float(targets.mean()), counts)
+
+
+def summarize_lengths(lengths: NDArray[np.int64], longest: int) -> tuple[int, dict[str, Any]]:
+    """Return the width of batches, and what a job says of lengths, from events of each sequence."""
+    targets = (lengths[lengths >= 2] - 1).clip(max=longest)
+    if not len(targets):
+        raise InputError("there is nothing to train on: no sequence has two events")
+    length = int(targets.max())
+    return length, {
+        "mean_length": float(targets.mean()),
+        "length_spread": float(targets.std()),
+        "longer": tuple(shares_longer(targets, length)),
+    }
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training to plan: catalogue, backbone, batch, and options of the losses."""
+
+    items: int
+    """Items in the catalogue."""
+    batch: int = 128
+    """Sequences in a step."""
+    backbone: BackboneSettings = field(default_factory=SASRecSettings)
+    """Its maximum length is the width of a batch."""
+    precision: Precision = "float32"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of losses by name, such as n_negatives; each loss takes those that it has."""
+    mean_length: float | None = None
+    """Mean length of a history; None: all are as long as the longest."""
+    length_spread: float = 0.0
+    """Standard deviation of the lengths: some batches have more targets than the mean one."""
+    longer: tuple[float, ...] | None = None
+    """Shares of histories longer than each width of `sce.data.parts` but the first; None: as many
+    as the mean allows."""
+    events: int = 0
+    users: int = 0
+    """Size of the training data, which is on the GPU; 0: not known, and not counted."""
+
+    def __post_init__(self) -> None:
+        for name in ("items", "batch"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if self.precision not in get_args(Precision):
+            choices = ", ".join(get_args(Precision))
+            raise InputError(f"precision is one of {choices}; got {self.precision!r}")
+        if self.mean_length is not None and not 0 < self.mean_length <= self.length:
+            raise InputError(
+                f"mean_length lies above 0 and is no more than length, {self.length}; got "
+                f"{self.mean_length}"
+            )
+        if not 0 <= self.length_spread < math.inf:
+            raise InputError(f"length_spread must not be negative; got {self.length_spread}")
+        if self.longer is not None:
+            narrower = len(part_widths(self.length)) - 1
+            rising = all(a <= b for a, b in pairwise((0.0, *self.longer, 1.0)))
+            if len(self.longer) != narrower or not rising:
+                raise InputError(
+                    f"longer has {narrower} shares from 0 to 1, none smaller than the one before; "
+                    f"got {self.longer}"
+                )
+
+    @property
+    def length(self) -> int:
+        """Width of a batch."""
+        return self.backbone.max_length
+
+    @property
+    def parts(self) -> Parts:
+        """The length groups of a batch: what the model computes of it."""
+        mean = self.length if self.mean_length is None else self.mean_length
+        # No more histories can be longer than that (Markov's inequality).
+        most = [min(1.0, mean / width) for width in part_widths(self.length)[1:]]
+        shares = most if self.longer is None else self.longer
+        return parts_for_all(shares, self.batch, self.length, among=self.users or None)
+
+    @property
+    def shape(self) -> BatchShape:
+        """A batch as a loss sees it; the fullest of some thousand has the most targets."""
+        targets = self.batch * (self.length if self.mean_length is None else self.mean_length)
+        more = _DEVIATIONS * self.length_spread * math.sqrt(self.batch)
+        most = min(self.batch * self.length, targets + more)
+        dim = self.backbone.dim
+        return BatchShape(self.items, self.batch, self.length, dim, targets, most)
+
+    def build_model(self) -> Backbone:
+        """Make the model on the meta device, to be counted."""
+        settings: Any = self.backbone
+        return _model(settings, self.items)
+
+    def build_loss(self, name: str) -> Loss:
+        """Make a loss of `PLANNED`, for the mean batch."""
+        settings = LOSSES[PLANNED[name]].settings
+        known = {option.name for option in fields(settings)}  # type: ignore[arg-type]
+        options = {key: value for key, value in self.options.items() if key in known}
+        if name == "ce":
+            options.pop("chunk_size", None)
+        elif name == CHUNKED:
+            options.setdefault("chunk_size", 1024)
+        mean = self.shape.targets / self.batch
+        try:
+            loss = settings(**options).build(
+                DataSummary(self.items, self.batch, mean, torch.ones(1))
+            )
+        except ValueError as error:
+            raise InputError(str(error)) from error
+        if name == ROW_WISE:
+            assert isinstance(loss, ScalableCrossEntropy)
+            loss.sparse_grad = True
+        return loss
+
+
+@lru_cache(maxsize=1024)
+def _model(settings: Any, items: int) -> Backbone:
+    with torch.device("meta"):
+        model: Backbone = settings.build(items)
+    return model
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted bytes at the peak of a step, as torch's allocator counts them on a GPU."""
+
+    moment: str
+    model: float
+    """Weights, the optimizer's state, and gradients of weights as far as they exist then."""
+    activations: float
+    """Activations, with gradients of states."""
+    loss: float
+    """What the loss takes besides the catalogue's gradient."""
+    other: float
+    """Training data, batch, and what libraries keep."""
+
+    @property
+    def total(self) -> float:
+        """The peak."""
+        return self.model + self.activations + self.loss + self.other
+
+
+def predict(job: Job, name: str) -> Prediction:
+    """Predict the peak of training with a loss of `PLANNED`."""
+    shape, model = job.shape, job.build_model()
+    memory = job.build_loss(name).memory(shape)
+    if memory is None:
+        raise InputError(f"the loss {name} does not say how much memory it takes")
+    weights = 4 * sum(parameter.numel() for parameter in model.parameters())
+    others = weights - shape.catalogue_bytes
+    rows = memory.gradient_rows
+    # Adam has two moments of each weight, row-wise updates have a number for each item.
+    state = 2 * weights if rows is None else 2 * others + 4 * job.items
+    gradient = shape.catalogue_bytes if rows is None else 4 * rows * shape.dim
+    computed = sum(count * width for count, width in job.parts)
+    states = 4 * computed * shape.dim
+    activations = model.activation_bytes(job.batch, computed, half=job.precision == "bf16")
+    activations += shape.state_bytes - states  # padded to one batch again
+    freed = min(0, memory.backward)
+    # Gradients of weights, activations, and what the loss takes.
+    moments = {
+        "forward": (0, activations, memory.forward),
+        "loss backward": (gradient, activations + freed, memory.backward - freed),
+        # The gradients before and behind a layer; the states themselves are gone.
+        "model backward": (gradient + others, activations + states, 0),
+    }
+    if rows is None:
+        moments["embedding"] = (2 * gradient + others, 2 * states, 0)
+    else:
+        # Entries with two gradients of rows, and indices, which are put one behind the other.
+        entries = math.ceil(rows) + computed
+        moments["embedding"] = (others + 2 * entries * (4 * shape.dim + 8), 0, 0)
+        moments["update"] = (others + update_bytes(entries, shape.dim), 0, 0)
+    data = 4 * job.events + 8 * (job.users + 1) if job.events else 0
+    other = _WORKSPACE + data + 2 * 8 * shape.positions
+    found = [
+        Prediction(moment, weights + state + gradients, active, loss, other)
+        for moment, (gradients, active, loss) in moments.items()
+    ]
+    return max(found, key=lambda one: one.total)
+
+
+@dataclass(frozen=True)
+class PlannedLoss:
+    """A loss, its predicted peak, and what fits."""
+
+    name: str
+    sizes: dict[str, int]
+    """Options of `sce train`, after `--loss.`."""
+    peak: Prediction
+    fits: bool | None = None
+    """None where the memory is not known, as in what follows."""
+    tight: bool | None = None
+    """True if it fits by less than `MARGIN`."""
+    largest_batch: int | None = None
+    """The largest batch that fits, at most `most_sequences`; 0: not even one sequence does."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """A job with every loss."""
+
+    job: Job
+    memory: int | None
+    losses: tuple[PlannedLoss, ...]
+    largest_bucket: int | None = None
+    """The most items in a bucket of sce that fit."""
+    largest_dim: int | None = None
+    """The widest model that fits with sce, where the job's does not and another would."""
+    most_items: int | None = None
+    """The largest catalogue that fits with sce, where the job's does not and another would."""
+
+
+def plan(job: Job, memory: int | None, names: Iterable[str] = PLANNED) -> MemoryPlan:
+    """Predict each loss that says what it takes, and find what fits into so many bytes."""
+    known = [name for name in names if job.build_loss(name).memory(job.shape) is not None]
+    losses = tuple(_plan_loss(job, name, memory) for name in known)
+    if memory is None:
+        return MemoryPlan(job, None, losses)
+    one = replace(job, batch=1)
+
+    def with_bucket(size: int) -> Job:
+        return replace(job, options={**job.options, "bucket_size_y": size})
+
+    def with_dim(dim: int) -> Job:
+        narrow: Any = job.backbone
+        heads = {"heads": 1} if hasattr(narrow, "heads") else {}
+        return replace(one, backbone=replace(narrow, dim=dim, **heads))
+
+    largest_bucket = _largest(lambda size: fits(with_bucket(size), "sce", memory), job.items)
+    largest_dim = most_items = None
+    if not fits(one, "sce", memory):
+        largest_dim = _largest(lambda dim: fits(with_dim(dim), "sce", memory), job.backbone.dim)
+        most_items = _largest(lambda n: fits(replace(one, items=n), "sce", memory), job.items)
+    return MemoryPlan(job, memory, losses, largest_bucket, largest_dim or None, most_items or None)
+
+
+def _plan_loss(job: Job, name: str, memory: int | None) -> PlannedLoss:
+    loss, peak = job.build_loss(name), predict(job, name)
+    found: Mapping[str, Any] = vars(loss)
+    if isinstance(loss, ScalableCrossEntropy):
+        sizes = loss.sizes(job.items, int(job.shape.max_targets))
+        found = dict(zip(("n_buckets", "bucket_size_x", "bucket_size_y"), sizes, strict=True))
+    names = [option.name for option in fields(LOSSES[PLANNED[name]].settings)]  # type: ignore[arg-type]
+    sizes_of = {key: found[key] for key in names if isinstance(found.get(key), int)}
+    if memory is None:
+        return PlannedLoss(name, sizes_of, peak)
+    room = usable(memory)
+    tight = room / (1 + MARGIN) < peak.total <= room
+    largest = largest_batch(job, name, memory)
+    return PlannedLoss(name, sizes_of, peak, peak.total <= room, tight, largest)
+
+
+def usable(memory: int) -> int:
+    """Return the bytes of a GPU that training can have."""
+    return max(0, memory - CONTEXT)
+
+
+def fits(job: Job, name: str, memory: int) -> bool:
+    """True if training with a loss is predicted to fit."""
+    return predict(job, name).total <= usable(memory)
+
+
+def largest_batch(job: Job, name: str, memory: int) -> int:
+    """Return the most sequences of a batch that fit; 0: not even one does."""
+    return _largest(
+        lambda batch: fits(replace(job, batch=batch), name, memory), most_sequences(job)
+    )
+
+
+def most_sequences(job: Job) -> int:
+    """Return the most sequences of a batch: no more than there are users, where that is known."""
+    return min(job.users or MAX_SEQUENCES, MAX_SEQUENCES)
+
+
+def _largest(fits: Callable[[int], bool], most: int) -> int:
+    """Return the largest number up to `most` that fits, when all smaller ones do; 0: none."""
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while high <= most and fits(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
