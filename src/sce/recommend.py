@@ -3,6 +3,7 @@
     recommender = Recommender.load("runs/first")
     for found in recommender.recommend([["apple", "pear"], ["plum"]], k=10):
         print(found.items, found.scores)
+    best = recommender.recommend(frame, k=10).to_frame()  # frame: columns user_id, item_id
 
 Histories come and go in batches, and the catalogue is scored in chunks: memory grows with neither
 the number of histories nor that of users × items, when the `stream` methods are used.
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sce.data.batches import PADDING, DeviceSequences, history_batch, seen_items
+from sce.data.columns import ITEM, USER
+from sce.data.frames import histories_of
 from sce.data.prepared import PreparedDataset
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
@@ -46,13 +49,13 @@ class Recommended:
     """
 
     items: list[Id]
-    """The items' own ids."""
+    """Ids of the items."""
     scores: NDArray[np.float32]
-    """What the model gave each; comparable within this history only."""
+    """Their scores; comparable within this history only."""
     known: int
-    """How many events of the history are in the catalogue."""
+    """Number of events of the history that are in the catalogue."""
     unknown: tuple[Id, ...] = ()
-    """The others, in their order: they were skipped."""
+    """The other events, in their order: they were skipped."""
 
     def __len__(self) -> int:
         return len(self.items)
@@ -66,6 +69,34 @@ class Recommended:
     def ranks(self) -> NDArray[np.int64]:
         """1 for the best item, 2 for the next, and so on."""
         return np.arange(1, len(self.items) + 1)
+
+
+class Recommendations(list[Recommended]):
+    """Recommendations in the order of the histories."""
+
+    def __init__(
+        self, found: Iterable[Recommended], users: Sequence[Id] | None, backend: Any
+    ) -> None:
+        super().__init__(found)
+        self._users, self._backend = users, backend
+
+    def to_frame(self, kind: Literal["pandas", "polars"] | None = None) -> Any:
+        """A data frame with the columns user_id, item_id, score, rank, the rank from 1.
+
+        Args:
+            kind: The library; by default that of the frame of histories. Where these were lists,
+                polars, and user_id is the number of the history, the first 0.
+        """
+        import narwhals as nw
+
+        users = range(len(self)) if self._users is None else self._users
+        columns = {
+            USER: [user for user, found in zip(users, self, strict=True) for _ in found.items],
+            ITEM: [item for found in self for item in found.items],
+            "score": np.concatenate([np.empty(0, np.float32), *(found.scores for found in self)]),
+            "rank": np.concatenate([np.empty(0, np.int64), *(found.ranks for found in self)]),
+        }
+        return nw.from_dict(columns, backend=kind or self._backend).to_native()
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,33 +152,37 @@ class Recommender:
 
     @property
     def n_items(self) -> int:
-        """How many items are ranked."""
+        """Number of items that are ranked."""
         return len(self.item_ids)
 
     def recommend(
-        self,
-        histories: Iterable[Sequence[Id] | NDArray[Any]],
-        k: int = 10,
-        *,
-        keep_seen: bool = False,
-        batch_size: int = BATCH_SIZE,
-    ) -> list[Recommended]:
-        """Recommend for histories of the user's own item ids, oldest event first.
+        self, histories: Any, k: int = 10, *, keep_seen: bool = False, batch_size: int = BATCH_SIZE
+    ) -> Recommendations:
+        """Recommend for histories of item ids.
 
         Args:
-            histories: One list of item ids per user, trained on or not. Of a history longer than
-                the model takes, the last events count, but all are left out of the result.
-            k: How many items for each.
+            histories: One sequence of item ids per user, trained on or not, the oldest event first.
+                Or a data frame of pandas or polars with a row per event: a column each of users and
+                items and, unless the rows are in order, of times, by their usual names. Of a
+                history longer than the model takes, the last events count, but all are left out of
+                the result.
+            k: Items for each.
             keep_seen: Recommend items of the history too.
             batch_size: Histories at once.
 
         Returns:
-            As many as there are histories, in their order.
+            A list in the order of the histories, users of a data frame in that of their first rows,
+            with a method `to_frame`.
 
         Raises:
             InputError: When k is larger than the catalogue, or an id no integer or string.
         """
-        return list(self.stream(histories, k, keep_seen=keep_seen, batch_size=batch_size))
+        users, backend = None, cast("Any", "polars")
+        if hasattr(histories, "columns"):
+            by_user, backend = histories_of(histories)
+            users, histories = _ids(by_user, None), by_user.values()
+        found = self.stream(histories, k, keep_seen=keep_seen, batch_size=batch_size)
+        return Recommendations(found, users, backend)
 
     def stream(
         self,
@@ -157,7 +192,7 @@ class Recommender:
         keep_seen: bool = False,
         batch_size: int = BATCH_SIZE,
     ) -> Iterator[Recommended]:
-        """Do what `recommend` does, a few batches at a time, for histories without end."""
+        """Yield what `recommend` gives for sequences of ids, a few batches at a time."""
         self._check(k, batch_size)
 
         def each_window() -> Iterator[Recommended]:
@@ -209,9 +244,13 @@ class Recommender:
         keep_seen: bool = False,
         batch_size: int = BATCH_SIZE,
     ) -> Iterator[tuple[Id, Recommended]]:
-        """Do what `recommend_users` does, a few batches at a time, for users without number."""
+        """Yield what `recommend_users` gives, a few batches at a time."""
         self._check(k, batch_size)
-        self._check_dataset(dataset)
+        if self.content_hash not in (None, dataset.content_hash):
+            raise InputError(
+                f"{dataset.path} is not the dataset that the run was trained on: its content is "
+                f"{dataset.content_hash[:12]}, the run's {str(self.content_hash)[:12]}"
+            )
 
         def each_window() -> Iterator[tuple[Id, Recommended]]:
             for ids, codes in _user_windows(dataset.user_ids, users, batch_size):
@@ -291,13 +330,6 @@ class Recommender:
             )
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1; got {batch_size}")
-
-    def _check_dataset(self, dataset: PreparedDataset) -> None:
-        if self.content_hash not in (None, dataset.content_hash):
-            raise InputError(
-                f"{dataset.path} is not the dataset that the run was trained on: its content is "
-                f"{dataset.content_hash[:12]}, the run's {str(self.content_hash)[:12]}"
-            )
 
 
 def _with_weights(model: nn.Module, run: Run, device: torch.device) -> Ranker:

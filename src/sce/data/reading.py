@@ -18,6 +18,7 @@ from polars import selectors
 from sce.data.columns import ITEM, TIME, USER, Columns, find_columns, fold
 from sce.data.faults import explain, extra_fields, place_of_row
 from sce.data.formats import FORMATS, Format, choose_format
+from sce.data.frames import open_frame
 from sce.data.interactions import Interactions
 from sce.data.values import (
     UnitName,
@@ -189,18 +190,7 @@ def _read_file(path: Path, fmt: Format, given: Columns, drop_incomplete: bool) -
 
 def _read_frame(frame: Any, given: Columns, drop_incomplete: bool) -> Table:
     """Rows of a data frame, treated as those of a parquet file."""
-    import narwhals as nw
-
-    where = Path("the data frame")
-    try:
-        table = nw.from_native(frame)
-    except TypeError as error:
-        kind = type(frame).__name__
-        raise InputError(
-            f"a log is files or a data frame of pandas or polars; got {kind}"
-        ) from error
-    if isinstance(table, nw.LazyFrame):
-        table = table.collect()
+    where, table = Path("the data frame"), open_frame(frame)
     columns = find_columns(table.columns, given, where)
     raw = {}
     for name, column in zip(_NAMES, columns, strict=True):
@@ -208,7 +198,7 @@ def _read_frame(frame: Any, given: Columns, drop_incomplete: bool) -> Table:
         with _naming(where, column):
             if values.implementation.is_polars():
                 raw[name] = values.to_native()
-            elif isinstance(values.dtype, nw.Datetime) or (
+            elif values.dtype == "Datetime" or (
                 values.dtype.is_numeric() and not values.null_count()
             ):
                 raw[name] = pl.Series(values.to_numpy())
