@@ -97,11 +97,11 @@ def atomic_file(path: Path) -> Iterator[Path]:
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         partial.replace(path)
-        directory.rmdir()
         _sync(path.parent)
     except OSError as error:
-        shutil.rmtree(directory, ignore_errors=True)
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def partial_directory(path: Path) -> Path:
