@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from sce.data.batches import PADDING, DeviceSequences, history_batch, seen_items
 from sce.data.columns import ITEM, USER
 from sce.data.frames import histories_of
-from sce.data.prepared import PreparedDataset
+from sce.data.prepared import PreparedDataset, Sequences
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 from sce.evaluation.ranking import NOTHING, Ranker, top_k
@@ -37,6 +37,7 @@ BATCH_SIZE = 256
 _BATCHES_TOGETHER = 8
 
 Id = int | str
+Histories = Iterable[Any]  # sequences or arrays of ids
 T = TypeVar("T")
 
 
@@ -186,7 +187,7 @@ class Recommender:
 
     def stream(
         self,
-        histories: Iterable[Sequence[Id] | NDArray[Any]],
+        histories: Histories,
         k: int = 10,
         *,
         keep_seen: bool = False,
@@ -221,7 +222,7 @@ class Recommender:
         Args:
             dataset: The dataset that the run was trained on.
             users: The users' own ids; all users by default.
-            k: How many items for each.
+            k: Items for each.
             keep_seen: Recommend items that a user has had before too.
             batch_size: Users at once.
 
@@ -264,24 +265,18 @@ class Recommender:
     def _look_up(
         self, histories: list[list[Id]]
     ) -> tuple[list[NDArray[np.integer[Any]]], list[tuple[Id, ...]]]:
-        """Turn ids into catalogue indices, all in one search; keep those unknown apart."""
+        """Catalogue indices of ids, all in one search, and the unknown ids of each history."""
         flat = [item for history in histories for item in history]
-        ends = np.cumsum([len(history) for history in histories])
-        codes: list[NDArray[np.integer[Any]]] = []
-        unknown: list[tuple[Id, ...]] = []
-        for history, found in zip(
-            histories, np.split(self.item_ids.lookup(flat), ends[:-1]), strict=True
-        ):
-            codes.append(found[found >= 0])
-            unknown.append(tuple(history[n] for n in np.flatnonzero(found < 0)))
-        return codes, unknown
+        ends = np.cumsum([len(history) for history in histories])[:-1]
+        codes = np.split(self.item_ids.lookup(flat), ends)
+        unknown = [
+            tuple(history[n] for n in np.flatnonzero(found < 0))
+            for history, found in zip(histories, codes, strict=True)
+        ]
+        return [found[found >= 0] for found in codes], unknown
 
     def _rank(
-        self,
-        histories: list[NDArray[np.integer[Any]]],
-        k: int,
-        keep_seen: bool,
-        batch_size: int,
+        self, histories: list[NDArray[np.integer[Any]]], k: int, keep_seen: bool, batch_size: int
     ) -> list[tuple[list[Id], NDArray[np.float32]]]:
         """Rank for histories of catalogue indices; empty ones get nothing."""
         found: list[tuple[list[Id], NDArray[np.float32]]]
@@ -295,10 +290,8 @@ class Recommender:
             real = items != NOTHING
             ids = self.item_ids.decode(items[real])
             ends = np.cumsum(real.sum(1)).tolist()
-            for row, begin, end, row_scores, row_real in zip(
-                rows, [0, *ends], ends, scores, real, strict=False
-            ):
-                found[row] = ids[begin:end], row_scores[row_real]
+            for n, (row, begin) in enumerate(zip(rows, [0, *ends], strict=False)):
+                found[row] = ids[begin : ends[n]], scores[n][real[n]]
         return found
 
     @torch.no_grad()
@@ -308,9 +301,10 @@ class Recommender:
         catalogue = self.model.catalogue.detach()
         lengths = [len(history) for history in histories]
         sequences = DeviceSequences.place(
-            _Flat(
+            Sequences(
                 items=np.concatenate(histories).astype(np.int32, copy=False),
                 offsets=np.cumsum([0, *lengths], dtype=np.int64),
+                users=np.arange(len(histories), dtype=np.int32),
             ),
             catalogue.device,
         )
@@ -318,7 +312,9 @@ class Recommender:
         max_length = int(getattr(self.model, "max_length", max(lengths)))
         given = history_batch(sequences, rows, max_length=max_length, held_out=0).histories
         seen = None if keep_seen else seen_items(sequences, rows, held_out=0)
-        ranking = top_k(_last_states(self.model(given), given), catalogue, k, seen=seen)
+        last = (given != PADDING).sum(1) - 1
+        states = self.model(given)[torch.arange(len(last), device=last.device), last]
+        ranking = top_k(states, catalogue, k, seen=seen)
         return ranking.scores.cpu().numpy(), ranking.items.cpu().numpy()
 
     def _check(self, k: int, batch_size: int) -> None:
@@ -362,11 +358,6 @@ def _shape(tensors: Mapping[str, Tensor], name: str) -> str:
     return str(list(tensors[name].shape)) if name in tensors else "absent"
 
 
-class _Flat(NamedTuple):
-    items: NDArray[np.int32]
-    offsets: NDArray[np.int64]
-
-
 def _windows(given: Iterable[T], batch_size: int) -> Iterator[list[T]]:
     rest = iter(given)
     while window := list(islice(rest, batch_size * _BATCHES_TOGETHER)):
@@ -391,7 +382,7 @@ def _user_windows(
 def _whole_sequences(
     dataset: PreparedDataset, codes: NDArray[np.int64]
 ) -> list[NDArray[np.integer[Any]]]:
-    """All events of each user: a test sequence holds those trained on too, if there are any."""
+    """Every event of each user: a test sequence holds those trained on too."""
     found: list[NDArray[np.integer[Any]]] = [np.empty(0, np.int32) for _ in codes]
     wanted = codes.astype(np.int32)  # of the same type: else the search copies what it searches
     for sequences in (dataset.train, dataset.test):
@@ -411,15 +402,10 @@ def _ids(given: Any, place: int | None) -> list[Id]:
     if isinstance(given, str | bytes | int) or not isinstance(given, Iterable):
         raise InputError(f"{where} must be a list of ids; got {given!r}")
     listed = list(given)
-    for wrong in {type(one) for one in listed} - {int, str}:
-        if wrong is bool or not issubclass(wrong, int | str | np.integer):
-            example = next(one for one in listed if type(one) is wrong)
+    for kind in {type(one) for one in listed} - {int, str}:
+        if kind is bool or not issubclass(kind, int | str | np.integer):
+            wrong = next(one for one in listed if type(one) is kind)
             raise InputError(
-                f"{where}: ids are integers or strings; got {example!r} ({wrong.__name__})"
+                f"{where}: ids are integers or strings; got {wrong!r} ({kind.__name__})"
             )
     return listed
-
-
-def _last_states(states: Tensor, histories: Tensor) -> Tensor:
-    last = (histories != PADDING).sum(1) - 1
-    return states[torch.arange(len(states), device=states.device), last]
