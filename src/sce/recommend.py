@@ -255,7 +255,7 @@ class Recommender:
 
         def each_window() -> Iterator[tuple[Id, Recommended]]:
             for ids, codes in _user_windows(dataset.user_ids, users, batch_size):
-                known = _whole_sequences(dataset, codes)
+                known = dataset.histories(codes)
                 found = self._rank(known, k, keep_seen, batch_size)
                 for user, one, events in zip(ids, found, known, strict=True):
                     yield user, Recommended(*one, known=len(events))
@@ -264,7 +264,7 @@ class Recommender:
 
     def _look_up(
         self, histories: list[list[Id]]
-    ) -> tuple[list[NDArray[np.integer[Any]]], list[tuple[Id, ...]]]:
+    ) -> tuple[Sequence[NDArray[np.integer[Any]]], list[tuple[Id, ...]]]:
         """Catalogue indices of ids, all in one search, and the unknown ids of each history."""
         flat = [item for history in histories for item in history]
         ends = np.cumsum([len(history) for history in histories])[:-1]
@@ -276,7 +276,11 @@ class Recommender:
         return [found[found >= 0] for found in codes], unknown
 
     def _rank(
-        self, histories: list[NDArray[np.integer[Any]]], k: int, keep_seen: bool, batch_size: int
+        self,
+        histories: Sequence[NDArray[np.integer[Any]]],
+        k: int,
+        keep_seen: bool,
+        batch_size: int,
     ) -> list[tuple[list[Id], NDArray[np.float32]]]:
         """Rank for histories of catalogue indices; empty ones get nothing."""
         found: list[tuple[list[Id], NDArray[np.float32]]]
@@ -296,7 +300,7 @@ class Recommender:
 
     @torch.no_grad()
     def _rank_batch(
-        self, histories: list[NDArray[np.integer[Any]]], k: int, keep_seen: bool
+        self, histories: Sequence[NDArray[np.integer[Any]]], k: int, keep_seen: bool
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         catalogue = self.model.catalogue.detach()
         lengths = [len(history) for history in histories]
@@ -377,21 +381,6 @@ def _user_windows(
     for first in range(0, len(user_ids), step):
         codes = np.arange(first, min(first + step, len(user_ids)))
         yield user_ids.decode(codes), codes
-
-
-def _whole_sequences(
-    dataset: PreparedDataset, codes: NDArray[np.int64]
-) -> list[NDArray[np.integer[Any]]]:
-    """Every event of each user: a test sequence holds those trained on too."""
-    found: list[NDArray[np.integer[Any]]] = [np.empty(0, np.int32) for _ in codes]
-    wanted = codes.astype(np.int32)  # of the same type: else the search copies what it searches
-    for sequences in (dataset.train, dataset.test):
-        if not len(sequences):
-            continue
-        rows = np.searchsorted(sequences.users, wanted).clip(max=len(sequences) - 1)
-        for place in np.flatnonzero(sequences.users[rows] == wanted):
-            found[place] = sequences[int(rows[place])]
-    return found
 
 
 def _ids(given: Any, place: int | None) -> list[Id]:

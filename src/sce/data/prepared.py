@@ -152,6 +152,17 @@ class PreparedDataset:
             item_ids=item_ids,
         )
 
+    def histories(self, users: NDArray[np.int64]) -> list[NDArray[np.int32]]:
+        """Every event of these users (codes): a test sequence holds those trained on too."""
+        found = [np.empty(0, np.int32) for _ in users]
+        wanted = users.astype(np.int32)  # of the same type: else the search copies what it searches
+        for sequences in (self.train, self.test):
+            if len(sequences):
+                rows = np.searchsorted(sequences.users, wanted).clip(max=len(sequences) - 1)
+                for place in np.flatnonzero(sequences.users[rows] == wanted):
+                    found[place] = sequences[int(rows[place])]
+        return found
+
 
 def write_prepared(
     path: Path | str,
