@@ -169,7 +169,7 @@ def busy_seconds() -> float:
 def write_log(path: Path, rows: int, items: int, ids: str) -> None:
     import polars as pl
 
-    from sce.data.interactions import ITEM, TIME, USER
+    from sce.data.columns import ITEM, TIME, USER
     from sce.data.synthetic import SyntheticSettings, generate
 
     settings = SyntheticSettings(items=items, users=rows // 36, mean_events=40)

@@ -1,86 +1,66 @@
-"""Train next-item recommenders on huge catalogs: Scalable Cross-Entropy and all around it.
+"""Train next-item recommenders on huge catalogues: Scalable Cross-Entropy and all around it.
 
-The public names. Each is imported from its own module when it is first used, so that `import sce`
-costs nothing, and nobody who wants a loss needs polars.
+Each public name is imported from its module when it is first used, so that `import sce` is light,
+and nobody who wants a loss needs polars.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:  # for type checkers and editors: the table below once more
+    from sce.data.batches import PADDING as PADDING
+    from sce.data.filtering import keep_active as keep_active
+    from sce.data.prepare import prepare as prepare
+    from sce.data.prepared import PreparedDataset as PreparedDataset
+    from sce.data.reading import read_interactions as read_interactions
+    from sce.data.splitting import split_leave_one_out as split_leave_one_out
+    from sce.data.splitting import split_temporal as split_temporal
+    from sce.errors import InputError as InputError
+    from sce.evaluation.evaluate import evaluate as evaluate
+    from sce.losses import BinaryCrossEntropy as BinaryCrossEntropy
+    from sce.losses import CrossEntropy as CrossEntropy
+    from sce.losses import GeneralizedBinaryCrossEntropy as GeneralizedBinaryCrossEntropy
+    from sce.losses import SampledCrossEntropy as SampledCrossEntropy
+    from sce.losses import ScalableCrossEntropy as ScalableCrossEntropy
+    from sce.losses import scalable_cross_entropy as scalable_cross_entropy
+    from sce.models.sasrec import SASRec as SASRec
+    from sce.models.sasrec import SASRecSettings as SASRecSettings
+    from sce.optim import RowwiseAdagrad as RowwiseAdagrad
+    from sce.recommend import Recommender as Recommender
+    from sce.training.loop import TrainingSettings as TrainingSettings
+    from sce.training.loop import fit as fit
+
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:
-    from sce.data.batches import PADDING
-    from sce.data.filtering import keep_active
-    from sce.data.interactions import read_interactions
-    from sce.data.prepared import PreparedDataset
-    from sce.data.splitting import split_leave_one_out, split_temporal
-    from sce.errors import InputError
-    from sce.evaluation.evaluate import evaluate
-    from sce.losses import (
-        BinaryCrossEntropy,
-        CrossEntropy,
-        GeneralizedBinaryCrossEntropy,
-        SampledCrossEntropy,
-        ScalableCrossEntropy,
-        scalable_cross_entropy,
-    )
-    from sce.models.sasrec import SASRec, SASRecSettings
-    from sce.optim import RowwiseAdagrad
-    from sce.recommend import Recommender
-    from sce.training.loop import TrainingSettings, fit
-
-__all__ = [
-    "PADDING",
-    "BinaryCrossEntropy",
-    "CrossEntropy",
-    "GeneralizedBinaryCrossEntropy",
-    "InputError",
-    "PreparedDataset",
-    "Recommender",
-    "RowwiseAdagrad",
-    "SASRec",
-    "SASRecSettings",
-    "SampledCrossEntropy",
-    "ScalableCrossEntropy",
-    "TrainingSettings",
-    "__version__",
-    "evaluate",
-    "fit",
-    "keep_active",
-    "read_interactions",
-    "scalable_cross_entropy",
-    "split_leave_one_out",
-    "split_temporal",
-]
-
-_HOMES = {
-    "sce.data.batches": ["PADDING"],
-    "sce.data.filtering": ["keep_active"],
-    "sce.data.interactions": ["read_interactions"],
-    "sce.data.prepared": ["PreparedDataset"],
-    "sce.data.splitting": ["split_leave_one_out", "split_temporal"],
-    "sce.errors": ["InputError"],
-    "sce.evaluation.evaluate": ["evaluate"],
-    "sce.losses": [
-        "BinaryCrossEntropy",
-        "CrossEntropy",
-        "GeneralizedBinaryCrossEntropy",
-        "SampledCrossEntropy",
-        "ScalableCrossEntropy",
-        "scalable_cross_entropy",
-    ],
-    "sce.models.sasrec": ["SASRec", "SASRecSettings"],
-    "sce.optim": ["RowwiseAdagrad"],
-    "sce.recommend": ["Recommender"],
-    "sce.training.loop": ["TrainingSettings", "fit"],
+_MODULES = {
+    "PADDING": "sce.data.batches",
+    "BinaryCrossEntropy": "sce.losses",
+    "CrossEntropy": "sce.losses",
+    "GeneralizedBinaryCrossEntropy": "sce.losses",
+    "InputError": "sce.errors",
+    "PreparedDataset": "sce.data.prepared",
+    "Recommender": "sce.recommend",
+    "RowwiseAdagrad": "sce.optim",
+    "SASRec": "sce.models.sasrec",
+    "SASRecSettings": "sce.models.sasrec",
+    "SampledCrossEntropy": "sce.losses",
+    "ScalableCrossEntropy": "sce.losses",
+    "TrainingSettings": "sce.training.loop",
+    "evaluate": "sce.evaluation.evaluate",
+    "fit": "sce.training.loop",
+    "keep_active": "sce.data.filtering",
+    "prepare": "sce.data.prepare",
+    "read_interactions": "sce.data.reading",
+    "scalable_cross_entropy": "sce.losses",
+    "split_leave_one_out": "sce.data.splitting",
+    "split_temporal": "sce.data.splitting",
 }
+__all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(home), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'sce' has no attribute {name!r}")
 
 

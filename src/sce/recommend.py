@@ -3,6 +3,7 @@
     recommender = Recommender.load("runs/first")
     for found in recommender.recommend([["apple", "pear"], ["plum"]], k=10):
         print(found.items, found.scores)
+    best = recommender.recommend(frame, k=10).to_frame()  # frame: columns user_id, item_id
 
 Histories come and go in batches, and the catalogue is scored in chunks: memory grows with neither
 the number of histories nor that of users × items, when the `stream` methods are used.
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -20,7 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sce.data.batches import PADDING, DeviceSequences, history_batch, seen_items
-from sce.data.prepared import PreparedDataset
+from sce.data.columns import ITEM, USER
+from sce.data.frames import histories_of
+from sce.data.prepared import PreparedDataset, Sequences
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 from sce.evaluation.ranking import NOTHING, Ranker, top_k
@@ -34,6 +37,7 @@ BATCH_SIZE = 256
 _BATCHES_TOGETHER = 8
 
 Id = int | str
+Histories = Iterable[Any]  # sequences or arrays of ids
 T = TypeVar("T")
 
 
@@ -46,13 +50,13 @@ class Recommended:
     """
 
     items: list[Id]
-    """The items' own ids."""
+    """Ids of the items."""
     scores: NDArray[np.float32]
-    """What the model gave each; comparable within this history only."""
+    """Their scores; comparable within this history only."""
     known: int
-    """How many events of the history are in the catalogue."""
+    """Number of events of the history that are in the catalogue."""
     unknown: tuple[Id, ...] = ()
-    """The others, in their order: they were skipped."""
+    """The other events, in their order: they were skipped."""
 
     def __len__(self) -> int:
         return len(self.items)
@@ -66,6 +70,34 @@ class Recommended:
     def ranks(self) -> NDArray[np.int64]:
         """1 for the best item, 2 for the next, and so on."""
         return np.arange(1, len(self.items) + 1)
+
+
+class Recommendations(list[Recommended]):
+    """Recommendations in the order of the histories."""
+
+    def __init__(
+        self, found: Iterable[Recommended], users: Sequence[Id] | None, backend: Any
+    ) -> None:
+        super().__init__(found)
+        self._users, self._backend = users, backend
+
+    def to_frame(self, kind: Literal["pandas", "polars"] | None = None) -> Any:
+        """A data frame with the columns user_id, item_id, score, rank, the rank from 1.
+
+        Args:
+            kind: The library; by default that of the frame of histories. Where these were lists,
+                polars, and user_id is the number of the history, the first 0.
+        """
+        import narwhals as nw
+
+        users = range(len(self)) if self._users is None else self._users
+        columns = {
+            USER: [user for user, found in zip(users, self, strict=True) for _ in found.items],
+            ITEM: [item for found in self for item in found.items],
+            "score": np.concatenate([np.empty(0, np.float32), *(found.scores for found in self)]),
+            "rank": np.concatenate([np.empty(0, np.int64), *(found.ranks for found in self)]),
+        }
+        return nw.from_dict(columns, backend=kind or self._backend).to_native()
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,43 +153,47 @@ class Recommender:
 
     @property
     def n_items(self) -> int:
-        """How many items are ranked."""
+        """Number of items that are ranked."""
         return len(self.item_ids)
 
     def recommend(
-        self,
-        histories: Iterable[Sequence[Id] | NDArray[Any]],
-        k: int = 10,
-        *,
-        keep_seen: bool = False,
-        batch_size: int = BATCH_SIZE,
-    ) -> list[Recommended]:
-        """Recommend for histories of the user's own item ids, oldest event first.
+        self, histories: Any, k: int = 10, *, keep_seen: bool = False, batch_size: int = BATCH_SIZE
+    ) -> Recommendations:
+        """Recommend for histories of item ids.
 
         Args:
-            histories: One list of item ids per user, trained on or not. Of a history longer than
-                the model takes, the last events count, but all are left out of the result.
-            k: How many items for each.
+            histories: One sequence of item ids per user, trained on or not, the oldest event first.
+                Or a data frame of pandas or polars with a row per event: a column each of users and
+                items and, unless the rows are in order, of times, by their usual names. Of a
+                history longer than the model takes, the last events count, but all are left out of
+                the result.
+            k: Items for each.
             keep_seen: Recommend items of the history too.
             batch_size: Histories at once.
 
         Returns:
-            As many as there are histories, in their order.
+            A list in the order of the histories, users of a data frame in that of their first rows,
+            with a method `to_frame`.
 
         Raises:
             InputError: When k is larger than the catalogue, or an id no integer or string.
         """
-        return list(self.stream(histories, k, keep_seen=keep_seen, batch_size=batch_size))
+        users, backend = None, cast("Any", "polars")
+        if hasattr(histories, "columns"):
+            by_user, backend = histories_of(histories)
+            users, histories = _ids(by_user, None), by_user.values()
+        found = self.stream(histories, k, keep_seen=keep_seen, batch_size=batch_size)
+        return Recommendations(found, users, backend)
 
     def stream(
         self,
-        histories: Iterable[Sequence[Id] | NDArray[Any]],
+        histories: Histories,
         k: int = 10,
         *,
         keep_seen: bool = False,
         batch_size: int = BATCH_SIZE,
     ) -> Iterator[Recommended]:
-        """Do what `recommend` does, a few batches at a time, for histories without end."""
+        """Yield what `recommend` gives for sequences of ids, a few batches at a time."""
         self._check(k, batch_size)
 
         def each_window() -> Iterator[Recommended]:
@@ -186,7 +222,7 @@ class Recommender:
         Args:
             dataset: The dataset that the run was trained on.
             users: The users' own ids; all users by default.
-            k: How many items for each.
+            k: Items for each.
             keep_seen: Recommend items that a user has had before too.
             batch_size: Users at once.
 
@@ -209,13 +245,17 @@ class Recommender:
         keep_seen: bool = False,
         batch_size: int = BATCH_SIZE,
     ) -> Iterator[tuple[Id, Recommended]]:
-        """Do what `recommend_users` does, a few batches at a time, for users without number."""
+        """Yield what `recommend_users` gives, a few batches at a time."""
         self._check(k, batch_size)
-        self._check_dataset(dataset)
+        if self.content_hash not in (None, dataset.content_hash):
+            raise InputError(
+                f"{dataset.path} is not the dataset that the run was trained on: its content is "
+                f"{dataset.content_hash[:12]}, the run's {str(self.content_hash)[:12]}"
+            )
 
         def each_window() -> Iterator[tuple[Id, Recommended]]:
             for ids, codes in _user_windows(dataset.user_ids, users, batch_size):
-                known = _whole_sequences(dataset, codes)
+                known = dataset.histories(codes)
                 found = self._rank(known, k, keep_seen, batch_size)
                 for user, one, events in zip(ids, found, known, strict=True):
                     yield user, Recommended(*one, known=len(events))
@@ -224,22 +264,20 @@ class Recommender:
 
     def _look_up(
         self, histories: list[list[Id]]
-    ) -> tuple[list[NDArray[np.integer[Any]]], list[tuple[Id, ...]]]:
-        """Turn ids into catalogue indices, all in one search; keep those unknown apart."""
+    ) -> tuple[Sequence[NDArray[np.integer[Any]]], list[tuple[Id, ...]]]:
+        """Catalogue indices of ids, all in one search, and the unknown ids of each history."""
         flat = [item for history in histories for item in history]
-        ends = np.cumsum([len(history) for history in histories])
-        codes: list[NDArray[np.integer[Any]]] = []
-        unknown: list[tuple[Id, ...]] = []
-        for history, found in zip(
-            histories, np.split(self.item_ids.lookup(flat), ends[:-1]), strict=True
-        ):
-            codes.append(found[found >= 0])
-            unknown.append(tuple(history[n] for n in np.flatnonzero(found < 0)))
-        return codes, unknown
+        ends = np.cumsum([len(history) for history in histories])[:-1]
+        codes = np.split(self.item_ids.lookup(flat), ends)
+        unknown = [
+            tuple(history[n] for n in np.flatnonzero(found < 0))
+            for history, found in zip(histories, codes, strict=True)
+        ]
+        return [found[found >= 0] for found in codes], unknown
 
     def _rank(
         self,
-        histories: list[NDArray[np.integer[Any]]],
+        histories: Sequence[NDArray[np.integer[Any]]],
         k: int,
         keep_seen: bool,
         batch_size: int,
@@ -256,22 +294,21 @@ class Recommender:
             real = items != NOTHING
             ids = self.item_ids.decode(items[real])
             ends = np.cumsum(real.sum(1)).tolist()
-            for row, begin, end, row_scores, row_real in zip(
-                rows, [0, *ends], ends, scores, real, strict=False
-            ):
-                found[row] = ids[begin:end], row_scores[row_real]
+            for n, (row, begin) in enumerate(zip(rows, [0, *ends], strict=False)):
+                found[row] = ids[begin : ends[n]], scores[n][real[n]]
         return found
 
     @torch.no_grad()
     def _rank_batch(
-        self, histories: list[NDArray[np.integer[Any]]], k: int, keep_seen: bool
+        self, histories: Sequence[NDArray[np.integer[Any]]], k: int, keep_seen: bool
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         catalogue = self.model.catalogue.detach()
         lengths = [len(history) for history in histories]
         sequences = DeviceSequences.place(
-            _Flat(
+            Sequences(
                 items=np.concatenate(histories).astype(np.int32, copy=False),
                 offsets=np.cumsum([0, *lengths], dtype=np.int64),
+                users=np.arange(len(histories), dtype=np.int32),
             ),
             catalogue.device,
         )
@@ -279,7 +316,9 @@ class Recommender:
         max_length = int(getattr(self.model, "max_length", max(lengths)))
         given = history_batch(sequences, rows, max_length=max_length, held_out=0).histories
         seen = None if keep_seen else seen_items(sequences, rows, held_out=0)
-        ranking = top_k(_last_states(self.model(given), given), catalogue, k, seen=seen)
+        last = (given != PADDING).sum(1) - 1
+        states = self.model(given)[torch.arange(len(last), device=last.device), last]
+        ranking = top_k(states, catalogue, k, seen=seen)
         return ranking.scores.cpu().numpy(), ranking.items.cpu().numpy()
 
     def _check(self, k: int, batch_size: int) -> None:
@@ -291,13 +330,6 @@ class Recommender:
             )
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1; got {batch_size}")
-
-    def _check_dataset(self, dataset: PreparedDataset) -> None:
-        if self.content_hash not in (None, dataset.content_hash):
-            raise InputError(
-                f"{dataset.path} is not the dataset that the run was trained on: its content is "
-                f"{dataset.content_hash[:12]}, the run's {str(self.content_hash)[:12]}"
-            )
 
 
 def _with_weights(model: nn.Module, run: Run, device: torch.device) -> Ranker:
@@ -330,11 +362,6 @@ def _shape(tensors: Mapping[str, Tensor], name: str) -> str:
     return str(list(tensors[name].shape)) if name in tensors else "absent"
 
 
-class _Flat(NamedTuple):
-    items: NDArray[np.int32]
-    offsets: NDArray[np.int64]
-
-
 def _windows(given: Iterable[T], batch_size: int) -> Iterator[list[T]]:
     rest = iter(given)
     while window := list(islice(rest, batch_size * _BATCHES_TOGETHER)):
@@ -356,21 +383,6 @@ def _user_windows(
         yield user_ids.decode(codes), codes
 
 
-def _whole_sequences(
-    dataset: PreparedDataset, codes: NDArray[np.int64]
-) -> list[NDArray[np.integer[Any]]]:
-    """All events of each user: a test sequence holds those trained on too, if there are any."""
-    found: list[NDArray[np.integer[Any]]] = [np.empty(0, np.int32) for _ in codes]
-    wanted = codes.astype(np.int32)  # of the same type: else the search copies what it searches
-    for sequences in (dataset.train, dataset.test):
-        if not len(sequences):
-            continue
-        rows = np.searchsorted(sequences.users, wanted).clip(max=len(sequences) - 1)
-        for place in np.flatnonzero(sequences.users[rows] == wanted):
-            found[place] = sequences[int(rows[place])]
-    return found
-
-
 def _ids(given: Any, place: int | None) -> list[Id]:
     """A list of ids; anything else would be looked up as something that nobody meant."""
     where = "users" if place is None else f"history {place} (the first is 0)"
@@ -379,15 +391,10 @@ def _ids(given: Any, place: int | None) -> list[Id]:
     if isinstance(given, str | bytes | int) or not isinstance(given, Iterable):
         raise InputError(f"{where} must be a list of ids; got {given!r}")
     listed = list(given)
-    for wrong in {type(one) for one in listed} - {int, str}:
-        if wrong is bool or not issubclass(wrong, int | str | np.integer):
-            example = next(one for one in listed if type(one) is wrong)
+    for kind in {type(one) for one in listed} - {int, str}:
+        if kind is bool or not issubclass(kind, int | str | np.integer):
+            wrong = next(one for one in listed if type(one) is kind)
             raise InputError(
-                f"{where}: ids are integers or strings; got {example!r} ({wrong.__name__})"
+                f"{where}: ids are integers or strings; got {wrong!r} ({kind.__name__})"
             )
     return listed
-
-
-def _last_states(states: Tensor, histories: Tensor) -> Tensor:
-    last = (histories != PADDING).sum(1) - 1
-    return states[torch.arange(len(states), device=states.device), last]

@@ -4,14 +4,16 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import polars as pl
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from sce.cli import main
-from sce.cli.prepare import Choices, choose
 from sce.data import prepared
+from sce.data.prepare import prepare
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
 
@@ -169,16 +171,27 @@ def test_any_order_of_the_rows_gives_the_same_bytes(
 # --- which values the options get
 
 
-def test_everything_is_kept_unless_asked() -> None:
-    assert choose(None) == Choices(1, 1, False, False, "temporal", 0.95, "after-cut")
-
-
-def test_the_paper_has_a_preset_that_options_override() -> None:
-    assert choose("paper") == Choices(5, 20, False, False, "temporal", 0.95, "after-cut")
-    assert choose("paper", min_user_items=3, quantile=0.9, iterate=True) == Choices(
-        5, 3, True, False, "temporal", 0.9, "after-cut"
-    )
-    assert choose("paper", split="leave-one-out").split == "leave-one-out"
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (1, 1, False, 0.95, "after-cut")),
+        ({"preset": "paper"}, (5, 20, False, 0.95, "after-cut")),
+        (
+            {"preset": "paper", "min_user_items": 3, "quantile": 0.9, "iterate": True},
+            (5, 3, True, 0.9, "after-cut"),
+        ),
+    ],
+)
+def test_presets_and_the_options_that_override_them(
+    options: dict[str, Any], expected: tuple[object, ...], tmp_path: Path
+) -> None:
+    random.seed(0)
+    events = [(n % 60, random.randrange(40), n + n % 60 * 1800) for n in range(3600)]
+    frame = pl.DataFrame(events, schema=["user", "item", "time"], orient="row")
+    settings = prepare(frame, tmp_path / "data", **options).settings
+    names = ("min_item_users", "min_user_items", "iterate", "quantile", "test_history")
+    assert tuple(settings[name] for name in names) == expected
+    assert (settings["drop_repeats"], settings["split"]) == (False, "temporal")
 
 
 @pytest.mark.parametrize("option", ["--quantile", "--test-history"])
@@ -190,9 +203,9 @@ def test_options_of_the_other_split_are_refused(
     assert f"{option} belongs to the temporal split" in fails(arguments, capsys)
 
 
-def test_iterating_without_a_filter_is_refused() -> None:
+def test_iterating_without_a_filter_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--iterate repeats the filters, and none is set"):
-        choose(None, iterate=True)
+        prepare("log.csv", tmp_path / "data", iterate=True)
 
 
 # --- what goes wrong

@@ -12,7 +12,6 @@ from sce.data.batches import (
     IGNORED,
     PADDING,
     DeviceSequences,
-    Side,
     history_batch,
     seen_items,
     shuffled_batches,
@@ -21,7 +20,6 @@ from sce.data.batches import (
 )
 from sce.errors import InputError
 
-SIDES: list[Side] = ["right", "left"]
 Rows = list[list[int]]
 
 
@@ -40,10 +38,8 @@ def place(sequences: Rows) -> DeviceSequences:
     return DeviceSequences.place(lay_flat(sequences))
 
 
-def pad(rows: Rows, width: int, filler: int, side: Side) -> Rows:
-    if side == "right":
-        return [row + [filler] * (width - len(row)) for row in rows]
-    return [[filler] * (width - len(row)) + row for row in rows]
+def pad(rows: Rows, width: int, filler: int) -> Rows:
+    return [row + [filler] * (width - len(row)) for row in rows]
 
 
 @st.composite
@@ -57,12 +53,11 @@ def sequences_and_rows(draw: st.DrawFn, shortest: int = 0) -> tuple[Rows, list[i
 @given(
     data=sequences_and_rows(),
     max_length=st.integers(1, 11),
-    side=st.sampled_from(SIDES),
     extra=st.none() | st.integers(0, 3),
 )
 @settings(max_examples=100, deadline=None)
 def test_training_batch_equals_a_loop(
-    data: tuple[Rows, list[int]], max_length: int, side: Side, extra: int | None
+    data: tuple[Rows, list[int]], max_length: int, extra: int | None
 ) -> None:
     sequences, rows = data
     pad_to = None if extra is None else max_length + extra
@@ -74,12 +69,11 @@ def test_training_batch_equals_a_loop(
         place(sequences),
         torch.tensor(rows),
         max_length=max_length,
-        padding_side=side,
         pad_to=pad_to,
     )
 
-    assert batch.histories.tolist() == pad(histories, width, PADDING, side)
-    assert batch.targets.tolist() == pad(targets, width, IGNORED, side)
+    assert batch.histories.tolist() == pad(histories, width, PADDING)
+    assert batch.targets.tolist() == pad(targets, width, IGNORED)
     assert batch.histories.dtype == batch.targets.dtype == torch.int64
 
 
@@ -87,12 +81,11 @@ def test_training_batch_equals_a_loop(
     data=sequences_and_rows(shortest=2),
     max_length=st.integers(1, 11),
     held_out=st.integers(0, 2),
-    side=st.sampled_from(SIDES),
     extra=st.none() | st.integers(0, 3),
 )
 @settings(max_examples=100, deadline=None)
 def test_history_batch_equals_a_loop(
-    data: tuple[Rows, list[int]], max_length: int, held_out: int, side: Side, extra: int | None
+    data: tuple[Rows, list[int]], max_length: int, held_out: int, extra: int | None
 ) -> None:
     sequences, rows = data
     pad_to = None if extra is None else max_length + extra
@@ -104,11 +97,10 @@ def test_history_batch_equals_a_loop(
         torch.tensor(rows),
         max_length=max_length,
         held_out=held_out,
-        padding_side=side,
         pad_to=pad_to,
     )
 
-    assert batch.histories.tolist() == pad(histories, width, PADDING, side)
+    assert batch.histories.tolist() == pad(histories, width, PADDING)
     targets = [sequences[row][-held_out] if held_out else IGNORED for row in rows]
     assert batch.targets.tolist() == targets
 
@@ -134,9 +126,6 @@ def test_a_training_batch_by_hand() -> None:
     batch = training_batch(sequences, torch.tensor([0, 1, 2]), max_length=2)
     assert batch.histories.tolist() == [[2, 3], [5, -1], [-1, -1]]
     assert batch.targets.tolist() == [[3, 4], [6, -100], [-100, -100]]
-
-    batch = training_batch(sequences, torch.tensor([1]), max_length=2, padding_side="left")
-    assert batch.histories.tolist() == [[5]]
 
 
 def test_rows_of_one_event_train_nothing_and_are_left_out() -> None:

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from sce.data import filtering
 from sce.data.filtering import drop_repeats, keep_active
-from sce.data.interactions import Interactions
-from sce.data.tally import Tally
+from sce.data.interactions import Interactions, Tally
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 
@@ -130,7 +129,7 @@ def compare_with_a_naive_loop(
         return
     assert rows_of(kept) == expected
     if steps:
-        assert steps[-1] == Tally.of(steps[-1].name, kept)
+        assert steps[-1] == kept.tally(steps[-1].name)
 
 
 @settings(max_examples=50, deadline=None)
@@ -176,8 +175,8 @@ def test_pairs_of_a_large_catalogue_keep_apart(
     log = Interactions(users, np.tile(items, 1000), np.arange(3000), user_ids, item_ids)
     monkeypatch.setattr(filtering, "_ROWS_AT_ONCE", 3 * users_at_once)
     pairs = filtering._distinct_pairs(log)
-    assert pairs.users.tolist() == np.repeat(np.arange(1000), 2).tolist()
-    assert pairs.items.tolist() == [0, 2**24 - 1] * 1000
+    assert pairs["user"].tolist() == np.repeat(np.arange(1000), 2).tolist()
+    assert pairs["item"].tolist() == [0, 2**24 - 1] * 1000
 
 
 def test_an_item_filter_that_leaves_nothing_says_so() -> None:

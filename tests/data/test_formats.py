@@ -3,8 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from sce.data.formats import FORMATS, Columns, choose_format, find_columns
-from sce.data.interactions import Interactions, read_interactions
+from sce.data.columns import Columns, find_columns
+from sce.data.formats import FORMATS, choose_format
+from sce.data.interactions import Interactions
+from sce.data.reading import read_interactions
 from sce.errors import InputError
 
 # A few lines of each published file, written here in its format: the events that are in them, and

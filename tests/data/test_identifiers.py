@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sce.data.identifiers import encode_ids, integers_if_all, read_ids
+from sce.data.values import encode_ids, integers_if_all, read_ids
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 

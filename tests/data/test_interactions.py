@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sce.data.interactions import Interactions, read_interactions
-from sce.data.vocabulary import Vocabulary
+from sce.data.interactions import Interactions, Tally
+from sce.data.reading import read_interactions
+from sce.errors import InputError
 
 HEADER = "user_id,item_id,timestamp\n"
 Event = tuple[int | str, int | str, int]
@@ -225,7 +227,7 @@ def test_ids_that_change_their_looks_late_in_the_file(
     log = read_interactions(path)
     assert log.user_ids.kind == expected
     assert log.user_ids.lookup([late.split(",")[0], "49"]).min() >= 0
-    assert (len(log), log.n_users) == (3001, 51)
+    assert log.tally("all") == Tally("all", 51, 1, 3001)
 
 
 def test_leading_zeros_are_part_of_an_id(tmp_path: Path) -> None:
@@ -281,19 +283,9 @@ def test_counts(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text(HEADER + "1,2,3\n1,2,4\n5,2,1\n5,9,2\n5,2,3\n8,2,1\n")
     log = read_interactions(path)
-    assert (len(log), log.n_users, log.n_items) == (6, 3, 2)
-    assert log.density == 1.0
-    some = Interactions(
-        log.users[2:5], log.items[2:5], log.timestamps[2:5], log.user_ids, log.item_ids
-    )
-    assert (len(some), some.n_users, some.n_items, some.density) == (3, 1, 2, 1.5)
-
-
-def test_counts_of_nothing() -> None:
-    nothing = np.zeros(0, np.int32)
-    ids = Vocabulary.from_integers([])
-    log = Interactions(nothing, nothing, nothing.astype(np.int64), ids, ids)
-    assert (len(log), log.n_users, log.n_items, log.density) == (0, 0, 0, 0.0)
+    assert log.tally("all") == Tally("all", 3, 2, 6)
+    assert log.where(log.users == 1).tally("some") == Tally("some", 1, 2, 3)
+    assert log.where(log.users == 9).tally("none") == Tally("none", 0, 0, 0)
 
 
 def test_every_step_is_told(tmp_path: Path) -> None:
@@ -312,3 +304,30 @@ def test_every_step_is_told(tmp_path: Path) -> None:
 def test_interactions_are_known_without_polars() -> None:
     code = "import sys, sce.data.interactions; sys.exit('polars' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("library", [pd, pl])
+def test_a_data_frame_is_read_as_a_file_is(library: Any, tmp_path: Path) -> None:
+    frame = table(ids="strings").with_columns(pl.from_epoch("timestamp"))
+    given = library.DataFrame({name: frame[name].to_list() for name in frame.columns})
+    assert same(read_interactions(given), read_interactions(write(frame, tmp_path / "a.parquet")))
+    assert len(read_interactions(frame.lazy())) == 400
+
+
+def test_columns_of_pandas_of_every_kind() -> None:
+    times = pd.to_datetime(["2020-01-01", "2020-01-02", None]).tz_localize("Europe/Berlin")
+    frame = pd.DataFrame(
+        {
+            "user": pd.array([2**60 + 1, 5, None], dtype="Int64"),
+            "item": ["a", None, "b"],
+            "ts": times,
+        }
+    )
+    with pytest.raises(InputError, match="the data frame, row 3: no user, column 'user' is empty"):
+        read_interactions(frame)
+    log = read_interactions(frame, drop_incomplete=True)
+    assert (events(log), log.dropped) == ([(2**60 + 1, "a", 1_577_833_200_000_000)], 2)
+    with pytest.raises(InputError, match="the data frame, column 'item'"):
+        read_interactions(frame.assign(user=1, ts=1, item=pd.Series([1, "b", 2], dtype=object)))
+    with pytest.raises(InputError, match=r"expected files or a data frame .*; got int"):
+        read_interactions(5)

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sce.data.ordering import sort_rows
+from sce.data.values import sort_rows
 
 
 def check_order(users: list[int], times: list[int]) -> None:

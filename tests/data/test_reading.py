@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from sce.data.interactions import read_interactions
+from sce.data.reading import read_interactions
 from sce.errors import InputError
 
 HEADER = "user_id,item_id,timestamp\n"

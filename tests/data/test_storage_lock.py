@@ -66,3 +66,29 @@ def test_a_file_system_without_locks_is_trained_on(
     monkeypatch.setattr("fcntl.flock", refuse)
     with locked(tmp_path):
         pass
+
+
+def test_a_lock_can_be_waited_for_and_names_what_is_done(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER.replace("60", "0.5"), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "locked\n"
+        with pytest.raises(InputError, match="being swept in by"), locked(tmp_path, "swept in"):
+            pass
+        with locked(tmp_path, "swept in", patience=20):
+            pass
+
+
+def test_an_inherited_lock_is_held_until_the_last_child_ends(tmp_path: Path) -> None:
+    with locked(tmp_path, inherited=True) as descriptor:
+        assert descriptor is not None
+        child = subprocess.Popen(["sleep", "60"], pass_fds=[descriptor])
+    with (
+        pytest.raises(InputError, match="or what it left running"),
+        locked(tmp_path, inherited=True),
+    ):
+        pass
+    child.kill()
+    child.wait()
+    with locked(tmp_path, inherited=True):
+        pass

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sce.data.timestamps import UnitName, read_times, to_ticks
+from sce.data.values import UnitName, read_times, to_ticks
 from sce.errors import InputError
 
 EPOCH = datetime(1970, 1, 1)

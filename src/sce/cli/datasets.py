@@ -75,7 +75,7 @@ DATASETS = (
         "MovieLens-1M", 6_040, 3_706, 1_000_209, "as published",
         "https://grouplens.org/datasets/movielens/1m/",
         "ratings.dat", "--format movielens-1m --preset paper",
-        "In the paper's figure of memory against catalog size; small and quick to try.",
+        "In the paper's figure of memory against catalogue size; small and quick to try.",
     ),
 )  # fmt: skip
 

@@ -12,7 +12,7 @@ from itertools import count, repeat
 from pathlib import Path
 from typing import Any, Literal, Protocol, TextIO, get_args
 
-from sce.data.interactions import ITEM, USER
+from sce.data.columns import ITEM, USER
 from sce.errors import InputError
 from sce.recommend import Id, Recommended
 

@@ -1,15 +1,15 @@
 """Batches straight from the flat arrays: one vectorised gather, no Python per user.
 
 A sequence of events e0 … en gives a training row with history e0 … en-1 and targets e1 … en, and an
-evaluation row whose last events are held out. Histories hold `PADDING` where a row is shorter than
-the batch is wide, targets `IGNORED`; a batch is as wide as its longest row, never wider than
+evaluation row whose last events are held out. Rows shorter than the batch is wide end with
+`PADDING` in histories, `IGNORED` in targets; a batch is as wide as its longest row, at most
 `max_length`.
 """
 
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,8 +20,6 @@ from sce.errors import InputError
 
 PADDING = -1  # in histories: outside the item table, so the catalogue has exactly C rows
 IGNORED = -100  # in targets: the losses' ignore_index
-
-Side = Literal["right", "left"]
 
 
 class Ragged(Protocol):
@@ -103,7 +101,6 @@ def training_batch(
     rows: Tensor,
     *,
     max_length: int,
-    padding_side: Side = "right",
     pad_to: int | None = None,
 ) -> TrainingBatch:
     """Gather the last `max_length` (event, next event) pairs of each row.
@@ -112,13 +109,12 @@ def training_batch(
         sequences: The sequences, on the device that the batch shall be on.
         rows: Int64 [b], which of them, on the host.
         max_length: The longest history.
-        padding_side: On which side of a shorter history the padding is.
         pad_to: The width of the batch, for shapes that never change; the longest row by default.
     """
     width = _width(sequences.lengths[rows] - 1, max_length, pad_to)
     # One event more than the history: the history is all but the last of these, the targets are
     # all but the first.
-    events, real = _windows(sequences, rows, max_length, width, 1, padding_side)
+    events, real = _windows(sequences, rows, max_length, width, 1)
     return TrainingBatch(
         histories=events[:, :-1].masked_fill(~real, PADDING),
         targets=events[:, 1:].masked_fill(~real, IGNORED),
@@ -131,7 +127,6 @@ def history_batch(
     *,
     max_length: int,
     held_out: int,
-    padding_side: Side = "right",
     pad_to: int | None = None,
 ) -> HistoryBatch:
     """Gather the last `max_length` events before the held-out ones, and the first held-out event.
@@ -142,11 +137,10 @@ def history_batch(
         max_length: The longest history.
         held_out: How many events at the end the history must not contain; the target is the first
             of them. With 0 the history is everything, and every target is IGNORED.
-        padding_side: On which side of a shorter history the padding is.
         pad_to: The width of the batch, for shapes that never change; the longest row by default.
     """
     width = _width(_known_events(sequences, rows, held_out), max_length, pad_to)
-    events, real = _windows(sequences, rows, max_length, width, held_out, padding_side)
+    events, real = _windows(sequences, rows, max_length, width, held_out)
     histories = events[:, :-1].masked_fill(~real, PADDING)
     if held_out == 0:
         return HistoryBatch(histories, torch.full_like(histories[:, 0], IGNORED))
@@ -219,7 +213,6 @@ def _windows(
     max_length: int,
     width: int,
     held_out: int,
-    padding_side: Side,
 ) -> tuple[Tensor, Tensor]:
     """Gather the last events before the held-out ones of each row, and the one after them.
 
@@ -230,11 +223,6 @@ def _windows(
     ends = sequences.offsets[rows + 1] - held_out
     kept = (ends - sequences.offsets[rows]).clamp(0, max_length)
     columns = torch.arange(width + 1, device=rows.device)
-    if padding_side == "right":
-        first = ends - kept
-        real = columns[:-1] < kept[:, None]
-    else:
-        first = ends - width
-        real = columns[:-1] >= (width - kept)[:, None]
-    positions = (first[:, None] + columns).clamp(0, len(sequences.items) - 1)
+    real = columns[:-1] < kept[:, None]
+    positions = ((ends - kept)[:, None] + columns).clamp(0, len(sequences.items) - 1)
     return sequences.items[positions].long(), real

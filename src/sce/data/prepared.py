@@ -23,22 +23,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sce.data.storage import (
+    Manifest,
     atomic_directory,
     check_writable,
+    describe_file,
     digest_bytes,
-    digest_file,
     map_array,
     write_array,
 )
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 
-MANIFEST = "dataset.json"
-_OF_DATASET = re.compile(
-    r"dataset\.json|(train|test)_(items|offsets|users)\.npy|(user|item)_ids_\w+\.npy"
+MANIFEST = Manifest(
+    file="dataset.json",
+    format="sce prepared dataset",
+    version=1,
+    noun="prepared dataset",
+    command="sce prepare INPUT",
+    remedy="prepare it again",
+    is_ours=re.compile(
+        r"dataset\.json|(train|test)_(items|offsets|users)\.npy|(user|item)_ids_\w+\.npy"
+    ).fullmatch,
 )
-FORMAT = "sce prepared dataset"
-VERSION = 1
 MIN_EVALUATED = 3  # a history of at least one event, the validation target, the test target
 
 _SEQUENCES = ("train", "test")
@@ -83,13 +89,13 @@ class Sequences:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """How many items each sequence has."""
+        """Number of items of each sequence."""
         return np.diff(self.offsets)
 
 
 @dataclass(frozen=True, eq=False)
 class PreparedDataset:
-    """What training, evaluation and recommending read: made by `sce prepare`."""
+    """Training and test sequences with their ids, memory-mapped; made by `sce prepare`."""
 
     path: Path
     settings: dict[str, Any]  # how the log was filtered and split
@@ -102,7 +108,7 @@ class PreparedDataset:
 
     @property
     def n_items(self) -> int:
-        """How many items the catalogue has."""
+        """Number of items in the catalogue."""
         return len(self.item_ids)
 
     @classmethod
@@ -118,10 +124,12 @@ class PreparedDataset:
             InputError: When there is no prepared dataset, or it is not as it was written.
         """
         path = Path(path)
-        manifest = _read_manifest(path)
+        manifest = MANIFEST.read(path)
+        if manifest.get("content_hash") != _content_hash(manifest):
+            raise MANIFEST.damaged(path, f"{MANIFEST.file} was altered")
         files: dict[str, dict[str, Any]] = manifest["files"]
         for name, written in files.items():
-            _check_file(path, name, written, verify)
+            MANIFEST.check_file(path, name, written, verify=verify)
         try:
             arrays = {Path(name).stem: map_array(path / name) for name in files}
             train, test = (Sequences(**_with_prefix(arrays, f"{name}_")) for name in _SEQUENCES)
@@ -132,7 +140,7 @@ class PreparedDataset:
                 for name in _VOCABULARIES
             )
         except (TypeError, ValueError) as error:
-            raise _damaged(path, str(error)) from error
+            raise MANIFEST.damaged(path, str(error)) from error
         return cls(
             path=path,
             settings=manifest["settings"],
@@ -143,6 +151,17 @@ class PreparedDataset:
             user_ids=user_ids,
             item_ids=item_ids,
         )
+
+    def histories(self, users: NDArray[np.int64]) -> list[NDArray[np.int32]]:
+        """Every event of these users (codes): a test sequence holds those trained on too."""
+        found = [np.empty(0, np.int32) for _ in users]
+        wanted = users.astype(np.int32)  # of the same type: else the search copies what it searches
+        for sequences in (self.train, self.test):
+            if len(sequences):
+                rows = np.searchsorted(sequences.users, wanted).clip(max=len(sequences) - 1)
+                for place in np.flatnonzero(sequences.users[rows] == wanted):
+                    found[place] = sequences[int(rows[place])]
+        return found
 
 
 def write_prepared(
@@ -190,10 +209,10 @@ def write_prepared(
         for name, array in arrays.items():
             file = directory / f"{name}.npy"
             write_array(file, array)
-            files[file.name] = {"bytes": file.stat().st_size, "blake2b": digest_file(file)}
+            files[file.name] = describe_file(file)
         manifest = {
-            "format": FORMAT,
-            "version": VERSION,
+            "format": MANIFEST.format,
+            "version": MANIFEST.version,
             "content_hash": "",
             "settings": dict(settings),
             "counts": dict(counts),
@@ -202,7 +221,7 @@ def write_prepared(
         }
         manifest["content_hash"] = _content_hash(manifest)
         text = json.dumps(manifest, ensure_ascii=False, indent=2, allow_nan=False)
-        (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
+        (directory / MANIFEST.file).write_text(text + "\n", encoding="utf-8")
     return PreparedDataset.load(path, verify=False)
 
 
@@ -210,25 +229,22 @@ def check_target(path: Path | str, *, force: bool = False) -> bool:
     """Refuse early to write where something is that must not be lost.
 
     Returns:
-        Whether a prepared dataset is there, to be replaced.
+        True if a prepared dataset is there, to be replaced.
 
     Raises:
         InputError: When something is there, and not a prepared dataset or not to be replaced.
     """
     path = Path(path)
-    if not path.exists():
-        check_writable(path)
-        return False
-    if not path.is_dir():
+    if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file; name a directory that is not there yet")
     if path.resolve() == Path.cwd():
         raise InputError(f"{path} is the current directory; name one inside it, or another")
     check_writable(path)
-    found = {file.name for file in path.iterdir()}
+    found = {file.name for file in path.iterdir()} if path.exists() else set()
     if not found:
         return False
     # Whole or damaged, a dataset is known by the names of its files.
-    others = sorted(name for name in found if not _OF_DATASET.fullmatch(name))
+    others = sorted(name for name in found if not MANIFEST.is_ours(name))
     if others:
         raise InputError(
             f"{path} exists and holds {', '.join(others[:3])}{' ...' if len(others) > 3 else ''}; "
@@ -237,50 +253,6 @@ def check_target(path: Path | str, *, force: bool = False) -> bool:
     if not force:
         raise InputError(f"{path} exists; choose another directory, or replace it with --force")
     return True
-
-
-def _read_manifest(path: Path, whole: bool = True) -> dict[str, Any]:
-    """Read dataset.json; unless it need not be whole, it must be as it was written."""
-    if not path.exists():
-        raise InputError(f"{path} does not exist; make it with: sce prepare INPUT --out {path}")
-    if not path.is_dir():
-        raise InputError(f"{path} is a file, not a prepared dataset (a directory)")
-    file = path / MANIFEST
-    if not file.is_file():
-        if any(_OF_DATASET.fullmatch(entry.name) for entry in path.iterdir()):
-            raise _damaged(path, f"{MANIFEST} is missing")
-        raise InputError(
-            f"{path} is not a prepared dataset: it has no {MANIFEST}; make one with: sce prepare"
-        )
-    try:
-        manifest = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise _damaged(path, f"{MANIFEST} cannot be read") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise InputError(f"{path} is not a prepared dataset: its {MANIFEST} is of something else")
-    if manifest.get("version") != VERSION:
-        raise InputError(
-            f"{path} has format version {manifest.get('version')}, and this sce reads version "
-            f"{VERSION}; install the sce that wrote it, or prepare it again"
-        )
-    if whole and manifest.get("content_hash") != _content_hash(manifest):
-        raise _damaged(path, f"{MANIFEST} was altered")
-    return manifest
-
-
-def _check_file(path: Path, name: str, written: Mapping[str, Any], verify: bool) -> None:
-    file = path / name
-    if not file.is_file():
-        raise _damaged(path, f"{name} is missing")
-    size = file.stat().st_size
-    if size != written["bytes"]:
-        raise _damaged(path, f"{name} has {size:,} bytes and was written with {written['bytes']:,}")
-    if verify and digest_file(file) != written["blake2b"]:
-        raise _damaged(path, f"the content of {name} was altered")
-
-
-def _damaged(path: Path, what: str) -> InputError:
-    return InputError(f"{path} is half-written or altered: {what}; prepare it again")
 
 
 def _check_codes(sequences: Sequences, n_users: int, n_items: int) -> None:
@@ -301,6 +273,6 @@ def _with_prefix(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, N
 
 
 def _content_hash(manifest: Mapping[str, Any]) -> str:
-    """The hash of everything: dataset.json without this hash, and by its hashes every array."""
+    """Hash of dataset.json without this hash, and by its digests of every array."""
     rest = {key: value for key, value in manifest.items() if key != "content_hash"}
     return digest_bytes(json.dumps(rest, sort_keys=True, ensure_ascii=False).encode())

@@ -1,4 +1,4 @@
-"""From files of any known format to one table: user, item, time.
+"""Files of any known format, or data frames, to one sorted and encoded log.
 
 Only the columns that matter are read, as a stream. A csv file does not say what its values are, so
 ids are taken as text unless every one of them is an integer written as integers are written: 007
@@ -7,20 +7,32 @@ and 7 stay two ids, and so do 2409.10 and 2409.1.
 
 import glob
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 import polars as pl
 from polars import selectors
 
+from sce.data.columns import ITEM, TIME, USER, Columns, find_columns, fold
 from sce.data.faults import explain, extra_fields, place_of_row
-from sce.data.formats import Columns, Format, choose_format, find_columns, fold
-from sce.data.identifiers import check_type, integers_if_all, read_ids
-from sce.data.interactions import ITEM, TIME, USER
-from sce.data.timestamps import UnitName, guess_unit, read_times
+from sce.data.formats import FORMATS, Format, choose_format
+from sce.data.frames import open_frame
+from sce.data.interactions import Interactions
+from sce.data.values import (
+    UnitName,
+    check_type,
+    encode_ids,
+    guess_unit,
+    integers_if_all,
+    read_ids,
+    read_times,
+    sort_rows,
+    to_ticks,
+)
 from sce.errors import InputError
+from sce.units import plural
 
 Chosen: TypeAlias = tuple[str, str, str]  # the columns of user, item and time, as a file names them
 
@@ -29,58 +41,108 @@ _REST = "\x00rest"  # what a csv row holds beyond its columns
 _SAMPLE = 1000  # rows that tell whether a csv column looks like integers
 
 
-@dataclass(frozen=True)
-class Table:
-    """The rows of one or more files, in their order."""
+class Table(NamedTuple):
+    """Rows of one file or data frame, in their order."""
 
+    source: Path
+    columns: Chosen
     rows: pl.DataFrame  # USER and ITEM: Int64 or String; TIME: Int64, Float64 or Datetime; no nulls
     dropped: int  # rows left out: blank lines, and if wanted those without user, item or time
 
 
-def read_files(
-    paths: str | Path | Sequence[str | Path],
+def read_interactions(
+    source: Any,
     *,
-    format_name: str,
-    given: Columns,
-    time_unit: UnitName | None,
-    drop_incomplete: bool,
-    report: Callable[[str], None],
-) -> Table:
-    """Read files in the order given, patterns in the order of their names, into one table.
+    format: str = "auto",  # noqa: A002 - the name of the command's option
+    user_column: str | None = None,
+    item_column: str | None = None,
+    time_column: str | None = None,
+    time_unit: UnitName | None = None,
+    drop_incomplete: bool = False,
+    report: Callable[[str], None] | None = None,
+) -> Interactions:
+    """Read a log from csv, tsv, jsonl or parquet files, plain or compressed, or from a data frame.
+
+    Args:
+        source: A file or a pattern such as "logs/*.csv.gz", or several, which together are one
+            log; or a data frame of pandas, polars or another library that narwhals knows.
+        format: A name from `sce.data.formats.FORMATS`, or "auto" to go by the files' endings.
+        user_column: The column of user ids, if it has none of the usual names.
+        item_column: The column of item ids, if it has none of the usual names.
+        time_column: The column of times, if it has none of the usual names.
+        time_unit: The unit of times that are numbers, if their size does not tell: see
+            `sce.data.values`.
+        drop_incomplete: Leave out rows without user, item or readable time, rather than refuse.
+        report: Called with a line of text at each step, for showing progress.
 
     Raises:
-        InputError: When anything in them is not as it should be.
+        InputError: When the log is not as it should be; says which file, where, and what to do.
     """
+    if time_unit not in (None, *get_args(UnitName)):
+        raise InputError(f"a time unit is s, ms, us or ns; got {time_unit!r}")
+    say = report or (lambda text: None)
+    given = Columns(user_column, item_column, time_column)
+    if isinstance(source, str | Path | Sequence):
+        tables = _read_files(source, format, given, drop_incomplete, say)
+    else:
+        tables = [_read_frame(source, given, drop_incomplete)]
+    rows = _concatenate(tables, time_unit)
+    dropped = sum(table.dropped for table in tables)
+    del tables
+    say(f"encoding the ids of {rows.height:,} rows")
+    ticks = to_ticks(rows[TIME], time_unit)
+    with ThreadPoolExecutor(2) as pool:
+        (users, user_ids), (items, item_ids) = pool.map(encode_ids, (rows[USER], rows[ITEM]))
+    del rows  # else the log would be in memory twice while it is sorted
+    say(f"sorting {len(users):,} rows by user and time")
+    users, items, times = sort_rows(users, items, ticks.values)
+    return Interactions(users, items, ticks.to_microseconds(times), user_ids, item_ids, dropped)
+
+
+def _read_files(
+    paths: str | Path | Sequence[str | Path],
+    format_name: str,
+    given: Columns,
+    drop_incomplete: bool,
+    report: Callable[[str], None],
+) -> list[Table]:
     files = expand(paths)
-    parts: list[tuple[Path, Chosen, Table]] = []
+    tables = []
     for number, path in enumerate(files, 1):
         of_all = f" ({number} of {len(files)})" if len(files) > 1 else ""
-        report(f"reading {path}, {_size(path)}{of_all}")
-        columns, part = _read_file(path, choose_format(path, format_name), given, drop_incomplete)
-        if part.dropped:
-            report(f"{path}: left out {part.dropped:,} rows without user, item or time")
-        parts.append((path, columns, part))
-    _check_agreement(parts)
+        size = path.stat().st_size
+        shown = f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} kB"
+        report(f"reading {path}, {shown}{of_all}")
+        table = _read_file(path, choose_format(path, format_name), given, drop_incomplete)
+        if table.dropped:
+            report(f"{path}: left out {table.dropped:,} rows without user, item or time")
+        tables.append(table)
+    return tables
+
+
+def _concatenate(tables: Sequence[Table], time_unit: UnitName | None) -> pl.DataFrame:
+    """Rows of all files, their columns of one type each."""
+    _check_agreement(tables)
     if time_unit is None:
-        _check_units(parts)
-    tables = [part.rows for _, _, part in parts if part.rows.height]
-    dropped = sum(part.dropped for _, _, part in parts)
-    if not tables:
-        which = str(files[0]) if len(files) == 1 else f"all {len(files)} files"
+        _check_units(tables)
+    frames = [table.rows for table in tables if table.rows.height]
+    if not frames:
+        which = str(tables[0].source) if len(tables) == 1 else f"all {len(tables)} files"
+        dropped = sum(table.dropped for table in tables)
         lack = f"all {dropped:,} rows lack a user, an item or a time" if dropped else "no rows"
         raise InputError(f"{which}: there are columns, but {lack}")
     for name in (USER, ITEM):
-        if len({table.schema[name] for table in tables}) > 1:
-            tables = [table.with_columns(pl.col(name).cast(pl.String)) for table in tables]
-    if len({table.schema[TIME] for table in tables}) > 1:
+        if len({frame.schema[name] for frame in frames}) > 1:
+            frames = [frame.with_columns(pl.col(name).cast(pl.String)) for frame in frames]
+    if len({frame.schema[TIME] for frame in frames}) > 1:
         # Integers beside floats, or instants of two units; _check_agreement refused the rest.
-        kind = pl.Float64 if tables[0].schema[TIME].is_numeric() else pl.Datetime("us")
-        tables = [table.with_columns(pl.col(TIME).cast(kind)) for table in tables]
-    return Table(pl.concat(tables), dropped)
+        kind = pl.Float64 if frames[0].schema[TIME].is_numeric() else pl.Datetime("us")
+        frames = [frame.with_columns(pl.col(TIME).cast(kind)) for frame in frames]
+    return pl.concat(frames)
 
 
 def expand(paths: str | Path | Sequence[str | Path]) -> list[Path]:
-    """The files that these paths and patterns name.
+    """Files that these paths and patterns name.
 
     Raises:
         InputError: When one names no file, or a file is named twice.
@@ -105,17 +167,14 @@ def expand(paths: str | Path | Sequence[str | Path]) -> list[Path]:
             raise InputError(f"{given}: no such file")
     if not files:
         raise InputError("no input file was given")
-    seen: set[Path] = set()
-    for path in files:
-        if path.resolve() in seen:
+    resolved = [path.resolve() for path in files]
+    for number, path in enumerate(files):
+        if resolved[number] in resolved[:number]:
             raise InputError(f"{path} is named twice; its rows would count twice")
-        seen.add(path.resolve())
     return files
 
 
-def _read_file(
-    path: Path, fmt: Format, given: Columns, drop_incomplete: bool
-) -> tuple[Chosen, Table]:
+def _read_file(path: Path, fmt: Format, given: Columns, drop_incomplete: bool) -> Table:
     if not path.stat().st_size:
         raise InputError(f"{path}: the file is empty (0 bytes)")
     wanted = Columns(*(mine or usual for mine, usual in zip(given, fmt.columns, strict=True)))
@@ -126,19 +185,44 @@ def _read_file(
         raise InputError(f"{path}: the file is empty") from error
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
         raise explain(path, fmt, error) from error
+    return _complete_rows(path, fmt, columns, raw, drop_incomplete)
+
+
+def _read_frame(frame: Any, given: Columns, drop_incomplete: bool) -> Table:
+    """Rows of a data frame, treated as those of a parquet file."""
+    where, table = Path("the data frame"), open_frame(frame)
+    columns = find_columns(table.columns, given, where)
+    raw = {}
+    for name, column in zip(_NAMES, columns, strict=True):
+        values = table[column]
+        with _naming(where, column):
+            if values.implementation.is_polars():
+                raw[name] = values.to_native()
+            elif values.dtype == "Datetime" or (
+                values.dtype.is_numeric() and not values.null_count()
+            ):
+                raw[name] = pl.Series(values.to_numpy())
+            else:  # without pyarrow, polars reads nothing else of pandas
+                pairs = zip(values.to_list(), values.is_null().to_list(), strict=True)
+                raw[name] = pl.Series([None if missing else value for value, missing in pairs])
+    return _complete_rows(where, FORMATS["parquet"], columns, pl.DataFrame(raw), drop_incomplete)
+
+
+def _complete_rows(
+    path: Path, fmt: Format, columns: Chosen, raw: pl.DataFrame, drop_incomplete: bool
+) -> Table:
+    """Ids and times of raw values; rows that lack one are refused or dropped."""
     read = []
-    for name, column, understand in zip(
-        _NAMES, columns, (read_ids, read_ids, read_times), strict=True
-    ):
+    for name, column, parse in zip(_NAMES, columns, (read_ids, read_ids, read_times), strict=True):
         with _naming(path, column):
-            read.append(understand(raw[name]).alias(name))
+            read.append(parse(raw[name]).alias(name))
     rows = pl.DataFrame(read)
-    if not any(rows.null_count().row(0)):
-        return columns, Table(rows, 0)
-    if not (drop_incomplete or fmt.drop_incomplete):
-        _refuse_incomplete(path, fmt, columns, raw, rows)
-    kept = rows.drop_nulls()
-    return columns, Table(kept, rows.height - kept.height)
+    kept = rows
+    if any(rows.null_count().row(0)):
+        if not (drop_incomplete or fmt.drop_incomplete):
+            _refuse_incomplete(path, fmt, columns, raw, rows)
+        kept = rows.drop_nulls()
+    return Table(path, columns, kept, rows.height - kept.height)
 
 
 def _refuse_incomplete(
@@ -159,9 +243,8 @@ def _refuse_incomplete(
         else:
             fault = f"no {role}, column {column!r} is empty"
         raise InputError(
-            f"{path}, {place_of_row(path, fmt, bad[0])}: {fault}; {len(bad):,} "
-            f"{'row' if len(bad) == 1 else 'rows'} of this file must be mended or removed, or left "
-            "out with --drop-incomplete"
+            f"{path}, {place_of_row(path, fmt, bad[0])}: {fault}; {plural(len(bad), 'row')} "
+            "of this file must be mended or removed, or left out with --drop-incomplete"
         )
 
 
@@ -256,17 +339,17 @@ def _naming(path: Path, column: str) -> Iterator[None]:
         raise InputError(f"{path}, column {column!r}: {error}") from error
 
 
-def _check_agreement(parts: Sequence[tuple[Path, Chosen, Table]]) -> None:
-    first, columns, _ = parts[0]
-    for path, others, _ in parts[1:]:
-        for role, mine, theirs in zip(Columns._fields, columns, others, strict=True):
+def _check_agreement(tables: Sequence[Table]) -> None:
+    first = tables[0]
+    for table in tables[1:]:
+        for role, mine, theirs in zip(Columns._fields, first.columns, table.columns, strict=True):
             if fold(mine) != fold(theirs):
                 raise InputError(
-                    f"the files disagree: the {role} is {mine!r} in {first} and {theirs!r} in "
-                    f"{path}; name the same column for all with --{role}-column"
+                    f"the files disagree: the {role} is {mine!r} in {first.source} and {theirs!r} "
+                    f"in {table.source}; name the same column for all with --{role}-column"
                 )
     numeric = {
-        part.rows.schema[TIME].is_numeric(): path for path, _, part in parts if part.rows.height
+        table.rows.schema[TIME].is_numeric(): table.source for table in tables if table.rows.height
     }
     if len(numeric) == 2:
         raise InputError(
@@ -275,21 +358,16 @@ def _check_agreement(parts: Sequence[tuple[Path, Chosen, Table]]) -> None:
         )
 
 
-def _check_units(parts: Sequence[tuple[Path, Chosen, Table]]) -> None:
+def _check_units(tables: Sequence[Table]) -> None:
     """Refuse a log whose files seem to count time in different units."""
     found: dict[str, Path] = {}
-    for path, _, part in parts:
-        times = part.rows[TIME]
+    for table in tables:
+        times = table.rows[TIME]
         if len(times) and times.dtype.is_numeric():
-            found.setdefault(guess_unit(times), path)
+            found.setdefault(guess_unit(times), table.source)
     if len(found) > 1:
         (unit, path), (other_unit, other) = list(found.items())[:2]
         raise InputError(
             f"the files disagree: times look like {unit} in {path} and like {other_unit} in "
             f"{other}; convert one of them, or say what all of them are with --time-unit"
         )
-
-
-def _size(path: Path) -> str:
-    size = path.stat().st_size
-    return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} kB"

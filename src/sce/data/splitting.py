@@ -1,7 +1,7 @@
-"""Splits of a log into training and test sequences, as one named value."""
+"""Splits of a log into training and test sequences."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -10,11 +10,11 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from sce.data.interactions import Interactions
+from sce.data.interactions import Interactions, Tally
 from sce.data.prepared import MIN_EVALUATED, PreparedDataset, Sequences, write_prepared
-from sce.data.tally import Tally, count_distinct, mark_present
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
+from sce.units import plural
 
 Kind: TypeAlias = Literal["temporal", "leave-one-out"]
 TestHistory: TypeAlias = Literal["after-cut", "full"]
@@ -22,7 +22,7 @@ TestHistory: TypeAlias = Literal["after-cut", "full"]
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Training and test sequences over one catalogue, and what became of everything else.
+    """Training and test sequences over one catalogue, with counts of everything left out.
 
     A test sequence ends with the validation target and then the test target.
     """
@@ -37,15 +37,6 @@ class Split:
     test_tally: Tally
     left_out: tuple[Tally, ...]  # what is not trained on or not evaluated, and why
     cut: int | None = None  # temporal only: the first instant of the test period, microseconds
-
-    def counts(self) -> dict[str, Any]:
-        """Everything counted, for JSON."""
-        return {
-            "train": self.train_tally.as_dict(),
-            "test": self.test_tally.as_dict(),
-            "left_out": [tally.as_dict() for tally in self.left_out],
-            "cut": None if self.cut is None else show_time(self.cut),
-        }
 
     def save(
         self,
@@ -70,7 +61,13 @@ class Split:
             user_ids=self.user_ids,
             item_ids=self.item_ids,
             settings={**(settings or {}), "split": self.kind, **self.options},
-            counts={"steps": [step.as_dict() for step in steps], **self.counts()},
+            counts={
+                "steps": [asdict(step) for step in steps],
+                "train": asdict(self.train_tally),
+                "test": asdict(self.test_tally),
+                "left_out": [asdict(tally) for tally in self.left_out],
+                "cut": None if self.cut is None else show_time(self.cut),
+            },
             force=force,
         )
 
@@ -108,11 +105,11 @@ def split_temporal(
         raise InputError("there are no interactions to split")
     cut = int(np.quantile(interactions.timestamps, quantile, method="nearest"))
     late = interactions.timestamps >= cut
-    is_test_user = mark_present(interactions.users[late], len(interactions.user_ids))
+    is_test_user = _present(interactions.users[late], len(interactions.user_ids))
     of_test_users = is_test_user.take(interactions.users)
     rows = _Rows(interactions.users, interactions.items)
     train, test = rows.where(~of_test_users), rows.where(of_test_users)
-    known = mark_present(train.items, len(interactions.item_ids))
+    known = _present(train.items, len(interactions.item_ids))
     late = late[of_test_users]
 
     # What the split leaves out, reason by reason; every row has at most one.
@@ -127,14 +124,15 @@ def split_temporal(
 
     moment = f"the cut at quantile {quantile} ({show_time(cut)})"
     n_test_users = int(np.count_nonzero(is_test_user))
+    users = plural(n_test_users, "user")
     if not len(train.users):
         raise InputError(
-            f"no training users: all of the {_users(n_test_users)} have an event at or after "
+            f"no training users: all of the {users} have an event at or after "
             f"{moment}; raise --quantile, or use --split leave-one-out"
         )
     if not evaluated.any():
         raise InputError(
-            f"no test users: of the {_users(n_test_users)} with an event at or after {moment}, "
+            f"no test users: of the {users} with an event at or after {moment}, "
             f"none has {_requirement(test_history)}; lower --quantile, or use "
             "--split leave-one-out"
         )
@@ -176,9 +174,10 @@ def split_leave_one_out(interactions: Interactions) -> Split:
     lengths = np.bincount(rows.users, minlength=len(interactions.user_ids))
     is_evaluated = lengths >= MIN_EVALUATED
     if not is_evaluated.any():
+        users = plural(int(np.count_nonzero(lengths)), "user")
         raise InputError(
             f"no test users: leave-one-out needs users with at least {MIN_EVALUATED} events, and "
-            f"the most active of {_users(interactions.n_users)} has {lengths.max()}"
+            f"the most active of {users} has {lengths.max()}"
         )
     trained = np.ones(len(interactions), bool)
     ends = np.cumsum(lengths)[is_evaluated]
@@ -186,8 +185,8 @@ def split_leave_one_out(interactions: Interactions) -> Split:
         trained[target] = False
     train = rows.where(trained)
     of_evaluated = is_evaluated.take(rows.users)
-    catalogue = mark_present(rows.items, len(interactions.item_ids))
-    unseen = catalogue & ~mark_present(train.items, len(interactions.item_ids))
+    catalogue = _present(rows.items, len(interactions.item_ids))
+    unseen = catalogue & ~_present(train.items, len(interactions.item_ids))
     return _assemble(
         interactions,
         kind="leave-one-out",
@@ -216,10 +215,6 @@ def show_time(microseconds: int) -> str:
     return instant.isoformat().replace("+00:00", "Z")
 
 
-def _users(count: int) -> str:
-    return f"{count:,} user" + "s" * (count != 1)
-
-
 def _requirement(test_history: TestHistory) -> str:
     if test_history == "after-cut":
         return f"{MIN_EVALUATED} known events from the cut on"
@@ -242,7 +237,8 @@ class _Rows:
         return _Rows(self.users[kept], self.items[kept])
 
     def tally(self, name: str) -> Tally:
-        n_items = count_distinct(self.items, int(self.items.max(initial=-1)) + 1)
+        present = _present(self.items, int(self.items.max(initial=-1)) + 1)
+        n_items = int(np.count_nonzero(present))
         return Tally(name, len(self.starts), n_items, len(self.users))
 
 
@@ -285,7 +281,14 @@ def _assemble(
 
 
 def _renumber(kept: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """The new code of each kept code, counting up from 0; of no use where nothing is kept."""
+    """New code of each kept code, counting up from 0; arbitrary for the others."""
     codes = np.cumsum(kept, dtype=np.int32)
     codes -= 1
     return codes
+
+
+def _present(codes: NDArray[np.int32], size: int) -> NDArray[np.bool_]:
+    """True for those of the codes 0 .. size - 1 that occur."""
+    present = np.zeros(size, bool)
+    present[codes] = True
+    return present

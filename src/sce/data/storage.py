@@ -1,13 +1,16 @@
-"""Atomic files and directories, locks, digests and arrays: everything that touches the disk."""
+"""Atomic files and directories, locks, digests, arrays and manifests."""
 
 import errno
 import hashlib
+import json
 import os
 import platform
 import secrets
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,33 +97,58 @@ def atomic_file(path: Path) -> Iterator[Path]:
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         partial.replace(path)
-        directory.rmdir()
         _sync(path.parent)
     except OSError as error:
-        shutil.rmtree(directory, ignore_errors=True)
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def partial_directory(path: Path) -> Path:
-    """Where a file lies while it is being written."""
+    """Directory of a file while it is being written."""
     return path.with_name(f".{path.name}.partial")
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Have a run's directory to oneself for the block; the lock goes with the process that has it.
+def locked(
+    directory: Path, doing: str = "trained in", *, patience: float = 0.0, inherited: bool = False
+) -> Iterator[int | None]:
+    """Hold a directory's lock for the block; it goes with the process that has it.
+
+    Args:
+        directory: The directory.
+        doing: What is done in it, for the message.
+        patience: Seconds to wait for another process.
+        inherited: The descriptor is passed on to child processes, the last of which gives the lock
+            up; the lock's file stays.
+
+    Yields:
+        The lock's descriptor; None where the system has no such locks.
 
     Raises:
-        InputError: When another training has it.
+        InputError: When another process has it.
     """
     file = directory / LOCK
-    descriptor = _take(file, directory)
+    until = time.monotonic() + patience
+    while (descriptor := _take(file)) == -1:
+        if time.monotonic() >= until:
+            holder = ""
+            with suppress(OSError):  # given up at this moment
+                holder = file.read_text(errors="replace").strip()
+            raise InputError(
+                f"{directory} is being {doing} by process {holder or '(starting)'}"
+                f"{', or what it left running' if inherited else ''}; wait for it to end, or "
+                "choose another directory"
+            )
+        time.sleep(0.2)
     try:
-        yield
+        yield descriptor
     finally:
         if descriptor is not None:
-            if _same(descriptor, file):  # else the whole directory was replaced
-                file.unlink()  # before it is given up: who opened it meanwhile sees that it is gone
+            # Else the whole directory was replaced. Removed before it is given up: who opened it
+            # meanwhile sees that it is gone.
+            if not inherited and _same(descriptor, file):
+                file.unlink()
             os.close(descriptor)
 
 
@@ -157,14 +185,79 @@ def map_array(path: Path) -> NDArray[Any]:
 
 
 def digest_file(path: Path) -> str:
-    """The digest of a file's bytes."""
+    """Digest of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, new_digest).hexdigest()
 
 
 def digest_bytes(data: bytes) -> str:
-    """The digest of these bytes."""
+    """Digest of bytes."""
     return new_digest(data).hexdigest()
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A kind of directory, described by a JSON file with the size and digest of every other."""
+
+    file: str
+    format: str
+    version: int
+    noun: str  # "prepared dataset"
+    command: str  # that makes one: "sce prepare INPUT"
+    remedy: str  # "prepare it again"
+    is_ours: Callable[[str], object]  # true for the names of its files
+
+    def read(self, path: Path) -> dict[str, Any]:
+        """The manifest of a directory, of this format and version.
+
+        Raises:
+            InputError: When there is none, or it is of something else.
+        """
+        if not path.exists():
+            raise InputError(f"{path} does not exist; make it with: {self.command} --out {path}")
+        if not path.is_dir():
+            raise InputError(f"{path} is a file, not a {self.noun} (a directory)")
+        if not (path / self.file).is_file():
+            if any(self.is_ours(entry.name) for entry in path.iterdir()):
+                raise self.damaged(path, f"{self.file} is missing")
+            raise InputError(
+                f"{path} is not a {self.noun}: it has no {self.file}; make one with: {self.command}"
+            )
+        try:
+            manifest = json.loads((path / self.file).read_bytes())
+        except ValueError as error:
+            raise self.damaged(path, f"{self.file} cannot be read") from error
+        if not isinstance(manifest, dict) or manifest.get("format") != self.format:
+            raise InputError(f"{path} is not a {self.noun}: its {self.file} is of something else")
+        if manifest.get("version") != self.version:
+            raise InputError(
+                f"{path} has format version {manifest.get('version')}, and this sce reads version "
+                f"{self.version}; install the sce that wrote it, or {self.remedy}"
+            )
+        return manifest
+
+    def check_file(
+        self, path: Path, name: str, written: Mapping[str, Any], *, verify: bool = True
+    ) -> None:
+        """Refuse a file that is missing, or has another size or digest than it was written with."""
+        file = path / name
+        if not file.is_file():
+            raise self.damaged(path, f"{name} is missing")
+        size = file.stat().st_size
+        if size != written["bytes"]:
+            what = f"{name} has {size:,} bytes and was written with {written['bytes']:,}"
+            raise self.damaged(path, what)
+        if verify and digest_file(file) != written["blake2b"]:
+            raise self.damaged(path, f"the content of {name} was altered")
+
+    def damaged(self, path: Path, what: str) -> InputError:
+        """The error of a directory that is not as it was written."""
+        return InputError(f"{path} is half-written or altered: {what}; {self.remedy}")
+
+
+def describe_file(file: Path) -> dict[str, Any]:
+    """Size and digest of a file, for a manifest."""
+    return {"bytes": file.stat().st_size, "blake2b": digest_file(file)}
 
 
 def _sibling(path: Path, word: str) -> Path:
@@ -197,33 +290,30 @@ def _reason(error: OSError) -> str:
     return f"{error.strerror or error}"
 
 
-def _take(file: Path, directory: Path) -> int | None:
+def _take(file: Path) -> int | None:
+    """Descriptor of the file, locked; -1 if another process has it, None without locks."""
     try:
         import fcntl
     except ImportError:
         return None  # Windows: nothing is kept apart there
-    while True:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.read(descriptor, 100).decode(errors="replace").strip()
-            os.close(descriptor)
-            raise InputError(
-                f"{directory} is being trained in by process {holder or '(starting)'}; wait for "
-                "it to end, or choose another directory"
-            ) from error
-        except OSError:
-            pass  # a file system without locks: better trained without than not at all
-        if _same(descriptor, file):
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, f"{os.getpid()} on {platform.node()}".encode())
-            return descriptor
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         os.close(descriptor)
+        return -1
+    except OSError:
+        pass  # a file system without locks: better trained without than not at all
+    if not _same(descriptor, file):  # removed meanwhile by the process that had it
+        os.close(descriptor)
+        return _take(file)
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"{os.getpid()} on {platform.node()}".encode())
+    return descriptor
 
 
 def _same(descriptor: int, file: Path) -> bool:
-    """Whether the file is still that which was opened, and not another in its place."""
+    """True if the file is still the one that was opened, and not another in its place."""
     try:
         return os.path.samestat(os.fstat(descriptor), file.stat())
     except FileNotFoundError:

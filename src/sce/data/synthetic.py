@@ -9,9 +9,7 @@ The log of a seed is one and the same whatever is done with its blocks: every bl
 number of users with a random stream of its own.
 """
 
-import contextlib
 import math
-import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sce.data.interactions import ITEM, TIME, USER
+from sce.data.columns import ITEM, TIME, USER
+from sce.data.storage import atomic_file
 from sce.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ _ROUNDS = range(128, 132)  # in the hash: neither tiers nor neighbours
 
 @dataclass(frozen=True)
 class SyntheticSettings:
-    """What the log shall be like; equal settings give equal logs."""
+    """Settings of a log; equal settings give equal logs."""
 
     items: int = 100_000
     """Items in the catalogue; the rarest may not occur in a small log."""
@@ -93,7 +92,7 @@ class SyntheticSettings:
 
     @property
     def clusters(self) -> int:
-        """How many clusters there are."""
+        """Number of clusters."""
         return self.items // self.cluster_size
 
 
@@ -139,7 +138,7 @@ def write_parquet(
     """Write the log as one parquet file, block by block, whole or not at all.
 
     Args:
-        settings: What the log shall be like.
+        settings: Of the log.
         path: The file to write.
         replace: Take the place of a file that is there.
         progress: Called with the number of users done, after each block.
@@ -177,16 +176,12 @@ def write_parquet(
                 progress(int(block.users[-1]) + 1)
 
     schema = {USER: pl.Int64, ITEM: pl.Int64, TIME: pl.Int64}
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        register_io_source(frames, schema=schema).sink_parquet(partial)
-        partial.replace(path)
+        with atomic_file(path) as partial:
+            register_io_source(frames, schema=schema).sink_parquet(partial)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise InputError(f"{path} cannot be written: {error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
     return events
 
 

@@ -1,0 +1,91 @@
+"""Names of the user, item and time columns, and finding them in a table."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from sce.errors import InputError
+
+USER, ITEM, TIME = "user_id", "item_id", "timestamp"
+
+# Compared without case, "_", "-", "." and blanks: "userid" stands for userId, User_ID, "user id".
+ALIASES = {
+    "user": "userid user uid userkey customerid customer visitorid visitor memberid member "
+    "accountid clientid personid profileid reviewerid sessionid session buyerid shopperid",
+    "item": "itemid item iid itemkey productid product asin parentasin sku articleid article "
+    "movieid movie businessid trackid songid artistid bookid gameid videoid newsid "
+    "locationid venueid poiid recipeid beerid clickarticleid contentid listingid offerid",
+    "time": "timestamp time ts datetime date eventtime eventtimestamp createdat createtime "
+    "unixreviewtime unixtime unixtimestamp clicktimestamp visittime ratingtime occurredat",
+}
+
+
+class Columns(NamedTuple):
+    """Names of the three columns that matter; None: found by its usual names."""
+
+    user: str | None = None
+    item: str | None = None
+    time: str | None = None
+
+
+BY_NAME = Columns()
+
+
+def find_columns(found: Sequence[str], given: Columns, where: Path) -> tuple[str, str, str]:
+    """Names of the user, item and time columns: as given, else by their usual names.
+
+    Raises:
+        InputError: When one is missing, or several could be meant.
+    """
+    user, item, time = (
+        find_column(role, found, where, name)
+        for role, name in zip(Columns._fields, given, strict=True)
+    )
+    if len({user, item, time}) < 3:
+        raise InputError(
+            f"{where}: user, item and time must be three columns; got {user!r}, {item!r} and "
+            f"{time!r} (--user-column, --item-column, --time-column)"
+        )
+    return user, item, time
+
+
+def find_column(
+    role: str, found: Sequence[str], where: Path | str, given: str | None = None
+) -> str:
+    """Name of the user, item or time column: as given, else by its usual names."""
+    option = f"--{role}-column"
+    if given is not None:
+        if given not in found:
+            raise InputError(
+                f"{where}: no column {given!r} ({option}); its columns are {_listed(found)}"
+            )
+        return given
+    matches = usual_columns(role, found)
+    if not matches:
+        values = any(name[:1].isdigit() for name in found)
+        raise InputError(
+            f"{where}: no column looks like the {role}; its columns are {_listed(found)}"
+            + (" (these look like values; is the header line missing?)" if values else "")
+            + f"; name the right one with {option}"
+        )
+    if len(matches) > 1:
+        raise InputError(
+            f"{where}: the columns {_listed(matches)} could all be the {role}; "
+            f"choose one with {option}"
+        )
+    return matches[0]
+
+
+def usual_columns(role: str, found: Sequence[str]) -> list[str]:
+    """Columns with a usual name of this role."""
+    return [name for name in found if fold(name) in ALIASES[role].split()]
+
+
+def fold(name: str) -> str:
+    """A column's name without case, "_", "-", "." and blanks."""
+    return "".join(c for c in name.lower() if c not in "_-. ")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f", and {len(names) - 20} more" if len(names) > 20 else ""
+    return ", ".join(map(repr, names[:20])) + more

@@ -1,0 +1,59 @@
+"""Data frames of pandas, polars and other libraries that narwhals knows."""
+
+from typing import TYPE_CHECKING, Any
+
+from sce.data.columns import usual_columns
+from sce.errors import InputError
+
+if TYPE_CHECKING:
+    import narwhals as nw
+
+
+def open_frame(frame: Any) -> "nw.DataFrame[Any]":
+    """A data frame as narwhals wraps it, in memory.
+
+    Raises:
+        InputError: When it is none, or narwhals is not installed.
+    """
+    try:
+        import narwhals as nw
+
+        table = nw.from_native(frame)
+    except ModuleNotFoundError as error:
+        raise InputError(
+            "data frames need narwhals, which is not installed; install it with: "
+            "pip install 'scalable-cross-entropy[prepare]'"
+        ) from error
+    except TypeError as error:
+        kind = type(frame).__name__
+        raise InputError(
+            f"expected files or a data frame of pandas or polars; got {kind}"
+        ) from error
+    return table.collect() if isinstance(table, nw.LazyFrame) else table
+
+
+def histories_of(frame: Any) -> tuple[dict[Any, list[Any]], Any]:
+    """Histories by user, users in the order of their first rows, and the frame's library.
+
+    Raises:
+        InputError: When the users' or items' column is missing, or times cannot be sorted by.
+    """
+    events = open_frame(frame)
+    columns = {role: usual_columns(role, events.columns) for role in ("user", "item", "time")}
+    for role, names in columns.items():
+        if len(names) != 1 and (names or role != "time"):
+            raise InputError(
+                f"the data frame needs one column of the {role}, such as {role}_id; it has "
+                f"{names or events.columns}"
+            )
+    [user], [item], times = columns.values()
+    histories: dict[Any, list[Any]] = {one: [] for one in events[user].to_list()}
+    if times:
+        column = events[times[0]]
+        if column.null_count() or not (column.dtype.is_numeric() or column.dtype.is_temporal()):
+            raise InputError(f"column {times[0]!r} must hold a number or a date in every row")
+        # By row too: not every library keeps the order of ties.
+        events = events.with_row_index("\x00row").sort(times[0], "\x00row")
+    for one, event in zip(events[user].to_list(), events[item].to_list(), strict=True):
+        histories[one].append(event)
+    return histories, events.implementation

@@ -1,0 +1,319 @@
+"""Values of columns: ids to codes of a sorted vocabulary, times to whole ticks; rows in order.
+
+A code is an id's rank, so that the same log gives the same codes in whatever order its rows come.
+
+Times that are numbers count from 1970 in seconds, milliseconds, microseconds or nanoseconds. Where
+the unit is not given, the largest absolute value tells: below 1e11 seconds (until the year 5138),
+below 1e14 milliseconds, below 1e17 microseconds, else nanoseconds; right for times after 1973.
+Numbers that merely give an order (1, 2, 3 ...) thus are seconds. Dates and times without a zone are
+taken as UTC.
+"""
+
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from sce.data.vocabulary import Vocabulary
+from sce.errors import InputError
+
+UnitName: TypeAlias = Literal["s", "ms", "us", "ns"]
+
+# Integers are looked up in a table of their whole range if it is at most so much longer than the
+# log: it then takes less memory than the log, and no searching.
+_RANGE_PER_ROW = 4
+_SMALL_RANGE = 1 << 20
+# Per unit: the largest number that is guessed to be of it, and its length in nanoseconds.
+_UNITS: dict[UnitName, tuple[float, int]] = {
+    "s": (1e11, 1_000_000_000),
+    "ms": (1e14, 1_000_000),
+    "us": (1e17, 1_000),
+    "ns": (float("inf"), 1),
+}
+_INT64 = np.iinfo(np.int64)
+
+# Tried in turn on what the ones before could not read; the common ones first. "%.f" reads an
+# absent fraction too; "%#z" reads Z, +02, +0200 and +02:00.
+_ISO_8601 = (
+    "%Y-%m-%d %H:%M:%S%.f",
+    "%Y-%m-%dT%H:%M:%S%.f%#z",
+    "%Y-%m-%dT%H:%M:%S%.f",
+    "%Y-%m-%d",
+    "%Y-%m-%d %H:%M:%S%.f%#z",
+    "%Y-%m-%d %H:%M:%S%.f UTC",
+    "%Y-%m-%d %H:%M",
+    "%Y-%m-%dT%H:%M",
+    "%Y-%m-%dT%H:%M%#z",
+    "%Y%m%dT%H%M%S",
+    "%Y%m%dT%H%M%S%#z",
+)
+
+
+def check_type(kind: pl.DataType) -> None:
+    """Refuse a type whose values identify nothing.
+
+    Raises:
+        TypeError: For truth values, times, lists and structures.
+    """
+    if not (
+        kind.is_integer()
+        or kind.is_float()
+        or kind in (pl.String, pl.Binary, pl.Null)
+        or isinstance(kind, pl.Categorical | pl.Enum)
+        or (isinstance(kind, pl.Decimal) and not kind.scale)
+    ):
+        raise TypeError(f"ids must be integers or strings, not {kind}")
+
+
+def read_ids(column: pl.Series) -> pl.Series:
+    """Ids as Int64 or String, null where there is none; an empty string is none.
+
+    Raises:
+        TypeError: For numbers that are not whole, and for what `check_type` refuses.
+    """
+    check_type(column.dtype)
+    if column.dtype == pl.Int64:
+        return column
+    if isinstance(column.dtype, pl.Decimal) and not column.dtype.scale:
+        column = column.cast(pl.Int128)  # how some databases export integers
+    if column.dtype.is_integer() or column.dtype == pl.Null:
+        # Unsigned ones above 2**63 remain whole only as strings.
+        fits = column.cast(pl.Int64, strict=False)
+        return fits if fits.null_count() == column.null_count() else column.cast(pl.String)
+    if column.dtype.is_float():
+        known = column.cast(pl.Float64).fill_nan(None)
+        broken = known.filter((known != known.floor()) | (known.abs() >= 2.0**53))
+        if len(broken):
+            raise TypeError(f"ids must be integers or strings, not fractions such as {broken[0]}")
+        return known.cast(pl.Int64)
+    if column.dtype == pl.Binary:
+        try:
+            column = column.cast(pl.String)
+        except pl.exceptions.PolarsError:  # no text: the bytes of a UUID or a digest
+            return column.bin.encode("hex")
+    text = column.cast(pl.String)
+    empty = text == ""
+    return text.set(empty, None) if empty.any() else text
+
+
+def integers_if_all(text: pl.Series) -> pl.Series:
+    """Text as Int64 if that loses nothing: every value is 0, or a number without leading zero.
+
+    Whole numbers with a fraction of zeros, as tables with gaps are often written (12.0), count.
+    """
+    whole = text.str.strip_suffix(".0") if text.str.ends_with(".0").any() else text
+    numbers = whole.cast(pl.Int64, strict=False)
+    if numbers.null_count() == text.null_count() and (numbers.cast(pl.String) == whole).all():
+        return numbers
+    return text
+
+
+def encode_ids(ids: pl.Series) -> tuple[NDArray[np.int32], Vocabulary]:
+    """Codes of ids without nulls, Int64 or String, and their vocabulary."""
+    if ids.dtype == pl.Int64:
+        low, high = int(ids.min()), int(ids.max())  # type: ignore[arg-type]
+        if high - low <= max(_SMALL_RANGE, _RANGE_PER_ROW * len(ids)):
+            return _encode_range(ids.to_numpy(), low, high)
+    codes, distinct = _encode_by_hash(ids.rechunk())
+    if ids.dtype == pl.Int64:
+        return codes, Vocabulary.from_integers(distinct.to_numpy())
+    text = distinct.str.join("").item().encode()
+    return codes, Vocabulary.from_sorted_text(text, distinct.str.len_bytes().to_numpy())
+
+
+def _encode_range(
+    values: NDArray[np.int64], low: int, high: int
+) -> tuple[NDArray[np.int32], Vocabulary]:
+    """Encode integers that lie close together by a table of their whole range."""
+    places = values - low
+    present = np.zeros(high - low + 1, bool)
+    present[places] = True
+    table = np.cumsum(present, dtype=np.int32)
+    table -= 1
+    return table[places], Vocabulary.from_integers(np.flatnonzero(present) + low)
+
+
+def _encode_by_hash(ids: pl.Series) -> tuple[NDArray[np.int32], pl.Series]:
+    """Rank of each id among the distinct ones, and these, sorted.
+
+    Comparing hashes takes a third of the time that comparing strings takes; in the end every id is
+    compared once with the one that its code stands for.
+    """
+    hashes = ids.hash()
+    first_rows = hashes.arg_unique()
+    distinct = pl.DataFrame({"id": ids.gather(first_rows), "hash": hashes.gather(first_rows)})
+    distinct = distinct.sort("id")
+    codes = _find(hashes.to_numpy(), distinct["hash"].to_numpy())
+    if (distinct["id"].gather(codes) == ids).all():
+        return codes, distinct["id"]
+    # Two ids share a hash: about once in ten million logs of a million ids.
+    known = ids.unique().sort()
+    numbered = pl.DataFrame({"id": known, "code": np.arange(len(known), dtype=np.int32)})
+    joined = ids.to_frame("id").join(numbered, on="id", how="left", maintain_order="left")
+    return joined["code"].to_numpy(), known
+
+
+def _find(hashes: NDArray[np.uint64], among: NDArray[np.uint64]) -> NDArray[np.int32]:
+    """Positions of hashes among distinct ones that include them.
+
+    Hashes are spread evenly, so their first bits tell almost where they are in sorted order; from
+    there on it is a few steps.
+    """
+    order = np.argsort(among).astype(np.int32)
+    ordered = among[order]
+    bits = len(among).bit_length() + 2  # four places per hash: few share one
+    shift = np.uint64(64 - bits)
+    begins = np.searchsorted(ordered, np.arange(1 << bits, dtype=np.uint64) << shift)
+    position = begins.astype(np.int32)[hashes >> shift]
+    left = np.flatnonzero(ordered[position] != hashes)
+    while len(left):
+        position[left] += 1
+        left = left[ordered[position[left]] != hashes[left]]
+    found: NDArray[np.int32] = order[position]
+    return found
+
+
+class Ticks(NamedTuple):
+    """Times as whole numbers of one unit."""
+
+    values: NDArray[np.int64]
+    unit: UnitName
+
+    def to_microseconds(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Values of this unit in microseconds, rounded down."""
+        length = _UNITS[self.unit][1]
+        return values * (length // 1000) if length >= 1000 else values // 1000
+
+
+def read_times(column: pl.Series) -> pl.Series:
+    """Numbers (Int64 or Float64) or instants (Datetime, UTC), null where a value is no time.
+
+    Raises:
+        TypeError: When a column of this type cannot hold times.
+    """
+    if column.dtype == pl.String:
+        return _read_text(column)
+    if column.dtype.is_integer():
+        return column.cast(pl.Int64, strict=False)
+    if column.dtype.is_float() or column.dtype.is_decimal():
+        return _as_integers_if_whole(column.cast(pl.Float64))
+    if column.dtype == pl.Date:
+        return column.cast(pl.Datetime("us"))
+    if isinstance(column.dtype, pl.Datetime):
+        return column.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
+    if column.dtype == pl.Null:
+        return column.cast(pl.Int64)
+    raise TypeError(f"a column of type {column.dtype} holds no times")
+
+
+def _read_text(column: pl.Series) -> pl.Series:
+    integers = column.cast(pl.Int64, strict=False)
+    if integers.null_count() == column.null_count():
+        return integers
+    trimmed = column.str.strip_chars()
+    numbers = _as_integers_if_whole(trimmed.cast(pl.Float64, strict=False))
+    if numbers.null_count() == column.null_count():
+        return numbers
+    instants = _read_iso(trimmed, "us")
+    if _is_finer(trimmed, instants):
+        instants = _read_iso(trimmed, "ns")
+    # What fewer values contradict is what was meant: the caller reports those that do.
+    return instants if instants.null_count() < numbers.null_count() else numbers
+
+
+def _read_iso(text: pl.Series, unit: Literal["us", "ns"]) -> pl.Series:
+    instants = pl.Series(text.name, [None], pl.Datetime(unit)).new_from_index(0, len(text))
+    for form in _ISO_8601:
+        if instants.null_count() == text.null_count():
+            break
+        # Only what is still unread: most columns have one form, and most forms fail at once.
+        unread = text.set(instants.is_not_null(), None)
+        read = unread.str.to_datetime(form, time_unit=unit, strict=False)
+        instants = instants.zip_with(instants.is_not_null(), read.dt.replace_time_zone(None))
+    return instants
+
+
+def _is_finer(text: pl.Series, instants: pl.Series) -> bool:
+    """True if microseconds lose digits that 64 bits of nanoseconds hold."""
+    lengths = text.str.len_bytes().max()
+    if not isinstance(lengths, int) or lengths <= len("2024-01-01 00:00:00.000000"):
+        return False
+    years = instants.dt.year().drop_nulls()
+    held = not len(years) or bool(years.is_between(1678, 2261).all())
+    return held and bool(text.str.contains(r"\.\d{7}").any())
+
+
+def _as_integers_if_whole(numbers: pl.Series) -> pl.Series:
+    finite = numbers.set(~numbers.is_finite(), None)
+    whole = (finite == finite.floor()).all() and (finite.abs() < 2.0**53).all()
+    return finite.cast(pl.Int64) if whole else finite
+
+
+def to_ticks(times: pl.Series, unit: UnitName | None = None) -> Ticks:
+    """Ticks of a column that `read_times` gave, without nulls; the unit guessed if not given.
+
+    Raises:
+        InputError: When a unit is given for dates, or times do not fit 64 bits.
+    """
+    if isinstance(times.dtype, pl.Datetime):
+        if unit is not None:
+            raise InputError(f"the times are dates, yet --time-unit {unit} was given; leave it out")
+        values = times.to_physical().to_numpy()
+        # Fewer bits to sort by: almost every log has whole seconds.
+        second = 1_000_000_000 // _UNITS[times.dtype.time_unit][1]
+        if not np.any(values % second):
+            return Ticks(values // second, "s")
+        return Ticks(values, times.dtype.time_unit)
+    numbers = times.to_numpy()
+    if not len(numbers):
+        return Ticks(numbers.astype(np.int64), unit or "s")
+    low, high = numbers.min().item(), numbers.max().item()
+    largest = max(-low, high)
+    unit = unit or guess_unit(times)
+    length = _UNITS[unit][1]
+    if largest * (length / 1000) > _INT64.max:
+        raise InputError(
+            f"time {high if high == largest else low} in the unit {unit} is beyond what 64 bits of "
+            "microseconds hold; is the unit right (--time-unit)?"
+        )
+    if times.dtype == pl.Int64:
+        return Ticks(numbers, unit)
+    return Ticks(np.rint(numbers * (length / 1000)).astype(np.int64), "us")
+
+
+def guess_unit(times: pl.Series) -> UnitName:
+    """Unit of times that are numbers, by the largest of them."""
+    low, high = times.min(), times.max()
+    largest = max(-float(low), float(high))  # type: ignore[arg-type]
+    return next(name for name, (limit, _) in _UNITS.items() if largest < limit)
+
+
+def sort_rows(
+    users: NDArray[np.int32], items: NDArray[np.int32], times: NDArray[np.int64]
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
+    """Sort rows by user, then time; ties keep their order."""
+    if not len(users):
+        return users, items, times
+    low, high = int(times.min()), int(times.max())
+    time_bits = (high - low).bit_length()
+    if int(users.max()).bit_length() + time_bits > 63:
+        # Times so fine or far apart that no number holds them and the user: two sorts.
+        later = (users[1:] > users[:-1]) | ((users[1:] == users[:-1]) & (times[1:] >= times[:-1]))
+        if np.all(later):
+            return users, items, times
+        rows = pl.DataFrame({"user": users, "item": items, "time": times})
+        rows = rows.sort("time", maintain_order=True).sort("user", maintain_order=True)
+        return rows["user"].to_numpy(), rows["item"].to_numpy(), rows["time"].to_numpy()
+    # User and time in one number: a single sort, and no gathering of either afterwards.
+    keys = users.astype(np.int64) << time_bits
+    keys |= times - low
+    if np.all(keys[1:] >= keys[:-1]):
+        return users, items, times
+    by_key = pl.DataFrame({"key": keys, "item": items}).sort("key", maintain_order=True)
+    keys = by_key["key"].to_numpy()
+    return (
+        (keys >> time_bits).astype(np.int32),
+        by_key["item"].to_numpy(),
+        (keys & ((1 << time_bits) - 1)) + low,
+    )

@@ -1,0 +1,85 @@
+"""From a data frame to a data frame."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import polars as pl
+import pytest
+
+import sce
+from sce.data.vocabulary import Vocabulary
+from sce.models.sasrec import SASRec
+
+LIBRARIES: list[Any] = [pd, pl]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_from_frame_to_frame(library: Any, tmp_path: Path) -> None:
+    events = [(f"user {u}", f"item {(u + n) % 9}", n) for u in range(30) for n in range(5)]
+    log = library.DataFrame(
+        dict(zip(("user", "item", "time"), zip(*events, strict=True), strict=True))
+    )
+
+    data = sce.prepare(log, tmp_path / "data", split="leave-one-out")
+    model = sce.SASRec(data.n_items)
+    settings = sce.TrainingSettings(epochs=1, device="cpu")
+    sce.fit(model, sce.ScalableCrossEntropy(), data, settings=settings, progress=False)
+    best = sce.Recommender(model, data.item_ids).recommend(log, k=3).to_frame()
+
+    assert type(best) is type(log)
+    assert list(best.columns) == ["user_id", "item_id", "score", "rank"]
+    assert best["user_id"].to_list() == [f"user {u}" for u in range(30) for _ in range(3)]
+    assert best["rank"].to_list() == [1, 2, 3] * 30
+    seen = set(zip(log["user"].to_list(), log["item"].to_list(), strict=True))
+    assert not seen & set(zip(best["user_id"].to_list(), best["item_id"].to_list(), strict=True))
+
+
+@pytest.fixture(scope="module")
+def recommender() -> sce.Recommender:
+    return sce.Recommender(SASRec(9), Vocabulary.from_integers(range(9)))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_frame_of_histories_is_sorted_by_time_and_grouped_by_user(
+    library: Any, recommender: sce.Recommender
+) -> None:
+    columns = {"user": ["b", "a", "b", "b"], "item": [1, 2, 3, 4], "time": [5, 5, 5, 1]}
+    found = recommender.recommend(library.DataFrame(columns), k=2)
+    wanted = recommender.recommend([[4, 1, 3], [2]], k=2)
+    assert [one.items for one in found] == [one.items for one in wanted]
+    assert found.to_frame()["user_id"].to_list() == ["b", "b", "a", "a"]
+    del columns["time"]
+    in_order = recommender.recommend(library.DataFrame(columns), k=2)
+    assert [one.items for one in in_order] == [
+        one.items for one in recommender.recommend([[1, 3, 4], [2]], k=2)
+    ]
+
+
+def test_a_frame_of_what_was_given_as_lists(recommender: sce.Recommender) -> None:
+    found = recommender.recommend([[1], [], [2, 3]], k=2)
+    assert isinstance(found.to_frame(), pl.DataFrame)
+    frame = found.to_frame("pandas")
+    assert isinstance(frame, pd.DataFrame)
+    assert frame["user_id"].tolist() == [0, 0, 2, 2]
+    assert frame["item_id"].tolist() == [*found[0].items, *found[2].items]
+    assert recommender.recommend([], k=1).to_frame().shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"who": [1], "item": [2]}, "needs one column of the user, .* it has"),
+        ({"user": [1], "item": [2], "sku": [3]}, "one column of the item, .*'item', 'sku'"),
+        ({"user": [1], "item": [1.5]}, "ids are integers or strings"),
+        ({"user": [1], "item": [2], "time": ["10"]}, "'time' must hold a number or a date"),
+        ({"user": [1, 2], "item": [2, 3], "time": [1, None]}, "'time' must hold a number"),
+        ({"user": [None], "item": [2]}, "users: ids are integers or strings"),
+    ],
+)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_frame_that_holds_no_histories(
+    library: Any, columns: Any, message: str, recommender: sce.Recommender
+) -> None:
+    with pytest.raises(sce.InputError, match=message):
+        recommender.recommend(library.DataFrame(columns), k=1)
