@@ -6,7 +6,7 @@ import inspect
 import textwrap
 import tomllib
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -140,7 +140,7 @@ def check_layer(content: Mapping[str, Any], where: str) -> dict[str, dict[str, A
     return layer
 
 
-def nearest(given: str, known: Mapping[str, object]) -> str:
+def nearest(given: str, known: Iterable[str]) -> str:
     """Say which valid key was perhaps meant, or which there are."""
     close = difflib.get_close_matches(given, known, n=1, cutoff=0.5)
     if close:
