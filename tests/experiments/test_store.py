@@ -6,8 +6,8 @@ import pytest
 
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
-from sce.experiments.store import Sweep, SweepDirectory, append_row, read_rows
 from sce.experiments.figure_spec import FigureSpec
+from sce.experiments.store import Sweep, SweepDirectory, append_row, read_rows
 from sce.recommend import Recommender
 from sce.training.run import Run
 from tests.tiny_run import make_dataset, make_run
