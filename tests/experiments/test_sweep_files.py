@@ -47,8 +47,8 @@ def test_the_main_table_and_the_fronts_share_their_runs(tmp_path: Path) -> None:
     data = [Dataset.of("ml1m", make_cycle(tmp_path / "data", items=4000))]
     keys = {
         name: {run.key for run in make_plan(load_sweep(FOLDER / f"{name}.toml"), data).runs}
-        for name in ("main-table", "pareto", "bucket-size", "mix")
+        for name in ("main-table", "pareto", "bucket-size", "centres")
     }
     assert keys["main-table"] < keys["pareto"]
     assert len(keys["bucket-size"] & keys["main-table"]) == 12
-    assert len(keys["mix"] & keys["main-table"]) == 3
+    assert len(keys["centres"] & keys["main-table"]) == 6
