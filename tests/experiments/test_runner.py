@@ -318,9 +318,9 @@ def test_a_run_that_ended_unseen_gets_its_row(
 
 
 def test_one_sweep_at_a_time(place: SweepDirectory) -> None:
-    with place.locked():
-        with pytest.raises(InputError, match="another sweep is at work"), place.locked():
-            pass
+    refused = pytest.raises(InputError, match="another sweep is at work")
+    with place.locked(), refused, place.locked():
+        pass
     with place.locked() as again:
         assert again is not None
 

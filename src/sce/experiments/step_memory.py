@@ -167,8 +167,10 @@ def _bytes(tensor: Tensor | None) -> int:
 
 
 class MemoryMeter(TorchDispatchMode):
-    """Counts bytes: on a GPU what torch's allocator gives out; elsewhere, within the block, those
-    of the tensors that operations make, until they go.
+    """Bytes of live tensors.
+
+    On a GPU those that torch's allocator gave out; elsewhere, within the block, those of the
+    tensors that operations make, until they go.
     """
 
     def __init__(self, device: torch.device) -> None:
