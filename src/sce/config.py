@@ -6,7 +6,7 @@ import inspect
 import textwrap
 import tomllib
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -15,78 +15,70 @@ from torch import nn
 
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
-from sce.losses import DEFAULT_LOSS, LOSSES
-from sce.models.registry import BACKBONES, DEFAULT_BACKBONE
-from sce.planning.summary import summarize_data
+from sce.models.sasrec import SASRec, SASRecSettings
+from sce.training.objective import LossSettings, Workload, build_loss, settings_of
+from sce.training.rowwise import NEEDS_SCE
 from sce.training.settings import TrainingSettings
 
+SECTIONS: dict[str, type] = {
+    "model": SASRecSettings,
+    "loss": LossSettings,
+    "training": TrainingSettings,
+}
+
 Layer = Mapping[str, Mapping[str, Any]]  # by section and name, what was given
-
-
-def _kinds(section: str) -> dict[str, Any]:
-    if section == "training":
-        return get_type_hints(TrainingSettings)
-    table: Any = LOSSES if section == "loss" else BACKBONES
-    found: dict[str, Any] = {"name": Literal[tuple(table)]}
-    for entry in table.values():
-        found |= get_type_hints(entry.settings)
-    return found
-
-
-SECTIONS: dict[str, Any] = {"model": None, "loss": None, "training": None}
-
-
-def setting_names() -> set[str]:
-    return {f"{section}.{name}" for section in SECTIONS for name in _kinds(section)}
 
 
 @dataclass(frozen=True)
 class Config:
     """Everything that decides what a run gives, beside the dataset."""
 
-    names: Mapping[str, str]
-    model: Any
-    loss: Any
-    training: TrainingSettings
+    model: SASRecSettings = field(default_factory=SASRecSettings)
+    loss: LossSettings = field(default_factory=LossSettings)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+
+    def __post_init__(self) -> None:
+        if self.training.row_wise and self.loss.name != "sce":
+            raise InputError(f"{NEEDS_SCE}; the loss is {self.loss.name}")
 
     @classmethod
     def compose(cls, *layers: Layer) -> "Config":
+        """Lay settings over the defaults, the later over the earlier.
+
+        Raises:
+            InputError: When settings contradict each other.
+        """
         merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
         for layer in layers:
             for section, given in layer.items():
                 merged[section] |= given
-        loss = merged["loss"].pop("name", DEFAULT_LOSS)
-        model = merged["model"].pop("name", DEFAULT_BACKBONE)
-        of = LOSSES[loss].settings
-        for name in merged["loss"]:
-            if name not in {f.name for f in fields(of)}:
-                raise InputError(f"loss.{name} is no setting of {loss}")
-        try:
-            return cls(
-                {"model": model, "loss": loss},
-                BACKBONES[model].settings(**merged["model"]),
-                of(**merged["loss"]),
-                TrainingSettings(**merged["training"]),
-            )
-        except ValueError as error:
-            raise InputError(str(error)) from error
+        return cls(**{section: SECTIONS[section](**given) for section, given in merged.items()})
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        return {
-            "model": {"name": self.names["model"], **asdict(self.model)},
-            "loss": {"name": self.names["loss"], **asdict(self.loss)},
-            "training": asdict(self.training),
-        }
+        """Every setting by section and name, defaults included; None is what `settled` fills in."""
+        return asdict(self)
 
-    def build(self, dataset: PreparedDataset) -> tuple[Any, nn.Module]:
-        model = self.model.build(dataset.n_items, seed=self.training.seed)
-        data = summarize_data(
+    def settled(self, n_items: int, n_events: int) -> "Config":
+        """Fill in what follows from a dataset, its items and its training events."""
+        by_rows = self.training.row_wise
+        return replace(self, loss=self.loss.settled(n_items, n_events, sparse_grad=by_rows))
+
+    def build(self, dataset: PreparedDataset) -> tuple[SASRec, nn.Module]:
+        """Make the model and the loss, sized for the dataset."""
+        try:
+            model = SASRec(dataset.n_items, self.model, seed=self.training.seed)
+        except (RuntimeError, MemoryError) as error:
+            raise InputError(
+                f"a model of {dataset.n_items:,} items in {self.model.dim:,} dimensions does not "
+                "fit into memory; choose a smaller --model.dim or --model.max-length"
+            ) from error
+        workload = Workload.measure(
             dataset.train,
             dataset.n_items,
             batch_size=self.training.batch_size,
             max_length=self.model.max_length,
         )
-        return model, self.loss.build(data)
+        return model, build_loss(self.loss, workload, sparse_grad=self.training.row_wise)
 
 
 def load_toml(path: Path | str) -> dict[str, dict[str, Any]]:
@@ -107,6 +99,21 @@ def load_toml(path: Path | str) -> dict[str, dict[str, Any]]:
     return check_layer(content, str(path))
 
 
+def for_loss(file: Layer, options: Layer) -> tuple[Layer, list[str]]:
+    """Leave out of a file what only its own loss understands, where the options name another.
+
+    Returns:
+        The settings of the file that remain, and the names of those of the loss that do not.
+    """
+    of_loss = file.get("loss", {})
+    name = options.get("loss", {}).get("name")
+    if name is None or name == of_loss.get("name", LossSettings.name):
+        return file, []
+    known = settings_of(name) | {"name"}
+    kept = {key: value for key, value in of_loss.items() if key in known}
+    return {**file, "loss": kept}, [key for key in of_loss if key not in known]
+
+
 def check_layer(content: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
     """Settings by section and name, each checked and as its type has it.
 
@@ -125,7 +132,7 @@ def check_layer(content: Mapping[str, Any], where: str) -> dict[str, dict[str, A
             raise InputError(f"{where}: {what} is unknown; {hint or nearest(section, SECTIONS)}")
         if not isinstance(given, Mapping):
             raise InputError(f"{where}: {section} is a table of settings; write [{section}]")
-        kinds = _kinds(section)
+        kinds = get_type_hints(SECTIONS[section])
         layer[section] = {}
         for name, value in given.items():
             if name not in kinds:
@@ -140,7 +147,23 @@ def check_layer(content: Mapping[str, Any], where: str) -> dict[str, dict[str, A
     return layer
 
 
-def nearest(given: str, known: Iterable[str]) -> str:
+def describe_settings(settings: type) -> dict[str, str]:
+    """The documentation of each field of a settings dataclass: the string that follows it."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(settings))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for statement, following in zip(body.body, body.body[1:], strict=False):
+        if (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(statement.target, ast.Name)
+            and isinstance(following, ast.Expr)
+            and isinstance(following.value, ast.Constant)
+        ):
+            found[statement.target.id] = " ".join(str(following.value.value).split())
+    return {entry.name: found.get(entry.name, "") for entry in fields(settings)}
+
+
+def nearest(given: str, known: Mapping[str, object]) -> str:
     """Say which valid key was perhaps meant, or which there are."""
     close = difflib.get_close_matches(given, known, n=1, cutoff=0.5)
     if close:
@@ -151,7 +174,7 @@ def nearest(given: str, known: Iterable[str]) -> str:
 def _elsewhere(given: str, section: str | None = None) -> str | None:
     """Say in which other table the key belongs, or the nearest key if that is in another one."""
     tables = {
-        name: table for table in SECTIONS for name in _kinds(table)
+        entry.name: table for table, settings in SECTIONS.items() for entry in fields(settings)
     }
     if given in tables:
         return f"it belongs in the table [{tables[given]}]"

@@ -20,6 +20,7 @@ from sce.data.storage import (
 )
 from sce.errors import InputError
 from sce.models.sasrec import SASRecSettings
+from sce.training.objective import LossSettings
 from sce.training.run import (
     FILES,
     FORMAT,
@@ -209,7 +210,7 @@ def _complete(config: Mapping[str, Any]) -> dict[str, Any]:
     """Add the settings that an earlier version did not know, with their defaults."""
     found = dict(config)
     for section, kind in (
-        ("model", SASRecSettings), ("training", TrainingSettings)
+        ("model", SASRecSettings), ("loss", LossSettings), ("training", TrainingSettings)
     ):  # fmt: skip
         given = found.get(section)
         if isinstance(given, Mapping):

@@ -91,7 +91,7 @@ def foresee(
             "is one step; consider a smaller --batch-size"
         )
     if isinstance(loss, ScalableCrossEntropy):
-        pass
+        yield from _about_buckets(loss, workload)
     yield from _about_memory(loss, model, workload, free)
 
 

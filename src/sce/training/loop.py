@@ -370,6 +370,6 @@ def _describe(
 def _derived(loss: Loss, workload: Workload) -> dict[str, Any]:
     found: dict[str, Any] = {"targets_per_batch": round(workload.targets, 1)}
     if isinstance(loss, ScalableCrossEntropy):
-        names = ("n_buckets", "bucket_size_x", "bucket_size_y")
+        names = ("n_buckets", "bucket_size_x", "bucket_size_y", "mix")
         found |= {name: getattr(loss, name) for name in names}
     return found
