@@ -5,9 +5,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sce.experiments.place import Place, Sweep
-from sce.experiments.rows import Row, append_row
-from sce.experiments.views import View
+from sce.experiments.figure_spec import FigureSpec
+from sce.experiments.store import Row, Sweep, SweepDirectory, append_row
 
 QUALITY = {"bce": 0.6, "bce+": 0.8, "gbce": 0.82, "ce-": 0.9, "ce": 0.95, "sce": 1.0}
 MEMORY = {"bce": 220.0, "bce+": 900.0, "gbce": 900.0, "ce-": 850.0, "ce": 3400.0, "sce": 300.0}
@@ -40,7 +39,7 @@ def make_row(
     **changes: Any,
 ) -> Row:
     course = [1 - math.exp(-epoch / 6) for epoch in range(1, 25)]
-    mixed = settings.get("loss.mix", True)
+    mixed = settings.get("loss.centres") != "random"
     return {
         "key": key,
         "run": f"runs/{key}",
@@ -77,7 +76,7 @@ def main_rows(seeds: int = 3) -> Iterator[Row]:
                 for batch in (64, 256):
                     for seed in range(seeds):
                         number += 1
-                        own = {"sce": {"loss.bucket_size_y": size, "loss.mix": True}}.get(
+                        own = {"sce": {"loss.bucket_size_y": size, "loss.centres": "states"}}.get(
                             loss, {"loss.n_negatives": size} if size else {}
                         )
                         settings = {"loss.name": loss, **own, "training.batch_size": batch}
@@ -100,15 +99,15 @@ def main_rows(seeds: int = 3) -> Iterator[Row]:
 
 
 def write_place(
-    path: Path, rows: list[Row], *views: View, name: str = "main", variant: str = ""
-) -> Place:
+    path: Path, rows: list[Row], *figures: FigureSpec, name: str = "main", variant: str = ""
+) -> SweepDirectory:
     """A directory as a sweep leaves it."""
-    place = Place(path)
+    place = SweepDirectory(path)
     place.make()
     for row in rows:
         append_row(place.rows, row)
     measure = rows[0]["measure"] if rows else "training"
     keys = tuple(row["key"] for row in rows)
     title = f"The <{name}> sweep"
-    place.write_sweep(Sweep(name, title, keys, views, measure, variant=variant))
+    place.write_sweep(Sweep(name, title, keys, figures, measure, variant=variant))
     return place

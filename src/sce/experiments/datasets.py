@@ -1,12 +1,11 @@
 """The datasets of a sweep: prepared ones, and synthetic ones that are generated once."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sce.data.prepared import MIN_EVALUATED, PreparedDataset, Sequences, write_prepared
 from sce.data.synthetic import SyntheticSettings, generate
@@ -27,7 +26,7 @@ class Synthetic:
     mean_events: float = 40.0
     min_events: int = 20
     test_users: int | None = None
-    """How many of the users are evaluated. [default: all]"""
+    """Users that are evaluated. [default: all]"""
 
     def __post_init__(self) -> None:
         least = 2 * SyntheticSettings.cluster_size
@@ -43,41 +42,61 @@ class Synthetic:
             raise InputError(f"test_users are some of the {self.users}; got {self.test_users}")
 
     def log(self) -> SyntheticSettings:
-        """The settings of the generator."""
-        return SyntheticSettings(
-            items=self.items,
-            users=self.users,
-            seed=self.seed,
-            mean_events=self.mean_events,
-            min_events=self.min_events,
-        )
+        """Settings of the generator."""
+        given = {name: value for name, value in asdict(self).items() if name != "test_users"}
+        return SyntheticSettings(**given)
+
+
+@dataclass(frozen=True)
+class DatasetEntry:
+    """A table [datasets.NAME] of a sweep file."""
+
+    settings: Mapping[str, Mapping[str, Any]]
+    """Over those of base, for runs on this dataset."""
+    path: str | None = None
+    synthetic: Synthetic | None = None
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset of the sweep, by name."""
+    """A prepared dataset, by name."""
 
     name: str
-    prepared: PreparedDataset
-    expected_events: int | None = None
-    """In training, where it is not made yet."""
+    path: Path
+    content_hash: str
+    n_items: int
 
-    @property
-    def n_events(self) -> int:
-        """Training events, or about as many as there will be."""
-        if self.expected_events is not None:
-            return self.expected_events
-        return len(self.prepared.train.items)
+    @classmethod
+    def of(cls, name: str, prepared: PreparedDataset) -> "Dataset":
+        """Name a prepared dataset."""
+        return cls(name, prepared.path, prepared.content_hash, prepared.n_items)
 
-    @property
-    def content_hash(self) -> str:
-        """Of everything in it."""
-        return self.prepared.content_hash
 
-    @property
-    def n_items(self) -> int:
-        """The size of its catalogue."""
-        return self.prepared.n_items
+def open_datasets(
+    entries: Mapping[str, DatasetEntry], given: Sequence[str], place: Path, *, write: bool = True
+) -> list[Dataset]:
+    """Open the datasets that are given, or else those of the sweep file.
+
+    Args:
+        entries: The datasets of the sweep file.
+        given: Paths of prepared datasets, perhaps each as NAME=PATH.
+        place: Directory of the synthetic ones.
+        write: Generate synthetic ones that are missing; without it they are only described.
+
+    Raises:
+        InputError: When there is none, or two have the same name or content.
+    """
+    if given:
+        return _distinct([open_dataset(one) for one in given])
+    found = []
+    for name, entry in entries.items():
+        if entry.synthetic is not None:
+            found.append(synthesize(name, entry.synthetic, place / name, write=write))
+        elif entry.path is not None:
+            found.append(Dataset.of(name, PreparedDataset.load(entry.path, verify=False)))
+    if not found:
+        raise InputError("the settings file names no dataset; give prepared ones with --data")
+    return found
 
 
 def open_dataset(given: str) -> Dataset:
@@ -86,95 +105,66 @@ def open_dataset(given: str) -> Dataset:
     Raises:
         InputError: When there is none.
     """
-    name, equals, place = given.rpartition("=")
+    name, equals, path = given.rpartition("=")
     if not equals or Path(given).exists():
-        name, place = Path(given).resolve().name, given
+        name, path = Path(given).resolve().name, given
     if not name or not set(name).isdisjoint("/\\ "):
         raise InputError(f"the name of a dataset is one word; got {name!r} in {given!r}")
     # The runs verify the files; here the manifest, which holds their hashes, is enough.
-    return Dataset(name, PreparedDataset.load(place, verify=False))
+    return Dataset.of(name, PreparedDataset.load(path, verify=False))
 
 
-def synthesize(name: str, made: Synthetic, place: Path, *, write: bool = True) -> Dataset:
-    """Generate a dataset, unless it lies at `place` already.
-
-    Args:
-        name: Of the dataset.
-        made: What it is like.
-        place: Where it lies.
-        write: Without it nothing is generated: a stand-in has the items, and no users.
+def synthesize(name: str, made: Synthetic, path: Path, *, write: bool = True) -> Dataset:
+    """Generate a dataset, unless it lies at `path` already; without `write`, only describe it.
 
     Raises:
         InputError: When something else lies there.
     """
     settings: dict[str, Any] = {"synthetic": asdict(made), "split": "leave-one-out"}
-    if place.exists():
-        found = PreparedDataset.load(place, verify=False)
+    if path.exists():
+        found = PreparedDataset.load(path, verify=False)
         if found.settings != settings:
             raise InputError(
-                f"{place} was generated with {found.settings.get('synthetic')}, and "
+                f"{path} was generated with {found.settings.get('synthetic')}, and "
                 f"{asdict(made)} are asked for; name the dataset otherwise, or choose another --out"
             )
-        return Dataset(name, found)
-    tested = made.users if made.test_users is None else made.test_users
+        return Dataset.of(name, found)
     if not write:
-        nobody = Sequences(np.empty(0, np.int32), np.zeros(1, np.int64), np.empty(0, np.int32))
-        ids = [Vocabulary.from_integers(np.arange(count)) for count in (0, made.items)]
-        stand_in = PreparedDataset(place, settings, {}, f"not made: {place}", nobody, nobody, *ids)
-        return Dataset(name, stand_in, round(made.users * made.mean_events) - 2 * tested)
-    items, lengths = _events(made)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
+        return Dataset(name, path, f"not made: {path}", made.items)
+    blocks = list(generate(made.log()))
+    items = np.concatenate([block.items.astype(np.int32) for block in blocks])
+    lengths = np.concatenate([np.unique(b.users, return_counts=True)[1] for b in blocks])
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    tested = made.users if made.test_users is None else made.test_users
     users = np.arange(made.users, dtype=np.int32)
     trained = lengths - 2 * (users < tested)  # the last two events are the targets
-    rows = np.arange(len(items)) - np.repeat(offsets[:-1], lengths)  # place within a user
-    train = Sequences(items[rows < np.repeat(trained, lengths)], _offsets(trained), users)
-    test = Sequences(items[: offsets[tested]], offsets[: tested + 1].copy(), users[:tested])
-    return Dataset(
-        name,
-        write_prepared(
-            place,
-            train=train,
-            test=test,
-            user_ids=Vocabulary.from_integers(np.arange(made.users)),
-            item_ids=Vocabulary.from_integers(np.arange(made.items)),
-            settings=settings,
-            counts={},
-        ),
+    position = np.arange(len(items)) - np.repeat(offsets[:-1], lengths)  # within a user
+    train_offsets = np.concatenate([[0], np.cumsum(trained)]).astype(np.int64)
+    prepared = write_prepared(
+        path,
+        train=Sequences(items[position < np.repeat(trained, lengths)], train_offsets, users),
+        test=Sequences(items[: offsets[tested]], offsets[: tested + 1].copy(), users[:tested]),
+        user_ids=Vocabulary.from_integers(np.arange(made.users)),
+        item_ids=Vocabulary.from_integers(np.arange(made.items)),
+        settings=settings,
+        counts={},
     )
+    return Dataset.of(name, prepared)
 
 
-def _events(made: Synthetic) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """The items of all users, end to end, and how many each has."""
-    items: list[NDArray[np.int32]] = []
-    lengths: list[NDArray[np.int64]] = []
-    for block in generate(made.log()):
-        items.append(block.items.astype(np.int32))
-        lengths.append(np.unique(block.users, return_counts=True)[1].astype(np.int64))
-    return np.concatenate(items), np.concatenate(lengths)
-
-
-def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-
-
-def check_names(datasets: list[Dataset]) -> Iterator[Dataset]:
-    """Yield them, refusing two of one name, and one under two names.
-
-    Raises:
-        InputError: When two have the same name, or the same content.
-    """
-    seen: dict[str, Path] = {}
-    names: dict[str, str] = {}  # by content
-    for dataset in datasets:
-        path = dataset.prepared.path
-        if dataset.name in seen:
+def _distinct(datasets: list[Dataset]) -> list[Dataset]:
+    """Refuse two datasets of one name, and one under two names."""
+    names: dict[str, Path] = {}
+    contents: dict[str, str] = {}
+    for one in datasets:
+        if one.name in names:
             raise InputError(
-                f"{seen[dataset.name]} and {path} are both called {dataset.name}; give one another "
-                f"name: --data other={path}"
+                f"{names[one.name]} and {one.path} are both called {one.name}; give one another "
+                f"name: --data other={one.path}"
             )
-        if dataset.content_hash in names:
+        if one.content_hash in contents:
             raise InputError(
-                f"{names[dataset.content_hash]} and {dataset.name} are the same data; leave one out"
+                f"{contents[one.content_hash]} and {one.name} are the same data; leave one out"
             )
-        seen[dataset.name], names[dataset.content_hash] = path, dataset.name
-        yield dataset
+        names[one.name], contents[one.content_hash] = one.path, one.name
+    return datasets

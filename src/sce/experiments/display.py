@@ -1,9 +1,10 @@
-"""What is seen of a sweep: on a terminal what runs now, elsewhere a line for each run that ends."""
+"""The progress of a sweep: on a terminal what runs now, elsewhere a line for each run that ends."""
 
 import json
+import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,12 +14,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from sce.experiments.child import Child
 from sce.experiments.plan import PlannedRun
-from sce.experiments.rows import FAILED, FINISHED, Row
-from sce.experiments.state import State
+from sce.experiments.runner import Child, SweepRunner
+from sce.experiments.store import FAILED, FINISHED, Row
 from sce.training.display import PipedConsole
-from sce.units import plural, show_duration, show_memory
+from sce.units import show_duration, show_memory
 
 _REFRESH = 0.5  # seconds
 _BAR = 24  # letters
@@ -26,14 +26,14 @@ _SCORE = "ndcg@10"
 
 
 class SweepDisplay:
-    """Tells about a sweep on stderr; nothing more once that cannot be written."""
+    """Shows a sweep on stderr; nothing more once that cannot be written."""
 
-    def __init__(self, jobs: int) -> None:
+    def __init__(self) -> None:
         self.gone = False
-        self._jobs, self._silent = jobs, False
+        self._silent = self._stop_told = False
         self._console = PipedConsole(stderr=True, highlight=False)
         self._live: Live | None = None
-        self._shown, self._told = 0.0, False
+        self._shown = 0.0
         if self._console.is_terminal:
             # Refreshed here, not by a thread: processes are forked.
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
@@ -49,32 +49,25 @@ class SweepDisplay:
             with self._surviving():
                 self._live.stop()
 
-    def started(self, state: State, child: Child) -> None:
-        """Nothing to leave behind: what runs is seen while it does."""
-        self._refresh(state, force=True)
-
-    def ended(self, state: State, run: PlannedRun, row: Row | None) -> None:
+    def ended(self, sweep: SweepRunner, run: PlannedRun, row: Row | None) -> None:
         """Leave a line."""
-        done = state.count(FINISHED) + state.count(FAILED)
         outcome = _outcome(row)
-        if row is None and run in state.waiting:
+        if row is None and run in sweep.waiting:
             outcome = "found no memory beside others; tries again alone, after them"
-        self.tell(f"[{done}/{state.total}] {run.label}: {outcome}")
-        self._refresh(state, force=True)
+        self.tell(f"[{len(sweep.rows)}/{sweep.total}] {run.label}: {outcome}")
+        self._shown = 0.0
 
-    def put_off(self, state: State, runs: Sequence[PlannedRun], needs: float, left: float) -> None:
-        """Leave a line."""
-        which = runs[0].label if len(runs) == 1 else f"{plural(len(runs), 'run')}; the shortest"
-        times = f"is expected to take {show_duration(needs)}, and {show_duration(left)} are left"
-        self.tell(f"not started: {which} {times}")
-
-    def looked(self, state: State) -> None:
-        """Keep what is seen up to date."""
-        if state.stopping is not None and not self._told:
-            self._told = True
-            saving = f"{len(state.running)} running save, to go on next time"
-            self.tell(f"{state.stopping}: {saving}; Ctrl-C ends them at once")
-        self._refresh(state)
+    def looked(self, sweep: SweepRunner) -> None:
+        """Keep what is shown up to date."""
+        if sweep.stopping is not None and not self._stop_told:
+            self._stop_told = True
+            saving = f"{len(sweep.running)} running save, to go on next time"
+            self.tell(f"{sweep.stopping}: {saving}; Ctrl-C ends them at once")
+        now = time.monotonic()
+        if self._live is not None and now - self._shown > _REFRESH and not self._silent:
+            self._shown = now
+            with self._surviving():
+                self._live.update(draw(sweep), refresh=True)
 
     def tell(self, text: str) -> None:
         """Leave a line."""
@@ -86,17 +79,9 @@ class SweepDisplay:
             else:
                 self._console.print(text, markup=False, soft_wrap=True)
 
-    def _refresh(self, state: State, *, force: bool = False) -> None:
-        now = time.monotonic()
-        due = force or now - self._shown > _REFRESH
-        if self._live is not None and due and not self._silent:
-            self._shown = now
-            with self._surviving():
-                self._live.update(draw(state, self._jobs), refresh=True)
-
     @contextmanager
     def _surviving(self) -> Iterator[None]:
-        """Fall silent where stderr cannot be written: what runs is not to be lost for that."""
+        """Fall silent where stderr cannot be written: that is no reason to lose the runs."""
         try:
             yield
         except OSError as error:
@@ -104,57 +89,48 @@ class SweepDisplay:
             self.gone = self.gone or isinstance(error, BrokenPipeError)
 
 
-def draw(state: State, jobs: int) -> Group:
-    """The sweep as it stands: what runs, a bar, the counts, and the best so far."""
+def draw(sweep: SweepRunner) -> Group:
+    """Draw the sweep as it stands: what runs, a bar, the counts, and the best so far."""
     table = Table(box=None, pad_edge=False, show_header=False)
-    for child in state.running:
-        table.add_row(
-            child.run.label,
-            "saving" if child.stopped else _course(child),
-            show_duration(child.seconds),
-        )
-    finished, failed = state.count(FINISHED), state.count(FAILED)
-    words = [f"{finished} of {state.total} finished"]
+    for child in sweep.running:
+        course = "saving" if child.stopped else _course(child)
+        table.add_row(child.run.label, course, show_duration(child.seconds))
+    finished, failed = sweep.count(FINISHED), sweep.count(FAILED)
+    words = [f"{finished} of {sweep.total} finished"]
     words += [f"{failed} failed"] if failed else []
-    words += [f"{len(state.running)} running", f"{len(state.waiting)} waiting"]
-    words.append(f"{show_duration(state.seconds)} so far")
-    left = state.seconds_left(jobs)
-    words += [] if left is None else [f"about {show_duration(left)} left"]
-    if state.deadline is not None:
-        words.append(f"stops in {show_duration(max(0.0, state.deadline - time.monotonic()))}")
-    if state.stopping is not None:
-        words = [f"{state.stopping}: {len(state.running)} still saving"]
+    words += [f"{len(sweep.running)} running", f"{len(sweep.waiting)} waiting"]
+    words.append(f"{show_duration(sweep.seconds)} so far")
+    if sweep.deadline < math.inf:
+        words.append(f"stops in {show_duration(max(0.0, sweep.deadline - time.monotonic()))}")
+    if sweep.stopping is not None:
+        words = [f"{sweep.stopping}: {len(sweep.running)} still saving"]
     line = Table.grid(padding=(0, 1))
     line.add_column(width=_BAR)
-    line.add_row(ProgressBar(state.total, finished + failed, width=_BAR), ", ".join(words))
-    best = _best(state)
+    line.add_row(ProgressBar(sweep.total, finished + failed, width=_BAR), ", ".join(words))
+    best = _best(sweep)
     return Group(table, line, *([Text(best)] if best else []))
 
 
-def _best(state: State) -> str:
+def _best(sweep: SweepRunner) -> str:
     """The best run of each dataset, by validation."""
-    best: dict[str, Row] = {}
-    for row in state.rows.values():
-        score = _score(row, "validation")
-        name = row["dataset"]["name"]
-        if score is not None and score > (_score(best.get(name, {}), "validation") or -1.0):
-            best[name] = row
-    parts = [
-        f"{name} {_score(row, 'validation'):.4f} by {row['settings']['loss.name']}"
-        for name, row in best.items()
-    ]
+    best: dict[str, tuple[float, str]] = {}
+    for row in sweep.rows.values():
+        score, name = _score(row, "validation"), row["dataset"]["name"]
+        if score is not None and score > best.get(name, (-1.0, ""))[0]:
+            best[name] = score, row["settings"]["loss.name"]
+    parts = [f"{name} {score:.4f} by {loss}" for name, (score, loss) in best.items()]
     return f"best validation {_SCORE} so far: " + ", ".join(parts) if parts else ""
 
 
 def _course(child: Child) -> str:
-    """How far a run is, from the last line of its records."""
+    """The epoch of a run and its score, from the last line of its metrics."""
     try:
-        lines = (child.directory / "metrics.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+        lines = (child.path / "metrics.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
         record: dict[str, Any] = json.loads(lines[-1])
     except (OSError, ValueError, IndexError):
         return "starting"
-    words = f"epoch {record['epoch']}/{child.run.config.training.epochs}"
-    score = (record.get("validation") or {}).get(_SCORE)
+    words = f"epoch {record['epoch']}/{child.run.settings['training.epochs']}"
+    score = _score(record, "validation")
     return words if score is None else f"{words}  {_SCORE} {score:.4f}"
 
 
@@ -174,6 +150,6 @@ def _outcome(row: Row | None) -> str:
     return ", ".join(words)
 
 
-def _score(row: Row, split: str) -> float | None:
-    found: float | None = (row.get(split) or {}).get(_SCORE)
+def _score(record: Row, split: str) -> float | None:
+    found: float | None = (record.get(split) or {}).get(_SCORE)
     return found

@@ -1,4 +1,4 @@
-"""Why a run failed, from its exit status and the end of what it said."""
+"""The reason of a failed run, from its exit status and the end of its output."""
 
 import re
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ _LONGEST = 400  # letters of a message
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong."""
+    """Kind and message of a failure."""
 
     kind: str
     message: str

@@ -1,21 +1,21 @@
-"""The plan of a sweep: every run, with all its settings, before the first one starts."""
+"""The runs of a sweep, each with all its settings, before the first one starts."""
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from sce.config import Config, Layer, check_layer
+from sce.config import Config, check_layer
 from sce.data.storage import digest_bytes
 from sce.errors import InputError
-from sce.experiments.datasets import Dataset, check_names, open_dataset, synthesize
-from sce.experiments.settings import SHARES, Measure, SweepSettings, read_share
-from sce.training.objective import settings_of
+from sce.experiments.datasets import Dataset
+from sce.experiments.spec import SECTIONS, Layer, Measure, Share, SweepSpec
+from sce.losses import DEFAULT_LOSS, LOSSES
+from sce.losses.scalable import AUTO_ITEMS, AUTO_TOUCHED
+from sce.models.registry import BACKBONES, DEFAULT_BACKBONE
 from sce.training.settings import TrainingSettings
 
-SEED = "training.seed"
 _ANY_ITEMS = 10**12  # in a catalogue that nobody has: shares of it are no plain sizes
 
 
@@ -26,72 +26,54 @@ class PlannedRun:
     key: str
     """Follows from the settings and the content of the dataset, and from nothing else."""
     dataset: Dataset
-    config: Config
     settings: Mapping[str, Any]
-    """Every setting by its dotted name."""
-    label: str
-    """What is special about it among the others, in words."""
+    """Every setting by its dotted name, as JSON has it."""
     measure: Measure = "training"
     steps: int = 0
+    label: str = ""
+    """The settings that tell it apart from the other runs."""
 
     @property
     def name(self) -> str:
-        """Of its directory."""
-        return f"{self.dataset.name}-{self.config.loss.name}-{self.key}"
+        """Name of its directory."""
+        return f"{self.dataset.name}-{self.settings['loss.name']}-{self.key}"
+
+    def to_toml(self) -> str:
+        """Return the file that `sce train --config` reads."""
+        lines = []
+        for section in SECTIONS:
+            lines.append(f"[{section}]")
+            for dotted, value in self.settings.items():
+                if dotted.startswith(f"{section}.") and value is not None:
+                    lines.append(f"{dotted.partition('.')[2]} = {json.dumps(value)}")
+        return "\n".join(lines) + "\n"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All runs of a sweep, in the order they are started."""
+    """The runs of a sweep file, in the order they are started."""
 
     runs: tuple[PlannedRun, ...]
     notes: tuple[str, ...]
-    """What of the settings file has no effect, and why."""
+    """Parts of the file that have no effect, and why."""
     variant: str
-    """The same for plans that differ in nothing but datasets and seeds, however they are spelt."""
-
-
-def open_datasets(
-    settings: SweepSettings, given: Sequence[str], place: Path, *, write: bool = True
-) -> tuple[Dataset, ...]:
-    """Open the datasets that are given, or else those of the settings file.
-
-    Args:
-        settings: The settings file.
-        given: Paths of prepared datasets, perhaps each as NAME=PATH.
-        place: Where synthetic ones are kept.
-        write: Generate synthetic ones that are not there; without it they have no users.
-
-    Raises:
-        InputError: When there is none, or two have the same name or content.
-    """
-    if given:
-        return tuple(check_names([open_dataset(one) for one in given]))
-    found = []
-    for name, entry in settings.datasets.items():
-        if entry.synthetic is not None:
-            found.append(synthesize(name, entry.synthetic, place / name, write=write))
-        elif entry.path is not None:
-            found.append(Dataset(name, open_dataset(entry.path).prepared))
-    if not found:
-        raise InputError("the settings file names no dataset; give prepared ones with --data")
-    return tuple(found)
+    """Equal for plans that differ in nothing but datasets and seeds, however they are spelt."""
 
 
 def make_plan(
-    settings: SweepSettings,
+    spec: SweepSpec,
     datasets: Sequence[Dataset],
     *,
     seeds: Sequence[int] | None = None,
     over: Layer | None = None,
 ) -> Plan:
-    """Build the configuration of every run, in the way that `sce train` does.
+    """Plan the runs of a sweep file, with every setting of each.
 
     The runs of the first seed come first, so that a sweep that is cut short has something to say
     about everything.
 
     Args:
-        settings: The settings file.
+        spec: The sweep file.
         datasets: To run on.
         seeds: Instead of those in the file.
         over: Settings over all others.
@@ -99,203 +81,149 @@ def make_plan(
     Raises:
         InputError: When the settings of any run cannot be, or there is none.
     """
-    seeds = settings.seeds if seeds is None else seeds
+    seeds, over = spec.seeds if seeds is None else seeds, over or {}
     if len(set(seeds)) < len(seeds) or any(seed < 0 for seed in seeds):
         raise InputError(f"seeds are whole numbers of 0 or more, each once; got {list(seeds)}")
-    chosen: dict[str, tuple[Dataset, Config, Mapping[str, Any]]] = {}
-    notes: list[str] = []
-    called = {dataset.name for dataset in datasets}
-    for seed in seeds:
-        for dataset in datasets:
-            for number, grid in enumerate(settings.grids, 1):
-                where = f"{settings.name}: [[grid]] {number}"
-                for point, rest in _points(
-                    settings, dataset.name, grid, dataset.n_items, over or {}
-                ):
-                    config = _configure(settings, dataset.name, point, seed, rest, where)
-                    config = config.settled(dataset.n_items, dataset.n_events)
-                    size = point.get("loss", {}).get("bucket_size_y", 0)
-                    if size > dataset.n_items:  # as good as the catalogue itself
-                        note = f"bucket_size_y {size:,} is more than the items of {dataset.name}"
-                        if note not in notes:
-                            notes.append(note)
-                        continue
-                    flat = flatten(config)
-                    chosen.setdefault(_key(flat, dataset, settings), (dataset, config, flat))
-    losses = {config.loss.name for _, config, _ in chosen.values()}
-    for setting in (over or {}).get("loss", {}):
-        if chosen and setting != "name" and not any(setting in settings_of(one) for one in losses):
-            raise InputError(f"--set loss.{setting}: no loss of {settings.name} has it")
-    if not chosen:
+    runs: dict[str, PlannedRun] = {}
+    notes: dict[str, None] = {}
+    for seed, dataset in itertools.product(seeds, datasets):
+        for point in _points(spec, dataset.name, dataset.n_items, seed, over):
+            if isinstance(point, str):
+                notes[point] = None
+                continue
+            key = _key(point, dataset, spec)
+            runs.setdefault(key, PlannedRun(key, dataset, point, spec.measure, spec.steps))
+    if not runs:
         why = "; ".join(notes) or "there are no seeds"
-        raise InputError(f"{settings.name}: there is nothing to run: {why}")
-    notes += [
-        f"the settings of [datasets.{name}], as no dataset of this sweep is called so"
-        for name, entry in settings.datasets.items()
-        if entry.path is None and entry.synthetic is None and name not in called
-    ]
-    labels = _labels([(dataset.name, flat) for dataset, _, flat in chosen.values()])
-    runs = (
-        PlannedRun(key, *what, label, settings.measure, settings.steps)
-        for (key, what), label in zip(chosen.items(), labels, strict=True)
-    )
-    return Plan(tuple(runs), tuple(notes), _variant(settings, over or {}))
+        raise InputError(f"{spec.name}: there is nothing to run: {why}")
+    for setting in over.get("loss", {}):
+        if not any(f"loss.{setting}" in run.settings for run in runs.values()):
+            raise InputError(f"--set loss.{setting}: no loss of {spec.name} has it")
+    for name, entry in spec.datasets.items():
+        absent = name not in {dataset.name for dataset in datasets}
+        if absent and entry.path is None and entry.synthetic is None:
+            notes[
+                f"the settings of [datasets.{name}], as no dataset of this sweep is called so"
+            ] = None
+    return Plan(tuple(runs.values()), tuple(notes), _variant(spec, over))
 
 
-def join(plans: Sequence[Plan]) -> tuple[PlannedRun, ...]:
-    """Put the runs of several plans in one line, each once, named by what tells them all apart."""
-    runs = list({run.key: run for plan in plans for run in plan.runs}.values())
-    labels = _labels([(run.dataset.name, run.settings) for run in runs])
-    return tuple(replace(run, label=label) for run, label in zip(runs, labels, strict=True))
+def join_plans(plans: Iterable[Plan]) -> tuple[PlannedRun, ...]:
+    """Put the runs of several plans in one line, each once, labelled by what tells them apart.
 
-
-def flatten(config: Config) -> dict[str, Any]:
-    """Every setting by its dotted name, as JSON has it; those that another loss has are left out.
-
-    >>> flatten(Config())["loss.alpha"]
-    2.0
+    A label has the dataset, the loss, and the settings that differ among the runs of the two; what
+    a loss has otherwise on one dataset than on another counts too.
     """
-    nested = json.loads(json.dumps(config.to_dict()))
-    known = settings_of(config.loss.name) | {"name"}
-    return {
-        f"{section}.{name}": value
-        for section, given in nested.items()
-        for name, value in given.items()
-        if section != "loss" or name in known
-    }
+    runs = list({run.key: run for plan in plans for run in plan.runs}.values())
+    values: dict[tuple[str, str, str], set[str]] = {}
 
+    def group(run: PlannedRun, dotted: str) -> tuple[str, str, str]:
+        name = "" if dotted.startswith("loss.") else run.dataset.name
+        return name, run.settings["loss.name"], dotted
 
-def to_toml(config: Config) -> str:
-    """All settings as the file that `sce train --config` reads."""
-    lines = []
-    for section, given in config.to_dict().items():
-        lines.append(f"[{section}]")
-        lines += [
-            f"{name} = {json.dumps(value)}" for name, value in given.items() if value is not None
-        ]
-    return "\n".join(lines) + "\n"
+    for run in runs:
+        for dotted, value in run.settings.items():
+            values.setdefault(group(run, dotted), set()).add(json.dumps(value))
+    labelled = []
+    for run in runs:
+        words = [run.dataset.name, run.settings["loss.name"]]
+        for dotted, value in run.settings.items():
+            if dotted != "loss.name" and len(values[group(run, dotted)]) > 1:
+                words.append(f"{dotted.partition('.')[2]}={json.dumps(value)}")
+        labelled.append(replace(run, label=" ".join(words)))
+    return tuple(labelled)
 
 
 def _points(
-    settings: SweepSettings,
-    name: str,
-    grid: Mapping[str, Sequence[Any]],
-    n_items: int,
-    over: Layer,
-) -> Iterator[tuple[Layer, Layer]]:
-    """Every combination in a grid, on the dataset of a name, and what goes over it.
-
-    Shares are given as sizes. What a share is of goes under it, not over it.
-    """
+    spec: SweepSpec, name: str, n_items: int, seed: int, over: Layer
+) -> Iterator[dict[str, Any] | str]:
+    """Yield the settings of every run on the dataset of a name, or why one is left out."""
+    entry = spec.datasets.get(name)
+    shared = [spec.base, *([entry.settings] if entry else ())]
     batch = TrainingSettings.batch_size
-    for layer in [*_shared(settings, name), over]:
+    for layer in [*shared, over]:
         batch = layer.get("training", {}).get("batch_size", batch)
     wholes = {"items": n_items, "batch": batch}
-    for values in itertools.product(*grid.values()):
-        point: dict[str, dict[str, Any]] = {}
-        rest = over
-        for dotted, value in zip(grid, values, strict=True):
-            section, _, setting = dotted.partition(".")
-            if dotted in SHARES and isinstance(value, str):
-                value = max(1, round(read_share(dotted, value) * wholes[SHARES[dotted]]))
-                if SHARES[dotted] == "batch":
-                    given = over.get(section, {})
-                    rest = {**rest, section: {k: v for k, v in given.items() if k != setting}}
-            point.setdefault(section, {})[setting] = value
-        yield point, rest
+    for number, grid in enumerate(spec.grids, 1):
+        where = f"{spec.name}: [[grid]] {number}"
+        for values in itertools.product(*grid.values()):
+            # A share of the batch goes over the batch that it is a share of, and that may be --set.
+            point: dict[str, dict[str, Any]] = {}
+            last: dict[str, dict[str, Any]] = {}
+            for dotted, value in zip(grid, values, strict=True):
+                section, _, setting = dotted.partition(".")
+                layer = point
+                if isinstance(value, Share):
+                    layer = last if value.of == "batch" else point
+                    value = max(1, round(value.fraction * wholes[value.of]))
+                layer.setdefault(section, {})[setting] = value
+            size = point.get("loss", {}).get("bucket_size_y", 0)
+            if isinstance(size, int) and size > n_items:  # as good as the catalogue itself
+                yield f"bucket_size_y {size:,} is more than the items of {name}"
+                continue
+            point = check_layer(point, where)
+            lower = [*shared, {"training": {"seed": seed}}]
+            try:
+                yield _resolve(lower, point, [over, last], n_items)
+            except InputError as error:
+                raise InputError(f"{where}, on {name}: {error}") from error
 
 
-def _configure(
-    settings: SweepSettings,
-    name: str,
-    point: Layer,
-    seed: int,
-    over: Layer,
-    where: str,
-) -> Config:
-    """The configuration of a run on the dataset of a name."""
-    point = check_layer(point, where)
-    shared = _shared(settings, name)
-    layers = [*shared, point, over]
-    names = [layer["loss"]["name"] for layer in layers if "name" in layer.get("loss", {})]
-    loss = names[-1] if names else Config().loss.name
-    try:
-        return Config.compose(
-            *(_understood(layer, loss) for layer in shared),
-            {"training": {"seed": seed}},
-            point,
-            _understood(over, loss),
-        )
-    except InputError as error:
-        raise InputError(f"{where}, on {name}: {error}") from error
+def _resolve(
+    lower: Sequence[Layer], point: Layer, upper: Sequence[Layer], n_items: int
+) -> dict[str, Any]:
+    """Compose layers; return every setting by its dotted name, and items in a bucket as a number.
 
-
-def _shared(settings: SweepSettings, name: str) -> list[Layer]:
-    """What the file says of all runs, and then of those on the dataset of a name."""
-    entry = settings.datasets.get(name)
-    return [settings.base, *([entry.settings] if entry else ())]
-
-
-def _understood(layer: Layer, loss: str) -> Layer:
-    """The layer without the settings of other losses."""
-    known = settings_of(loss) | {"name"}
-    return {
-        section: {n: v for n, v in given.items() if section != "loss" or n in known}
-        for section, given in layer.items()
+    The point of a grid may have no setting that its loss or backbone lacks; the other layers may.
+    """
+    names = {"loss": DEFAULT_LOSS, "model": DEFAULT_BACKBONE}
+    for layer in [*lower, point, *upper]:
+        names |= {part: layer[part]["name"] for part in names if "name" in layer.get(part, {})}
+    known = {
+        "loss": {"name", *get_type_hints(LOSSES[names["loss"]].settings)},
+        "model": {"name", *get_type_hints(BACKBONES[names["model"]].settings)},
     }
 
+    def applicable(layer: Layer) -> Layer:
+        return {
+            section: {k: v for k, v in given.items() if k in known.get(section, given)}
+            for section, given in layer.items()
+        }
 
-def _key(flat: Mapping[str, Any], dataset: Dataset, settings: SweepSettings) -> str:
-    content: dict[str, Any] = {"settings": flat, "dataset": dataset.content_hash}
-    if settings.measure != "training":
-        content |= {"measure": settings.measure, "steps": settings.steps}
-    return digest_bytes(json.dumps(content, sort_keys=True).encode())[:12]
+    config = Config.compose(*map(applicable, lower), point, *map(applicable, upper))
+    flat = {
+        f"{section}.{name}": value
+        for section, given in json.loads(json.dumps(config.to_dict())).items()
+        for name, value in given.items()
+    }
+    if "loss.bucket_size_y" in flat:
+        auto = AUTO_TOUCHED if flat["training.row_wise"] else AUTO_ITEMS
+        flat["loss.bucket_size_y"] = min(flat["loss.bucket_size_y"] or auto, n_items)
+    return flat
 
 
-def _variant(settings: SweepSettings, over: Layer) -> str:
-    """Of what the runs are like on each dataset that the file has settings for, and on any other.
+def _key(settings: Mapping[str, Any], dataset: Dataset, spec: SweepSpec) -> str:
+    content: dict[str, Any] = {"settings": settings, "dataset": dataset.content_hash}
+    if spec.measure != "training":
+        content |= {"measure": spec.measure, "steps": spec.steps}
+    return _digest(content)
+
+
+def _variant(spec: SweepSpec, over: Layer) -> str:
+    """Digest the settings of all runs, on each dataset that the file has some for and on any other.
 
     All of them count, also those that are not run on this time.
     """
-    usual = _variants_on("", settings, over)
-    own = {name: _variants_on(name, settings, over) for name in settings.datasets}
-    content = {
-        "measure": [settings.measure, settings.steps],
-        "usual": usual,
-        "own": {name: found for name, found in own.items() if found != usual},
-    }
+    found: dict[str, list[str]] = {}
+    for name in ("", *spec.datasets):
+        try:
+            points = _points(spec, name, _ANY_ITEMS, 0, over)
+            found[name] = sorted({json.dumps(point, sort_keys=True) for point in points})
+        except InputError as error:  # it is not run on this time, or planning would have failed
+            found[name] = [str(error)]
+    own = {name: points for name, points in found.items() if points != found[""]}
+    return _digest({"measure": [spec.measure, spec.steps], "usual": found[""], "own": own})
+
+
+def _digest(content: Mapping[str, Any]) -> str:
     return digest_bytes(json.dumps(content, sort_keys=True).encode())[:12]
-
-
-def _variants_on(name: str, settings: SweepSettings, over: Layer) -> list[str]:
-    """The settings of every run on the dataset of a name, whatever its size, with one seed."""
-    found = set()
-    for grid in settings.grids:
-        for point, rest in _points(settings, name, grid, _ANY_ITEMS, over):
-            try:
-                config = _configure(settings, name, point, 0, rest, "")
-                found.add(json.dumps(flatten(config), sort_keys=True))
-            except InputError as error:  # it is not run on this time, or planning would have failed
-                found.add(str(error))
-    return sorted(found)
-
-
-def _labels(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:
-    """Name each run by its dataset, its loss, and what differs among the runs of the two.
-
-    What a loss has otherwise on one dataset than on another counts too.
-    """
-    values: dict[tuple[str, str, str], set[str]] = {}
-
-    def key(name: str, settings: Mapping[str, Any], dotted: str) -> tuple[str, str, str]:
-        return "" if dotted.startswith("loss.") else name, settings["loss.name"], dotted
-
-    for name, settings in runs:
-        for dotted, value in settings.items():
-            values.setdefault(key(name, settings, dotted), set()).add(json.dumps(value))
-    for name, settings in runs:
-        words = [name, settings["loss.name"]]
-        for dotted, value in settings.items():
-            if dotted != "loss.name" and len(values[key(name, settings, dotted)]) > 1:
-                words.append(f"{dotted.partition('.')[2]}={json.dumps(value)}")
-        yield " ".join(words)

@@ -6,20 +6,26 @@ import torch
 
 from sce.config import Config
 from sce.data.batches import DeviceSequences, training_batch
-from sce.experiments.components import PARTS, LiveTensors, measure_components
-from sce.experiments.datasets import Dataset, Synthetic, synthesize
-from sce.experiments.plan import to_toml
-from sce.experiments.steps import main, measure_steps
+from sce.data.prepared import PreparedDataset
+from sce.experiments.datasets import Synthetic, synthesize
+from sce.experiments.step_memory import (
+    COMPONENTS,
+    MemoryMeter,
+    main,
+    measure_components,
+    measure_steps,
+)
 
 BATCH, LENGTH, ITEMS, DIM = 8, 20, 1000, 16
 MIB = 2**20
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+def made(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
     place = tmp_path_factory.mktemp("data") / "made"
     wanted = Synthetic(items=ITEMS, users=60, mean_events=30, min_events=30, test_users=7)
-    return synthesize("made", wanted, place)
+    synthesize("made", wanted, place)
+    return PreparedDataset.load(place)
 
 
 def config(loss: str) -> Config:
@@ -33,11 +39,11 @@ def config(loss: str) -> Config:
 
 
 @pytest.mark.parametrize("loss", ["ce", "sce", "bce+", "bce"])
-def test_the_parts_are_known_by_their_shapes_and_add_up(made: Dataset, loss: str) -> None:
-    found = measure_components(made.prepared, config(loss), torch.device("cpu"))
-    assert tuple(found) == (*PARTS, "peak")
-    assert sum(found[part] for part in PARTS) == pytest.approx(found["peak"])
-    model, _ = config(loss).build(made.prepared)
+def test_the_parts_are_known_by_their_shapes_and_add_up(made: PreparedDataset, loss: str) -> None:
+    found = measure_components(made, config(loss), torch.device("cpu"))
+    assert tuple(found) == (*COMPONENTS, "peak")
+    assert sum(found[part] for part in COMPONENTS) == pytest.approx(found["peak"])
+    model, _ = config(loss).build(made)
     weights = sum(p.numel() for p in model.parameters()) * 4 / MIB
     assert found["weights"] == pytest.approx(weights)
     assert found["optimizer"] == pytest.approx(2 * weights, rel=0.01)  # and counts of steps
@@ -52,12 +58,12 @@ def test_the_parts_are_known_by_their_shapes_and_add_up(made: Dataset, loss: str
 
 
 @pytest.mark.parametrize("loss", ["ce", "sce", "bce"])
-def test_the_peak_is_that_of_a_step_in_one_piece(made: Dataset, loss: str) -> None:
+def test_the_peak_is_that_of_a_step_in_one_piece(made: PreparedDataset, loss: str) -> None:
     chosen = config(loss)
-    with LiveTensors() as counted:
-        model, criterion = chosen.build(made.prepared)
+    with MemoryMeter(torch.device("cpu")) as counted:
+        model, criterion = chosen.build(made)
         optimizer = torch.optim.Adam(model.parameters())
-        sequences = DeviceSequences.place(made.prepared.train, "cpu")
+        sequences = DeviceSequences.place(made.train, "cpu")
         for _ in range(2):
             counted.forget_peak()
             optimizer.zero_grad()
@@ -67,13 +73,13 @@ def test_the_peak_is_that_of_a_step_in_one_piece(made: Dataset, loss: str) -> No
             optimizer.step()
             del value, histories, targets
         whole = counted.peak() / MIB
-    found = measure_components(made.prepared, chosen, torch.device("cpu"))
+    found = measure_components(made, chosen, torch.device("cpu"))
     # What falls into the buckets of the two steps differs, and with it how many rows they touch.
     assert found["peak"] == pytest.approx(whole, rel=0.1 if loss == "sce" else 0.02)
 
 
 def test_live_tensors_are_counted_until_they_go() -> None:
-    with LiveTensors() as counted:
+    with MemoryMeter(torch.device("cpu")) as counted:
         one = torch.zeros(1000)
         view = one[:10].view(2, 5)
         assert counted.now() == 4000  # a view is no other memory
@@ -89,22 +95,22 @@ def test_live_tensors_are_counted_until_they_go() -> None:
     assert counted.now() == 0
 
 
-def test_steps_evaluate_nothing(made: Dataset) -> None:
-    found = measure_steps(made.prepared, config("ce-"), 5)
+def test_steps_evaluate_nothing(made: PreparedDataset) -> None:
+    found = measure_steps(made, config("ce-"), 5)
     assert (found["epochs"], found["test"], found["validation"]) == (1, None, None)
     assert found["memory_mib"]["training"] > 0
     assert found["components_mib"]["peak"] > 0
-    many = measure_steps(made.prepared, config("bce"), 20)  # there are 60 users, 8 a step
+    many = measure_steps(made, config("bce"), 20)  # there are 60 users, 8 a step
     assert many["epochs"] == 3
 
 
 def test_what_is_written_and_what_is_said(
-    made: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    made: PreparedDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "it.toml"
-    file.write_text(to_toml(config("ce")))
+    file.write_text('[model]\ndim = 16\n[loss]\nname = "ce"\n[training]\ndevice = "cpu"')
     common = ["--config", str(file), "--out", str(tmp_path / "run"), "--steps", "2"]
-    assert main([str(made.prepared.path), *common]) == 0
+    assert main([str(made.path), *common]) == 0
     assert [one.name for one in (tmp_path / "run").iterdir()] == ["result.json"]
     written = json.loads((tmp_path / "run" / "result.json").read_text())
     assert written["components_mib"]["loss"] > 0

@@ -6,7 +6,7 @@ import pytest
 
 from sce.experiments.datasets import Dataset, Synthetic
 from sce.experiments.plan import make_plan
-from sce.experiments.settings import load_sweep
+from sce.experiments.spec import load_sweep
 from tests.cycle_data import make_cycle
 
 FOLDER = Path(__file__).parents[2] / "experiments"
@@ -27,9 +27,9 @@ def test_it_runs_on_any_prepared_dataset_and_on_its_own(file: Path, tmp_path: Pa
     names = ["other", *settings.datasets]  # each also with the settings that a name brings
     prepared = make_cycle(tmp_path / "data", items=400)
     for name in names:
-        runs = make_plan(settings, [Dataset(name, prepared)]).runs
+        runs = make_plan(settings, [Dataset.of(name, prepared)]).runs
         assert 2 <= len(runs) <= 70
-    assert settings.views
+    assert settings.figures
     assert f"sce sweep experiments/{file.name} " in (FOLDER / "README.md").read_text()
 
 
@@ -44,11 +44,11 @@ def test_all_files_can_share_one_directory_without_data() -> None:
 
 
 def test_the_main_table_and_the_fronts_share_their_runs(tmp_path: Path) -> None:
-    data = [Dataset("ml1m", make_cycle(tmp_path / "data", items=4000))]
+    data = [Dataset.of("ml1m", make_cycle(tmp_path / "data", items=4000))]
     keys = {
         name: {run.key for run in make_plan(load_sweep(FOLDER / f"{name}.toml"), data).runs}
-        for name in ("main-table", "pareto", "bucket-size", "mix")
+        for name in ("main-table", "pareto", "bucket-size", "centres")
     }
     assert keys["main-table"] < keys["pareto"]
     assert len(keys["bucket-size"] & keys["main-table"]) == 12
-    assert len(keys["mix"] & keys["main-table"]) == 3
+    assert len(keys["centres"] & keys["main-table"]) == 6

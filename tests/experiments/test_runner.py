@@ -1,30 +1,26 @@
 """The sweep with runs that only pretend: a script instead of training, which takes no time."""
 
 import io
-import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sce.errors import InputError
-from sce.experiments import child as child_module
-from sce.experiments.child import Child
+from sce.experiments import runner
 from sce.experiments.datasets import Dataset
 from sce.experiments.display import SweepDisplay
-from sce.experiments.place import Place
 from sce.experiments.plan import PlannedRun, make_plan
-from sce.experiments.rows import Row, read_rows
-from sce.experiments.settings import load_sweep
-from sce.experiments.state import Limits, State
-from sce.experiments.sweep import run_sweep
+from sce.experiments.runner import SweepOptions, SweepRunner
+from sce.experiments.spec import load_sweep
+from sce.experiments.store import Row, SweepDirectory, read_rows
 from tests.cycle_data import make_cycle
 
 pytestmark = pytest.mark.timeout(60)
@@ -68,34 +64,28 @@ Behave = Callable[..., None]
 
 
 class Silent:
-    """Watches, and remembers how many ran at once and what was not started."""
+    """Watches, and remembers how many ran at once."""
 
     def __init__(self) -> None:
         self.gone = False
         self.most = 0
-        self.not_started: list[tuple[int, float, float]] = []
-        self.on_look: Callable[[State], None] = lambda state: None
+        self.on_look: Callable[[SweepRunner], None] = lambda sweep: None
 
-    def started(self, state: State, child: Child) -> None:
-        self.most = max(self.most, len(state.running))
+    def ended(self, sweep: SweepRunner, run: PlannedRun, row: Row | None) -> None: ...
 
-    def ended(self, state: State, run: PlannedRun, row: Row | None) -> None: ...
-
-    def put_off(self, state: State, runs: Sequence[PlannedRun], needs: float, left: float) -> None:
-        self.not_started.append((len(runs), needs, left))
-
-    def looked(self, state: State) -> None:
-        self.on_look(state)
+    def looked(self, sweep: SweepRunner) -> None:
+        self.most = max(self.most, len(sweep.running))
+        self.on_look(sweep)
 
 
 @pytest.fixture(scope="module")
 def cycle(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return Dataset("cycle", make_cycle(tmp_path_factory.mktemp("data") / "cycle"))
+    return Dataset.of("cycle", make_cycle(tmp_path_factory.mktemp("data") / "cycle"))
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    made = Place(tmp_path / "sweep")
+def place(tmp_path: Path) -> SweepDirectory:
+    made = SweepDirectory(tmp_path / "sweep")
     made.make()
     return made
 
@@ -114,49 +104,56 @@ def behave(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Behave:
 
     def arrange(**how: str) -> None:
         def command(run: PlannedRun, settings: Path, directory: Path, *, anew: bool) -> list[str]:
-            kind = how.get(f"of_{run.config.training.batch_size}", "well")
+            kind = how.get(f"of_{run.settings['training.batch_size']}", "well")
             diary = tmp_path / "diary"
             more = ["--force"] if anew else []
             return [sys.executable, "-c", PRETENDER, str(directory), kind, str(diary), *more]
 
-        monkeypatch.setattr(child_module, "_command", command)
+        monkeypatch.setattr(runner, "_command", command)
 
     arrange()
     return arrange
 
 
-def out_of_time_once(word: str, place: Place, runs: tuple[PlannedRun, ...], size: int) -> Silent:
+def out_of_time_once(
+    word: str, place: SweepDirectory, runs: tuple[PlannedRun, ...], size: int
+) -> Silent:
     """Ends the time when the diary of a run has the word."""
     watcher = Silent()
 
-    def hurry(state: State) -> None:
+    def hurry(sweep: SweepRunner) -> None:
         if word in diary(place, runs, size):
-            state.deadline = time.monotonic()
+            sweep.deadline = time.monotonic()
 
     watcher.on_look = hurry
     return watcher
 
 
-def diary(place: Place, runs: tuple[PlannedRun, ...], batch_size: int) -> list[str]:
+def diary(place: SweepDirectory, runs: tuple[PlannedRun, ...], batch_size: int) -> list[str]:
     """What the run of a batch size told, in order."""
-    (run,) = [run for run in runs if run.config.training.batch_size == batch_size]
+    (run,) = [run for run in runs if run.settings["training.batch_size"] == batch_size]
     told = place.path.parent / "diary"
     lines = told.read_text().splitlines() if told.exists() else []
     return [word for word, name in map(str.split, lines) if name == run.name]
 
 
 def sweep(
-    runs: tuple[PlannedRun, ...], place: Place, watcher: Silent | None = None, **limits: Any
-) -> State:
-    return run_sweep(runs, place, Limits(**limits), watcher or Silent())
+    runs: tuple[PlannedRun, ...],
+    place: SweepDirectory,
+    watcher: Silent | None = None,
+    **limits: Any,
+) -> SweepRunner:
+    made = SweepRunner(runs, place, SweepOptions(**limits))
+    made.run(watcher or Silent())
+    return made
 
 
-def by_size(place: Place) -> dict[int, Row]:
+def by_size(place: SweepDirectory) -> dict[int, Row]:
     return {row["settings"]["training.batch_size"]: row for row in read_rows(place.rows)}
 
 
 def test_every_run_has_a_row_and_none_is_repeated(
-    place: Place, runs: tuple[PlannedRun, ...], behave: Behave
+    place: SweepDirectory, runs: tuple[PlannedRun, ...], behave: Behave
 ) -> None:
     state = sweep(runs, place, jobs=2)
     assert (state.count("finished"), state.left) == (4, 0)
@@ -174,7 +171,7 @@ def test_every_run_has_a_row_and_none_is_repeated(
 
 
 def test_no_more_than_asked_run_at_once(
-    place: Place, runs: tuple[PlannedRun, ...], behave: Behave
+    place: SweepDirectory, runs: tuple[PlannedRun, ...], behave: Behave
 ) -> None:
     behave(of_1="short", of_2="short", of_3="short")
     watcher = Silent()
@@ -184,7 +181,7 @@ def test_no_more_than_asked_run_at_once(
 
 
 def test_a_failure_is_a_row_and_not_the_end(
-    place: Place, runs: tuple[PlannedRun, ...], behave: Behave
+    place: SweepDirectory, runs: tuple[PlannedRun, ...], behave: Behave
 ) -> None:
     behave(of_2="error", of_3="memory")
     state = sweep(runs, place)
@@ -200,7 +197,7 @@ def test_a_failure_is_a_row_and_not_the_end(
 
 
 def test_a_killed_run_goes_on_from_what_it_saved(
-    place: Place, runs: tuple[PlannedRun, ...], behave: Behave
+    place: SweepDirectory, runs: tuple[PlannedRun, ...], behave: Behave
 ) -> None:
     behave(of_1="killed")
     sweep(runs[:1], place)
@@ -213,7 +210,7 @@ def test_a_killed_run_goes_on_from_what_it_saved(
 
 
 def test_no_memory_beside_others_is_tried_again_alone(
-    place: Place, runs: tuple[PlannedRun, ...], behave: Behave
+    place: SweepDirectory, runs: tuple[PlannedRun, ...], behave: Behave
 ) -> None:
     behave(of_1="crowded", of_2="short", of_3="short", of_4="memory")
     state = sweep(runs, place, jobs=4)
@@ -226,7 +223,7 @@ def test_no_memory_beside_others_is_tried_again_alone(
 
 
 def test_weights_go_unless_they_are_wanted(
-    place: Place, runs: tuple[PlannedRun, ...], behave: Behave
+    place: SweepDirectory, runs: tuple[PlannedRun, ...], behave: Behave
 ) -> None:
     sweep(runs[:1], place)
     sweep(runs[1:2], place, keep_weights=True)
@@ -238,7 +235,7 @@ def test_weights_go_unless_they_are_wanted(
 
 
 def test_when_the_time_is_over_runs_save_and_go_on_next_time(
-    place: Place, runs: tuple[PlannedRun, ...], behave: Behave
+    place: SweepDirectory, runs: tuple[PlannedRun, ...], behave: Behave
 ) -> None:
     behave(of_2="slow")
     watcher = out_of_time_once("started", place, runs, 2)
@@ -249,79 +246,12 @@ def test_when_the_time_is_over_runs_save_and_go_on_next_time(
     assert sweep(runs, place).count("finished") == 4
     assert diary(place, runs, 2) == ["started", "saved", "resumed", "finished"]
     assert by_size(place)[2]["wall_seconds"] == pytest.approx(1.5, abs=0.7)
-    assert not list(place.runs.glob("*.legs.json"))
+    assert by_size(place)[2]["at_once"] is None  # nobody knows how many ran beside it before
     assert diary(place, runs, 1) == ["started", "finished"]
 
 
-def finish_first(runs: tuple[PlannedRun, ...], place: Place, seconds: float) -> None:
-    """Let the first run be done, after so many seconds as its row says."""
-    sweep(runs[:1], place)
-    row = read_rows(place.rows)[0]
-    place.rows.write_text(json.dumps(row | {"wall_seconds": seconds}) + "\n")
-
-
-def stop_half_way(run: PlannedRun, place: Place, seconds: float) -> None:
-    """Leave a run as one that was stopped after so many seconds."""
-    directory = place.runs / run.name
-    directory.mkdir()
-    for name in ("half", "resume.safetensors"):
-        (directory / name).touch()
-    legs = place.runs / f"{run.name}.legs.json"
-    legs.write_text(json.dumps({"seconds": seconds, "at_once": 1}))
-
-
-def test_nothing_starts_that_would_not_end_in_time(
-    place: Place, runs: tuple[PlannedRun, ...], behave: Behave
-) -> None:
-    """What a half-finished run has done is not expected of it again."""
-    finish_first(runs, place, 1000.0)
-    stop_half_way(runs[2], place, 990.0)
-    watcher = Silent()
-    state = sweep(runs, place, watcher, seconds=60.0)
-    assert (state.count("finished"), state.left, state.stopping) == (2, 2, None)
-    assert diary(place, runs, 3) == ["resumed", "finished"]
-    assert diary(place, runs, 2) == diary(place, runs, 4) == []
-    ((count, needs, left),) = watcher.not_started
-    assert count == 2
-    assert needs > 900.0
-    assert 0 <= left <= 60.0
-
-
-def test_every_sweep_gets_somewhere_however_short_the_time(
-    place: Place, runs: tuple[PlannedRun, ...], behave: Behave
-) -> None:
-    """When nothing would end in time, one is begun: that which has least to do."""
-    finish_first(runs, place, 1000.0)
-    stop_half_way(runs[3], place, 500.0)
-    state = sweep(runs, place, seconds=60.0)
-    assert (state.started, state.left) == (1, 2)
-    assert diary(place, runs, 4) == ["resumed", "finished"]
-    assert diary(place, runs, 2) == diary(place, runs, 3) == []
-
-
-def test_time_that_left_no_state_is_to_be_spent_again(
-    place: Place, runs: tuple[PlannedRun, ...], behave: Behave
-) -> None:
-    finish_first(runs, place, 1000.0)
-    stop_half_way(runs[1], place, 990.0)
-    (place.runs / runs[1].name / "resume.safetensors").unlink()
-    stop_half_way(runs[2], place, 500.0)
-    assert sweep(runs[:3], place, seconds=60.0).left == 1
-    assert diary(place, runs, 2) == []
-
-
-def test_a_half_finished_run_goes_on_after_a_budget_that_was_too_small(
-    place: Place, runs: tuple[PlannedRun, ...], behave: Behave
-) -> None:
-    stop_half_way(runs[0], place, 40.0)
-    assert sweep(runs[:1], place, memory_mib=10.0).count("failed") == 1
-    assert sweep(runs[:1], place, memory_mib=10_000.0).count("finished") == 1
-    assert diary(place, runs, 1) == ["resumed", "finished"]
-    assert by_size(place)[1]["wall_seconds"] >= 40.0
-
-
 def test_what_failed_and_was_then_stopped_goes_on_from_the_later_state(
-    place: Place, runs: tuple[PlannedRun, ...], behave: Behave
+    place: SweepDirectory, runs: tuple[PlannedRun, ...], behave: Behave
 ) -> None:
     behave(of_1="error")
     sweep(runs[:1], place)
@@ -334,7 +264,7 @@ def test_what_failed_and_was_then_stopped_goes_on_from_the_later_state(
 
 
 def test_when_nobody_reads_any_more_runs_save(
-    place: Place,
+    place: SweepDirectory,
     runs: tuple[PlannedRun, ...],
     behave: Behave,
     monkeypatch: pytest.MonkeyPatch,
@@ -342,8 +272,9 @@ def test_when_nobody_reads_any_more_runs_save(
     """As with `sce sweep ... 2>&1 | head -1`."""
     behave(of_1="short", of_2="slow")
     monkeypatch.setattr(sys, "stderr", BrokenPipe())
-    with SweepDisplay(2) as display:
-        state = run_sweep(runs[:3], place, Limits(jobs=2), display)
+    with SweepDisplay() as display:
+        state = SweepRunner(runs[:3], place, SweepOptions(jobs=2))
+        state.run(display)
     assert (state.signal, state.count("finished"), state.left) == (13, 1, 2)
     assert diary(place, runs, 2) == ["started", "saved"]
     assert diary(place, runs, 3) == []
@@ -356,48 +287,13 @@ class BrokenPipe(io.StringIO):
         raise BrokenPipeError
 
 
-def test_memory_is_shared_out(place: Place, runs: tuple[PlannedRun, ...], behave: Behave) -> None:
-    """Each takes 5,000 MiB as its row says, and some for its process."""
-    watcher = Silent()
-    sweep(runs, place, watcher, jobs=4, memory_mib=100_000.0)
-    rows = read_rows(place.rows)
-    assert watcher.most >= 2
-    other = tuple(
-        PlannedRun(f"seed1{run.key[5:]}", run.dataset, run.config,
-                   {**run.settings, "training.seed": 1}, run.label)
-        for run in runs
-    )  # fmt: skip
-    behave(of_1="short", of_2="short", of_3="short", of_4="short")
-    watcher = Silent()
-    # What another seed took is known only from rows of the plan: both seeds are in it.
-    state = sweep((*runs, *other), place, watcher, jobs=4, memory_mib=11_500.0)
-    assert watcher.most == 2
-    assert state.count("finished") == 8
-    assert len(rows) == 4
-
-
-def test_what_needs_more_than_there_is_waits_for_a_larger_budget(
-    place: Place, runs: tuple[PlannedRun, ...], behave: Behave
-) -> None:
-    state = sweep(runs, place, memory_mib=100.0)
-    assert state.count("failed") == 4
-    assert by_size(place)[1]["failure"]["kind"] == "over the memory budget"
-    assert diary_is_empty(place)
-    assert sweep(runs, place, memory_mib=10_000.0).count("finished") == 4
-    assert diary(place, runs, 1) == ["started", "finished"]  # there was nothing to begin anew
-
-
-def diary_is_empty(place: Place) -> bool:
-    return not (place.path.parent / "diary").exists()
-
-
 def test_a_signal_lets_runs_save(
-    place: Place, runs: tuple[PlannedRun, ...], behave: Behave
+    place: SweepDirectory, runs: tuple[PlannedRun, ...], behave: Behave
 ) -> None:
     behave(of_1="slow", of_2="slow")
     watcher = Silent()
 
-    def interrupt(state: State) -> None:
+    def interrupt(state: SweepRunner) -> None:
         told = place.path.parent / "diary"
         if told.exists() and told.read_text().count("started") == 2 and state.signal is None:
             os.kill(os.getpid(), signal.SIGINT)
@@ -411,7 +307,7 @@ def test_a_signal_lets_runs_save(
 
 
 def test_a_run_that_ended_unseen_gets_its_row(
-    place: Place, runs: tuple[PlannedRun, ...], behave: Behave
+    place: SweepDirectory, runs: tuple[PlannedRun, ...], behave: Behave
 ) -> None:
     sweep(runs, place)
     lines = place.rows.read_text().splitlines(keepends=True)
@@ -421,15 +317,12 @@ def test_a_run_that_ended_unseen_gets_its_row(
     assert by_size(place)[3]["at_once"] is None
 
 
-def test_one_sweep_at_a_time(place: Place) -> None:
-    held = place.lock()
-    assert held is not None
-    with pytest.raises(InputError, match="another sweep is at work"):
-        place.lock()
-    os.close(held)
-    again = place.lock()
-    assert again is not None
-    os.close(again)
+def test_one_sweep_at_a_time(place: SweepDirectory) -> None:
+    refused = pytest.raises(InputError, match="another sweep is at work")
+    with place.locked(), refused, place.locked():
+        pass
+    with place.locked() as again:
+        assert again is not None
 
 
 def begin_sweep(here: Path, data: Path) -> "subprocess.Popen[bytes]":
@@ -437,22 +330,21 @@ def begin_sweep(here: Path, data: Path) -> "subprocess.Popen[bytes]":
     program = textwrap.dedent(f"""
         import sys
         from pathlib import Path
-        from sce.experiments import child
+        from sce.experiments import runner
         from sce.experiments.datasets import open_dataset
-        from sce.experiments.place import Place
         from sce.experiments.plan import make_plan
-        from sce.experiments.settings import load_sweep
-        from sce.experiments.state import Limits
-        from sce.experiments.sweep import run_sweep
-        from tests.experiments.test_sweep import PRETENDER, Silent
+        from sce.experiments.spec import load_sweep
+        from sce.experiments.store import SweepDirectory
+        from tests.experiments.test_runner import PRETENDER, Silent
         here = Path({str(here)!r})
         (here / "mine.toml").write_text("")
-        child._command = lambda run, settings, directory, anew: [
+        runner._command = lambda run, settings, directory, anew: [
             sys.executable, "-c", PRETENDER, str(directory), "slow", str(here / "diary")]
-        place = Place(here / "sweep")
+        place = SweepDirectory(here / "sweep")
         place.make()
         runs = make_plan(load_sweep(here / "mine.toml"), [open_dataset({str(data)!r})]).runs
-        run_sweep(runs, place, Limits(), Silent(), lock=place.lock())
+        with place.locked() as lock:
+            runner.SweepRunner(runs, place, runner.SweepOptions(), lock=lock).run(Silent())
     """)
     root = Path(__file__).parents[2]
     started = subprocess.Popen([sys.executable, "-c", program], cwd=root, start_new_session=True)
@@ -462,7 +354,7 @@ def begin_sweep(here: Path, data: Path) -> "subprocess.Popen[bytes]":
 
 def test_ctrl_c_is_for_the_sweep_which_tells_its_runs_once(tmp_path: Path, cycle: Dataset) -> None:
     """A terminal sends it to a whole group of processes, and a second one would end a run."""
-    sweeping = begin_sweep(tmp_path, cycle.prepared.path)
+    sweeping = begin_sweep(tmp_path, cycle.path)
     os.killpg(sweeping.pid, signal.SIGINT)
     assert sweeping.wait(timeout=30) == 0
     words = [line.split()[0] for line in (tmp_path / "diary").read_text().splitlines()]
@@ -472,8 +364,8 @@ def test_ctrl_c_is_for_the_sweep_which_tells_its_runs_once(tmp_path: Path, cycle
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere children outlive a killed parent")
 def test_a_killed_sweep_takes_its_runs_with_it(tmp_path: Path, cycle: Dataset) -> None:
     """Even by SIGKILL: they are told to save, and until they have, nobody else may start."""
-    sweeping = begin_sweep(tmp_path, cycle.prepared.path)
-    place = Place(tmp_path / "sweep")
+    sweeping = begin_sweep(tmp_path, cycle.path)
+    place = SweepDirectory(tmp_path / "sweep")
     sweeping.kill()
     sweeping.wait()
     assert not _lockable(place)
@@ -481,14 +373,12 @@ def test_a_killed_sweep_takes_its_runs_with_it(tmp_path: Path, cycle: Dataset) -
     _wait_for(lambda: _lockable(place))
 
 
-def _lockable(place: Place) -> bool:
+def _lockable(place: SweepDirectory) -> bool:
     try:
-        descriptor = place.lock()
+        with place.locked():
+            return True
     except InputError:
         return False
-    assert descriptor is not None
-    os.close(descriptor)
-    return True
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:

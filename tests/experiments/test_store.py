@@ -6,17 +6,17 @@ import pytest
 
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
-from sce.experiments.place import Place, Sweep
-from sce.experiments.views import View
+from sce.experiments.figure_spec import FigureSpec
+from sce.experiments.store import Sweep, SweepDirectory, append_row, read_rows
 from sce.recommend import Recommender
 from sce.training.run import Run
 from tests.tiny_run import make_dataset, make_run
 
 
 def test_sweeps_are_remembered(tmp_path: Path) -> None:
-    place = Place(tmp_path / "sweep")
+    place = SweepDirectory(tmp_path / "sweep")
     place.make()
-    first = Sweep("a", "A", ("1", "2"), (View("table", by=("loss.mix",)),))
+    first = Sweep("a", "A", ("1", "2"), (FigureSpec("table", by=("loss.centres",)),))
     place.write_sweep(first)
     place.write_sweep(Sweep("b", "B", (), (), "steps"))
     assert place.read_sweeps() == [first, Sweep("b", "B", (), (), "steps")]
@@ -25,7 +25,7 @@ def test_sweeps_are_remembered(tmp_path: Path) -> None:
 
 
 def test_the_same_settings_on_other_data_are_added(tmp_path: Path) -> None:
-    place = Place(tmp_path / "sweep")
+    place = SweepDirectory(tmp_path / "sweep")
     place.make()
     first = Sweep("a", "A", ("1", "2"), (), file="/x/a.toml", variant="v")
     assert place.write_sweep(first) == 0
@@ -43,13 +43,13 @@ def test_the_same_settings_on_other_data_are_added(tmp_path: Path) -> None:
 def test_what_is_no_place_for_a_sweep(tmp_path: Path) -> None:
     (tmp_path / "dear").write_text("dear")
     with pytest.raises(InputError, match="holds other things"):
-        Place(tmp_path).make()
+        SweepDirectory(tmp_path).make()
     with pytest.raises(InputError, match="is a file"):
-        Place(tmp_path / "dear").make()
+        SweepDirectory(tmp_path / "dear").make()
     with pytest.raises(InputError, match="does not exist"):
-        Place(tmp_path / "none").read_sweeps()
+        SweepDirectory(tmp_path / "none").read_sweeps()
     with pytest.raises(InputError, match="is not of a sweep"):
-        Place(tmp_path).read_sweeps()
+        SweepDirectory(tmp_path).read_sweeps()
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_what_is_no_place_for_a_sweep(tmp_path: Path) -> None:
      (json.dumps({"format": "sce sweep", "version": 9}), "has version 9")],
 )  # fmt: skip
 def test_what_was_altered(tmp_path: Path, content: str, message: str) -> None:
-    place = Place(tmp_path / "sweep")
+    place = SweepDirectory(tmp_path / "sweep")
     place.make()
     (place.path / "sweeps" / "a.json").write_text(content)
     with pytest.raises(InputError, match=message):
@@ -66,9 +66,9 @@ def test_what_was_altered(tmp_path: Path, content: str, message: str) -> None:
 
 
 def test_a_figure_that_cannot_be_is_named_and_can_be_mended(tmp_path: Path) -> None:
-    place = Place(tmp_path / "sweep")
+    place = SweepDirectory(tmp_path / "sweep")
     place.make()
-    sweep = Sweep("a", "A", ("1",), (View("table"),))
+    sweep = Sweep("a", "A", ("1",), (FigureSpec("table"),))
     place.write_sweep(sweep)
     file = place.path / "sweeps" / "a.json"
     file.write_text(file.read_text().replace("loss.name", "loss.nmae"))
@@ -81,7 +81,7 @@ def test_a_figure_that_cannot_be_is_named_and_can_be_mended(tmp_path: Path) -> N
 def test_runs_on_one_dataset_share_their_ids(tmp_path: Path) -> None:
     items, users = Vocabulary.from_integers(range(40)), Vocabulary.from_integers(range(9))
     dataset = make_dataset(tmp_path / "data", items, users)
-    place = Place(tmp_path / "sweep")
+    place = SweepDirectory(tmp_path / "sweep")
     place.make()
     runs = [make_run(place.runs / name, dataset) for name in ("a", "b", "c")]
     (name,) = [file.name for file in runs[0].path.glob("items_*.npy")]
@@ -99,7 +99,7 @@ def test_runs_on_one_dataset_share_their_ids(tmp_path: Path) -> None:
 def test_a_run_without_its_weights_says_who_removed_them(tmp_path: Path) -> None:
     items, users = Vocabulary.from_integers(range(40)), Vocabulary.from_integers(range(9))
     dataset = make_dataset(tmp_path / "data", items, users)
-    place = Place(tmp_path / "sweep")
+    place = SweepDirectory(tmp_path / "sweep")
     place.make()
     kept, trimmed, young = (
         make_run(place.runs / name, dataset, weights=name != "young")
@@ -116,7 +116,7 @@ def test_a_run_without_its_weights_says_who_removed_them(tmp_path: Path) -> None
 
 
 def test_what_is_damaged_is_made_small_too(tmp_path: Path) -> None:
-    place = Place(tmp_path / "sweep")
+    place = SweepDirectory(tmp_path / "sweep")
     place.make()
     directory = place.runs / "a"
     directory.mkdir()
@@ -124,3 +124,31 @@ def test_what_is_damaged_is_made_small_too(tmp_path: Path) -> None:
     (directory / "best.safetensors").touch()
     place.trim(directory, weights=False)
     assert not (directory / "best.safetensors").exists()
+
+
+def test_of_two_rows_about_one_run_the_later_counts(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    rows = [{"key": "a", "n": 1}, {"key": "b", "n": 2}, {"key": "a", "n": 3}]
+    for row in rows:
+        append_row(file, row)
+    assert read_rows(file) == [{"key": "a", "n": 3}, {"key": "b", "n": 2}]
+    assert len(file.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("cut", [1, 5, 9])
+def test_a_row_that_was_cut_off_harms_no_other(tmp_path: Path, cut: int) -> None:
+    file = tmp_path / "rows.jsonl"
+    append_row(file, {"key": "a"})
+    with file.open("a") as out:
+        out.write(json.dumps({"key": "b"})[:cut])
+    append_row(file, {"key": "c"})
+    assert [row["key"] for row in read_rows(file)] == ["a", "c"]
+
+
+def test_no_file_is_no_rows(tmp_path: Path) -> None:
+    assert read_rows(tmp_path / "none") == []
+
+
+def test_where_nothing_can_be_written(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot write"):
+        append_row(tmp_path / "none" / "rows.jsonl", {"key": "a"})

@@ -1,4 +1,4 @@
-"""What a comparison shows: figures and tables, as a settings file asks for them.
+"""The figures and tables that a sweep file asks `sce compare` for.
 
 [[figures]]
 kind = "pareto"                    # quality against a cost: memory or time
@@ -10,25 +10,25 @@ x = "loss.bucket_size_y"
 y = "test.ndcg@10"
 
 [[figures]]
-kind = "epochs"                    # how a number went as training did
+kind = "epochs"                    # a number over the course of training
 y = "picked_once"
-by = ["loss.mix"]
+by = ["loss.centres"]
 
 [[figures]]
-kind = "components"                # what the memory was taken by; of runs that measure steps
+kind = "components"                # peak memory by component; of runs that measure steps
 
 [[figures]]
 kind = "table"                     # as the paper's: best in bold, second underlined
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
-from sce.config import SECTIONS, nearest
+from sce.config import nearest, setting_names
 from sce.errors import InputError
-from sce.experiments.summary import LOSSES
+from sce.losses import LOSSES
 from sce.units import is_number
 
 Kind = Literal["pareto", "line", "epochs", "components", "table"]
@@ -41,14 +41,10 @@ COSTS = ("memory", "time")
 COURSES = ("picked_once", "placed", "correct_in_bucket", "loss", "validation.ndcg@10")
 MEASURES = (*COSTS, "speed")  # of a run, beside its metrics
 _METRIC = re.compile(r"(ndcg|hr|mrr|cov)@(1|5|10|20|50)")  # what runs are evaluated by
-_SETTINGS = tuple(
-    f"{section}.{entry.name}" for section, kind in SECTIONS.items() for entry in fields(kind)
-)
-_REQUIRED = {"pareto": (), "line": ("x",), "epochs": ("y",), "components": (), "table": ()}
 
 
 @dataclass(frozen=True)
-class View:
+class FigureSpec:
     """A figure for each dataset, or a table."""
 
     kind: Kind
@@ -74,34 +70,34 @@ class View:
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise InputError(f"kind is one of {', '.join(get_args(Kind))}; got {self.kind!r}")
-        for name in _REQUIRED[self.kind]:
-            if not getattr(self, name):
-                raise InputError(f"a figure of kind {self.kind} needs {name}")
+        settings = sorted(setting_names())
         if self.kind == "pareto" and (self.x or "memory") not in COSTS:
             raise InputError(f"the x of a pareto figure is {' or '.join(COSTS)}; got {self.x!r}")
+        if self.kind == "line":
+            if not self.x:
+                raise InputError("a figure of kind line needs x")
+            _check("x", self.x, ["items", *settings])
         if self.kind == "epochs" and self.y not in COURSES:
             raise InputError(f"the y of epochs is one of {', '.join(COURSES)}; got {self.y!r}")
-        if not set(self.log) <= set("xy"):
-            raise InputError(f"log names axes: x, y or xy; got {self.log!r}")
-        for one in self.by:
-            _check("by", one, _SETTINGS)
-        for one in self.losses:
-            _check("losses", one, tuple(LOSSES))
-        for one in self.metrics:
-            if not (isinstance(one, str) and _METRIC.fullmatch(one)):
-                _check("metrics", one, PAPER_METRICS)
-        if self.kind == "line":
-            _check("x", self.x, ("items", *_SETTINGS))
         split, _, metric = self.y.partition(".")
         known = split in ("test", "validation") and _METRIC.fullmatch(metric)
         if self.kind in ("line", "pareto") and not known:
-            _check("y", self.y, (*MEASURES, *(f"test.{one}" for one in PAPER_METRICS)))
+            _check("y", self.y, [*MEASURES, *(f"test.{one}" for one in PAPER_METRICS)])
+        if not set(self.log) <= set("xy"):
+            raise InputError(f"log names axes: x, y or xy; got {self.log!r}")
+        for one in self.by:
+            _check("by", one, settings)
+        for one in self.losses:
+            _check("losses", one, LOSSES)
+        for one in self.metrics:
+            if not (isinstance(one, str) and _METRIC.fullmatch(one)):
+                _check("metrics", one, PAPER_METRICS)
         for column in self.published:
             _check_published(column)
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> "View":
-        """Make one of a table of a settings file, or of what `as_dict` gave.
+    def read(cls, given: Mapping[str, Any]) -> "FigureSpec":
+        """Make one of a table of a sweep file, or of what `as_dict` gave.
 
         Raises:
             InputError: When something in it is unknown or of the wrong kind.
@@ -112,30 +108,25 @@ class View:
             if name not in kinds:
                 raise InputError(f"{name!r} is unknown in figures; known are {', '.join(kinds)}")
             listed = str(kinds[name]).startswith("tuple")
-            if isinstance(value, list | tuple) is not listed or not (
-                listed or isinstance(value, str)
-            ):
-                raise InputError(
-                    f"{name} must be {'a list' if listed else 'a text'}; got {value!r}"
-                )
+            if not isinstance(value, list if listed else str):
+                kind = "a list" if listed else "a text"
+                raise InputError(f"{name} must be {kind}; got {value!r}")
             values[name] = tuple(value) if listed else value
         if "kind" not in values:
             raise InputError(f"a figure needs a kind: one of {', '.join(get_args(Kind))}")
         return cls(**values)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return it as JSON has it."""
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in asdict(self).items()
         }
 
 
-def _check(name: str, given: object, known: tuple[str, ...]) -> None:
+def _check(name: str, given: object, known: Collection[str]) -> None:
     if given not in known:
-        raise InputError(
-            f"{name}: {given!r} is unknown; {nearest(str(given), dict.fromkeys(known))}"
-        )
+        raise InputError(f"{name}: {given!r} is unknown; {nearest(str(given), known)}")
 
 
 def _check_published(given: object) -> None:
@@ -146,14 +137,14 @@ def _check_published(given: object) -> None:
             if not isinstance(value, str):
                 raise InputError(f"published: {name} must be a text; got {value!r}")
         elif not _METRIC.fullmatch(name):
-            _check("published", name, ("name", "dataset", *PAPER_METRICS))
+            _check("published", name, ["name", "dataset", *PAPER_METRICS])
         elif not is_number(value):
             raise InputError(f"published: {name} must be a number; got {value!r}")
 
 
-STEPS_VIEWS = (View("components"),)
-DEFAULT_VIEWS = (
-    View("table"),
-    View("pareto", x="memory"),
-    View("pareto", x="time"),
+STEPS_FIGURES: tuple[FigureSpec, ...] = (FigureSpec("components"),)
+DEFAULT_FIGURES: tuple[FigureSpec, ...] = (
+    FigureSpec("table"),
+    FigureSpec("pareto", x="memory"),
+    FigureSpec("pareto", x="time"),
 )

@@ -3,11 +3,11 @@ from pathlib import Path
 import pytest
 
 from sce.errors import InputError
-from sce.experiments.settings import SweepSettings, load_sweep, override
-from sce.experiments.views import DEFAULT_VIEWS, View
+from sce.experiments.figure_spec import DEFAULT_FIGURES, FigureSpec
+from sce.experiments.spec import SweepSpec, load_sweep, parse_overrides
 
 
-def read(tmp_path: Path, text: str) -> SweepSettings:
+def read(tmp_path: Path, text: str) -> SweepSpec:
     file = tmp_path / "mine.toml"
     file.write_text(text)
     return load_sweep(file)
@@ -43,15 +43,15 @@ def test_a_whole_file(tmp_path: Path) -> None:
     assert (made.synthetic.items, made.settings) == (300, {"model": {"dropout": 0.6}})
     assert (there.path, there.synthetic) == ("data/there", None)
     assert found.grids == ({"loss.name": ["sce", "ce"], "training.batch_size": [16]},)
-    assert found.views == (View("line", x="loss.alpha", by=("loss.beta",)),)
+    assert found.figures == (FigureSpec("line", x="loss.alpha", by=("loss.beta",)),)
 
 
 def test_an_empty_file_is_one_run_as_ever(tmp_path: Path) -> None:
     found = read(tmp_path, "")
     assert found.grids == ({},)
     assert found.seeds == (0,)
-    assert found.views == DEFAULT_VIEWS
-    assert [view.kind for view in read(tmp_path, 'measure = "steps"').views] == ["components"]
+    assert found.figures == DEFAULT_FIGURES
+    assert [figure.kind for figure in read(tmp_path, 'measure = "steps"').figures] == ["components"]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_an_empty_file_is_one_run_as_ever(tmp_path: Path) -> None:
         ("[datasets.made]\nmodel.dropot = 3", "the nearest valid key is dropout"),
         ("[grid]\nx = 1", "grid is a list of tables"),
         ("[[grid]]\nlos.name = 'ce'", "los is unknown; the nearest valid key is loss"),
-        ("[[grid]]\nloss.nmae = 'ce'", "loss.nmae is unknown; the nearest valid key is name"),
+        ("[[grid]]\nloss.nmae = 'ce'", "loss.nmae is unknown; the nearest valid key is loss.name"),
         ("[[grid]]\nloss.name = []", "is an empty list"),
         ("[[figures]]\nkind = 'pie'", "kind is one of"),
         ("[[figures]]\ntitle = 'pie'", "needs a kind"),
@@ -93,7 +93,7 @@ def test_an_empty_file_is_one_run_as_ever(tmp_path: Path) -> None:
         ("[[figures]]\nkind = 'table'\nmetrics = [3]", "metrics: 3 is unknown"),
         ("[[figures]]\nkind = 'table'\nmetrics = ['ndcg@7']", "metrics: 'ndcg@7' is unknown"),
         ("[datasets.a]\nsynthetic = { items = 500 }", "[datasets.a] synthetic needs users"),
-        ("[[figures]]\nkind = 'table'\nby = ['loss.mixx']", "nearest valid key is loss.mix"),
+        ("[[figures]]\nkind = 'table'\nby = ['loss.centers']", "nearest valid key is loss.centres"),
         ("[[figures]]\nkind = 'table'\nlosses = ['scee']", "nearest valid key is sce"),
         ("[[figures]]\nkind = 'table'\npublished = [{ 'ndgc@10' = 1 }]", "valid key is ndcg@10"),
         ("[[figures]]\nkind = 'table'\npublished = [{ 'hr@10' = '1' }]", "must be a number"),
@@ -125,7 +125,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_settings_over_all_others() -> None:
-    found = override(["training.epochs=2", "loss.name=ce-", "training.betas=[0.8, 0.9]"])
+    found = parse_overrides(["training.epochs=2", "loss.name=ce-", "training.betas=[0.8, 0.9]"])
     assert found == {
         "training": {"epochs": 2, "betas": (0.8, 0.9)},
         "loss": {"name": "ce-"},
@@ -136,9 +136,9 @@ def test_settings_over_all_others() -> None:
                                    "training.seed=3"])  # fmt: skip
 def test_settings_that_are_none(given: str) -> None:
     with pytest.raises(InputError, match="--set"):
-        override([given])
+        parse_overrides([given])
 
 
-def test_a_view_comes_back_from_json() -> None:
-    view = View("table", by=("loss.mix",), published=({"name": "x", "hr@10": 0.1},))
-    assert View.read(view.as_dict()) == view
+def test_a_figure_comes_back_from_json() -> None:
+    figure = FigureSpec("table", by=("loss.centres",), published=({"name": "x", "hr@10": 0.1},))
+    assert FigureSpec.read(figure.as_dict()) == figure

@@ -1,0 +1,300 @@
+"""Running a sweep: so many processes at once, within a time, as far as it is not done yet."""
+
+import ctypes
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from sce.experiments.failures import KILLED, OUT_OF_MEMORY, Failure, explain_failure
+from sce.experiments.plan import PlannedRun
+from sce.experiments.store import (
+    FAILED,
+    Row,
+    SweepDirectory,
+    append_row,
+    can_resume,
+    failed_row,
+    finished_row,
+    read_rows,
+)
+from sce.training.interrupt import Interrupts
+
+_TICK = 0.1  # seconds between looks at the processes
+_PATIENCE = 120.0  # seconds to save in, before a process is ended for good
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """Limits of a sweep, and what it keeps."""
+
+    jobs: int = 1
+    """Runs at once."""
+    seconds: float | None = None
+    """Time budget: then no run starts any more, and running ones are told to save."""
+    keep_weights: bool = False
+    """Keep the weights of finished runs."""
+    retry_failed: bool = False
+    """Run again what failed before."""
+
+
+class Watcher(Protocol):
+    """Shows a sweep."""
+
+    gone: bool
+    """The reader went away, as `head` does: the sweep stops."""
+
+    def ended(self, sweep: "SweepRunner", run: PlannedRun, row: Row | None) -> None:
+        """A run ended; without a row it was stopped, or must try again."""
+
+    def looked(self, sweep: "SweepRunner") -> None:
+        """The processes were looked at."""
+
+
+class SweepRunner:
+    """Runs a plan, and holds how far it is."""
+
+    def __init__(
+        self,
+        runs: Sequence[PlannedRun],
+        directory: SweepDirectory,
+        options: SweepOptions,
+        *,
+        lock: int | None = None,
+    ) -> None:
+        """Sort the plan into what is done and what is to be done.
+
+        Args:
+            runs: The plan.
+            directory: Where everything is kept.
+            options: Limits, and what is kept.
+            lock: The descriptor of `SweepDirectory.locked`, which every run holds too.
+        """
+        self.directory, self.options, self._lock = directory, options, lock
+        self.begun = time.monotonic()
+        self.deadline = math.inf if options.seconds is None else self.begun + options.seconds
+        self.total = len(runs)
+        self.waiting: deque[PlannedRun] = deque()
+        self.running: list[Child] = []
+        self.rows: dict[str, Row] = {}
+        self.left = 0
+        """Runs that were stopped, or not started for want of time."""
+        self.stopping: str | None = None
+        """Why no run starts any more."""
+        self.signal: int | None = None
+        """The signal that stopped the sweep."""
+        self._anew: set[str] = set()  # failed before, and left nothing to go on with
+        self._alone: set[str] = set()  # found no memory beside others: get all of it once
+        found = {row["key"]: row for row in read_rows(directory.rows)}
+        for run in runs:
+            row, path = found.get(run.key), directory.runs / run.name
+            if row is None and (path / "result.json").is_file():
+                # It ended, and the sweep was killed before it could say so.
+                row = finished_row(run, path, at_once=None, wall=None)
+                append_row(directory.rows, row)
+                directory.trim(path, weights=options.keep_weights)
+            if row is not None and (row["status"] != FAILED or not options.retry_failed):
+                self.rows[run.key] = row
+                continue
+            self.waiting.append(run)
+            # A failure takes its state with it: one that is there is of a later, better attempt.
+            if row is not None and not can_resume(path):
+                self._anew.add(run.key)
+
+    def run(self, watcher: Watcher) -> None:
+        """Run what has no row yet, and give every run a row.
+
+        Signals stop it: Ctrl-C and SIGTERM tell the running ones to save, a second one ends them.
+        So does a watcher that is gone.
+        """
+        with Interrupts(wanted=True, say=False) as interrupts, self._no_orphans():
+            while self.waiting or self.running:
+                if watcher.gone:
+                    interrupts.lose_reader()
+                self._notice_stop(interrupts.received)
+                self._start()
+                for child in [child for child in self.running if child.poll() is not None]:
+                    self.running.remove(child)
+                    watcher.ended(self, child.run, self._end(child))
+                watcher.looked(self)
+                if self.running:
+                    time.sleep(_TICK)
+
+    def count(self, status: str) -> int:
+        """Return how many runs came to such an end."""
+        return sum(row["status"] == status for row in self.rows.values())
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the sweep began."""
+        return time.monotonic() - self.begun
+
+    def _notice_stop(self, received: int | None) -> None:
+        if received is not None and self.signal is None:
+            self.signal, self.stopping = received, "interrupted"
+        elif self.stopping is None and time.monotonic() >= self.deadline:
+            self.stopping = "the time is over"
+        if self.stopping is not None:
+            self.left += len(self.waiting)
+            self.waiting.clear()
+            for child in self.running:
+                child.stop()
+
+    def _start(self) -> None:
+        """Start as many runs as there is room for; those that need all memory come last, alone."""
+        while self.waiting and len(self.running) < self.options.jobs:
+            crowd = [run for run in self.waiting if run.key not in self._alone]
+            if self.running and (not crowd or self.running[0].run.key in self._alone):
+                return
+            run = (crowd or self.waiting)[0]
+            self.waiting.remove(run)
+            anew, jobs = run.key in self._anew, self.options.jobs
+            self.running.append(
+                Child(run, self.directory.runs, anew=anew, lock=self._lock, jobs=jobs)
+            )
+            for child in self.running:
+                child.at_once = max(child.at_once, len(self.running))
+
+    def _end(self, child: "Child") -> Row | None:
+        """Give a run that ended its row; None if it has more to do."""
+        run, status = child.run, child.poll()
+        assert status is not None
+        at_once = None if child.resumed else child.at_once
+        if (child.path / "result.json").is_file() and status == 0:
+            row = finished_row(run, child.path, at_once=at_once, wall=child.seconds)
+            self._keep(row)
+            self.directory.trim(child.path, weights=self.options.keep_weights)
+            return row
+        if child.stopped or status in (130, 143):  # it saved and ended, as somebody asked
+            self.left += 1
+            return None
+        failure = explain_failure(status, child.output())
+        if failure.kind == OUT_OF_MEMORY and child.at_once > 1 and run.key not in self._alone:
+            self._alone.add(run.key)
+            self.waiting.append(run)
+            return None
+        if failure.kind == KILLED and can_resume(child.path):  # it was well until then
+            again = f"{failure.message}; --retry-failed goes on from what it saved"
+            failure = Failure(KILLED, again)
+        else:
+            self.directory.trim(child.path, weights=False)
+        row = failed_row(run, failure, at_once=at_once, wall=child.seconds)
+        self._keep(row)
+        return row
+
+    def _keep(self, row: Row) -> None:
+        append_row(self.directory.rows, row)
+        self.rows[row["key"]] = row
+
+    @contextmanager
+    def _no_orphans(self) -> Iterator[None]:
+        """Whatever goes wrong, no process stays."""
+        try:
+            yield
+        except BaseException:
+            for child in self.running:
+                child.kill()
+            raise
+
+
+class Child:
+    """The process of a run: its peak memory is its own. Writes `RUNS/NAME` and `RUNS/NAME.log`."""
+
+    def __init__(
+        self, run: PlannedRun, runs: Path, *, anew: bool, lock: int | None, jobs: int = 1
+    ) -> None:
+        """Start it, or go on with it where it was stopped.
+
+        Args:
+            run: To be run.
+            runs: The directory of all runs.
+            anew: Do not go on, but start again.
+            lock: A descriptor to hold for as long as it lives.
+            jobs: Runs among which the processor is shared.
+        """
+        self.run, self.path = run, runs / run.name
+        self.resumed = not anew and can_resume(self.path)
+        self.at_once = 1
+        self._begun = time.monotonic()
+        self._asked: float | None = None  # when it was asked to stop
+        self._log = runs / f"{run.name}.log"
+        settings = runs / f"{run.name}.toml"
+        settings.write_text(run.to_toml(), encoding="utf-8")
+        threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
+        with self._log.open("ab") as log:
+            self._earlier = log.tell()  # output of earlier attempts
+            self._process = subprocess.Popen(
+                _command(run, settings, self.path, anew=anew),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**(threads if jobs > 1 else {}), **os.environ},
+                # Ctrl-C is for the sweep: it tells its runs, once.
+                start_new_session=True,
+                pass_fds=() if lock is None else (lock,),
+                preexec_fn=_dies_with(os.getpid()),
+            )
+
+    @property
+    def stopped(self) -> bool:
+        """True if it was asked to stop."""
+        return self._asked is not None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self._begun
+
+    def poll(self) -> int | None:
+        """Return its exit status, or None while it runs."""
+        if self._asked is not None and time.monotonic() - self._asked > _PATIENCE:
+            self._process.kill()
+        return self._process.poll()
+
+    def stop(self) -> None:
+        """Ask it to save and end; a second time does nothing."""
+        if self._asked is None:
+            self._asked = time.monotonic()
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+        self._process.wait()
+
+    def output(self, letters: int = 20_000) -> str:
+        """Return the end of its output."""
+        with self._log.open("rb") as file:
+            file.seek(max(self._earlier, self._log.stat().st_size - letters))
+            return file.read().decode(errors="replace")
+
+
+def _command(run: PlannedRun, settings: Path, path: Path, *, anew: bool) -> list[str]:
+    shared = [str(run.dataset.path), "--config", str(settings), "--out", str(path)]
+    if run.measure == "steps":
+        module = ["-m", "sce.experiments.step_memory"]
+        return [sys.executable, *module, *shared, "--steps", str(run.steps)]
+    return [sys.executable, "-m", "sce", "train", *shared, "--force" if anew else "--resume"]
+
+
+def _dies_with(parent: int) -> Callable[[], None] | None:
+    """Make a child ask to be told to stop when the sweep is gone, however it went."""
+    if sys.platform != "linux":
+        return None
+    ask = ctypes.CDLL(None).prctl  # found here: between fork and exec little is allowed
+
+    def arrange() -> None:
+        ask(_DIE_WITH_PARENT, signal.SIGTERM)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGTERM)  # it went before we asked
+
+    return arrange

@@ -1,0 +1,239 @@
+"""Peak memory of a few training steps, and by component: nothing is evaluated, nothing is kept.
+
+    python -m sce.experiments.step_memory PREPARED --config FILE --out DIR --steps 40
+
+The steps are those of `fit`, on a sample of the training users and without test users. Then one
+step is done in stages, and at the highest moment of all its components are
+
+    weights        the parameters
+    optimizer      Adam's two moments of each
+    activations    what the model keeps for its backward pass, and the batch
+    gradients      of the hidden states and the catalogue, by the loss
+    loss           everything else the loss takes: its logits and what is made of them
+    backward       by how much the model's gradient or the update goes beyond that
+
+so that they add up to the peak. On a GPU that is what torch's allocator counts. Elsewhere it is the
+bytes of the tensors alive, which leaves out what an operation takes and gives back inside.
+"""
+
+import argparse
+import gc
+import json
+import sys
+import warnings
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sce.config import Config, load_toml
+from sce.data.batches import DeviceSequences, training_batch
+from sce.data.prepared import PreparedDataset, Sequences
+from sce.data.storage import write_text
+from sce.errors import InputError
+from sce.training.device import matmul_precision, resolve_device
+from sce.training.loop import TrainingWarning, fit
+from sce.training.optimizer import make_optimizer
+
+COMPONENTS = ("weights", "optimizer", "activations", "gradients", "loss", "backward")
+_MIB = 2**20
+
+
+def measure_steps(dataset: PreparedDataset, config: Config, steps: int) -> dict[str, Any]:
+    """Train for about so many steps; return the content of result.json."""
+    model, loss = config.build(dataset)  # sized for all of the data
+    few = _sample(dataset, steps * config.training.batch_size, config.training.seed)
+    epochs = -(-steps // -(-len(few.train) // config.training.batch_size))
+    settings = replace(config.training, epochs=epochs, patience=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrainingWarning)  # that there are no test users
+        result = asdict(fit(model, loss, few, settings=settings, progress=False))
+    del result["history"], model, loss
+    gc.collect()  # what training took is not to be measured again
+    device = resolve_device(config.training.device)
+    return result | {"components_mib": measure_components(dataset, config, device)}
+
+
+def measure_components(
+    dataset: PreparedDataset, config: Config, device: torch.device
+) -> dict[str, float]:
+    """Do two steps (the first makes the optimizer's moments) and take the second one apart.
+
+    The batch is of the longest sequences there are.
+
+    Returns:
+        MiB by component, and their sum as "peak".
+    """
+    meter = MemoryMeter(device)
+    with nullcontext() if device.type == "cuda" else meter:
+        base = meter.now()
+        model, loss = config.build(dataset)
+        model, loss = model.to(device), loss.to(device)
+        optimizer = make_optimizer(
+            [*model.parameters(), *loss.parameters()],
+            learning_rate=config.training.learning_rate,
+            betas=config.training.betas,
+            weight_decay=config.training.weight_decay,
+            device=device,
+        )
+        sequences = DeviceSequences.place(dataset.train, device)
+        count = min(config.training.batch_size, len(sequences))
+        rows = sequences.lengths.argsort(descending=True)[:count]
+
+        def make_batch() -> tuple[Tensor, Tensor]:
+            return training_batch(sequences, rows, max_length=config.model.max_length)
+
+        half = torch.autocast(
+            device.type, torch.bfloat16, enabled=config.training.precision == "bf16"
+        )
+        with matmul_precision(device, config.training.precision):
+            for _ in range(2):
+                parts = _step(model, loss, optimizer, make_batch, half, device, meter, base)
+    found = {name: size / _MIB for name, size in parts.items()}
+    return found | {"peak": sum(found.values())}
+
+
+def _step(
+    model: nn.Module,
+    loss: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    make_batch: Callable[[], tuple[Tensor, Tensor]],
+    half: torch.autocast,
+    device: torch.device,
+    meter: "MemoryMeter",
+    base: int,
+) -> dict[str, int]:
+    """Do a step in stages; return the bytes of each component."""
+    optimizer.zero_grad(set_to_none=True)
+    weights = sum(_bytes(parameter) for parameter in model.parameters())
+    moments = sum(
+        _bytes(value)
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, Tensor) and value.device == device
+    )
+    generator = torch.Generator(device).manual_seed(0)
+    with half:
+        histories, targets = make_batch()
+        states: Tensor = model(histories)
+        after_model = meter.now()
+        cut = states.detach().requires_grad_()
+        meter.forget_peak()
+        value = loss(cut, model.catalogue, targets, generator=generator)
+    value.backward()
+    del value
+    in_loss = meter.peak()
+    assert cut.grad is not None
+    gradients = _bytes(cut.grad) + _bytes(getattr(model.catalogue, "grad", None))
+    states.backward(cut.grad)
+    del states, cut
+    optimizer.step()
+    whole = meter.peak()
+    parts = {
+        "weights": weights,
+        "optimizer": moments,
+        "activations": after_model - base - weights - moments,
+        "gradients": gradients,
+        "loss": max(0, in_loss - after_model - gradients),
+    }
+    return parts | {"backward": max(0, whole - base - sum(parts.values()))}
+
+
+def _sample(dataset: PreparedDataset, count: int, seed: int) -> PreparedDataset:
+    """The dataset with so many of its training users, drawn at random, and none to test."""
+    train = dataset.train
+    usable = np.flatnonzero(train.lengths >= 2)
+    if not len(usable):
+        raise InputError("there is nothing to train on: no sequence has two events")
+    chosen = np.sort(np.random.default_rng(seed).permutation(usable)[:count])
+    parts = [train.items[train.offsets[row] : train.offsets[row + 1]] for row in chosen]
+    offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
+    return replace(
+        dataset,
+        train=Sequences(np.concatenate(parts), offsets, train.users[chosen]),
+        test=Sequences(train.items[:0], offsets[:1], train.users[:0]),
+    )
+
+
+def _bytes(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.numel() * tensor.element_size()
+
+
+class MemoryMeter(TorchDispatchMode):
+    """Bytes of live tensors.
+
+    On a GPU those that torch's allocator gave out; elsewhere, within the block, those of the
+    tensors that operations make, until they go.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._gpu = device if device.type == "cuda" else None
+        self._now = self._peak = 0
+        self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def now(self) -> int:
+        """Bytes alive."""
+        return self._now if self._gpu is None else torch.cuda.memory_allocated(self._gpu)
+
+    def peak(self) -> int:
+        """The most bytes alive since `forget_peak`."""
+        return self._peak if self._gpu is None else torch.cuda.max_memory_allocated(self._gpu)
+
+    def forget_peak(self) -> None:
+        """Begin the peak at what is alive."""
+        self._peak = self._now
+        if self._gpu is not None:
+            torch.cuda.reset_peak_memory_stats(self._gpu)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, Tensor):
+                self._add(tensor.untyped_storage())
+        return out
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key, size = id(storage), storage.nbytes()
+        if key in self._known:
+            return
+
+        def gone(_: object) -> None:
+            if self._known.pop(key, None) is not None:
+                self._now -= size
+
+        self._known[key] = weakref.ref(storage, gone)
+        self._now += size
+        self._peak = max(self._peak, self._now)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, and write DIR/result.json; return 2 when it cannot be."""
+    parser = argparse.ArgumentParser(prog="python -m sce.experiments.step_memory")
+    parser.add_argument("prepared", type=Path)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    given = parser.parse_args(arguments)
+    try:
+        config = Config.compose(load_toml(given.config))
+        result = measure_steps(PreparedDataset.load(given.prepared), config, given.steps)
+        given.out.mkdir(parents=True, exist_ok=True)
+        write_text(given.out / "result.json", json.dumps(result, indent=2) + "\n")
+    except (InputError, OSError) as error:
+        print("sce: error: " + " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

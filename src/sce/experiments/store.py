@@ -1,0 +1,350 @@
+"""The directory of one or more sweeps, and the row of each run.
+
+    DIR/rows.jsonl         a row for each run that came to an end
+    DIR/sweeps/NAME.json   runs and figures that belong to a sweep file
+    DIR/runs/NAME/         run directory of `sce train`; NAME.toml its settings, NAME.log its output
+    DIR/data/NAME/         synthetic datasets
+    DIR/items/             the item ids of the runs, each kept once
+    DIR/.lock              held while a sweep, or a run that it left behind, is at work
+
+Sweeps that share a directory share the runs they have in common. A row has the settings of a run,
+where and how it ran, and its results: it is all that a comparison needs. Rows are added, never
+changed; of two rows about one run the later counts.
+"""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from sce.data.storage import check_writable, write_text
+from sce.errors import InputError
+from sce.experiments.failures import Failure
+from sce.experiments.figure_spec import FigureSpec
+from sce.experiments.plan import PlannedRun
+from sce.experiments.spec import SEED
+from sce.training.run import NO_WEIGHTS
+
+Row = dict[str, Any]
+
+FINISHED, FAILED = "finished", "failed"
+FORMAT, VERSION = "sce sweep", 1
+# Said from then on when somebody asks for the weights of a run.
+_REMOVED = (
+    "sce sweep removed them when the run ended, as it does without --keep-weights; to have them, "
+    "sweep with it into another --out"
+)
+_RESULT = (
+    *("best_epoch", "epochs", "stopped", "validation", "test", "popularity"),
+    *("seconds", "memory_mib", "memory_measured", "components_mib"),
+    *("tokens_per_second", "device"),
+)
+_BUCKETS = ("picked_once", "placed", "correct_in_bucket")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The runs and figures of a sweep file, as a comparison needs them."""
+
+    name: str
+    title: str
+    keys: tuple[str, ...]
+    """Of its runs."""
+    figures: tuple[FigureSpec, ...]
+    measure: str = "training"
+    file: str = ""
+    """The sweep file; empty: not known."""
+    variant: str = ""
+    """Changes with whatever makes runs other ones, but for data and seeds; empty: not known."""
+
+
+@dataclass(frozen=True)
+class SweepDirectory:
+    """The directory, whether it exists or not."""
+
+    path: Path
+
+    @property
+    def rows(self) -> Path:
+        """The file of rows."""
+        return self.path / "rows.jsonl"
+
+    @property
+    def runs(self) -> Path:
+        """The directory of runs."""
+        return self.path / "runs"
+
+    @property
+    def data(self) -> Path:
+        """The directory of synthetic datasets."""
+        return self.path / "data"
+
+    def check(self) -> None:
+        """Refuse a directory that cannot be made, or holds something else.
+
+        Raises:
+            InputError: When no sweep can be there.
+        """
+        check_writable(self.path)
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError(f"{self.path} is a file; name a directory for the sweep")
+        ours = [self.rows, self.runs, self.data, self.path / "sweeps"]
+        if self.path.is_dir() and any(self.path.iterdir()) and not any(p.exists() for p in ours):
+            raise InputError(
+                f"{self.path} holds other things than a sweep; choose another directory"
+            )
+
+    def make(self) -> None:
+        """Make it, unless it exists.
+
+        Raises:
+            InputError: When something else is there.
+        """
+        self.check()
+        for folder in (self.runs, self.path / "sweeps", self.path / "items"):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    @contextmanager
+    def locked(self, patience: float = 0.0) -> Iterator[int | None]:
+        """Hold the directory for the block; give a descriptor that every run shall hold too.
+
+        Args:
+            patience: Seconds to wait while a run that an earlier sweep left is saving.
+
+        Raises:
+            InputError: When another sweep, or what it left running, holds it.
+        """
+        try:
+            import fcntl
+        except ImportError:
+            yield None  # Windows
+            return
+        until = time.monotonic() + patience
+        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT)
+        try:
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError as error:
+                    if time.monotonic() >= until:
+                        raise InputError(
+                            f"another sweep is at work in {self.path}, or a run that it left is "
+                            "still saving; wait for it, or choose another directory"
+                        ) from error
+                    time.sleep(0.2)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def write_sweep(self, sweep: Sweep) -> int:
+        """Remember a sweep; return how many runs are no part of it any more.
+
+        The same settings on other data or with other seeds are added to those before.
+
+        Raises:
+            InputError: When another file of the same name has been here.
+        """
+        file = self.path / "sweeps" / f"{sweep.name}.json"
+        before = _read_sweep(file, figures=False) if file.exists() else replace(sweep, keys=())
+        keys, gone = list(sweep.keys), 0
+        if before.variant in ("", sweep.variant):
+            keys = list(dict.fromkeys([*before.keys, *keys]))
+        elif before.file not in ("", sweep.file):
+            raise InputError(
+                f"{self.path} has runs of {before.file}, with other settings under the same name; "
+                "give the file another name, or choose another --out"
+            )
+        else:
+            gone = len(set(before.keys) - set(keys))
+        content = {"format": FORMAT, "version": VERSION} | vars(sweep)
+        content |= {"figures": [figure.as_dict() for figure in sweep.figures], "keys": keys}
+        write_text(file, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+        return gone
+
+    def read_sweeps(self) -> list[Sweep]:
+        """Read the sweeps of the directory, by name.
+
+        Raises:
+            InputError: When this is not the directory of a sweep.
+        """
+        if not self.path.is_dir():
+            raise InputError(f"{self.path} does not exist; make it with: sce sweep FILE --out ...")
+        files = sorted((self.path / "sweeps").glob("*.json"))
+        if not files:
+            raise InputError(
+                f"{self.path} is not of a sweep: it has no sweeps/*.json, which say what was asked "
+                "for; sce sweep FILE --out ... writes them, also beside rows that are there"
+            )
+        return [_read_sweep(file) for file in files]
+
+    def trim(self, directory: Path, *, weights: bool) -> None:
+        """Make a run that ended small: no resume state, shared item ids, weights if wanted."""
+        (directory / "resume.safetensors").unlink(missing_ok=True)
+        if weights:
+            return
+        manifest, best = directory / "run.json", directory / "best.safetensors"
+        try:
+            content = json.loads(manifest.read_bytes())
+            files = dict(content["files"])
+        except (OSError, ValueError, KeyError, TypeError):
+            best.unlink(missing_ok=True)  # perhaps it failed because its directory is damaged
+            return
+        if best.exists():
+            content[NO_WEIGHTS] = _REMOVED  # first: a mark too early does no harm
+            write_text(manifest, json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+            best.unlink()
+        for name, written in files.items():
+            # Runs on one dataset have the same ids: megabytes each, for a large catalogue.
+            file, shared = directory / name, self.path / "items" / f"{written['blake2b']}.npy"
+            with suppress(OSError):  # not every file system has links
+                if not shared.exists():
+                    os.link(file, shared)
+                elif not shared.samefile(file):
+                    twin = file.with_name(f".{name}.link")
+                    twin.unlink(missing_ok=True)
+                    os.link(shared, twin)
+                    twin.replace(file)
+
+
+def can_resume(directory: Path) -> bool:
+    """True if a run left a state to go on from."""
+    return (directory / "resume.safetensors").exists()
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read rows, of each run the latest; a line that was cut off by a crash is passed over."""
+    found: dict[str, Row] = {}
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with suppress(ValueError):
+                row = json.loads(line)
+                if isinstance(row, dict) and "key" in row:
+                    found[row["key"]] = row
+    return list(found.values())
+
+
+def append_row(path: Path, row: Row) -> None:
+    """Add a row in one write, and wait until it is on the disk.
+
+    Raises:
+        InputError: When it cannot be written.
+    """
+    line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+    try:
+        with path.open("ab+") as file:
+            if file.tell() and not _ends_a_line(file):
+                line = "\n" + line
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def finished_row(
+    run: PlannedRun, directory: Path, *, at_once: int | None, wall: float | None
+) -> Row:
+    """Make the row of a run that has finished.
+
+    Args:
+        run: As planned.
+        directory: Of the run.
+        at_once: Most runs at the same time, itself included; None: not known.
+        wall: Seconds from start to end of its process; None: not known.
+    """
+    result = json.loads((directory / "result.json").read_bytes())
+    metrics, manifest = directory / "metrics.jsonl", directory / "run.json"
+    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else []
+    epochs: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    best = next((one for one in epochs if one.get("epoch") == result.get("best_epoch")), {})
+    if wall is not None:
+        # A run that went on after a stop knows what it did before.
+        wall = max(wall, sum(value for value in (result.get("seconds") or {}).values() if value))
+    row = _row(run, FINISHED, at_once, wall)
+    row |= {name: result[name] for name in _RESULT if name in result}
+    content = json.loads(manifest.read_bytes()) if manifest.is_file() else {}
+    return row | {
+        "derived": content.get("derived", {}),
+        "buckets": best.get("buckets"),
+        "history": _history(epochs),
+    }
+
+
+def failed_row(
+    run: PlannedRun, failure: Failure, *, at_once: int | None, wall: float | None
+) -> Row:
+    """Make the row of a run that failed."""
+    row = _row(run, FAILED, at_once, wall)
+    return row | {"failure": {"kind": failure.kind, "message": failure.message}}
+
+
+def _row(run: PlannedRun, status: str, at_once: int | None, wall: float | None) -> Row:
+    return {
+        "key": run.key,
+        "run": f"runs/{run.name}",
+        "status": status,
+        "measure": run.measure,
+        "steps": run.steps or None,
+        "dataset": {
+            "name": run.dataset.name,
+            "content_hash": run.dataset.content_hash,
+            "n_items": run.dataset.n_items,
+        },
+        "seed": run.settings[SEED],
+        "settings": dict(run.settings),
+        "at_once": at_once,
+        "wall_seconds": None if wall is None else round(wall, 1),
+        "versions": _versions(),
+    }
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for name in ("scalable-cross-entropy", "torch", "triton", "numpy"):
+        found[name] = None
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def _history(epochs: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
+    """The course of training, column by column, in the digits that a figure can show."""
+    columns: dict[str, list[float | None]] = {
+        "loss": [epoch.get("loss") for epoch in epochs],
+        "validation.ndcg@10": [(epoch.get("validation") or {}).get("ndcg@10") for epoch in epochs],
+    }
+    for name in _BUCKETS:
+        columns[name] = [(epoch.get("buckets") or {}).get(name) for epoch in epochs]
+    return {
+        name: [None if value is None else float(f"{value:.5g}") for value in values]
+        for name, values in columns.items()
+        if any(value is not None for value in values)
+    }
+
+
+def _ends_a_line(file: BinaryIO) -> bool:
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"
+
+
+def _read_sweep(file: Path, *, figures: bool = True) -> Sweep:
+    try:
+        content: Any = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise InputError(f"{file} cannot be read: {error}") from error
+    if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
+        raise InputError(f"{file} is not of a sweep")
+    if (found := content.pop("version", None)) != VERSION:
+        raise InputError(f"{file} has version {found}; this sce reads {VERSION}")
+    try:
+        shown = tuple(FigureSpec.read(one) for one in content["figures"] if figures)
+    except InputError as error:
+        raise InputError(f"{file}: {error}; mend the settings file and sweep again") from error
+    return Sweep(**content | {"figures": shown, "keys": tuple(content["keys"])})
