@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sce.models.sasrec import SASRec, SASRecSettings
     from sce.optim import RowwiseAdagrad
     from sce.recommend import Recommender
-    from sce.training.loop import TrainingSettings, fit
+    from sce.training.fit import TrainingSettings, fit
 
 __all__ = [
     "PADDING",
@@ -73,7 +73,7 @@ _HOMES = {
     "sce.models.sasrec": ["SASRec", "SASRecSettings"],
     "sce.optim": ["RowwiseAdagrad"],
     "sce.recommend": ["Recommender"],
-    "sce.training.loop": ["TrainingSettings", "fit"],
+    "sce.training.fit": ["TrainingSettings", "fit"],
 }
 
 

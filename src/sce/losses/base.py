@@ -69,6 +69,9 @@ class Loss(nn.Module):
 
     statistics: tuple[str, ...] = ()
     """Names of what `with_statistics` returns beside the loss."""
+    fixed_max_targets: bool = False
+    """The sizes of the loss follow from `max_targets`: training gives that of its fullest batch to
+    every call. False: the inputs are padded to it, and each call has a bound of its own."""
 
     def forward(
         self,

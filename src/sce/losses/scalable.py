@@ -91,6 +91,7 @@ class ScalableCrossEntropy(Loss):
     """
 
     statistics = BucketStatistics._fields
+    fixed_max_targets = True
 
     def __init__(
         self,
