@@ -341,7 +341,7 @@ class ScalableCrossEntropy(Loss):
 
     def extra_repr(self) -> str:
         """Show the settings in the module's repr."""
-        names = inspect.signature(type(self)).parameters
+        names = inspect.signature(ScalableCrossEntropy).parameters  # not of a derived class
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 
 
