@@ -21,7 +21,7 @@ SEEDS = StepSeeds(1, 2)
 def make_step(loss: Any, dropout: float = 0.0, **options: Any) -> TrainingStep:
     model = SASRec(12, SASRecSettings(dim=8, blocks=1, dropout=dropout, max_length=6)).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    given = {"device": CPU, "batch_size": 20, "max_length": 6} | options
+    given: dict[str, Any] = {"device": CPU, "batch_size": 20, "max_length": 6} | options
     return TrainingStep(model, loss, optimizer, SEQUENCES, **given)
 
 
