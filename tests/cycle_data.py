@@ -9,7 +9,7 @@ import numpy as np
 from sce.data.prepared import PreparedDataset, Sequences, write_prepared
 from sce.data.vocabulary import Vocabulary
 from sce.models.sasrec import SASRec, SASRecSettings
-from sce.training.loop import TrainingSettings, fit
+from sce.training.fit import TrainingSettings, fit
 
 ITEMS = 12
 MODEL = SASRecSettings(dim=16, blocks=1, dropout=0.0, max_length=6)

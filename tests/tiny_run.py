@@ -11,9 +11,9 @@ import numpy as np
 from sce.data.prepared import PreparedDataset, Sequences, write_prepared
 from sce.data.vocabulary import Vocabulary
 from sce.models.sasrec import SASRec, SASRecSettings
-from sce.training.begin import start_run
 from sce.training.checkpoint import write_tensors
 from sce.training.run import Run
+from sce.training.run_start import start_run
 
 MODEL = SASRecSettings(dim=8, blocks=1, max_length=6)
 KS = (1, 5, 10, 20, 50)
@@ -57,11 +57,11 @@ def make_run(
     path: Path, dataset: PreparedDataset, *, loss: str = "sce", weights: bool = True
 ) -> Run:
     config = {
-        "model": asdict(MODEL),
-        "loss": {"name": loss, "bucket_size_y": 256 if loss == "sce" else None},
+        "model": {"name": "sasrec", **asdict(MODEL)},
+        "loss": {"name": loss, **({"bucket_size_y": 256} if loss == "sce" else {})},
         "training": {"epochs": 20, "batch_size": 128, "device": "cpu"},
     }
-    run = start_run(path, dataset, config=config, derived={})
+    run = start_run(path, dataset, config=config, derived={}, model="sasrec")
     if weights:
         write_tensors(run.best_weights, SASRec(dataset.n_items, MODEL, seed=1).state_dict(), {})
     return run

@@ -27,8 +27,8 @@ if TYPE_CHECKING:  # for type checkers and editors: the table below once more
     from sce.models.sasrec import SASRecSettings as SASRecSettings
     from sce.optim import RowwiseAdagrad as RowwiseAdagrad
     from sce.recommend import Recommender as Recommender
-    from sce.training.loop import TrainingSettings as TrainingSettings
-    from sce.training.loop import fit as fit
+    from sce.training.settings import TrainingSettings as TrainingSettings
+    from sce.training.fit import fit as fit
 
 __version__ = "0.1.0"
 
@@ -45,9 +45,9 @@ _MODULES = {
     "SASRecSettings": "sce.models.sasrec",
     "SampledCrossEntropy": "sce.losses",
     "ScalableCrossEntropy": "sce.losses",
-    "TrainingSettings": "sce.training.loop",
+    "TrainingSettings": "sce.training.settings",
     "evaluate": "sce.evaluation.evaluate",
-    "fit": "sce.training.loop",
+    "fit": "sce.training.fit",
     "keep_active": "sce.data.filtering",
     "prepare": "sce.data.prepare",
     "read_interactions": "sce.data.reading",

@@ -21,8 +21,8 @@ class RowwiseAdagrad(torch.optim.Optimizer):
 
     Gradients may be sparse (entries of the same row are added up first, always in the same order)
     or dense. With a sparse one, rows that it does not name stay as they are, to the bit, and
-    nothing of the size of the table is allocated. Shapes do not depend on values, and the host does
-    not wait for the device, so that a step can be recorded in a CUDA graph.
+    nothing of the size of the table is allocated. Shapes do not depend on values and there is no
+    sync, so that a step can be captured in a CUDA graph.
 
     >>> table = torch.nn.Parameter(torch.zeros(4, 2))
     >>> optimizer = RowwiseAdagrad([table], lr=0.5)
@@ -33,7 +33,7 @@ class RowwiseAdagrad(torch.optim.Optimizer):
 
     Args:
         params: Tables of shape [rows, d], or groups of them.
-        lr: The step size: a number, or a tensor on the device of the tables. A recorded step reads
+        lr: The step size: a number, or a tensor on the device of the tables. A captured step reads
             the tensor each time it is replayed; a number it would keep.
         eps: Keeps the step finite where a row has had no gradient yet.
         initial_accumulator_value: What each accumulator begins with.
@@ -59,7 +59,7 @@ class RowwiseAdagrad(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add tables; their accumulators are made at once, so that no recorded step makes them."""
+        """Add tables; their accumulators are made at once, so that no captured step makes them."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         for table in group["params"]:

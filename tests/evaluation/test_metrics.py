@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 
 from sce.errors import InputError
-from sce.evaluation.metrics import MISSING, count_ranks, coverage, hit_rate, mrr, ndcg
+from sce.evaluation.metrics import (
+    METRICS,
+    MISSING,
+    RankCounts,
+    count_ranks,
+    coverage,
+    hit_rate,
+    mrr,
+    ndcg,
+)
 
 # Five users: the target stood first, second, fourth, eleventh, and nowhere.
 RANKS = [0, 1, 3, 10, MISSING]
@@ -43,7 +52,14 @@ def test_all_first_is_perfect_and_all_missing_is_nothing() -> None:
 
 
 def test_coverage_by_hand() -> None:
-    assert coverage(np.array([True, False, False, True])) == 0.5
+    counts = RankCounts(np.zeros(1, np.int64), users=1, covered={1: 0.5})
+    assert coverage(counts, 1) == 0.5
+    assert {name: metric.label for name, metric in METRICS.items()} == {
+        "ndcg": "NDCG",
+        "hr": "HR",
+        "mrr": "MRR",
+        "cov": "COV",
+    }
 
 
 def test_what_was_not_counted_is_refused() -> None:

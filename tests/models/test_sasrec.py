@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from sce.data.batches import PADDING, Side
-from sce.data.parts import Parts
+from sce.data.batches import PADDING
+from sce.data.length_groups import LengthGroups
 from sce.errors import InputError
 from sce.models.sasrec import SASRec, SASRecSettings
 
@@ -61,8 +61,8 @@ def plain_states(model: SASRec, history: Tensor) -> Tensor:
         }
         attention = nn.MultiheadAttention(dim, model.settings.heads, batch_first=True).double()
         with torch.no_grad():
-            parts = torch.cat([block["query.weight"], block["key_value.weight"]])
-            attention.in_proj_weight.copy_(parts)
+            groups = torch.cat([block["query.weight"], block["key_value.weight"]])
+            attention.in_proj_weight.copy_(groups)
             attention.in_proj_bias.copy_(torch.cat([block["query.bias"], block["key_value.bias"]]))
             attention.out_proj.weight.copy_(block["attention_out.weight"])
             attention.out_proj.bias.copy_(block["attention_out.bias"])
@@ -96,43 +96,27 @@ def test_states_equal_a_plain_multihead_attention(heads: int, blocks: int, sink:
 @given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=4), extra=st.integers(0, 2))
 @settings(max_examples=30, deadline=None)
 def test_padding_never_changes_a_state(lengths: list[int], extra: int) -> None:
-    right = scaled_up(make()).double()
-    left = SASRec(N_ITEMS, right.settings, padding_side="left").eval().double()
-    left.load_state_dict(right.state_dict())
+    model = scaled_up(make()).double()
     trimmed = random_histories(*lengths)
     wider = random_histories(*lengths, width=trimmed.shape[1] + extra)
-    mirrored = torch.full_like(wider, PADDING)
+    states, wide_states = model(trimmed), model(wider)
     for row, length in enumerate(lengths):
-        mirrored[row, wider.shape[1] - length :] = wider[row, :length]
-
-    states, wide_states, left_states = right(trimmed), right(wider), left(mirrored)
-
-    for row, length in enumerate(lengths):
-        expected = right(trimmed[row : row + 1, :length])[0]
-        for found in (
-            states[row, :length],
-            wide_states[row, :length],
-            left_states[row, wider.shape[1] - length :],
-        ):
+        expected = model(trimmed[row : row + 1, :length])[0]
+        for found in (states[row, :length], wide_states[row, :length]):
             torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("sink", [True, False])
-@pytest.mark.parametrize("parts", [((1, 8), (3, 5)), ((2, 8), (1, 4), (1, 1)), ((4, 8),)])
-def test_parts_change_neither_states_nor_gradients(side: Side, sink: bool, parts: Parts) -> None:
+@pytest.mark.parametrize("groups", [((1, 8), (3, 5)), ((2, 8), (1, 4), (1, 1)), ((4, 8),)])
+def test_length_groups_change_neither_states_nor_gradients(
+    sink: bool, groups: LengthGroups
+) -> None:
     model = scaled_up(make(sink=sink)).double()
-    model.padding_side = side
     lengths = (7, 5, 4, 1)
     histories = random_histories(*lengths, width=8)
     real = histories != PADDING
-    if side == "left":
-        histories, real = (
-            torch.stack([row.roll(-n) for row, n in zip(each, lengths, strict=True)])
-            for each in (histories, real)
-        )
     found = []
-    for states in (model(histories), model(histories, parts)):
+    for states in (model(histories), model(histories, groups)):
         model.zero_grad()
         kept = states[real]
         (kept * torch.arange(kept.numel()).view_as(kept).sin()).sum().backward()
@@ -141,7 +125,7 @@ def test_parts_change_neither_states_nor_gradients(side: Side, sink: bool, parts
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
-def test_what_is_outside_of_the_parts_is_not_computed() -> None:
+def test_what_is_outside_of_the_groups_is_not_computed() -> None:
     seen = []
     model = make()
     model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
@@ -151,22 +135,20 @@ def test_what_is_outside_of_the_parts_is_not_computed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "message"),
+    ("groups", "message"),
     [
         (((2, 6),), "not those of a batch of shape"),
         (((3, 7),), "not those of a batch of shape"),
         (((4, 6), (-1, 6)), "not those of a batch of shape"),
         (((3, 0),), "not those of a batch of shape"),
         ((), "not those of a batch of shape"),
-        (((1, 6), (2, 3)), "longer than their parts"),
+        (((1, 6), (2, 3)), "longer than their groups"),
     ],
 )
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_parts_that_do_not_fit_are_refused(side: Side, parts: Parts, message: str) -> None:
+def test_groups_that_do_not_fit_are_refused(groups: LengthGroups, message: str) -> None:
     model = make()
-    model.padding_side = side
     with pytest.raises(InputError, match=message):
-        model(torch.ones(3, 6, dtype=torch.int64), parts)
+        model(torch.ones(3, 6, dtype=torch.int64), groups)
 
 
 def test_a_later_item_changes_no_earlier_state() -> None:
@@ -191,22 +173,18 @@ def test_the_place_of_an_item_matters_and_is_counted_from_the_end() -> None:
     assert model(torch.tensor([[3, 4, 5]])).isnan().any()
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_nothing_depends_on_values(side: Side) -> None:
+def test_nothing_depends_on_values() -> None:
     # Tensors on the meta device have no values: looking at one, as a wait for a GPU would, raises.
-    model = SASRec(N_ITEMS, make(dropout=0.5).settings, padding_side=side).to("meta").train()
+    model = SASRec(N_ITEMS, make(dropout=0.5).settings).to("meta").train()
     states = model(torch.zeros(2, 5, dtype=torch.int64, device="meta"))
     assert states.shape == (2, 5, 16)
     states.sum().backward()
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_gradients_reach_all_weights_but_not_through_padding(side: Side) -> None:
-    model = SASRec(N_ITEMS, make().settings, padding_side=side)
+def test_gradients_reach_all_weights_but_not_through_padding() -> None:
+    model = SASRec(N_ITEMS, make().settings)
     scaled_up(model)
     histories = torch.tensor([[3, 4, PADDING]])
-    if side == "left":
-        histories = histories.flip(1)
     states = model(histories)
     # The final layer norm takes no gradient of a plain sum: weigh the places.
     weights = torch.arange(states[0].numel(), dtype=torch.float32).view_as(states[0]).sin()
@@ -218,14 +196,11 @@ def test_gradients_reach_all_weights_but_not_through_padding(side: Side) -> None
     assert sorted(model.catalogue.grad.abs().sum(1).nonzero().squeeze(1).tolist()) == [3, 4]
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_a_sparse_gradient_is_the_dense_one_of_the_rows_looked_up(side: Side) -> None:
+def test_a_sparse_gradient_is_the_dense_one_of_the_rows_looked_up() -> None:
     histories = torch.tensor([[3, 4, PADDING], [9, 3, 3]])
-    if side == "left":
-        histories[0] = torch.tensor([PADDING, 3, 4])
     grads = []
     for sparse in (False, True):
-        model = SASRec(N_ITEMS, make().settings, padding_side=side, sparse_grad=sparse)
+        model = SASRec(N_ITEMS, make().settings, sparse_grad=sparse)
         model(histories).sin().sum().backward()
         assert model.catalogue.grad is not None
         assert model.catalogue.grad.is_sparse == sparse
@@ -267,7 +242,7 @@ def test_attention_drops_in_training_only(training: bool, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", listen)
     make(dropout=0.3).train(training)(random_histories(8, 2), ((1, 8), (1, 2)))
-    assert seen == 4 * [0.3 if training else 0.0]  # two blocks, two parts
+    assert seen == 4 * [0.3 if training else 0.0]  # two blocks, two groups
 
 
 def test_dropout_acts_in_training_only() -> None:
@@ -329,9 +304,9 @@ def test_compiles_to_one_graph_with_the_same_states(backend: str) -> None:
     torch.testing.assert_close(compiled(histories), model(histories), rtol=1e-5, atol=1e-6)
     compiled(histories)[0].sum().backward()
     assert model.catalogue.grad is not None
-    parts = ((1, 6), (1, 3))
+    groups = ((1, 6), (1, 3))
     torch.testing.assert_close(
-        compiled(histories, parts)[0], model(histories)[0], rtol=1e-5, atol=1e-6
+        compiled(histories, groups)[0], model(histories)[0], rtol=1e-5, atol=1e-6
     )
 
 
@@ -377,7 +352,7 @@ def test_impossible_histories_are_refused(histories: Tensor, message: str) -> No
         make()(histories)
 
 
-def test_the_wrong_side_is_noticed_where_values_are_not_looked_at(
+def test_padding_before_an_event_is_noticed_where_values_are_not_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # On a GPU nothing may look at values: there the lookup of positions must fail.
@@ -386,24 +361,21 @@ def test_the_wrong_side_is_noticed_where_values_are_not_looked_at(
         make()(torch.tensor([[PADDING, 1]]))
     with pytest.raises(IndexError):
         make()(torch.tensor([[1, PADDING, 2]]))
-    left = SASRec(N_ITEMS, make().settings, padding_side="left")
+    monkeypatch.setattr("sce.models.sasrec._check_groups", lambda histories, groups: None)
     with pytest.raises(IndexError):
-        left(torch.tensor([[1, PADDING]]))
-    with pytest.raises(IndexError):
-        left(torch.tensor([[1, PADDING, 2]]))
-    monkeypatch.setattr("sce.models.sasrec._check_parts", lambda histories, parts: None)
-    for model in (make(), left):
-        with pytest.raises(IndexError):
-            model(torch.ones(2, 6, dtype=torch.int64), ((1, 6), (1, 5)))
+        make()(torch.ones(2, 6, dtype=torch.int64), ((1, 6), (1, 5)))
     with pytest.raises(IndexError):  # nothing of it is inside
         make()(torch.tensor([[1, 2, 3, 4], [PADDING, PADDING, PADDING, 5]]), ((1, 4), (1, 2)))
 
 
-def test_a_model_needs_items_and_a_side() -> None:
+def test_settings_are_given_by_name_or_all_at_once() -> None:
+    settings = SASRecSettings(dim=8, max_length=5)
+    assert SASRec(3, dim=8, max_length=5).settings == SASRec(3, settings).settings == settings
+    assert SASRec(3, settings, dim=4).settings == SASRecSettings(dim=4, max_length=5)
+    with pytest.raises(TypeError, match="padding_side"):
+        SASRec(3, padding_side="left")
     with pytest.raises(InputError, match="at least one item"):
         SASRec(0)
-    with pytest.raises(InputError, match="right or left"):
-        SASRec(3, padding_side="middle")  # type: ignore[arg-type]
 
 
 COMPILER = pytest.mark.skipif(which("c++") is None, reason="needs a C++ compiler")

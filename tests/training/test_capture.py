@@ -18,8 +18,7 @@ from sce.losses import (
 from sce.models.sasrec import SASRec, SASRecSettings
 from sce.training.capture import CapturedSteps, StepResult
 from sce.training.device import same_bits
-from sce.training.optimizer import RowWise, make_optimizer, set_rate
-from sce.training.rowwise import gradients_of_rows
+from sce.training.optimizer import RowWise, make_optimizer, set_rate, sparse_gradients
 from sce.training.step import TrainingStep, seeds_of_epoch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -66,12 +65,13 @@ def train(
         max_length=20,
         precision=precision,  # type: ignore[arg-type]
         clip_norm=clip_norm,
-        captured=BATCH if captured else None,
+        batch_size=BATCH,
+        captured=captured,
     )
     losses, statistics = [], []
     with (
         torch.random.fork_rng(devices=[device.index]),
-        gradients_of_rows(model, loss, wanted=row_wise),
+        sparse_gradients(model, loss, wanted=row_wise),
     ):
         for number, seeds in enumerate(seeds_of_epoch(0, 1, 30)[1]):
             set_rate(optimizer, 1 / (1 + number))
@@ -139,8 +139,8 @@ def test_recorded_steps_give_the_same_bits_when_asked_to(loss: nn.Module) -> Non
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("captured", [None, BATCH])
-def test_all_batches_of_a_size_have_the_same_shape(captured: int | None) -> None:
+@pytest.mark.parametrize("captured", [False, True])
+def test_all_batches_of_a_size_have_the_same_shape(captured: bool) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     model = SASRec(N_ITEMS, SASRecSettings(dim=16, max_length=20)).to(device)
     optimizer = torch.optim.Adam(model.parameters(), capturable=True)
@@ -150,22 +150,23 @@ def test_all_batches_of_a_size_have_the_same_shape(captured: int | None) -> None
         optimizer,
         sequences(device, mostly_short=True),
         device=device,
+        batch_size=BATCH,
         max_length=20,
         captured=captured,
     )
     for size in (BATCH, BATCH - 3):
         batches = [step.batch(torch.randperm(USERS)[:size]) for _ in range(20)]
-        assert len({(batch.histories.shape, batch.parts) for batch in batches}) == 1
-        assert all(batch.fixed and len(batch.parts or ()) > 1 for batch in batches)
+        assert len({(batch.histories.shape, batch.length_groups) for batch in batches}) == 1
+        assert all(batch.fixed and len(batch.length_groups or ()) > 1 for batch in batches)
 
 
 def test_recordings_of_several_widths_share_their_memory() -> None:
     big = 64 << 20  # bytes
 
     def step(
-        histories: torch.Tensor, targets: torch.Tensor, twice: bool, room: int | None
+        histories: torch.Tensor, targets: torch.Tensor, twice: bool, max_targets: int | None
     ) -> StepResult:
-        assert room is None
+        assert max_targets is None
         many = torch.ones(big // 4, device="cuda") * histories.sum()
         return StepResult((many.mean() + targets.sum()) * (2 if twice else 1), None)
 

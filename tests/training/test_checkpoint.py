@@ -1,4 +1,3 @@
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +8,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from sce.data.storage import partial_directory, write_text
 from sce.errors import InputError
-from sce.training import checkpoint
 from sce.training.checkpoint import (
     EpochSoFar,
     Progress,
@@ -19,7 +18,6 @@ from sce.training.checkpoint import (
     read_tensors,
     save_state,
     write_tensors,
-    write_text,
 )
 
 
@@ -64,7 +62,9 @@ def test_progress_and_best_weights_come_back_to_the_bit(tmp_path: Path) -> None:
     trained = make_trained()
     progress = Progress(
         history=[{"epoch": 1, "loss": 0.1 + 0.2, "validation": None}],
-        current=EpochSoFar(step=3, loss_sum=1 / 3, targets=7, bucket_sums=[0.1, 0.2, 0.3]),
+        current=EpochSoFar(
+            step=3, loss_sum=1 / 3, targets=7, statistics={"placed": 0.1 + 0.2}, samples=1
+        ),
         best_epoch=1,
         best_score=2 / 3,
         stale=4,
@@ -122,7 +122,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old(
 
 
 def test_what_a_crash_left_is_cleared_by_the_next_write(tmp_path: Path) -> None:
-    litter = checkpoint.partial_directory(tmp_path / "file")
+    litter = partial_directory(tmp_path / "file")
     litter.mkdir()
     (litter / ".tmpXYZ").write_text("half")
     write_text(tmp_path / "file", "whole")
@@ -182,17 +182,15 @@ def test_tensors_of_any_type_come_back(dtype: torch.dtype, tmp_path: Path) -> No
 
 
 def test_an_epoch_sums_up() -> None:
-    so_far = EpochSoFar(loss_sum=6.0, targets=4, bucket_sums=[1.0, 2.0, 3.0], bucket_samples=2)
-    assert so_far.summary() == {
-        "loss": 1.5,
-        "buckets": {"picked_once": 0.5, "placed": 1.0, "correct_in_bucket": 1.5},
-    }
+    so_far = EpochSoFar(loss_sum=6.0, targets=4, statistics={"once": 1.0, "all": 2.0}, samples=2)
+    assert so_far.summary() == {"loss": 1.5, "buckets": {"once": 0.5, "all": 1.0}}
     assert EpochSoFar().summary() == {"loss": 0.0, "buckets": None}
 
 
 @pytest.mark.parametrize("samples", [0, 4])
 def test_an_epoch_opened_again_sums_up_as_before(samples: int) -> None:
-    so_far = EpochSoFar(3, 6.0, 4, [1.0, 2.0, 3.0], samples, seconds=7.0, memory_mib=8.0)
+    sums = {"once": 1.0, "all": 2.0} if samples else {}
+    so_far = EpochSoFar(3, 6.0, 4, sums, samples, seconds=7.0, memory_mib=8.0)
     record = {
         **so_far.summary(),
         "steps": 3,
@@ -203,12 +201,6 @@ def test_an_epoch_opened_again_sums_up_as_before(samples: int) -> None:
     again = EpochSoFar.whole(record)
     assert again.summary() == so_far.summary()
     assert (again.step, again.targets, again.seconds, again.memory_mib) == (3, 4, 7.0, 8.0)
-
-
-def test_progress_is_json() -> None:
-    text = Progress(history=[{"epoch": 1}]).to_json()
-    assert json.loads(text)["history"] == [{"epoch": 1}]
-    assert Progress.from_json(text).epoch == 1
 
 
 def test_equal_content_gives_equal_files(tmp_path: Path) -> None:

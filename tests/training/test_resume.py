@@ -17,13 +17,12 @@ from sce.errors import InputError
 from sce.evaluation.evaluate import Metrics, evaluate
 from sce.losses import ScalableCrossEntropy
 from sce.models.sasrec import SASRec, SASRecSettings
-from sce.training import checkpoint, epochs, keeper
-from sce.training.begin import _complete
+from sce.training import checkpoint, trainer
 from sce.training.checkpoint import read_tensors
-from sce.training.display import Display
-from sce.training.interrupt import TrainingInterrupted
-from sce.training.loop import FitResult, TrainingSettings, fit
+from sce.training.fit import FitResult, TrainingSettings, fit
+from sce.training.progress import ProgressBar
 from sce.training.run import Run
+from sce.training.signals import TrainingInterrupted
 from tests.cycle_data import make_cycle
 
 BASE: dict[str, Any] = {"epochs": 2, "batch_size": 16, "learning_rate": 1e-2, "device": "cpu"}
@@ -43,10 +42,17 @@ class Hooked(ScalableCrossEntropy):
         self.left, self.action = at, action
 
     def forward(self, *arguments: Tensor, **options: Any) -> Any:
+        self.count()
+        return super().forward(*arguments, **options)
+
+    def with_statistics(self, *arguments: Tensor, **options: Any) -> Any:
+        self.count()
+        return super().with_statistics(*arguments, **options)
+
+    def count(self) -> None:
         self.left -= 1
         if self.left == 0:
             self.action()
-        return super().forward(*arguments, **options)
 
 
 def train(
@@ -151,7 +157,7 @@ def test_a_signal_during_evaluation(
         os.kill(os.getpid(), signal.SIGINT)
         return evaluate(*arguments, **options)
 
-    monkeypatch.setattr(epochs, "evaluate", interrupted)
+    monkeypatch.setattr(trainer, "evaluate", interrupted)
     with pytest.raises(TrainingInterrupted, match=r"epoch 1 after step 3 of 3"):
         train(dataset, tmp_path / "run")
     monkeypatch.undo()
@@ -170,7 +176,7 @@ def test_a_signal_during_the_last_evaluation(
             os.kill(os.getpid(), signal.SIGINT)
         return evaluate(*arguments, **options)
 
-    monkeypatch.setattr(epochs, "evaluate", interrupted)
+    monkeypatch.setattr(trainer, "evaluate", interrupted)
     with pytest.raises(TrainingInterrupted, match="training has ended"):
         train(dataset, tmp_path / "run")
     monkeypatch.undo()
@@ -239,7 +245,7 @@ def test_a_crash_at_any_write_and_resuming_is_exact(
 
         return call
 
-    monkeypatch.setattr(keeper, "_SHARE", 0)  # save after every epoch
+    monkeypatch.setattr(checkpoint, "_SHARE", 0)  # save after every epoch
     monkeypatch.setattr(Path, "replace", failing(Path.replace))
     monkeypatch.setattr(checkpoint, "save_file", failing(save_file))
     crashes = 0
@@ -280,9 +286,9 @@ def test_records_ahead_of_the_state_are_taken_back(
 def test_a_long_epoch_is_saved_half_way(
     dataset: PreparedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epochs, "_SAVE_WITHIN_EPOCH", 0.0)
-    monkeypatch.setattr(keeper, "_SHARE", 0)
-    monkeypatch.setattr(Display, "due", True)
+    monkeypatch.setattr(trainer, "_SAVE_WITHIN_EPOCH", 0.0)
+    monkeypatch.setattr(checkpoint, "_SHARE", 0)
+    monkeypatch.setattr(ProgressBar, "due", True)
 
     def fail() -> None:
         raise Crash
@@ -361,7 +367,7 @@ def test_early_stopping_counts_across_an_interruption(
     def constant(*_: Any, **__: Any) -> Metrics:
         return Metrics({"ndcg@10": 0.5}, users=1, seen_targets=0)
 
-    monkeypatch.setattr(epochs, "evaluate", constant)
+    monkeypatch.setattr(trainer, "evaluate", constant)
     interrupt = Hooked(2 * STEPS + 1, lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(TrainingInterrupted):
         train(dataset, tmp_path / "run", interrupt, epochs=9, patience=3)
@@ -380,26 +386,6 @@ def test_other_settings_are_refused_by_name(dataset: PreparedDataset, tmp_path: 
     assert "training.learning_rate was 0.01 and is now 0.5" in message
     assert "training.seed was 0 and is now 7" in message
     assert "epochs" not in message
-
-
-def test_a_setting_that_an_earlier_version_did_not_have_was_at_its_default(
-    dataset: PreparedDataset, tmp_path: Path
-) -> None:
-    train(dataset, tmp_path / "run", epochs=1)
-    file = tmp_path / "run" / "run.json"
-    manifest = json.loads(file.read_text())
-    del manifest["config"]["training"]["weight_decay"]
-    file.write_text(json.dumps(manifest))
-    with pytest.raises(InputError, match=r"training.weight_decay was 0.0 and is now 0.5"):
-        train(dataset, tmp_path / "run", epochs=2, weight_decay=0.5)
-    assert train(dataset, tmp_path / "run", epochs=2).epochs == 2
-
-
-def test_before_there_was_noise_there_was_none() -> None:
-    written = {"loss": {"name": "sce", "mix_of": 4}}
-    assert _complete(written)["loss"]["noise"] == 0.0
-    assert _complete({"loss": {"name": "sce", "mix": False}})["loss"]["noise"] is None
-    assert _complete({"loss": {"name": "sce", "mix_of": 4, "noise": 3.0}})["loss"]["noise"] == 3.0
 
 
 def test_with_a_schedule_the_epochs_are_part_of_it(

@@ -11,13 +11,13 @@ import torch
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
 from sce.models.sasrec import SASRec
-from sce.training.begin import check_target, start_run
 from sce.training.checkpoint import write_tensors
-from sce.training.run import Run, load_model
+from sce.training.run import Run, describe_divergence, load_model
+from sce.training.run_start import MetricsLog, check_target, note_divergence, start_run
 from tests.cycle_data import MODEL, make_cycle
 
 CONFIG: dict[str, Any] = {
-    "model": vars(MODEL),
+    "model": {"name": "sasrec", **vars(MODEL)},
     "loss": {"name": "ce"},
     "training": {"epochs": 3, "schedule": "constant"},
 }
@@ -30,7 +30,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
 
 @pytest.fixture
 def run(dataset: PreparedDataset, tmp_path: Path) -> Run:
-    run = start_run(tmp_path / "run", dataset, config=CONFIG, derived={"n_buckets": 5})
+    run = start_run(tmp_path / "run", dataset, config=CONFIG, derived={}, model="sasrec")
     write_tensors(run.best_weights, SASRec(dataset.n_items, MODEL, seed=9).state_dict(), {})
     return run
 
@@ -38,7 +38,7 @@ def run(dataset: PreparedDataset, tmp_path: Path) -> Run:
 def test_what_was_written_is_opened(run: Run, dataset: PreparedDataset) -> None:
     opened = Run.open(run.path)
     assert opened.config == CONFIG
-    assert opened.derived == {"n_buckets": 5}
+    assert (opened.model, opened.loss, opened.derived) == ("sasrec", "ce", {})
     assert opened.dataset.content_hash == dataset.content_hash
     assert opened.dataset.n_items == 12
     assert opened.item_ids == dataset.item_ids
@@ -72,7 +72,8 @@ def test_opening_a_run_executes_nothing(run: Run) -> None:
         (lambda path: (path / "run.json").unlink(), "run.json is missing"),
         (lambda path: (path / "run.json").write_text("{"), "run.json cannot be read"),
         (lambda path: (path / "run.json").write_text("{}"), "is of something else"),
-        (lambda path: edit(path, version=99), "has format version 99, and this sce reads"),
+        (lambda path: edit(path, version=99), "by another sce: it has format version 99"),
+        (lambda path: edit(path, version=1), "by an older sce: .* version 2; train again"),
         (lambda path: edit(path, config=None, drop="config"), "run.json has no 'config'"),
         (lambda path: (path / "items_values.npy").unlink(), "items_values.npy is missing"),
         (lambda path: flip(path / "items_values.npy"), "items_values.npy was altered"),
@@ -201,7 +202,6 @@ def test_targets(run: Run, tmp_path: Path) -> None:
     assert check_target(run.path, resume=True) is True
     assert check_target(run.path, force=True) is True
     (run.path / ".resume.safetensors.partial").mkdir()  # a crash left it
-    (run.path / "tensorboard").mkdir()
     (run.path / "report.html").touch()
     assert check_target(run.path, force=True) is True
     (run.path / "notes.txt").touch()
@@ -213,7 +213,27 @@ def test_targets(run: Run, tmp_path: Path) -> None:
         check_target(tmp_path / "file", force=True)
 
 
-def test_force_replaces_a_run(run: Run, dataset: PreparedDataset) -> None:
-    new = start_run(run.path, dataset, config=CONFIG, derived={"n_buckets": 6}, force=True)
+def test_a_run_is_replaced(run: Run, dataset: PreparedDataset) -> None:
+    options: dict[str, Any] = {"config": CONFIG, "model": "sasrec", "derived": {"n_buckets": 6}}
+    new = start_run(run.path, dataset, **options, replace=True)
     assert new.derived == {"n_buckets": 6}
     assert not new.best_weights.exists()
+
+
+def test_each_record_is_a_line_at_once(run: Run) -> None:
+    log = MetricsLog(run, [{"epoch": 1}])
+    assert run.metrics() == [{"epoch": 1}]
+    log.write({"epoch": 2})
+    assert run.metrics() == [{"epoch": 1}, {"epoch": 2}]
+
+
+def test_a_divergence_is_told_until_the_run_has_ended(run: Run) -> None:
+    assert describe_divergence(run) is None
+    note_divergence(run, epoch=2, step=7)
+    said = describe_divergence(run)
+    assert said is not None
+    assert "diverged at step 7 of epoch 2: try a lower --learning-rate, with --force" in said
+    run.resume_state.touch()
+    assert "with --resume" in str(describe_divergence(run))
+    run.result_file.touch()
+    assert describe_divergence(run) is None

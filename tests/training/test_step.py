@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sce.data.batches import DeviceSequences, training_batch
-from sce.data.parts import Parts
+from sce.data.length_groups import LengthGroups
 from sce.losses import CrossEntropy, ScalableCrossEntropy
 from sce.models.sasrec import SASRec, SASRecSettings
-from sce.training.step import StepSeeds, TrainingStep, keyword_arguments, seeds_of_epoch
+from sce.training.step import StepSeeds, TrainingStep, seeds_of_epoch
 from tests.cycle_data import lay_out, walk
 
 CPU = torch.device("cpu")
@@ -21,7 +21,8 @@ SEEDS = StepSeeds(1, 2)
 def make_step(loss: Any, dropout: float = 0.0, **options: Any) -> TrainingStep:
     model = SASRec(12, SASRecSettings(dim=8, blocks=1, dropout=dropout, max_length=6)).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return TrainingStep(model, loss, optimizer, SEQUENCES, device=CPU, max_length=6, **options)
+    given: dict[str, Any] = {"device": CPU, "batch_size": 20, "max_length": 6} | options
+    return TrainingStep(model, loss, optimizer, SEQUENCES, **given)
 
 
 def test_a_step_is_what_one_would_write_by_hand() -> None:
@@ -73,16 +74,6 @@ def test_statistics_change_nothing_else() -> None:
     assert make_step(CrossEntropy())(torch.arange(5), SEEDS, with_statistics=True)[1] is None
 
 
-def test_what_a_loss_can_be_given() -> None:
-    def plain(states: Tensor, catalogue: Tensor, targets: Tensor) -> Tensor:
-        return states
-
-    assert list(keyword_arguments(plain)) == ["states", "catalogue", "targets"]
-    assert "generator" in keyword_arguments(CrossEntropy())
-    assert "with_stats" in keyword_arguments(ScalableCrossEntropy())
-    assert "generator" not in keyword_arguments(nn.MSELoss())
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**40), st.integers(1, 1000), st.integers(1, 300))
 def test_seeds_depend_on_seed_and_epoch_alone(seed: int, epoch: int, steps: int) -> None:
@@ -97,52 +88,54 @@ def test_seeds_depend_on_seed_and_epoch_alone(seed: int, epoch: int, steps: int)
 
 
 class Recorded:
-    """Stands for recordings: does the step, and notes the shape and the room that it was for."""
+    """Stands for CUDA graphs: does the step, and notes the shape and the bound that it was for."""
 
     def __init__(self, step: Any, *_: object) -> None:
         self.step, self.kinds, self.asides = step, [], 0  # type: ignore[var-annotated]
 
-    def __call__(self, histories: Tensor, targets: Tensor, stats: bool, room: int | None) -> Any:
-        self.kinds.append((tuple(histories.shape), room))
-        return self.step(histories, targets, stats, room)
+    def __call__(self, histories: Tensor, targets: Tensor, stats: bool, bound: int | None) -> Any:
+        self.kinds.append((tuple(histories.shape), bound))
+        return self.step(histories, targets, stats, bound)
 
-    def aside(self, work: Any) -> Any:
+    def on_capture_stream(self, work: Any) -> Any:
         self.asides += 1
         return work()
 
 
-@pytest.mark.parametrize(("rooms", "coarse"), [(128, 1), (4, 8)])
-def test_recorded_steps_make_room_for_what_counts(
-    rooms: int, coarse: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("bounds", "coarse"), [(128, 1), (4, 8)])
+def test_captured_steps_are_given_a_bound_of_their_targets(
+    bounds: int, coarse: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sce.training.step.CapturedSteps", Recorded)
-    monkeypatch.setattr("sce.training.step._ROOMS", rooms)
-    step, plain = make_step(CrossEntropy(), captured=5), make_step(CrossEntropy())
+    monkeypatch.setattr("sce.training.step._BOUNDS", bounds)
+    step, plain = make_step(CrossEntropy(), batch_size=5, captured=True), make_step(CrossEntropy())
     batches = [torch.randperm(20)[:5] for _ in range(30)]
     for rows in (*batches, torch.arange(3)):
         torch.testing.assert_close(step(rows, SEEDS).loss, plain(rows, SEEDS).loss)
     captured: Any = step._captured
     kinds = captured.kinds
     assert len(kinds) == 30  # the smaller batch was not recorded
-    for rows, (shape, room) in zip(batches, kinds, strict=True):
+    for rows, (shape, bound) in zip(batches, kinds, strict=True):
         count = int((SEQUENCES.lengths[rows] - 1).sum())
-        assert count <= room < count + coarse  # of at most 29
-        assert room % coarse == 0 or room == 29
+        assert count <= bound < count + coarse  # of at most 29
+        assert bound % coarse == 0 or bound == 29
         assert shape[0] == 5
-    other = make_step(ScalableCrossEntropy(n_buckets=2, bucket_size_x=4), captured=5)
+    other = make_step(
+        ScalableCrossEntropy(n_buckets=2, bucket_size_x=4), batch_size=5, captured=True
+    )
     other(torch.arange(5), SEEDS)
     captured = other._captured
-    assert captured.kinds[0][1] is None
+    assert captured.kinds[0][1] == 29  # of the fullest batch, whatever this one has
 
 
-# --- batches in parts, by length
+# --- batches grouped by length
 
 
 def test_the_longest_come_first_and_nothing_is_lost() -> None:
     step = make_step(CrossEntropy())
-    histories, targets, parts, fixed = step.batch(torch.arange(20))
+    histories, targets, groups, fixed = step.batch(torch.arange(20))
     assert not fixed
-    assert parts == ((12, 6), (4, 3), (4, 2))
+    assert groups == ((12, 6), (4, 3), (4, 2))
     lengths = (histories >= 0).sum(1)
     assert lengths.tolist() == sorted((SEQUENCES.lengths - 1).clamp(max=6).tolist(), reverse=True)
     plain = training_batch(SEQUENCES, torch.arange(20), max_length=6)
@@ -150,18 +143,24 @@ def test_the_longest_come_first_and_nothing_is_lost() -> None:
         assert sorted(map(tuple, found.tolist())) == sorted(map(tuple, expected.tolist()))
 
 
-def test_a_batch_that_does_not_fit_the_parts_of_all_runs_as_it_is(
+def test_a_batch_that_does_not_fit_the_groups_of_all_runs_eagerly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sce.training.step.CapturedSteps", Recorded)
-    monkeypatch.setattr("sce.data.parts._at_most", lambda rows, share: 1 if share < 0.7 else rows)
-    step, plain = make_step(CrossEntropy(), captured=3), make_step(CrossEntropy())
-    assert step.batch(torch.arange(3)).parts == ((1, 6), (2, 3))
+    monkeypatch.setattr(
+        "sce.data.length_groups._at_most", lambda rows, share: 1 if share < 0.7 else rows
+    )
+    step, plain = make_step(CrossEntropy(), batch_size=3, captured=True), make_step(CrossEntropy())
+    assert step.batch(torch.arange(3)).length_groups == ((1, 6), (2, 3))
     long = torch.tensor([3, 4, 8])  # two of them have more than three events
     short = torch.tensor([0, 4, 5])
     assert not step.batch(long).fixed
-    # Of a smaller batch the parts are those of all of its size, too.
-    assert step.batch(short[:2]).parts == step.batch(torch.tensor([6, 7])).parts == ((1, 6), (1, 3))
+    # Of a smaller batch the groups are those of all of its size, too.
+    assert (
+        step.batch(short[:2]).length_groups
+        == step.batch(torch.tensor([6, 7])).length_groups
+        == ((1, 6), (1, 3))
+    )
     computed: list[int] = []
     first: Any = step.model.blocks[0]  # type: ignore[index]
     first.register_forward_pre_hook(lambda _, inputs: computed.append(len(inputs[0])))
@@ -179,24 +178,26 @@ def test_only_batches_that_fit_run_compiled(monkeypatch: pytest.MonkeyPatch) -> 
     called = []
 
     def pretend(model: nn.Module, **_: object) -> Any:
-        def call(histories: Tensor, parts: Parts) -> Any:
-            called.append(parts)
-            return model(histories, parts)
+        def call(histories: Tensor, length_groups: LengthGroups) -> Any:
+            called.append(length_groups)
+            return model(histories, length_groups)
 
         return call
 
     monkeypatch.setattr(torch, "compile", pretend)
-    monkeypatch.setattr("sce.data.parts._at_most", lambda rows, share: 1 if share < 0.7 else rows)
-    step = make_step(CrossEntropy(), compiled=3)
+    monkeypatch.setattr(
+        "sce.data.length_groups._at_most", lambda rows, share: 1 if share < 0.7 else rows
+    )
+    step = make_step(CrossEntropy(), batch_size=3, compiled=True)
     for rows in ([3, 4, 8], [0, 4, 5], [5, 6]):
         step(torch.tensor(rows), SEEDS)
     assert called == [((1, 6), (2, 3))]
 
 
-def test_the_parts_of_all_batches_have_no_room_for_what_cannot_be() -> None:
+def test_the_groups_of_all_batches_have_no_room_for_what_cannot_be() -> None:
     # All of the sequences are one batch: there is no chance in it.
-    assert make_step(CrossEntropy(), compiled=20).batch(torch.arange(20)).parts == (
-        make_step(CrossEntropy()).batch(torch.arange(20)).parts
+    assert make_step(CrossEntropy(), compiled=True).batch(torch.arange(20)).length_groups == (
+        make_step(CrossEntropy()).batch(torch.arange(20)).length_groups
     )
     # Those of a single event are in no batch: all others are as long as can be.
     lengths = 40 * [7] + 400 * [1]
@@ -204,28 +205,38 @@ def test_the_parts_of_all_batches_have_no_room_for_what_cannot_be() -> None:
     model = SASRec(12, SASRecSettings(dim=8, blocks=1, max_length=6))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = TrainingStep(
-        model, CrossEntropy(), optimizer, sequences, device=CPU, max_length=6, compiled=20
+        model,
+        CrossEntropy(),
+        optimizer,
+        sequences,
+        device=CPU,
+        batch_size=20,
+        max_length=6,
+        compiled=True,
     )
     batch = step.batch(torch.arange(20))
     assert batch.fixed
-    assert batch.parts == ((20, 6),)
+    assert batch.length_groups == ((20, 6),)
 
 
-def test_parts_are_given_by_name() -> None:
+def test_length_groups_are_given_by_name() -> None:
     class Other(SASRec):
         def forward(  # type: ignore[override]
-            self, histories: Tensor, mask: Tensor | None = None, parts: Any = None
+            self, histories: Tensor, mask: Tensor | None = None, length_groups: Any = None
         ) -> Tensor:
             assert mask is None
-            return super().forward(histories, parts)
+            assert length_groups is not None
+            return super().forward(histories, length_groups)
 
     model = Other(12, SASRecSettings(dim=8, blocks=1, max_length=6))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = TrainingStep(model, CrossEntropy(), optimizer, SEQUENCES, device=CPU, max_length=6)
+    step = TrainingStep(
+        model, CrossEntropy(), optimizer, SEQUENCES, device=CPU, batch_size=3, max_length=6
+    )
     step(torch.tensor([3, 0, 4]), SEEDS)
 
 
-def test_a_model_that_takes_no_parts_is_given_none() -> None:
+def test_a_model_of_ones_own_is_given_histories_alone() -> None:
     class Plain(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -238,7 +249,7 @@ def test_a_model_that_takes_no_parts_is_given_none() -> None:
     model = Plain()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = TrainingStep(
-        model, CrossEntropy(), optimizer, SEQUENCES, device=CPU, max_length=6, compiled=None
+        model, CrossEntropy(), optimizer, SEQUENCES, device=CPU, batch_size=3, max_length=6
     )
     rows = torch.tensor([3, 0, 4])
     step(rows, SEEDS)

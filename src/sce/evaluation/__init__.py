@@ -1,1 +1,1 @@
-"""Ranking the whole catalogue, and how good a ranking is."""
+"""Ranking of the whole catalogue, and its metrics."""

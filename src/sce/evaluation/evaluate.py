@@ -12,15 +12,9 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from sce.data.batches import (
-    PADDING,
-    DeviceSequences,
-    Ragged,
-    history_batch,
-    seen_items,
-)
+from sce.data.batches import PADDING, DeviceSequences, Ragged, history_batch, seen_items
 from sce.errors import InputError
-from sce.evaluation.metrics import RankCounts, coverage, hit_rate, mrr, ndcg
+from sce.evaluation.metrics import METRICS, RankCounts
 from sce.evaluation.ranking import NOTHING, Ranker, top_k
 
 KS = (1, 5, 10, 20, 50)
@@ -36,17 +30,17 @@ class Evaluated(Protocol):
 
     @property
     def n_items(self) -> int:
-        """How many items the catalogue has."""
+        """Items in the catalogue."""
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """What an evaluation found."""
+    """Metrics of a model, averaged over users."""
 
     values: dict[str, float]
     """By name: ndcg@10, hr@10, mrr@10, cov@10, and so on for each k."""
     users: int
-    """How many users were evaluated."""
+    """Users evaluated."""
     seen_targets: int
     """Users whose target had occurred in their history: misses, unless seen items are kept."""
 
@@ -117,7 +111,7 @@ def evaluate(
 
 
 class _Tally:
-    """What is kept of the rankings so far, on the device."""
+    """Counts over the rankings so far, on the device."""
 
     def __init__(self, ks: Sequence[int], n_items: int, device: torch.device) -> None:
         self.ks, self.depth, self.n_items, self.users = tuple(ks), max(ks), n_items, 0
@@ -140,13 +134,14 @@ class _Tally:
 
     def metrics(self) -> Metrics:
         """Work out the metrics of all rankings counted."""
-        counts = RankCounts(at=self.at_rank[:-1].cpu().numpy(), users=self.users)
-        values = {}
-        for k, recommended in zip(self.ks, self.recommended[:, :-1].cpu().numpy(), strict=True):
-            values[f"ndcg@{k}"] = ndcg(counts, k)
-            values[f"hr@{k}"] = hit_rate(counts, k)
-            values[f"mrr@{k}"] = mrr(counts, k)
-            values[f"cov@{k}"] = coverage(recommended)
+        found = self.recommended[:, :-1].sum(dim=1).tolist()
+        covered = {k: count / self.n_items for k, count in zip(self.ks, found, strict=True)}
+        counts = RankCounts(self.at_rank[:-1].cpu().numpy(), self.users, covered)
+        values = {
+            f"{name}@{k}": metric.compute(counts, k)
+            for k in self.ks
+            for name, metric in METRICS.items()
+        }
         return Metrics(values=values, users=self.users, seen_targets=int(self.seen_targets))
 
 

@@ -1,11 +1,13 @@
-"""How good rankings are: pure functions of where each user's target stood.
+"""Ranking metrics: pure functions of where each user's target stood.
 
 Each user has one target, so NDCG@k is 1 / log2(rank + 2) for a rank (from 0) below k, else 0, MRR@k
 is 1 / (rank + 1), and HR@k is 1. All of them depend on the ranks only through how many users have
 which, so that is what is kept: it does not grow with the users.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,10 +19,12 @@ MISSING = -1  # the rank of a target that is not in the ranking
 
 @dataclass(frozen=True, eq=False)
 class RankCounts:
-    """How many users' targets stood at each rank."""
+    """Counts over the rankings of all users, which every metric follows from."""
 
-    at: NDArray[np.int64]  # [depth], from rank 0
+    at: NDArray[np.int64]  # [depth], how many users' targets stood at each rank, from 0
     users: int  # all of them, with or without the target in the ranking
+    covered: Mapping[int, float] = field(default_factory=dict)
+    """For each k, the share of the catalogue that was among the first k for somebody."""
 
     def first(self, k: int) -> NDArray[np.int64]:
         """Return the counts at the first k ranks."""
@@ -38,15 +42,15 @@ def count_ranks(ranks: ArrayLike, depth: int) -> RankCounts:
     return RankCounts(at=np.bincount(ranked, minlength=depth), users=ranks.size)
 
 
-def hit_rate(counts: RankCounts, k: int) -> float:
-    """HR@k: the share of users whose target is among the first k."""
-    return float(counts.first(k).sum()) / counts.users
-
-
 def ndcg(counts: RankCounts, k: int) -> float:
     """NDCG@k: a hit counts 1 at the first rank, and less the lower it stands."""
     gains = 1 / np.log2(np.arange(k) + 2)
     return float(counts.first(k) @ gains) / counts.users
+
+
+def hit_rate(counts: RankCounts, k: int) -> float:
+    """HR@k: the share of users whose target is among the first k."""
+    return float(counts.first(k).sum()) / counts.users
 
 
 def mrr(counts: RankCounts, k: int) -> float:
@@ -55,6 +59,23 @@ def mrr(counts: RankCounts, k: int) -> float:
     return float(counts.first(k) @ gains) / counts.users
 
 
-def coverage(recommended: NDArray[np.bool_]) -> float:
-    """COV@k: the share of the catalogue [C] that was among the first k for somebody."""
-    return float(np.mean(recommended))
+def coverage(counts: RankCounts, k: int) -> float:
+    """COV@k: the share of the catalogue that was among the first k for somebody."""
+    return counts.covered[k]
+
+
+class Metric(NamedTuple):
+    """A metric that every evaluation computes, at each depth k."""
+
+    compute: Callable[[RankCounts, int], float]
+    label: str
+    """Its name in tables and charts."""
+
+
+METRICS: dict[str, Metric] = {
+    "ndcg": Metric(ndcg, "NDCG"),
+    "hr": Metric(hit_rate, "HR"),
+    "mrr": Metric(mrr, "MRR"),
+    "cov": Metric(coverage, "COV"),
+}
+"""By name, as in "ndcg@10": evaluation, tables and charts iterate over it."""

@@ -25,11 +25,11 @@ _EXACT_INTEGERS = 1 << 24  # float32 holds every integer up to here
 
 
 class Ranker(Protocol):
-    """What can be evaluated: histories [b, l] to states [b, l, d], and item vectors [C, d]."""
+    """A model to evaluate: histories [b, l] to states [b, l, d], and item embeddings [C, d]."""
 
     @property
     def catalogue(self) -> Tensor:
-        """The item vectors; the score of an item is its product with the state."""
+        """Item embeddings; the score of an item is its product with the hidden state."""
 
     def __call__(self, histories: Tensor, /) -> Tensor:
         """Return the states, the one at each place computed from the events up to it."""
@@ -87,7 +87,7 @@ def top_k(
 
 
 class Popularity:
-    """The most popular items for everybody: what any model must beat.
+    """The most popular items for everybody: the baseline of any model.
 
     A ranker like any other, with states and item vectors of width 1.
     """
@@ -113,7 +113,7 @@ class Popularity:
 
 def _mask(scores: Tensor, items: Tensor, rows: Tensor, first: int) -> None:
     # Adding -inf where an item is in this chunk and 0 where not: choosing those that are would
-    # need their number, and so wait for the device.
+    # need their number, a sync.
     width = scores.shape[1]
     columns = items - first
     inside = (columns >= 0) & (columns < width)

@@ -86,6 +86,8 @@ class Loss(nn.Module):
 
     statistics: tuple[str, ...] = ()
     """Names of the statistics that `with_statistics` returns."""
+    sized_by_targets: bool = False
+    """Sizes follow from `max_targets`: training gives every call that of its mean batch."""
 
     def __init__(self, *, ignore_index: int = -100, reduction: str = "mean") -> None:
         super().__init__()

@@ -95,6 +95,7 @@ class ScalableCrossEntropy(Loss):
     """
 
     statistics = BucketStatistics._fields
+    sized_by_targets = True
 
     def __init__(
         self,

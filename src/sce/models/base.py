@@ -5,7 +5,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from sce.data.parts import Parts
+from sce.data.length_groups import LengthGroups
 
 
 class Backbone(nn.Module):
@@ -28,8 +28,13 @@ class Backbone(nn.Module):
         """Maximum history length."""
         return int(self.settings.max_length)
 
-    def forward(self, histories: Tensor, parts: Parts | None = None) -> Tensor:
-        """Return the hidden states; the one at a position predicts the item after it."""
+    def forward(self, histories: Tensor, length_groups: LengthGroups | None = None) -> Tensor:
+        """Return the hidden states [b, l, d]; the one at a position predicts the item after it.
+
+        Histories [b, l] are padded on the right with `sce.PADDING`. With `length_groups`, each a
+        number of rows and a width, no history is longer than its group is wide: the rest of the
+        padding need not be computed.
+        """
         raise NotImplementedError
 
     def activation_bytes(self, sequences: int, positions: int, *, half: bool) -> float:

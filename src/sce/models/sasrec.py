@@ -6,18 +6,19 @@ queries, and a point-wise feed-forward of width d follows. That code pads every 
 to the full length and attends to the padding, which is zero in every block. Here padding is outside
 the item table and batches are as wide as they need to be; positions are counted from the end of a
 history, and `sink` puts the events that it is short of the full length back into attention, by
-their number. A state is the same however its batch is padded, trimmed, or cut into parts.
+their number. A state is the same however its batch is padded, trimmed, or grouped by length.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from sce.data.batches import PADDING, Side
-from sce.data.parts import Parts
+from sce.data.batches import PADDING
+from sce.data.length_groups import LengthGroups
 from sce.errors import InputError
 from sce.models.base import Backbone
 
@@ -28,10 +29,10 @@ _EPSILON = 1e-8  # of the layer norms, as in the paper's code
 
 @dataclass(frozen=True)
 class SASRecSettings:
-    """The shape of the model."""
+    """Settings of SASRec."""
 
     dim: int = 64
-    """Width of item embeddings and states."""
+    """Width of item embeddings and hidden states."""
     blocks: int = 2
     """Transformer blocks."""
     heads: int = 1
@@ -39,7 +40,7 @@ class SASRecSettings:
     dropout: float = 0.2
     """Share of activations and attention weights dropped in training."""
     max_length: int = 200
-    """Longest history; of a longer one the last events count."""
+    """Maximum history length; of a longer one the last events count."""
     sink: bool = True
     """Let attention also rest on the events that a history is short of max_length."""
 
@@ -61,10 +62,13 @@ class SASRecSettings:
 
 
 class SASRec(Backbone):
-    """Histories in, one state per event out; the scores of all items are `states @ catalogue.T`.
+    """Histories in, one hidden state per event out; scores are `states @ catalogue.T`.
 
-    The model knows no loss. Nothing in `forward` depends on the values in a batch or waits for the
-    device, so a step can be compiled and captured.
+    Nothing in `forward` depends on the values in a batch or is a sync, so a step can be compiled
+    and captured.
+
+    >>> SASRec(1000, dim=32, max_length=50)(torch.tensor([[3, 7, 5]])).shape
+    torch.Size([1, 3, 32])
     """
 
     settings: SASRecSettings
@@ -75,29 +79,24 @@ class SASRec(Backbone):
         settings: SASRecSettings | None = None,
         *,
         seed: int | torch.Generator = 0,
-        padding_side: Side = "right",
         sparse_grad: bool = False,
+        **options: Any,
     ) -> None:
         """Make a model with new weights.
 
         Args:
             n_items: Items in the catalogue, C.
-            settings: The shape of the model.
+            settings: The settings, all at once.
             seed: The initial weights follow from it alone; the global random state is neither
                 read nor moved.
-            padding_side: Where histories are padded. Left-padded ones are turned round for the
-                computation and their states back again. Padding on the other side, or with gaps,
-                is an error (on a GPU, where values are not looked at: an index out of bounds).
-            sparse_grad: Whether looking items up gives the catalogue a sparse gradient, of the rows
-                that were looked up, for optimizers that update those alone. It can be set later.
+            sparse_grad: Give the catalogue a sparse gradient, of the rows that were looked up, for
+                optimizers that update those alone. It can be set later.
+            options: Settings by name, as in `SASRec(n_items, dim=64)`: see `SASRecSettings`.
         """
         super().__init__()
         if n_items < 1:
             raise InputError(f"a model needs at least one item; got {n_items}")
-        if padding_side not in ("right", "left"):
-            raise InputError(f"padding_side is right or left; got {padding_side!r}")
-        self.settings = settings or SASRecSettings()
-        self.padding_side = padding_side
+        self.settings = replace(settings or SASRecSettings(), **options)
         self.sparse_grad = sparse_grad
         dim, dropout = self.settings.dim, self.settings.dropout
         self.catalogue = nn.Parameter(torch.empty(n_items, dim))
@@ -109,42 +108,30 @@ class SASRec(Backbone):
         self.norm = nn.LayerNorm(dim, eps=_EPSILON)
         self._initialise(seed)
 
-    def forward(self, histories: Tensor, parts: Parts | None = None) -> Tensor:
-        """Turn histories [b, l] into states [b, l, d].
+    def forward(self, histories: Tensor, length_groups: LengthGroups | None = None) -> Tensor:
+        """Turn histories [b, l] into hidden states [b, l, d]; those at padding are arbitrary.
 
-        The state at a place predicts the item after it. States at padding are arbitrary.
-
-        With `parts`, each a number of rows and a width, from the first row on, no history is longer
-        than its part is wide, and the rest of its padding takes neither time nor memory. One that
-        is longer is an error (on a GPU: an index out of bounds).
+        Padding before an event, or a history longer than its group is wide, is an error (on a GPU,
+        where values are not looked at: an index out of bounds).
         """
         self._check(histories)
-        if parts is None:
-            parts = ((histories.shape[0], histories.shape[1]),)
+        if length_groups is None:
+            groups: LengthGroups = ((histories.shape[0], histories.shape[1]),)
         else:
-            _check_parts(histories, parts)
-        if self.padding_side == "right":
-            return self._encode(histories, parts)
-        length = histories.shape[1]
-        empty = (histories == PADDING).sum(1, keepdim=True)
-        columns = torch.arange(length, device=histories.device)
-        states = self._encode(histories.gather(1, (columns + empty) % length), parts)
-        back = ((columns - empty) % length)[:, :, None].expand(-1, -1, states.shape[2])
-        return states.gather(1, back)
-
-    def _encode(self, histories: Tensor, parts: Parts) -> Tensor:
+            groups = length_groups
+            _check_groups(histories, groups)
         length = histories.shape[1]
         columns = torch.arange(length, device=histories.device)
         real = histories != PADDING
         events = real.sum(1, keepdim=True)
-        inside = torch.cat([each.sum(1, keepdim=True) for each in _cut(real, parts)])
-        # Beyond the table where an event follows padding, or is outside of its part: that must not
+        inside = torch.cat([each.sum(1, keepdim=True) for each in _cut(real, groups)])
+        # Beyond the table where an event follows padding, or is outside of its group: that must not
         # pass unnoticed.
         places = torch.where(real, columns + (self.max_length - events), 0)
         places = places + (events - inside) * self.max_length
         items = torch.where(real, histories, 0)
-        # From here on there are no rows, but the positions of all parts, [n].
-        real, places, items = (_pack(each, parts) for each in (real, places, items))
+        # From here on there are no rows, but the positions of all groups, [n].
+        real, places, items = (_pack(each, groups) for each in (real, places, items))
         # A compiled graph knows no sparse gradients: such a lookup stays outside of it.
         outside = self.sparse_grad and torch.compiler.is_compiling()
         look_up = torch.compiler.disable(F.embedding) if outside else F.embedding
@@ -154,8 +141,8 @@ class SASRec(Backbone):
         # Padding comes after all events, where causal attention does not look.
         missing = self.max_length - events if self.settings.sink else None
         for block in self.blocks:
-            states = block(states, parts, missing)
-        return _unpack(self.norm(states), parts, length)
+            states = block(states, groups, missing)
+        return _unpack(self.norm(states), groups, length)
 
     def _check(self, histories: Tensor) -> None:
         if histories.ndim != 2 or histories.is_floating_point():
@@ -170,7 +157,7 @@ class SASRec(Backbone):
                 f"last {self.max_length} of each"
             )
         if histories.device.type != "cpu" or torch.compiler.is_compiling():
-            return  # to look at values is to wait for the device; embedding lookups still check
+            return  # looking at values is a sync; embedding lookups still check
         outside = (histories != PADDING) & ((histories < 0) | (histories >= len(self.catalogue)))
         if outside.any():
             raise InputError(
@@ -178,12 +165,8 @@ class SASRec(Backbone):
                 f"{len(self.catalogue)} items (padding is {PADDING})"
             )
         real = (histories != PADDING).int()
-        order = real if self.padding_side == "left" else -real
-        if (order.diff(dim=1) < 0).any():
-            raise InputError(
-                f"this model takes histories padded on the {self.padding_side}, without gaps; make "
-                "them so, or set padding_side"
-            )
+        if (real.diff(dim=1) > 0).any():
+            raise InputError("this model takes histories padded on the right, without gaps")
 
     @torch.no_grad()
     def _initialise(self, seed: int | torch.Generator) -> None:
@@ -228,41 +211,43 @@ class Block(nn.Module):
         self.outer = _linear(dim, dim)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, states: Tensor, parts: Parts, missing: Tensor | None = None) -> Tensor:
-        """Map states [n, d] to states [n, d], those of all parts of a batch.
+    def forward(
+        self, states: Tensor, groups: LengthGroups, missing: Tensor | None = None
+    ) -> Tensor:
+        """Map states [n, d] to states [n, d], those of all groups of a batch.
 
         With `missing` [b, 1], attention sees as many empty events before the history.
         """
         normed = self.attention_norm(states)
-        states = normed + self._attend(normed, states, parts, missing)
+        states = normed + self._attend(normed, states, groups, missing)
         normed = self.forward_norm(states)
         inner = F.relu(self.dropout(self.inner(normed)))
         out: Tensor = normed + self.dropout(self.outer(inner))
         return out
 
     def _attend(
-        self, queries: Tensor, states: Tensor, parts: Parts, missing: Tensor | None
+        self, queries: Tensor, states: Tensor, groups: LengthGroups, missing: Tensor | None
     ) -> Tensor:
-        positions = [rows * width for rows, width in parts]
+        positions = [rows * width for rows, width in groups]
         query = list(self.query(queries).split(positions))
         key_value = list(self.key_value(states).split(positions))
-        lack = len(parts) * [None] if missing is None else missing.split([n for n, _ in parts])
+        lack = len(groups) * [None] if missing is None else missing.split([n for n, _ in groups])
         # Nobody holds on to queries, keys and values: attention has copies of them, with the sink.
         attended = [
-            self._attend_in_part(query.pop(0), key_value.pop(0), part, lacking)
-            for part, lacking in zip(parts, lack, strict=True)
+            self._attend_in_group(query.pop(0), key_value.pop(0), group, lacking)
+            for group, lacking in zip(groups, lack, strict=True)
         ]
         out: Tensor = self.attention_out(_join(attended))
         return out
 
-    def _attend_in_part(
-        self, query: Tensor, key_value: Tensor, part: tuple[int, int], missing: Tensor | None
+    def _attend_in_group(
+        self, query: Tensor, key_value: Tensor, group: tuple[int, int], missing: Tensor | None
     ) -> Tensor:
         key, value = key_value.chunk(2, dim=-1)
         del key_value
         # [n, d] -> [b, heads, l, d / heads]
         query, key, value = (
-            each.unflatten(0, part).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            each.unflatten(0, group).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for each in (query, key, value)
         )
         dropout = self.dropout.p if self.training else 0.0
@@ -285,8 +270,8 @@ class Block(nn.Module):
         an addition to its logit, brought in by one more dimension of query and key.
         """
         empty_key, empty_value = (
-            part.unflatten(0, (1, self.heads, 1, -1)).expand(len(query), -1, _SINKS, -1)
-            for part in self.key_value.bias.to(key.dtype).chunk(2)
+            half.unflatten(0, (1, self.heads, 1, -1)).expand(len(query), -1, _SINKS, -1)
+            for half in self.key_value.bias.to(key.dtype).chunk(2)
         )
         count = missing.to(torch.promote_types(key.dtype, torch.float32))
         each = (count.clamp(min=1) / _SINKS).log().masked_fill(missing == 0, -1e3) / scale
@@ -315,37 +300,37 @@ class Block(nn.Module):
             nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
 
 
-def _check_parts(histories: Tensor, parts: Parts) -> None:
+def _check_groups(histories: Tensor, groups: LengthGroups) -> None:
     shape = list(histories.shape)
-    sound = parts and all(rows > 0 and 0 < width <= shape[1] for rows, width in parts)
-    if not sound or sum(rows for rows, _ in parts) != shape[0]:
-        raise InputError(f"parts {parts} are not those of a batch of shape {shape}")
+    sound = groups and all(rows > 0 and 0 < width <= shape[1] for rows, width in groups)
+    if not sound or sum(rows for rows, _ in groups) != shape[0]:
+        raise InputError(f"length groups {groups} are not those of a batch of shape {shape}")
     if histories.device.type != "cpu" or torch.compiler.is_compiling():
         return
-    lengths = (histories != PADDING).sum(1).split([rows for rows, _ in parts])
-    if any((some > width).any() for some, (_, width) in zip(lengths, parts, strict=True)):
-        raise InputError(f"histories are longer than their parts {parts} are wide")
+    lengths = (histories != PADDING).sum(1).split([rows for rows, _ in groups])
+    if any((some > width).any() for some, (_, width) in zip(lengths, groups, strict=True)):
+        raise InputError(f"histories are longer than their groups {groups} are wide")
 
 
-def _cut(tensor: Tensor, parts: Parts) -> list[Tensor]:
-    """The parts of a batch [b, l], each [rows, width]."""
-    by_rows = tensor.split([rows for rows, _ in parts])
-    return [each[:, :width] for each, (_, width) in zip(by_rows, parts, strict=True)]
+def _cut(tensor: Tensor, groups: LengthGroups) -> list[Tensor]:
+    """The groups of a batch [b, l], each [rows, width]."""
+    by_rows = tensor.split([rows for rows, _ in groups])
+    return [each[:, :width] for each, (_, width) in zip(by_rows, groups, strict=True)]
 
 
-def _pack(tensor: Tensor, parts: Parts) -> Tensor:
-    """The positions of all parts of a batch [b, l], one after another, [n]."""
-    return _join([each.flatten() for each in _cut(tensor, parts)])
+def _pack(tensor: Tensor, groups: LengthGroups) -> Tensor:
+    """The positions of all groups of a batch [b, l], one after another, [n]."""
+    return _join([each.flatten() for each in _cut(tensor, groups)])
 
 
-def _unpack(states: Tensor, parts: Parts, length: int) -> Tensor:
-    """States [n, d] as a batch [b, l, d]; zeros where there is no part."""
-    if len(parts) == 1 and parts[0][1] == length:
-        whole: Tensor = states.unflatten(0, parts[0])
+def _unpack(states: Tensor, groups: LengthGroups, length: int) -> Tensor:
+    """States [n, d] as a batch [b, l, d]; zeros where there is no group."""
+    if len(groups) == 1 and groups[0][1] == length:
+        whole: Tensor = states.unflatten(0, groups[0])
         return whole
-    each = states.split([rows * width for rows, width in parts])
-    found = zip(each, parts, strict=True)
-    return _join([F.pad(s.unflatten(0, part), (0, 0, 0, length - part[1])) for s, part in found])
+    each = states.split([rows * width for rows, width in groups])
+    found = zip(each, groups, strict=True)
+    return _join([F.pad(s.unflatten(0, group), (0, 0, 0, length - group[1])) for s, group in found])
 
 
 def _join(tensors: list[Tensor]) -> Tensor:

@@ -1,11 +1,12 @@
-"""The state of a training run in one file: weights, optimizer, progress. No code is executed by it.
+"""Checkpoints: weights, optimizer and progress in one file, and when to save it.
 
 One file, because then one rename puts all of it in place: after a crash at any instant there is the
 state before or the state after, never half of each. The tensors lie in the safetensors format, the
-progress as JSON in its header.
+progress as JSON in its header. Reading it executes no code.
 """
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,13 +21,14 @@ from sce.data.storage import atomic_file, new_digest
 from sce.errors import InputError
 
 FORMAT = "sce training state"
-VERSION = 1
+VERSION = 2
 
 MODEL, _LOSS = "model.", "loss."  # before the names of tensors
 _PROGRESS = "progress"
 _SCALARS = "optimizer_scalars"
 _DIGEST = "blake2b"
-_BUCKETS = ("picked_once", "placed", "correct_in_bucket")
+# Saving takes no more than one part in so many of the time: at most that much work is lost.
+_SHARE = 20
 
 
 @dataclass
@@ -36,37 +38,33 @@ class EpochSoFar:
     step: int = 0  # steps done
     loss_sum: float = 0.0  # of each batch's loss times its targets
     targets: int = 0
-    bucket_sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
-    bucket_samples: int = 0
+    statistics: dict[str, float] = field(default_factory=dict)  # sums, by name
+    samples: int = 0  # of the statistics
     seconds: float = 0.0
     memory_mib: float = 0.0
 
     @classmethod
     def whole(cls, record: Mapping[str, Any]) -> "EpochSoFar":
         """All steps of an epoch done, as its record has it."""
-        buckets = record["buckets"]
         return cls(
             step=record["steps"],
             loss_sum=record["loss"] * record["targets"],
             targets=record["targets"],
-            bucket_sums=list((buckets or dict.fromkeys(_BUCKETS, 0.0)).values()),
-            bucket_samples=1 if buckets else 0,
+            statistics=record["buckets"] or {},
+            samples=1 if record["buckets"] else 0,
             seconds=record["seconds"]["training"],
             memory_mib=record["memory_mib"]["training"],
         )
 
     def summary(self) -> dict[str, Any]:
-        """The mean loss over the targets, and the mean statistics of the buckets, if any."""
-        buckets = None
-        if self.bucket_samples:
-            means = (total / self.bucket_samples for total in self.bucket_sums)
-            buckets = dict(zip(_BUCKETS, means, strict=True))
-        return {"loss": self.loss_sum / max(1, self.targets), "buckets": buckets}
+        """The mean loss over the targets, and the mean statistics of the loss, if any."""
+        means = {name: total / self.samples for name, total in self.statistics.items()}
+        return {"loss": self.loss_sum / max(1, self.targets), "buckets": means or None}
 
 
 @dataclass
 class Progress:
-    """How far training has come, apart from the tensors."""
+    """State of training apart from the tensors."""
 
     history: list[dict[str, Any]] = field(default_factory=list)  # a record for each finished epoch
     current: EpochSoFar = field(default_factory=EpochSoFar)
@@ -77,30 +75,20 @@ class Progress:
 
     @property
     def epoch(self) -> int:
-        """How many epochs are finished."""
+        """Finished epochs."""
         return len(self.history)
-
-    def to_json(self) -> str:
-        """As one line of JSON."""
-        return json.dumps(asdict(self), allow_nan=False)
-
-    @classmethod
-    def from_json(cls, text: str) -> "Progress":
-        """The opposite of `to_json`."""
-        fields = json.loads(text)
-        return cls(**(fields | {"current": EpochSoFar(**fields["current"])}))
 
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """What training changes: the model, perhaps parameters of the loss, and the optimizer."""
+    """The model, a loss that is a module, and the optimizer: all that training changes."""
 
     model: nn.Module
     loss: nn.Module | None
     optimizer: torch.optim.Optimizer
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Everything that the optimizer moves, by name."""
+        """The parameters of model and loss, by name."""
         named = {f"{MODEL}{name}": p for name, p in self.model.named_parameters()}
         if self.loss is not None:
             named |= {f"{_LOSS}{name}": p for name, p in self.loss.named_parameters()}
@@ -147,34 +135,34 @@ class Trained:
             self.optimizer.state[parameter][key] = value
 
     def finite(self) -> bool:
-        """Whether every weight is a number."""
+        """True if every weight is a finite number."""
         return all(bool(p.detach().isfinite().all()) for p in self.named_parameters().values())
 
 
 def save_state(
     path: Path, trained: Trained, progress: Progress, best: Mapping[str, Tensor] | None
 ) -> None:
-    """Write everything that training goes on from, in one step.
+    """Write the state to resume from, whole or not at all.
 
     Args:
         path: The file.
         trained: The model, loss and optimizer.
-        progress: How far they have come.
-        best: What `Trained.weights` gave at the best epoch, if that is not the last one.
+        progress: The rest of the state.
+        best: `Trained.weights` of the best epoch, if that is not the last one.
     """
     tensors, scalars = trained.tensors()
     tensors |= {f"best.{name}": value for name, value in (best or {}).items()}
     metadata = {
         "format": FORMAT,
         "version": str(VERSION),
-        _PROGRESS: progress.to_json(),
+        _PROGRESS: json.dumps(asdict(progress), allow_nan=False),
         _SCALARS: json.dumps(scalars),
     }
     write_tensors(path, tensors, metadata)
 
 
 def load_state(path: Path, trained: Trained) -> tuple[Progress, dict[str, Tensor] | None]:
-    """Read what `save_state` wrote into a model, loss and optimizer of the same shapes.
+    """Restore model, loss and optimizer from what `save_state` wrote.
 
     Returns:
         The progress, and `best` as it was given.
@@ -189,7 +177,9 @@ def load_state(path: Path, trained: Trained) -> tuple[Progress, dict[str, Tensor
         trained.restore(tensors, json.loads(metadata[_SCALARS]))
     except (RuntimeError, KeyError) as error:
         raise InputError(f"{path} is the state of another model: {error}") from error
-    return Progress.from_json(metadata[_PROGRESS]), with_prefix(tensors, "best.") or None
+    fields = json.loads(metadata[_PROGRESS])
+    progress = Progress(**(fields | {"current": EpochSoFar(**fields["current"])}))
+    return progress, with_prefix(tensors, "best.") or None
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
@@ -232,7 +222,7 @@ def _sort_metadata(path: Path) -> None:
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read what `write_tensors` wrote: the tensors, on the host, and the metadata.
+    """Read the tensors (on the host) and the metadata of a file of `write_tensors`.
 
     Raises:
         InputError: When the file is missing or not as it was written.
@@ -269,3 +259,64 @@ def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]
         for name, value in tensors.items()
         if name.startswith(prefix)
     }
+
+
+class Checkpointer:
+    """Saves checkpoints; keeps the best weights on the CPU.
+
+    Args:
+        trained: The model, loss and optimizer.
+        state_file: The checkpoint to resume from; None: nothing is written.
+        best_file: The model's weights of the best epoch.
+    """
+
+    def __init__(self, trained: Trained, state_file: Path | None, best_file: Path | None) -> None:
+        self.trained, self.state_file, self.best_file = trained, state_file, best_file
+        self.best: dict[str, Tensor] = {}  # on the host: there may be gigabytes of it
+        self._best_on_disk = 0  # the epoch
+        self._saved_at, self._seconds = time.monotonic(), 0.0
+
+    def resume(self) -> Progress | None:
+        """Restore everything from the checkpoint; None where there is none."""
+        if self.state_file is None or not self.state_file.exists():
+            return None
+        progress, best = load_state(self.state_file, self.trained)
+        if progress.best_epoch:
+            self.best = best or self._weights()
+            self.save_best(progress)  # a crash may have come between the two files
+        return progress
+
+    def keep_best(self) -> None:
+        """Remember the weights as they are now."""
+        self.best = self._weights()
+
+    def restore_best(self) -> None:
+        """Give model and loss the weights of the best epoch."""
+        self.trained.restore_weights(self.best)
+
+    def due(self, at_least: float = 0.0) -> bool:
+        """True if it is time to save again, `at_least` so many seconds after the last time."""
+        since = time.monotonic() - self._saved_at
+        return self.state_file is not None and since >= max(at_least, _SHARE * self._seconds)
+
+    def save(self, progress: Progress) -> None:
+        """Write the checkpoint, and the best weights if they are new."""
+        if self.state_file is None:
+            return
+        begun = time.monotonic()
+        best_is_last = progress.best_epoch == progress.epoch and progress.current.step == 0
+        save_state(self.state_file, self.trained, progress, None if best_is_last else self.best)
+        self.save_best(progress)
+        self._saved_at = time.monotonic()
+        self._seconds = self._saved_at - begun
+
+    def save_best(self, progress: Progress) -> None:
+        """Write the best weights of the model, if they are new."""
+        if self.best_file is not None and progress.best_epoch != self._best_on_disk:
+            weights, epoch = with_prefix(self.best, MODEL), progress.best_epoch
+            write_tensors(self.best_file, weights, {"epoch": str(epoch)})
+            self._best_on_disk = epoch
+
+    def _weights(self) -> dict[str, Tensor]:
+        weights = self.trained.weights()
+        return {name: value.detach().to("cpu", copy=True) for name, value in weights.items()}

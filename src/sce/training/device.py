@@ -1,6 +1,7 @@
-"""Where to compute, in which precision, and how much memory is free there."""
+"""The device: which one, in which precision, its free memory and the peak of its use."""
 
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from sce.errors import InputError
 Precision = Literal["float32", "tf32", "bf16"]
 
 _WORKSPACE, _SMALL, _SAME_BITS = "CUBLAS_WORKSPACE_CONFIG", ":4096:1", ":4096:8"  # KiB, how many
+_MIB = 2**20
 
 
 def resolve_device(name: str) -> torch.device:
@@ -62,7 +64,7 @@ def device_name(device: torch.device) -> str:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """How many bytes could be allocated there now; None where the system does not tell."""
+    """Bytes that could be allocated there now; None where the system does not tell."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         # What torch holds for itself and does not use is as good as free.
@@ -76,7 +78,7 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def cpu_has_bf16() -> bool:
-    """Whether the processor computes in bf16; torch imitates it, slowly, where it does not."""
+    """True if the processor computes in bf16; torch imitates it, slowly, where it does not."""
     try:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     except (AttributeError, RuntimeError):
@@ -85,7 +87,7 @@ def cpu_has_bf16() -> bool:
 
 @contextmanager
 def quiet_bf16(device: torch.device) -> Iterator[None]:
-    """For a while, hide what torch says, with its whole stack, of a CPU without bf16."""
+    """Hide, inside the block, the warning of torch about a CPU without bf16."""
     if device.type != "cpu":
         yield
         return
@@ -96,7 +98,7 @@ def quiet_bf16(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def matmul_precision(device: torch.device, precision: Precision) -> Iterator[None]:
-    """Allow TF32 in matrix products for a while, or forbid it; autocast is another matter."""
+    """Allow TF32 in matrix products inside the block, or forbid it; autocast is another matter."""
     if device.type != "cuda":
         yield
         return
@@ -127,10 +129,7 @@ def spare_workspace(device: torch.device) -> None:
 
 @contextmanager
 def same_bits(device: torch.device) -> Iterator[None]:
-    """For a while, let torch use only algorithms that give the same bits each time.
-
-    On a CPU it does in any case.
-    """
+    """Let torch use only deterministic algorithms inside the block; a CPU does in any case."""
     if device.type != "cuda":
         yield
         return
@@ -146,3 +145,68 @@ def same_bits(device: torch.device) -> Iterator[None]:
             yield
     finally:
         torch.use_deterministic_algorithms(before, warn_only=only_warn)
+
+
+class PeakMemory:
+    """Peak memory of phases of the work, each by itself.
+
+    On a GPU it is the memory that torch allocated. On a CPU it is the resident memory of the whole
+    process, Python and libraries included; where the system cannot reset its peak, a phase shows
+    the highest since the process began. `measures` says which.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.mib: dict[str, float] = {}  # by phase, the highest so far
+        if device.type == "cuda":
+            self.measures = "GPU memory allocated"
+        elif _reset_resident_peak():
+            self.measures = "resident memory of the process"
+        else:
+            self.measures = "highest resident memory since the process began"
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measure the peak of the block."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        else:
+            _reset_resident_peak()
+        try:
+            yield
+        finally:
+            self.mib[name] = max(self.mib.get(name, 0.0), self.now())
+
+    def now(self) -> float:
+        """The peak of the phase under way, in MiB."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device) / _MIB
+        return _resident_peak() / _MIB
+
+    def take(self, name: str) -> float:
+        """Return a phase's peak in MiB, and forget it."""
+        return self.mib.pop(name, 0.0)
+
+
+def _reset_resident_peak() -> bool:
+    """Set the peak of resident memory to what is resident now; False where that is impossible."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _resident_peak() -> int:
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        import resource
+    except ImportError:
+        return 0  # Windows
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

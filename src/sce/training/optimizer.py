@@ -1,17 +1,26 @@
-"""Adam, beside it perhaps row-wise Adagrad, and how learning rates go over the steps."""
+"""Adam, row-wise Adagrad for the catalogue, and the schedule of learning rates."""
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple, overload
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import nn
 
+from sce.errors import InputError
+from sce.losses import Loss
+from sce.models.base import Backbone
 from sce.optim import RowwiseAdagrad
 
 Schedule = Literal["constant", "warmup-cosine"]
 
 _WARMUP_SHARE = 0.05
+NEEDS_SCE = (
+    "training.row_wise updates the rows of the catalogue that a batch touches, and only the loss "
+    "sce has a gradient of those alone (the others give a dense one); choose --loss sce, or leave "
+    "row_wise out"
+)
 
 
 class RowWise(NamedTuple):
@@ -31,10 +40,16 @@ def make_optimizer(
     capturable: bool = False,
     row_wise: RowWise | None = None,
 ) -> torch.optim.Optimizer:
-    """Adam as the paper uses it; a weight decay is decoupled from the gradient, as in AdamW.
+    """Make Adam as the paper uses it; a weight decay is decoupled, as in AdamW.
 
-    One that is `capturable` can be recorded in a CUDA graph: its learning rate is on the device. A
-    table that is to be updated `row_wise` is so by row-wise Adagrad, the other parameters by Adam.
+    Args:
+        parameters: All that is trained.
+        learning_rate: Adam's.
+        betas: Adam's.
+        weight_decay: AdamW's.
+        device: Where the parameters are.
+        capturable: Keep learning rates on the device, so that a CUDA graph can hold the step.
+        row_wise: A table that row-wise Adagrad updates instead.
     """
 
     def rate(value: float) -> float | torch.Tensor:
@@ -58,7 +73,7 @@ def make_optimizer(
 
 
 class _Together(torch.optim.Optimizer):
-    """Several optimizers as one: their groups one after the other, their states in one place."""
+    """Several optimizers as one, with one list of groups and one state."""
 
     def __init__(self, *parts: torch.optim.Optimizer) -> None:
         super().__init__([{"params": g["params"]} for part in parts for g in part.param_groups], {})
@@ -83,7 +98,7 @@ class _Together(torch.optim.Optimizer):
 
 
 def rate_factor(schedule: Schedule, step: int, total: int, warmup_steps: int | None) -> float:
-    """What the learning rate is multiplied by at a step, counted from 0 over the whole run.
+    """The factor of the learning rate at a step, counted from 0 over the whole run.
 
     >>> [rate_factor("constant", step, 4, None) for step in range(4)]
     [1.0, 1.0, 1.0, 1.0]
@@ -107,3 +122,38 @@ def set_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
+
+
+def row_wise_table(model: nn.Module, loss: object, learning_rate: float) -> RowWise:
+    """The catalogue, to be updated by its touched rows alone.
+
+    Raises:
+        InputError: When the gradient of the model or of the loss would be of all rows.
+    """
+    if not (isinstance(loss, Loss) and hasattr(loss, "sparse_grad")):
+        raise InputError(NEEDS_SCE)
+    if not (isinstance(model, Backbone) and isinstance(model.catalogue, nn.Parameter)):
+        raise InputError(
+            "training.row_wise needs a sce.models.base.Backbone, whose lookups give its parameter "
+            "`catalogue` a sparse gradient while `sparse_grad` is True, as SASRec has them; "
+            f"{type(model).__name__} does not"
+        )
+    return RowWise(model.catalogue, learning_rate)
+
+
+@contextmanager
+def sparse_gradients(model: nn.Module, loss: object, *, wanted: bool) -> Iterator[None]:
+    """Let model and loss give the catalogue sparse gradients inside the block, or dense ones."""
+    switched: list[Any] = [
+        part
+        for part, kind in ((model, Backbone), (loss, Loss))
+        if isinstance(part, kind) and hasattr(part, "sparse_grad")
+    ]
+    before = [part.sparse_grad for part in switched]
+    try:
+        for part in switched:
+            part.sparse_grad = wanted
+        yield
+    finally:
+        for part, setting in zip(switched, before, strict=True):
+            part.sparse_grad = setting

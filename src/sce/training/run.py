@@ -1,12 +1,11 @@
-"""The run: the directory that training writes, and evaluating, recommending and reporting read.
+"""The run directory, as evaluating, recommending and reporting read it.
 
 RUN/run.json            settings, dataset, versions; written first
 RUN/items_*.npy         the item vocabulary: row i is the id of catalogue index i
 RUN/metrics.jsonl       a record for each epoch
 RUN/best.safetensors    weights of the best epoch so far
-RUN/resume.safetensors  everything that training goes on from: see checkpoint.py
+RUN/resume.safetensors  the checkpoint to resume from: see checkpoint.py
 RUN/result.json         the outcome, once training has ended
-RUN/tensorboard/        event files, when asked for
 RUN/report.html         written by `sce report`
 """
 
@@ -22,12 +21,12 @@ from sce.data.prepared import PreparedDataset
 from sce.data.storage import digest_file, map_array
 from sce.data.vocabulary import Kind, Vocabulary
 from sce.errors import InputError
-from sce.models.sasrec import SASRec, SASRecSettings
+from sce.models.base import Backbone, BackboneSettings
+from sce.models.registry import BACKBONES
 from sce.training.checkpoint import read_tensors
 
 FORMAT = "sce run"
-VERSION = 1
-SASREC = "SASRec"  # in run.json, the model that `load_model` can build
+VERSION = 2
 
 MANIFEST = "run.json"
 NO_WEIGHTS = "no_weights"  # in run.json, why the weights were taken away, if they were
@@ -37,7 +36,7 @@ FILES = ("metrics.jsonl", "best.safetensors", "resume.safetensors", "result.json
 _SHAPE: dict[str, Any] = {
     "sce": str,
     "model": str,
-    "config": {"model": dict, "loss": dict},
+    "config": {"model": dict, "loss": {"name": str}},
     "derived": dict,
     "dataset": {"path": str, "content_hash": str, "n_items": int},
     "item_ids": str,
@@ -49,7 +48,7 @@ _WORDS = {str: "a text", int: "a whole number", dict: "an object"}
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What a run remembers of the dataset it was trained on."""
+    """The dataset that a run was trained on."""
 
     path: str
     content_hash: str
@@ -61,9 +60,9 @@ class Run:
     """A run on disk, opened."""
 
     path: Path
-    config: dict[str, Any]  # "model", "loss", "training": every setting, defaults included
+    config: dict[str, Any]  # "model", "loss" (each with a "name") and "training": every setting
     derived: dict[str, Any]  # what followed from settings and dataset, such as bucket sizes
-    model: str  # which class: SASREC, or one of the user's
+    model: str  # its name in BACKBONES, or the class of a user's own
     dataset: DatasetInfo
     item_ids: Vocabulary
     sce_version: str  # that wrote it
@@ -93,7 +92,7 @@ class Run:
     @property
     def loss(self) -> str:
         """The name of the loss that it was trained with."""
-        return str(self.config["loss"].get("name", "model"))
+        return str(self.config["loss"]["name"])
 
     @property
     def best_weights(self) -> Path:
@@ -102,7 +101,7 @@ class Run:
 
     @property
     def resume_state(self) -> Path:
-        """What training goes on from."""
+        """The checkpoint to resume from."""
         return self.path / "resume.safetensors"
 
     @property
@@ -169,14 +168,14 @@ class Run:
         return dataset
 
 
-def load_model(run: Run, device: torch.device | str = "cpu") -> SASRec:
+def load_model(run: Run, device: torch.device | str = "cpu") -> Backbone:
     """Build the model of a run with its best weights, in evaluation mode.
 
     Raises:
         InputError: When there are no weights yet or any more, they do not fit, or the model is not
-            SASRec.
+            one of `BACKBONES`.
     """
-    if run.model != SASREC:
+    if run.model not in BACKBONES:
         raise InputError(
             f"the model of {run.path} is {run.model}, not sce's own: build it yourself and load "
             f"{run.best_weights.name} with safetensors.torch.load_model"
@@ -190,12 +189,33 @@ def load_model(run: Run, device: torch.device | str = "cpu") -> SASRec:
             "go on with: sce train ... --resume"
         )
     weights, _ = read_tensors(run.best_weights)
-    model = SASRec(run.dataset.n_items, _model_settings(run))
+    model = _model_settings(run).build(run.dataset.n_items)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
         raise damaged(run.path, f"{run.best_weights.name} is of another model") from error
     return model.to(device).eval()
+
+
+def describe_divergence(run: Run) -> str | None:
+    """A sentence about where a run diverged, and what to do; None where it did not.
+
+    A run that was resumed and ended has got over it.
+    """
+    found = read_manifest(run.path).get("diverged")
+    if not isinstance(found, Mapping) or run.result_file.exists():
+        return None
+    return (
+        f"the training of {run.path} diverged at step {found.get('step')} of epoch "
+        f"{found.get('epoch')}: try a lower --learning-rate, {resume_hint(run)}"
+    )
+
+
+def resume_hint(run: Run) -> str:
+    """The way to train on after a divergence."""
+    if run.resume_state.exists():
+        return "with --resume to go on from the last good state"
+    return "with --force to begin anew: there is no state to resume from yet"
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -215,10 +235,13 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise damaged(path, f"{MANIFEST} cannot be read") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise InputError(f"{path} is not a run: its {MANIFEST} is of something else")
-    if manifest.get("version") != VERSION:
+    version = manifest.get("version")
+    if version != VERSION:
+        older = isinstance(version, int) and version < VERSION
         raise InputError(
-            f"{path} has format version {manifest.get('version')}, and this sce reads version "
-            f"{VERSION}; install the sce that wrote it, or train again"
+            f"{path} was written by {'an older' if older else 'another'} sce: it has format "
+            f"version {version}, and this one reads version {VERSION}; train again, or install "
+            "the sce that wrote it"
         )
     _check_shape(path, manifest, _SHAPE)
     return manifest
@@ -237,18 +260,20 @@ def _check_shape(path: Path, found: Any, shape: Any, name: str = "") -> None:
         _check_shape(path, found[key], kind, inner)
 
 
-def _model_settings(run: Run) -> SASRecSettings:
-    """Those in run.json, each of the kind that it has in a model of ours."""
-    given, usual = run.config["model"], vars(SASRecSettings())
+def _model_settings(run: Run) -> BackboneSettings:
+    """The settings in run.json, each of the type that it has in the settings class."""
+    kind = BACKBONES[run.model].settings
+    given = {name: value for name, value in run.config["model"].items() if name != "name"}
+    usual = vars(kind())
     for name, value in given.items():
         where = f"{MANIFEST}: config.model.{name}"
         if name not in usual:
-            raise damaged(run.path, f"{where} is no setting of {SASREC}")
+            raise damaged(run.path, f"{where} is no setting of {run.model}")
         kinds = (int, float) if type(usual[name]) is float else (type(usual[name]),)
         if type(value) not in kinds:
             raise damaged(run.path, f"{where} is {value!r}")
     try:
-        return SASRecSettings(**given)
+        return kind(**given)
     except InputError as error:
         raise damaged(run.path, f"{MANIFEST}: config.model: {error}") from error
 

@@ -1,4 +1,4 @@
-"""How to train: the settings of `fit`."""
+"""The settings of `fit`."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _CATALOGUE_RATE = 3e-2
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """How to train."""
+    """Settings of training."""
 
     epochs: int = 100
     """Passes over the training sequences, at most."""
@@ -41,7 +41,7 @@ class TrainingSettings:
     clip_norm: float | None = None
     """Largest norm of the gradient. [default: any]"""
     schedule: Schedule = "constant"
-    """Of the learning rate: constant, or a linear warm-up and then a cosine down to 0."""
+    """Learning rate: constant, or a linear warm-up and then a cosine down to 0."""
     warmup_steps: int | None = None
     """Steps of the warm-up. [default: a twentieth of all]"""
     precision: Precision = "float32"
@@ -49,13 +49,14 @@ class TrainingSettings:
     compile: bool = False
     """Compile the model: quicker steps after a slow first one. Batches have a fixed width then."""
     capture: bool | None = None
-    """Record the step as a CUDA graph. [default: on a GPU, for SASRec with a loss that can be]"""
+    """Capture the step in a CUDA graph. [default: on a GPU, where model and loss are of sce and can
+    be captured]"""
     row_wise: bool = False
     """Update only the rows of the catalogue that a step touches, by row-wise Adagrad: for huge
     catalogues, where Adam over all rows takes most of time and memory. Not equal to Adam: rows have
-    no momentum, and shorter steps the more they have moved. For SASRec with SCE."""
+    no momentum, and shorter steps the more they have moved. Needs the loss sce."""
     catalogue_learning_rate: float | None = None
-    """Of the catalogue with row_wise; the other weights have learning_rate. [default: 0.03]"""
+    """Learning rate of the catalogue with row_wise; others have learning_rate. [default: 0.03]"""
     deterministic: bool = False
     """On a GPU too, give the same bits each time; slower. A CPU does in any case."""
 

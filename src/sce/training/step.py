@@ -1,7 +1,7 @@
-"""One step of training: batch, states, loss, gradients, update. The host never waits in it."""
+"""One step of training: batch, hidden states, loss, gradients, update, without a sync."""
 
-import inspect
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -9,17 +9,23 @@ import torch
 from torch import Tensor, nn
 
 from sce.data.batches import DeviceSequences, trainable_rows, training_batch
-from sce.data.parts import Parts, fits, parts_for_all, parts_of, shares_longer
+from sce.data.length_groups import (
+    LengthGroups,
+    fits,
+    group_by_length,
+    groups_for_all,
+    shares_longer,
+)
 from sce.errors import InputError
-from sce.losses import BucketStatistics
+from sce.losses import Loss
+from sce.models.base import Backbone
 from sce.training.capture import CapturedSteps, StepResult
 from sce.training.device import Precision
 
-Loss = Callable[..., Tensor]
 T = TypeVar("T")
 
-_WIDTHS = 8  # of captured batches: a graph for each is recorded when it first occurs
-_ROOMS = 128  # for the valid positions of a captured batch, where the loss makes room for them
+_WIDTHS = 8  # of captured batches: a graph for each is captured when it first occurs
+_BOUNDS = 128  # values of max_targets among captured batches
 
 
 class StepSeeds(NamedTuple):
@@ -32,7 +38,7 @@ class StepSeeds(NamedTuple):
 def seeds_of_epoch(seed: int, epoch: int, steps: int) -> tuple[int, list[StepSeeds]]:
     """Derive the seed of an epoch's order, and the seeds of its steps.
 
-    Every step has its own, so training can go on from any step without saving generators.
+    Every step has its own, so training can resume from any step without saving generators.
     """
     state = np.random.SeedSequence([seed, epoch]).generate_state(2 * steps + 1, np.uint64)
     first, *rest = (int(number) >> 1 for number in state)
@@ -40,78 +46,72 @@ def seeds_of_epoch(seed: int, epoch: int, steps: int) -> tuple[int, list[StepSee
 
 
 class Batch(NamedTuple):
-    """What a step is done with, on the device."""
+    """A batch on the device."""
 
     histories: Tensor  # [b, l]
     targets: Tensor  # [b, l]
-    parts: Parts | None  # where the model takes them
-    fixed: bool  # whether its shape is one of few
+    length_groups: LengthGroups | None  # for a backbone of ours
+    fixed: bool  # its shape is one of few: it can be compiled and captured
 
 
 class TrainingStep:
     """Called with the rows of a batch, moves the weights once.
 
     Args:
-        model: Histories [b, l] to states [b, l, d], with a `catalogue` [C, d]. One that takes
-            `parts` is given batches sorted by length, and their parts (see `sce.data.parts`).
-        loss: (states, catalogue, targets) to a scalar; given `generator=` if it takes one.
-        optimizer: Over the parameters of both.
+        model: Histories [b, l] to hidden states [b, l, d], with a `catalogue` [C, d]. A `Backbone`
+            is given batches sorted by length, and their length groups.
+        loss: (states, catalogue, targets) to a scalar. A `Loss` is given the generator of the step
+            and `max_targets`; any other function draws from torch's default generators.
+        optimizer: Over the parameters of both; capturable if the step is to be captured.
         sequences: The training sequences, on the device or on the host.
         device: Where the model is.
-        max_length: The longest history.
+        batch_size: Rows of a batch; one with fewer is neither compiled nor captured.
+        max_length: Maximum history length.
         precision: "bf16" runs model and loss under autocast.
         clip_norm: The largest norm of the gradient.
-        compiled: How many rows a batch has when the model is to be compiled for it; batches are
-            then as wide as `max_length`, so that shapes never change. Other batches run as they
-            are.
-        captured: How many rows a batch has when its step is to be recorded as a CUDA graph (where
-            the model takes no parts, one for each of a few widths). Other batches run as they are.
-            The optimizer must be capturable, and model and loss must not make the host wait; a loss
-            that takes valid positions out must take the argument `room`.
+        compiled: Compile the model for one shape of batch.
+        captured: Capture the step in CUDA graphs (for a model without length groups, one for each
+            of a few widths). Model and loss must not sync.
 
-    Where the model takes parts, they are the same for all batches of as many rows, on a GPU and
-    where it is compiled: libraries prepare for a shape when it first occurs, as fast attention does
-    for 20 ms. The rare batch that does not fit into them has its own.
+    On a GPU and where the step is compiled or captured, all batches of as many rows have the same
+    length groups: libraries prepare for a shape when it first occurs, as fast attention does for
+    20 ms. The rare batch that does not fit into them has its own.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss,
+        loss: Callable[..., Tensor],
         optimizer: torch.optim.Optimizer,
         sequences: DeviceSequences,
         *,
         device: torch.device,
+        batch_size: int,
         max_length: int,
         precision: Precision = "float32",
         clip_norm: float | None = None,
-        compiled: int | None = None,
-        captured: int | None = None,
+        compiled: bool = False,
+        captured: bool = False,
     ) -> None:
         self.model, self.loss, self.optimizer, self.sequences = model, loss, optimizer, sequences
-        self.device, self.max_length, self.clip_norm = device, max_length, clip_norm
-        self.autocast = precision == "bf16"
-        self.compiled_rows = compiled
-        self.compiled_model = _compile(model, device, captured is not None) if compiled else model
-        self.captured_rows = captured
-        self._shares: list[float] | None = None  # of long rows, where parts are the same for all
-        self._parts: dict[int, Parts] = {}  # of batches of so many rows
-        self._takes_parts = "parts" in keyword_arguments(model)
-        self._trainable = self._lengths(trainable_rows(sequences))
-        if self._takes_parts and (device.type == "cuda" or compiled or captured):
-            self._shares = shares_longer(self._trainable, max_length)
+        self.device, self.batch_size, self.max_length = device, batch_size, max_length
+        self.autocast, self.clip_norm = precision == "bf16", clip_norm
+        self.compiled_model = _compile(model, device, captured) if compiled else None
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        takes = keyword_arguments(loss)
-        self.generator = torch.Generator(device) if "generator" in takes else None
-        self.has_statistics = "with_stats" in takes
-        self._most: int | None = None  # valid positions of a batch
-        if captured is not None and "room" in takes:
-            lengths = self._trainable
-            self._most = int(lengths.topk(min(captured, len(lengths))).values.sum())
+        self.statistics = loss.statistics if isinstance(loss, Loss) else ()
+        self.generator = torch.Generator(device) if isinstance(loss, Loss) else None
+        self._lengths_of_all = self._lengths(trainable_rows(sequences))
+        fullest = self._lengths_of_all.topk(min(batch_size, len(self._lengths_of_all)))
+        self.max_targets = int(fullest.values.sum())
+        self.mean_targets = math.ceil(len(fullest.values) * float(self._lengths_of_all.double().mean()))
+        self._shares: list[float] | None = None  # of long rows, where all batches are cut alike
+        if isinstance(model, Backbone) and (device.type == "cuda" or compiled or captured):
+            self._shares = shares_longer(self._lengths_of_all, max_length)
+        self._groups: dict[int, LengthGroups] = {}  # of batches of so many rows
         self._captured: CapturedSteps | None = None
-        if captured is not None:
+        if captured:
             generators = [] if self.generator is None else [self.generator]
-            self._captured = CapturedSteps(self._move_recorded, device, generators)
+            self._captured = CapturedSteps(self._move_captured, device, generators)
 
     def __call__(
         self, rows: Tensor, seeds: StepSeeds, *, with_statistics: bool = False
@@ -119,24 +119,23 @@ class TrainingStep:
         """Train on the sequences `rows` (on the host)."""
         self._seed(seeds)
         batch = self.batch(rows)
-        histories, targets = batch.histories, batch.targets
-        if self._captured is not None and batch.fixed and len(rows) == self.captured_rows:
-            return self._captured(histories, targets, with_statistics, self._room(rows))
-        return self.aside(
-            lambda: self._move(histories, targets, with_statistics, None, batch.parts, batch.fixed)
-        )
+        captured = self._captured is not None and batch.fixed and len(rows) == self.batch_size
+        max_targets = self._max_targets(rows, captured)
+        if self._captured is not None and captured:
+            return self._captured(batch.histories, batch.targets, with_statistics, max_targets)
+        return self.on_capture_stream(lambda: self._move(batch, with_statistics, max_targets))
 
     def batch(self, rows: Tensor) -> Batch:
-        """Make the batch of some sequences, in parts where the model takes them."""
+        """Make the batch of some sequences, sorted and grouped by length for a backbone."""
         width: int | None
-        if self._takes_parts:
+        if isinstance(self.model, Backbone):
             lengths, order = self._lengths(rows).sort(descending=True, stable=True)
             rows = rows[order]
-            width, parts = self.max_length, self._parts_of_all(len(rows))
-            if parts is None or not fits(lengths, parts):
-                width, parts = None, parts_of(lengths, max(1, int(lengths[0])))
+            width, groups = self.max_length, self._groups_for_all(len(rows))
+            if groups is None or not fits(lengths, groups):
+                width, groups = None, group_by_length(lengths, max(1, int(lengths[0])))
         else:
-            width, parts = self._width(rows), None
+            width, groups = self._width(rows), None
         if self.device.type == "cuda":
             rows = rows.pin_memory()  # the GPU then fetches them while the host goes on
         histories, targets = training_batch(
@@ -145,64 +144,65 @@ class TrainingStep:
         if histories.device != self.device:
             histories = histories.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
-        return Batch(histories, targets, parts, fixed=width is not None)
+        return Batch(histories, targets, groups, fixed=width is not None)
 
-    def _parts_of_all(self, rows: int) -> Parts | None:
-        """The parts of all batches of so many rows; None where each has its own."""
+    def on_capture_stream(self, work: Callable[[], T]) -> T:
+        """Run something else where steps run: workspaces kept for a stream then serve both."""
+        return work() if self._captured is None else self._captured.on_capture_stream(work)
+
+    def _groups_for_all(self, rows: int) -> LengthGroups | None:
+        """The length groups of all batches of so many rows; None where each has its own."""
         if self._shares is None:
             return None
-        if rows not in self._parts:
-            among = len(self._trainable)
-            self._parts[rows] = parts_for_all(self._shares, rows, self.max_length, among)
-        return self._parts[rows]
-
-    def aside(self, work: Callable[[], T]) -> T:
-        """Do something else where steps run: what libraries keep for a stream then serves both."""
-        return work() if self._captured is None else self._captured.aside(work)
+        if rows not in self._groups:
+            among = len(self._lengths_of_all)
+            self._groups[rows] = groups_for_all(self._shares, rows, self.max_length, among)
+        return self._groups[rows]
 
     def _width(self, rows: Tensor) -> int | None:
         """The width of the batch if its shape is one of few, no less than its longest history."""
-        if len(rows) == self.compiled_rows:
+        if len(rows) != self.batch_size:
+            return None
+        if self.compiled_model is not None:
             return self.max_length
-        if len(rows) != self.captured_rows:
+        if self._captured is None:
             return None
         longest = int(self._lengths(rows).max())
         step = -(-self.max_length // _WIDTHS)
         return min(self.max_length, -(-longest // step) * step)
 
-    def _room(self, rows: Tensor) -> int | None:
-        """The room for the valid positions of the batch: one of few sizes, no less than them."""
-        if self._most is None:
+    def _max_targets(self, rows: Tensor, captured: bool) -> int | None:
+        """The bound on the targets of the batch that the loss is given."""
+        if not isinstance(self.loss, Loss):
             return None
-        step = -(-self._most // _ROOMS)
-        return min(self._most, -(-int(self._lengths(rows).sum()) // step) * step)
+        if self.loss.sized_by_targets:
+            return self.mean_targets
+        if not captured:
+            return None  # counting is cheaper than padding
+        step = -(-self.max_targets // _BOUNDS)
+        return min(self.max_targets, -(-int(self._lengths(rows).sum()) // step) * step)
 
     def _lengths(self, rows: Tensor) -> Tensor:
-        """How many positions of each sequence are trained on."""
+        """Number of targets of each sequence."""
         return (self.sequences.lengths[rows] - 1).clamp(min=0, max=self.max_length)
 
-    def _move_recorded(
-        self, histories: Tensor, targets: Tensor, with_statistics: bool, room: int | None
+    def _move_captured(
+        self, histories: Tensor, targets: Tensor, with_statistics: bool, max_targets: int | None
     ) -> StepResult:
-        parts = self._parts_of_all(len(histories))
-        return self._move(histories, targets, with_statistics, room, parts, fixed=True)
+        groups = self._groups_for_all(len(histories))
+        return self._move(Batch(histories, targets, groups, True), with_statistics, max_targets)
 
-    def _move(
-        self,
-        histories: Tensor,
-        targets: Tensor,
-        with_statistics: bool,
-        room: int | None,
-        parts: Parts | None,
-        fixed: bool,
-    ) -> StepResult:
+    def _move(self, batch: Batch, with_statistics: bool, max_targets: int | None) -> StepResult:
         """Forward, backward, and the update."""
         self.optimizer.zero_grad(set_to_none=True)
-        compiled = fixed and len(histories) == self.compiled_rows
-        model = self.compiled_model if compiled else self.model
+        model: Callable[..., Tensor] = self.model
+        if self.compiled_model and batch.fixed and len(batch.histories) == self.batch_size:
+            model = self.compiled_model
+        groups = batch.length_groups
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
-            states = model(histories) if parts is None else model(histories, parts=parts)
-            loss, statistics = self._loss(states, targets, with_statistics, room)
+            given = {} if groups is None else {"length_groups": groups}
+            states = model(batch.histories, **given)
+            loss, statistics = self._loss(states, batch.targets, with_statistics, max_targets)
         del states
         _check_loss(loss)
         loss.backward()
@@ -210,22 +210,21 @@ class TrainingStep:
             nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)
         self.optimizer.step()
         # Between steps nobody needs gradients, which may be as large as the model: not even a
-        # recording, whose memory the next one uses.
+        # graph, whose memory the next one uses.
         self.optimizer.zero_grad(set_to_none=True)
         return StepResult(loss.detach(), statistics)
 
     def _loss(
-        self, states: Tensor, targets: Tensor, with_statistics: bool, room: int | None
+        self, states: Tensor, targets: Tensor, with_statistics: bool, max_targets: int | None
     ) -> tuple[Tensor, Tensor | None]:
-        options: dict[str, Any] = {} if room is None else {"room": room}
-        if self.generator is not None:
-            options["generator"] = self.generator
-        if not (with_statistics and self.has_statistics):
-            return self.loss(states, self.model.catalogue, targets, **options), None
-        loss: Tensor
-        found: BucketStatistics
-        loss, found = self.loss(states, self.model.catalogue, targets, with_stats=True, **options)
-        return loss, torch.stack([found.picked_once, found.placed, found.correct_in_bucket])
+        inputs = states, self.model.catalogue, targets
+        if not isinstance(self.loss, Loss):
+            return self.loss(*inputs), None
+        options: dict[str, Any] = {"generator": self.generator, "max_targets": max_targets}
+        if not (with_statistics and self.statistics):
+            return self.loss(*inputs, **options), None
+        loss, found = self.loss.with_statistics(*inputs, **options)
+        return loss, torch.stack(list(found))
 
     def _seed(self, seeds: StepSeeds) -> None:
         torch.default_generator.manual_seed(seeds.model)
@@ -247,17 +246,8 @@ def _check_loss(loss: object) -> None:
 
 def _compile(model: nn.Module, device: torch.device, captured: bool) -> Callable[..., Tensor]:
     # On a GPU the model's kernels are so short that launching them is what takes the time:
-    # "reduce-overhead" records them once and replays them as one. Dropout still follows the seeds.
-    # Where the whole step is recorded, that is done already.
+    # "reduce-overhead" captures them and replays them as one. Dropout still follows the seeds.
+    # Where the whole step is captured, that is done already.
     mode = "reduce-overhead" if device.type == "cuda" and not captured else None
     compiled: Callable[..., Tensor] = torch.compile(model, dynamic=False, mode=mode)
     return compiled
-
-
-def keyword_arguments(function: Loss) -> Sequence[str]:
-    """The names that a function, or the forward of a module, can be given."""
-    target = function.forward if isinstance(function, nn.Module) else function
-    try:
-        return list(inspect.signature(target).parameters)
-    except (TypeError, ValueError):
-        return []  # written in C

@@ -7,18 +7,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sce.config import Config
 from sce.data.batches import DeviceSequences, training_batch
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
 from sce.losses import CrossEntropy, ScalableCrossEntropy
 from sce.models.sasrec import SASRec, SASRecSettings
 from sce.training.checkpoint import read_tensors
-from sce.training.interrupt import TrainingInterrupted
-from sce.training.loop import FitResult, TrainingSettings, fit
-from sce.training.optimizer import RowWise, make_optimizer
-from sce.training.rowwise import gradients_of_rows, row_wise
+from sce.training.fit import FitResult, TrainingSettings, fit
+from sce.training.optimizer import RowWise, make_optimizer, row_wise_table, sparse_gradients
 from sce.training.run import Run
+from sce.training.signals import TrainingInterrupted
 from sce.training.step import StepSeeds, TrainingStep
 from tests.cycle_data import lay_out, make_cycle, walk
 
@@ -62,9 +60,9 @@ def test_a_step_moves_what_it_touched_and_nothing_else() -> None:
         device=CPU,
         row_wise=RowWise(model.catalogue, 0.2),
     )
-    step = TrainingStep(model, loss, optimizer, sequences, device=CPU, max_length=6)
+    step = TrainingStep(model, loss, optimizer, sequences, device=CPU, batch_size=3, max_length=6)
     rows = torch.tensor([3, 1, 4])
-    with gradients_of_rows(model, loss, wanted=True):
+    with sparse_gradients(model, loss, wanted=True):
         step(rows, StepSeeds(1, 2))
     # By hand, with dense gradients and the definition.
     loss.sparse_grad = True
@@ -94,11 +92,11 @@ def test_switches_are_put_back() -> None:
         during.extend([model.sparse_grad, loss.sparse_grad])
         raise KeyError
 
-    with pytest.raises(KeyError), gradients_of_rows(model, loss, wanted=True):
+    with pytest.raises(KeyError), sparse_gradients(model, loss, wanted=True):
         fail()
     assert during == [True, True]
     assert (model.sparse_grad, loss.sparse_grad) == (False, True)
-    with gradients_of_rows(model, CrossEntropy(), wanted=False):
+    with sparse_gradients(model, CrossEntropy(), wanted=False):
         assert not model.sparse_grad
 
 
@@ -109,18 +107,10 @@ class Plain(nn.Module):
 
 
 def test_who_cannot_be_updated_by_rows() -> None:
-    settings = TrainingSettings(row_wise=True)
-    assert row_wise(SASRec(9, SHAPE), CrossEntropy(), TrainingSettings()) is None
     with pytest.raises(InputError, match="only the loss sce has a gradient of those alone"):
-        row_wise(SASRec(9, SHAPE), CrossEntropy(), settings)
+        row_wise_table(SASRec(9, SHAPE), CrossEntropy(), 0.1)
     with pytest.raises(InputError, match=r"as SASRec has them; Plain does not"):
-        row_wise(Plain(9), make_loss(), settings)
-
-
-def test_settings_that_contradict_are_refused_before_anything_is_read() -> None:
-    with pytest.raises(InputError, match=r"the others give a dense one.*the loss is ce-"):
-        Config.compose({"loss": {"name": "ce-"}, "training": {"row_wise": True}})
-    assert Config.compose({"training": {"row_wise": True}}).training.row_wise
+        row_wise_table(Plain(9), make_loss(), 0.1)
 
 
 # --- whole runs
@@ -138,11 +128,12 @@ class Stopping(ScalableCrossEntropy):
         super().__init__(n_buckets=4, bucket_size_x=5, bucket_size_y=3)
         self.left = at
 
-    def forward(self, *arguments: Tensor, **options: Any) -> Any:
+    def with_statistics(self, *arguments: Tensor, **options: Any) -> Any:
+        # Of every step: an epoch has few.
         self.left -= 1
         if self.left == 0:
             os.kill(os.getpid(), signal.SIGINT)
-        return super().forward(*arguments, **options)
+        return super().with_statistics(*arguments, **options)
 
 
 def train(dataset: PreparedDataset, out: Path, stop: int = 0, **changes: Any) -> FitResult:

@@ -1,9 +1,10 @@
-"""The epochs of training: steps, evaluation, record, checkpoint, and when to stop."""
+"""The epochs of training: steps, evaluation, record, checkpoint, early stop, divergence."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,19 +14,16 @@ from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
 from sce.evaluation.evaluate import evaluate
 from sce.evaluation.ranking import Ranker
-from sce.training.begin import way_on
-from sce.training.checkpoint import EpochSoFar, Progress, Trained
-from sce.training.device import matmul_precision
-from sce.training.display import Display
-from sce.training.interrupt import Interrupts, StopRequested, TrainingInterrupted
-from sce.training.journal import Journal
-from sce.training.keeper import Keeper
-from sce.training.memory import PeakMemory
+from sce.training.capture import StepResult
+from sce.training.checkpoint import Checkpointer, EpochSoFar, Progress, Trained
+from sce.training.device import PeakMemory, matmul_precision
 from sce.training.optimizer import rate_factor, set_rate
-from sce.training.run import Run
+from sce.training.progress import ProgressBar
+from sce.training.run import Run, resume_hint
+from sce.training.run_start import MetricsLog
 from sce.training.settings import TrainingSettings
+from sce.training.signals import Interrupts, StopRequested, TrainingInterrupted
 from sce.training.step import TrainingStep, seeds_of_epoch
-from sce.training.watch import DivergenceError, LossWatch
 
 Record = dict[str, Any]  # of an epoch: a line of metrics.jsonl
 
@@ -33,10 +31,101 @@ SCORE = "ndcg@10"  # by which epochs are compared
 
 _SAVE_WITHIN_EPOCH = 600.0  # seconds after which an epoch is saved half-way
 _STATISTICS_PER_EPOCH = 20  # at most
+CHECK_EVERY = 50  # steps: at most so many are done on broken weights
 
 
-class Training:
-    """A model on its way: what changes, how far it has come, and where it is kept."""
+class DivergenceError(InputError):
+    """The loss or the weights are not finite any more."""
+
+    def __init__(self, message: str, *, epoch: int, step: int, rows: Sequence[int]) -> None:
+        super().__init__(message)
+        self.epoch, self.step, self.rows = epoch, step, rows
+
+
+class _Pending(NamedTuple):
+    step: int
+    rows: Tensor
+    targets: int
+
+
+class LossMonitor:
+    """Keeps the losses of steps on the device; `check` adds them to the epoch's sums, or raises.
+
+    Args:
+        so_far: The sums of the epoch.
+        epoch: Its number.
+        device: Where the losses are.
+        statistics: Names of the loss's statistics.
+        explain: Makes a message from what happened and the rows of the batch.
+    """
+
+    def __init__(
+        self,
+        so_far: EpochSoFar,
+        *,
+        epoch: int,
+        device: torch.device,
+        statistics: Sequence[str] = (),
+        explain: Callable[[str, Sequence[int]], str],
+    ) -> None:
+        self.so_far, self.epoch, self._names, self._explain = so_far, epoch, statistics, explain
+        self.last = math.nan  # the latest loss that was checked
+        self._losses = torch.zeros(CHECK_EVERY, device=device)
+        self._statistics: list[Tensor] = []
+        self._pending: list[_Pending] = []
+
+    @property
+    def full(self) -> bool:
+        """True if nothing more can be added before a check."""
+        return len(self._pending) == CHECK_EVERY
+
+    def add(self, result: StepResult, step: int, rows: Tensor, targets: int) -> None:
+        """Take the result of a step (counted from 1), without a sync."""
+        self._losses[len(self._pending)].copy_(result.loss, non_blocking=True)
+        self._pending.append(_Pending(step, rows, targets))
+        if result.statistics is not None:
+            self._statistics.append(result.statistics)
+
+    def check(self) -> None:
+        """Wait for the steps so far, and count them.
+
+        Raises:
+            DivergenceError: At the first loss that is not finite.
+        """
+        losses = self._losses[: len(self._pending)].tolist()
+        for loss, pending in zip(losses, self._pending, strict=True):
+            if not math.isfinite(loss):
+                rows: list[int] = pending.rows.tolist()
+                what = f"the loss became {loss} at step {pending.step} of epoch {self.epoch}"
+                raise DivergenceError(
+                    self._explain(what, rows), epoch=self.epoch, step=pending.step, rows=rows
+                )
+            self.so_far.loss_sum += loss * pending.targets
+            self.so_far.targets += pending.targets
+            self.so_far.step = pending.step
+            self.last = loss
+        sums = self.so_far.statistics
+        for found in self._statistics:
+            self.so_far.samples += 1
+            for name, value in zip(self._names, found.tolist(), strict=True):
+                sums[name] = sums.get(name, 0.0) + value
+        self._pending.clear()
+        self._statistics.clear()
+
+
+class Trainer:
+    """Trains a model until the epochs or the patience are over.
+
+    Args:
+        trained: The model, loss and optimizer.
+        step: Does one step.
+        dataset: The prepared dataset.
+        settings: The settings of training.
+        run: Where records and checkpoints are written; None: nowhere.
+        bar: Shows progress.
+        memory: Measures peak memory.
+        interrupts: Signals to stop.
+    """
 
     def __init__(
         self,
@@ -46,20 +135,21 @@ class Training:
         settings: TrainingSettings,
         *,
         run: Run | None,
-        display: Display,
+        bar: ProgressBar,
         memory: PeakMemory,
         interrupts: Interrupts,
     ) -> None:
         self.trained, self.step, self.dataset, self.settings = trained, step, dataset, settings
-        self.run, self.display, self.memory, self.interrupts = run, display, memory, interrupts
+        self.run, self.bar, self.memory, self.interrupts = run, bar, memory, interrupts
         self.rows = trainable_rows(step.sequences)
         self.steps = steps_per_epoch(len(self.rows), settings.batch_size)
         self.progress = Progress()
-        self.keeper = Keeper(trained, run)
+        files = (None, None) if run is None else (run.resume_state, run.best_weights)
+        self.checkpointer = Checkpointer(trained, *files)
 
-    def take_up(self) -> None:
-        """Go on where the run was left, if it was."""
-        found = self.keeper.take_up()
+    def resume(self) -> None:
+        """Go on from the checkpoint of the run, if there is one."""
+        found = self.checkpointer.resume()
         if self.run is None or found is None:
             return
         self.progress = found
@@ -73,13 +163,13 @@ class Training:
         if found.stopped is None and found.epoch == self.settings.epochs:
             self._end_here(found, self.run)
         if found.stopped is not None:
-            self.display.note(f"training has ended already, after epoch {found.epoch}")
+            self.bar.note(f"training has ended already, after epoch {found.epoch}")
             return
         self.run.result_file.unlink(missing_ok=True)
         step = f"step {found.current.step + 1} of {self.steps}"
         if found.current.step == self.steps:
             step = "its evaluation"
-        self.display.note(f"going on at epoch {found.epoch + 1}, {step}")
+        self.bar.note(f"going on at epoch {found.epoch + 1}, {step}")
 
     def _end_here(self, found: Progress, run: Run) -> None:
         """More epochs were to come, and now no more are wanted than are done."""
@@ -95,23 +185,22 @@ class Training:
             )
         found.stopped, found.current = "epochs", EpochSoFar()
 
-    def run_epochs(
-        self, journal: Journal | None, on_epoch: Callable[[Record], object] | None
-    ) -> None:
-        """Train until the epochs or the patience are over; leave the model with the best weights.
+    def run_epochs(self, on_epoch: Callable[[Record], object] | None = None) -> None:
+        """Train, and leave the model with the weights of its best epoch.
 
         Raises:
             TrainingInterrupted: After a signal, when the state has been saved.
         """
+        log = None if self.run is None else MetricsLog(self.run, self.progress.history)
         try:
             while self.progress.stopped is None:
                 self.interrupts.check()
                 self._train()
                 record = self._finish(*self._evaluate())
-                if journal is not None:
-                    journal.write(record)
-                self.display.epoch(record, self._seconds_left())
-                if self.progress.stopped is not None or self.keeper.due():
+                if log is not None:
+                    log.write(record)
+                self.bar.epoch(record, self._seconds_left())
+                if self.progress.stopped is not None or self.checkpointer.due():
                     self.save()
                 if on_epoch is not None:
                     on_epoch(record)
@@ -125,15 +214,19 @@ class Training:
                 f"{self.steps}; everything is saved in {self.run.path}",
                 stop.signal_number,
             ) from stop
-        self.keeper.restore_best()
+        self.checkpointer.restore_best()
 
     def _train(self) -> None:
         """Do the steps of the epoch that are still to be done."""
         settings, so_far, epoch = self.settings, self.progress.current, self.progress.epoch + 1
         order_seed, seeds = seeds_of_epoch(settings.seed, epoch, self.steps)
         batches, targets = self._batches(order_seed)
-        watch = LossWatch(
-            so_far, epoch=epoch, device=self.step.device, explain=self._explain_divergence
+        monitor = LossMonitor(
+            so_far,
+            epoch=epoch,
+            device=self.step.device,
+            statistics=self.step.statistics,
+            explain=self._explain_divergence,
         )
         total = settings.epochs * self.steps
         statistics_every = -(-self.steps // _STATISTICS_PER_EPOCH)
@@ -149,18 +242,18 @@ class Training:
                     seeds[number],
                     with_statistics=number % statistics_every == 0,
                 )
-                watch.add(result, number + 1, batches[number], targets[number])
-                if not (watch.full or self.display.due or self.interrupts.received):
+                monitor.add(result, number + 1, batches[number], targets[number])
+                if not (monitor.full or self.bar.due or self.interrupts.received):
                     continue
-                watch.look()
+                monitor.check()
                 so_far.seconds += time.perf_counter() - begun
-                self.display.step(epoch, number + 1, self.steps, watch.last, self._seconds_left())
+                self.bar.step(epoch, number + 1, self.steps, monitor.last, self._seconds_left())
                 if number + 1 < self.steps:
                     self.interrupts.check()
-                if self.keeper.due(_SAVE_WITHIN_EPOCH):
+                if self.checkpointer.due(_SAVE_WITHIN_EPOCH):
                     self.save()
                 begun = time.perf_counter()
-            watch.look()
+            monitor.check()
             so_far.seconds += time.perf_counter() - begun
         self._check_weights()
 
@@ -197,12 +290,12 @@ class Training:
 
         def tell(done: int) -> None:
             self.interrupts.check()
-            if self.display.due:
-                self.display.evaluating(split, done, users)
+            if self.bar.due:
+                self.bar.evaluating(split, done, users)
 
         begun = time.perf_counter()
         with self.memory.phase("evaluation"):
-            metrics = self.step.aside(
+            metrics = self.step.on_capture_stream(
                 lambda: evaluate(
                     ranker,
                     self.dataset,
@@ -223,7 +316,7 @@ class Training:
         if is_best:
             progress.best_epoch, progress.stale = epoch, 0
             progress.best_score = -1.0 if score is None else score
-            self.keeper.keep_best()
+            self.checkpointer.keep_best()
         elif score is not None:
             progress.stale += 1
         record: Record = {
@@ -249,10 +342,10 @@ class Training:
         return record
 
     def save(self) -> None:
-        """Keep everything on disk, unless the weights are broken."""
+        """Write a checkpoint, unless the weights are broken."""
         self._check_weights()
         with self.interrupts.held():
-            self.keeper.save(self.progress)
+            self.checkpointer.save(self.progress)
 
     def _check_weights(self) -> None:
         if not self.trained.finite():
@@ -278,13 +371,13 @@ class Training:
             hint += ", or --training.precision float32"
         kept = ""
         if self.run is not None:
-            kept = f", {way_on(self.run)}"
+            kept = f", {resume_hint(self.run)}"
             if best := self.progress.best_epoch:
                 kept += f"; the best epoch so far, {best}, is in {self.run.path}"
         return f"{what}; {hint}{kept}"
 
     def _seconds_left(self) -> float:
-        """How long it takes if nothing stops it early."""
+        """Seconds until the last epoch ends."""
         history, so_far = self.progress.history, self.progress.current
         share = so_far.step / self.steps
         left = self.settings.epochs - len(history) - share
@@ -295,5 +388,5 @@ class Training:
 
 
 def steps_per_epoch(rows: int, batch_size: int) -> int:
-    """How many batches the rows make; the last may be smaller."""
+    """Number of batches that the rows make; the last may be smaller."""
     return -(-rows // batch_size)

@@ -1,4 +1,4 @@
-"""What is seen while training runs: a progress bar on a terminal, else a line per epoch."""
+"""Progress on stderr: a bar on a terminal, else a line per epoch."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from sce.training.memory import PeakMemory
+from sce.training.device import PeakMemory
 from sce.units import show_clock
 
 _REFRESH_SECONDS = 0.5
@@ -22,14 +22,14 @@ class PipedConsole(Console):
         raise
 
 
-class Display:
-    """Shows progress on stderr; says nothing when it is not wanted, or cannot be shown any more.
+class ProgressBar:
+    """Shows progress on stderr; silent when not wanted, or once stderr cannot be written.
 
     Args:
-        wanted: Whether to show anything.
-        epochs: How many there will be.
-        memory: Of the process, to be shown too.
-        on_lost: Called when whoever read what is shown went away.
+        wanted: Show anything at all.
+        epochs: Epochs of the whole training.
+        memory: Peak memory, shown too.
+        on_lost: Called when the reader of stderr went away.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Display:
                 auto_refresh=False,
             )
 
-    def __enter__(self) -> "Display":
+    def __enter__(self) -> "ProgressBar":
         if self._bar is not None:
             with self._surviving():
                 self._bar.start()
@@ -72,17 +72,17 @@ class Display:
 
     @property
     def due(self) -> bool:
-        """Whether what is shown has become old."""
+        """True if what is shown has become old."""
         return time.monotonic() - self._shown > _REFRESH_SECONDS
 
     def step(self, epoch: int, step: int, of: int, loss: float, seconds_left: float) -> None:
-        """Show how far the epoch is."""
+        """Show the progress of the epoch."""
         facts = f"loss {loss:.4f}  {self._score}{self._memory.now():,.0f} MiB"
         facts += f"  {show_clock(seconds_left)} left"
         self._show(f"epoch {epoch}/{self._epochs}", step, of, facts)
 
     def evaluating(self, what: str, users: int, of: int) -> None:
-        """Show how far an evaluation is."""
+        """Show the progress of an evaluation."""
         self._show(f"evaluating {what}", users, of, f"{users:,} of {of:,} users")
 
     def epoch(self, record: Mapping[str, Any], seconds_left: float) -> None:

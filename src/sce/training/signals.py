@@ -1,11 +1,11 @@
-"""Ctrl-C and its like, taken note of instead of obeyed at once: there is a state to be saved."""
+"""Ctrl-C, SIGTERM and SIGHUP while training: the state is saved first."""
 
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 _SIGNALS = [s for s in signal.Signals if s.name in ("SIGINT", "SIGTERM", "SIGHUP")]
@@ -24,7 +24,7 @@ class TrainingInterrupted(KeyboardInterrupt):
 
     @property
     def exit_code(self) -> int:
-        """What shells expect of a process that ended by this signal."""
+        """The exit code that shells expect after this signal."""
         return 128 + self.signal_number
 
 
@@ -39,11 +39,11 @@ class StopRequested(Exception):  # noqa: N818 - not an error
 class Interrupts:
     """Within the block, remembers the first signal; a second one stops at once, but in no write.
 
-    Signals that are ignored stay so: nohup has its way. Outside the main thread Python allows no
+    Signals that are ignored stay so, as nohup wants. Outside the main thread Python allows no
     handlers, and nothing is caught.
 
     Args:
-        wanted: Whether there is anything to be saved, and so to be listened for.
+        wanted: There is something to save; False: catch nothing.
         say: Answer a signal on stderr.
     """
 
@@ -78,12 +78,7 @@ class Interrupts:
             self._before = {number: signal.signal(number, self._note) for number in heard}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from sce.training import display
-from sce.training.display import Display
-from sce.training.memory import PeakMemory
+from sce.training import progress
+from sce.training.device import PeakMemory
+from sce.training.progress import ProgressBar
 
 RECORD: dict[str, Any] = {
     "epoch": 2,
@@ -21,12 +21,12 @@ RECORD: dict[str, Any] = {
 }
 
 
-def make_display(wanted: bool = True) -> Display:
-    return Display(wanted=wanted, epochs=9, memory=PeakMemory(torch.device("cpu")))
+def make_bar(wanted: bool = True) -> ProgressBar:
+    return ProgressBar(wanted=wanted, epochs=9, memory=PeakMemory(torch.device("cpu")))
 
 
 def test_a_line_for_each_epoch_when_it_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with make_display() as shown:
+    with make_bar() as shown:
         shown.step(1, 5, 10, 2.0, 100.0)
         shown.evaluating("validation", 1, 2)
         shown.epoch(RECORD, seconds_left=3725)
@@ -43,7 +43,7 @@ def test_a_line_for_each_epoch_when_it_is_no_terminal(capsys: pytest.CaptureFixt
 
 
 def test_nothing_when_it_is_not_wanted(capsys: pytest.CaptureFixture[str]) -> None:
-    with make_display(wanted=False) as shown:
+    with make_bar(wanted=False) as shown:
         shown.step(1, 5, 10, 2.0, 100.0)
         shown.epoch(RECORD, seconds_left=10)
         shown.note("a note")
@@ -58,8 +58,8 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
             file=screen, force_terminal=True, width=100, highlight=False, color_system=None
         )
 
-    monkeypatch.setattr(display, "PipedConsole", console)
-    with make_display() as shown:
+    monkeypatch.setattr(progress, "PipedConsole", console)
+    with make_bar() as shown:
         shown.epoch(RECORD, seconds_left=10)
         shown.step(3, 5, 10, 1.9999, 65.0)
         assert not shown.due
@@ -92,7 +92,9 @@ def test_a_stderr_that_cannot_be_written_ends_nothing(
     use_stderr(monkeypatch, error)
     told: list[None] = []
     memory = PeakMemory(torch.device("cpu"))
-    with Display(wanted=True, epochs=9, memory=memory, on_lost=lambda: told.append(None)) as shown:
+    with ProgressBar(
+        wanted=True, epochs=9, memory=memory, on_lost=lambda: told.append(None)
+    ) as shown:
         shown.epoch(RECORD, seconds_left=10)
         shown.note("a note")
         shown.step(3, 5, 10, 1.9999, 65.0)
@@ -104,12 +106,12 @@ def test_a_bar_on_a_terminal_that_was_closed(monkeypatch: pytest.MonkeyPatch) ->
         def write(self, _: str) -> int:
             raise OSError(5, "Input/output error")
 
-    stderr = display.PipedConsole
+    stderr = progress.PipedConsole
 
     def console(**options: Any) -> Console:
         return stderr(file=Closed(), force_terminal=True)
 
-    monkeypatch.setattr(display, "PipedConsole", console)
-    with make_display() as shown:
+    monkeypatch.setattr(progress, "PipedConsole", console)
+    with make_bar() as shown:
         shown.step(3, 5, 10, 1.9999, 65.0)
         shown.epoch(RECORD, seconds_left=10)

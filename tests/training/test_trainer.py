@@ -1,4 +1,5 @@
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,13 @@ from sce.errors import InputError
 from sce.evaluation.evaluate import Metrics
 from sce.evaluation.ranking import Popularity
 from sce.losses import CrossEntropy, ScalableCrossEntropy
-from sce.training import epochs
-from sce.training.checkpoint import read_tensors
-from sce.training.keeper import Keeper
-from sce.training.loop import FitResult, TrainingWarning
+from sce.training import trainer
+from sce.training.capture import StepResult
+from sce.training.checkpoint import Checkpointer, EpochSoFar, read_tensors
+from sce.training.fit import FitResult, TrainingWarning
 from sce.training.run import Run
 from sce.training.step import TrainingStep
-from sce.training.watch import DivergenceError
+from sce.training.trainer import CHECK_EVERY, DivergenceError, LossMonitor
 from tests.cycle_data import QUICK, make_cycle, quietly, settings, small_model
 
 ONE_STEP = pytest.mark.filterwarnings("ignore:there are 48 training users")
@@ -44,7 +45,7 @@ def scores(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             score = next(found) if asked else 0.0
             return Metrics({"ndcg@10": score}, users=1, seen_targets=0)
 
-        monkeypatch.setattr(epochs, "evaluate", scripted)
+        monkeypatch.setattr(trainer, "evaluate", scripted)
 
     return let
 
@@ -254,7 +255,7 @@ def test_nan_loses_no_best_epoch_that_was_only_in_memory(
     def remember(_: object) -> None:
         weights.append(model.catalogue.detach().clone())
 
-    monkeypatch.setattr(Keeper, "due", lambda *_: False)  # nothing is saved before the end
+    monkeypatch.setattr(Checkpointer, "due", lambda *_: False)  # nothing is saved before the end
     with pytest.raises(DivergenceError, match="the best epoch so far, 2, is in"):
         quietly(model, Breaks(8), dataset, settings=settings(epochs=3), out=out, on_epoch=remember)
     tensors, metadata = read_tensors(out / "best.safetensors")
@@ -316,7 +317,7 @@ def test_the_records_of_a_run(dataset: PreparedDataset, tmp_path: Path) -> None:
     assert set(second["buckets"]) == {"picked_once", "placed", "correct_in_bucket"}
     assert all(0 < share <= 1 for share in second["buckets"].values())
     assert run.derived["n_buckets"] == 4
-    assert (run.derived["bucket_size_y"], run.derived["mix"]) == (6, True)
+    assert run.derived["bucket_size_y"] == 6
     written = run.result()
     assert written is not None
     assert written["test"] == result.test
@@ -336,6 +337,7 @@ def test_without_test_users_the_last_weights_are_kept(tmp_path: Path) -> None:
     with pytest.warns(TrainingWarning, match="no test users"):
         result = quietly(model, CrossEntropy(), data, settings=QUICK, out=tmp_path / "run")
     assert (result.best_epoch, result.test, result.validation) == (2, None, None)
+    assert not model.training
     assert (tmp_path / "run" / "best.safetensors").exists()
 
 
@@ -346,7 +348,7 @@ def test_evaluation_runs_where_the_steps_do(
     inside: list[bool] = [False]
     seen: list[bool] = []
 
-    def aside(_: object, work: Callable[[], Any]) -> Any:
+    def on_stream(_: object, work: Callable[[], Any]) -> Any:
         inside[0] = True
         try:
             return work()
@@ -357,8 +359,74 @@ def test_evaluation_runs_where_the_steps_do(
         seen.append(inside[0])
         return Metrics({"ndcg@10": 0.5}, users=1, seen_targets=0)
 
-    monkeypatch.setattr(TrainingStep, "aside", aside)
-    monkeypatch.setattr(epochs, "evaluate", evaluate)
+    monkeypatch.setattr(TrainingStep, "on_capture_stream", on_stream)
+    monkeypatch.setattr(trainer, "evaluate", evaluate)
     quietly(small_model(dataset), CrossEntropy(), dataset, settings=QUICK)
     assert seen
     assert all(seen)
+
+
+# --- the monitor of losses
+
+
+def make_monitor(so_far: EpochSoFar) -> LossMonitor:
+    return LossMonitor(
+        so_far,
+        epoch=4,
+        device=torch.device("cpu"),
+        statistics=("a", "b"),
+        explain=lambda what, rows: f"{what}, rows {list(rows)}",
+    )
+
+
+def add(
+    monitor: LossMonitor, step: int, loss: float, targets: int = 1, stats: bool = False
+) -> None:
+    statistics = torch.tensor([0.25, 0.5]) if stats else None
+    monitor.add(StepResult(torch.tensor(loss), statistics), step, torch.tensor([step, 7]), targets)
+
+
+def test_losses_count_once_checked() -> None:
+    so_far = EpochSoFar()
+    monitor = make_monitor(so_far)
+    add(monitor, 1, 2.0, targets=10, stats=True)
+    add(monitor, 2, 5.0, targets=20)
+    assert so_far.step == 0
+    monitor.check()
+    assert (so_far.step, so_far.targets, so_far.loss_sum, monitor.last) == (2, 30, 120.0, 5.0)
+    assert so_far.statistics == {"a": 0.25, "b": 0.5}
+    assert so_far.summary() == {"loss": 4.0, "buckets": {"a": 0.25, "b": 0.5}}
+    monitor.check()
+    assert so_far.targets == 30
+    add(monitor, 3, 1.0, targets=5)
+    monitor.check()
+    assert (so_far.step, so_far.targets, so_far.loss_sum) == (3, 35, 125.0)
+
+
+def test_when_one_checks_changes_nothing() -> None:
+    losses = torch.rand(CHECK_EVERY, generator=torch.Generator().manual_seed(3)).tolist()
+    often, rarely = EpochSoFar(), EpochSoFar()
+    for so_far, each in [(often, True), (rarely, False)]:
+        monitor = make_monitor(so_far)
+        for step, loss in enumerate(losses, 1):
+            assert not monitor.full
+            add(monitor, step, loss, targets=step)
+            if each:
+                monitor.check()
+        assert monitor.full != each
+        monitor.check()
+    assert often == rarely
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_the_first_loss_that_is_no_number_is_named(wrong: float) -> None:
+    so_far = EpochSoFar()
+    monitor = make_monitor(so_far)
+    for step, loss in enumerate([1.0, 2.0, wrong, math.nan, 3.0], 11):
+        add(monitor, step, loss)
+    with pytest.raises(
+        DivergenceError, match=rf"became {wrong} at step 13 of epoch 4, rows .13, 7"
+    ) as caught:
+        monitor.check()
+    assert (caught.value.epoch, caught.value.step, caught.value.rows) == (4, 13, [13, 7])
+    assert so_far.step == 12  # what was good before it

@@ -11,21 +11,23 @@ import torch
 from torch import Tensor, nn
 
 from sce.data.batches import DeviceSequences
-from sce.data.parts import Parts
+from sce.data.length_groups import LengthGroups
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
 from sce.evaluation.evaluate import evaluate
 from sce.evaluation.ranking import Popularity
 from sce.losses import (
+    LOSSES,
     CrossEntropy,
     InBatchNegatives,
+    Loss,
     SampledCrossEntropy,
     ScalableCrossEntropy,
 )
 from sce.models.sasrec import SASRec
-from sce.training import loop
-from sce.training.loop import TrainingWarning
-from sce.training.objective import LossName, LossSettings, Workload, build_loss
+from sce.planning import summarize_data
+from sce.training import fit as fit_module
+from sce.training.fit import TrainingWarning
 from sce.training.run import Run
 from tests.cycle_data import QUICK, make_cycle, quietly, settings, small_model
 
@@ -43,16 +45,17 @@ def same_weights(one: nn.Module, other: nn.Module) -> bool:
 # --- learning
 
 
-@pytest.mark.parametrize("name", ["bce", "bce+", "gbce", "ce-", "ce", "sce"])
+@pytest.mark.parametrize("name", LOSSES)
 def test_every_loss_learns_and_beats_popularity(
-    name: LossName, dataset: PreparedDataset, tmp_path: Path
+    name: str, dataset: PreparedDataset, tmp_path: Path
 ) -> None:
-    sizes: dict[str, Any] = {"sce": {"bucket_size_y": 6}, "ce": {}, "bce": {}}
-    chosen = LossSettings(name=name, **sizes.get(name, {"n_negatives": 8}))
-    workload = Workload.measure(dataset.train, dataset.n_items, batch_size=16, max_length=6)
+    options: dict[str, Any] = {"bucket_size_y": 6, "n_negatives": 8}
+    kind: Any = LOSSES[name].settings
+    chosen = kind(**{key: options[key] for key in options if hasattr(kind(), key)})
+    data = summarize_data(dataset.train, dataset.n_items, batch_size=16, max_length=6)
     result = quietly(
         small_model(dataset),
-        build_loss(chosen, workload),
+        chosen.build(data),
         dataset,
         settings=settings(epochs=8, batch_size=8, learning_rate=3e-2),
         out=tmp_path / "run",
@@ -67,6 +70,7 @@ def test_the_model_is_left_with_what_the_result_says(dataset: PreparedDataset) -
     model = small_model(dataset)
     result = quietly(model, CrossEntropy(), dataset, settings=QUICK)
     assert not model.training
+    assert model.catalogue.device == torch.device("cpu")
     assert evaluate(model, dataset, split="test").values == result.test
     assert evaluate(model, dataset).values == result.validation
     popular = Popularity(dataset.train, dataset.n_items)
@@ -131,20 +135,61 @@ def test_an_index_error_of_the_loss_is_its_own(dataset: PreparedDataset) -> None
 def test_a_loss_is_given_the_generator_of_its_step(dataset: PreparedDataset) -> None:
     seen: list[int] = []
 
-    class Loss(CrossEntropy):
+    class Own(Loss):
         def forward(
             self,
             *arguments: Tensor,
             generator: torch.Generator | None = None,
-            room: int | None = None,
+            max_targets: int | None = None,
         ) -> Tensor:
             assert generator is not None
-            assert room is None  # what is not recorded counts what it needs
+            assert max_targets is None  # an eager step counts its targets
             seen.append(generator.initial_seed())
-            return super().forward(*arguments, generator=generator)
+            found: Tensor = CrossEntropy()(*arguments)
+            return found
 
-    quietly(small_model(dataset), Loss(), dataset, settings=QUICK)
+    quietly(small_model(dataset), Own(), dataset, settings=QUICK)
     assert len(set(seen)) == len(seen) == 2 * 3
+
+
+def test_a_plain_function_is_called_with_three_arguments_and_seeded(
+    dataset: PreparedDataset,
+) -> None:
+    drawn: list[float] = []
+
+    def own(states: Tensor, catalogue: Tensor, targets: Tensor, generator: object = None) -> Tensor:
+        assert generator is None
+        drawn.append(torch.rand(()).item())
+        found: Tensor = CrossEntropy()(states, catalogue, targets)
+        return found
+
+    for _ in range(2):
+        torch.rand(3)  # whatever the world did before
+        quietly(small_model(dataset), own, dataset, settings=QUICK)
+    assert drawn[:6] == drawn[6:]
+    assert len(set(drawn)) == 6
+
+
+def test_sizes_of_buckets_follow_from_the_fullest_batch(
+    dataset: PreparedDataset, tmp_path: Path
+) -> None:
+    loss, seen = ScalableCrossEntropy(bucket_size_y=6), []
+
+    class Own(ScalableCrossEntropy):
+        def sizes(self, n_items: int, max_targets: int) -> tuple[int, int, int]:
+            seen.append(max_targets)
+            return super().sizes(n_items, max_targets)
+
+    chosen = settings(epochs=1, batch_size=20)
+    quietly(
+        small_model(dataset), Own(bucket_size_y=6), dataset, settings=chosen, out=tmp_path / "r"
+    )
+    targets = (dataset.train.lengths - 1).clip(max=6)
+    assert set(seen) == {int(np.sort(targets)[-20:].sum())}  # not padding, and the same each time
+    derived = Run.open(tmp_path / "r").derived
+    sizes = tuple(derived[name] for name in ("n_buckets", "bucket_size_x", "bucket_size_y"))
+    assert sizes == loss.sizes(dataset.n_items, seen[0])
+    assert derived["targets_per_batch"] == round(20 * float(targets.mean()), 1)
 
 
 def test_parameters_of_the_loss_are_trained(dataset: PreparedDataset) -> None:
@@ -201,9 +246,9 @@ def test_a_compiled_model_sees_one_shape(
     shapes = set()
 
     def pretend(model: nn.Module, **_: object) -> Callable[..., Tensor]:
-        def call(histories: Tensor, parts: Parts) -> Tensor:
-            shapes.add((tuple(histories.shape), parts))
-            states: Tensor = model(histories, parts)
+        def call(histories: Tensor, length_groups: LengthGroups) -> Tensor:
+            shapes.add((tuple(histories.shape), length_groups))
+            states: Tensor = model(histories, length_groups)
             return states
 
         return call
@@ -216,9 +261,9 @@ def test_a_compiled_model_sees_one_shape(
         dataset,
         settings=settings(compile=True, batch_size=20),
     )
-    ((shape, parts),) = shapes
+    ((shape, groups),) = shapes
     assert shape == (20, 6)
-    assert sum(rows for rows, _ in parts) == 20
+    assert sum(rows for rows, _ in groups) == 20
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -226,7 +271,7 @@ def test_libraries_are_told_to_keep_little_memory(
     dataset: PreparedDataset, deterministic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[torch.device] = []
-    monkeypatch.setattr(loop, "spare_workspace", told.append)
+    monkeypatch.setattr(fit_module, "spare_workspace", told.append)
     quietly(
         small_model(dataset),
         CrossEntropy(),
@@ -247,10 +292,10 @@ def test_the_device_holds_no_dataset_that_does_not_fit(
         return place(sequences, "cpu")
 
     monkeypatch.setattr(DeviceSequences, "place", remember)
-    monkeypatch.setattr(loop, "free_memory", lambda _: 100)
-    loop._place(dataset, torch.device("meta"))
-    monkeypatch.setattr(loop, "free_memory", lambda _: 10**9)
-    loop._place(dataset, torch.device("meta"))
+    monkeypatch.setattr(fit_module, "free_memory", lambda _: 100)
+    fit_module._place(dataset, torch.device("meta"))
+    monkeypatch.setattr(fit_module, "free_memory", lambda _: 10**9)
+    fit_module._place(dataset, torch.device("meta"))
     assert placed == ["cpu", "meta"]
 
 
@@ -280,7 +325,6 @@ def test_what_a_user_would_regret_not_knowing(tmp_path: Path) -> None:
     [
         (lambda data: nn.Linear(2, 2), "has a `catalogue`"),
         (lambda data: SASRec(5), "5 items and the dataset 12"),
-        (lambda data: small_model(data, padding_side="left"), "on the right"),
     ],
 )
 def test_models_that_do_not_fit_are_refused(
@@ -382,7 +426,7 @@ class DerivedModel(SASRec):
     pass
 
 
-def test_what_can_be_recorded(dataset: PreparedDataset) -> None:
+def test_what_is_captured(dataset: PreparedDataset) -> None:
     model, gpu = small_model(dataset), torch.device("cuda", 0)
     in_batch = SampledCrossEntropy(3, negatives=InBatchNegatives())
     for loss, wanted, expected in (
@@ -395,8 +439,8 @@ def test_what_can_be_recorded(dataset: PreparedDataset) -> None:
         (in_batch, False, False),
         (lambda x, y, t: (x @ y.T).mean(), True, True),  # the user knows
     ):
-        assert loop._capture(model, loss, settings(capture=wanted), gpu) is expected
+        assert fit_module._can_capture(model, loss, settings(capture=wanted), gpu) is expected
     derived = DerivedModel(dataset.n_items, model.settings)
-    assert loop._capture(derived, CrossEntropy(), settings(), gpu) is False
+    assert fit_module._can_capture(derived, CrossEntropy(), settings(), gpu) is False
     with pytest.raises(InputError, match="nothing may wait for the device, and this loss does: Sa"):
-        loop._capture(model, in_batch, settings(capture=True), gpu)
+        fit_module._can_capture(model, in_batch, settings(capture=True), gpu)

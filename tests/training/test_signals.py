@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sce.training.interrupt import Interrupts, StopRequested
+from sce.training.signals import Interrupts, StopRequested
 
 Capture = pytest.CaptureFixture[str]
 

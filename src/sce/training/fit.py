@@ -1,0 +1,362 @@
+"""Training a model: `fit`, and its result."""
+
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sce.data.batches import DeviceSequences
+from sce.data.prepared import PreparedDataset
+from sce.data.storage import write_text
+from sce.errors import InputError
+from sce.evaluation.ranking import Popularity
+from sce.losses import LOSSES, DataSummary, Loss, ScalableCrossEntropy
+from sce.models.base import Backbone
+from sce.models.registry import BACKBONES
+from sce.planning import summarize_data
+from sce.training.checkpoint import Trained
+from sce.training.device import (
+    PeakMemory,
+    device_name,
+    free_memory,
+    quiet_bf16,
+    resolve_device,
+    same_bits,
+    spare_workspace,
+)
+from sce.training.optimizer import make_optimizer, row_wise_table, sparse_gradients
+from sce.training.preflight import TrainingWarning, explain_error, preflight
+from sce.training.progress import ProgressBar
+from sce.training.run_start import RunTarget, note_divergence
+from sce.training.settings import TrainingSettings
+from sce.training.signals import Interrupts, StopRequested, TrainingInterrupted
+from sce.training.step import TrainingStep
+from sce.training.trainer import DivergenceError, Record, Trainer
+
+__all__ = ["FitResult", "TrainingSettings", "TrainingWarning", "fit"]
+
+Values = dict[str, float]
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """Outcome of training. Metrics are by name, such as "ndcg@10"."""
+
+    best_epoch: int
+    """The epoch whose weights the model has now."""
+    epochs: int
+    """Epochs trained."""
+    stopped: str
+    """By "patience", or because the "epochs" were over."""
+    validation: Values | None
+    """Validation metrics of the best epoch."""
+    test: Values | None
+    """Test metrics of the best epoch; None when the dataset has no test users."""
+    popularity: dict[str, Values] | None
+    """Metrics of the most popular items, on "validation" and "test"; None without test users."""
+    seconds: dict[str, float]
+    """Seconds of "training" alone, and of "evaluation"."""
+    memory_mib: dict[str, float | None]
+    """Peak memory of "training" alone, and of "evaluation"."""
+    memory_measured: str
+    """The kind of memory that was measured."""
+    tokens_per_second: float
+    """Targets trained on, over the seconds of training."""
+    device: str
+    """The processor."""
+    history: list[Record]
+    """A record for each epoch, as in metrics.jsonl."""
+
+    def to_json(self) -> str:
+        """The content of result.json: all but the history."""
+        content: dict[str, Any] = asdict(self)
+        del content["history"]
+        return json.dumps(content, indent=2, allow_nan=False) + "\n"
+
+
+def fit(
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    dataset: PreparedDataset,
+    *,
+    settings: TrainingSettings | None = None,
+    out: Path | str | None = None,
+    resume: bool = False,
+    force: bool = False,
+    config: Mapping[str, Any] | None = None,
+    on_epoch: Callable[[Record], object] | None = None,
+    progress: bool = True,
+) -> FitResult:
+    """Train a model with a loss.
+
+    Afterwards the model (and a loss with weights of its own) has the weights of its best epoch, is
+    on the device that it was trained on, and in evaluation mode.
+
+    >>> from sce import SASRec, ScalableCrossEntropy
+    >>> model = SASRec(dataset.n_items, dim=64)                                  # doctest: +SKIP
+    >>> result = fit(model, ScalableCrossEntropy(), dataset)                     # doctest: +SKIP
+    >>> result.test["ndcg@10"]                                                   # doctest: +SKIP
+
+    Args:
+        model: Any module that maps histories [b, l] to hidden states [b, l, d], and has a
+            `catalogue` [C, d]; histories are as long as its `max_length`, if it has one. They are
+            padded on the right with `sce.PADDING`, which is -1 and no row of a table: look items up
+            with `histories.clamp(min=0)`. A `sce.models.base.Backbone` is given histories with the
+            longest first and their `length_groups`, and need not compute their padding.
+        loss: Any function of (states, catalogue, targets) that gives a scalar; it may draw from
+            torch's default generators, which are seeded for each step. A `sce.losses.Loss` is given
+            the generator of the step, and `max_targets`.
+        dataset: The prepared dataset.
+        settings: The settings of training.
+        out: The directory of the run: records, weights, and the checkpoint to resume from. Without
+            it nothing is written.
+        resume: Resume the run in `out`, if there is one.
+        force: Replace the run in `out`.
+        config: The settings of model and loss to be kept with the run.
+        on_epoch: Called with the record of each epoch, which is a line of metrics.jsonl.
+        progress: Show progress on stderr.
+
+    Raises:
+        InputError: When what was given cannot work, or the loss stops being a number.
+        TrainingInterrupted: After Ctrl-C or SIGTERM, when the state has been saved in `out`.
+    """
+    # Check.
+    settings = settings or TrainingSettings()
+    _check_arguments(model, loss, dataset, settings)
+    table = None
+    if settings.catalogue_learning_rate is not None:  # with row_wise alone
+        table = row_wise_table(model, loss, settings.catalogue_learning_rate)
+    device = resolve_device(settings.device)
+
+    # Describe.
+    kind, described = _describe(model, loss, settings, config)
+    longest = max(1, int(dataset.train.lengths.max(initial=0)) - 1)
+    max_length = min(int(getattr(model, "max_length", longest)), longest)
+
+    # Training draws from the default generators; what comes after it must not notice.
+    gpus = [device.index] if device.type == "cuda" else []
+    with (
+        RunTarget(out, dataset, config=described, model=kind, resume=resume, force=force) as target,
+        torch.random.fork_rng(devices=gpus),
+        same_bits(device) if settings.deterministic else nullcontext(),
+        quiet_bf16(device),
+        sparse_gradients(model, loss, wanted=table is not None),
+    ):
+        data = summarize_data(
+            dataset.train, dataset.n_items, batch_size=settings.batch_size, max_length=max_length
+        )
+        for text in preflight(
+            model, loss, dataset, data, settings, max_length=max_length, device=device
+        ):
+            warnings.warn(text, TrainingWarning, stacklevel=2)
+
+        # Place data and weights; build the step.
+        if not settings.deterministic:
+            spare_workspace(device)
+        sequences = _place(dataset, device)
+        model.to(device)
+        loss_module = loss.to(device) if isinstance(loss, nn.Module) else None
+        capture = _can_capture(model, loss, settings, device)
+        optimizer = make_optimizer(
+            [*model.parameters(), *(loss_module.parameters() if loss_module else ())],
+            learning_rate=settings.learning_rate,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+            device=device,
+            capturable=capture,
+            row_wise=table,
+        )
+        step = TrainingStep(
+            model,
+            loss,
+            optimizer,
+            sequences,
+            device=device,
+            batch_size=settings.batch_size,
+            max_length=max_length,
+            precision=settings.precision,
+            clip_norm=settings.clip_norm,
+            compiled=settings.compile,
+            captured=capture,
+        )
+
+        # Open the run, train, conclude.
+        run = target.open(_derived(loss, data, step))
+        memory = PeakMemory(device)
+        with (
+            Interrupts(wanted=run is not None, say=progress) as interrupts,
+            ProgressBar(
+                wanted=progress,
+                epochs=settings.epochs,
+                memory=memory,
+                on_lost=interrupts.lose_reader,
+            ) as bar,
+        ):
+            trainer = Trainer(
+                Trained(model, loss_module, optimizer),
+                step,
+                dataset,
+                settings,
+                run=run,
+                bar=bar,
+                memory=memory,
+                interrupts=interrupts,
+            )
+            if run is not None and resume and not run.resume_state.exists():
+                bar.note(f"nothing to resume in {run.path}: starting")
+            try:
+                trainer.resume()
+                trainer.run_epochs(on_epoch)
+                return _conclude(trainer)
+            except StopRequested as stop:
+                raise TrainingInterrupted(
+                    f"training has ended, and is saved in {out}; its last evaluation is not done",
+                    stop.signal_number,
+                ) from stop
+            except DivergenceError as error:
+                if run is not None:
+                    trainer.checkpointer.save_best(trainer.progress)
+                    note_divergence(run, epoch=error.epoch, step=error.step)
+                raise
+            except (IndexError, RuntimeError, MemoryError) as error:
+                explained = explain_error(error, model, loss, compiled=settings.compile)
+                if explained is error:
+                    raise
+                raise explained from error
+
+
+def _check_arguments(model: object, loss: object, dataset: object, settings: object) -> None:
+    """Refuse what a notebook gives by mistake, before it fails in the depths."""
+    if not isinstance(dataset, PreparedDataset):
+        raise InputError(
+            f"the dataset is a PreparedDataset, such as PreparedDataset.load(path); got {dataset!r}"
+        )
+    if not isinstance(settings, TrainingSettings):
+        raise InputError(f"settings are TrainingSettings(...); got {settings!r}")
+    if not callable(loss):
+        raise InputError(
+            f"a loss is a function of states, catalogue and targets, or a module; got {loss!r}"
+        )
+    catalogue = getattr(model, "catalogue", None)
+    if not isinstance(model, nn.Module) or not isinstance(catalogue, Tensor):
+        raise InputError(
+            "a model is a torch module that maps histories to states and has a `catalogue` of item "
+            f"vectors; got {type(model).__name__}"
+        )
+    if len(catalogue) != dataset.n_items:
+        raise InputError(
+            f"the model has {len(catalogue):,} items and the dataset {dataset.n_items:,}; make it "
+            "for dataset.n_items"
+        )
+
+
+def _name(model: nn.Module) -> str:
+    """The model's name in `BACKBONES`, or the class of a user's own, also if derived from ours."""
+    for name, entry in BACKBONES.items():
+        if type(model) is entry.backbone:
+            return name
+    return f"{type(model).__module__}.{type(model).__qualname__}"
+
+
+def _describe(
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    settings: TrainingSettings,
+    config: Mapping[str, Any] | None,
+) -> tuple[str, dict[str, Any]]:
+    """Name the model, and give every setting as run.json keeps it."""
+    kind = _name(model)
+    of_model: dict[str, Any] = {"name": kind}
+    if isinstance(model, Backbone):
+        of_model |= vars(model.settings)
+    else:
+        of_model["parameters"] = sum(p.numel() for p in model.parameters())
+    name = repr(loss) if isinstance(loss, nn.Module) else getattr(loss, "__qualname__", "")
+    described = {"model": of_model, "loss": {"name": name}, "training": asdict(settings)}
+    return kind, described | dict(config or {})
+
+
+def _derived(loss: object, data: DataSummary, step: TrainingStep) -> dict[str, Any]:
+    """What follows from settings and dataset, for run.json."""
+    found: dict[str, Any] = {"targets_per_batch": round(data.targets, 1)}
+    if isinstance(loss, ScalableCrossEntropy):
+        names = ("n_buckets", "bucket_size_x", "bucket_size_y")
+        found |= zip(names, loss.sizes(data.n_items, step.max_targets), strict=True)
+    return found
+
+
+def _place(dataset: PreparedDataset, device: torch.device) -> DeviceSequences:
+    """Put the training sequences where the model is, if they leave it most of the memory."""
+    free = free_memory(device)
+    fits = free is None or dataset.train.items.nbytes < free // 4
+    return DeviceSequences.place(dataset.train, device if fits else "cpu")
+
+
+def _can_capture(
+    model: Any, loss: object, settings: TrainingSettings, device: torch.device
+) -> bool:
+    """True if steps are captured in CUDA graphs; by default where model and loss are ours.
+
+    Whatever a user's own model or loss does on the host would be done once, and not again: also
+    one that is derived from ours.
+    """
+    syncs = isinstance(loss, Loss) and not loss.is_capturable(model.catalogue)
+    if settings.capture is None:
+        ours = _name(model) in BACKBONES and type(loss) in {e.loss for e in LOSSES.values()}
+        return device.type == "cuda" and ours and not syncs
+    if settings.capture and device.type != "cuda":
+        raise InputError(f"training.capture captures CUDA graphs, and the device is {device}")
+    if settings.capture and syncs:
+        raise InputError(
+            "training.capture captures CUDA graphs, in which nothing may wait for the device, "
+            f"and this loss does: {loss}"
+        )
+    return settings.capture
+
+
+def _conclude(trainer: Trainer) -> FitResult:
+    """Evaluate the model, which has its best weights now, and complete its run."""
+    progress, dataset, memory = trainer.progress, trainer.dataset, trainer.memory
+    history = progress.history
+    best = next((r for r in history if r["epoch"] == progress.best_epoch), None)
+    model: Any = trainer.trained.model.eval()
+    test, popularity, seconds, peak = None, None, 0.0, 0.0
+    if len(dataset.test):
+        test, seconds = trainer.measure(model, "test")
+        peak = memory.take("evaluation")
+        popular = Popularity(dataset.train, dataset.n_items, device=trainer.step.device)
+        popularity = {
+            "validation": trainer.measure(popular, "validation")[0],
+            "test": trainer.measure(popular, "test")[0],
+        }
+    evaluations = [r["memory_mib"]["evaluation"] for r in history if r["validation"] is not None]
+    trained_for = sum(r["seconds"]["training"] for r in history)
+    result = FitResult(
+        best_epoch=progress.best_epoch,
+        epochs=progress.epoch,
+        stopped=progress.stopped or "epochs",
+        validation=best["validation"] if best else None,
+        test=test,
+        popularity=popularity,
+        seconds={
+            "training": trained_for,
+            "evaluation": seconds + sum(r["seconds"]["evaluation"] for r in history),
+        },
+        memory_mib={
+            "training": max(r["memory_mib"]["training"] for r in history),
+            "evaluation": max([peak, *evaluations]) if test is not None else None,
+        },
+        memory_measured=memory.measures,
+        tokens_per_second=sum(r["targets"] for r in history) / max(trained_for, 1e-9),
+        device=device_name(trainer.step.device),
+        history=history,
+    )
+    if trainer.run is not None:
+        write_text(trainer.run.result_file, result.to_json())
+    return result

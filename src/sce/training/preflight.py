@@ -1,0 +1,159 @@
+"""Warnings before training starts, and the meaning of errors while it runs."""
+
+import math
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from sce.data.batches import PADDING
+from sce.data.prepared import PreparedDataset
+from sce.errors import InputError
+from sce.losses import BatchShape, CrossEntropy, DataSummary, Loss, ScalableCrossEntropy
+from sce.models.registry import BACKBONES
+from sce.training.device import cpu_has_bf16, free_memory
+from sce.training.settings import TrainingSettings
+
+_GIB = 2**30
+_FLOAT = 4
+_UNUSED = 0.1  # share of the events that is worth a word
+
+# Words of torch's CPU allocator, in one version or another.
+_NO_MEMORY = ("DefaultCPUAllocator", "can't allocate memory", "not enough memory")
+
+
+class TrainingWarning(UserWarning):
+    """Training goes on, but perhaps not as it was meant."""
+
+
+def preflight(
+    model: nn.Module,
+    loss: object,
+    dataset: PreparedDataset,
+    data: DataSummary,
+    settings: TrainingSettings,
+    *,
+    max_length: int,
+    device: torch.device,
+) -> Iterator[str]:
+    """Yield what will not go as the user may think."""
+    yield from _about_data(dataset, settings.batch_size, max_length)
+    if isinstance(loss, ScalableCrossEntropy):
+        yield from _about_buckets(loss, data)
+    yield from _about_memory(loss, model, data, free_memory(device))
+    if not len(dataset.test):
+        yield (
+            "the dataset has no test users: nothing can be evaluated, training stops after "
+            f"{settings.epochs} epochs, and the last weights are kept"
+        )
+    if settings.precision == "tf32" and device.type != "cuda":
+        yield f"tf32 is a precision of GPUs; on {device.type} it is float32"
+    if settings.precision == "bf16" and device.type == "cpu" and not cpu_has_bf16():
+        yield "this processor has no bf16 arithmetic: training will be slower than in float32"
+
+
+def _about_data(dataset: PreparedDataset, batch_size: int, max_length: int) -> Iterator[str]:
+    targets = dataset.train.lengths - 1
+    users, trainable = len(targets), int((targets > 0).sum())
+    if trainable < users:
+        yield (
+            f"{users - trainable:,} of {users:,} training users have a single event, which "
+            "predicts nothing; they are skipped"
+        )
+    events, unused = int(targets.sum()), int((targets - max_length).clip(min=0).sum())
+    if unused > _UNUSED * events:
+        yield (
+            f"{int((targets > max_length).sum()):,} training histories are longer than "
+            f"{max_length:,} events: what came before is not trained on, {unused:,} of "
+            f"{events:,} events; a larger --model.max-length would use more"
+        )
+    if trainable < batch_size:
+        yield (
+            f"there are {trainable:,} training users and a batch has {batch_size:,}: each epoch "
+            "is one step; consider a smaller --batch-size"
+        )
+
+
+def _about_buckets(loss: ScalableCrossEntropy, data: DataSummary) -> Iterator[str]:
+    size = loss.bucket_size_y
+    if size == "auto":
+        size = loss.sizes(data.n_items, round(data.targets))[2]
+    if size >= data.n_items:
+        yield (
+            f"bucket_size_y is {size:,} and the catalogue has {data.n_items:,} "
+            "items: every bucket holds all of them, and --loss ce would do the same for less"
+        )
+    if loss.bucket_size_x is not None and loss.bucket_size_x > data.targets:
+        yield (
+            f"bucket_size_x is {loss.bucket_size_x:,} and a mean batch has {data.targets:,.0f} "
+            "targets: buckets hold all of them; consider a larger --batch-size or a smaller "
+            "--loss.alpha"
+        )
+
+
+def _about_memory(loss: object, model: Any, data: DataSummary, free: int | None) -> Iterator[str]:
+    shape = BatchShape(
+        data.n_items,
+        sequences=max(1, round(data.sequences)),
+        length=math.ceil(data.mean_length),
+        dim=int(model.catalogue.shape[1]),
+        targets=data.targets,
+        max_targets=data.targets,  # of a mean batch: only what is certain is warned of
+    )
+    memory = loss.memory(shape) if isinstance(loss, Loss) else None
+    if memory is None or free is None:
+        return
+    logits = max(memory.forward, memory.backward)
+    # The weights (not yet on a GPU), their gradients, and two moments of each.
+    weights = 4 * sum(p.numel() * p.element_size() for p in model.parameters())
+    if weights + logits <= free:
+        return
+    what = (
+        f"the logits of this loss will take about {logits / _GIB:,.1f} GiB "
+        f"({data.targets:,.0f} targets a batch), the model {weights / _GIB:,.1f} GiB, and "
+        f"{free / _GIB:,.1f} GiB are free"
+    )
+    if isinstance(loss, CrossEntropy):
+        room = max(0, free - weights)
+        fits = int(room / 4 / (data.targets * _FLOAT))  # a quarter, to be sure
+        chunk = 1 << max(0, fits.bit_length() - 1)
+        yield f"{what}; what would fit: --loss sce, or --loss.chunk-size {chunk}"
+    else:
+        yield f"{what}; what would fit: a smaller --batch-size{_or_sce(loss)}"
+
+
+def _or_sce(loss: object) -> str:
+    return "" if isinstance(loss, ScalableCrossEntropy) else ", or --loss sce"
+
+
+def explain_error(error: Exception, model: nn.Module, loss: object, *, compiled: bool) -> Exception:
+    """Turn an error of a training step into what to do about it, where that is known."""
+    if isinstance(error, IndexError):
+        own = type(model) not in {entry.backbone for entry in BACKBONES.values()}
+        return _about_padding(error, model) if own and _raised_in(model, error) else error
+    text = " ".join(str(error).split()).partition("DefaultCPUAllocator: ")
+    first = text[2] or text[0].partition(". ")[0]
+    out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    if out_of_memory or any(sign in str(error) for sign in _NO_MEMORY):
+        hint = f"try a smaller --batch-size{_or_sce(loss)}"
+        return InputError(f"memory ran out ({first.rstrip('.')}); {hint}")
+    # Dynamo and Inductor have many errors of their own, which are all RuntimeErrors.
+    if compiled and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        return InputError(f"the model could not be compiled ({first}); leave out compile")
+    return error
+
+
+def _about_padding(error: IndexError, model: nn.Module) -> InputError:
+    return InputError(
+        f"{type(model).__name__} failed on a batch of histories ({error}): they are padded "
+        f"with sce.PADDING, which is {PADDING} and no row of a table; look items up with "
+        "histories.clamp(min=0), and leave out where histories == sce.PADDING"
+    )
+
+
+def _raised_in(model: nn.Module, error: BaseException) -> bool:
+    """True if the error came while the model was computing its states."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_locals.get("self") is model for frame in frames)

@@ -1,0 +1,263 @@
+"""Starting and resuming runs: the directory is checked, locked, created; epochs are logged."""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sce import __version__
+from sce.data.prepared import PreparedDataset
+from sce.data.storage import (
+    LOCK,
+    atomic_directory,
+    check_writable,
+    digest_file,
+    locked,
+    partial_directory,
+    write_array,
+    write_text,
+)
+from sce.errors import InputError
+from sce.training.run import FILES, FORMAT, MANIFEST, VERSION, DatasetInfo, Run, read_manifest
+
+# Settings that may change on resuming: the number of epochs (unless the schedule goes by it), and
+# the device, whose arithmetic may differ; after a divergence also those that may help.
+_DEVICE, _EPOCHS = "training.device", "training.epochs"
+_REMEDIES = (
+    "training.learning_rate",
+    "training.catalogue_learning_rate",
+    "training.clip_norm",
+    "training.precision",
+)
+
+
+def check_target(path: Path | str, *, force: bool = False, resume: bool = False) -> bool:
+    """Refuse early to train where something is that must not be lost.
+
+    Returns:
+        True if a run is there, to be replaced or resumed.
+
+    Raises:
+        InputError: When something is there and not a run, or neither `force` nor `resume` is set.
+    """
+    path = Path(path)
+    if force and resume:
+        raise InputError("--force replaces a run and --resume goes on with it: choose one")
+    check_writable(path)
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return False
+    if not force and not resume:
+        raise InputError(
+            f"{path} exists; go on with --resume, replace it with --force, or choose another "
+            "directory"
+        )
+    files = read_manifest(path)["files"]
+    known = {MANIFEST, LOCK, *files, *FILES}
+    known |= {partial_directory(path / name).name for name in (MANIFEST, *FILES)}
+    others = sorted({file.name for file in path.iterdir()} - known)
+    if force and others:
+        raise InputError(
+            f"{path} also holds {', '.join(others[:3])}{' ...' if len(others) > 3 else ''}, which "
+            "--force would delete; move it elsewhere first"
+        )
+    return True
+
+
+class RunTarget:
+    """The directory that a training writes: checked and, while a run is there, locked.
+
+    It is created or resumed by `open`, once nothing else is left that can be refused.
+
+    Args:
+        path: The directory; None: nothing is written.
+        dataset: The prepared dataset.
+        config: The settings of model, loss and training, as run.json keeps them.
+        model: Its name in `BACKBONES`, or the class of a user's own.
+        resume: Resume the run that is there, if any.
+        force: Replace the run that is there.
+    """
+
+    def __init__(
+        self,
+        path: Path | str | None,
+        dataset: PreparedDataset,
+        *,
+        config: Mapping[str, Any],
+        model: str,
+        resume: bool = False,
+        force: bool = False,
+    ) -> None:
+        if path is None and (resume or force):
+            raise InputError("resume and force are about a run: name its directory, out")
+        self.path = None if path is None else Path(path)
+        self.dataset, self.config, self.model = dataset, config, model
+        self.resume, self.force = resume, force
+        self._exists = False
+        self._changed: dict[str, Any] = {}
+        self._locks = ExitStack()
+
+    def __enter__(self) -> "RunTarget":
+        """Refuse what cannot be written or resumed, and keep other trainings out."""
+        if self.path is None:
+            return self
+        self._exists = check_target(self.path, force=self.force, resume=self.resume)
+        with ExitStack() as locks:
+            if self._exists:
+                locks.enter_context(locked(self.path))
+            if self._exists and self.resume:
+                self._changed = check_resumable(
+                    self.path, self.dataset, config=self.config, model=self.model
+                )
+            self._locks = locks.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._locks.close()
+
+    def open(self, derived: Mapping[str, Any]) -> Run | None:
+        """Create the run, or resume it; `derived` is what followed from settings and dataset."""
+        if self.path is None:
+            return None
+        if self._exists and self.resume:
+            return resume_run(self.path, self.config, self._changed)
+        run = start_run(
+            self.path,
+            self.dataset,
+            config=self.config,
+            derived=derived,
+            model=self.model,
+            replace=self._exists,
+        )
+        self._locks.enter_context(locked(run.path))
+        return run
+
+
+def start_run(
+    path: Path,
+    dataset: PreparedDataset,
+    *,
+    config: Mapping[str, Any],
+    derived: Mapping[str, Any],
+    model: str,
+    replace: bool = False,
+) -> Run:
+    """Create the directory of a run, with everything that is known before training."""
+    with atomic_directory(path, replace=replace) as directory:
+        files = {}
+        for part, array in dataset.item_ids.arrays().items():
+            file = directory / f"items_{part}.npy"
+            write_array(file, array)
+            files[file.name] = {"bytes": file.stat().st_size, "blake2b": digest_file(file)}
+        info = DatasetInfo(str(dataset.path.resolve()), dataset.content_hash, dataset.n_items)
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "sce": __version__,
+            "model": model,
+            "config": dict(config),
+            "derived": dict(derived),
+            "dataset": asdict(info),
+            "item_ids": dataset.item_ids.kind,
+            "files": files,
+        }
+        (directory / MANIFEST).write_text(_pretty(manifest), encoding="utf-8")
+    return Run.open(path)
+
+
+def resume_run(path: Path, config: Mapping[str, Any], changed: Mapping[str, Any]) -> Run:
+    """Open a run to resume, with settings of which some have `changed` from these values.
+
+    run.json keeps what helped against a divergence under "before", in their order.
+    """
+    if changed:
+        manifest = read_manifest(path)
+        manifest.pop("diverged", None)
+        manifest["config"] = dict(config)
+        if remedies := {name: was for name, was in changed.items() if name in _REMEDIES}:
+            manifest["before"] = [*manifest.get("before", ()), remedies]
+        write_text(path / MANIFEST, _pretty(manifest))
+    return Run.open(path)
+
+
+def check_resumable(
+    path: Path, dataset: PreparedDataset, *, config: Mapping[str, Any], model: str
+) -> dict[str, Any]:
+    """Compare what is given with what the run was begun with.
+
+    Returns:
+        The settings that have changed, by name, as they were.
+
+    Raises:
+        InputError: When other settings, another model or another dataset are given than it had.
+    """
+    manifest = read_manifest(path)
+    content = manifest["dataset"]["content_hash"]
+    if content != dataset.content_hash:
+        raise InputError(
+            f"{path} was trained on a dataset with content {content[:12]}, and {dataset.path} has "
+            f"content {dataset.content_hash[:12]}: resume with the former"
+        )
+    before, now = _flatten(manifest["config"]), _flatten(json.loads(json.dumps(config)))
+    if manifest["model"] != model:
+        raise InputError(f"{path} trains {manifest['model']}, not {model}")
+    free = {_DEVICE, *(_REMEDIES if manifest.get("diverged") else ())}
+    if before.get("training.schedule") == "constant":
+        free.add(_EPOCHS)
+    differing = {
+        name: before.get(name)
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name)
+    }
+    refused = [
+        f"{name} was {was!r} and is now {now.get(name)!r}"
+        for name, was in differing.items()
+        if name not in free
+    ]
+    if refused:
+        raise InputError(
+            f"{path} cannot be resumed with other settings: {'; '.join(refused)}; give those "
+            "that it was begun with"
+        )
+    return differing
+
+
+def note_divergence(run: Run, *, epoch: int, step: int) -> None:
+    """Write into a run that its loss was not finite: resuming then allows remedies."""
+    manifest = read_manifest(run.path)
+    manifest["diverged"] = {"epoch": epoch, "step": step}
+    write_text(run.path / MANIFEST, _pretty(manifest))
+
+
+class MetricsLog:
+    """Writes the record of an epoch as a line of metrics.jsonl as soon as it is finished.
+
+    It begins with the records so far, whatever the file holds: after a crash that may be ahead of
+    the checkpoint.
+    """
+
+    def __init__(self, run: Run, history: Sequence[Mapping[str, Any]]) -> None:
+        self._file = run.metrics_file
+        write_text(self._file, "".join(_line(record) for record in history))
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Add the record of an epoch."""
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(_line(record))
+
+
+def _flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        f"{section}.{name}": value
+        for section, settings in nested.items()
+        for name, value in (settings if isinstance(settings, Mapping) else {"": settings}).items()
+    }
+
+
+def _pretty(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, allow_nan=False) + "\n"
