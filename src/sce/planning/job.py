@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sce.data.parts import Parts, part_widths, parts_for_all, shares_longer
 from sce.errors import InputError
-from sce.losses import suggest_bucket_size_y, suggest_sizes
+from sce.losses import suggest_sizes
 
 LossName = Literal["bce", "bce+", "gbce", "ce-", "ce", "ce chunked", "sce", "sce row-wise"]
 LOSSES: tuple[LossName, ...] = get_args(LossName)
@@ -156,7 +156,7 @@ class Job:
     def items_in_bucket(self, *, row_wise: bool) -> int:
         """Of sce, with row-wise updates or without."""
         if self.bucket_size_y is None:
-            return suggest_bucket_size_y(self.items, sparse_grad=row_wise)
+            return min(self.items, 256 if row_wise else 2048)
         return min(self.bucket_size_y, self.items)
 
     @property

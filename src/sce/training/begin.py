@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,6 @@ from sce.data.storage import (
     write_text,
 )
 from sce.errors import InputError
-from sce.models.sasrec import SASRecSettings
-from sce.training.objective import LossSettings
 from sce.training.run import (
     FILES,
     FORMAT,
@@ -31,7 +28,6 @@ from sce.training.run import (
     Run,
     read_manifest,
 )
-from sce.training.settings import TrainingSettings
 from sce.training.watch import DivergenceError
 
 # What a run may be resumed with: the number of epochs (unless the schedule goes by it), and the
@@ -154,7 +150,7 @@ def check_resumable(
             f"{path} was trained on a dataset with content {content[:12]}, and {dataset.path} has "
             f"content {dataset.content_hash[:12]}: resume with the former"
         )
-    before, now = _flatten(_complete(manifest["config"])), _flatten(json.loads(json.dumps(config)))
+    before, now = _flatten(manifest["config"]), _flatten(json.loads(json.dumps(config)))
     if manifest["model"] != model:
         raise InputError(f"{path} trains {manifest['model']}, not {model}")
     free = {_DEVICE, *(_REMEDIES if manifest.get("diverged") else ())}
@@ -204,22 +200,6 @@ def way_on(run: Run) -> str:
     if run.resume_state.exists():
         return "with --resume to go on from the last good state"
     return "with --force to begin anew: there is no state to resume from yet"
-
-
-def _complete(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the settings that an earlier version did not know, with their defaults."""
-    found = dict(config)
-    for section, kind in (
-        ("model", SASRecSettings), ("loss", LossSettings), ("training", TrainingSettings)
-    ):  # fmt: skip
-        given = found.get(section)
-        if isinstance(given, Mapping):
-            if section == "loss" and given.get("mix_of") and "noise" not in given:
-                given = {**given, "noise": 0.0}  # its default is another than what there was before
-            with suppress(TypeError, InputError):  # of a model or loss of the user's own
-                defaults = json.loads(json.dumps(asdict(kind(**given))))
-                found[section] = {**defaults, **given}
-    return found
 
 
 def _flatten(nested: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from sce.errors import InputError
 from sce.losses import (
     BinaryCrossEntropy,
     CrossEntropy,
+    DataSummary,
     GeneralizedBinaryCrossEntropy,
     SampledCrossEntropy,
     ScalableCrossEntropy,
 )
 from sce.planning import Job, LossName, loss_bytes
-from sce.training.objective import Workload
 
 _SAMPLED = (BinaryCrossEntropy, GeneralizedBinaryCrossEntropy, SampledCrossEntropy)
 _GIB = 2**30
@@ -32,7 +32,7 @@ class TrainingWarning(UserWarning):
     """Training goes on, but perhaps not as it was meant."""
 
 
-def predict_bytes(loss: object, workload: Workload) -> int | None:
+def predict_bytes(loss: object, workload: DataSummary) -> int | None:
     """Roughly the memory that a loss takes for its logits at each step; None for unknown losses."""
     job = Job(
         workload.n_items,
@@ -53,7 +53,7 @@ def predict_bytes(loss: object, workload: Workload) -> int | None:
 def foresee(
     loss: object,
     model: nn.Module,
-    workload: Workload,
+    workload: DataSummary,
     sequences: DeviceSequences,
     *,
     batch_size: int,
@@ -95,8 +95,8 @@ def foresee(
     yield from _about_memory(loss, model, workload, free)
 
 
-def _about_buckets(loss: ScalableCrossEntropy, workload: Workload) -> Iterator[str]:
-    if loss.bucket_size_y >= workload.n_items:
+def _about_buckets(loss: ScalableCrossEntropy, workload: DataSummary) -> Iterator[str]:
+    if loss.bucket_size_y != "auto" and loss.bucket_size_y >= workload.n_items:
         yield (
             f"bucket_size_y is {loss.bucket_size_y:,} and the catalogue has {workload.n_items:,} "
             "items: every bucket holds all of them, and --loss ce would do the same for less"
@@ -110,7 +110,7 @@ def _about_buckets(loss: ScalableCrossEntropy, workload: Workload) -> Iterator[s
 
 
 def _about_memory(
-    loss: object, model: nn.Module, workload: Workload, free: int | None
+    loss: object, model: nn.Module, workload: DataSummary, free: int | None
 ) -> Iterator[str]:
     logits = predict_bytes(loss, workload)
     if logits is None or free is None:

@@ -18,11 +18,13 @@ from sce.errors import InputError
 from sce.losses import (
     BinaryCrossEntropy,
     CrossEntropy,
+    DataSummary,
     GeneralizedBinaryCrossEntropy,
     SampledCrossEntropy,
     ScalableCrossEntropy,
 )
 from sce.models.sasrec import SASRec
+from sce.planning import summarize_data
 from sce.training.begin import (
     check_resumable,
     check_target,
@@ -45,7 +47,6 @@ from sce.training.foresight import TrainingWarning, explained, foresee
 from sce.training.interrupt import Interrupts, StopRequested, TrainingInterrupted
 from sce.training.journal import Journal, check_tensorboard
 from sce.training.memory import PeakMemory
-from sce.training.objective import Workload
 from sce.training.optimizer import make_optimizer
 from sce.training.outcome import FitResult, conclude
 from sce.training.rowwise import gradients_of_rows, row_wise
@@ -117,7 +118,7 @@ def fit(
         spare_workspace(device)
     sequences = _place(dataset, device)
     max_length = _usable_length(model, sequences)
-    workload = Workload.measure(
+    workload = summarize_data(
         dataset.train, dataset.n_items, batch_size=settings.batch_size, max_length=max_length
     )
     for text in _warnings(model, loss, dataset, sequences, workload, settings, device):
@@ -223,6 +224,7 @@ def _raised_in(model: nn.Module, error: BaseException) -> bool:
 _RECORDED = (
     BinaryCrossEntropy,
     CrossEntropy,
+    DataSummary,
     GeneralizedBinaryCrossEntropy,
     SampledCrossEntropy,
     ScalableCrossEntropy,
@@ -253,8 +255,8 @@ def _capture(
 
 def _waits(loss: Loss, model: nn.Module) -> bool:
     """Whether a loss makes the host wait for the device, as far as it says."""
-    never_waits = getattr(loss, "never_waits", None)
-    return never_waits is not None and not never_waits(model.catalogue)
+    is_capturable = getattr(loss, "is_capturable", None)
+    return is_capturable is not None and not is_capturable(model.catalogue)
 
 
 @contextmanager
@@ -328,7 +330,7 @@ def _warnings(
     loss: Loss,
     dataset: PreparedDataset,
     sequences: DeviceSequences,
-    workload: Workload,
+    workload: DataSummary,
     settings: TrainingSettings,
     device: torch.device,
 ) -> Iterator[str]:
@@ -367,9 +369,9 @@ def _describe(
     return kind, described | dict(config or {})
 
 
-def _derived(loss: Loss, workload: Workload) -> dict[str, Any]:
+def _derived(loss: Loss, workload: DataSummary) -> dict[str, Any]:
     found: dict[str, Any] = {"targets_per_batch": round(workload.targets, 1)}
     if isinstance(loss, ScalableCrossEntropy):
-        names = ("n_buckets", "bucket_size_x", "bucket_size_y", "mix")
+        names = ("n_buckets", "bucket_size_x", "bucket_size_y", "centres")
         found |= {name: getattr(loss, name) for name in names}
     return found

@@ -103,9 +103,9 @@ class TrainingStep:
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         takes = keyword_arguments(loss)
         self.generator = torch.Generator(device) if "generator" in takes else None
-        self.has_statistics = "with_stats" in takes
+        self.has_statistics = hasattr(loss, "statistics") and bool(loss.statistics)
         self._most: int | None = None  # valid positions of a batch
-        if captured is not None and "room" in takes:
+        if captured is not None and "max_targets" in takes:
             lengths = self._trainable
             self._most = int(lengths.topk(min(captured, len(lengths))).values.sum())
         self._captured: CapturedSteps | None = None
@@ -217,15 +217,15 @@ class TrainingStep:
     def _loss(
         self, states: Tensor, targets: Tensor, with_statistics: bool, room: int | None
     ) -> tuple[Tensor, Tensor | None]:
-        options: dict[str, Any] = {} if room is None else {"room": room}
+        options: dict[str, Any] = {} if room is None else {"max_targets": room}
         if self.generator is not None:
             options["generator"] = self.generator
         if not (with_statistics and self.has_statistics):
             return self.loss(states, self.model.catalogue, targets, **options), None
         loss: Tensor
         found: BucketStatistics
-        loss, found = self.loss(states, self.model.catalogue, targets, with_stats=True, **options)
-        return loss, torch.stack([found.picked_once, found.placed, found.correct_in_bucket])
+        loss, found = self.loss.with_statistics(states, self.model.catalogue, targets, **options)
+        return loss, torch.stack(list(found))
 
     def _seed(self, seeds: StepSeeds) -> None:
         torch.default_generator.manual_seed(seeds.model)
