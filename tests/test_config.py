@@ -43,7 +43,8 @@ def test_later_layers_win_and_the_rest_is_default() -> None:
         {"model": {"dim": 128, "heads": 2}, "training": {"epochs": 5}},
         {"model": {"dim": 32}, "loss": {}},
     )
-    assert (config.model.dim, config.model.heads, config.training.epochs) == (32, 2, 5)
+    model = config.to_dict()["model"]
+    assert (model["dim"], model["heads"], config.training.epochs) == (32, 2, 5)
     assert config.training.learning_rate == 1e-3
     assert (config.model_name, config.loss_name) == ("sasrec", "sce")
 
@@ -59,7 +60,7 @@ def test_later_layers_win_and_the_rest_is_default() -> None:
 def test_another_loss_leaves_out_what_is_not_its_own(
     options: dict[str, Any], dropped: list[str]
 ) -> None:
-    own = {"bucket_size_y": 6, "centres": "mix"}
+    own: dict[str, Any] = {"bucket_size_y": 6, "centres": "mix"}
     for file in ({"loss": own, "model": {"dim": 8}}, {"loss": {"name": "sce", **own}}):
         kept, left_out = for_loss(file, {"loss": options})
         assert left_out == dropped
@@ -173,5 +174,5 @@ def test_model_and_loss_are_built_for_the_dataset(tmp_path: Path) -> None:
     assert isinstance(loss, ScalableCrossEntropy)
     assert loss.n_buckets == round(2 * (10 * mean) ** 0.5) == loss.bucket_size_x
     assert loss.sizes(dataset.n_items, 1)[2] == 12
-    with pytest.raises(InputError, match="loss: alpha 1e.* buckets"):
+    with pytest.raises(InputError, match=r"loss: alpha 1e.* buckets"):
         Config.compose({"loss": {"alpha": 1e18}}).build(dataset)

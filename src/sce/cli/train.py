@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict, get_args
+from typing import Annotated, Any, TypedDict, get_args
 
 from cyclopts import Group, Parameter
 from docstring_parser import parse_from_object
@@ -50,7 +50,8 @@ def _options(section: str) -> Any:
         if daily := _DAILY.get(f"{section}.{name}"):
             options[f"{section}.{name}"] = Annotated[kind, Parameter(name=flag, show=False)]
             options[name] = Annotated[kind, parameter, Parameter(name=daily, group="Parameters")]
-    return Annotated[TypedDict(section, options, total=False), Parameter(name="*")]
+    make: Any = TypedDict
+    return Annotated[make(section, options, total=False), Parameter(name="*")]
 
 
 def _help(section: str, name: str) -> str:
@@ -101,10 +102,6 @@ def _only_once(given: dict[str, Any]) -> dict[str, Any]:
 
 
 _FLAG = Annotated[bool, Parameter(show_default=False)]
-if TYPE_CHECKING:
-    Model = Loss = Training = dict[str, Any]
-else:
-    Model, Loss, Training = map(_options, SECTIONS)
 
 
 def train(  # noqa: D417 - the settings document themselves
@@ -112,9 +109,9 @@ def train(  # noqa: D417 - the settings document themselves
     /,
     *,
     out: Path | None = None,
-    loss: Loss | None = None,
-    training: Training | None = None,
-    model: Model | None = None,
+    loss: dict[str, Any] | None = None,
+    training: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
     config: Path | None = None,
     resume: _FLAG = False,
     force: _FLAG = False,
@@ -163,6 +160,10 @@ def train(  # noqa: D417 - the settings document themselves
     for name, value in _closing_lines(result, out):
         output_console().print(f"{name:<12}{value}", soft_wrap=True, markup=False)
     return 0
+
+
+# The command line reads the settings of the tables, which no annotation could spell out.
+train.__annotations__ |= {section: _options(section) | None for section in SECTIONS}
 
 
 def _say(text: str) -> None:
