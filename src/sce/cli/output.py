@@ -2,24 +2,22 @@
 
 import csv
 import json
-import os
-import secrets
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import count, repeat
 from pathlib import Path
 from typing import Any, Literal, Protocol, TextIO, get_args
 
 from sce.data.interactions import ITEM, USER
+from sce.data.storage import atomic_file, partial_directory
 from sce.errors import InputError
 from sce.recommend import Id, Recommended
 
 Format = Literal["csv", "jsonl", "parquet"]
 COLUMNS = (USER, ITEM, "score", "rank")
 
-_ROWS_AT_ONCE = 1 << 18  # of parquet, held in memory
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -52,29 +50,20 @@ def open_rows(out: Path | None, format_: Format | None, *, force: bool = False) 
         yield from _finished(_text_rows(chosen, sys.stdout))
         sys.stdout.flush()
         return
-    partial = out.with_name(f".{out.name}.partial-{secrets.token_hex(4)}")
     try:
-        if chosen == "parquet":
-            yield from _finished(ParquetRows(partial))
-        else:
-            with partial.open("x", encoding="utf-8", newline="") as stream:
-                yield from _finished(_text_rows(chosen, stream))
-        with partial.open("rb") as written:
-            os.fsync(written.fileno())
-        partial.replace(out)
-    except OSError as error:
-        raise InputError(f"cannot write {out}: {error.strerror or error}") from error
+        with atomic_file(out) as partial:
+            if chosen == "parquet":
+                yield from _finished(ParquetRows(partial))
+            else:
+                with partial.open("x", encoding="utf-8", newline="") as stream:
+                    yield from _finished(_text_rows(chosen, stream))
     finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+        shutil.rmtree(partial_directory(out), ignore_errors=True)
 
 
-def _finished(rows: Any) -> Iterator[Any]:
-    try:
-        yield rows
-        rows.finish()
-    finally:
-        rows.close()
+def _finished(rows: "CsvRows | JsonlRows") -> Iterator[Rows]:
+    yield rows
+    rows.finish()
 
 
 def _choose(out: Path | None, format_: Format | None) -> Format:
@@ -122,9 +111,6 @@ class CsvRows:
         """Write the header, if there was nothing to write under it."""
         self._begin()
 
-    def close(self) -> None:
-        """Nothing is held."""
-
     def _begin(self) -> None:
         # With the first row, not before: where nothing can be recommended, nothing is printed.
         if not self._begun:
@@ -151,14 +137,11 @@ class JsonlRows:
     def finish(self) -> None:
         """Nothing belongs at the end."""
 
-    def close(self) -> None:
-        """Nothing is held."""
 
+class ParquetRows(JsonlRows):
+    """A parquet file, made from a temporary file of rows: memory stays bounded.
 
-class ParquetRows:
-    """A parquet file, put together from parts of bounded size.
-
-    Users' ids are integers in the file when all of them are, and text otherwise.
+    Ids are integers in the file when all of them are, and text otherwise.
     """
 
     def __init__(self, path: Path) -> None:
@@ -170,54 +153,24 @@ class ParquetRows:
                 "pip install 'scalable-cross-entropy[prepare]', or write .csv or .jsonl"
             ) from error
         self._polars: Any = polars
-        self._path = path
-        self._parts = path.with_name(f"{path.name}-parts")
-        self._parts.mkdir()
-        self._written: list[Path] = []
-        self._columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+        self._path, self._rows = path, path.with_name("rows.jsonl")
+        self._integers = {USER: True, ITEM: True}
+        super().__init__(self._rows.open("w", encoding="utf-8"))
 
     def add(self, user: Id, found: Recommended) -> None:
         """Write one user's, best first."""
-        values = ([user] * len(found), found.items, found.scores.tolist(), found.ranks.tolist())
-        for column, more in zip(self._columns.values(), values, strict=True):
-            column.extend(more)
-        if len(self._columns["rank"]) >= _ROWS_AT_ONCE:
-            self._write_part()
+        for name, ids in ((USER, [user]), (ITEM, found.items)):
+            self._integers[name] &= all(isinstance(one, int) and one in _INT64 for one in ids)
+        super().add(user, found)
 
     def finish(self) -> None:
-        """Put the parts together."""
-        if self._columns["rank"] or not self._written:
-            self._write_part()
+        """Turn the rows into parquet."""
+        self._stream.close()
         pl = self._polars
-        parts = [pl.scan_parquet(part) for part in self._written]
-        for name in (USER, ITEM):
-            kinds = {part.collect_schema()[name] for part in parts}
-            if len(kinds) > 1:
-                parts = [part.with_columns(pl.col(name).cast(pl.String)) for part in parts]
+        ids = {name: pl.Int64 if whole else pl.String for name, whole in self._integers.items()}
+        schema = {**ids, "score": pl.Float32, "rank": pl.Int32}
         try:
-            pl.concat(parts).sink_parquet(self._path)
+            pl.scan_ndjson(self._rows, schema=schema).sink_parquet(self._path)
         except pl.exceptions.PolarsError as error:
             raise InputError(f"cannot write parquet: {error}") from error
-
-    def close(self) -> None:
-        """Remove the parts."""
-        shutil.rmtree(self._parts, ignore_errors=True)
-
-    def _write_part(self) -> None:
-        pl = self._polars
-        ids = {name: self._ids(self._columns[name]) for name in COLUMNS[:2]}
-        frame = pl.DataFrame(
-            ids | {name: self._columns[name] for name in COLUMNS[2:]},
-            schema_overrides={"score": pl.Float32, "rank": pl.Int32},
-        )
-        part = self._parts / f"{len(self._written)}.parquet"
-        frame.write_parquet(part)
-        self._written.append(part)
-        for column in self._columns.values():
-            column.clear()
-
-    def _ids(self, ids: list[Id]) -> Any:
-        pl = self._polars
-        if all(isinstance(one, int) and one in _INT64 for one in ids):
-            return pl.Series(ids, dtype=pl.Int64)
-        return pl.Series([str(one) for one in ids], dtype=pl.String)
+        self._rows.unlink()
