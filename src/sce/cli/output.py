@@ -18,6 +18,7 @@ from sce.recommend import Id, Recommended
 Format = Literal["csv", "jsonl", "parquet"]
 COLUMNS = (USER, ITEM, "score", "rank")
 
+_ROWS_AT_ONCE = 1 << 18  # of parquet, held in memory
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -61,7 +62,7 @@ def open_rows(out: Path | None, format_: Format | None, *, force: bool = False) 
         shutil.rmtree(partial_directory(out), ignore_errors=True)
 
 
-def _finished(rows: "CsvRows | JsonlRows") -> Iterator[Rows]:
+def _finished(rows: Rows) -> Iterator[Rows]:
     yield rows
     rows.finish()
 
@@ -138,10 +139,10 @@ class JsonlRows:
         """Nothing belongs at the end."""
 
 
-class ParquetRows(JsonlRows):
-    """A parquet file, made from a temporary file of rows: memory stays bounded.
+class ParquetRows:
+    """A parquet file, put together from parts of bounded size.
 
-    Ids are integers in the file when all of them are, and text otherwise.
+    Users' ids are integers in the file when all of them are, and text otherwise.
     """
 
     def __init__(self, path: Path) -> None:
@@ -153,24 +154,51 @@ class ParquetRows(JsonlRows):
                 "pip install 'scalable-cross-entropy[prepare]', or write .csv or .jsonl"
             ) from error
         self._polars: Any = polars
-        self._path, self._rows = path, path.with_name("rows.jsonl")
-        self._integers = {USER: True, ITEM: True}
-        super().__init__(self._rows.open("w", encoding="utf-8"))
+        self._path = path
+        self._parts = path.with_name(f"{path.name}-parts")
+        self._parts.mkdir()
+        self._written: list[Path] = []
+        self._columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
 
     def add(self, user: Id, found: Recommended) -> None:
         """Write one user's, best first."""
-        for name, ids in ((USER, [user]), (ITEM, found.items)):
-            self._integers[name] &= all(isinstance(one, int) and one in _INT64 for one in ids)
-        super().add(user, found)
+        values = ([user] * len(found), found.items, found.scores.tolist(), found.ranks.tolist())
+        for column, more in zip(self._columns.values(), values, strict=True):
+            column.extend(more)
+        if len(self._columns["rank"]) >= _ROWS_AT_ONCE:
+            self._write_part()
 
     def finish(self) -> None:
-        """Turn the rows into parquet."""
-        self._stream.close()
+        """Put the parts together."""
+        if self._columns["rank"] or not self._written:
+            self._write_part()
         pl = self._polars
-        ids = {name: pl.Int64 if whole else pl.String for name, whole in self._integers.items()}
-        schema = {**ids, "score": pl.Float32, "rank": pl.Int32}
+        parts = [pl.scan_parquet(part) for part in self._written]
+        for name in (USER, ITEM):
+            kinds = {part.collect_schema()[name] for part in parts}
+            if len(kinds) > 1:
+                parts = [part.with_columns(pl.col(name).cast(pl.String)) for part in parts]
         try:
-            pl.scan_ndjson(self._rows, schema=schema).sink_parquet(self._path)
+            pl.concat(parts).sink_parquet(self._path)
         except pl.exceptions.PolarsError as error:
             raise InputError(f"cannot write parquet: {error}") from error
-        self._rows.unlink()
+        shutil.rmtree(self._parts)
+
+    def _write_part(self) -> None:
+        pl = self._polars
+        ids = {name: self._ids(self._columns[name]) for name in COLUMNS[:2]}
+        frame = pl.DataFrame(
+            ids | {name: self._columns[name] for name in COLUMNS[2:]},
+            schema_overrides={"score": pl.Float32, "rank": pl.Int32},
+        )
+        part = self._parts / f"{len(self._written)}.parquet"
+        frame.write_parquet(part)
+        self._written.append(part)
+        for column in self._columns.values():
+            column.clear()
+
+    def _ids(self, ids: list[Id]) -> Any:
+        pl = self._polars
+        if all(isinstance(one, int) and one in _INT64 for one in ids):
+            return pl.Series(ids, dtype=pl.Int64)
+        return pl.Series([str(one) for one in ids], dtype=pl.String)

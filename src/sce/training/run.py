@@ -239,7 +239,8 @@ def _check_shape(path: Path, found: Any, shape: Any, name: str = "") -> None:
 
 def _model_settings(run: Run) -> SASRecSettings:
     """Those in run.json, each of the kind that it has in a model of ours."""
-    given, usual = run.config["model"], vars(SASRecSettings())
+    given, usual = dict(run.config["model"]), vars(SASRecSettings())
+    given.pop("name", None)
     for name, value in given.items():
         where = f"{MANIFEST}: config.model.{name}"
         if name not in usual:
