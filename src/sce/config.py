@@ -1,97 +1,141 @@
-"""All settings of a run: those of model, loss and training, from a TOML file and from flags."""
+"""All settings of a run: those of model, loss and training, from TOML files and from flags."""
 
-import ast
 import difflib
-import inspect
-import textwrap
 import tomllib
-import types
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from torch import nn
+import cyclopts
 
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
-from sce.models.sasrec import SASRec, SASRecSettings
-from sce.training.objective import LossSettings, Workload, build_loss, settings_of
+from sce.losses import DEFAULT_LOSS, LOSSES, Loss, LossSettings
+from sce.losses.base import TINY_DATA
+from sce.models.base import Backbone, BackboneSettings
+from sce.models.registry import BACKBONES, DEFAULT_BACKBONE
+from sce.planning import summarize_data
 from sce.training.rowwise import NEEDS_SCE
 from sce.training.settings import TrainingSettings
 
-SECTIONS: dict[str, type] = {
-    "model": SASRecSettings,
-    "loss": LossSettings,
-    "training": TrainingSettings,
+# The settings classes of each section, by the name that chooses one; training has but one.
+SECTIONS: dict[str, dict[str, Any]] = {
+    "model": {name: entry.settings for name, entry in BACKBONES.items()},
+    "loss": {name: entry.settings for name, entry in LOSSES.items()},
+    "training": {"": TrainingSettings},
 }
+DEFAULT_NAMES = {"model": DEFAULT_BACKBONE, "loss": DEFAULT_LOSS, "training": ""}
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
-Layer = Mapping[str, Mapping[str, Any]]  # by section and name, what was given
+Layer = Mapping[str, Mapping[str, Any]]  # by section and name, the settings that were given
 
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that decides what a run gives, beside the dataset."""
+    """Everything that decides the result of a run, beside the dataset."""
 
-    model: SASRecSettings = field(default_factory=SASRecSettings)
-    loss: LossSettings = field(default_factory=LossSettings)
-    training: TrainingSettings = field(default_factory=TrainingSettings)
+    model_name: str
+    model: BackboneSettings
+    loss_name: str
+    loss: LossSettings
+    training: TrainingSettings
 
     def __post_init__(self) -> None:
-        if self.training.row_wise and self.loss.name != "sce":
-            raise InputError(f"{NEEDS_SCE}; the loss is {self.loss.name}")
+        if self.training.row_wise and not hasattr(self.loss.build(TINY_DATA), "sparse_grad"):
+            raise InputError(f"{NEEDS_SCE}; the loss is {self.loss_name}")
 
     @classmethod
     def compose(cls, *layers: Layer) -> "Config":
         """Lay settings over the defaults, the later over the earlier.
 
         Raises:
-            InputError: When settings contradict each other.
+            InputError: When a setting is out of range, or not one of the chosen model or loss.
         """
-        merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+        given: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
         for layer in layers:
-            for section, given in layer.items():
-                merged[section] |= given
-        return cls(**{section: SECTIONS[section](**given) for section, given in merged.items()})
+            for section, settings in layer.items():
+                given[section] |= settings
+        names = {s: given[s].pop("name", default) for s, default in DEFAULT_NAMES.items()}
+        model, loss, training = (_make(s, names[s], given[s]) for s in SECTIONS)
+        return cls(names["model"], model, names["loss"], loss, training)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Every setting by section and name, defaults included; None is what `settled` fills in."""
-        return asdict(self)
+        """Every setting by section and name, defaults included."""
+        return {
+            "model": {"name": self.model_name, **vars(self.model)},
+            "loss": {"name": self.loss_name, **vars(self.loss)},
+            "training": {**vars(self.training)},
+        }
 
-    def settled(self, n_items: int, n_events: int) -> "Config":
-        """Fill in what follows from a dataset, its items and its training events."""
-        by_rows = self.training.row_wise
-        return replace(self, loss=self.loss.settled(n_items, n_events, sparse_grad=by_rows))
-
-    def build(self, dataset: PreparedDataset) -> tuple[SASRec, nn.Module]:
+    def build(self, dataset: PreparedDataset) -> tuple[Backbone, Loss]:
         """Make the model and the loss, sized for the dataset."""
+        batch_size, max_length = self.training.batch_size, self.model.max_length
+        data = summarize_data(
+            dataset.train, dataset.n_items, batch_size=batch_size, max_length=max_length
+        )
         try:
-            model = SASRec(dataset.n_items, self.model, seed=self.training.seed)
+            model = self.model.build(dataset.n_items, seed=self.training.seed)
         except (RuntimeError, MemoryError) as error:
             raise InputError(
                 f"a model of {dataset.n_items:,} items in {self.model.dim:,} dimensions does not "
                 "fit into memory; choose a smaller --model.dim or --model.max-length"
             ) from error
-        workload = Workload.measure(
-            dataset.train,
-            dataset.n_items,
-            batch_size=self.training.batch_size,
-            max_length=self.model.max_length,
-        )
-        return model, build_loss(self.loss, workload, sparse_grad=self.training.row_wise)
+        try:
+            return model, self.loss.build(data)
+        except ValueError as error:
+            raise InputError(f"loss: {error}") from error
+
+
+def _make(section: str, name: str, given: Mapping[str, Any]) -> Any:
+    """Make the settings of a section, of the class that the name chooses."""
+    if name not in SECTIONS[section]:
+        choices = ", ".join(SECTIONS[section])
+        raise InputError(f"there is no {section} {name!r}; choose from {choices}")
+    for setting in given:
+        having = classes_with(section, setting)
+        if having and name not in having:
+            raise InputError(
+                f"{section}.{setting} belongs to {', '.join(having)}, and the {section} is {name}; "
+                f"leave it out, or choose another {section}"
+            )
+    try:
+        return SECTIONS[section][name](**given)
+    except (TypeError, ValueError) as error:
+        prefix = "" if str(error).startswith(f"{section}.") else f"{section}: "
+        raise InputError(f"{prefix}{error}") from error
+
+
+def classes_with(section: str, setting: str) -> dict[str, Any]:
+    """The settings classes of a section that have this setting, by name."""
+    classes = SECTIONS[section].items()
+    return {name: one for name, one in classes if setting in one.__dataclass_fields__}
+
+
+def setting_types(section: str) -> dict[str, Any]:
+    """The type of each setting in a section, of any of its classes."""
+    classes = SECTIONS[section]
+    found: dict[str, Any] = {} if "" in classes else {"name": Literal[tuple(classes)]}
+    for settings in classes.values():
+        hints = get_type_hints(settings)
+        for name in (field.name for field in fields(settings)):
+            found[name] = found.get(name, hints[name]) | hints[name]
+    return found
+
+
+def setting_names() -> set[str]:
+    """The dotted names of all settings, such as "training.epochs"."""
+    return {f"{section}.{name}" for section in SECTIONS for name in setting_types(section)}
 
 
 def load_toml(path: Path | str) -> dict[str, dict[str, Any]]:
     """Read settings from a TOML file with the tables model, loss and training, as far as given.
 
     Raises:
-        InputError: When there is no such file, a key is unknown, or a value is of the wrong kind.
+        InputError: When it cannot be read, a key is unknown, or a value is of the wrong type.
     """
-    path = Path(path)
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(f"{path} does not exist") from error
+        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -100,120 +144,78 @@ def load_toml(path: Path | str) -> dict[str, dict[str, Any]]:
 
 
 def for_loss(file: Layer, options: Layer) -> tuple[Layer, list[str]]:
-    """Leave out of a file what only its own loss understands, where the options name another.
+    """Leave out of a file the settings that its own loss alone has, if the options name another.
 
     Returns:
-        The settings of the file that remain, and the names of those of the loss that do not.
+        The settings that remain, and the names of those left out.
     """
-    of_loss = file.get("loss", {})
-    name = options.get("loss", {}).get("name")
-    if name is None or name == of_loss.get("name", LossSettings.name):
+    given = file.get("loss", {})
+    name = options.get("loss", {}).get("name", given.get("name", DEFAULT_LOSS))
+    if name == given.get("name", DEFAULT_LOSS):
         return file, []
-    known = settings_of(name) | {"name"}
-    kept = {key: value for key, value in of_loss.items() if key in known}
-    return {**file, "loss": kept}, [key for key in of_loss if key not in known]
+    kept = {k: v for k, v in given.items() if k == "name" or name in classes_with("loss", k)}
+    return {**file, "loss": kept}, [key for key in given if key not in kept]
 
 
 def check_layer(content: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
-    """Settings by section and name, each checked and as its type has it.
+    """Settings by section and name, each checked and converted to its type.
 
     Args:
         content: As a TOML file has it.
-        where: It came from, for messages.
+        where: Its source, for messages.
 
     Raises:
-        InputError: When a key is unknown, or a value is of the wrong kind.
+        InputError: When a key is unknown, or a value is of the wrong type.
     """
     layer: dict[str, dict[str, Any]] = {}
     for section, given in content.items():
         if section not in SECTIONS:
-            what = f"[{section}]" if isinstance(given, Mapping) else section
-            hint = nearest(section, SECTIONS) if isinstance(given, Mapping) else _elsewhere(section)
-            raise InputError(f"{where}: {what} is unknown; {hint or nearest(section, SECTIONS)}")
+            raise InputError(f"{where}: {section} is unknown; {_nearest_of_all(section, SECTIONS)}")
         if not isinstance(given, Mapping):
             raise InputError(f"{where}: {section} is a table of settings; write [{section}]")
-        kinds = get_type_hints(SECTIONS[section])
-        layer[section] = {}
+        layer[section], kinds = {}, setting_types(section)
         for name, value in given.items():
+            place = f"{where}: [{section}] {name}"
             if name not in kinds:
-                hint = _elsewhere(name, section) or nearest(name, kinds)
-                raise InputError(f"{where}: [{section}] {name} is unknown; {hint}")
-            try:
-                layer[section][name] = _convert(value, kinds[name])
-            except TypeError as error:
-                raise InputError(
-                    f"{where}: [{section}] {name} must be {_words(kinds[name])}; got {value!r}"
-                ) from error
+                raise InputError(f"{place} is unknown; {_nearest_of_all(name, kinds)}")
+            layer[section][name] = _convert(value, kinds[name], place)
     return layer
 
 
-def describe_settings(settings: type) -> dict[str, str]:
-    """The documentation of each field of a settings dataclass: the string that follows it."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(settings))).body[0]
-    assert isinstance(body, ast.ClassDef)
-    found = {}
-    for statement, following in zip(body.body, body.body[1:], strict=False):
-        if (
-            isinstance(statement, ast.AnnAssign)
-            and isinstance(statement.target, ast.Name)
-            and isinstance(following, ast.Expr)
-            and isinstance(following.value, ast.Constant)
-        ):
-            found[statement.target.id] = " ".join(str(following.value.value).split())
-    return {entry.name: found.get(entry.name, "") for entry in fields(settings)}
-
-
-def nearest(given: str, known: Mapping[str, object]) -> str:
-    """Say which valid key was perhaps meant, or which there are."""
+def nearest(given: str, known: Iterable[str]) -> str:
+    """Name the valid key that was perhaps meant, or all of them."""
+    known = list(known)
     close = difflib.get_close_matches(given, known, n=1, cutoff=0.5)
-    if close:
-        return f"the nearest valid key is {close[0]}"
-    return f"valid keys are {', '.join(known)}"
+    return f"the nearest valid key is {close[0]}" if close else f"valid keys are {', '.join(known)}"
 
 
-def _elsewhere(given: str, section: str | None = None) -> str | None:
-    """Say in which other table the key belongs, or the nearest key if that is in another one."""
-    tables = {
-        entry.name: table for table, settings in SECTIONS.items() for entry in fields(settings)
-    }
-    if given in tables:
-        return f"it belongs in the table [{tables[given]}]"
-    close = difflib.get_close_matches(given, tables, n=1, cutoff=0.6)
-    if close and tables[close[0]] != section:
-        return f"the nearest valid key is {close[0]}, in the table [{tables[close[0]]}]"
-    return None
+def _nearest_of_all(given: str, known: Iterable[str]) -> str:
+    """Name the nearest table, or the nearest key with its table; else those that are known."""
+    keys = {name: f"{name} in [{s}]" for s in SECTIONS for name in setting_types(s)}
+    close = difflib.get_close_matches(given, [*SECTIONS, *keys], n=1, cutoff=0.6)
+    if not close:
+        return nearest(given, known)
+    return f"the nearest valid key is {keys.get(close[0], f'[{close[0]}]')}"
 
 
-def _convert(value: Any, kind: Any) -> Any:
-    """Return the value as this type has it; a TypeError says that it cannot be."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        (kind,) = (a for a in arguments if a is not type(None))
-        return _convert(value, kind)
-    if origin is Literal:
-        fits = value in arguments
-    elif origin is tuple:
-        if isinstance(value, list) and len(value) == len(arguments):
-            return tuple(_convert(v, a) for v, a in zip(value, arguments, strict=True))
+def _convert(value: Any, kind: Any, place: str) -> Any:
+    """Convert as the command line does; but "3" is no number, 1 not true, and 1.0 no integer."""
+    values = value if isinstance(value, list) else [value]
+    try:
+        found = cyclopts.convert(kind, [cyclopts.Token(value=str(one)) for one in values])
+        equal = (list(found) if isinstance(found, tuple) else found) == value
+        fits = equal and (type(found) is type(value) or isinstance(found, float | tuple))
+    except (cyclopts.CycloptsError, ValueError):
         fits = False
-    elif kind is float:
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        fits = False
-    else:
-        fits = type(value) is kind  # true is not 1
     if not fits:
-        raise TypeError
-    return value
+        raise InputError(f"{place} must be {_words(kind)}; got {value!r}")
+    return found
 
 
 def _words(kind: Any) -> str:
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        return _words(next(a for a in arguments if a is not type(None)))
-    if origin is Literal:
-        return "one of " + ", ".join(f'"{choice}"' for choice in arguments)
-    if origin is tuple:
-        return f"a list of {len(arguments)} numbers"
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-    return names[kind]
+    parts = [part for part in get_args(kind) if part is not type(None)]
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(f'"{choice}"' for choice in parts)
+    if get_origin(kind) is tuple:
+        return f"a list of {len(parts)} numbers"
+    return _WORDS.get(kind) or " or ".join(map(_words, parts))

@@ -1,5 +1,4 @@
 import json
-import math
 import os
 import re
 import signal
@@ -12,7 +11,9 @@ import pytest
 import torch
 
 from sce.cli import main
-from sce.data.prepared import PreparedDataset
+from sce.cli.train import _DAILY
+from sce.config import setting_names
+from sce.losses import LOSSES
 from sce.training.checkpoint import read_tensors
 from sce.training.run import Run
 from tests.cycle_data import make_cycle
@@ -63,49 +64,26 @@ def test_a_file_of_settings_and_options_over_it(data: Path, tmp_path: Path) -> N
     file = tmp_path / "settings.toml"
     file.write_text(
         '[model]\ndim = 8\nblocks = 1\nmax_length = 6\n[loss]\nname = "sce"\nbucket_size_y = 6\n'
-        'mix = true\n[training]\nepochs = 1\nbatch_size = 16\ndevice = "cpu"\ncompile = true\n'
+        'centres = "mix"\n[training]\nepochs = 1\nbatch_size = 16\ndevice = "cpu"\ncompile = true\n'
     )
-    options = ["--loss.no-mix", "--training.no-compile", "--model.dim", "4"]
+    options = ["--loss.centres", "states", "--training.no-compile", "--model.dim", "4"]
     out = tmp_path / "run"
     assert main(["train", str(data), "--out", str(out), "--config", str(file), *options]) == 0
     config = Run.open(out).config
     assert (config["model"]["dim"], config["model"]["blocks"]) == (4, 1)
-    assert (config["loss"]["mix"], config["loss"]["bucket_size_y"]) == (False, 6)
+    assert (config["loss"]["centres"], config["loss"]["bucket_size_y"]) == ("states", 6)
     assert config["training"]["compile"] is False
-
-
-def test_what_the_dataset_decides_is_kept_and_said(
-    data: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    options = [*SMALL, "--batch-size", "16", "--epochs", "1", "--device", "cpu"]
-    arguments = ["train", str(data), "--out", str(tmp_path / "run"), *options]
-    assert main(arguments) == 0
-    dataset = PreparedDataset.load(data)
-    mean = len(dataset.train.items) / dataset.n_items
-    tenths = math.floor(10 * mean) / 10
-    said = capsys.readouterr().err.splitlines()[0]
-    assert said.startswith(f"sce: {dataset.n_items} items in a bucket; ")
-    assert f"with {tenths} training events an item" in said
-    loss = Run.open(tmp_path / "run").config["loss"]
-    assert (loss["bucket_size_y"], loss["mix"]) == (dataset.n_items, mean >= 25)
-    # The same settings, said or not, are the same run, which has said them.
-    assert main([*arguments, "--resume"]) == 0
-    assert "items in a bucket" not in capsys.readouterr().err
-    given = ["--loss.bucket-size-y", str(dataset.n_items), *(["--loss.mix"] if mean >= 25 else [])]
-    given += [] if mean >= 25 else ["--loss.no-mix"]
-    assert main([*arguments, *given, "--resume"]) == 0
-    assert "items in a bucket" not in capsys.readouterr().err
 
 
 def test_a_file_for_another_loss(data: Path, tmp_path: Path, capsys: Capture) -> None:
     file = tmp_path / "settings.toml"
-    file.write_text("[loss]\nbucket_size_y = 6\nmix = true\n")
+    file.write_text("[loss]\nbucket_size_y = 6\nalpha = 1.0\n")
     arguments = ["train", str(data), "--out", str(tmp_path / "run"), "--config", str(file), *QUICK]
-    line = complaint([*arguments, "--loss.mix"], capsys)
-    assert "loss.mix belongs to sce, and the loss is ce" in line
+    line = complaint([*arguments, "--loss.alpha", "3"], capsys)
+    assert "loss.alpha belongs to sce, and the loss is ce" in line
     assert main(arguments) == 0
     first, *others = capsys.readouterr().err.splitlines()
-    note = f"sce: {file} is for another loss than ce: leaving out its bucket_size_y, mix"
+    note = f"sce: {file} is for another loss than ce: leaving out its bucket_size_y, alpha"
     assert first == note
     assert len(others) == 1  # the epoch
 
@@ -142,7 +120,10 @@ def test_the_same_command_again_needs_force_or_resume(
     assert (tmp_path / "run" / "result.json").read_bytes() != first
 
 
-def test_help_shows_daily_options_first(capsys: Capture) -> None:
+def test_help_shows_daily_options_first_and_every_setting(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
     assert main(["train", "--help"]) == 0
     text = capsys.readouterr().out
     places = [
@@ -150,8 +131,16 @@ def test_help_shows_daily_options_first(capsys: Capture) -> None:
         for part in ["PREPARED", "--out", "--loss ", "--epochs", "--resume", "Model", "Loss"]
     ]
     assert places == sorted(places)
-    assert "--loss.bucket-size-y" in text
     assert "--training.epochs" not in text  # works, but the short name is shown
+    for setting in setting_names():
+        flag = _DAILY.get(setting, f"--{setting.replace('_', '-')}")
+        (line,) = re.findall(rf"│ {re.escape(flag)} .*", text)
+        assert re.search(r"[a-z]{3} .*\[default: .+\]", line), line
+    for name, entry in LOSSES.items():
+        assert f"{name} ({entry.summary})" in text
+    assert "bce+, gbce, ce-: Negatives drawn" in text
+    assert "[default: bce: position; bce+, gbce, ce-: sequence]" in text
+    assert re.search(r"--training.betas FLOAT FLOAT .*\[default: 0.9 0.98\]", text)
 
 
 # --- wrong input
@@ -168,9 +157,12 @@ def test_help_shows_daily_options_first(capsys: Capture) -> None:
             ["--epochs", "1", "--training.epochs", "2"],
             "--epochs and --training.epochs are the same",
         ),
+        (["--loss", "ce", "--loss.name", "ce"], "--loss and --loss.name are the same"),
+        (["--model.name", "bert"], '"bert" for --model.name. Choose from: "sasrec"'),
+        (["--epoch", "3"], "Did you mean --epochs?"),
         (["--model.heads", "3"], "dim 64 is not a multiple of 3 heads"),
         (["--model.with", "3"], "--model.with"),
-        (["--config", "absent.toml"], "absent.toml does not exist"),
+        (["--config", "absent.toml"], "cannot read absent.toml: No such file"),
         (["--resume", "--force"], "choose one"),
         (["--device", "gpu"], "device is auto, cpu, cuda or cuda:N; got 'gpu'"),
         (["--device", "meta"], "device is auto, cpu, cuda or cuda:N; got 'meta'"),
@@ -197,7 +189,7 @@ def test_a_typo_in_the_file_of_settings(data: Path, tmp_path: Path, capsys: Capt
     file = tmp_path / "settings.toml"
     file.write_text("[training]\nepoch = 3\n")
     line = complaint(["train", data, "--out", tmp_path / "run", "--config", file], capsys)
-    assert f"{file}: [training] epoch is unknown; the nearest valid key is epochs" in line
+    assert f"{file}: [training] epoch is unknown; the nearest valid key is epochs in" in line
 
 
 def test_a_directory_that_is_no_run_is_left_alone(
@@ -215,16 +207,6 @@ def test_missing_data_is_one_line(tmp_path: Path, capsys: Capture) -> None:
     assert "does not exist; make it with: sce prepare" in line
 
 
-def test_tensorboard_that_is_not_installed(
-    data: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    out = tmp_path / "run"
-    line = complaint(["train", data, "--out", out, *QUICK, "--tensorboard"], capsys)
-    assert "pip install 'scalable-cross-entropy[tensorboard]'" in line
-    assert not out.exists()
-
-
 # --- killed and resumed, as real processes
 
 DRIVER = """
@@ -232,6 +214,9 @@ import json, os, pathlib, random, signal, sys, time
 
 import sce.cli.train  # torch is imported once, for all the processes below
 from sce.cli import main
+from sce.cli.train import _DAILY
+from sce.config import setting_names
+from sce.losses import LOSSES
 
 command, directory = json.loads(sys.argv[1]), pathlib.Path(sys.argv[2])
 random.seed(int(sys.argv[3]))

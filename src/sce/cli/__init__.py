@@ -123,7 +123,7 @@ def _convert(kind: Any, tokens: Sequence[cyclopts.Token]) -> Any:
 
 app = cyclopts.App(
     name="sce",
-    help="Train next-item recommenders on huge catalogs with Scalable Cross-Entropy.",
+    help="Train next-item recommenders on huge catalogues with Scalable Cross-Entropy.",
     help_format="plaintext",
     help_epilogue="sce COMMAND --help explains a command by example. Every command takes --debug, "
     "which shows the traceback behind an error.",

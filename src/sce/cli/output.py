@@ -2,17 +2,16 @@
 
 import csv
 import json
-import os
-import secrets
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import count, repeat
 from pathlib import Path
 from typing import Any, Literal, Protocol, TextIO, get_args
 
 from sce.data.columns import ITEM, USER
+from sce.data.storage import atomic_file, partial_directory
 from sce.errors import InputError
 from sce.recommend import Id, Recommended
 
@@ -52,29 +51,20 @@ def open_rows(out: Path | None, format_: Format | None, *, force: bool = False) 
         yield from _finished(_text_rows(chosen, sys.stdout))
         sys.stdout.flush()
         return
-    partial = out.with_name(f".{out.name}.partial-{secrets.token_hex(4)}")
     try:
-        if chosen == "parquet":
-            yield from _finished(ParquetRows(partial))
-        else:
-            with partial.open("x", encoding="utf-8", newline="") as stream:
-                yield from _finished(_text_rows(chosen, stream))
-        with partial.open("rb") as written:
-            os.fsync(written.fileno())
-        partial.replace(out)
-    except OSError as error:
-        raise InputError(f"cannot write {out}: {error.strerror or error}") from error
+        with atomic_file(out) as partial:
+            if chosen == "parquet":
+                yield from _finished(ParquetRows(partial))
+            else:
+                with partial.open("x", encoding="utf-8", newline="") as stream:
+                    yield from _finished(_text_rows(chosen, stream))
     finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+        shutil.rmtree(partial_directory(out), ignore_errors=True)
 
 
-def _finished(rows: Any) -> Iterator[Any]:
-    try:
-        yield rows
-        rows.finish()
-    finally:
-        rows.close()
+def _finished(rows: Rows) -> Iterator[Rows]:
+    yield rows
+    rows.finish()
 
 
 def _choose(out: Path | None, format_: Format | None) -> Format:
@@ -122,9 +112,6 @@ class CsvRows:
         """Write the header, if there was nothing to write under it."""
         self._begin()
 
-    def close(self) -> None:
-        """Nothing is held."""
-
     def _begin(self) -> None:
         # With the first row, not before: where nothing can be recommended, nothing is printed.
         if not self._begun:
@@ -150,9 +137,6 @@ class JsonlRows:
 
     def finish(self) -> None:
         """Nothing belongs at the end."""
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 class ParquetRows:
@@ -198,10 +182,7 @@ class ParquetRows:
             pl.concat(parts).sink_parquet(self._path)
         except pl.exceptions.PolarsError as error:
             raise InputError(f"cannot write parquet: {error}") from error
-
-    def close(self) -> None:
-        """Remove the parts."""
-        shutil.rmtree(self._parts, ignore_errors=True)
+        shutil.rmtree(self._parts)
 
     def _write_part(self) -> None:
         pl = self._polars

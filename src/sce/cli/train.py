@@ -1,30 +1,28 @@
 """`sce train`: from a prepared dataset to a trained model and its run directory."""
 
-import inspect
-import math
 import shlex
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import fields
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TextIO, get_type_hints
+from typing import Annotated, Any, TypedDict, get_args
 
 from cyclopts import Group, Parameter
+from docstring_parser import parse_from_object
 
 from sce.cli.evaluate import output_console, show_metrics
-from sce.config import SECTIONS, Config, describe_settings, for_loss, load_toml
+from sce.config import DEFAULT_NAMES, SECTIONS, Config, for_loss, load_toml, setting_types
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
+from sce.losses import LOSSES
+from sce.models.registry import BACKBONES
 from sce.training.begin import check_target
 from sce.training.device import resolve_device
 from sce.training.interrupt import TrainingInterrupted
 from sce.training.loop import FitResult, TrainingWarning, fit
-from sce.training.objective import LossSettings
-from sce.units import plural
 
-_FLAG = Annotated[bool, Parameter(show_default=False)]
 # Settings with a short name of their own, beside the dotted one.
 _DAILY = {
     "loss.name": "--loss",
@@ -36,16 +34,87 @@ _DAILY = {
 }
 
 
+def _options(section: str) -> Any:
+    """A TypedDict of every setting in a section, which has those that are given."""
+    options, group = {}, Group(section.capitalize(), sort_key=[*SECTIONS].index(section) + 1)
+    for name, kind in setting_types(section).items():
+        flag = f"--{section}.{name}".replace("_", "-")
+        parameter = Parameter(
+            name=flag,
+            help=_help(section, name),
+            group=group,
+            negative=flag.replace(".", ".no-") if bool in (kind, *get_args(kind)) else (),
+            show_choices=name != "name",
+        )
+        options[name] = Annotated[kind, parameter]
+        if daily := _DAILY.get(f"{section}.{name}"):
+            options[f"{section}.{name}"] = Annotated[kind, Parameter(name=flag, show=False)]
+            options[name] = Annotated[kind, parameter, Parameter(name=daily, group="Parameters")]
+    make: Any = TypedDict
+    return Annotated[make(section, options, total=False), Parameter(name="*")]
+
+
+def _help(section: str, name: str) -> str:
+    """The docstring of a setting, after the losses or models that have it, and the default."""
+    if name == "name":
+        table: Any = LOSSES if section == "loss" else BACKBONES
+        choices = ", ".join(f"{key} ({entry.summary})" for key, entry in table.items())
+        return f"{choices}. [default: {DEFAULT_NAMES[section]}]"
+    text, owners = "", {}
+    for key, settings in SECTIONS[section].items():
+        if name in _documentation(settings):
+            text = _documentation(settings)[name]
+            owners[key] = _show_default(getattr(settings, name))
+    if len(owners) < len(SECTIONS[section]):
+        text = f"{', '.join(owners)}: {text}"
+    shown = dict.fromkeys(owners.values())
+    for default in shown if len(shown) > 1 else ():
+        shown[default] = ", ".join(key for key, value in owners.items() if value == default)
+    defaults = "; ".join(f"{keys}: {value}" if keys else value for value, keys in shown.items())
+    return f"{text} [default: {defaults}]" if defaults else text
+
+
+@cache
+def _documentation(settings: type) -> dict[str, str]:
+    """The docstring of each field of a settings class."""
+    bases = reversed(settings.__mro__[:-1])
+    documented = [field for base in bases for field in parse_from_object(base).params]
+    return {field.arg_name: " ".join((field.description or "").split()) for field in documented}
+
+
+def _show_default(value: object) -> str:
+    if value is None:
+        return ""  # the docstring names it
+    return (
+        str(value).lower() if isinstance(value, bool) else str(value).strip("()").replace(",", "")
+    )
+
+
+def _only_once(given: dict[str, Any]) -> dict[str, Any]:
+    """Put the dotted spelling of a daily option where the short one goes."""
+    for dotted in _DAILY.keys() & given.keys():
+        name = dotted.partition(".")[2]
+        if name in given:
+            flag = f"--{dotted.replace('_', '-')}"
+            raise InputError(f"{_DAILY[dotted]} and {flag} are the same; give one of them")
+        given[name] = given.pop(dotted)
+    return given
+
+
+_FLAG = Annotated[bool, Parameter(show_default=False)]
+
+
 def train(  # noqa: D417 - the settings document themselves
     prepared: Annotated[Path, Parameter(name="PREPARED")],
     /,
     *,
     out: Path | None = None,
+    loss: dict[str, Any] | None = None,
+    training: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
     config: Path | None = None,
     resume: _FLAG = False,
     force: _FLAG = False,
-    tensorboard: _FLAG = False,
-    **settings: Any,
 ) -> int:
     """Train a model on a prepared dataset, and measure it on the test users.
 
@@ -55,122 +124,46 @@ def train(  # noqa: D417 - the settings document themselves
         config: TOML file of settings, in tables [model], [loss], [training]; options override it.
         resume: Go on with the run in --out, from where it was stopped, interrupted or killed.
         force: Replace the run in --out.
-        tensorboard: Also write event files for TensorBoard into the run.
     """
-    options = _given(settings)
+    given = {"model": model, "loss": loss, "training": training}
+    options = {section: _only_once(settings or {}) for section, settings in given.items()}
     file, dropped = for_loss(load_toml(config) if config else {}, options)
     chosen = Config.compose(file, options)
     if dropped:
         _say(
-            f"{config} is for another loss than {chosen.loss.name}: leaving out its "
+            f"{config} is for another loss than {chosen.loss_name}: leaving out its "
             f"{', '.join(dropped)}"
         )
-    out = out or Path("runs") / f"{prepared.resolve().name}-{chosen.loss.name}"
+    out = out or Path("runs") / f"{prepared.resolve().name}-{chosen.loss_name}"
     check_target(out, force=force, resume=resume)
-    resolve_device(chosen.training.device)  # a GPU that is not there should be said first
+    resolve_device(chosen.training.device)  # a GPU that is not there is refused first
     dataset = PreparedDataset.load(prepared)
-    left_open = chosen.loss
-    chosen = chosen.settled(dataset.n_items, len(dataset.train.items))
-    if chosen.loss != left_open and not resume:
-        _say("; ".join(_decided(left_open, chosen.loss, dataset)))
     try:
         with _plain_warnings():
-            model, loss = chosen.build(dataset)
+            network, objective = chosen.build(dataset)
             result = fit(
-                model,
-                loss,
+                network,
+                objective,
                 dataset,
                 settings=chosen.training,
                 out=out,
                 resume=resume,
                 force=force,
                 config=chosen.to_dict(),
-                tensorboard=tensorboard,
             )
     except TrainingInterrupted as interruption:
         _say(f"{interruption}; go on with the same command and --resume")
         return interruption.exit_code
-    _show(result, out, chosen.loss.name)
+    if result.test is not None and result.popularity is not None:
+        rows = {chosen.loss_name: result.test, "popularity": result.popularity["test"]}
+        show_metrics(rows, title="test")
+    for name, value in _closing_lines(result, out):
+        output_console().print(f"{name:<12}{value}", soft_wrap=True, markup=False)
     return 0
 
 
-def _decided(
-    left_open: LossSettings, settled: LossSettings, dataset: PreparedDataset
-) -> Iterator[str]:
-    """Say what of the loss followed from the dataset."""
-    if left_open.bucket_size_y is None:
-        yield f"{plural(settled.bucket_size_y or 0, 'item')} in a bucket"
-    if left_open.mix is None:
-        mean = math.floor(10 * len(dataset.train.items) / dataset.n_items) / 10
-        where = "near the states" if settled.mix else "anywhere"
-        yield f"buckets {where}, with {mean:,} training events an item"
-
-
-def _options() -> list[inspect.Parameter]:
-    """Every setting as an option, which is None when it is not given."""
-    options = []
-    for position, (section, settings) in enumerate(SECTIONS.items()):
-        group = Group(section.capitalize(), sort_key=position + 1)
-        help_of, kinds = describe_settings(settings), get_type_hints(settings)
-        for entry in fields(settings):
-            dotted = f"{section}.{entry.name}"
-            flag = f"--{dotted.replace('_', '-')}"
-            text = f"{help_of[entry.name]}{_default(entry.default)}"
-            kind = kinds[entry.name] | None
-            negative = flag.replace(".", ".no-") if kinds[entry.name] in (bool, bool | None) else ()
-            if dotted in _DAILY:
-                daily = Parameter(name=_DAILY[dotted], help=text)
-                options.append(_option(f"daily_{section}_{entry.name}", kind, daily))
-            option = Parameter(
-                name=flag, help=text, group=group, negative=negative, show=dotted not in _DAILY
-            )
-            options.append(_option(f"{section}_{entry.name}", kind, option))
-    # Daily ones first, in the order above.
-    return sorted(options, key=lambda option: not option.name.startswith("daily_"))
-
-
-def _option(name: str, kind: Any, parameter: Parameter) -> inspect.Parameter:
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[kind, parameter],
-    )
-
-
-def _default(value: object) -> str:
-    if value is None:
-        return ""  # the text says it
-    shown = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    return f" [default: {shown.lower() if isinstance(value, bool) else shown}]"
-
-
-def _given(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Sort what was given by section and name."""
-    layer: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-    for option, value in options.items():
-        if value is None:
-            continue
-        section, _, name = option.removeprefix("daily_").partition("_")
-        if name in layer[section]:
-            dotted = f"{section}.{name}"
-            raise InputError(
-                f"{_DAILY[dotted]} and --{dotted.replace('_', '-')} are the same; give one of them"
-            )
-        layer[section][name] = value
-    return layer
-
-
-def _sign(options: list[inspect.Parameter]) -> None:
-    """Give `train` the signature that the command line reads: its own, and every setting."""
-    own = inspect.signature(train)
-    named = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    everything = [named[0], named[1], *options, *named[2:]]  # PREPARED, --out, settings, the rest
-    train.__signature__ = own.replace(parameters=everything)  # type: ignore[attr-defined]
-    train.__annotations__ |= {option.name: option.annotation for option in options}
-
-
-_sign(_options())
+# The command line reads the settings of the tables, which no annotation could spell out.
+train.__annotations__ |= {section: _options(section) | None for section in SECTIONS}
 
 
 def _say(text: str) -> None:
@@ -185,29 +178,14 @@ def _plain_warnings() -> Iterator[None]:
         warnings.simplefilter("always", TrainingWarning)
         usual = warnings.showwarning
 
-        def show(
-            message: Warning | str,
-            category: type[Warning],
-            filename: str,
-            lineno: int,
-            file: TextIO | None = None,
-            line: str | None = None,
-        ) -> None:
+        def show(message: Any, category: type[Warning], *args: Any, **kwargs: Any) -> None:
             if issubclass(category, TrainingWarning):
                 _say(f"warning: {message}")
             else:
-                usual(message, category, filename, lineno, file, line)
+                usual(message, category, *args, **kwargs)
 
         warnings.showwarning = show
         yield
-
-
-def _show(result: FitResult, out: Path, loss: str) -> None:
-    console = output_console()
-    if result.test is not None and result.popularity is not None:
-        show_metrics({loss: result.test, "popularity": result.popularity["test"]}, title="test")
-    for name, value in _closing_lines(result, out):
-        console.print(f"{name:<12}{value}", soft_wrap=True, markup=False)
 
 
 def _closing_lines(result: FitResult, out: Path) -> Iterator[tuple[str, str]]:
