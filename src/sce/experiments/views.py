@@ -28,7 +28,7 @@ from typing import Any, Literal, get_args
 
 from sce.config import SECTIONS, nearest
 from sce.errors import InputError
-from sce.experiments.summary import LOSSES
+from sce.losses import LOSSES
 from sce.units import is_number
 
 Kind = Literal["pareto", "line", "epochs", "components", "table"]
