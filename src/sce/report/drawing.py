@@ -48,7 +48,7 @@ _CONFIG = {
     "axisY": {"domain": False, "titleAngle": 0, "titleAlign": "left", "titleAnchor": "end",
               "titleY": -14, "titleX": -38},
     "legend": {"orient": "top", "labelColor": INK, "labelFontSize": 12, "title": None,
-               "columns": 3, "symbolStrokeWidth": 3, "labelLimit": 300, "offset": 28},
+               "columns": 3, "symbolStrokeWidth": 3, "labelLimit": 300, "columnPadding": 18, "offset": 28},
     "title": {"anchor": "start", "color": INK, "fontSize": 14, "fontWeight": 600, "offset": 12,
               "frame": "bounds"},
 }  # fmt: skip
@@ -57,6 +57,7 @@ _NOISE = re.compile(
     r'|xmlns:xlink|stroke-miterlimit|font-family)(?:="[^"]*")?(?=[ />])'
 )
 _EMPTY = re.compile(r'<path(?: aria-hidden="true")? d="[^"]*"(?: display="none")?(?: stroke="")?/>')
+_PLACES = re.compile(r' (?:transform|d)="[^"]*"')
 _TOLD = re.compile(r'<(path|rect)([^>]*) aria-label="([^"]*)"([^>]*)/>')
 
 
@@ -121,8 +122,8 @@ def _render(chart: alt.TopLevelMixin) -> str:
     spec["config"] = _CONFIG | {"background": spec.get("background", "transparent")}
     svg = vl_convert.vegalite_to_svg(spec)
     svg = _TOLD.sub(r"<\1\2\4><title>\3</title></\1>", svg)  # a browser shows it on hovering
-    svg = re.sub(r"(\d+\.\d{2})\d+", r"\1", _NOISE.sub("", svg))
-    return _EMPTY.sub("", svg)
+    svg = _EMPTY.sub("", _NOISE.sub("", svg))
+    return _PLACES.sub(lambda found: re.sub(r"(\.\d{2})\d+", r"\1", found[0]), svg)
 
 
 @dataclass(frozen=True)

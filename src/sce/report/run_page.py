@@ -442,7 +442,7 @@ def depths(record: Record, split: str, key: str, text: str) -> Figure | None:
         x=alt.X("k:N", sort=None, title="k", axis=alt.Axis(labelAngle=0)),
         xOffset=alt.XOffset("name:N", sort=rankers), y=alt.Y("value:Q", **axis),
     )  # fmt: skip
-    coloured = base.mark_bar(cornerRadiusEnd=2).encode(
+    coloured = base.mark_bar().encode(
         color=colours(list(zip(rankers, PALETTE, strict=False)), "square")
     )
     values = base.mark_text(dy=-6, fontSize=10, color=SOFT).encode(text="label:N")
