@@ -22,7 +22,7 @@ NAMES = {
 }
 MEASURES = {
     "ms": "milliseconds, forward + backward",
-    "extra MiB": "MiB beyond inputs and gradients; where a line ends, memory ran out",
+    "extra MiB": "MiB beyond inputs and gradients",
 }
 SHAPE = {"batch": 128, "dim": 64, "bucket_size_y": 256, "dtype": "bfloat16"}
 
@@ -30,12 +30,14 @@ SHAPE = {"batch": 128, "dim": 64, "bucket_size_y": 256, "dtype": "bfloat16"}
 def main() -> None:
     rows = [json.loads(line) for line in (RESULTS / "loss_gpu.jsonl").read_text().splitlines()]
     rows = [row for row in rows if all(row.get(name) == SHAPE[name] for name in SHAPE)]
+    failed = {row["loss"] for row in rows if row.get("failed")}
     rows = sorted((row for row in rows if not row.get("failed")), key=lambda row: row["items"])
     items = Axis("items in the catalogue", "~s", log=True)
     charts = []
     for measure, title in MEASURES.items():
         curves = [
-            Curve(label, [Point(row["items"], row[measure]) for row in rows if row["loss"] == name],
+            Curve(label + (", then out of memory" if name in failed else ""),
+                  [Point(row["items"], row[measure]) for row in rows if row["loss"] == name],
                   PALETTE[colour], dash)
             for name, (label, colour, dash) in NAMES.items()
         ]  # fmt: skip

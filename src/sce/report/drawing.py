@@ -244,7 +244,9 @@ def colours(named: Sequence[tuple[str, str]], symbol: str) -> alt.Color:
     """The colour channel of names, with a legend where there are several."""
     longest = max((len(name) for name, _ in named), default=0)
     columns = max(1, min(len(named), int(WIDTH // (45 + 6.5 * longest))))
-    legend = alt.Legend(columns=columns, symbolType=symbol, symbolSize=220, title=None)
+    legend = alt.Legend(
+        columns=columns, symbolType=symbol, symbolSize=220, symbolOpacity=1, title=None
+    )
     scale = alt.Scale(domain=[name for name, _ in named], range=[colour for _, colour in named])
     return alt.Color("name:N", scale=scale, legend=legend if len(named) > 1 else None)
 
