@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from sce.report.comparison import Comparison
-from sce.report.tables import make_markdown
-from sce.report.compare_page import make_files, make_page
 from sce.experiments.place import Sweep
 from sce.experiments.rows import Row
 from sce.experiments.views import DEFAULT_VIEWS, View
+from sce.report.compare_page import make_files, make_page
+from sce.report.comparison import Comparison
+from sce.report.tables import make_markdown
 from tests.experiments.made_rows import CPU, GPU, main_rows, make_row
 
 WRITTEN = datetime(2026, 1, 2, 3, 4)

@@ -2,8 +2,7 @@ from typing import Any
 
 import pytest
 
-from sce.report.frame import is_resident, left_out, comparable
-from sce.report.frame import SeedGroup, group_seeds
+from sce.report.frame import SeedGroup, comparable, group_seeds, is_resident, left_out
 from tests.experiments.made_rows import CPU, GPU, make_row
 
 

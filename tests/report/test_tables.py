@@ -4,6 +4,7 @@ import io
 import pytest
 
 from sce.experiments.rows import Row
+from sce.experiments.views import View
 from sce.report.frame import group_seeds
 from sce.report.tables import (
     FIRST,
@@ -16,7 +17,6 @@ from sce.report.tables import (
     to_csv,
     to_markdown,
 )
-from sce.experiments.views import View
 from tests.experiments.made_rows import CPU, GPU, NEVER, make_row, metrics
 
 

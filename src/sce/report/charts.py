@@ -236,7 +236,7 @@ def components(groups: Sequence[SeedGroup], view: View, dataset: str) -> Figure 
     )
 
 
-def _stack(bars: dict[str, list[float]]) -> alt.LayerChart:
+def _stack(bars: dict[str, list[float]]) -> alt.TopLevelMixin:
     frame = pl.DataFrame(
         [
             {"bar": bar, "name": name, "order": order, "share": size / sum(sizes),
@@ -257,7 +257,7 @@ def _stack(bars: dict[str, list[float]]) -> alt.LayerChart:
     )  # fmt: skip
     text = alt.Chart(sums).mark_text(align="left", dx=6, color=SOFT, fontSize=11.5)
     summed = text.encode(y=y, x=alt.value(WIDTH - 70), text="sum:N")
-    return (stacked + summed).properties(width=WIDTH - 70, height=alt.Step(34))
+    return alt.layer(stacked, summed).properties(width=WIDTH - 70, height=alt.Step(34))
 
 
 # A new kind of figure is a function above, a line here, and its name in experiments.

@@ -161,7 +161,7 @@ def draw_curves(
     area: bool = False,
     extended: bool = False,
     also: Sequence[alt.Chart] = (),
-) -> alt.LayerChart:
+) -> alt.TopLevelMixin:
     """Draw curves with their spreads.
 
     Args:
