@@ -48,7 +48,8 @@ _CONFIG = {
     "axisY": {"domain": False, "titleAngle": 0, "titleAlign": "left", "titleAnchor": "end",
               "titleY": -14, "titleX": -38},
     "legend": {"orient": "top", "labelColor": INK, "labelFontSize": 12, "title": None,
-               "columns": 3, "symbolStrokeWidth": 3, "labelLimit": 300, "columnPadding": 18, "offset": 28},
+               "columns": 3, "symbolStrokeWidth": 3, "labelLimit": 300, "offset": 28,
+               "columnPadding": 18},
     "title": {"anchor": "start", "color": INK, "fontSize": 14, "fontWeight": 600, "offset": 12,
               "frame": "bounds"},
 }  # fmt: skip
