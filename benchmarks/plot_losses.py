@@ -1,4 +1,4 @@
-"""Draw time and memory of the losses against catalog size, from the measured rows.
+"""Draw time and memory of the losses against catalogue size, from the measured rows.
 
 python benchmarks/plot_losses.py            # results/loss_gpu.jsonl -> docs/figures/losses.svg
 """
@@ -6,19 +6,23 @@ python benchmarks/plot_losses.py            # results/loss_gpu.jsonl -> docs/fig
 import json
 from pathlib import Path
 
-import matplotlib as mpl
-from matplotlib import pyplot as plt
+import altair as alt
 
 from rows import RESULTS
+from sce.report.drawing import PALETTE, Axis, Curve, Figure, Point, draw_curves
 
 NAMES = {
-    "CE, torch": ("full cross-entropy", "#9aa0a6", "-"),
-    "CE, Liger, room": ("full cross-entropy, Liger, large chunks", "#3c9a5f", "-"),
-    "CE, cut-cross-entropy": ("full cross-entropy, cut-cross-entropy", "#8e5bb5", "-"),
-    "SCE, tensor code": ("SCE, tensor code", "#d9822b", "-"),
-    "SCE": ("SCE, this package", "#1a6dd6", "-"),
-    "SCE, CUDA graph": ("SCE, this package, as a CUDA graph", "#1a6dd6", "--"),
-    "SCE, sparse gradient": ("SCE, this package, sparse gradient", "#1a6dd6", ":"),
+    "CE, torch": ("full cross-entropy", 5, 0),
+    "CE, Liger, room": ("full cross-entropy, Liger, large chunks", 2, 0),
+    "CE, cut-cross-entropy": ("full cross-entropy, cut-cross-entropy", 3, 0),
+    "SCE, tensor code": ("SCE, tensor code", 1, 0),
+    "SCE": ("SCE, this package", 0, 0),
+    "SCE, CUDA graph": ("SCE, this package, as a CUDA graph", 0, 1),
+    "SCE, sparse gradient": ("SCE, this package, sparse gradient", 0, 2),
+}
+MEASURES = {
+    "ms": "milliseconds, forward + backward",
+    "extra MiB": "MiB beyond inputs and gradients",
 }
 SHAPE = {"batch": 128, "dim": 64, "bucket_size_y": 256, "dtype": "bfloat16"}
 
@@ -26,36 +30,21 @@ SHAPE = {"batch": 128, "dim": 64, "bucket_size_y": 256, "dtype": "bfloat16"}
 def main() -> None:
     rows = [json.loads(line) for line in (RESULTS / "loss_gpu.jsonl").read_text().splitlines()]
     rows = [row for row in rows if all(row.get(name) == SHAPE[name] for name in SHAPE)]
-    mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "sce", "font.size": 10})
-    figure, (time, memory) = plt.subplots(1, 2, figsize=(9, 3.8))
-    figure.set_layout_engine("constrained", wspace=0.08)
-    for name, (label, colour, line) in NAMES.items():
-        here = [row for row in rows if row["loss"] == name and not row.get("failed")]
-        here.sort(key=lambda row: row["items"])
-        if not here:
-            continue
-        items = [row["items"] for row in here]
-        style = {"color": colour, "linestyle": line, "marker": "o", "markersize": 4}
-        time.plot(items, [row["ms"] for row in here], label=label, **style)
-        memory.plot(items, [row["extra MiB"] for row in here], **style)
-        if any(row.get("failed") for row in rows if row["loss"] == name):
-            memory.annotate(
-                "then out of memory",
-                (items[-1], here[-1]["extra MiB"]),
-                xytext=(8, -3),
-                textcoords="offset points",
-                color=colour,
-                fontsize=9,
-            )
-    time.set_ylabel("milliseconds, forward + backward")
-    memory.set_ylabel("MiB beyond inputs and gradients")
-    for axes in (time, memory):
-        axes.set(xscale="log", yscale="log", xlabel="items in the catalog")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
-    figure.legend(loc="outside upper center", ncols=3, frameon=False)
+    failed = {row["loss"] for row in rows if row.get("failed")}
+    rows = sorted((row for row in rows if not row.get("failed")), key=lambda row: row["items"])
+    items = Axis("items in the catalogue", "~s", log=True)
+    charts = []
+    for measure, title in MEASURES.items():
+        curves = [
+            Curve(label + (", then out of memory" if name in failed else ""),
+                  [Point(row["items"], row[measure]) for row in rows if row["loss"] == name],
+                  PALETTE[colour], dash)
+            for name, (label, colour, dash) in NAMES.items()
+        ]  # fmt: skip
+        charts.append(draw_curves(curves, items, Axis(title, "~s", log=True)))
+    figure = Figure("Time and memory of the losses", "", "", alt.hconcat(*charts))
     path = Path(__file__).parent.parent / "docs" / "figures" / "losses.svg"
-    figure.savefig(path, metadata={"Date": None})
+    path.write_text(figure.file, encoding="utf-8")
     print(path)
 
 

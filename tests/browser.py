@@ -1,6 +1,6 @@
 """A headless browser, driven over the DevTools protocol with the standard library.
 
-Where there is none, whoever imports this is skipped.
+Tests marked with `needs_browser` are skipped where there is none; SCE_BROWSER=none hides one.
 """
 
 import fcntl
@@ -20,12 +20,17 @@ BROWSER = next(
     (
         found
         for name in ("chromium", "chromium-browser", "google-chrome")
-        if (found := shutil.which(name))
+        if os.environ.get("SCE_BROWSER") != "none" and (found := shutil.which(name))
     ),
     None,
 )
-if BROWSER is None:
-    pytest.skip("no chromium or google-chrome on PATH", allow_module_level=True)
+
+
+def needs_browser(test: Any) -> Any:
+    """Mark a test that needs a browser; it says that it is skipped where there is none."""
+    missing = pytest.mark.skipif(BROWSER is None, reason="no chromium or google-chrome found")
+    return pytest.mark.browser(pytest.mark.timeout(120)(missing(test)))
+
 
 # How far every text stands out from what is behind it, and the class of its element.
 CONTRAST = """
@@ -41,7 +46,7 @@ CONTRAST = """
     return [255, 255, 255];
   };
   const texts = [...document.querySelectorAll('body *')].filter(
-    e => !['SCRIPT', 'desc'].includes(e.tagName)
+    e => !['STYLE', 'title'].includes(e.tagName)
       && [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim())
   );
   return texts.map(e => {

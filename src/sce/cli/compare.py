@@ -6,12 +6,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from sce.cli.report import needs_report
 from sce.errors import InputError
-from sce.experiments.comparison import all_rows
-from sce.experiments.gather import gather
-from sce.experiments.markdown import make_markdown
-from sce.experiments.page import make_files, make_page
-from sce.experiments.tables import to_csv
 
 
 def compare(
@@ -34,17 +30,18 @@ def compare(
         markdown: File for the tables.
         svg: Directory for the figures, each as a file.
     """
-    comparisons = gather(sweeps, only or [])
+    page, tables, rows = map(needs_report, ("compare_page", "tables", "comparison"))
+    comparisons = rows.gather(sweeps, only or [])
     target = out or sweeps[0] / "compare.html"
-    written = {target: make_page(comparisons, written=datetime.now())}
+    written = {target: page.make_page(comparisons, written=datetime.now())}
     if csv is not None:
-        written[csv] = to_csv(all_rows(comparisons))
+        written[csv] = tables.to_csv(rows.all_rows(comparisons))
     if markdown is not None:
-        written[markdown] = make_markdown(comparisons)
+        written[markdown] = tables.make_markdown(comparisons)
     if svg is not None:
         if svg.exists() and not svg.is_dir():
             raise InputError(f"{svg} is a file; name a directory for the figures")
-        written |= {svg / name: text for name, text in make_files(comparisons).items()}
+        written |= {svg / name: text for name, text in page.make_files(comparisons).items()}
     for path in written:
         if path.is_dir():
             raise InputError(f"{path} is a directory; name a file")

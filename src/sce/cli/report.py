@@ -1,15 +1,33 @@
 """`sce report`: a run as one page of HTML."""
 
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from sce.cli.evaluate import say_divergence
 from sce.data.storage import write_text
 from sce.errors import InputError
-from sce.report.page import make_page
 from sce.training.run import Run
+
+
+def needs_report(module: str) -> Any:
+    """Import a module of `sce.report`, or say how its libraries are installed."""
+    try:
+        return import_module(f"sce.report.{module}")
+    except ModuleNotFoundError as error:
+        if (error.name or "sce").partition(".")[0] not in (
+            "altair",
+            "vl_convert",
+            "jinja2",
+            "polars",
+        ):
+            raise
+        raise InputError(
+            f"pages need {error.name}, which is not installed; install it with: "
+            "pip install 'scalable-cross-entropy[report]'"
+        ) from error
 
 
 def report(
@@ -32,6 +50,7 @@ def report(
     target = out or opened.path / "report.html"
     if target.is_dir():
         raise InputError(f"{target} is a directory; name a file, such as {target / 'report.html'}")
+    make_page = needs_report("run_page").make_page
     page = make_page(opened, data=data, device=device)
     try:
         write_text(target, page)

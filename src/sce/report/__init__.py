@@ -1,1 +1,1 @@
-"""A run as one page: self-contained HTML with figures drawn here, readable without a network."""
+"""Runs and sweeps as self-contained HTML pages, charts and tables; needs the extra `report`."""

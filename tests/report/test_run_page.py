@@ -9,7 +9,7 @@ import pytest
 from sce.data.prepared import write_prepared
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
-from sce.report.page import make_page
+from sce.report.run_page import make_page
 from sce.training.begin import note_divergence
 from sce.training.run import Run
 from sce.training.watch import DivergenceError
@@ -44,7 +44,7 @@ class Outline(HTMLParser):
         assert self._open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if self._open and self._open[-1] in ("h1", "h2", "h3"):
+        if data.strip() and self._open[-1] in ("h1", "h2", "h3"):
             self.headings.append(data)
         if not {"script", "style"} & set(self._open):
             self.text.append(data)
@@ -119,7 +119,7 @@ def test_every_column_of_every_table_has_a_heading(run: Run) -> None:
     tables = re.findall(r"<table.*?</table>", page, re.DOTALL)
     assert len(tables) == 5
     for table in tables:
-        parts = re.search(r"<thead>(.*)</thead><tbody><tr.*?>(.*?)</tr>", table)
+        parts = re.search(r"<thead>(.*)</thead>\s*<tbody><tr.*?>(.*?)</tr>", table, re.DOTALL)
         assert parts is not None
         head, body = parts.groups()
         assert not re.search(r"<th[^>]*></th>", head)
@@ -133,7 +133,7 @@ def test_ids_are_shown_and_never_executed(run: Run) -> None:
     outline = Outline(page)
     assert EVIL in outline.words
     assert "<b>01</b>" in outline.words
-    assert outline.tags.count("script") == 1
+    assert outline.tags.count("script") == 0
     assert "img" not in outline.tags
     assert "<img" not in page
 
@@ -144,7 +144,7 @@ def test_nothing_comes_from_elsewhere(run: Run) -> None:
     outline = Outline(page)
     assert outline.addresses == []
     assert not {"link", "iframe", "object", "embed", "base", "form"} & set(outline.tags)
-    assert "default-src &#x27;none&#x27;" in page
+    assert "default-src 'none'" in page
     # The name of a format, not a place: nothing is fetched from it.
     known = {"http://www.w3.org/2000/svg"}
     assert set(re.findall(r"https?://[^\s\"'<)]+", page)) <= known

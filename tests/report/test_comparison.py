@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from sce.errors import InputError
-from sce.experiments.gather import gather
+from sce.report.comparison import gather
 from tests.experiments.made_rows import NEVER, make_row, write_place
 
 
@@ -14,7 +14,7 @@ def test_three_variants_under_one_name_in_directories_of_one_name(tmp_path: Path
         row = make_row(place, {"loss.name": "ce", "training.learning_rate": rate}, test=rate)
         places.append(write_place(tmp_path / place / "sw", [row], name="q", variant=place).path)
     found = gather(places)
-    assert [one.settings[0].mean("test.ndcg@10") for one in found] == [0.1, 0.2, 0.3]
+    assert [one.groups[0].mean("test.ndcg@10") for one in found] == [0.1, 0.2, 0.3]
     assert [one.sweep.name for one in found] == ["q", "q-2", "q-3"]
     assert [one.sweep.title for one in found] == [
         f"The <q> sweep ({number}: {path})" for number, path in enumerate(places, 1)
@@ -35,10 +35,10 @@ def test_one_variant_in_several_directories_is_one_over_seeds(tmp_path: Path) ->
         rows = [make_row(f"{variant}{seed}", {"loss.name": "ce"}, seed=seed) for seed in seeds]
         write_place(tmp_path / place, rows, variant=variant)
     first, second = gather([tmp_path / place for place in ("x", "y", "z")])
-    assert [row["seed"] for row in first.settings[0].rows] == [0, 1, 2]
+    assert [row["seed"] for row in first.groups[0].rows] == [0, 1, 2]
     assert first.sweep.keys == ("a0", "a1", "a2")
     assert first.sweep.title == f"The <main> sweep (1: {tmp_path / 'x'}, {tmp_path / 'z'})"
-    assert len(second.settings[0].rows) == 1
+    assert len(second.groups[0].rows) == 1
 
 
 def test_a_run_that_failed_here_and_finished_there_finished(tmp_path: Path) -> None:
@@ -47,8 +47,8 @@ def test_a_run_that_failed_here_and_finished_there_finished(tmp_path: Path) -> N
     write_place(tmp_path / "y", [row])
     for order in (("x", "y"), ("y", "x")):
         (found,) = gather([tmp_path / place for place in order])
-        assert found.failed == []
-        assert found.settings[0].mean("test.ndcg@10") == 0.5
+        assert [row["status"] for row in found.rows] == ["finished"]
+        assert found.groups[0].mean("test.ndcg@10") == 0.5
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,14 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from sce.experiments.summary import (
-    Setting,
+from sce.report.frame import (
+    SeedGroup,
     best,
     datasets_of,
     describe,
     front,
     group_by,
-    group_settings,
-    name_apart,
+    group_seeds,
     name_group,
     show_change,
     varied,
@@ -23,10 +22,10 @@ from sce.experiments.summary import (
 from tests.experiments.made_rows import NEVER, make_row
 
 
-def rows_of(*settings: dict[str, Any], **options: Any) -> list[Setting]:
+def rows_of(*settings: dict[str, Any], **options: Any) -> list[SeedGroup]:
     count = itertools.count()
     rows = [make_row(f"{next(count)}", {"loss.name": "sce", **one}, **options) for one in settings]
-    return group_settings(rows)
+    return group_seeds(rows)
 
 
 def test_seeds_are_put_together_and_nothing_else() -> None:
@@ -36,7 +35,7 @@ def test_seeds_are_put_together_and_nothing_else() -> None:
         for data in ("a", "b") for size in (4, 8) for seed in (2, 0, 1)
     ]  # fmt: skip
     failed = make_row("x", {"loss.name": "sce", "loss.bucket_size_y": 4}, seed=3) | NEVER
-    found = group_settings([*rows, failed | {"status": "failed"}])
+    found = group_seeds([*rows, failed | {"status": "failed"}])
     assert [(s.dataset, s.value("loss.bucket_size_y")) for s in found] == [
         ("a", 4), ("a", 8), ("b", 4), ("b", 8),
     ]  # fmt: skip
@@ -58,7 +57,7 @@ def test_validation_chooses_not_test() -> None:
         make_row("a", {"loss.name": "sce", "loss.alpha": 1.0}, validation=0.2, test=0.1),
         make_row("b", {"loss.name": "sce", "loss.alpha": 2.0}, validation=0.1, test=0.9),
     ]
-    chosen = best(group_settings(rows))
+    chosen = best(group_seeds(rows))
     assert chosen is not None
     assert chosen.value("loss.alpha") == 1.0
     assert best([]) is None
@@ -67,7 +66,7 @@ def test_validation_chooses_not_test() -> None:
 def test_a_setting_that_lost_seeds_does_not_win_on_the_others() -> None:
     steady = [make_row(f"s{n}", {"loss.name": "sce"}, seed=n, validation=0.1) for n in range(3)]
     lucky = make_row("l", {"loss.name": "sce", "loss.alpha": 9.0}, validation=0.9, memory=1.0)
-    found = group_settings([*steady, lucky])
+    found = group_seeds([*steady, lucky])
     chosen = best(found)
     assert chosen is not None
     assert len(chosen.rows) == 3
@@ -78,20 +77,7 @@ def test_steps_and_trainings_are_not_seeds_of_one_thing() -> None:
     whole = make_row("a", {"loss.name": "sce"})
     few = make_row("b", {"loss.name": "sce"}, seed=1, measure="steps", steps=20)
     more = make_row("c", {"loss.name": "sce"}, seed=2, measure="steps", steps=40)
-    assert [len(one.rows) for one in group_settings([whole, few, more])] == [1, 1, 1]
-
-
-def test_datasets_are_told_apart_by_content() -> None:
-    rows = [
-        make_row(str(n), {"loss.name": "sce"}) | {"dataset": {"name": name, "content_hash": content,
-                                                             "n_items": 9}}
-        for n, (name, content) in enumerate(
-            [("alpha", "x"), ("alpha", "y"), ("beta", "x"), ("alpha", "y")]
-        )
-    ]  # fmt: skip
-    names = [row["dataset"]["name"] for row in name_apart(rows)]
-    assert names == ["alpha", "alpha (2)", "alpha", "alpha (2)"]
-    assert rows[1]["dataset"]["name"] == "alpha"
+    assert [len(one.rows) for one in group_seeds([whole, few, more])] == [1, 1, 1]
 
 
 numbers = st.integers(1, 8)
@@ -104,7 +90,7 @@ def test_the_front_is_what_nothing_as_cheap_beats(points: list[tuple[int, int]])
         make_row(str(n), {"loss.name": "sce", "loss.alpha": n}, memory=cost, validation=score / 10)
         for n, (cost, score) in enumerate(points)
     ]
-    found = {(s.mean("memory"), round(s.score * 10)) for s in front(group_settings(rows), "memory")}
+    found = {(s.mean("memory"), round(s.score * 10)) for s in front(group_seeds(rows), "memory")}
     # Those that no other point is at least as good as in both, and better in one.
     naive = {
         (cost, score)
@@ -146,7 +132,7 @@ def test_what_differs_between_datasets_only_is_not_varied() -> None:
         make_row("a", {"loss.name": "sce", "model.dropout": 0.3}, data="a", items=9),
         make_row("b", {"loss.name": "sce", "model.dropout": 0.6}, data="b", items=5),
     ]
-    settings = group_settings(rows)
+    settings = group_seeds(rows)
     assert varied(settings) == []
     assert datasets_of(settings) == ["b", "a"]
 

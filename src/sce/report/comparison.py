@@ -1,0 +1,201 @@
+"""Sweeps and their rows, read from directories, as the page and the tables need them."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from sce.errors import InputError
+from sce.experiments.place import Place, Sweep
+from sce.experiments.rows import FAILED, FINISHED, Row, read_rows
+from sce.experiments.views import View
+from sce.report.frame import SeedGroup, as_group, describe, group_seeds, varied
+from sce.units import plural
+
+# Required of every row, finished or failed.
+_OF_ROW: dict[str, type] = {
+    "status": str,
+    "measure": str,
+    "dataset": Mapping,
+    "seed": int,
+    "settings": Mapping,
+    "versions": Mapping,
+}
+_OF_DATASET = ("name", "content_hash", "n_items")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A sweep and the rows of its runs."""
+
+    sweep: Sweep
+    rows: Sequence[Row]
+
+    @cached_property
+    def groups(self) -> list[SeedGroup]:
+        """The finished runs, over seeds."""
+        return group_seeds(self.rows)
+
+    def groups_of(self, view: View) -> list[SeedGroup]:
+        """The groups that a view is about; a table is about whole trainings."""
+        return [
+            group
+            for group in self.groups
+            if (not view.losses or group.loss in view.losses)
+            and (view.kind != "table" or group.rows[0]["measure"] == "training")
+        ]
+
+
+def compares_losses(view: View) -> bool:
+    """True for a table of all losses side by side."""
+    return view.kind == "table" and view.by == ("loss.name",) and not view.losses
+
+
+def gather(places: Sequence[Path], only: Sequence[str] = ()) -> list[Comparison]:
+    """Read the sweeps of directories; those that compare all losses come first.
+
+    The same settings swept into several directories are one comparison, of all their seeds. Other
+    settings under the same name are another, numbered.
+
+    Args:
+        places: Directories that sweeps wrote.
+        only: Names of settings files, to read only these; all by default.
+
+    Raises:
+        InputError: When one is no such directory, or there is nothing to compare.
+    """
+    labels: dict[str, str] = {}
+    found: dict[tuple[str, str], Comparison] = {}
+    paths: dict[tuple[str, str], list[Path]] = {}
+    for path in places:
+        rows = {row["key"]: _name_dataset(row, labels) for row in _read(path)}
+        for sweep in Place(path).read_sweeps():
+            if only and sweep.name not in only:
+                continue
+            key = (sweep.name, sweep.variant)
+            here = [rows[one] for one in sweep.keys if one in rows]
+            before = found.get(key)
+            if before is not None:
+                keys = tuple(dict.fromkeys([*before.sweep.keys, *sweep.keys]))
+                sweep, here = replace(before.sweep, keys=keys), once([*before.rows, *here])
+            found[key] = Comparison(sweep, here)
+            paths.setdefault(key, []).append(path)
+    if not found:
+        raise InputError(f"there is no sweep called {' or '.join(only)} in {places[0]}")
+    if not any(one.rows for one in found.values()):
+        raise InputError(f"{places[0]} has no rows yet: no run has ended")
+    told = _number_names([(one, paths[key]) for key, one in found.items()])
+    return sorted(told, key=lambda one: not any(map(compares_losses, one.sweep.views)))
+
+
+def _name_dataset(row: Row, labels: dict[str, str]) -> Row:
+    """Give each content one name, and two contents never the same: "beauty", "beauty (2)"."""
+    data = row["dataset"]
+    if data["content_hash"] not in labels:
+        label, count = data["name"], 1
+        while label in labels.values():
+            count += 1
+            label = f"{data['name']} ({count})"
+        labels[data["content_hash"]] = label
+    return row | {"dataset": data | {"name": labels[data["content_hash"]]}}
+
+
+def _number_names(found: Sequence[tuple[Comparison, Sequence[Path]]]) -> list[Comparison]:
+    """Give no two sweeps the same name, and number the titles of those that had one."""
+    names = [one.sweep.name for one, _ in found]
+    taken = set(names)
+    counts: Counter[str] = Counter()
+    told = []
+    for one, paths in found:
+        sweep = one.sweep
+        if names.count(sweep.name) > 1:
+            counts[sweep.name] += 1
+            count = counts[sweep.name]
+            name = sweep.name if count == 1 else _free(sweep.name, count, taken)
+            taken.add(name)
+            where = ", ".join(map(str, paths))
+            sweep = replace(sweep, name=name, title=f"{sweep.title} ({count}: {where})")
+        told.append(Comparison(sweep, one.rows))
+    return told
+
+
+def _free(name: str, count: int, taken: Iterable[str]) -> str:
+    numbered = f"{name}-{count}"
+    return numbered if numbered not in taken else _free(numbered, 2, taken)
+
+
+def _read(path: Path) -> list[Row]:
+    file = Place(path).rows
+    rows = read_rows(file)
+    for row in rows:
+        wrong = _fault(row)
+        if wrong:
+            raise InputError(
+                f"{file}: the row of run {row['key']} {wrong}, so it is not as a sweep wrote it; "
+                "take the line out, and sweep again if the run is missing then"
+            )
+    return rows
+
+
+def _fault(row: Row) -> str:
+    """The first thing that a row lacks; empty when nothing."""
+    for name, kind in _OF_ROW.items():
+        if not isinstance(row.get(name), kind):
+            return f"has no {name}" if row.get(name) is None else f"has a strange {name}"
+    for name in _OF_DATASET:
+        if name not in row["dataset"]:
+            return f"has no {name} of its dataset"
+    if "loss.name" not in row["settings"]:
+        return "does not say its loss"
+    if row["status"] not in (FINISHED, FAILED):
+        return f"has the unknown status {row['status']!r}"
+    failure = row.get("failure")
+    if row["status"] == FAILED and not (
+        isinstance(failure, Mapping) and {"kind", "message"} <= set(failure)
+    ):
+        return "does not say why it failed"
+    return ""
+
+
+def all_rows(comparisons: Sequence[Comparison]) -> list[Row]:
+    """The rows of all comparisons, each once."""
+    return once([row for one in comparisons for row in one.rows])
+
+
+def once(rows: Iterable[Row]) -> list[Row]:
+    """Each run once: of two rows about one, the first that finished, else the last."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        before = found.get(row["key"])
+        if before is None or before["status"] != FINISHED:
+            found[row["key"]] = row
+    return list(found.values())
+
+
+def count_runs(comparisons: Sequence[Comparison]) -> str:
+    """A sentence: runs, datasets, failures by kind, and runs still missing."""
+    rows = all_rows(comparisons)
+    names = {row["dataset"]["name"] for row in rows}
+    failed = Counter(row["failure"]["kind"] for row in rows if row["status"] == FAILED)
+    words = f"{plural(len(rows), 'run')} on {plural(len(names), 'dataset')}"
+    told = [f"{count} {kind}" for kind, count in failed.items()]
+    words += f"; of these, {', '.join(told)}." if told else ", all finished."
+    planned = {key for one in comparisons for key in one.sweep.keys}
+    missing = len(planned - {row["key"] for row in rows})
+    have = "has" if missing == 1 else "have"
+    return words + (f" {missing:,} more of the sweep {have} not been run yet." if missing else "")
+
+
+def name_failed(rows: Sequence[Row]) -> list[tuple[str, Row]]:
+    """The failed runs, each named by its differences from the other runs."""
+    names = varied([as_group([row]) for row in rows])
+    return [
+        (
+            f"{row['dataset']['name']}, {describe(as_group([row]), names)}, seed {row['seed']} "
+            f"({row['key']})",
+            row,
+        )
+        for row in rows
+        if row["status"] == FAILED
+    ]
