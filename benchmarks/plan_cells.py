@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cells import Row
-from sce.data.parts import shares_longer
+from sce.data.length_groups import shares_longer
 from sce.errors import InputError
 from sce.models.sasrec import SASRecSettings
 from sce.planning import PLANNED, ROW_WISE, Job

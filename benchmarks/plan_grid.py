@@ -182,16 +182,16 @@ def measure_cell(cell: Row, device: torch.device) -> Row:
         rows = torch.arange(job.batch)
         rows = rows.pin_memory() if device.type == "cuda" else rows
         # As an epoch goes: statistics first; then warm-up, recording, replay.
-        for number, seeds in enumerate(seeds_of_epoch(0, 1, 6 if step.captured_rows else 3)[1]):
+        for number, seeds in enumerate(seeds_of_epoch(0, 1, 6 if step.captured else 3)[1]):
             step(rows, seeds, with_statistics=number == 0)
         peak = meter.highest()
         found: Row = {
             "peak MiB": round(peak / MIB, 2),
             "predicted MiB": round(predict(job, cell["loss"]).total / MIB, 2),
-            "captured": step.captured_rows is not None,
+            "captured": step.captured,
         }
         # On the stream of the other steps: on another, libraries would need another workspace.
-        return found | {"moments": step.aside(lambda: moments(step, rows, meter))}
+        return found | {"moments": step.on_capture_stream(lambda: moments(step, rows, meter))}
 
 
 def _step(
@@ -222,9 +222,10 @@ def _step(
         optimizer,
         sequences,
         device=device,
+        batch_size=job.batch,
         max_length=job.length,
         precision=job.precision,
-        captured=job.batch if captured else None,
+        captured=captured,
     )
 
 

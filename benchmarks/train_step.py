@@ -39,10 +39,10 @@ from sce.evaluation.evaluate import evaluate
 from sce.losses import ScalableCrossEntropy, suggest_sizes
 from sce.models.sasrec import SASRec, SASRecSettings
 from sce.training.checkpoint import EpochSoFar
-from sce.training.memory import PeakMemory
+from sce.training.device import PeakMemory
 from sce.training.optimizer import RowWise, make_optimizer
 from sce.training.step import TrainingStep, seeds_of_epoch
-from sce.training.watch import LossWatch
+from sce.training.trainer import LossMonitor
 
 LOOPS = ["sce train", "authors' style"]
 WARM_UP = 10
@@ -208,29 +208,30 @@ def our_loop(items: int, device: torch.device, options: argparse.Namespace) -> L
         optimizer,
         sequences,
         device=device,
+        batch_size=options.batch,
         max_length=options.length,
         precision=options.precision,
-        compiled=options.batch if options.compile else None,
-        captured=options.batch if options.capture else None,
+        compiled=options.compile,
+        captured=options.capture,
     )
 
     def loop(steps: int) -> None:
         seeds = seeds_of_epoch(0, 1, steps)[1]
         order = torch.from_numpy(generator.integers(users, size=steps * options.batch))
         order = order.pin_memory() if device.type == "cuda" else order
-        watch = LossWatch(EpochSoFar(), epoch=1, device=device, explain=lambda what, rows: what)
+        watch = LossMonitor(EpochSoFar(), epoch=1, device=device, explain=lambda what, rows: what)
         for number, rows in enumerate(order.split(options.batch)):
             watch.add(step(rows, seeds[number]), number + 1, rows, len(rows) * options.length)
             if watch.full:
-                watch.look()
-        watch.look()
+                watch.check()
+        watch.check()
 
     def parts() -> dict[str, float]:
         batch = training_batch(sequences, torch.arange(options.batch), max_length=options.length)
 
         def forward() -> Tensor:
             with torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bf16"):
-                states: Tensor = step.compiled_model(batch.histories)
+                states: Tensor = (step.compiled_model or model)(batch.histories)
             return states
 
         def of_states(states: Tensor) -> Tensor:

@@ -17,9 +17,9 @@ from sce.errors import InputError
 from sce.evaluation.evaluate import evaluate
 from sce.models.sasrec import SASRec
 from sce.recommend import Id, Recommended, Recommender
-from sce.training.begin import start_run
 from sce.training.checkpoint import write_tensors
 from sce.training.run import Run
+from sce.training.run_start import start_run
 from tests.tiny_run import MODEL, make_dataset, make_run
 
 NAMES = [f"item {n:02d}" for n in range(40)]

@@ -27,8 +27,8 @@ if TYPE_CHECKING:  # for type checkers and editors: the table below once more
     from sce.models.sasrec import SASRecSettings as SASRecSettings
     from sce.optim import RowwiseAdagrad as RowwiseAdagrad
     from sce.recommend import Recommender as Recommender
-    from sce.training.settings import TrainingSettings as TrainingSettings
     from sce.training.fit import fit as fit
+    from sce.training.settings import TrainingSettings as TrainingSettings
 
 __version__ = "0.1.0"
 

@@ -16,7 +16,7 @@ from sce.losses.base import TINY_DATA
 from sce.models.base import Backbone, BackboneSettings
 from sce.models.registry import BACKBONES, DEFAULT_BACKBONE
 from sce.planning import summarize_data
-from sce.training.rowwise import NEEDS_SCE
+from sce.training.optimizer import NEEDS_SCE
 from sce.training.settings import TrainingSettings
 
 # The settings classes of each section, by the name that chooses one; training has but one.

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from sce.data.batches import Ragged
-from sce.data.parts import Parts, part_widths, parts_for_all, shares_longer
+from sce.data.length_groups import LengthGroups, group_widths, groups_for_all, shares_longer
 from sce.errors import InputError
 from sce.losses import LOSSES, BatchShape, DataSummary, Loss, ScalableCrossEntropy
 from sce.models.base import Backbone, BackboneSettings
@@ -128,7 +128,7 @@ class Job:
         if not 0 <= self.length_spread < math.inf:
             raise InputError(f"length_spread must not be negative; got {self.length_spread}")
         if self.longer is not None:
-            narrower = len(part_widths(self.length)) - 1
+            narrower = len(group_widths(self.length)) - 1
             rising = all(a <= b for a, b in pairwise((0.0, *self.longer, 1.0)))
             if len(self.longer) != narrower or not rising:
                 raise InputError(
@@ -142,13 +142,13 @@ class Job:
         return self.backbone.max_length
 
     @property
-    def parts(self) -> Parts:
+    def parts(self) -> LengthGroups:
         """The length groups of a batch: what the model computes of it."""
         mean = self.length if self.mean_length is None else self.mean_length
         # No more histories can be longer than that (Markov's inequality).
-        most = [min(1.0, mean / width) for width in part_widths(self.length)[1:]]
+        most = [min(1.0, mean / width) for width in group_widths(self.length)[1:]]
         shares = most if self.longer is None else self.longer
-        return parts_for_all(shares, self.batch, self.length, among=self.users or None)
+        return groups_for_all(shares, self.batch, self.length, among=self.users or None)
 
     @property
     def shape(self) -> BatchShape:

@@ -27,10 +27,9 @@ from sce.data.prepared import PreparedDataset, Sequences
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 from sce.evaluation.ranking import NOTHING, Ranker, top_k
-from sce.training.begin import describe_divergence
 from sce.training.checkpoint import read_tensors
 from sce.training.device import resolve_device
-from sce.training.run import SASREC, Run, load_model
+from sce.training.run import SASREC, Run, describe_divergence, load_model
 
 BATCH_SIZE = 256
 # Histories are collected for so many batches, and those of like length put together: less padding.

@@ -4,16 +4,16 @@ from pathlib import Path
 import pytest
 
 from sce.cli import main
-from sce.experiments.place import Place
-from sce.experiments.views import DEFAULT_VIEWS, View
+from sce.experiments.figure_spec import DEFAULT_FIGURES, FigureSpec
+from sce.experiments.store import SweepDirectory
 from tests.experiments.made_rows import main_rows, make_row, write_place
 
 Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return write_place(tmp_path / "sweep", list(main_rows(1)), *DEFAULT_VIEWS)
+def place(tmp_path: Path) -> SweepDirectory:
+    return write_place(tmp_path / "sweep", list(main_rows(1)), *DEFAULT_FIGURES)
 
 
 def complaint(arguments: list[str], capsys: Capture) -> str:
@@ -24,14 +24,16 @@ def complaint(arguments: list[str], capsys: Capture) -> str:
     return captured.err
 
 
-def test_the_page_lies_beside_the_rows(place: Place, capsys: Capture) -> None:
+def test_the_page_lies_beside_the_rows(place: SweepDirectory, capsys: Capture) -> None:
     assert main(["compare", str(place.path)]) == 0
     target = place.path / "compare.html"
     assert capsys.readouterr().out == f"{target}\n"
     assert "The &lt;main&gt; sweep" in target.read_text(encoding="utf-8")
 
 
-def test_everything_that_can_be_written(place: Place, tmp_path: Path, capsys: Capture) -> None:
+def test_everything_that_can_be_written(
+    place: SweepDirectory, tmp_path: Path, capsys: Capture
+) -> None:
     files = {name: tmp_path / name for name in ("page.html", "all.csv", "table.md")}
     arguments = ["--out", str(files["page.html"]), "--csv", str(files["all.csv"])]
     arguments += ["--markdown", str(files["table.md"]), "--svg", str(tmp_path / "figures")]
@@ -44,9 +46,9 @@ def test_everything_that_can_be_written(place: Place, tmp_path: Path, capsys: Ca
     assert "**" in files["table.md"].read_text()
 
 
-def test_several_sweeps_and_some_of_them(place: Place, tmp_path: Path) -> None:
+def test_several_sweeps_and_some_of_them(place: SweepDirectory, tmp_path: Path) -> None:
     mix = [make_row(f"m{mix}", {"loss.name": "sce", "loss.mix": mix}) for mix in (True, False)]
-    write_place(place.path, mix, View("table", by=("loss.mix",)), name="blend")
+    write_place(place.path, mix, FigureSpec("table", by=("loss.mix",)), name="blend")
     other = write_place(tmp_path / "other", [make_row("o", {"loss.name": "ce"})], name="other")
     out = tmp_path / "page.html"
     assert main(["compare", str(place.path), str(other.path), "--out", str(out)]) == 0
@@ -65,7 +67,7 @@ def test_datasets_of_one_name_are_told_apart(tmp_path: Path) -> None:
         data = {"name": "alpha", "content_hash": place, "n_items": 9 + n}
         rows = [make_row(f"{place}{seed}", {"loss.name": "ce"}, seed=seed, dataset=data)
                 for seed in (0, 1)]  # fmt: skip
-        write_place(tmp_path / place, rows, View("table"))
+        write_place(tmp_path / place, rows, FigureSpec("table"))
     out = tmp_path / "table.md"
     arguments = [str(tmp_path / "a"), str(tmp_path / "b"), "--markdown", str(out)]
     assert main(["compare", *arguments]) == 0
@@ -89,7 +91,7 @@ def test_sweeps_of_one_name_and_other_settings_are_not_mixed(tmp_path: Path) -> 
     assert parts[1].startswith(f"The <main> sweep (2: {tmp_path / 'b'})")
 
 
-def test_rows_of_another_sweep_are_not_chosen_from(place: Place, tmp_path: Path) -> None:
+def test_rows_of_another_sweep_are_not_chosen_from(place: SweepDirectory, tmp_path: Path) -> None:
     """Sweeps share a directory; what one tried is not part of the other's comparison."""
     lucky = make_row("l", {"loss.name": "sce", "loss.alpha": 9.0}, validation=0.99, test=0.9876)
     write_place(place.path, [lucky], name="other")
@@ -99,7 +101,7 @@ def test_rows_of_another_sweep_are_not_chosen_from(place: Place, tmp_path: Path)
 
 
 def test_all_is_written_before_anything_is_said(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: SweepDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever reads the names may go away after the first: every file is there by then."""
 
@@ -116,13 +118,13 @@ def test_all_is_written_before_anything_is_said(
     assert len(list((tmp_path / "figures").glob("*.svg"))) == 6
 
 
-def test_a_strange_row_is_one_line(place: Place, capsys: Capture) -> None:
+def test_a_strange_row_is_one_line(place: SweepDirectory, capsys: Capture) -> None:
     with place.rows.open("a") as file:
         file.write('{"key": "abc", "status": "finished"}\n')
     assert "the row of run abc has no measure" in complaint(["compare", str(place.path)], capsys)
 
 
-def test_what_cannot_be(place: Place, tmp_path: Path, capsys: Capture) -> None:
+def test_what_cannot_be(place: SweepDirectory, tmp_path: Path, capsys: Capture) -> None:
     assert "does not exist" in complaint(["compare", str(tmp_path / "none")], capsys)
     assert "no sweep called x" in complaint(["compare", str(place.path), "--only", "x"], capsys)
     empty = write_place(tmp_path / "empty", [])

@@ -12,10 +12,10 @@ from sce.data.prepared import PreparedDataset, write_prepared
 from sce.evaluation.evaluate import evaluate
 from sce.evaluation.ranking import Popularity, Ranker
 from sce.losses import CrossEntropy
-from sce.training.begin import note_divergence, start_run
-from sce.training.loop import TrainingSettings, fit
+from sce.training.fit import fit
 from sce.training.run import Run, load_model
-from sce.training.watch import DivergenceError
+from sce.training.run_start import note_divergence, start_run
+from sce.training.settings import TrainingSettings
 from tests.cycle_data import lay_out, make_cycle, small_model, walk
 
 Capture = pytest.CaptureFixture[str]
@@ -85,7 +85,7 @@ def test_a_diverged_run_says_so(run: Path, tmp_path: Path, capsys: Capture) -> N
     shutil.copytree(run, out)
     opened = Run.open(out)
     opened.result_file.unlink()
-    note_divergence(opened, DivergenceError("", epoch=3, step=7, rows=[]))
+    note_divergence(opened, epoch=3, step=7)
     assert main(["evaluate", str(out), "--device", "cpu"]) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith("NDCG@10 ")
@@ -99,9 +99,13 @@ def test_a_run_that_diverged_at_once(
     dataset: PreparedDataset, tmp_path: Path, capsys: Capture
 ) -> None:
     run = start_run(
-        tmp_path / "run", dataset, config={"model": {}, "loss": {"name": "ce"}}, derived={}
+        tmp_path / "run",
+        dataset,
+        config={"model": {}, "loss": {"name": "ce"}},
+        derived={},
+        model="sasrec",
     )
-    note_divergence(run, DivergenceError("", epoch=1, step=2, rows=[]))
+    note_divergence(run, epoch=1, step=2)
     line = complaint(["evaluate", run.path, "--device", "cpu"], capsys)
     assert "no weights yet: the training of" in line
     assert "with --force to begin anew" in line
@@ -188,7 +192,11 @@ def test_runs_that_are_none(
     )
     assert "is not a run" in complaint(["evaluate", dataset.path], capsys)
     young = start_run(
-        tmp_path / "young", dataset, config={"model": {}, "loss": {"name": "ce"}}, derived={}
+        tmp_path / "young",
+        dataset,
+        config={"model": {}, "loss": {"name": "ce"}},
+        derived={},
+        model="sasrec",
     )
     assert "has no weights yet" in complaint(["evaluate", young.path], capsys)
     broken = shutil.copytree(run, tmp_path / "broken")

@@ -4,9 +4,8 @@ import pytest
 
 from sce.cli import main
 from sce.data.vocabulary import Vocabulary
-from sce.training.begin import note_divergence
 from sce.training.run import Run
-from sce.training.watch import DivergenceError
+from sce.training.run_start import note_divergence
 from tests.tiny_run import make_dataset, make_run, write_epochs, write_result
 
 Capture = pytest.CaptureFixture[str]
@@ -76,6 +75,6 @@ def test_a_missing_run_and_another_dataset(run: Run, tmp_path: Path, capsys: Cap
 
 def test_a_diverged_run_says_so(run: Run, capsys: Capture) -> None:
     run.result_file.unlink()
-    note_divergence(run, DivergenceError("", epoch=3, step=7, rows=[]))
+    note_divergence(run, epoch=3, step=7)
     assert main(["report", str(run.path)]) == 0
     assert "diverged at step 7 of epoch 3" in capsys.readouterr().err

@@ -13,7 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sce.data.interactions import Interactions, Tally
+from sce.data.interactions import (
+    Interactions,
+    Tally,
+)
 from sce.data.reading import read_interactions
 from sce.errors import InputError
 

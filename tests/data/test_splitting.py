@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sce.data.interactions import Interactions, Tally
+from sce.data.interactions import (
+    Interactions,
+    Tally,
+)
 from sce.data.prepared import Sequences
 from sce.data.splitting import Split, show_time, split_leave_one_out, split_temporal
 from sce.data.vocabulary import Vocabulary

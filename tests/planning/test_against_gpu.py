@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sce.data.parts import shares_longer
+from sce.data.length_groups import shares_longer
 from sce.models.sasrec import SASRecSettings
 from sce.planning import ERROR, PLANNED, ROW_WISE, Job, predict
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sce.data.parts import parts_of, shares_longer
+from sce.data.length_groups import group_by_length, shares_longer
 from sce.errors import InputError
 from sce.losses import LOSSES
 from sce.models.sasrec import SASRecSettings
@@ -128,7 +128,7 @@ def test_parts_follow_from_the_lengths_or_from_what_their_mean_allows() -> None:
     assert replace(job, mean_length=1.0).parts == replace(job, longer=(0.25, 0.5, 1.0)).parts
     lengths = torch.tensor(40 * [3] + 24 * [8])  # as training cuts a batch of these
     shares = tuple(shares_longer(lengths, 8))
-    assert replace(job, longer=shares, users=64).parts == parts_of(lengths, 8)
+    assert replace(job, longer=shares, users=64).parts == group_by_length(lengths, 8)
 
 
 def test_what_is_trained_on_of_the_sequences() -> None:

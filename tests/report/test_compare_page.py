@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from sce.experiments.place import Sweep
-from sce.experiments.rows import Row
-from sce.experiments.views import DEFAULT_VIEWS, View
+from sce.experiments.figure_spec import DEFAULT_FIGURES, FigureSpec
+from sce.experiments.store import Row, Sweep
 from sce.report.compare_page import make_files, make_page
 from sce.report.comparison import Comparison
 from sce.report.tables import make_markdown
@@ -16,14 +15,14 @@ from tests.experiments.made_rows import CPU, GPU, main_rows, make_row
 WRITTEN = datetime(2026, 1, 2, 3, 4)
 
 
-def comparison(rows: list[Row], *views: View, measure: str = "training") -> Comparison:
+def comparison(rows: list[Row], *views: FigureSpec, measure: str = "training") -> Comparison:
     keys = tuple(row["key"] for row in rows)
     return Comparison(Sweep("main", "Mine & yours", keys, views, measure), rows)
 
 
 @pytest.fixture
 def whole() -> Comparison:
-    return comparison(list(main_rows()), *DEFAULT_VIEWS)
+    return comparison(list(main_rows()), *DEFAULT_FIGURES)
 
 
 def test_the_page_says_what_came_out(whole: Comparison) -> None:
@@ -42,7 +41,7 @@ def test_the_page_says_what_came_out(whole: Comparison) -> None:
 
 def test_times_beside_others_are_marked(whole: Comparison) -> None:
     rows = [row | {"at_once": 14} for row in whole.rows]
-    page = make_page([comparison(rows, *DEFAULT_VIEWS)], written=WRITTEN)
+    page = make_page([comparison(rows, *DEFAULT_FIGURES)], written=WRITTEN)
     assert "Up to 14 runs shared the device" in page
 
 
@@ -52,7 +51,7 @@ def test_the_tile_says_what_the_table_does() -> None:
         make_row(loss, {"loss.name": loss}, validation=validation, test=test)
         for loss, validation, test in (("ce", 0.1, 0.08), ("ce-", 0.2, 0.05), ("sce", 0.1, 0.06))
     ]
-    page = make_page([comparison(rows, View("table"))], written=WRITTEN)
+    page = make_page([comparison(rows, FigureSpec("table"))], written=WRITTEN)
     assert "over CE⁻ (0.0500), the best other by validation" in page
     assert "<dd>+20%</dd>" in page
     assert "<td><em>+20%</em></td>" in page
@@ -64,7 +63,7 @@ def test_the_tile_says_how_far_seeds_spread(gap: float, within: bool) -> None:
         make_row(f"{loss}{seed}", {"loss.name": loss}, seed=seed, test=mean + 0.01 * (seed - 1))
         for loss, mean in (("ce", 0.06), ("sce", 0.06 + gap)) for seed in (0, 1, 2)
     ]  # fmt: skip
-    page = make_page([comparison(rows, View("table"))], written=WRITTEN)
+    page = make_page([comparison(rows, FigureSpec("table"))], written=WRITTEN)
     assert f"SCE ({0.06 + gap:.4f} ± 0.0100) over CE (0.0600 ± 0.0100)" in page
     assert ("the difference is within the spread of seeds" in page) is within
     assert "a single seed" not in page
@@ -73,7 +72,7 @@ def test_the_tile_says_how_far_seeds_spread(gap: float, within: bool) -> None:
 def test_the_tile_does_not_compare_memory_of_whole_processes() -> None:
     def page(where: dict[str, Any]) -> str:
         rows = [make_row(loss, {"loss.name": loss}, **where) for loss in ("ce", "sce")]
-        return make_page([comparison(rows, View("table"))], written=WRITTEN)
+        return make_page([comparison(rows, FigureSpec("table"))], written=WRITTEN)
 
     assert "a single seed has no spread; memory +0%" in page(GPU)
     assert "; memory" not in page(CPU)
@@ -85,7 +84,7 @@ def test_what_was_measured_elsewhere_is_said_on_the_page_and_in_markdown() -> No
         for loss in ("ce", "sce")
         for seed, (memory, where) in enumerate([(416.0, CPU), (50.0, GPU)])
     ]
-    mixed = comparison(rows, View("table"))
+    mixed = comparison(rows, FigureSpec("table"))
     page, text = make_page([mixed], written=WRITTEN), make_markdown([mixed])
     assert page.count("those of 2 runs on cpu, 2 threads") == 2  # of the table, and of everything
     assert "those of 2 runs on cpu, 2 threads" in text
@@ -97,7 +96,7 @@ def test_what_was_measured_elsewhere_is_said_on_the_page_and_in_markdown() -> No
 
 def test_steps_make_no_table_of_quality() -> None:
     steps = make_row("a", {"loss.name": "ce"}, test=None, validation=None, measure="steps")
-    page = make_page([comparison([steps], *DEFAULT_VIEWS, measure="steps")], written=WRITTEN)
+    page = make_page([comparison([steps], *DEFAULT_FIGURES, measure="steps")], written=WRITTEN)
     assert "NDCG@5" not in page
     assert "No run of this sweep has measured what its figures show." in page
 
@@ -113,7 +112,7 @@ def test_runs_that_are_missing_are_counted(whole: Comparison) -> None:
 
 def test_a_sweep_without_a_finished_run() -> None:
     failed = list(main_rows(1))[-1]
-    page = make_page([comparison([failed], *DEFAULT_VIEWS)], written=WRITTEN)
+    page = make_page([comparison([failed], *DEFAULT_FIGURES)], written=WRITTEN)
     assert "No run of this sweep has finished yet." in page
 
 
@@ -127,21 +126,21 @@ def test_markdown_of_trainings_and_of_steps(whole: Comparison) -> None:
         make_row("a", {"loss.name": "ce"}, test=None, validation=None, memory=2048.0,
                  measure="steps")
     ]  # fmt: skip
-    table = make_markdown([comparison(steps, View("components"), measure="steps")])
+    table = make_markdown([comparison(steps, FigureSpec("components"), measure="steps")])
     assert "| loss | ml1m |\n| --- | --- |\n| CE | 2 GiB |" in table
     two = [
         make_row(key, {"loss.name": "sce", "training.row_wise": row_wise}, test=None,
                  validation=None, memory=memory, measure="steps")
         for key, row_wise, memory in (("a", False, 2048.0), ("b", True, 512.0))
     ]  # fmt: skip
-    table = make_markdown([comparison(two, View("components"), measure="steps")])
+    table = make_markdown([comparison(two, FigureSpec("components"), measure="steps")])
     assert "| SCE, with row_wise | 512 MiB |\n| SCE, without row_wise | 2 GiB |" in table
     alike = [
         make_row(key, {"loss.name": "sce", "loss.alpha": alpha}, test=None, validation=None,
                  memory=memory, measure="steps")
         for key, alpha, memory in (("a", 2.0, 512.0), ("b", 2.0001, 256.0))
     ]  # fmt: skip
-    table = make_markdown([comparison(alike, View("components"), measure="steps")])
+    table = make_markdown([comparison(alike, FigureSpec("components"), measure="steps")])
     assert "| SCE, alpha 2 | 512 MiB |" in table  # of two with one name the larger
 
 
@@ -149,7 +148,7 @@ def test_markdown_says_what_memory_it_is() -> None:
     def text(measure: str, where: list[dict[str, Any]]) -> str:
         rows = [make_row(f"{n}", {"loss.name": "ce"}, seed=n, measure=measure, memory=512.0 + 8 * n,
                          **one) for n, one in enumerate(where)]  # fmt: skip
-        views = [View("table")] if measure == "training" else [View("components")]
+        views = [FigureSpec("table")] if measure == "training" else [FigureSpec("components")]
         return make_markdown([comparison(rows, *views, measure=measure)])
 
     for measure in ("training", "steps"):
@@ -161,7 +160,7 @@ def test_markdown_says_what_memory_it_is() -> None:
         make_row(loss, {"loss.name": loss}, measure="steps", **where)
         for loss, where in (("bce", GPU), ("sce", GPU), ("ce", CPU))
     ]
-    table = make_markdown([comparison(elsewhere, View("components"), measure="steps")])
+    table = make_markdown([comparison(elsewhere, FigureSpec("components"), measure="steps")])
     assert "| SCE | 500 MiB |" in table
     assert "| CE |" not in table  # rather than a row of dashes
     assert "| CE | 516 MiB ± 5.66 MiB |" in text("steps", [GPU, GPU])
@@ -169,7 +168,7 @@ def test_markdown_says_what_memory_it_is() -> None:
 
 def test_two_figures_of_one_title_are_two_files() -> None:
     rows = [make_row(f"{a}", {"loss.name": "sce", "loss.alpha": a}) for a in (1.0, 2.0)]
-    view = View("line", x="loss.alpha", title="Mine")
+    view = FigureSpec("line", x="loss.alpha", title="Mine")
     found = make_files([comparison(rows, view, view)])
     assert sorted(found) == ["main-mine-2.svg", "main-mine.svg"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sce.data.vocabulary import Vocabulary
-from sce.experiments.place import Sweep
-from sce.experiments.views import View
+from sce.experiments.figure_spec import FigureSpec
+from sce.experiments.store import Sweep
 from sce.report import compare_page, run_page
 from sce.report.comparison import Comparison
 from tests.browser import CONTRAST, Browser, needs_browser
@@ -17,12 +17,12 @@ from tests.tiny_run import make_dataset, make_run, write_epochs, write_result
 
 EVIL = "</script><script>window.pwned = 1</script><img src=http://example.com/x onerror=pwn()>"
 VIEWS = (
-    View("table"),
-    View("pareto", x="memory"),
-    View("pareto", x="time"),
-    View("line", x="loss.bucket_size_y", log="x", losses=("sce", "ce")),
-    View("epochs", y="picked_once", losses=("sce",)),
-    View("components"),
+    FigureSpec("table"),
+    FigureSpec("pareto", x="memory"),
+    FigureSpec("pareto", x="time"),
+    FigureSpec("line", x="loss.bucket_size_y", log="x", losses=("sce", "ce")),
+    FigureSpec("epochs", y="picked_once", losses=("sce",)),
+    FigureSpec("components"),
 )
 
 

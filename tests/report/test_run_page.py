@@ -10,9 +10,8 @@ from sce.data.prepared import write_prepared
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 from sce.report.run_page import make_page
-from sce.training.begin import note_divergence
 from sce.training.run import Run
-from sce.training.watch import DivergenceError
+from sce.training.run_start import note_divergence
 from tests.tiny_run import lay_out, make_dataset, make_run, metrics, write_epochs, write_result
 
 EVIL = "</script><script>alert('pwned')</script><img src=x onerror=alert(1)>"
@@ -177,7 +176,7 @@ def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
 
 def test_a_run_that_diverged(run: Run) -> None:
     write_epochs(run, count=2)
-    note_divergence(run, DivergenceError("", epoch=3, step=7, rows=[]))
+    note_divergence(run, epoch=3, step=7)
     page = Outline(make_page(run))
     assert "diverged at step 7 of epoch 3: try a lower --learning-rate" in page.words
     assert "has not ended" not in page.words

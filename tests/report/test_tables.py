@@ -3,8 +3,8 @@ import io
 
 import pytest
 
-from sce.experiments.rows import Row
-from sce.experiments.views import View
+from sce.experiments.figure_spec import FigureSpec
+from sce.experiments.store import Row
 from sce.report.frame import group_seeds
 from sce.report.tables import (
     FIRST,
@@ -49,7 +49,7 @@ def table() -> ComparisonTable:
                  test=0.99)
         for seed in (0, 1)
     ]  # fmt: skip
-    return make_table(group_seeds(rows), View("table"))
+    return make_table(group_seeds(rows), FigureSpec("table"))
 
 
 def test_the_best_is_bold_the_second_underlined_and_sce_compared(table: ComparisonTable) -> None:
@@ -73,7 +73,7 @@ def test_where_rivals_differ_each_row_names_its_own() -> None:
         for data, losses in {"a": {"ce": 0.2, "bce": 0.1}, "b": {"ce": 0.1, "bce": 0.2}}.items()
         for loss, value in {**losses, "sce": 0.3}.items()
     ]
-    table = make_table(group_seeds(rows), View("table"))
+    table = make_table(group_seeds(rows), FigureSpec("table"))
     assert table.change == "SCE over best other by validation"
     assert [one.change for one in table.lines if one.name == "NDCG@10"] == [
         "+0% (CE)", "+0% (BCE)",
@@ -100,7 +100,7 @@ def test_what_each_dataset_decided_is_said() -> None:
         )
         for data, size, dim in (("a", 85, 32), ("b", 282, 64))
     ]
-    table = make_table(group_seeds(rows), View("table"))
+    table = make_table(group_seeds(rows), FigureSpec("table"))
     assert list(chosen_lines(table)) == [
         "a: SCE, bucket_size_y 85 (1 seed)",
         "b: SCE, bucket_size_y 282 (1 seed)",
@@ -119,7 +119,7 @@ def test_markdown(table: ComparisonTable) -> None:
 def test_what_looks_equal_is_equal() -> None:
     rows = [make_row(loss, {"loss.name": loss}, test=value) for loss, value in
             [("ce", 0.050001), ("sce", 0.050002), ("bce", 0.01)]]  # fmt: skip
-    cells = line(make_table(group_seeds(rows), View("table")), "NDCG@10").cells
+    cells = line(make_table(group_seeds(rows), FigureSpec("table")), "NDCG@10").cells
     assert [cell.place for cell in cells] == [SECOND, FIRST, FIRST]
 
 
@@ -129,7 +129,7 @@ def test_columns_from_elsewhere_are_for_their_dataset_and_not_ranked() -> None:
         for data in ("beauty", "ml1m")
         for loss, test in (("ce", 0.04), ("sce", 0.05))
     ]
-    view = View("table", metrics=("ndcg@10", "hr@10"),
+    view = FigureSpec("table", metrics=("ndcg@10", "hr@10"),
                 published=({"name": "CBiT", "dataset": "beauty", "ndcg@10": 0.0537},))  # fmt: skip
     table = make_table(group_seeds(rows), view)
     assert table.columns == ("CE", "SCE", "CBiT")
@@ -145,7 +145,7 @@ def test_columns_from_elsewhere_are_for_their_dataset_and_not_ranked() -> None:
 def test_times_beside_others_are_not_ranked() -> None:
     rows = [make_row(loss, {"loss.name": loss}, seconds=seconds, at_once=4)
             for loss, seconds in (("ce", 9.0), ("sce", 3.0))]  # fmt: skip
-    table = make_table(group_seeds(rows), View("table"))
+    table = make_table(group_seeds(rows), FigureSpec("table"))
     time = line(table, "training time")
     assert [cell.place for cell in time.cells] == [0, 0]
     assert time.change == ""
@@ -155,7 +155,7 @@ def test_times_beside_others_are_not_ranked() -> None:
 def test_memory_of_a_whole_process_is_not_ranked() -> None:
     rows = [make_row(loss, {"loss.name": loss}, memory=memory, seconds=memory, **CPU)
             for loss, memory in (("ce", 417.0), ("sce", 416.0))]  # fmt: skip
-    table = make_table(group_seeds(rows), View("table"))
+    table = make_table(group_seeds(rows), FigureSpec("table"))
     memory = line(table, "peak training memory")
     assert [(cell.text, cell.place) for cell in memory.cells] == [("417 MiB", 0), ("416 MiB", 0)]
     assert memory.change == ""
@@ -174,7 +174,7 @@ def test_memory_and_time_are_of_one_device_in_each_dataset() -> None:
         for loss in ("ce", "sce")
         for seed, (where, memory) in enumerate(zip(places, (416.0, 50.0), strict=True))
     ]  # fmt: skip
-    table = make_table(group_seeds(rows), View("table"))
+    table = make_table(group_seeds(rows), FigureSpec("table"))
     mixed, alike = (one for one in table.lines if one.name == "peak training memory")
     assert [(cell.text, cell.spread) for cell in mixed.cells] == [("50 MiB", "")] * 2
     assert [cell.text for cell in alike.cells] == ["233 MiB"] * 2
@@ -194,14 +194,14 @@ def test_company_of_a_run_that_is_left_out_does_not_count() -> None:
         for loss, seconds in (("ce", 9.0), ("sce", 3.0))
         for seed, (where, at_once) in enumerate([(CPU, 4), (GPU, 1)])
     ]  # fmt: skip
-    table = make_table(group_seeds(rows), View("table"))
+    table = make_table(group_seeds(rows), FigureSpec("table"))
     assert [cell.place for cell in line(table, "training time").cells] == [SECOND, FIRST]
 
 
 def test_memory_and_time_have_spreads() -> None:
     rows = [make_row(f"{loss}{n}", {"loss.name": loss}, seed=n, memory=100.0 + 10 * n,
                      seconds=20.0 + n) for loss in ("ce", "sce") for n in (0, 1, 2)]  # fmt: skip
-    table = make_table(group_seeds(rows), View("table"))
+    table = make_table(group_seeds(rows), FigureSpec("table"))
     for name, spread in (("peak training memory", "10 MiB"), ("training time", "1 s")):
         assert [cell.spread for cell in line(table, name).cells] == [spread] * 2
     assert "| 110 MiB ± 10 MiB |" in to_markdown(table)
@@ -210,14 +210,14 @@ def test_memory_and_time_have_spreads() -> None:
 def test_fewer_seeds_in_a_column_are_said() -> None:
     rows = [make_row(f"c{seed}", {"loss.name": "ce"}, seed=seed) for seed in range(3)]
     rows.append(make_row("s", {"loss.name": "sce"}))
-    table = make_table(group_seeds(rows), View("table"))
+    table = make_table(group_seeds(rows), FigureSpec("table"))
     assert list(caveats(table)) == ["Not all columns have as many seeds: 1 to 3."]
 
 
 def test_two_columns_of_a_setting_are_compared() -> None:
     rows = [make_row(f"{mix}", {"loss.name": "sce", "loss.mix": mix}, test=0.04 + 0.01 * mix)
             for mix in (True, False)]  # fmt: skip
-    table = make_table(group_seeds(rows), View("table", by=("loss.mix",)))
+    table = make_table(group_seeds(rows), FigureSpec("table", by=("loss.mix",)))
     assert table.columns == ("without mix", "with mix")
     assert table.change == "with mix over without mix"
     assert line(table, "NDCG@10").change == "+25%"
@@ -229,7 +229,7 @@ def test_a_column_is_not_named_by_what_does_not_apply_to_it() -> None:
         make_row("b", {"loss.name": "sce", "loss.mix": True, "loss.mix_of": 4}),
         make_row("c", {"loss.name": "ce"}),
     ]
-    view = View("table", by=("loss.name", "loss.mix", "loss.mix_of"))
+    view = FigureSpec("table", by=("loss.name", "loss.mix", "loss.mix_of"))
     table = make_table(group_seeds(rows), view)
     assert table.columns == ("CE", "SCE, without mix", "SCE, with mix, mix_of 4")
 
@@ -240,7 +240,7 @@ def test_a_loss_that_a_dataset_lacks_leaves_a_gap() -> None:
         make_row("b", {"loss.name": "ce"}, data="a"),
         make_row("c", {"loss.name": "sce"}, data="b"),
     ]
-    table = make_table(group_seeds(rows), View("table"))
+    table = make_table(group_seeds(rows), FigureSpec("table"))
     texts = {(one.dataset, one.name): [cell.text for cell in one.cells] for one in table.lines}
     assert texts["b", "NDCG@10"] == ["–", "0.0600"]
 

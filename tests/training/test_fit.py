@@ -138,7 +138,7 @@ def test_a_loss_is_given_the_generator_of_its_step(dataset: PreparedDataset) -> 
     class Own(Loss):
         def forward(
             self,
-            *arguments: Tensor,
+            *arguments: Any,
             generator: torch.Generator | None = None,
             max_targets: int | None = None,
         ) -> Tensor:
@@ -198,7 +198,7 @@ def test_parameters_of_the_loss_are_trained(dataset: PreparedDataset) -> None:
             super().__init__()
             self.scale = nn.Parameter(torch.tensor(1.0))
 
-        def forward(self, states: Tensor, *rest: Tensor, **options: Any) -> Tensor:
+        def forward(self, states: Tensor, *rest: Any, **options: Any) -> Tensor:
             return super().forward(states * self.scale, *rest, **options)
 
     loss = Scaled()
@@ -340,10 +340,10 @@ def test_a_loss_must_be_a_scalar(dataset: PreparedDataset) -> None:
 
 
 def test_a_loss_that_forgets_its_graph(dataset: PreparedDataset) -> None:
-    def as_float(*arguments: Tensor) -> float:
+    def as_float(*arguments: Any) -> float:
         return float(CrossEntropy()(*arguments).detach())
 
-    def detached(*arguments: Tensor) -> Tensor:
+    def detached(*arguments: Any) -> Tensor:
         loss: Tensor = CrossEntropy()(*arguments)
         return loss.detach()
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
@@ -41,11 +40,11 @@ class Hooked(ScalableCrossEntropy):
         super().__init__(n_buckets=4, bucket_size_x=5, bucket_size_y=6)
         self.left, self.action = at, action
 
-    def forward(self, *arguments: Tensor, **options: Any) -> Any:
+    def forward(self, *arguments: Any, **options: Any) -> Any:
         self.count()
         return super().forward(*arguments, **options)
 
-    def with_statistics(self, *arguments: Tensor, **options: Any) -> Any:
+    def with_statistics(self, *arguments: Any, **options: Any) -> Any:
         self.count()
         return super().with_statistics(*arguments, **options)
 

@@ -128,7 +128,7 @@ class Stopping(ScalableCrossEntropy):
         super().__init__(n_buckets=4, bucket_size_x=5, bucket_size_y=3)
         self.left = at
 
-    def with_statistics(self, *arguments: Tensor, **options: Any) -> Any:
+    def with_statistics(self, *arguments: Any, **options: Any) -> Any:
         # Of every step: an epoch has few.
         self.left -= 1
         if self.left == 0:

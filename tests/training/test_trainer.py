@@ -136,7 +136,7 @@ class Scaled(CrossEntropy):
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(1.0))
 
-    def forward(self, states: Tensor, *rest: Tensor, **options: Any) -> Tensor:
+    def forward(self, states: Tensor, *rest: Any, **options: Any) -> Tensor:
         return super().forward(states * self.scale, *rest, **options)
 
 
@@ -178,7 +178,7 @@ class Breaks(CrossEntropy):
         super().__init__()
         self.left = at
 
-    def forward(self, *arguments: Tensor, **options: Any) -> Tensor:
+    def forward(self, *arguments: Any, **options: Any) -> Tensor:
         self.left -= 1
         loss = super().forward(*arguments, **options)
         return loss * torch.nan if self.left <= 0 else loss
@@ -270,7 +270,7 @@ def test_broken_weights_are_noticed_though_the_loss_is_fine(
     model = small_model(dataset)
 
     class Poisons(CrossEntropy):
-        def forward(self, *arguments: Tensor, **options: Any) -> Tensor:
+        def forward(self, *arguments: Any, **options: Any) -> Tensor:
             loss = super().forward(*arguments, **options)
             loss.register_hook(lambda gradient: gradient * torch.inf)
             return loss

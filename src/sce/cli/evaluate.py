@@ -18,10 +18,9 @@ from sce.evaluation.evaluate import Metrics
 from sce.evaluation.evaluate import evaluate as measure
 from sce.evaluation.ranking import Popularity, Ranker
 from sce.recommend import Recommender
-from sce.training.begin import describe_divergence
 from sce.training.device import resolve_device
-from sce.training.display import PipedConsole
-from sce.training.run import Run
+from sce.training.progress import PipedConsole
+from sce.training.run import Run, describe_divergence
 
 METRICS = ("ndcg", "hr", "mrr", "cov")
 

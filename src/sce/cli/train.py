@@ -18,10 +18,11 @@ from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
 from sce.losses import LOSSES
 from sce.models.registry import BACKBONES
-from sce.training.begin import check_target
 from sce.training.device import resolve_device
-from sce.training.interrupt import TrainingInterrupted
-from sce.training.loop import FitResult, TrainingWarning, fit
+from sce.training.fit import FitResult, fit
+from sce.training.preflight import TrainingWarning
+from sce.training.run_start import check_target
+from sce.training.signals import TrainingInterrupted
 
 # Settings with a short name of their own, beside the dotted one.
 _DAILY = {

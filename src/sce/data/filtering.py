@@ -6,7 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sce.data.interactions import Interactions, Tally
+from sce.data.interactions import (
+    Interactions,
+    Tally,
+)
 from sce.errors import InputError
 
 Report = Callable[[Tally], object]

@@ -10,7 +10,10 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from sce.data.interactions import Interactions, Tally
+from sce.data.interactions import (
+    Interactions,
+    Tally,
+)
 from sce.data.prepared import MIN_EVALUATED, PreparedDataset, Sequences, write_prepared
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError

@@ -26,7 +26,7 @@ from sce.experiments.store import (
     finished_row,
     read_rows,
 )
-from sce.training.interrupt import Interrupts
+from sce.training.signals import Interrupts
 
 _TICK = 0.1  # seconds between looks at the processes
 _PATIENCE = 120.0  # seconds to save in, before a process is ended for good

@@ -39,8 +39,9 @@ from sce.data.prepared import PreparedDataset, Sequences
 from sce.data.storage import write_text
 from sce.errors import InputError
 from sce.training.device import matmul_precision, resolve_device
-from sce.training.loop import TrainingWarning, fit
+from sce.training.fit import fit
 from sce.training.optimizer import make_optimizer
+from sce.training.preflight import TrainingWarning
 
 COMPONENTS = ("weights", "optimizer", "activations", "gradients", "loss", "backward")
 _MIB = 2**20

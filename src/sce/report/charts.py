@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from sce.experiments.views import MEASURES, View
+from sce.experiments.figure_spec import MEASURES, FigureSpec
 from sce.losses import LOSSES
 from sce.report.drawing import (
     DASHES,
@@ -78,7 +78,7 @@ _LARGEST = 200.0  # area of the largest dot
 EPOCHS = Axis("epoch", whole=True)
 
 
-def make_figures(groups: Sequence[SeedGroup], view: View) -> Iterator[Figure]:
+def make_figures(groups: Sequence[SeedGroup], view: FigureSpec) -> Iterator[Figure]:
     """Draw a view: a figure for each dataset, or one across all of them."""
     chosen = [group for group in groups if not view.losses or group.loss in view.losses]
     draw = CHARTS[view.kind]
@@ -92,7 +92,7 @@ def make_figures(groups: Sequence[SeedGroup], view: View) -> Iterator[Figure]:
     yield from (figure for figure in found if figure is not None)
 
 
-def pareto(groups: Sequence[SeedGroup], view: View, dataset: str) -> Figure | None:
+def pareto(groups: Sequence[SeedGroup], view: FigureSpec, dataset: str) -> Figure | None:
     """Quality against memory or time, with the Pareto front of each curve."""
     cost = view.x or "memory"
     alike = comparable(groups)
@@ -133,7 +133,7 @@ def pareto(groups: Sequence[SeedGroup], view: View, dataset: str) -> Figure | No
     )
 
 
-def line(groups: Sequence[SeedGroup], view: View, dataset: str) -> Figure | None:
+def line(groups: Sequence[SeedGroup], view: FigureSpec, dataset: str) -> Figure | None:
     """A measure against one setting, or against the size of the catalogue."""
     alike = comparable(groups)
     named = group_by(alike, view.by)
@@ -175,7 +175,7 @@ def line(groups: Sequence[SeedGroup], view: View, dataset: str) -> Figure | None
     )
 
 
-def epochs(groups: Sequence[SeedGroup], view: View, dataset: str) -> Figure | None:
+def epochs(groups: Sequence[SeedGroup], view: FigureSpec, dataset: str) -> Figure | None:
     """A number over the epochs, as long as all seeds of the best setting went on."""
     title, show, axis = _COURSES[view.y]
     named = group_by(groups, view.by)
@@ -206,7 +206,7 @@ def epochs(groups: Sequence[SeedGroup], view: View, dataset: str) -> Figure | No
     )
 
 
-def components(groups: Sequence[SeedGroup], view: View, dataset: str) -> Figure | None:
+def components(groups: Sequence[SeedGroup], view: FigureSpec, dataset: str) -> Figure | None:
     """The peak memory of a step as stacked bars: shares of its components, and their sum."""
     alike = comparable(groups)
     named = group_by(alike, view.by)
@@ -261,7 +261,7 @@ def _stack(bars: dict[str, list[float]]) -> alt.TopLevelMixin:
 
 
 # A new kind of figure is a function above, a line here, and its name in experiments.
-CHARTS: dict[str, Callable[[Sequence[SeedGroup], View, str], Figure | None]] = {
+CHARTS: dict[str, Callable[[Sequence[SeedGroup], FigureSpec, str], Figure | None]] = {
     "pareto": pareto,
     "line": line,
     "epochs": epochs,
@@ -288,7 +288,7 @@ def measure_axis(name: str, *, log: bool) -> Axis:
     return Axis(name_measure(name), log=log)
 
 
-def _y_axis(view: View) -> Axis:
+def _y_axis(view: FigureSpec) -> Axis:
     return measure_axis(view.y, log="y" in view.log)
 
 
@@ -318,7 +318,7 @@ def _hover(row: Sequence[str]) -> str:
 def _curve(
     named: dict[Group, list[SeedGroup]],
     group: Group,
-    view: View,
+    view: FigureSpec,
     points: Sequence[Point],
     level: Curve | None = None,
 ) -> Curve:
@@ -340,14 +340,16 @@ def _area(memory: float | None, largest: float) -> float:
     return _LARGEST / 4 if memory is None else max(12.0, _LARGEST * memory / largest)
 
 
-def _drawn(groups: Sequence[SeedGroup], view: View) -> SeedGroup | None:
+def _drawn(groups: Sequence[SeedGroup], view: FigureSpec) -> SeedGroup | None:
     """Which of several settings at one place is drawn: without validation, the highest."""
     if is_validated(groups):
         return best(groups)
     return max(groups, key=lambda one: one.mean(view.y) or 0.0, default=None)
 
 
-def _caveats(groups: Sequence[SeedGroup], view: View, *, several: bool = False) -> Iterator[str]:
+def _caveats(
+    groups: Sequence[SeedGroup], view: FigureSpec, *, several: bool = False
+) -> Iterator[str]:
     """Sentences that a reader of the figure needs."""
     if several:
         rule = "best by validation" if is_validated(groups) else "one that reaches highest"

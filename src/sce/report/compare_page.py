@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from sce.experiments.rows import FAILED, Row
-from sce.experiments.views import View
+from sce.experiments.figure_spec import FigureSpec
+from sce.experiments.store import FAILED, Row
 from sce.report.charts import make_figures
 from sce.report.comparison import (
     Comparison,
@@ -70,7 +70,7 @@ def make_files(comparisons: Sequence[Comparison]) -> dict[str, str]:
     """The figures as SVG, by the names of files."""
     found: dict[str, str] = {}
     for comparison in comparisons:
-        for view in comparison.sweep.views:
+        for view in comparison.sweep.figures:
             for figure in _figures_of(comparison, view):
                 key = re.sub(r"[^a-z0-9]+", "-", figure.title.lower()).strip("-")
                 name, count = f"{comparison.sweep.name}-{key}", 1
@@ -80,13 +80,13 @@ def make_files(comparisons: Sequence[Comparison]) -> dict[str, str]:
     return found
 
 
-def _figures_of(comparison: Comparison, view: View) -> list[Figure]:
+def _figures_of(comparison: Comparison, view: FigureSpec) -> list[Figure]:
     return [] if view.kind == "table" else list(make_figures(comparison.groups, view))
 
 
 def _part(comparison: Comparison) -> dict[str, Any]:
     """One section: its tables, then its figures, those of one view side by side."""
-    views = comparison.sweep.views
+    views = comparison.sweep.figures
     tables = [
         _table(comparison, view) for view in views
         if view.kind == "table" and comparison.groups_of(view)
@@ -116,7 +116,7 @@ def _part(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _table(comparison: Comparison, view: View) -> dict[str, Any]:
+def _table(comparison: Comparison, view: FigureSpec) -> dict[str, Any]:
     made = make_table(comparison.groups_of(view), view)
     about = (
         "Test events; mean over seeds ± standard deviation. Best bold, second underlined. "
@@ -158,7 +158,7 @@ def _about_time(rows: Sequence[Row]) -> str:
 def _verdicts(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, str]]:
     """SCE against the best other loss by validation, on each dataset."""
     for comparison in comparisons:
-        view = next(filter(compares_losses, comparison.sweep.views), None)
+        view = next(filter(compares_losses, comparison.sweep.figures), None)
         groups = [] if view is None else comparison.groups_of(view)
         if view is None or not groups:
             continue

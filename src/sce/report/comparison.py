@@ -7,9 +7,8 @@ from functools import cached_property
 from pathlib import Path
 
 from sce.errors import InputError
-from sce.experiments.place import Place, Sweep
-from sce.experiments.rows import FAILED, FINISHED, Row, read_rows
-from sce.experiments.views import View
+from sce.experiments.figure_spec import FigureSpec
+from sce.experiments.store import FAILED, FINISHED, Row, Sweep, SweepDirectory, read_rows
 from sce.report.frame import SeedGroup, as_group, describe, group_seeds, varied
 from sce.units import plural
 
@@ -37,7 +36,7 @@ class Comparison:
         """The finished runs, over seeds."""
         return group_seeds(self.rows)
 
-    def groups_of(self, view: View) -> list[SeedGroup]:
+    def groups_of(self, view: FigureSpec) -> list[SeedGroup]:
         """The groups that a view is about; a table is about whole trainings."""
         return [
             group
@@ -47,7 +46,7 @@ class Comparison:
         ]
 
 
-def compares_losses(view: View) -> bool:
+def compares_losses(view: FigureSpec) -> bool:
     """True for a table of all losses side by side."""
     return view.kind == "table" and view.by == ("loss.name",) and not view.losses
 
@@ -70,7 +69,7 @@ def gather(places: Sequence[Path], only: Sequence[str] = ()) -> list[Comparison]
     paths: dict[tuple[str, str], list[Path]] = {}
     for path in places:
         rows = {row["key"]: _name_dataset(row, labels) for row in _read(path)}
-        for sweep in Place(path).read_sweeps():
+        for sweep in SweepDirectory(path).read_sweeps():
             if only and sweep.name not in only:
                 continue
             key = (sweep.name, sweep.variant)
@@ -86,7 +85,7 @@ def gather(places: Sequence[Path], only: Sequence[str] = ()) -> list[Comparison]
     if not any(one.rows for one in found.values()):
         raise InputError(f"{places[0]} has no rows yet: no run has ended")
     told = _number_names([(one, paths[key]) for key, one in found.items()])
-    return sorted(told, key=lambda one: not any(map(compares_losses, one.sweep.views)))
+    return sorted(told, key=lambda one: not any(map(compares_losses, one.sweep.figures)))
 
 
 def _name_dataset(row: Row, labels: dict[str, str]) -> Row:
@@ -126,7 +125,7 @@ def _free(name: str, count: int, taken: Iterable[str]) -> str:
 
 
 def _read(path: Path) -> list[Row]:
-    file = Place(path).rows
+    file = SweepDirectory(path).rows
     rows = read_rows(file)
     for row in rows:
         wrong = _fault(row)

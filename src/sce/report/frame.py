@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sce.experiments.rows import FINISHED, Row
+from sce.experiments.store import FINISHED, Row
 from sce.losses import LOSSES
 from sce.units import is_number, plural, show_digits
 

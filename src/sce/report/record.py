@@ -9,8 +9,7 @@ import numpy as np
 from sce.data.prepared import PreparedDataset
 from sce.recommend import Id, Recommended, Recommender
 from sce.report.frame import name_loss, number
-from sce.training.begin import describe_divergence
-from sce.training.run import Run
+from sce.training.run import Run, describe_divergence
 
 METRIC = "ndcg@10"  # training stops by it
 SHOWN = 5  # recommendations of each user

@@ -5,8 +5,8 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sce.experiments.rows import FAILED, Row
-from sce.experiments.views import View
+from sce.experiments.figure_spec import FigureSpec
+from sce.experiments.store import FAILED, Row
 from sce.losses import LOSSES
 from sce.report.comparison import Comparison, count_runs, name_failed
 from sce.report.frame import (
@@ -72,7 +72,7 @@ class ComparisonTable:
         return ["data", "", *self.columns, *([self.change] if self.change else [])]
 
 
-def make_table(settings: Sequence[SeedGroup], view: View) -> ComparisonTable:
+def make_table(settings: Sequence[SeedGroup], view: FigureSpec) -> ComparisonTable:
     """Choose the setting of each column by validation, and put their test metrics side by side."""
     names = list(group_by(settings, view.by))
     datasets = datasets_of(settings)
@@ -133,7 +133,7 @@ def _is_fair(name: str, settings: Sequence[SeedGroup]) -> bool:
     return name != "memory" or not is_resident(settings)
 
 
-def _measured(view: View) -> Iterator[tuple[str, str, Show, bool]]:
+def _measured(view: FigureSpec) -> Iterator[tuple[str, str, Show, bool]]:
     """The rows of a table: title, what is measured, how it is shown, whether more is better."""
     for metric in view.metrics:
         kind, _, depth = metric.partition("@")
@@ -150,14 +150,16 @@ def show_score(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
 
 
-def _judged(names: Sequence[tuple[object, ...]], view: View) -> int | None:
+def _judged(names: Sequence[tuple[object, ...]], view: FigureSpec) -> int | None:
     """The column that is compared with the others: SCE's, or the second of two."""
     if view.by == ("loss.name",):
         return names.index(("sce",)) if ("sce",) in names and len(names) > 1 else None
     return 1 if len(names) == 2 else None
 
 
-def _title_of_change(faced: Sequence[str], names: Sequence[tuple[object, ...]], view: View) -> str:
+def _title_of_change(
+    faced: Sequence[str], names: Sequence[tuple[object, ...]], view: FigureSpec
+) -> str:
     judged = _judged(names, view)
     if judged is None:
         return ""
@@ -275,8 +277,8 @@ def make_markdown(comparisons: Sequence[Comparison]) -> str:
     parts = []
     for comparison in comparisons:
         parts.append(f"## {comparison.sweep.title}\n\n{count_runs([comparison])}\n")
-        tables = [view for view in comparison.sweep.views if view.kind == "table"]
-        for view in tables or [View("table")]:
+        tables = [view for view in comparison.sweep.figures if view.kind == "table"]
+        for view in tables or [FigureSpec("table")]:
             groups = comparison.groups_of(view)
             if not groups:
                 continue

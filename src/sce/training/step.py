@@ -103,11 +103,14 @@ class TrainingStep:
         self._lengths_of_all = self._lengths(trainable_rows(sequences))
         fullest = self._lengths_of_all.topk(min(batch_size, len(self._lengths_of_all)))
         self.max_targets = int(fullest.values.sum())
-        self.mean_targets = math.ceil(len(fullest.values) * float(self._lengths_of_all.double().mean()))
+        self.mean_targets = math.ceil(
+            len(fullest.values) * float(self._lengths_of_all.double().mean())
+        )
         self._shares: list[float] | None = None  # of long rows, where all batches are cut alike
         if isinstance(model, Backbone) and (device.type == "cuda" or compiled or captured):
             self._shares = shares_longer(self._lengths_of_all, max_length)
         self._groups: dict[int, LengthGroups] = {}  # of batches of so many rows
+        self.captured = captured
         self._captured: CapturedSteps | None = None
         if captured:
             generators = [] if self.generator is None else [self.generator]
