@@ -5,7 +5,7 @@ and padding is a target equal to `ignore_index`. They import torch and nothing e
 """
 
 from sce.losses.base import BatchShape, DataSummary, Loss, LossMemory, LossSettings
-from sce.losses.buckets import suggest_sizes
+from sce.losses.buckets import BucketStatistics, suggest_sizes
 from sce.losses.full import CrossEntropy, cross_entropy
 from sce.losses.negatives import InBatchNegatives, PopularityNegatives, UniformNegatives
 from sce.losses.registry import DEFAULT_LOSS, LOSSES, LossEntry
@@ -15,7 +15,6 @@ from sce.losses.sampled import (
     SampledCrossEntropy,
 )
 from sce.losses.scalable import ScalableCrossEntropy, scalable_cross_entropy
-from sce.losses.statistics import BucketStatistics
 
 __all__ = [
     "DEFAULT_LOSS",

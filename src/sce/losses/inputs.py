@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 Reduction = Literal["mean", "sum", "none"]
+Catalogue = Tensor | torch.nn.Embedding | torch.nn.Linear
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -229,3 +230,12 @@ def reduce(losses: Tensor, counted: Tensor | None, inputs: Inputs, reduction: st
         return losses.sum()
     count = len(losses) if counted is None else counted.sum()
     return losses.sum() / torch.as_tensor(count, device=losses.device).clamp(min=1)
+
+
+def unwrap_catalogue(catalogue: Catalogue) -> tuple[Tensor, Tensor | None]:
+    """Return the item embeddings [items, d], and the bias of each item, if there is one."""
+    if isinstance(catalogue, torch.nn.Linear):
+        return catalogue.weight, catalogue.bias
+    if isinstance(catalogue, torch.nn.Embedding):
+        return catalogue.weight, None
+    return catalogue, None
