@@ -75,7 +75,7 @@ def test_buckets_and_value_are_those_of_inputs_in_half_precision(
 
     monkeypatch.setattr(scalable, "count_buckets", spy)
     settings = dict(settings)
-    given = {"centres": centres()} if settings.pop("given", False) else {}
+    given: dict[str, Any] = {"centres": centres()} if settings.pop("given", False) else {}
     sizes, (states, catalogue, targets) = SIZES, problem()
     if GPU or backend == "torch":  # so many that rounded centres, too, make a difference
         sizes = {"n_buckets": 30, "bucket_size_x": 100, "bucket_size_y": 500}

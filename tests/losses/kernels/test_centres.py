@@ -47,6 +47,11 @@ def many_states() -> tuple[Tensor, Tensor]:
     return torch.eye(16)[numbers], targets
 
 
+def moments(centres: Tensor) -> list[Tensor]:
+    products = (centres.unsqueeze(2) * centres.unsqueeze(1)).flatten(1)
+    return [centres, products, centres**4]
+
+
 @pytest.mark.parametrize(
     ("kind", "problem"),
     [
@@ -72,14 +77,9 @@ def test_centres_are_distributed_as_in_the_plain_path(
     assert found.status[:2].tolist() == [1, 1]
     centres = found.centres.double().cpu()
     assert torch.allclose(centres.norm(dim=1), torch.ones(N, dtype=torch.float64), atol=1e-5)
-    for moment in (
-        lambda x: x,
-        lambda x: (x.unsqueeze(2) * x.unsqueeze(1)).flatten(1),
-        lambda x: x**4,
-    ):
-        samples = moment(centres)
+    for samples, drawn in zip(moments(centres), moments(expected), strict=True):
         error = 5 * samples.std(dim=0) / N**0.5 + 2e-3
-        assert ((samples.mean(dim=0) - moment(expected).mean(dim=0)).abs() < error).all()
+        assert ((samples.mean(dim=0) - drawn.mean(dim=0)).abs() < error).all()
 
 
 def test_noise_alone_is_left_where_no_state_is_valid() -> None:
