@@ -5,6 +5,7 @@ python benchmarks/plot_losses.py            # results/loss_gpu.jsonl -> docs/fig
 
 import json
 from pathlib import Path
+from typing import Any
 
 import altair as alt
 
@@ -33,7 +34,7 @@ def main() -> None:
     failed = {row["loss"] for row in rows if row.get("failed")}
     rows = sorted((row for row in rows if not row.get("failed")), key=lambda row: row["items"])
     items = Axis("items in the catalogue", "~s", log=True)
-    charts = []
+    charts: list[Any] = []
     for measure, title in MEASURES.items():
         curves = [
             Curve(label + (", then out of memory" if name in failed else ""),

@@ -167,7 +167,7 @@ class Job:
     def build_loss(self, name: str) -> Loss:
         """Make a loss of `PLANNED`, for the mean batch."""
         settings = LOSSES[PLANNED[name]].settings
-        known = {option.name for option in fields(settings)}  # type: ignore[arg-type]
+        known = {option.name for option in fields(settings)}
         options = {key: value for key, value in self.options.items() if key in known}
         if name == "ce":
             options.pop("chunk_size", None)
@@ -314,7 +314,7 @@ def _plan_loss(job: Job, name: str, memory: int | None) -> PlannedLoss:
     if isinstance(loss, ScalableCrossEntropy):
         sizes = loss.sizes(job.items, int(job.shape.max_targets))
         found = dict(zip(("n_buckets", "bucket_size_x", "bucket_size_y"), sizes, strict=True))
-    names = [option.name for option in fields(LOSSES[PLANNED[name]].settings)]  # type: ignore[arg-type]
+    names = [option.name for option in fields(LOSSES[PLANNED[name]].settings)]
     sizes_of = {key: found[key] for key in names if isinstance(found.get(key), int)}
     if memory is None:
         return PlannedLoss(name, sizes_of, peak)

@@ -27,9 +27,10 @@ from sce.data.prepared import PreparedDataset, Sequences
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 from sce.evaluation.ranking import NOTHING, Ranker, top_k
+from sce.models.registry import BACKBONES
 from sce.training.checkpoint import read_tensors
 from sce.training.device import resolve_device
-from sce.training.run import SASREC, Run, describe_divergence, load_model
+from sce.training.run import Run, describe_divergence, load_model
 
 BATCH_SIZE = 256
 # Histories are collected for so many batches, and those of like length put together: less padding.
@@ -139,7 +140,7 @@ class Recommender:
             raise InputError(f"there are no weights yet: {diverged}")
         if model is not None:
             ranker = _with_weights(model, opened, place)
-        elif opened.model == SASREC:
+        elif opened.model in BACKBONES:
             ranker = load_model(opened, place)
         else:
             name = opened.model.rpartition(".")[2]

@@ -10,15 +10,15 @@ from sce.losses import ScalableCrossEntropy
 def rows_touched(*, device: str = "cpu", call: Any = None, **settings: Any) -> set[int]:
     """Return the items that get a gradient; the first ten lie where the states are."""
     g = torch.Generator().manual_seed(0)
-    there = torch.zeros(16)
-    there[0] = 4.0
-    states = (there + 0.01 * torch.randn(30, 16, generator=g)).to(device).requires_grad_()
+    place = torch.zeros(16)
+    place[0] = 4.0
+    states = (place + 0.01 * torch.randn(30, 16, generator=g)).to(device).requires_grad_()
     catalogue = torch.randn(60, 16, generator=g)
     catalogue[:, 0] = -1.0
-    catalogue[:10] = there
+    catalogue[:10] = place
     catalogue = catalogue.to(device).requires_grad_()
     loss = ScalableCrossEntropy(
-        n_buckets=8, bucket_size_x=6, bucket_size_y=5, mix_of=4, reduction="sum", **settings
+        n_buckets=8, bucket_size_x=6, bucket_size_y=5, reduction="sum", **settings
     )
     torch.manual_seed(1)
     value = (call or (lambda loss: loss))(loss)(

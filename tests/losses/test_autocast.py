@@ -9,9 +9,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sce.losses import ScalableCrossEntropy, scalable
-from sce.losses.buckets import MAX_SCORES, Buckets
+from sce.losses.buckets import MAX_SCORES, Buckets, count_buckets
 from sce.losses.inputs import active_autocast_dtype
-from sce.losses.statistics import count_buckets
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -62,8 +61,8 @@ def run(loss: ScalableCrossEntropy, *inputs: Tensor, **options: Any) -> list[Ten
 @each_half
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"mix": False}, {"mix_of": 0}, {"centres": True}],
-    ids=["mix", "no mix", "mix of all", "given centres"],
+    [{"centres": kind} for kind in ("random", "states", "mix")] + [{"given": True}],
+    ids=str,
 )
 def test_buckets_and_value_are_those_of_inputs_in_half_precision(
     backend: Any, dtype: torch.dtype, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -76,7 +75,7 @@ def test_buckets_and_value_are_those_of_inputs_in_half_precision(
 
     monkeypatch.setattr(scalable, "count_buckets", spy)
     settings = dict(settings)
-    given = {"centres": centres()} if settings.pop("centres", False) else {}
+    given: dict[str, Any] = {"centres": centres()} if settings.pop("given", False) else {}
     sizes, (states, catalogue, targets) = SIZES, problem()
     if GPU or backend == "torch":  # so many that rounded centres, too, make a difference
         sizes = {"n_buckets": 30, "bucket_size_x": 100, "bucket_size_y": 500}
@@ -90,12 +89,12 @@ def test_buckets_and_value_are_those_of_inputs_in_half_precision(
     ):
         g = torch.Generator(DEVICE).manual_seed(3)
         with cast(under):
-            value, _ = loss(x, y, targets, generator=g, with_stats=True, **given)
+            value, _ = loss.with_statistics(x, y, targets, generator=g, **given)
         values.append(value)
-    found, wanted, unrounded = (
+    found, expected, unrounded = (
         [part.long().sort(dim=1).values for part in (each.states, each.items)] for each in filled
     )
-    assert all(map(torch.equal, found, wanted))
+    assert all(map(torch.equal, found, expected))
     torch.testing.assert_close(values[0], values[1], rtol=1e-6, atol=1e-6)
     if dtype == torch.bfloat16:  # that makes rows equal
         assert not torch.equal(found[1], unrounded[1])
@@ -112,14 +111,14 @@ def test_gradients_are_those_of_rounded_values_and_not_rounded(
     exact = [in_half(x, dtype).detach().double().requires_grad_() for x in inputs]
     options: dict[str, Any] = {"bucket_size_x": 12, "bucket_size_y": 20, "reduction": reduction}
     middle = centres(3)
-    wanted = ScalableCrossEntropy(backend="torch", **options)(
+    expected = ScalableCrossEntropy(backend="torch", **options)(
         *exact, targets, centres=middle.double()
     )
     loss = ScalableCrossEntropy(backend=backend, **options)
     found = run(loss, *inputs, targets, centres=middle, under=dtype)
     assert found[0].dtype == torch.float32
-    torch.testing.assert_close(found[0].double(), wanted, rtol=1e-6, atol=1e-5)
-    for g, h in zip(found[1:], torch.autograd.grad(wanted.sum(), exact), strict=True):
+    torch.testing.assert_close(found[0].double(), expected, rtol=1e-6, atol=1e-5)
+    for g, h in zip(found[1:], torch.autograd.grad(expected.sum(), exact), strict=True):
         assert g.dtype == torch.float32
         assert (g - h).norm() < 1e-5 * h.norm()
 

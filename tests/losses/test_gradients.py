@@ -24,11 +24,11 @@ def test_rows_are_added_as_a_loop_adds_them(add: Add, seed: int, n: int, rows: i
     total = torch.randn(rows, d, generator=g, dtype=torch.float64)
     index = torch.randint(rows, (n,), generator=g)
     values = torch.randn(n, d, generator=g, dtype=torch.float64)
-    wanted = total.clone()
+    expected = total.clone()
     for row, value in zip(index.tolist(), values, strict=True):
-        wanted[row] += value
+        expected[row] += value
     add(total, index, values)
-    torch.testing.assert_close(total, wanted, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(total, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -60,9 +60,9 @@ def test_the_gradient_has_the_precision_of_the_catalogue_and_touches_nothing_els
 ) -> None:
     catalogue = torch.randn(6, 3).to(dtype)
     items = torch.tensor([4, 1, 4])
-    sink = CatalogueGradient(catalogue, [items], torch.float32)
-    sink.add(items, torch.ones(3, 3))
-    sink.add(items[:1], torch.ones(1, 3))
-    found = sink.finish()
+    accumulator = CatalogueGradient(catalogue, [items], torch.float32)
+    accumulator.add(items, torch.ones(3, 3))
+    accumulator.add(items[:1], torch.ones(1, 3))
+    found = accumulator.finish()
     assert found.dtype == dtype
     assert found[:, 0].tolist() == [0, 1, 0, 0, 3, 0]

@@ -46,10 +46,10 @@ def test_scalable_equals_the_reference(seed: int) -> None:
     found = scalable_cross_entropy(states, catalogue, targets, centres=centres.cuda(), **sizes)
     exact_x = states.detach().cpu().double().requires_grad_()
     exact_y = catalogue.detach().cpu().double().requires_grad_()
-    wanted = reference_scalable_cross_entropy(exact_x, exact_y, targets.cpu(), centres, **sizes)
-    torch.testing.assert_close(found.cpu().double(), wanted, rtol=1e-4, atol=1e-4)
-    if wanted.requires_grad:
-        exact = torch.autograd.grad(wanted, (exact_x, exact_y))
+    expected = reference_scalable_cross_entropy(exact_x, exact_y, targets.cpu(), centres, **sizes)
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-4, atol=1e-4)
+    if expected.requires_grad:
+        exact = torch.autograd.grad(expected, (exact_x, exact_y))
         for g1, g2 in zip(torch.autograd.grad(found, (states, catalogue)), exact, strict=True):
             torch.testing.assert_close(g1.cpu().double(), g2, rtol=1e-4, atol=1e-4)
 
@@ -65,8 +65,8 @@ def test_exact_sets_with_ties(max_scores: int) -> None:
 
 LOSSES: dict[str, nn.Module] = {
     "sce": ScalableCrossEntropy(bucket_size_y=64),
-    "sce, of four": ScalableCrossEntropy(bucket_size_y=64, mix_of=4),
-    "sce, noise": ScalableCrossEntropy(bucket_size_y=64, mix_of=4, noise=2.0),
+    "sce, states": ScalableCrossEntropy(bucket_size_y=64, centres="states"),
+    "sce, mix": ScalableCrossEntropy(bucket_size_y=64, centres="mix"),
     "sce, plain path": ScalableCrossEntropy(bucket_size_y=64, backend="torch"),
     "ce": CrossEntropy(),
     "ce, chunked": CrossEntropy(chunk_size=100),
@@ -116,10 +116,10 @@ def test_rows_are_added_as_on_the_cpu() -> None:
     g = torch.Generator().manual_seed(0)
     rows = torch.randint(40, (20_000,), generator=g)
     values = torch.randn(20_000, 16, generator=g)
-    wanted, found = torch.zeros(40, 16), torch.zeros(40, 16, device="cuda")
-    add_rows(wanted, rows, values)
+    expected, found = torch.zeros(40, 16), torch.zeros(40, 16, device="cuda")
+    add_rows(expected, rows, values)
     add_rows(found, rows.cuda(), values.cuda())
-    torch.testing.assert_close(found.cpu(), wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-4)
 
 
 @every_dtype

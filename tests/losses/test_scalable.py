@@ -1,6 +1,5 @@
 """The numbered lines of the specification of Scalable Cross-Entropy, each against the reference."""
 
-import copy
 import inspect
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch.nn import functional
 
 from sce.losses import ScalableCrossEntropy, scalable_cross_entropy
 from sce.losses.bucketed import MAX_LOGITS
-from sce.losses.buckets import MAX_SCORES
+from sce.losses.buckets import MAX_SCORES, draw_centres
 from sce.losses.reference import reference_scalable_cross_entropy
 from tests.losses.noisy_problem import rows_touched
 
@@ -84,21 +83,21 @@ def test_equals_the_reference_on_ragged_shapes_ties_and_clamped_sizes(
     found = scalable_cross_entropy(
         states, catalogue, targets, centres=centres, reduction=reduction, **sizes
     )
-    wanted = reference_scalable_cross_entropy(
+    expected = reference_scalable_cross_entropy(
         states, catalogue, targets, centres, reduction=reduction, **sizes
     )
-    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     weights = torch.linspace(-1, 2, max(1, found.numel()), dtype=torch.float64)
     weights = weights[: found.numel()].view_as(found)
     if not whole:  # with exact ties between buckets, rounding picks the winner
-        assert_same((found * weights).sum(), (wanted * weights).sum(), states, catalogue)
+        assert_same((found * weights).sum(), (expected * weights).sum(), states, catalogue)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
-@pytest.mark.parametrize("mix", [True, False])
-def test_full_coverage_is_cross_entropy(dtype: torch.dtype, tolerance: float, mix: bool) -> None:
+@pytest.mark.parametrize("centres", ["random", "states", "mix"])
+def test_full_coverage_is_cross_entropy(dtype: torch.dtype, tolerance: float, centres: Any) -> None:
     states, catalogue, targets = problem(1, n=50, c=70, dtype=dtype)
-    loss = ScalableCrossEntropy(n_buckets=3, bucket_size_x=50, bucket_size_y=70, mix=mix)
+    loss = ScalableCrossEntropy(n_buckets=3, bucket_size_x=50, bucket_size_y=70, centres=centres)
     exact = functional.cross_entropy(states @ catalogue.T, targets)
     assert_same(loss(states, catalogue, targets), exact, states, catalogue, tolerance=tolerance)
 
@@ -193,8 +192,9 @@ def test_ignored_positions_hold_anything_and_change_nothing() -> None:
     spoiled.requires_grad_()
     g = torch.Generator()
     loss = ScalableCrossEntropy(bucket_size_y=7)
-    whole = loss(spoiled, catalogue, targets, generator=g.manual_seed(0))
-    alone = loss(states[kept], catalogue, targets[kept], generator=g.manual_seed(0))
+    whole = loss(spoiled, catalogue, targets, generator=g.manual_seed(0), max_targets=20)
+    kept_alone = states[kept], catalogue, targets[kept]
+    alone = loss(*kept_alone, generator=g.manual_seed(0), max_targets=20)
     assert torch.equal(whole, alone)
     grad_states, grad_catalogue = torch.autograd.grad(whole, (spoiled, catalogue))
     assert (grad_states[~kept] == 0).all()
@@ -225,11 +225,11 @@ def test_half_precision_is_scored_in_float32(dtype: torch.dtype) -> None:
     centres = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
     sizes: dict[str, Any] = {"bucket_size_x": 12, "bucket_size_y": 9}
     loss = scalable_cross_entropy(states, catalogue, targets, centres=centres, **sizes)
-    wanted = reference_scalable_cross_entropy(states, catalogue, targets, centres, **sizes)
+    expected = reference_scalable_cross_entropy(states, catalogue, targets, centres, **sizes)
     assert loss.dtype == torch.float32
-    torch.testing.assert_close(loss, wanted.float(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(loss, expected.float(), rtol=1e-5, atol=1e-5)
     for g, h in zip(
-        gradients(loss, states, catalogue), gradients(wanted, states, catalogue), strict=True
+        gradients(loss, states, catalogue), gradients(expected, states, catalogue), strict=True
     ):
         assert g.dtype == dtype
         torch.testing.assert_close(g, h, rtol=2e-2, atol=1e-3)
@@ -247,25 +247,10 @@ def test_many_small_gradients_of_a_half_precision_catalogue_are_not_rounded_away
     assert grad.flatten().tolist() == [-n / 2, n / 2]
 
 
-def test_strided_inputs_work_and_are_not_modified() -> None:
-    targets = problem(9)[2]
-    wide = torch.randn(40, 16, dtype=torch.float64)[:, ::2]
-    turned = torch.randn(8, 60, dtype=torch.float64).T
-    spaced = torch.stack([targets, targets], dim=1)[:, 0]
-    before = copy.deepcopy((wide, turned, spaced))
-    g = torch.Generator()
-    loss = ScalableCrossEntropy(bucket_size_y=9)
-    a = loss(wide, turned, spaced, generator=g.manual_seed(0))
-    b = loss(wide.contiguous(), turned.contiguous(), targets, generator=g.manual_seed(0))
-    torch.testing.assert_close(a, b)
-    for now, then in zip((wide, turned, spaced), before, strict=True):
-        assert torch.equal(now, then)
-
-
-@pytest.mark.parametrize("mix", [True, False])
-def test_a_generator_repeats_bit_for_bit_and_leaves_the_global_one_alone(mix: bool) -> None:
+@pytest.mark.parametrize("centres", ["random", "states", "mix"])
+def test_a_generator_repeats_bit_for_bit_and_leaves_the_global_one_alone(centres: Any) -> None:
     states, catalogue, targets = problem(10, dtype=torch.float32)
-    loss = ScalableCrossEntropy(bucket_size_y=9, mix=mix)
+    loss = ScalableCrossEntropy(bucket_size_y=9, centres=centres)
     before = torch.get_rng_state()
     runs = []
     for _ in range(2):
@@ -281,15 +266,9 @@ def test_a_generator_repeats_bit_for_bit_and_leaves_the_global_one_alone(mix: bo
 def test_statistics_are_what_a_loop_counts() -> None:
     states, catalogue, targets = problem(11, n=30, c=40)
     centres = torch.randn(5, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    _, stats = scalable_cross_entropy(
-        states,
-        catalogue,
-        targets,
-        centres=centres,
-        bucket_size_x=7,
-        bucket_size_y=11,
-        with_stats=True,
-    )
+    loss = ScalableCrossEntropy(bucket_size_x=7, bucket_size_y=11)
+    value, stats = loss.with_statistics(states, catalogue, targets, centres=centres)
+    assert torch.equal(value, loss(states, catalogue, targets, centres=centres))
     valid = [i for i in range(30) if targets[i] != -100]
     picks = dict.fromkeys(valid, 0)
     correct = 0
@@ -305,26 +284,14 @@ def test_statistics_are_what_a_loop_counts() -> None:
     assert stats.correct_in_bucket.item() == pytest.approx(correct / 35)
 
 
-def test_default_sizes_follow_the_number_of_valid_states() -> None:
-    states, catalogue, targets = problem(12, n=101, ignored=0.0)
-    targets[0] = -100  # 100 valid states: α √100 = 20 buckets of 20 states
-    g = torch.Generator()
-    default = ScalableCrossEntropy(bucket_size_y=5)
-    named = ScalableCrossEntropy(n_buckets=20, bucket_size_x=20, bucket_size_y=5)
-    assert torch.equal(
-        default(states, catalogue, targets, generator=g.manual_seed(0)),
-        named(states, catalogue, targets, generator=g.manual_seed(0)),
-    )
-
-
 @pytest.mark.parametrize("where", ["states", "catalogue"])
-@pytest.mark.parametrize("mix", [True, False])
-def test_nan_is_never_swallowed(where: str, mix: bool) -> None:
+@pytest.mark.parametrize("centres", ["random", "states", "mix"])
+def test_nan_is_never_swallowed(where: str, centres: Any) -> None:
     for row in (0, 17, 39):
         states, catalogue, targets = problem(13, ignored=0.0, dtype=torch.float32)
         with torch.no_grad():
             (states if where == "states" else catalogue)[row, 2] = float("nan")
-        loss = ScalableCrossEntropy(n_buckets=2, bucket_size_x=3, bucket_size_y=4, mix=mix)
+        loss = ScalableCrossEntropy(n_buckets=2, bucket_size_x=3, bucket_size_y=4, centres=centres)
         assert loss(states, catalogue, targets).isnan()
 
 
@@ -335,15 +302,6 @@ def test_extreme_logits_stay_finite() -> None:
     torch.testing.assert_close(loss, torch.tensor(10_000.0))
     for grad in torch.autograd.grad(loss, (states, catalogue)):
         assert grad.isfinite().all()
-
-
-def test_only_what_needs_a_gradient_gets_one() -> None:
-    states, catalogue, targets = problem(14)
-    loss = ScalableCrossEntropy()
-    loss(states, catalogue.detach(), targets).backward()
-    assert states.grad is not None
-    loss(states.detach(), catalogue, targets).backward()
-    assert catalogue.grad is not None
 
 
 def test_inside_a_compiled_model_the_result_is_the_same() -> None:
@@ -369,21 +327,10 @@ def test_inside_a_compiled_model_the_result_is_the_same() -> None:
         ({"bucket_size_y": float("inf")}, "bucket_size_y must be an integer, got inf"),
         ({"alpha": float("nan")}, "alpha must be a positive, finite number, got nan"),
         ({"alpha": "2"}, "alpha must be a positive, finite number, got '2'"),
-        ({"mix": "no"}, "mix must be True or False, got 'no'"),
+        ({"centres": "paper"}, "centres must be one of .*, got 'paper'"),
         ({"sparse_grad": 1}, "sparse_grad must be True or False, got 1"),
         ({"beta": 0.0}, "beta must be a positive, finite number, got 0"),
         ({"reduction": "max"}, "reduction must be 'mean', 'sum' or 'none', got 'max'"),
-        ({"noise": -0.5}, "noise lies between 0 and 1,000,000 .*, got -0.5"),
-        ({"noise": float("inf")}, "noise lies between 0 and 1,000,000 .*, got inf"),
-        ({"noise": 10**400}, "noise lies between 0 and 1,000,000"),
-        (
-            {"noise": 1.0, "mix": False, "mix_of": 4},
-            "noise is added to centres mixed from a few states",
-        ),
-        ({"noise": 1.0}, "noise is added to centres mixed from a few states"),
-        ({"mix_of": -1}, "mix_of must be a number of states, or 0 for all, got -1"),
-        ({"mix_of": 0.0}, "mix_of must be a number of states, or 0 for all, got 0.0"),
-        ({"noise": "much"}, "noise must be a number, got 'much'"),
         ({"backend": "cuda"}, "backend must be one of .*, got 'cuda'"),
         ({"ignore_index": None}, "ignore_index must be an integer, got None"),
         ({"ignore_index": 2**70}, "ignore_index must fit into 64 bits, got 1180591620717411303424"),
@@ -396,12 +343,10 @@ def test_bad_settings_are_refused(setting: dict[str, Any], message: str) -> None
 
 def test_every_setting_is_in_the_repr() -> None:
     chosen: dict[str, Any] = {
+        "bucket_size_y": 5,
+        "centres": "mix",
         "n_buckets": 3,
         "bucket_size_x": 4,
-        "bucket_size_y": 5,
-        "mix": True,
-        "mix_of": 2,
-        "noise": 0.5,
         "alpha": 1.5,
         "beta": 0.5,
         "ignore_index": -1,
@@ -410,14 +355,8 @@ def test_every_setting_is_in_the_repr() -> None:
         "sparse_grad": True,
     }
     assert chosen.keys() == inspect.signature(ScalableCrossEntropy).parameters.keys()
-    shown = ", ".join(f"{name}={value}" for name, value in chosen.items())
+    shown = ", ".join(f"{name}={value!r}" for name, value in chosen.items())
     assert repr(ScalableCrossEntropy(**chosen)) == f"ScalableCrossEntropy({shown})"
-
-
-def test_centres_that_do_not_fit_are_refused() -> None:
-    states, catalogue, targets = problem(16)
-    with pytest.raises(ValueError, match=r"centres must be \[n_buckets, 8\], got \(3, 7\)"):
-        scalable_cross_entropy(states, catalogue, targets, centres=torch.randn(3, 7))
 
 
 @pytest.mark.parametrize(
@@ -427,17 +366,13 @@ def test_centres_that_do_not_fit_are_refused() -> None:
         (torch.ones(3, 8, dtype=torch.long), "centres must be floating point, got torch.int64"),
         (torch.ones(3, 8, dtype=torch.cfloat), "centres must be floating point, got torch.complex"),
         (torch.ones(3, 8, device="meta"), "where the catalogue is, on cpu, got meta"),
+        (torch.ones(3, 7), r"centres must be \[n_buckets, 8\], got \(3, 7\)"),
+        (torch.full((2, 8), torch.nan), "centres must be finite numbers"),
     ],
 )
 def test_centres_of_another_kind_are_refused(centres: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         scalable_cross_entropy(*problem(16), centres=centres)
-
-
-def test_centres_that_are_no_numbers_are_refused() -> None:
-    inputs = torch.randn(3, 4), torch.randn(5, 4), torch.zeros(3, dtype=torch.long)
-    with pytest.raises(ValueError, match="centres must be finite numbers"):
-        ScalableCrossEntropy()(*inputs, centres=torch.full((2, 4), torch.nan))
 
 
 def test_a_sparse_gradient_is_for_a_parameter() -> None:
@@ -449,17 +384,6 @@ def test_a_sparse_gradient_is_for_a_parameter() -> None:
     loss(states, table, targets).backward()
     assert table.grad is not None
     assert table.grad.is_sparse
-
-
-def test_alpha_and_beta_shape_the_default_sizes() -> None:
-    states, catalogue, targets = problem(17, n=100, ignored=0.0)
-    g = torch.Generator()
-    ruled = ScalableCrossEntropy(bucket_size_y=5, alpha=3.0, beta=4.0)
-    named = ScalableCrossEntropy(n_buckets=15, bucket_size_x=60, bucket_size_y=5)
-    assert torch.equal(
-        ruled(states, catalogue, targets, generator=g.manual_seed(0)),
-        named(states, catalogue, targets, generator=g.manual_seed(0)),
-    )
 
 
 def test_an_infinite_state_in_no_bucket_is_noticed() -> None:
@@ -484,22 +408,82 @@ def test_no_tensor_grows_with_buckets_by_catalogue_or_by_bucket_logits(largest_t
     assert largest.numel <= max(MAX_SCORES, MAX_LOGITS) < 12_800_000
 
 
-def test_noise_looks_further_than_the_states() -> None:
-    assert rows_touched(noise=0.0) <= set(range(10))  # the items where the states are
-    assert len(rows_touched(noise=100.0)) > 15
+def test_states_as_centres_look_where_the_states_are() -> None:
+    assert rows_touched(centres="states") <= set(range(10))  # the items where the states are
+    assert len(rows_touched(centres="random")) > 10
 
 
-def test_centres_are_mixed_from_the_valid_states() -> None:
-    # The two states that count are near items 0 to 3 and 4 to 7, the others near the rest.
-    states = torch.eye(3)[[0, 1] + [2] * 8] * 5
-    catalogue, targets = torch.eye(3).repeat_interleave(4, dim=0), torch.full((10,), -100)
-    targets[:2] = torch.tensor([0, 4])
-    for mix_of in (1, 2):
-        loss = ScalableCrossEntropy(
-            n_buckets=50, bucket_size_x=1, bucket_size_y=4, mix_of=mix_of, reduction="sum"
-        )
-        value, stats = loss(states, catalogue.requires_grad_(), targets, with_stats=True)
-        assert stats.placed == 1
-        assert stats.correct_in_bucket == 1
-        touched = torch.autograd.grad(value, catalogue)[0].abs().sum(dim=1) > 0
-        assert touched.tolist() == [True] * 8 + [False] * 4
+@pytest.mark.parametrize(
+    ("n_items", "settings", "sizes"),
+    [
+        (60, {}, (20, 20, 60)),
+        (5000, {}, (20, 20, 2048)),
+        (5000, {"sparse_grad": True}, (20, 20, 256)),
+        (100, {"sparse_grad": True}, (20, 20, 100)),
+        (5000, {"bucket_size_y": 9, "alpha": 3.0, "beta": 4.0}, (15, 60, 9)),
+        (5000, {"n_buckets": 7, "bucket_size_y": 9000}, (7, 20, 5000)),
+    ],
+)
+def test_nothing_need_be_said_of_sizes(
+    n_items: int, settings: dict[str, Any], sizes: tuple[int, int, int]
+) -> None:
+    # 100 positions, whatever their targets, or 100 targets at most.
+    states, catalogue, targets = problem(12, n=100, c=n_items)
+    loss = ScalableCrossEntropy(**settings)
+    assert loss.sizes(n_items, 100) == sizes
+    n_buckets, size_x, size_y = sizes
+    named = ScalableCrossEntropy(
+        n_buckets=n_buckets,
+        bucket_size_x=size_x,
+        bucket_size_y=size_y,
+        sparse_grad=loss.sparse_grad,
+    )
+    seeded = torch.Generator().manual_seed
+    expected = named(states, catalogue, targets, generator=seeded(0))
+    assert torch.equal(loss(states, catalogue, targets, generator=seeded(0)), expected)
+    padded = torch.cat([states, states.new_full((50, 8), torch.nan)])
+    more = torch.cat([targets, torch.full((50,), -100)])
+    given = loss(padded, catalogue, more, generator=seeded(0), max_targets=100)
+    assert torch.equal(given, expected)
+    torch.autograd.grad(given, catalogue)
+
+
+@pytest.mark.parametrize(("given", "message"), [(0, "at least 1, got 0"), (1.5, "an integer")])
+def test_a_bound_that_is_none_is_refused(given: Any, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"max_targets must be {message}"):
+        ScalableCrossEntropy()(*problem(12), max_targets=given)
+
+
+@pytest.mark.parametrize("mix", [True, False])
+def test_the_papers_loss_is_the_reference_around_its_centres(mix: bool) -> None:
+    states, catalogue, targets = problem(19, n=30, c=300, ignored=0.0)
+    loss = ScalableCrossEntropy.paper(mix=mix)
+    n_buckets, size_x, size_y = loss.sizes(300, 30)
+    assert (n_buckets, size_x, size_y) == (11, 11, 256)
+    seeded = torch.Generator().manual_seed
+    centres = draw_centres(
+        states.detach(), n_buckets, "mix" if mix else "random", generator=seeded(0)
+    )
+    found = loss(states, catalogue, targets, generator=seeded(0))
+    expected = reference_scalable_cross_entropy(
+        states, catalogue, targets, centres, bucket_size_x=size_x, bucket_size_y=size_y
+    )
+    assert_same(found, expected, states, catalogue)
+    with pytest.raises(TypeError, match="mix must be True or False, got 'no'"):
+        ScalableCrossEntropy.paper(mix="no")  # type: ignore[arg-type]
+
+
+def test_a_catalogue_may_be_a_module_without_a_bias() -> None:
+    states, _, targets = problem(20, dtype=torch.float32)
+    embedding, linear = torch.nn.Embedding(60, 8), torch.nn.Linear(8, 60, bias=False)
+    loss = ScalableCrossEntropy(bucket_size_y=9)
+    for module in (embedding, linear):
+        found = loss(states, module, targets, generator=torch.Generator().manual_seed(0))
+        seed = torch.Generator().manual_seed(0)
+        assert torch.equal(found, loss(states, module.weight, targets, generator=seed))
+        found.backward()
+        assert module.weight.grad is not None
+        assert not loss.is_capturable(module)  # on a CPU
+    for call in (loss, loss.with_statistics):
+        with pytest.raises(ValueError, match=r"takes no bias per item: use nn.Linear\(..., bias=F"):
+            call(states, torch.nn.Linear(8, 60), targets)

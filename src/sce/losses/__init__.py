@@ -5,7 +5,7 @@ padding is a target equal to `ignore_index`. They import torch and nothing else.
 """
 
 from sce.losses.base import BatchShape, DataSummary, Loss, LossMemory, LossSettings
-from sce.losses.buckets import suggest_sizes
+from sce.losses.buckets import BucketStatistics, suggest_sizes
 from sce.losses.full import CrossEntropy
 from sce.losses.negatives import InBatchNegatives, PopularityNegatives, UniformNegatives
 from sce.losses.registry import DEFAULT_LOSS, LOSSES, LossEntry
@@ -16,7 +16,6 @@ from sce.losses.sampled import (
     SampledLoss,
 )
 from sce.losses.scalable import ScalableCrossEntropy, scalable_cross_entropy
-from sce.losses.statistics import BucketStatistics
 
 __all__ = [
     "DEFAULT_LOSS",

@@ -1,4 +1,4 @@
-"""Which implementation a loss runs on."""
+"""The choice between the Triton kernels and plain PyTorch."""
 
 import logging
 from functools import cache
@@ -10,8 +10,7 @@ from torch import Tensor
 
 Backend = Literal["auto", "triton", "torch"]
 
-# The widest rows whose tiles fit on the chip.
-MAX_DIM = 512
+MAX_DIM = 512  # the widest rows whose tiles fit on the chip
 _HALF_OR_SINGLE = (torch.float32, torch.float16, torch.bfloat16)
 _HAS_TRITON = find_spec("triton") is not None
 
@@ -21,7 +20,7 @@ logger = logging.getLogger(__name__)
 def choose_backend(
     states: Tensor, catalogue: Tensor, backend: Backend
 ) -> Literal["triton", "torch"]:
-    """Return "triton" where the kernels run and are wanted, "torch" otherwise.
+    """Return "triton" where the kernels run, "torch" otherwise.
 
     "auto" falls back without a word, except one at debug level; "triton" says why it cannot.
     """
@@ -36,7 +35,7 @@ def choose_backend(
 
 
 def why_not_triton(states: Tensor, catalogue: Tensor, backend: Backend) -> str | None:
-    """Say why the kernels do not run on these tensors; None where they do.
+    """Return the reason why the kernels do not run on these tensors; None where they do.
 
     Written so that it can be traced by torch.compile.
     """

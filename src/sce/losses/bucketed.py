@@ -3,7 +3,7 @@
 The forward pass computes the logits of a few buckets at a time and keeps, for each state, only the
 largest loss over the buckets it fell into and which bucket that was. The backward pass then needs
 the logits of these winning pairs alone, and computes them again. A loss is how far a log-sum-exp is
-above the state's own logit; it is computed, and kept, as that difference, since of large logits the
+above the positive logit; it is computed, and kept, as that difference, since of large logits the
 sum itself would be rounded.
 """
 
@@ -17,7 +17,7 @@ from sce.losses.buckets import Buckets
 from sce.losses.gradients import CatalogueGradient
 from sce.losses.inputs import apply, rounded
 
-# The most logits, and the most numbers of gathered rows, that are held at once (16 MiB in float32;
+# Logits, and numbers of gathered rows, that are held at once at most (16 MiB in float32;
 # a few temporaries of that size come with them).
 MAX_LOGITS = 1 << 22
 
@@ -29,7 +29,7 @@ def bucketed_cross_entropy(
     buckets: Buckets,
     *,
     sparse: bool = False,
-    rounding: torch.dtype | None = None,
+    autocast_dtype: torch.dtype | None = None,
     max_logits: int = MAX_LOGITS,
 ) -> tuple[Tensor, Tensor]:
     """Return each state's largest loss over its buckets [v], and which states were placed [v].
@@ -39,8 +39,8 @@ def bucketed_cross_entropy(
     buckets the gradient flows through the lowest.
 
     With `sparse`, the catalogue's gradient is a coalesced sparse tensor of the targets' rows and
-    the buckets'. With `rounding`, states and rows of the catalogue are rounded to that precision
-    where they are multiplied; sums, and both gradients, are as wide as without.
+    the buckets'. With `autocast_dtype`, states and rows of the catalogue are rounded to it where
+    they are multiplied; sums, and both gradients, are as wide as without.
     """
     losses, winners = apply(
         _BucketedCrossEntropy,
@@ -50,18 +50,18 @@ def bucketed_cross_entropy(
         buckets.states,
         buckets.items,
         sparse,
-        rounding,
+        autocast_dtype,
         max_logits,
     )
     return losses, winners >= 0
 
 
 class _Factors(NamedTuple):
-    """States and catalogue as they were given, and what their rows are multiplied as."""
+    """States and catalogue, whose rows are rounded where they are multiplied."""
 
     states: Tensor  # [v, d]
     catalogue: Tensor  # [c, d]
-    rounding: torch.dtype | None
+    autocast_dtype: torch.dtype | None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -69,10 +69,10 @@ class _Factors(NamedTuple):
         return torch.promote_types(both, torch.float32)
 
     def x(self, rows: Tensor | slice) -> Tensor:
-        return rounded(self.states[rows], self.rounding).to(self.dtype)
+        return rounded(self.states[rows], self.autocast_dtype).to(self.dtype)
 
     def y(self, items: Tensor) -> Tensor:
-        return rounded(self.catalogue[items], self.rounding).to(self.dtype)
+        return rounded(self.catalogue[items], self.autocast_dtype).to(self.dtype)
 
 
 class _BucketedCrossEntropy(torch.autograd.Function):
@@ -85,31 +85,37 @@ class _BucketedCrossEntropy(torch.autograd.Function):
         bucket_states: Tensor,
         bucket_items: Tensor,
         sparse: bool,
-        rounding: torch.dtype | None,
+        autocast_dtype: torch.dtype | None,
         max_logits: int,
     ) -> tuple[Tensor, Tensor]:
-        factors = _Factors(states, catalogue, rounding)
+        factors = _Factors(states, catalogue, autocast_dtype)
         with torch.autocast(states.device.type, enabled=False):
-            own = _own_logits(factors, targets, max_logits)
-            losses = _losses(factors, targets, own, bucket_states, bucket_items, max_logits)
+            positive_logits = _positive_logits(factors, targets, max_logits)
+            losses = _losses(
+                factors, targets, positive_logits, bucket_states, bucket_items, max_logits
+            )
             largest, winners = _winners(losses, bucket_states, len(states))
         largest = torch.where(winners >= 0, largest, 0.0)
-        ctx.sparse, ctx.rounding, ctx.max_logits = sparse, rounding, max_logits
-        ctx.save_for_backward(states, catalogue, targets, bucket_items, own, largest, winners)
+        ctx.sparse, ctx.autocast_dtype, ctx.max_logits = sparse, autocast_dtype, max_logits
+        ctx.save_for_backward(
+            states, catalogue, targets, bucket_items, positive_logits, largest, winners
+        )
         ctx.mark_non_differentiable(winners)
         return largest, winners
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_losses: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        states, catalogue, targets, bucket_items, own, largest, winners = ctx.saved_tensors
+        states, catalogue, targets, bucket_items, positive_logits, largest, winners = (
+            ctx.saved_tensors
+        )
         with torch.autocast(states.device.type, enabled=False):
             grad_states, grad_catalogue = _gradients(
-                grad_losses.to(own.dtype),
-                _Factors(states, catalogue, ctx.rounding),
+                grad_losses.to(positive_logits.dtype),
+                _Factors(states, catalogue, ctx.autocast_dtype),
                 targets,
                 bucket_items,
-                own,
+                positive_logits,
                 largest,
                 winners,
                 max_logits=ctx.max_logits,
@@ -119,8 +125,8 @@ class _BucketedCrossEntropy(torch.autograd.Function):
         return grad_states, grad_catalogue, *[None] * 6
 
 
-def _own_logits(factors: _Factors, targets: Tensor, max_logits: int) -> Tensor:
-    """Return the logit of each state with its own target: [v]."""
+def _positive_logits(factors: _Factors, targets: Tensor, max_logits: int) -> Tensor:
+    """Return the logit of each state with its target: [v]."""
     step = max(1, max_logits // factors.states.shape[1])
     parts = [slice(start, start + step) for start in range(0, max(1, len(targets)), step)]
     return torch.cat([(factors.x(part) * factors.y(targets[part])).sum(dim=1) for part in parts])
@@ -129,14 +135,14 @@ def _own_logits(factors: _Factors, targets: Tensor, max_logits: int) -> Tensor:
 def _losses(
     factors: _Factors,
     targets: Tensor,
-    own: Tensor,
+    positive_logits: Tensor,
     bucket_states: Tensor,
     bucket_items: Tensor,
     max_logits: int,
 ) -> Tensor:
     """Return the loss of every row of every bucket: [b, x]."""
-    # Of the own target alone it is 0; the other items come on top.
-    losses = torch.zeros(bucket_states.shape, dtype=own.dtype, device=own.device)
+    # Of the target alone it is 0; the negatives come on top.
+    losses = positive_logits.new_zeros(bucket_states.shape)
     size_x, d = bucket_states.shape[1], factors.states.shape[1]
     step = _items_at_once(size_x, bucket_items.shape[1], d, max_logits)
     group = _buckets_at_once(size_x, step, d, max_logits)
@@ -144,8 +150,8 @@ def _losses(
         rows = bucket_states[g : g + group]
         x = factors.x(rows)
         for items in bucket_items[g : g + group].split(step, dim=1):
-            logits = _other_logits(x, factors.y(items), targets[rows], items)
-            more = _consume_logsumexp(logits, above=own[rows])
+            logits = _negative_logits(x, factors.y(items), targets[rows], items)
+            more = _consume_logsumexp(logits, above=positive_logits[rows])
             losses[g : g + group] = torch.logaddexp(losses[g : g + group], more)
             del logits
     return losses
@@ -156,20 +162,20 @@ def _consume_logsumexp(logits: Tensor, *, above: Tensor) -> Tensor:
 
     The logits are overwritten on the way: there is no second tensor of their size. The difference
     is taken before the logarithm is added: of two large numbers that are close to each other it is
-    exact, and the logarithm is not lost in the rounding of a large one.
+    exact, and the logarithm is not lost in the autocast_dtype of a large one.
     """
     largest = logits.amax(dim=-1)
     shift = torch.where(largest == -torch.inf, 0.0, largest)  # nothing but -inf: the sum is 0
     return logits.sub_(shift.unsqueeze(-1)).exp_().sum(dim=-1).log_().add_(shift - above)
 
 
-def _other_logits(
+def _negative_logits(
     x: Tensor,  # [g, r, d]
     y: Tensor,  # [g, y, d]
     targets: Tensor,  # [g, r]
     items: Tensor,  # [g, y] ascending
 ) -> Tensor:
-    """Return the logits of the rows of g buckets with their items, -inf at a row's own target."""
+    """Return the logits of the rows of g buckets with their items, -inf at a row's target."""
     logits = x @ y.transpose(1, 2)
     column = torch.searchsorted(items.contiguous(), targets.contiguous())
     column = column.clamp_(max=items.shape[1] - 1)
@@ -198,7 +204,7 @@ def _gradients(
     factors: _Factors,
     targets: Tensor,
     bucket_items: Tensor,
-    own: Tensor,
+    positive_logits: Tensor,
     largest: Tensor,
     winners: Tensor,
     *,
@@ -210,33 +216,35 @@ def _gradients(
     states = factors.states
     grad_states = torch.zeros_like(states, memory_format=torch.contiguous_format)
     touched = [targets, *bucket_items]
-    sink = None
+    accumulator = None
     if of_catalogue:
-        sink = CatalogueGradient(factors.catalogue, touched, own.dtype, sparse=sparse)
+        accumulator = CatalogueGradient(
+            factors.catalogue, touched, positive_logits.dtype, sparse=sparse
+        )
     d = states.shape[1]
     for buckets, rows, present in _by_bucket(winners, bucket_items, d, max_logits):
         x = factors.x(rows)  # [g, r, d]
         scale = torch.where(present, grad_losses[rows], 0.0)  # [g, r]
         # Filling has logits of a bucket that its loss says nothing about: none may overflow.
         loss = largest[rows].masked_fill(~present, torch.inf)
-        # The own target's part: its probability less one.
-        own_part = torch.expm1(-loss) * scale
-        grad_x = own_part.unsqueeze(2) * factors.y(targets[rows])
-        if sink is not None:
-            sink.add(targets[rows][present], (own_part.unsqueeze(2) * x)[present])
+        # Of the positive logit: its probability less one.
+        positive_grad = torch.expm1(-loss) * scale
+        grad_x = positive_grad.unsqueeze(2) * factors.y(targets[rows])
+        if accumulator is not None:
+            accumulator.add(targets[rows][present], (positive_grad.unsqueeze(2) * x)[present])
         step = _items_at_once(rows.shape[1], bucket_items.shape[1], d, max_logits // len(rows))
         for items in bucket_items[buckets].split(step, dim=1):
             y = factors.y(items)
-            logits = _other_logits(x, y, targets[rows], items)
-            logits = logits.sub_(own[rows].unsqueeze(2)).sub_(loss.unsqueeze(2))
+            logits = _negative_logits(x, y, targets[rows], items)
+            logits = logits.sub_(positive_logits[rows].unsqueeze(2)).sub_(loss.unsqueeze(2))
             weights = logits.exp_().mul_(scale.unsqueeze(2))
             grad_x += weights @ y
-            if sink is not None:
-                sink.add(items.flatten(), (weights.transpose(1, 2) @ x).flatten(0, 1))
+            if accumulator is not None:
+                accumulator.add(items.flatten(), (weights.transpose(1, 2) @ x).flatten(0, 1))
             del y, logits, weights
         # Each state is written once, so the order of the writes does not matter.
         grad_states[rows[present]] = grad_x[present].to(states.dtype)
-    return grad_states, sink.finish() if sink is not None else None
+    return grad_states, accumulator.finish() if accumulator is not None else None
 
 
 def _by_bucket(
@@ -271,10 +279,10 @@ def _by_bucket(
 
 
 def _items_at_once(size_x: int, size_y: int, d: int, most: int) -> int:
-    """Return how many items of a bucket may be looked at together: for each a row, and logits."""
+    """Return how many items of a bucket fit a chunk: for each a row, and logits."""
     return max(1, min(size_y, most // max(1, size_x, d)))
 
 
 def _buckets_at_once(size_x: int, size_y: int, d: int, most: int) -> int:
-    """Return how many buckets may be: none of logits, states and items may be too many numbers."""
+    """Return how many buckets fit a chunk, with their logits, states and items."""
     return max(1, most // max(1, size_x * size_y, size_x * d, size_y * d))

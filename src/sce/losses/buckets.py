@@ -1,4 +1,4 @@
-"""Buckets of Scalable Cross-Entropy: how many, around which centres, and what falls in them.
+"""Buckets of Scalable Cross-Entropy: their sizes, centres, states and items, and statistics.
 
 Nothing here carries a gradient, and nothing here holds a matrix of centres × catalogue: scores are
 computed in tiles of bounded size, and only each bucket's best rows so far are kept.
@@ -6,6 +6,7 @@ computed in tiles of bounded size, and only each bucket's best rows so far are k
 
 import math
 from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,13 +22,17 @@ RUN = 32
 # The most bytes of parts of the catalogue's gradient that the kernels hold before adding them up.
 MAX_PARTS = 64 << 20
 LARGE_K = 1024  # items of a bucket beyond which the kernels score every item
+MIXED_STATES = 4  # in a centre of the kind "states"
+_SORTED = 1 << 18  # items of buckets that statistics sort at once: some ten megabytes
+
+Centres = Literal["random", "states", "mix"]
 
 
 @dataclass(frozen=True)
 class Buckets:
-    """Which states and which items fell into each bucket, both as ascending indices."""
+    """The states and the items of each bucket, as indices: ascending, but for the kernels'."""
 
-    states: Tensor  # [n_buckets, bucket_size_x] into the valid states
+    states: Tensor  # [n_buckets, bucket_size_x]
     items: Tensor  # [n_buckets, bucket_size_y] into the catalogue
 
 
@@ -74,52 +79,49 @@ def score_bytes(n_items: int, dim: int, k: int) -> int:
 def draw_centres(
     states: Tensor,  # [v, d], the valid states only
     n_buckets: int,
+    kind: Centres,
     *,
-    mix: bool,
-    mix_of: int = 0,
-    noise: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Draw the centres of the buckets: [n_buckets, d], in float32 or wider.
 
-    Without mix they are standard normal. With mix each is a sum of `mix_of` states, drawn at
-    random, with the absolute values of standard normal numbers for weights; with `noise`, that sum
-    at length one, and a normal vector whose length is about `noise`. With `mix_of` = 0 they
-    are the paper's, distributed as the rows of Ω X, with Ω standard normal [n_buckets, v]:
-    independent normal vectors with covariance XᵀX. G Lᵀ with L Lᵀ = XᵀX and G standard normal
-    [n_buckets, d] has that distribution and needs no Ω.
+    "random" ones are standard normal. Those of "states" are a sum of four states, drawn at random,
+    with the absolute values of standard normal numbers for weights, scaled to length one, and a
+    normal vector whose length is about one. Those of "mix" are the paper's, distributed as the rows
+    of Ω X, with Ω standard normal [n_buckets, v]: independent normal vectors with covariance XᵀX.
+    G Lᵀ with L Lᵀ = XᵀX and G standard normal [n_buckets, d] has that distribution and needs no Ω.
     """
     v, d = states.shape
-    dtype = torch.float64 if states.dtype == torch.float64 else torch.float32
-    if mix and mix_of:
-        centres = torch.zeros(n_buckets, d, dtype=dtype, device=states.device)
+    options: dict[str, Any] = {
+        "dtype": torch.float64 if states.dtype == torch.float64 else torch.float32,
+        "device": states.device,
+    }
+    if kind == "states":
+        centres = torch.zeros(n_buckets, d, **options)
         if v == 0:
             return centres
-        shape = (mix_of, n_buckets)
+        shape = (MIXED_STATES, n_buckets)
         drawn = torch.randint(v, shape, device=states.device, generator=generator)
-        weights = torch.randn(shape, dtype=dtype, device=states.device, generator=generator).abs()
+        weights = torch.randn(shape, generator=generator, **options).abs()
         for rows, weight in zip(drawn, weights, strict=True):
-            centres += weight[:, None] * states[rows].to(dtype)
-        if not noise:
-            return centres
-        normal = torch.randn(n_buckets, d, dtype=dtype, device=states.device, generator=generator)
-        return _of_length_one(centres) + noise / math.sqrt(d) * normal
-    normal = torch.randn(n_buckets, d, dtype=dtype, device=states.device, generator=generator)
-    if not mix:
+            centres += weight[:, None] * states[rows].to(centres.dtype)
+        normal = torch.randn(n_buckets, d, generator=generator, **options)
+        return _of_length_one(centres) + 1 / math.sqrt(d) * normal
+    normal = torch.randn(n_buckets, d, generator=generator, **options)
+    if kind == "random":
         return normal
     # The factor is computed in float64 (where there is one): XᵀX squares the condition of X.
     wide = torch.float32 if states.device.type == "mps" else torch.float64
     gram = torch.zeros(d, d, dtype=wide, device=states.device)
-    step = max(1, MAX_SCORES // (4 * d))
-    for part in states.split(step):
+    for part in states.split(max(1, MAX_SCORES // (4 * d))):
         part = part.to(wide)
         gram.addmm_(part.T, part)
-    # A whisper of the identity makes the factorisation succeed when X has not full rank; it moves
+    # A multiple of the identity makes the factorisation succeed when X has not full rank; it moves
     # the covariance by less than rounding does in float32.
     ridge = gram.diagonal().sum() * 1e-12 + torch.finfo(wide).tiny
     gram.diagonal().add_(ridge)
     factor: Tensor = torch.linalg.cholesky_ex(gram).L
-    return (normal.to(wide) @ factor.T).to(dtype)
+    return (normal.to(wide) @ factor.T).to(normal.dtype)
 
 
 def round_centres(centres: Tensor, dtype: torch.dtype) -> Tensor:
@@ -148,14 +150,18 @@ def fill_buckets(
     bucket_size_x: int,
     bucket_size_y: int,
     max_scores: int = MAX_SCORES,
-    rounding: torch.dtype | None = None,
+    autocast_dtype: torch.dtype | None = None,
 ) -> Buckets:
     """Give each bucket the states and the items with the largest dot product with its centre.
 
-    With `rounding`, that of the states and the catalogue rounded to that precision.
+    With `autocast_dtype`, that of the states and the catalogue rounded to that precision.
     """
-    states_of = top_rows(centres, states, bucket_size_x, max_scores=max_scores, rounding=rounding)
-    items_of = top_rows(centres, catalogue, bucket_size_y, max_scores=max_scores, rounding=rounding)
+    states_of = top_rows(
+        centres, states, bucket_size_x, max_scores=max_scores, autocast_dtype=autocast_dtype
+    )
+    items_of = top_rows(
+        centres, catalogue, bucket_size_y, max_scores=max_scores, autocast_dtype=autocast_dtype
+    )
     return Buckets(states_of, items_of)
 
 
@@ -166,36 +172,37 @@ def top_rows(
     k: int,
     *,
     max_scores: int = MAX_SCORES,
-    rounding: torch.dtype | None = None,
+    autocast_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Return the k rows with the largest dot product with each centre, as ascending indices [b, k].
 
     Equal scores go to the lower index, so the answer does not depend on `max_scores`, the number of
-    scores held at once. A k beyond the number of rows means all of them. With `rounding`, rows are
-    rounded to that precision first, a chunk at a time.
+    scores held at once. A k beyond the number of rows means all of them. With `autocast_dtype`,
+    rows are rounded to it first, a chunk at a time.
     """
     m = rows.shape[0]
     if k >= m:
         return torch.arange(m, device=rows.device).expand(centres.shape[0], m)
     # Whole runs, no fewer rows than k, so that the first chunk fills the buckets.
-    across = centres.shape[0] if rounding is None else max(centres.shape)  # rounded rows take room
+    # A chunk holds scores, and under autocast as many rounded rows.
+    across = centres.shape[0] if autocast_dtype is None else max(centres.shape)
     chunk = max(math.ceil(k / RUN), max_scores // (across * RUN))
     chunk = RUN * min(chunk, math.ceil(m / RUN))
     group = max(1, max_scores // chunk)
     parts = centres.split(group)
-    return torch.cat([_top_rows_of_group(part, rows, k, chunk, rounding) for part in parts])
+    return torch.cat([_top_rows_of_group(part, rows, k, chunk, autocast_dtype) for part in parts])
 
 
 def _top_rows_of_group(
-    centres: Tensor, rows: Tensor, k: int, chunk: int, rounding: torch.dtype | None
+    centres: Tensor, rows: Tensor, k: int, chunk: int, autocast_dtype: torch.dtype | None
 ) -> Tensor:
     """Pass over the rows once, chunk by chunk, with a running top-k for each centre."""
     scores = centres.new_empty(centres.shape[0], chunk)
-    _score(centres, rounded(rows[:chunk], rounding), out=scores)
+    _score(centres, rounded(rows[:chunk], autocast_dtype), out=scores)
     best = _top_columns(scores, k)
     values = scores.gather(1, best)
     for start in range(chunk, rows.shape[0], chunk):
-        _score(centres, rounded(rows[start : start + chunk], rounding), out=scores)
+        _score(centres, rounded(rows[start : start + chunk], autocast_dtype), out=scores)
         columns = _candidates(scores, threshold=values.amin(dim=1, keepdim=True))
         if columns is None:
             continue
@@ -243,7 +250,35 @@ def _top_columns(values: Tensor, k: int) -> Tensor:
         some, least = values[tied], least[tied]
         above = (some <= least).logical_not_()
         equal = some == least
-        room = k - above.sum(dim=1, keepdim=True)
-        taken = above | (equal & (equal.cumsum(dim=1) <= room))
+        left = k - above.sum(dim=1, keepdim=True)
+        taken = above | (equal & (equal.cumsum(dim=1) <= left))
         columns[tied] = taken.nonzero()[:, 1].view(-1, k)
     return columns.sort(dim=1).values
+
+
+class BucketStatistics(NamedTuple):
+    """The shares that the paper plots over training, as scalar tensors."""
+
+    picked_once: Tensor  # of the valid states: those in exactly one bucket
+    placed: Tensor  # of the valid states: those in any bucket
+    correct_in_bucket: Tensor  # of bucket rows: those whose target is among the bucket's items
+
+
+def count_buckets(buckets: Buckets, targets: Tensor) -> BucketStatistics:
+    """Count over the states [n], of which those with a negative target are not valid."""
+    chosen = buckets.states.long()
+    positives = targets.long()[chosen]
+    picks = torch.zeros(len(targets), device=targets.device, dtype=torch.int64)
+    picks.scatter_add_(0, chosen.flatten(), (positives >= 0).long().flatten())
+    correct = torch.zeros((), device=targets.device, dtype=torch.int64)
+    at_once = max(1, _SORTED // max(1, buckets.items.shape[1]))
+    for items, positive in zip(buckets.items.split(at_once), positives.split(at_once), strict=True):
+        items = items.long().sort(dim=1).values
+        column = torch.searchsorted(items, positive).clamp_(max=items.shape[1] - 1)
+        correct += (items.gather(1, column) == positive).sum()
+    states, rows = (targets >= 0).sum().clamp(min=1), (positives >= 0).sum().clamp(min=1)
+    return BucketStatistics(
+        picked_once=(picks == 1).sum() / states,
+        placed=(picks > 0).sum() / states,
+        correct_in_bucket=correct / rows,
+    )

@@ -6,7 +6,8 @@ large inner products, instead of over the whole catalogue.
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -18,6 +19,10 @@ from sce.losses.buckets import (
     LARGE_K,
     MAX_PARTS,
     MAX_SCORES,
+    Buckets,
+    BucketStatistics,
+    Centres,
+    count_buckets,
     draw_centres,
     fill_buckets,
     round_centres,
@@ -36,18 +41,20 @@ from sce.losses.inputs import (
     rounded,
     unwrap_catalogue,
 )
-from sce.losses.statistics import BucketStatistics, count_buckets
 
-Centres = Literal["random", "states", "mix"]
 AUTO_ITEMS = 2048  # in a bucket, of "auto"
 AUTO_TOUCHED = 256  # with a sparse gradient: every row in a bucket is touched
-# How centres are drawn: mixed from states, from how many (0: all), and how long a random vector is
-# that is added, in lengths of the mix.
-_MIXES: dict[Centres, tuple[bool, int, float]] = {
-    "random": (False, 0, 0.0),
-    "states": (True, 4, 1.0),
-    "mix": (True, 0, 0.0),
-}
+
+
+class _Call(NamedTuple):
+    """The arguments of a call."""
+
+    states: Tensor
+    catalogue: Tensor
+    targets: Tensor
+    generator: torch.Generator | None
+    max_targets: int | None
+    centres: Tensor | None
 
 
 class ScalableCrossEntropy(Loss):
@@ -175,14 +182,16 @@ class ScalableCrossEntropy(Loss):
 
         Args:
             states: Hidden states, [..., d].
-            catalogue: Item embeddings, [items, d].
+            catalogue: Item embeddings, [items, d]: a tensor, an `nn.Embedding`, or an `nn.Linear`
+                without a bias.
             targets: The correct item of each state, [...].
             generator: Source of the random centres.
-            max_targets: Targets of the largest batch, which the default sizes follow from. None:
+            max_targets: Targets of the largest batch, from which the default sizes follow. None:
                 as many as there are positions.
             centres: [n_buckets, d], instead of random ones.
         """
-        return self._call(states, catalogue, targets, generator, max_targets, centres, False)[0]
+        call = _Call(states, _weight(catalogue), targets, generator, max_targets, centres)
+        return self._run(call)[0]
 
     def with_statistics(
         self,
@@ -194,156 +203,94 @@ class ScalableCrossEntropy(Loss):
         max_targets: int | None = None,
         centres: Tensor | None = None,
     ) -> tuple[Tensor, BucketStatistics]:
-        """Return the loss and what the paper plots of the buckets; arguments as for the loss."""
-        loss, found = self._call(states, catalogue, targets, generator, max_targets, centres, True)
-        assert found is not None
-        return loss, found
+        """Return the loss, and shares of states placed and targets found in its buckets."""
+        call = _Call(states, _weight(catalogue), targets, generator, max_targets, centres)
+        loss, buckets, marked = self._run(call)
+        return loss, count_buckets(buckets, marked)
 
-    def _call(
-        self,
-        states: Tensor,
-        catalogue: Catalogue,
-        targets: Tensor,
-        generator: torch.Generator | None,
-        max_targets: int | None,
-        centres: Tensor | None,
-        with_statistics: bool,
-    ) -> tuple[Tensor, BucketStatistics | None]:
-        catalogue, bias = unwrap_catalogue(catalogue)
-        if bias is not None:
-            raise ValueError(
-                "Scalable Cross-Entropy takes no bias per item: give the weight of the nn.Linear, "
-                "or use CrossEntropy or a sampled loss"
-            )
-        compute = self._compute
-        if torch.compiler.is_compiling() and not self._in_graph(
-            states, catalogue, targets, generator
-        ):
-            # (The decorator would do the same, but takes seconds to import.)
-            compute = torch.compiler.disable(compute)
-        return compute(states, catalogue, targets, generator, max_targets, centres, with_statistics)
-
-    def _compute(
-        self,
-        states: Tensor,
-        catalogue: Tensor,
-        targets: Tensor,
-        generator: torch.Generator | None,
-        max_targets: int | None,
-        centres: Tensor | None,
-        with_statistics: bool,
-    ) -> tuple[Tensor, BucketStatistics | None]:
+    def _run(self, call: _Call) -> tuple[Tensor, Buckets, Tensor]:
+        """Return the loss, the buckets, and the targets of their states, negative if not valid."""
+        states, catalogue, targets, generator, max_targets, centres = call
         check_arguments(states, catalogue, targets)
         if centres is not None:
             _check_centres(centres, catalogue)
+        if max_targets is not None:
+            check_size("max_targets", max_targets)
         if self.sparse_grad and catalogue.requires_grad and not catalogue.is_leaf:
             raise ValueError(
                 "sparse_grad gives the catalogue a sparse gradient, which torch takes no further: "
                 "the catalogue must be the parameter itself, not what was computed from one"
             )
-        rounding = active_autocast_dtype(states, catalogue)
-        if choose_backend(states, catalogue, self.backend) == "triton" and targets.numel():
-            return self._fused(
-                states,
-                catalogue,
-                targets,
-                generator,
-                max_targets,
-                centres,
-                with_statistics,
-                rounding,
-            )
-        inputs = check_inputs(states, catalogue, targets, ignore_index=self.ignore_index)
-        x, y, wanted = inputs.states, inputs.catalogue, inputs.targets
-        with torch.no_grad(), torch.autocast(states.device.type, enabled=False):
-            n_buckets, size_x, size_y = self.sizes(len(y), max_targets or targets.numel())
-            seen = rounded(x, rounding)
+        fused = why_not_triton(states, catalogue, self.backend) is None and targets.numel() > 0
+        path = self._fused if fused else self._plain
+        # A compiled graph holds the kernels, but no sparse tensors and no generators.
+        in_graph = fused and not self.sparse_grad and generator is None
+        if torch.compiler.is_compiling() and not in_graph:
+            path = torch.compiler.disable(path)  # the decorator takes seconds to import
+        sizes = self.sizes(len(catalogue), max_targets or max(1, targets.numel()))
+        return path(call, sizes, active_autocast_dtype(states, catalogue))
+
+    def _plain(
+        self, call: _Call, sizes: tuple[int, int, int], autocast_dtype: torch.dtype | None
+    ) -> tuple[Tensor, Buckets, Tensor]:
+        """Place the states and compute the loss in plain PyTorch."""
+        choose_backend(call.states, call.catalogue, self.backend)  # says why not the kernels
+        inputs = check_inputs(*call[:3], ignore_index=self.ignore_index)
+        x, y, targets = inputs.states, inputs.catalogue, inputs.targets
+        n_buckets, size_x, size_y = sizes
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            seen, centres = rounded(x, autocast_dtype), call.centres
             if centres is None:
-                mix, mix_of, noise = _MIXES[self.centres]
-                centres = draw_centres(
-                    seen,
-                    n_buckets,
-                    mix=mix,
-                    mix_of=mix_of,
-                    noise=noise,
-                    generator=generator,
-                )
-                centres = round_centres(centres, rounding or y.dtype)
+                centres = draw_centres(seen, n_buckets, self.centres, generator=call.generator)
+                centres = round_centres(centres, autocast_dtype or y.dtype)
             # A state that is not finite may fall into no bucket, and would then go unnoticed.
             sound = seen.isfinite().all()
-        buckets = fill_buckets(
-            seen,
-            y,
-            centres.to(inputs.dtype),
-            bucket_size_x=size_x,
-            bucket_size_y=size_y,
-            rounding=rounding,
-        )
+            buckets = fill_buckets(
+                seen,
+                y,
+                centres.to(inputs.dtype),
+                bucket_size_x=size_x,
+                bucket_size_y=size_y,
+                autocast_dtype=autocast_dtype,
+            )
         losses, placed = bucketed_cross_entropy(
-            x, y, wanted, buckets, sparse=self.sparse_grad, rounding=rounding
+            x, y, targets, buckets, sparse=self.sparse_grad, autocast_dtype=autocast_dtype
         )
         losses = losses * torch.where(sound, 1.0, torch.nan).to(losses.dtype)
-        loss = reduce(losses, placed, inputs, self.reduction)
-        return loss, count_buckets(buckets, wanted, placed) if with_statistics else None
+        return reduce(losses, placed, inputs, self.reduction), buckets, targets
 
     def _fused(
-        self,
-        states: Tensor,
-        catalogue: Tensor,
-        targets: Tensor,
-        generator: torch.Generator | None,
-        max_targets: int | None,
-        centres: Tensor | None,
-        with_statistics: bool,
-        rounding: torch.dtype | None,
-    ) -> tuple[Tensor, BucketStatistics | None]:
-        """Run the kernels: nothing is taken out, counted or looked at on the host."""
+        self, call: _Call, sizes: tuple[int, int, int], autocast_dtype: torch.dtype | None
+    ) -> tuple[Tensor, Buckets, Tensor]:
+        """Place the states and compute the loss by the kernels: no sync."""
         from sce.losses import kernels
 
-        n_buckets, size_x, size_y = self.sizes(len(catalogue), max_targets or targets.numel())
-        mix, mix_of, noise = _MIXES[self.centres]
-        seed = kernels.draw_seed(states.device, generator) if centres is None else None
-        compiling = torch.compiler.is_compiling()
-        run = kernels.fused_operator if compiling else kernels.fused_cross_entropy
-        loss, buckets, wanted, winner = run(
+        states, catalogue, targets, generator, _, centres = call
+        n_buckets, size_x, size_y = sizes
+        options = kernels.FusedOptions(
+            [n_buckets if centres is None else len(centres), size_x, size_y],
+            self.centres,
+            self.ignore_index,
+            self.reduction,
+            autocast_dtype,
+        )
+        run: Any = kernels.fused_operator
+        if not torch.compiler.is_compiling():
+            run = partial(kernels.fused_cross_entropy, sparse_grad=self.sparse_grad)
+        loss, buckets, marked = run(
             states.reshape(-1, states.shape[-1]),
             catalogue,
             targets.reshape(-1),
-            kernels.FusedOptions(
-                n_buckets=n_buckets if centres is None else centres.shape[0],
-                bucket_size_x=size_x,
-                bucket_size_y=size_y,
-                mix=mix,
-                mix_of=mix_of,
-                noise=noise,
-                ignore_index=self.ignore_index,
-                reduction=self.reduction,
-                sparse_grad=self.sparse_grad,
-                rounding=rounding,
-            ),
+            options,
             centres=centres,
-            seed=seed,
+            seed=kernels.draw_seed(states.device, generator) if centres is None else None,
         )
-        if self.reduction == "none":
-            loss = loss.reshape(targets.shape)
-        if not with_statistics:
-            return loss, None
-        return loss, count_buckets(buckets, wanted, winner != kernels.NOWHERE)
+        return loss.reshape(targets.shape if self.reduction == "none" else ()), buckets, marked
 
-    def _in_graph(
-        self, states: Tensor, catalogue: Tensor, targets: Tensor, generator: torch.Generator | None
-    ) -> bool:
-        """Say whether a compiled graph can hold this call; it breaks there otherwise."""
-        return (
-            why_not_triton(states, catalogue, self.backend) is None
-            and targets.numel() > 0
-            and not self.sparse_grad  # a graph knows no sparse tensors,
-            and generator is None  # and no generators
-        )
-
-    def is_capturable(self, catalogue: Tensor) -> bool:
+    def is_capturable(self, catalogue: Catalogue) -> bool:
         """True if a call with this catalogue can be captured in a CUDA graph: the kernels run."""
-        return why_not_triton(catalogue, catalogue, self.backend) is None
+        weight = _weight(catalogue)
+        return why_not_triton(weight, weight, self.backend) is None
 
     def memory(self, shape: BatchShape) -> LossMemory:
         """Return the bytes that the kernels take: indices, scores, and parts of the gradient."""
@@ -398,18 +345,33 @@ class ScalableCrossEntropySettings(LossSettings):
 
 def scalable_cross_entropy(
     states: Tensor,
-    catalogue: Tensor,
+    catalogue: Catalogue,
     targets: Tensor,
     *,
     generator: torch.Generator | None = None,
+    max_targets: int | None = None,
     centres: Tensor | None = None,
     **settings: Any,
 ) -> Tensor:
     """Scalable Cross-Entropy as a function: `ScalableCrossEntropy(**settings)`, called once."""
-    loss = ScalableCrossEntropy(**settings)
-    return loss(  # type: ignore[no-any-return]
-        states, catalogue, targets, generator=generator, centres=centres
+    return ScalableCrossEntropy(**settings).forward(
+        states,
+        catalogue,
+        targets,
+        generator=generator,
+        max_targets=max_targets,
+        centres=centres,
     )
+
+
+def _weight(catalogue: Catalogue) -> Tensor:
+    weight, bias = unwrap_catalogue(catalogue)
+    if bias is not None:
+        raise ValueError(
+            "Scalable Cross-Entropy takes no bias per item: use nn.Linear(..., bias=False), or "
+            "CrossEntropy or SampledCrossEntropy"
+        )
+    return weight
 
 
 def _check_centres(centres: Tensor, catalogue: Tensor) -> None:

@@ -220,7 +220,8 @@ class TrainingStep:
     def _loss(
         self, states: Tensor, targets: Tensor, with_statistics: bool, max_targets: int | None
     ) -> tuple[Tensor, Tensor | None]:
-        inputs = states, self.model.catalogue, targets
+        catalogue: Any = self.model.catalogue
+        inputs = states, catalogue, targets
         if not isinstance(self.loss, Loss):
             return self.loss(*inputs), None
         options: dict[str, Any] = {"generator": self.generator, "max_targets": max_targets}

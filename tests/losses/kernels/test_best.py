@@ -225,10 +225,10 @@ def test_candidates_may_be_too_many(ties: bool, monkeypatch: pytest.MonkeyPatch)
     use("in chunks", monkeypatch)
     searches = count_searches(monkeypatch)
     values = torch.randperm(2 * WIDTH).view(2, WIDTH).float()
-    k, (*_, room) = 150, wide.bracket(WIDTH, 150)
+    k, (*_, capacity) = 150, wide.bracket(WIDTH, 150)
     values[1] = 58.0 if ties else 58 + torch.rand(WIDTH)
     values[1, sampled()] = torch.arange(128.0).flip(0)  # of which about as many are above as below
-    assert room < WIDTH - 128
+    assert capacity < WIDTH - 128
     check(values, k)
     assert GPU or searches == ([False, True] if ties else [False])
 
@@ -256,7 +256,9 @@ def test_ways_of_usual_sizes(
     def spy(kernel: Any, *arguments: Any, **constants: Any) -> None:
         launched.append((kernel.fn.__name__, constants.get("FOLD")))
         # What a program holds is in registers up to here.
-        assert max(constants.get(name, 0) for name in ("BLOCK", "BLOCK_FOLDS", "ROOM")) <= 1 << 14
+        assert (
+            max(constants.get(name, 0) for name in ("BLOCK", "BLOCK_FOLDS", "CAPACITY")) <= 1 << 14
+        )
 
     monkeypatch.setattr(best, "launch", spy)
     monkeypatch.setattr(wide, "launch", spy)
@@ -266,7 +268,7 @@ def test_ways_of_usual_sizes(
 
 
 @pytest.mark.parametrize(
-    ("n", "width", "k", "room"),
+    ("n", "width", "k", "capacity"),
     [
         (80, 250_000, 17_408, 8192),
         (80, 69_632, 16_384, 4096),
@@ -274,8 +276,8 @@ def test_ways_of_usual_sizes(
         (160, 34_816, 4096, 2048),
     ],
 )
-def test_room_for_candidates(n: int, width: int, k: int, room: int) -> None:
+def test_capacity_for_candidates(n: int, width: int, k: int, capacity: int) -> None:
     high, low, given = wide.bracket(width, k)
     assert high < k / width * wide.SAMPLE < low
-    assert (low - high) * width / wide.SAMPLE < given == room <= k // 2 + 4096
-    assert n * room * 4 <= 3 << 20
+    assert (low - high) * width / wide.SAMPLE < given == capacity <= k // 2 + 4096
+    assert n * capacity * 4 <= 3 << 20

@@ -31,31 +31,26 @@ def check_against_the_plain_path(
     states, catalogue, targets = problem(seed, n, c, d, dtype)
     valid = targets >= 0
     with torch.no_grad():
-        centres = buckets.draw_centres(states[valid], b, mix=True).float()
+        centres = buckets.draw_centres(states[valid], b, "mix").float()
         sizes: dict[str, Any] = {"bucket_size_x": size_x, "bucket_size_y": size_y}
         plain = buckets.fill_buckets(states[valid], catalogue, centres, **sizes)
-    options = kernels.FusedOptions(n_buckets=b, reduction="none", **sizes)
-    found, fused, marked, winner = kernels.fused_cross_entropy(
+    options = kernels.FusedOptions([b, size_x, size_y], reduction="none")
+    found, fused, marked = kernels.fused_cross_entropy(
         states, catalogue, targets, options, centres=centres
     )
-    placed = winner != kernels.NOWHERE
     assert torch.equal(marked.long(), targets.masked_fill(~valid, -1))
     assert torch.equal(fused.items.long().sort(dim=1).values, plain.items)
     index = valid.nonzero().squeeze(1)
     if plain.states.shape[1] == fused.states.shape[1]:
         assert torch.equal(fused.states.long().sort(dim=1).values, index[plain.states])
-    wanted, plain_placed = bucketed.bucketed_cross_entropy(
-        states[valid], catalogue, targets[valid], plain
-    )
-    assert torch.equal(placed[valid], plain_placed)
-    assert not placed[~valid].any()
+    expected, _ = bucketed.bucketed_cross_entropy(states[valid], catalogue, targets[valid], plain)
     assert (found[~valid] == 0).all()
     scale = d**0.5
-    torch.testing.assert_close(found[valid], wanted, rtol=1e-5, atol=1e-5 * scale)
+    torch.testing.assert_close(found[valid], expected, rtol=1e-5, atol=1e-5 * scale)
     weights = torch.linspace(-1, 1, len(states), device=DEVICE)
     inputs = (states, catalogue)
     grads = torch.autograd.grad((found * weights).sum(), inputs)
-    plain_grads = torch.autograd.grad((wanted * weights[valid]).sum(), inputs)
+    plain_grads = torch.autograd.grad((expected * weights[valid]).sum(), inputs)
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
     for g, h in zip(grads, plain_grads, strict=True):
         assert g.dtype == dtype
@@ -81,25 +76,25 @@ def test_every_width_against_the_plain_path(d: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_the_front_door_gives_the_same_with_either_backend(reduction: str) -> None:
     states, catalogue, targets = problem(1, *((60, 150) if GPU else (25, 40)), 16)
-    centres = buckets.draw_centres(states[targets >= 0].detach(), 4, mix=True)
+    centres = buckets.draw_centres(states[targets >= 0].detach(), 4, "mix")
     results = []
     for backend in ("triton", "torch"):
         loss = ScalableCrossEntropy(
             bucket_size_x=10, bucket_size_y=12, reduction=reduction, backend=backend
         )
-        value, stats = loss(states, catalogue, targets, centres=centres, with_stats=True)
+        value, stats = loss.with_statistics(states, catalogue, targets, centres=centres)
         assert value.shape == (targets.shape if reduction == "none" else ())
         grads = torch.autograd.grad(value.sum(), (states, catalogue))
-        results.append((value, *grads, stats.picked_once, stats.placed, stats.correct_in_bucket))
+        results.append((value, *grads, *stats))
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("mix", [True, False])
-def test_a_generator_repeats_bit_for_bit_and_leaves_the_global_one_alone(mix: bool) -> None:
+@pytest.mark.parametrize("kind", ["random", "states", "mix"])
+def test_a_generator_repeats_bit_for_bit_and_leaves_the_global_one_alone(kind: Any) -> None:
     states, catalogue, targets = problem(2, 15, 20, 16)
     loss = ScalableCrossEntropy(
-        n_buckets=2, bucket_size_x=5, bucket_size_y=4, mix=mix, backend="triton"
+        n_buckets=2, bucket_size_x=5, bucket_size_y=4, centres=kind, backend="triton"
     )
     before = torch.cuda.get_rng_state() if GPU else torch.get_rng_state()
     runs = []
@@ -120,8 +115,8 @@ def test_the_front_door_equals_the_reference() -> None:
     found = scalable_cross_entropy(
         states, catalogue, targets, centres=centres, backend="triton", **sizes
     )
-    wanted = reference_scalable_cross_entropy(states, catalogue, targets, centres, **sizes)
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+    expected = reference_scalable_cross_entropy(states, catalogue, targets, centres, **sizes)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_no_valid_position_and_strided_inputs() -> None:
@@ -147,12 +142,11 @@ def test_sizes_by_the_rule_and_any_number_for_what_does_not_count() -> None:
     for backend, ignored in cases:
         loss = ScalableCrossEntropy(bucket_size_y=12, ignore_index=ignored, backend=backend)
         given = targets.where(targets != -100, ignored)
-        sizes = loss._sizes(None, given)
+        sizes = loss.sizes(len(catalogue), given.numel())
         centres = torch.randn(sizes[0], 16, generator=torch.Generator().manual_seed(0)).to(DEVICE)
         value = loss(states, catalogue, given, centres=centres)
         found.append((*sizes, value, *torch.autograd.grad(value, (states, catalogue))))
-    count = int((targets != -100).sum())
-    assert found[0][:2] == buckets.suggest_sizes(1, count)
+    assert found[0][:3] == (10, 10, 12)
     torch.testing.assert_close(found[0], found[1])
     torch.testing.assert_close(found[1], found[2], rtol=1e-5, atol=1e-5)
 
@@ -179,27 +173,10 @@ def test_rows_further_apart_than_32_bits_count(tmp_path: Path) -> None:
     assert all(map(torch.equal, *found))
 
 
-@pytest.mark.parametrize("mix_of", [1, 4])
-def test_centres_mixed_from_a_few_states(mix_of: int) -> None:
-    states, catalogue, targets = problem(7, 40, 90, 16)
-    with torch.no_grad():
-        states[targets < 0] = float("nan")
-    loss = ScalableCrossEntropy(
-        n_buckets=7, bucket_size_x=9, bucket_size_y=12, mix_of=mix_of, backend="triton"
-    )
-    g = torch.Generator(DEVICE)
-    value = loss(states, catalogue, targets, generator=g.manual_seed(0))
-    again = loss(states, catalogue, targets, generator=g.manual_seed(0))
-    assert torch.equal(value, again)
-    for tensor in (value, *torch.autograd.grad(value, (states, catalogue))):
-        assert tensor.isfinite().all()
-    assert loss(states, catalogue, torch.full_like(targets, -100)) == 0
-
-
-def test_noise_looks_further_than_the_states() -> None:
+def test_states_as_centres_look_where_the_states_are() -> None:
     options: dict[str, Any] = {"device": str(DEVICE), "backend": "triton"}
-    assert rows_touched(**options, noise=0.0) <= set(range(10))
-    assert len(rows_touched(**options, noise=100.0)) > 15
+    assert rows_touched(**options, centres="states") <= set(range(10))
+    assert len(rows_touched(**options, centres="random")) > 10
 
 
 def test_torch_func_is_refused() -> None:

@@ -36,8 +36,8 @@ def test_numbers_are_rounded_to_the_nearest_even(name: str, dtype: torch.dtype |
     found = torch.empty_like(values)
     kernel: Any = _round_kernel
     kernel[(1,)](values, found, ROUND=name)
-    wanted = values if dtype is None else values.to(dtype).float()
-    torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+    expected = values if dtype is None else values.to(dtype).float()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("plan", [Plan(3, 1, 1), Plan(3, 4, 1), Plan(3, 8, 2)], ids=str)
@@ -49,18 +49,20 @@ def test_rows_are_rounded_before_they_are_scored(plan: Plan, given: torch.dtype)
     rows *= 1 + 1e-4 * torch.rand(240, 8, generator=g)
     centres = torch.randn(3, 8, generator=g).to(given)
     given_here = centres.to(DEVICE), rows.to(DEVICE), 11
-    found = top_rows(*given_here, plan=plan, rounding=torch.bfloat16)
+    found = top_rows(*given_here, plan=plan, autocast_dtype=torch.bfloat16)
     found = found.long().sort(dim=1).values.cpu()
     assert torch.equal(found, buckets.top_rows(centres.float(), rows.bfloat16(), 11))
-    assert torch.equal(found, buckets.top_rows(centres.float(), rows, 11, rounding=torch.bfloat16))
+    assert torch.equal(
+        found, buckets.top_rows(centres.float(), rows, 11, autocast_dtype=torch.bfloat16)
+    )
     left = top_rows(*given_here, plan=plan).long().sort(dim=1).values.cpu()
     assert torch.equal(left, buckets.top_rows(centres.float(), rows, 11))
     assert not torch.equal(found, left)
 
 
-@pytest.mark.parametrize("settings", [{}, {"mix": False}, {"mix_of": 0}], ids=str)
+@pytest.mark.parametrize("kind", ["random", "states", "mix"])
 def test_drawn_centres_are_those_of_states_in_half_precision(
-    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = []
 
@@ -70,7 +72,7 @@ def test_drawn_centres_are_those_of_states_in_half_precision(
 
     monkeypatch.setattr(function, "top_rows", spy)
     loss = ScalableCrossEntropy(
-        n_buckets=9, bucket_size_x=3, bucket_size_y=4, backend="triton", **settings
+        n_buckets=9, bucket_size_x=3, bucket_size_y=4, backend="triton", centres=kind
     )
     *inputs, targets = problem(6, 12, 20, 8)
     for enabled in (True, False):
@@ -87,15 +89,15 @@ def test_drawn_centres_are_those_of_states_in_half_precision(
     [*((d, Plan(2, 32, 1)) for d in (72, 136, 264, 512)), (512, Plan(2, 128, 64))],
     ids=str,
 )
-@pytest.mark.parametrize("rounding", [None, torch.float16], ids=str)
-def test_wide_rows_are_selected(d: int, plan: Plan, rounding: torch.dtype | None) -> None:
+@pytest.mark.parametrize("dtype", [None, torch.float16], ids=str)
+def test_wide_rows_are_selected(d: int, plan: Plan, dtype: torch.dtype | None) -> None:
     g = torch.Generator().manual_seed(d)
     rows, centres = torch.randn(290, d, generator=g), torch.randn(2, d, generator=g)
     rows[3, -1] = rows[280, -1] = 1e3  # the last columns count
-    centres = centres if rounding is None else centres.to(rounding)
-    found = top_rows(centres.to(DEVICE), rows.to(DEVICE), 2, plan=plan, rounding=rounding)
-    wanted = buckets.top_rows(centres.float(), rows, 2, rounding=rounding)
-    assert torch.equal(found.long().sort(dim=1).values.cpu(), wanted)
+    centres = centres if dtype is None else centres.to(dtype)
+    found = top_rows(centres.to(DEVICE), rows.to(DEVICE), 2, plan=plan, autocast_dtype=dtype)
+    expected = buckets.top_rows(centres.float(), rows, 2, autocast_dtype=dtype)
+    assert torch.equal(found.long().sort(dim=1).values.cpu(), expected)
 
 
 @pytest.mark.parametrize(
@@ -109,11 +111,11 @@ def test_wide_rows_that_are_rounded_give_the_gradients_of_rounded_values(
     centres = torch.randn(2, d, generator=torch.Generator().manual_seed(d)).to(DEVICE)
     options: dict[str, Any] = {"bucket_size_x": 9, "bucket_size_y": 20, "reduction": reduction}
     plain = ScalableCrossEntropy(backend="torch", **options)
-    wanted = plain(*exact, targets, centres=centres.double())
+    expected = plain(*exact, targets, centres=centres.double())
     with torch.autocast(DEVICE, dtype=torch.float16):
         loss = ScalableCrossEntropy(backend="triton", **options)
         found = loss(*inputs, targets, centres=centres)
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5 * d**0.5)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5 * d**0.5)
     grads = torch.autograd.grad(found.sum(), inputs)
-    for g, h in zip(grads, torch.autograd.grad(wanted.sum(), exact), strict=True):
+    for g, h in zip(grads, torch.autograd.grad(expected.sum(), exact), strict=True):
         assert (g - h).norm() < 2e-5 * h.norm()

@@ -57,8 +57,8 @@ def drawn(n: int, m: int, d: int, order: str) -> tuple[Tensor, Tensor]:
 def test_exact_top_rows(order: str, case: tuple[int, int, int, int, Plan | None]) -> None:
     n, m, d, k, plan = case
     centres, rows = drawn(n, m, d, order)
-    wanted = buckets.top_rows(centres.double(), rows.double(), k)
-    assert torch.equal(sorted_rows(centres, rows, k, plan=plan), wanted)
+    expected = buckets.top_rows(centres.double(), rows.double(), k)
+    assert torch.equal(sorted_rows(centres, rows, k, plan=plan), expected)
 
 
 @pytest.mark.parametrize("plan", [Plan(2, 1, 1), Plan(2, 8, 1), Plan(1, 16, 4)], ids=str)
@@ -116,9 +116,9 @@ def test_rows_that_are_not_valid_come_last(plan: Plan | None) -> None:
     rows, valid = torch.randn(m, 8, generator=g), torch.rand(m, generator=g) < 0.4
     centres = torch.randn(n, 8, generator=g)
     index = valid.nonzero().squeeze(1)
-    options: dict[str, Any] = {"wanted": torch.where(valid, 7, -1).int().to(DEVICE), "plan": plan}
-    wanted = index[buckets.top_rows(centres, rows[valid], k)]
-    assert torch.equal(sorted_rows(centres, rows, k, **options), wanted)
+    options: dict[str, Any] = {"targets": torch.where(valid, 7, -1).int().to(DEVICE), "plan": plan}
+    expected = index[buckets.top_rows(centres, rows[valid], k)]
+    assert torch.equal(sorted_rows(centres, rows, k, **options), expected)
     more = m * 3 // 5
     for row in sorted_rows(centres, rows, more, **options).tolist():
         assert set(index.tolist()) <= set(row)
@@ -182,6 +182,6 @@ def test_a_catalogue_of_more_numbers_than_32_bits_count() -> None:
         best_values.append(top.values)
         best_rows.append(top.indices + start)
     keep = torch.cat(best_values, dim=1).topk(k, dim=1).indices
-    wanted = torch.cat(best_rows, dim=1).gather(1, keep).sort(dim=1).values
-    assert wanted.max() * d > 2**31
-    assert torch.equal(sorted_rows(centres, rows, k), wanted.cpu())
+    expected = torch.cat(best_rows, dim=1).gather(1, keep).sort(dim=1).values
+    assert expected.max() * d > 2**31
+    assert torch.equal(sorted_rows(centres, rows, k), expected.cpu())

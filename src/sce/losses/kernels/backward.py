@@ -1,7 +1,7 @@
 """The gradients, fused: tiles are computed again for the states that each bucket won, no others.
 
-The gradient of a state flows through the one bucket that won it, so each is written once. What an
-item gets is left as a row for each of its places in a bucket (`catalogue.py` adds them up).
+The gradient of a state flows through the one bucket that won it, so each is written once. That of
+an item is left as a row for each of its places in a bucket (`catalogue.py` adds them up).
 """
 
 from typing import NamedTuple
@@ -18,18 +18,28 @@ from sce.losses.kernels.tiles import Tiles
 
 
 class Saved(NamedTuple):
-    """What the forward pass leaves for the backward pass."""
+    """Tensors that the forward pass leaves for the backward pass."""
 
     x: Tensor  # [n, d] states
     y: Tensor  # [c, d] catalogue
-    wanted: Tensor  # [n]
+    targets: Tensor  # [n]
     packed: Tensor  # [n]
     keys: Tensor  # [n_buckets * size_y + n]
-    items: Tensor  # [n_buckets, size_y]: the first part of the keys
-    own: Tensor  # [n]
+    positive_logits: Tensor  # [n]
     won: Tensor  # [n_buckets, size_x]
     counts: Tensor  # [n_buckets + 1]
-    rounding: torch.dtype | None  # of rows in matrix products
+    autocast_dtype: torch.dtype | None  # of rows in matrix products
+
+    @property
+    def items(self) -> Tensor:
+        """The items of the buckets, [n_buckets, size_y]."""
+        return bucket_items(self.keys, len(self.won), self.targets)
+
+
+def bucket_items(keys: Tensor, n_buckets: int, targets: Tensor) -> Tensor:
+    """Return the items of the buckets, [n_buckets, size_y]: the first part of the keys."""
+    n_places = len(keys) - len(targets)
+    return keys[:n_places].view(n_buckets, n_places // n_buckets)
 
 
 def grad_states(saved: Saved, grad: Tensor, reduction: str) -> Tensor:
@@ -37,35 +47,35 @@ def grad_states(saved: Saved, grad: Tensor, reduction: str) -> Tensor:
     x, y, won = saved.x, saved.y, saved.won
     (n_buckets, size_x), size_y, d = won.shape, saved.items.shape[1], x.shape[1]
     out = torch.zeros(x.shape, device=x.device, dtype=x.dtype)
-    tiles = Tiles(x, y, saved.rounding)
+    tiles = Tiles(x, y, saved.autocast_dtype)
     tile = tiles.states
     launch(
         _grad_states_kernel, (ceil_div(size_x, tile.x) * n_buckets,),
-        x, y, saved.wanted, saved.items, saved.own, saved.packed, won, saved.counts, grad, out,
-        n_buckets, size_x, size_y, d, x.stride(0), y.stride(0),
+        x, y, saved.targets, saved.items, saved.positive_logits, saved.packed, won, saved.counts,
+        grad, out, n_buckets, size_x, size_y, d, x.stride(0), y.stride(0),
         REDUCTION=reduction, BLOCK_X=tile.x, BLOCK_Y=tile.y, BLOCK_D=tiles.d, SLICE=tile.slice,
-        ROUND=tiles.round, SPLIT=saved.rounding is not None, PRECISION=tiles.precision,
+        ROUND=tiles.round, SPLIT=saved.autocast_dtype is not None, PRECISION=tiles.precision,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out
 
 
 def grad_places(saved: Saved, grad: Tensor, reduction: str, first: int, last: int) -> Tensor:
-    """Return what each place in buckets first to last adds to its item's gradient, [b, size_y, d].
+    """Return the rows that places in buckets first to last add to their items, [b, size_y, d].
 
-    Targets are not in it: a state's own target is masked where it is in the bucket.
+    A state's target is masked where it is in the bucket: what targets add is not in it.
     """
     x, y, won = saved.x, saved.y, saved.won
     (n_buckets, size_x), size_y, d = won.shape, saved.items.shape[1], x.shape[1]
     out = torch.empty(last - first, size_y, d, device=x.device, dtype=torch.float32)
-    tiles = Tiles(x, y, saved.rounding)
+    tiles = Tiles(x, y, saved.autocast_dtype)
     tile = tiles.places
     launch(
         _grad_places_kernel, (ceil_div(size_y, tile.y) * (last - first),),
-        x, y, saved.wanted, saved.items, saved.own, saved.packed, won, saved.counts, grad, out,
-        first, n_buckets, size_x, size_y, d, x.stride(0), y.stride(0),
+        x, y, saved.targets, saved.items, saved.positive_logits, saved.packed, won, saved.counts,
+        grad, out, first, n_buckets, size_x, size_y, d, x.stride(0), y.stride(0),
         REDUCTION=reduction, BLOCK_X=tile.x, BLOCK_Y=tile.y, BLOCK_D=tiles.d, SLICE=tile.slice,
-        ROUND=tiles.round, SPLIT=saved.rounding is not None, PRECISION=tiles.precision,
+        ROUND=tiles.round, SPLIT=saved.autocast_dtype is not None, PRECISION=tiles.precision,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out
@@ -86,9 +96,9 @@ def common_scale(grad_ptr, count_ptr, REDUCTION: tl.constexpr):
 def _grad_states_kernel(
     x_ptr,
     y_ptr,
-    wanted_ptr,
+    targets_ptr,
     bucket_items_ptr,
-    own_ptr,
+    positive_ptr,
     packed_ptr,
     won_ptr,
     counts_ptr,
@@ -116,17 +126,17 @@ def _grad_states_kernel(
         i_x = first + tl.arange(0, BLOCK_X)
         in_x = i_x < count
         row = tl.load(won_ptr + bucket * size_x + i_x, mask=in_x, other=0)
-        target = tl.load(wanted_ptr + row, mask=in_x, other=0)
+        target = tl.load(targets_ptr + row, mask=in_x, other=0)
         loss = packed_value(tl.load(packed_ptr + row, mask=in_x, other=0))
-        own = tl.load(own_ptr + row, mask=in_x, other=0.0)
+        positive = tl.load(positive_ptr + row, mask=in_x, other=0.0)
         scale = tl.full((BLOCK_X,), 1.0, tl.float32)
         scale *= common_scale(grad_ptr, counts_ptr + n_buckets, REDUCTION)
         if REDUCTION == "none":
             scale = tl.load(grad_ptr + row, mask=in_x, other=0.0).to(tl.float32)
         if SLICE == BLOCK_D:
             x = load_rows(x_ptr, row, in_x, stride_x, 0, d, BLOCK_D, ROUND)
-        own_y = load_rows(y_ptr, target, in_x, stride_y, 0, d, BLOCK_D, ROUND)
-        grad = (tl.exp(-loss) - 1.0)[:, None] * own_y.to(tl.float32)
+        positive_y = load_rows(y_ptr, target, in_x, stride_y, 0, d, BLOCK_D, ROUND)
+        grad = (tl.exp(-loss) - 1.0)[:, None] * positive_y.to(tl.float32)
         for start in range(0, size_y, BLOCK_Y):
             i_y = start + tl.arange(0, BLOCK_Y)
             in_y = i_y < size_y
@@ -140,7 +150,7 @@ def _grad_states_kernel(
                     SLICE, ROUND, ROUND, PRECISION,
                 )  # fmt: skip
             other = in_y[None, :] & (item[None, :] != target[:, None])
-            weights = tl.where(other, tl.exp(logits - own[:, None] - loss[:, None]), 0.0)
+            weights = tl.where(other, tl.exp(logits - positive[:, None] - loss[:, None]), 0.0)
             grad += weighted_sum(weights, y, ROUND, SPLIT, PRECISION)
         i_d = tl.arange(0, BLOCK_D)
         tl.store(
@@ -154,9 +164,9 @@ def _grad_states_kernel(
 def _grad_places_kernel(
     x_ptr,
     y_ptr,
-    wanted_ptr,
+    targets_ptr,
     bucket_items_ptr,
-    own_ptr,
+    positive_ptr,
     packed_ptr,
     won_ptr,
     counts_ptr,
@@ -191,8 +201,8 @@ def _grad_places_kernel(
         i_x = start + tl.arange(0, BLOCK_X)
         in_x = i_x < count
         row = tl.load(won_ptr + bucket * size_x + i_x, mask=in_x, other=0)
-        target = tl.load(wanted_ptr + row, mask=in_x, other=0)
-        own = tl.load(own_ptr + row, mask=in_x, other=0.0)
+        target = tl.load(targets_ptr + row, mask=in_x, other=0)
+        positive = tl.load(positive_ptr + row, mask=in_x, other=0.0)
         loss = packed_value(tl.load(packed_ptr + row, mask=in_x, other=0))
         x = load_rows(x_ptr, row, in_x, stride_x, 0, d, BLOCK_D, ROUND)
         if SLICE == BLOCK_D:
@@ -203,7 +213,7 @@ def _grad_places_kernel(
                 SLICE, ROUND, ROUND, PRECISION,
             )  # fmt: skip
         other = in_x[None, :] & (item[:, None] != target[None, :])
-        weights = tl.where(other, tl.exp(logits - own[None, :] - loss[None, :]), 0.0)
+        weights = tl.where(other, tl.exp(logits - positive[None, :] - loss[None, :]), 0.0)
         if REDUCTION == "none":
             scale = tl.load(grad_ptr + row, mask=in_x, other=0.0).to(tl.float32)
             weights *= scale[None, :]

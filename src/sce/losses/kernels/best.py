@@ -117,9 +117,9 @@ def _best_folded_kernel(
     write_largest(folds_ptr, keys, i, n_folds, -2147483648, 2147483647)
     tl.debug_barrier()
     j = tl.arange(0, BLOCK)
-    there = j < n_folds * FOLD
-    fold = tl.load(folds_ptr + j // FOLD, mask=there, other=0)
-    column = tl.where(there, fold * FOLD + j % FOLD, width)
+    mask = j < n_folds * FOLD
+    fold = tl.load(folds_ptr + j // FOLD, mask=mask, other=0)
+    column = tl.where(mask, fold * FOLD + j % FOLD, width)
     keys = ordered(values_ptr, column, width)
     number = number_of(column, column < width, groups_ptr, GROUP, INTERLEAVED, PART, WITH_GROUPS)
     write_largest(best_ptr + row * stride_best, keys, number, k, -2147483648, 2147483647)

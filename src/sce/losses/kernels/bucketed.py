@@ -1,8 +1,8 @@
 """Cross-entropy inside buckets, fused: logits exist only as tiles on the chip.
 
-The forward kernel leaves two numbers for each state: its own logit, and the largest loss over its
-buckets, packed with the bucket that has it into one integer whose maximum is taken. A loss is how
-far a log-sum-exp is above the own logit; of large logits the sum itself would be rounded.
+The forward kernel leaves two numbers for each state: its positive logit, and the largest loss over
+its buckets, packed with the bucket that has it into one integer whose maximum is taken. A loss is
+how far a log-sum-exp is above the positive logit; of large logits the sum itself would be rounded.
 """
 
 import torch
@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sce.losses.buckets import Buckets
 from sce.losses.kernels.centres import NOWHERE, Prepared
 from sce.losses.kernels.launch import ceil_div, launch, power_of_2
 from sce.losses.kernels.precision import load_rows, product, product_by_slices
@@ -22,34 +23,33 @@ def forward(
     x: Tensor,  # [n, d]
     y: Tensor,  # [c, d]
     prepared: Prepared,
-    bucket_states: Tensor,  # [n_buckets, size_x]
-    bucket_items: Tensor,  # [n_buckets, size_y]
+    buckets: Buckets,
     reduction: str,
-    rounding: torch.dtype | None,
+    autocast_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the loss, each state's own logit [n], and the states that each bucket won.
+    """Return the loss, each state's positive logit [n], and the states that each bucket won.
 
-    The last as their places in the bucket's list [n_buckets, size_x] and how many [n_buckets + 1],
-    of which the last number is that of all.
+    The last as their rows [n_buckets, size_x] and their counts [n_buckets + 1], the last in all.
     """
+    bucket_states, bucket_items = buckets.states, buckets.items
     (n_buckets, size_x), size_y, d = bucket_states.shape, bucket_items.shape[1], x.shape[1]
-    own = torch.empty(len(x), device=x.device, dtype=torch.float32)
+    positive_logits = torch.empty(len(x), device=x.device, dtype=torch.float32)
     won = torch.empty(n_buckets, size_x, device=x.device, dtype=torch.int32)
     counts = torch.empty(n_buckets + 1, device=x.device, dtype=torch.int32)
     sums = torch.empty(n_buckets, device=x.device, dtype=torch.float32)
     loss = torch.empty((), device=x.device, dtype=torch.float32)
-    tiles = Tiles(x, y, rounding)
+    tiles = Tiles(x, y, autocast_dtype)
     tile = tiles.forward
     launch(
         _losses_kernel, (ceil_div(size_x, tile.x) * n_buckets,),
-        x, y, prepared.wanted, bucket_states, bucket_items, own, prepared.packed,
+        x, y, prepared.targets, bucket_states, bucket_items, positive_logits, prepared.packed,
         size_x, size_y, d, x.stride(0), y.stride(0),
         BLOCK_X=tile.x, BLOCK_Y=tile.y, BLOCK_D=tiles.d, SLICE=tile.slice, ROUND=tiles.round,
         PRECISION=tiles.precision, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     launch(
         _winners_kernel, (n_buckets,),
-        prepared.packed, prepared.wanted, prepared.status, bucket_states, won, counts,
+        prepared.packed, prepared.targets, prepared.status, bucket_states, won, counts,
         sums, prepared.losses, prepared.keys, size_x, bucket_items.numel(),
         BLOCK=min(1024, power_of_2(size_x)), num_warps=4,
     )  # fmt: skip
@@ -58,12 +58,12 @@ def forward(
         sums, counts, prepared.status, loss, n_buckets, MEAN=reduction == "mean",
         BLOCK=power_of_2(n_buckets), num_warps=4,
     )  # fmt: skip
-    return loss, own, won, counts
+    return loss, positive_logits, won, counts
 
 
 @triton.jit
 def bucket_and_tile(size, BLOCK: tl.constexpr):
-    """Return which tile of which bucket this program is for: only one axis of a grid is long."""
+    """Return the bucket and the tile of this program: only one axis of a grid is long."""
     tiles = tl.cdiv(size, BLOCK)
     return (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
 
@@ -88,10 +88,10 @@ def packed_value(packed):
 def _losses_kernel(
     x_ptr,
     y_ptr,
-    wanted_ptr,
+    targets_ptr,
     bucket_states_ptr,
     bucket_items_ptr,
-    own_ptr,
+    positive_ptr,
     packed_ptr,
     size_x,
     size_y,
@@ -109,19 +109,19 @@ def _losses_kernel(
     i_x = tile * BLOCK_X + tl.arange(0, BLOCK_X)
     in_x = i_x < size_x
     row = tl.load(bucket_states_ptr + bucket * size_x + i_x, mask=in_x, other=0)
-    target = tl.load(wanted_ptr + row, mask=in_x, other=-1)
+    target = tl.load(targets_ptr + row, mask=in_x, other=-1)
     counts = in_x & (target >= 0)
     if SLICE == BLOCK_D:
         x = load_rows(x_ptr, row, counts, stride_x, 0, d, BLOCK_D, ROUND)
-        own_y = load_rows(y_ptr, target, counts, stride_y, 0, d, BLOCK_D, ROUND)
-        own = tl.sum(x.to(tl.float32) * own_y.to(tl.float32), axis=1)
+        positive_y = load_rows(y_ptr, target, counts, stride_y, 0, d, BLOCK_D, ROUND)
+        positive = tl.sum(x.to(tl.float32) * positive_y.to(tl.float32), axis=1)
     else:
-        own = tl.zeros((BLOCK_X,), tl.float32)
+        positive = tl.zeros((BLOCK_X,), tl.float32)
         for first in range(0, d, SLICE):
             part = load_rows(x_ptr, row, counts, stride_x, first, d, SLICE, ROUND)
-            own_y = load_rows(y_ptr, target, counts, stride_y, first, d, SLICE, ROUND)
-            own += tl.sum(part.to(tl.float32) * own_y.to(tl.float32), axis=1)
-    largest = own  # the own target is always there; the other items come on top
+            positive_y = load_rows(y_ptr, target, counts, stride_y, first, d, SLICE, ROUND)
+            positive += tl.sum(part.to(tl.float32) * positive_y.to(tl.float32), axis=1)
+    largest = positive  # the target always counts; the negatives come on top
     total = tl.full((BLOCK_X,), 1.0, tl.float32)
     for start in range(0, size_y, BLOCK_Y):
         i_y = start + tl.arange(0, BLOCK_Y)
@@ -140,17 +140,17 @@ def _losses_kernel(
         now = tl.maximum(largest, tl.max(logits, axis=1))
         total = total * tl.exp(largest - now) + tl.sum(tl.exp(logits - now[:, None]), axis=1)
         largest = now
-    loss = (largest - own) + tl.log(total)
+    loss = (largest - positive) + tl.log(total)
     # A maximum does not depend on the order: the same bucket wins in every run.
     tl.atomic_max(packed_ptr + row, _pack(loss, bucket), mask=counts, sem="relaxed")
-    # Several buckets write the same number to the same place: a state's own logit is one.
-    tl.store(own_ptr + row, own, mask=counts)
+    # Several buckets write the same number to the same place: a state has one positive logit.
+    tl.store(positive_ptr + row, positive, mask=counts)
 
 
 @triton.jit
 def _winners_kernel(
     packed_ptr,  # [n]
-    wanted_ptr,  # [n]
+    targets_ptr,  # [n]
     status_ptr,
     bucket_states_ptr,  # [n_buckets, size_x]
     won_ptr,  # [n_buckets, size_x]: the states that a bucket won, first
@@ -176,7 +176,7 @@ def _winners_kernel(
         place = count + tl.cumsum(wins.to(tl.int32), axis=0) - 1
         tl.store(won_ptr + bucket * size_x + place, row, mask=wins)
         tl.store(losses_ptr + row, loss, mask=wins)
-        target = tl.load(wanted_ptr + row, mask=wins, other=0)
+        target = tl.load(targets_ptr + row, mask=wins, other=0)
         tl.store(keys_ptr + n_places + row, target, mask=wins)
         count += tl.sum(wins.to(tl.int32), axis=0)
         total += tl.sum(tl.where(wins, loss, 0.0), axis=0)

@@ -1,7 +1,7 @@
-"""The gradient of the catalogue: what places and targets add to each item, added up by item.
+"""The gradient of the catalogue: rows of places in buckets and of targets, added up by item.
 
 Entries are sorted by item, and one program adds up all of an item's in that order: no atomics, the
-same bits in every run. What is too much at once is added up in groups of buckets; the sums between
+same bits in every run. Beyond `MAX_PARTS` they are added up in groups of buckets; the sums between
 groups are in the catalogue's precision.
 """
 
@@ -58,9 +58,9 @@ def _add_in_groups(
             grad_places(saved, grad, reduction, first, last), grad, reduction, out,
             more=first > 0,
         )  # fmt: skip
-    nothing = saved.own.new_empty(0, 0, out.shape[1])
-    own_keys = keys[n_buckets * size_y :]
-    _add(saved, own_keys, nothing, grad, reduction, out, more=True)
+    nothing = saved.positive_logits.new_empty(0, 0, out.shape[1])
+    target_keys = keys[n_buckets * size_y :]
+    _add(saved, target_keys, nothing, grad, reduction, out, more=True)
 
 
 def _compact(keys: Tensor, n_items: int) -> tuple[Tensor, Tensor]:
@@ -95,7 +95,7 @@ def _add(
     sparse: bool = False,
     more: bool = False,
 ) -> Tensor:
-    """Add up by item what places and, where their keys follow, states with a target give.
+    """Add up by item the rows of places and, where their keys follow, of targets.
 
     The sums go to the rows of `out` that the keys name; where `sparse`, to the places of the first
     of equal keys once they are sorted, which are returned. Keys beyond the catalogue are of no
@@ -108,7 +108,7 @@ def _add(
         items, order, places, x, saved.packed, saved.counts, grad, out,
         len(items), places.shape[0] * places.shape[1], len(saved.items), len(saved.y),
         x.shape[1], x.stride(0), REDUCTION=reduction, SPARSE=sparse, MORE=more, BLOCK=_ENTRIES,
-        BLOCK_D=power_of_2(x.shape[1]), ROUND=half_name(saved.rounding),
+        BLOCK_D=power_of_2(x.shape[1]), ROUND=half_name(saved.autocast_dtype),
         num_warps=adding_warps(x.shape[1]),
     )  # fmt: skip
     return items
@@ -137,7 +137,7 @@ def _as_sparse(items: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
 @triton.jit
 def _entries(
     i,
-    there,
+    mask,
     order_ptr,
     places_ptr,
     x_ptr,
@@ -151,23 +151,25 @@ def _entries(
     BLOCK_D: tl.constexpr,
     ROUND: tl.constexpr,
 ):
-    """Return what entries add to their items, [i, d]."""
+    """Return the rows that entries add to their items, [i, d]."""
     i_d = tl.arange(0, BLOCK_D)
     in_d = (i_d < d)[None, :]
-    source = tl.load(order_ptr + i, mask=there, other=0)
+    source = tl.load(order_ptr + i, mask=mask, other=0)
     part = tl.load(
         places_ptr + source[:, None] * d + i_d[None, :],
-        mask=(there & (source < n_places))[:, None] & in_d,
+        mask=(mask & (source < n_places))[:, None] & in_d,
         other=0.0,
     )
-    is_own = there & (source >= n_places)
+    is_positive = mask & (source >= n_places)
     state = source - n_places
-    loss = packed_value(tl.load(packed_ptr + state, mask=is_own, other=0))
+    loss = packed_value(tl.load(packed_ptr + state, mask=is_positive, other=0))
     scale = common
     if REDUCTION == "none":
-        scale = tl.load(grad_ptr + state, mask=is_own, other=0.0).to(tl.float32)
+        scale = tl.load(grad_ptr + state, mask=is_positive, other=0.0).to(tl.float32)
     x = tl.load(
-        x_ptr + state[:, None] * stride_x + i_d[None, :], mask=is_own[:, None] & in_d, other=0.0
+        x_ptr + state[:, None] * stride_x + i_d[None, :],
+        mask=is_positive[:, None] & in_d,
+        other=0.0,
     )
     weight = (tl.exp(-loss) - 1.0) * scale
     return part + weight[:, None] * rounded(x, ROUND).to(tl.float32)
@@ -198,12 +200,12 @@ def _add_by_item_kernel(
 ):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     item = tl.load(items_ptr + i, mask=i < n, other=2147483647)
-    there = item < n_items  # what belongs to no item sorts behind the last
-    if tl.max(there.to(tl.int32), axis=0) > 0:
+    mask = item < n_items  # what belongs to no item sorts behind the last
+    if tl.max(mask.to(tl.int32), axis=0) > 0:
         i_d = tl.arange(0, BLOCK_D)
         common = common_scale(grad_ptr, counts_ptr + n_buckets, REDUCTION)
         rows = _entries(
-            i, there, order_ptr, places_ptr, x_ptr, packed_ptr, grad_ptr, common,
+            i, mask, order_ptr, places_ptr, x_ptr, packed_ptr, grad_ptr, common,
             n_places, d, stride_x, REDUCTION, BLOCK_D, ROUND,
         )  # fmt: skip
         # Each entry adds up itself and the later ones of its item in this block. Only the first of
@@ -212,9 +214,9 @@ def _add_by_item_kernel(
         same = (item[:, None] == item[None, :]) & (column[None, :] >= column[:, None])
         total = tl.sum(tl.where(same[:, :, None], rows[None, :, :], 0.0), axis=1)
         before = tl.load(items_ptr + i - 1, mask=(i > 0) & (i < n), other=-1)
-        first = there & (item != before)
+        first = mask & (item != before)
         # The last item of the block may go on behind it.
-        final = tl.max(tl.where(there, item, -1), axis=0)
+        final = tl.max(tl.where(mask, item, -1), axis=0)
         rest = tl.zeros((BLOCK_D,), tl.float32)
         starts = tl.max((first & (item == final)).to(tl.int32), axis=0)
         begin = (tl.program_id(0) + 1) * BLOCK

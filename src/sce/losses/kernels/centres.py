@@ -1,8 +1,8 @@
-"""The centres of the buckets, and what else one pass over the states gives.
+"""The centres of the buckets, and the checks of states and targets, in one pass over the states.
 
-All numbers are drawn from counters where they are used, so they depend on the seed alone. A mix of
-all states is a row of Ω X, with Ω standard normal, which never exists as a whole. For a mix of a
-few, the states that count are found by how many of them each program of the first pass has seen.
+Random numbers come from counters where they are used, so they depend on the seed alone. A "mix" of
+all states is a row of Ω X, with Ω standard normal, which never exists as a whole. For "states", the
+k-th valid state is found by how many of them each program of the first pass has seen.
 """
 
 from dataclasses import dataclass
@@ -12,33 +12,32 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sce.losses.buckets import MIXED_STATES, Centres
 from sce.losses.kernels.launch import INTERPRETED, ceil_div, launch, power_of_2
 from sce.losses.kernels.precision import half_name, rounded
 from sce.losses.kernels.tiles import block, mixing_tile
 
-# What the states of a program are a multiple of: it takes at most so many at a time.
-_MULTIPLE = 32
-# How many programs share the states between them, at most.
-_MAX_SPLITS = 64
-# What marks a state as being in no bucket (see `bucketed.py`).
-NOWHERE = -(1 << 63)
+_MULTIPLE = 32  # the states of a program are a multiple of it: most are read so many at a time
+_MAX_SPLITS = 64  # programs that share the states between them
+NOWHERE = -(1 << 63)  # marks a state that is in no bucket (see `bucketed.py`)
 _NOWHERE = tl.constexpr(NOWHERE)
+_MIXED_STATES = tl.constexpr(MIXED_STATES)
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """The states as the other kernels want them."""
+    """Buffers for the other kernels, filled where they depend on the states alone."""
 
-    wanted: Tensor  # [n] int32: the target of each state; -1: the state does not count
+    targets: Tensor  # [n] int32: the target of each state; -1: the state is not valid
     packed: Tensor  # [n] int64: no bucket has won the state yet
     keys: Tensor  # [n_buckets * size_y + n] int32; the second part says: no item
     losses: Tensor  # [n] float32, zero
-    status: Tensor  # [2] int32: whether all targets are in range, and all states finite
+    status: Tensor  # [2] int32: all targets are in range, all states are finite
     centres: Tensor  # [n_buckets, d], of length one
 
 
 def draw_seed(device: torch.device, generator: torch.Generator | None) -> Tensor:
-    """Draw what centres are drawn from, [1]: the host never sees it."""
+    """Draw the seed of the centres, [1], on the device: no sync."""
     return torch.randint(1 << 62, (1,), device=device, generator=generator)
 
 
@@ -51,18 +50,16 @@ def prepare(
     n_items: int,
     n_buckets: int,
     size_y: int,
-    mix: bool,
-    mix_of: int,  # states of a centre; 0: all
-    noise: float = 0.0,  # beside a mix of a few
+    kind: Centres,
     dtype: torch.dtype,  # of the centres, where they are drawn
     ignore_index: int,
-    rounding: torch.dtype | None = None,  # of the states
+    autocast_dtype: torch.dtype | None = None,  # of the states
 ) -> Prepared:
     """Look at every state and target once, and draw the centres unless they are given."""
     n, d = states.shape
     device = states.device
     draw = centres is None
-    mixed = draw and mix and not mix_of  # of all states
+    mixed = draw and kind == "mix"
     if centres is None:
         assert seed is not None
         centres = torch.empty(n_buckets, d, device=device, dtype=dtype)
@@ -72,7 +69,7 @@ def prepare(
     tile = mixing_tile(d)
     splits = max(1, min(_MAX_SPLITS, ceil_div(n, _MULTIPLE)))
     in_split = ceil_div(ceil_div(n, splits), _MULTIPLE) * _MULTIPLE
-    wanted = torch.empty(n, device=device, dtype=torch.int32)
+    marked = torch.empty(n, device=device, dtype=torch.int32)
     packed = torch.empty(n, device=device, dtype=torch.int64)
     losses = torch.empty(n, device=device, dtype=torch.float32)
     keys = torch.empty(n_buckets * size_y + n, device=device, dtype=torch.int32)
@@ -80,17 +77,17 @@ def prepare(
     sums = torch.empty(splits if mixed else 0, n_buckets, d, device=device, dtype=torch.float32)
     launch(
         _states_kernel, (splits, ceil_div(n_buckets, tile.centres) if mixed else 1),
-        states, targets, seed, wanted, packed, losses, keys, status, sums,
+        states, targets, seed, marked, packed, losses, keys, status, sums,
         n, n_items, ignore_index, n_buckets, n_buckets * size_y, d, states.stride(0), in_split,
         MIX=mixed, BLOCK_ROWS=tile.states, BLOCK_N=tile.centres, BLOCK_D=block_d,
-        ROUND=half_name(rounding), APPROXIMATE=not INTERPRETED, num_warps=tile.warps,
+        ROUND=half_name(autocast_dtype), APPROXIMATE=not INTERPRETED, num_warps=tile.warps,
     )  # fmt: skip
-    if draw and mix and mix_of:
+    if draw and kind == "states":
         launch(
             _few_states_kernel, (n_buckets,),
-            states, wanted, seed, status, centres, d, states.stride(0), splits, in_split, n,
-            MIX_OF=mix_of, NOISE=noise / d**0.5, BLOCK_ROWS=min(1024, power_of_2(in_split)),
-            BLOCK_D=block_d, BLOCK_SPLITS=power_of_2(splits), ROUND=half_name(rounding),
+            states, marked, seed, status, centres, d, states.stride(0), splits, in_split, n,
+            NOISE=1 / d**0.5, BLOCK_ROWS=min(1024, power_of_2(in_split)), BLOCK_D=block_d,
+            BLOCK_SPLITS=power_of_2(splits), ROUND=half_name(autocast_dtype),
             APPROXIMATE=not INTERPRETED,
         )  # fmt: skip
     else:
@@ -104,7 +101,7 @@ def prepare(
         status[0],
         f"targets must lie in [0, {n_items}) or equal ignore_index ({ignore_index})",
     )
-    return Prepared(wanted, packed, keys, losses, status, centres)
+    return Prepared(marked, packed, keys, losses, status, centres)
 
 
 @triton.jit
@@ -145,7 +142,7 @@ def _states_kernel(
     states_ptr,  # [n, d]
     targets_ptr,  # [n]
     seed_ptr,  # [1]
-    wanted_ptr,  # [n]
+    marked_ptr,  # [n]: targets, -1 where they are not valid
     packed_ptr,  # [n]
     losses_ptr,  # [n]
     keys_ptr,  # [n_places + n]
@@ -175,9 +172,9 @@ def _states_kernel(
     total = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     for start in range(0, in_split, BLOCK_ROWS):
         i = split * in_split + start + tl.arange(0, BLOCK_ROWS)
-        there = i < n
-        target = tl.load(targets_ptr + i, mask=there, other=0).to(tl.int64)
-        counts = there & (target != ignore_index)
+        mask = i < n
+        target = tl.load(targets_ptr + i, mask=mask, other=0).to(tl.int64)
+        counts = mask & (target != ignore_index)
         fits = (target >= 0) & (target < n_items)
         valid = counts & fits
         x = tl.load(
@@ -188,11 +185,11 @@ def _states_kernel(
         x = rounded(x, ROUND).to(tl.float32)
         finite = tl.abs(x) < float("inf")
         if tile == 0:
-            tl.store(wanted_ptr + i, tl.where(valid, target, -1).to(tl.int32), mask=there)
-            tl.store(packed_ptr + i, tl.full((BLOCK_ROWS,), _NOWHERE, tl.int64), mask=there)
-            tl.store(losses_ptr + i, tl.zeros((BLOCK_ROWS,), tl.float32), mask=there)
+            tl.store(marked_ptr + i, tl.where(valid, target, -1).to(tl.int32), mask=mask)
+            tl.store(packed_ptr + i, tl.full((BLOCK_ROWS,), _NOWHERE, tl.int64), mask=mask)
+            tl.store(losses_ptr + i, tl.zeros((BLOCK_ROWS,), tl.float32), mask=mask)
             tl.store(
-                keys_ptr + n_places + i, tl.full((BLOCK_ROWS,), 2147483647, tl.int32), mask=there
+                keys_ptr + n_places + i, tl.full((BLOCK_ROWS,), 2147483647, tl.int32), mask=mask
             )
             out_of_range = tl.max((counts & (fits == 0)).to(tl.int32), axis=0)
             not_finite = tl.max(tl.max((finite == 0).to(tl.int32), axis=1), axis=0)
@@ -216,7 +213,7 @@ def _states_kernel(
 
 @triton.jit
 def _report_faults(status_ptr, splits, BLOCK_SPLITS: tl.constexpr):
-    """Put together what the programs of the first pass found."""
+    """Combine the faults that the programs of the first pass found."""
     i = tl.arange(0, BLOCK_SPLITS)
     faults = tl.load(status_ptr + 2 + i, mask=i < splits, other=0)
     tl.store(status_ptr, 1 - tl.max(faults & 1, axis=0))
@@ -275,7 +272,7 @@ def _centres_kernel(
 @triton.jit
 def _few_states_kernel(
     states_ptr,  # [n, d]
-    wanted_ptr,  # [n]
+    targets_ptr,  # [n], as marked
     seed_ptr,
     status_ptr,
     centres_ptr,  # [n_buckets, d]
@@ -284,7 +281,6 @@ def _few_states_kernel(
     splits,
     in_split,
     n,
-    MIX_OF: tl.constexpr,
     NOISE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -301,10 +297,10 @@ def _few_states_kernel(
     up_to = tl.cumsum(seen, axis=0)
     count = tl.sum(seen, axis=0)
     centre = tl.zeros((BLOCK_D,), tl.float32)
-    for drawn in range(MIX_OF):
+    for drawn in range(_MIXED_STATES):
         a, b, c, _ = tl.philox(tl.load(seed_ptr), drawn, bucket, 0, 0)
         weight, _ = _pair_of_normals(b, c, APPROXIMATE)
-        # The chosen one of the states that count: which split has it, and where.
+        # The chosen one of the valid states: which split has it, and where.
         chosen = a.to(tl.uint32, bitcast=True).to(tl.uint64) * count.to(tl.uint64)
         chosen = (chosen >> 32).to(tl.int32)
         split = tl.sum(((up_to <= chosen) & (i_split < splits)).to(tl.int32), axis=0)
@@ -313,8 +309,8 @@ def _few_states_kernel(
         for start in range(0, in_split, BLOCK_ROWS):
             inside = start + tl.arange(0, BLOCK_ROWS)
             i = split * in_split + inside
-            there = (inside < in_split) & (i < n) & (split < splits)
-            counts = (tl.load(wanted_ptr + i, mask=there, other=-1) >= 0).to(tl.int32)
+            mask = (inside < in_split) & (i < n) & (split < splits)
+            counts = (tl.load(targets_ptr + i, mask=mask, other=-1) >= 0).to(tl.int32)
             is_it = (counts > 0) & (before + tl.cumsum(counts, axis=0) - 1 == chosen)
             row = tl.maximum(row, tl.max(tl.where(is_it, i, -1), axis=0))
             before += tl.sum(counts, axis=0)
@@ -323,9 +319,8 @@ def _few_states_kernel(
         x = rounded(x, ROUND).to(tl.float32)
         centre += tl.abs(weight) * tl.where(tl.abs(x) < float("inf"), x, 0.0)
     centre = tl.sum(_of_length_one(centre[None, :]), axis=0)
-    if NOISE > 0:
-        a, b, _, _ = tl.philox(tl.load(seed_ptr), i_d, bucket + i_d * 0, i_d * 0 + 1, i_d * 0)
-        noise, _ = _pair_of_normals(a, b, APPROXIMATE)
-        centre = tl.where(i_d < d, centre + NOISE * noise, 0.0)
-        centre = tl.sum(_of_length_one(centre[None, :]), axis=0)
+    a, b, _, _ = tl.philox(tl.load(seed_ptr), i_d, bucket + i_d * 0, i_d * 0 + 1, i_d * 0)
+    noise, _ = _pair_of_normals(a, b, APPROXIMATE)
+    centre = tl.where(i_d < d, centre + NOISE * noise, 0.0)
+    centre = tl.sum(_of_length_one(centre[None, :]), axis=0)
     tl.store(centres_ptr + bucket * d + i_d, centre.to(centres_ptr.dtype.element_ty), mask=i_d < d)

@@ -1,4 +1,4 @@
-"""How rows are cut into groups, and the largest score in each.
+"""Groups of rows, and the largest score in each.
 
 A small group of g rows is not a run of rows but every fourth pair of one: group G has the rows
 
@@ -21,15 +21,15 @@ from sce.losses.kernels.tiles import ROWS, again_tile, block, grouping_tile
 
 
 class Rows(NamedTuple):
-    """What is selected from."""
+    """The rows to select from."""
 
     values: Tensor  # [m, d]
-    wanted: Tensor | None  # [m]: rows below zero are not to be picked
-    dtype: torch.dtype  # that they are rounded to before they are scored
+    targets: Tensor | None  # [m]: rows with a negative one are not picked
+    dtype: torch.dtype  # to which they are rounded before they are scored
 
 
 class Cut(NamedTuple):
-    """How groups are cut into parts: the rows of both, and whether four groups interleave."""
+    """Groups cut into parts: the rows of both, and if four groups interleave."""
 
     group: int
     part: int
@@ -37,24 +37,24 @@ class Cut(NamedTuple):
 
 
 def interleaves(group: int) -> bool:
-    """Say whether groups of this size interleave: four of them fit a tile."""
+    """True if groups of this size interleave: four of them fit a tile."""
     return 1 < group <= ROWS // 4
 
 
 def group_maxima(centres: Tensor, rows: Rows, group: int, n_groups: int, out: Tensor) -> None:
     """Write the largest score of each group of rows with each centre, [n, n_groups]."""
-    (n, d), m, wanted = centres.shape, len(rows.values), rows.wanted
+    (n, d), m, targets = centres.shape, len(rows.values), rows.targets
     half = centres.dtype == rows.dtype != torch.float32
     tile = grouping_tile(rows.values, half=half)
     local = min(group, tile.y)  # rows of a group in a tile
     passes = group // local
     launch(
         _group_maxima_kernel, (ceil_div(m, tile.y * passes),),
-        centres, rows.values, rows.values if wanted is None else wanted, out, n, m, d, n_groups,
+        centres, rows.values, rows.values if targets is None else targets, out, n, m, d, n_groups,
         rows.values.stride(0), LOCAL=local, INTERLEAVED=interleaves(group), PASSES=passes,
         TILES=power_of_2(ceil_div(n, tile.x)) if passes > 1 else 1,
         BLOCK_ROWS=tile.y, BLOCK_N=tile.x, BLOCK_D=block(d), SLICE=tile.slice,
-        MASKED=wanted is not None, ROUND=half_name(rows.dtype),
+        MASKED=targets is not None, ROUND=half_name(rows.dtype),
         PRECISION="ieee" if half else "tf32x3",
         NAN_WINS=not INTERPRETED, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
@@ -62,14 +62,14 @@ def group_maxima(centres: Tensor, rows: Rows, group: int, n_groups: int, out: Te
 
 def score_again(centres: Tensor, rows: Rows, groups: Tensor, cut: Cut, out: Tensor) -> None:
     """Write the maximum of each part of the given groups, [n, groups * parts]."""
-    (n, d), m, wanted = centres.shape, len(rows.values), rows.wanted
+    (n, d), m, targets = centres.shape, len(rows.values), rows.targets
     block_rows, columns = again_tile(d, cut.part)
     n_rows = groups.shape[1] * cut.group
     launch(
         _score_again_kernel, (ceil_div(n_rows, block_rows) * n,),
-        centres, rows.values, rows.values if wanted is None else wanted, groups, out, m, d, n_rows,
-        rows.values.stride(0), GROUP=cut.group, INTERLEAVED=cut.interleaved, PART=cut.part,
-        BLOCK_ROWS=block_rows, BLOCK_D=power_of_2(d), SLICE=columns, MASKED=wanted is not None,
+        centres, rows.values, rows.values if targets is None else targets, groups, out, m, d,
+        n_rows, rows.values.stride(0), GROUP=cut.group, INTERLEAVED=cut.interleaved, PART=cut.part,
+        BLOCK_ROWS=block_rows, BLOCK_D=power_of_2(d), SLICE=columns, MASKED=targets is not None,
         ROUND=half_name(rows.dtype), num_warps=4,
     )  # fmt: skip
 
@@ -83,7 +83,7 @@ def _larger(a, b):
 def _group_maxima_kernel(
     centres_ptr,  # [n, d]
     rows_ptr,  # [m, d]
-    wanted_ptr,  # [m], read when MASKED
+    targets_ptr,  # [m], read when MASKED
     maxima_ptr,  # [n, n_groups]
     n,
     m,
@@ -111,12 +111,12 @@ def _group_maxima_kernel(
     so_far = tl.full((TILES, BLOCK_N), float("-inf"), tl.float32)
     for step in range(PASSES):
         i_row = (block * PASSES + step) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-        there = i_row < m
+        mask = i_row < m
         if MASKED:
-            there = there & (tl.load(wanted_ptr + i_row, mask=there, other=-1) >= 0)
+            mask = mask & (tl.load(targets_ptr + i_row, mask=mask, other=-1) >= 0)
         if SLICE == BLOCK_D:  # held for all centres
-            rows = load_rows(rows_ptr, i_row, there, stride_row, 0, d, BLOCK_D, ROUND)
-        floor = tl.where(there, float("inf"), float("-inf"))  # a minimum with it masks a score
+            rows = load_rows(rows_ptr, i_row, mask, stride_row, 0, d, BLOCK_D, ROUND)
+        floor = tl.where(mask, float("inf"), float("-inf"))  # a minimum with it masks a score
         for start in range(0, n, BLOCK_N):
             i_n = start + tl.arange(0, BLOCK_N)
             in_n = i_n < n
@@ -129,7 +129,7 @@ def _group_maxima_kernel(
                 scores = product(centres, rows, PRECISION)
             else:
                 scores = product_by_slices(
-                    centres_ptr, i_n, in_n, d, rows_ptr, i_row, there, stride_row, d,
+                    centres_ptr, i_n, in_n, d, rows_ptr, i_row, mask, stride_row, d,
                     SLICE, "", ROUND, PRECISION,
                 )  # fmt: skip
             # NaN is lost in a common maximum: it must win, reach the loss, and be noticed there.
@@ -176,7 +176,7 @@ def rows_of(group, i, GROUP: tl.constexpr, INTERLEAVED: tl.constexpr):
 def _score_again_kernel(
     centres_ptr,  # [n, d]
     rows_ptr,  # [m, d]
-    wanted_ptr,  # [m], read when MASKED
+    targets_ptr,  # [m], read when MASKED
     groups_ptr,  # [n, n_rows / GROUP]
     maxima_ptr,  # [n, n_rows / PART]
     m,
@@ -198,23 +198,23 @@ def _score_again_kernel(
     tile = tl.program_id(0) % tiles
     i = tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     i_d = tl.arange(0, SLICE)
-    there = i < n_rows
-    group = tl.load(groups_ptr + bucket * (n_rows // GROUP) + i // GROUP, mask=there, other=0)
+    mask = i < n_rows
+    group = tl.load(groups_ptr + bucket * (n_rows // GROUP) + i // GROUP, mask=mask, other=0)
     row = rows_of(group, i % GROUP, GROUP, INTERLEAVED)
-    there = there & (row < m)
+    mask = mask & (row < m)
     if MASKED:
-        there = there & (tl.load(wanted_ptr + row, mask=there, other=-1) >= 0)
+        mask = mask & (tl.load(targets_ptr + row, mask=mask, other=-1) >= 0)
     centre_ptr = centres_ptr + bucket * d + i_d
     centre = tl.load(centre_ptr, mask=i_d < d, other=0.0).to(tl.float32)
-    rows = load_rows(rows_ptr, row, there, stride_row, 0, d, SLICE, ROUND).to(tl.float32)
+    rows = load_rows(rows_ptr, row, mask, stride_row, 0, d, SLICE, ROUND).to(tl.float32)
     scores = tl.sum(rows * centre[None, :], axis=1)
     if SLICE < BLOCK_D:
         for first in range(SLICE, d, SLICE):
             centre = tl.load(centre_ptr + first, mask=first + i_d < d, other=0.0).to(tl.float32)
-            more = load_rows(rows_ptr, row, there, stride_row, first, d, SLICE, ROUND)
+            more = load_rows(rows_ptr, row, mask, stride_row, first, d, SLICE, ROUND)
             scores += tl.sum(more.to(tl.float32) * centre[None, :], axis=1)
     scores = tl.where(scores == scores, scores, float("inf"))
-    scores = tl.where(there, scores, float("-inf"))
+    scores = tl.where(mask, scores, float("-inf"))
     if PART > 1:
         scores = tl.max(tl.reshape(scores, (PARTS, PART)), axis=1)
     i_part = tile * PARTS + tl.arange(0, PARTS)

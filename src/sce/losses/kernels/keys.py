@@ -8,7 +8,7 @@ from sce.losses.kernels.groups import rows_of
 
 @triton.jit
 def ordered(ptr, i, width):
-    """Load float32 numbers as integers of the same order, below all of them what is not there."""
+    """Load float32 numbers as integers of the same order; behind the row, the lowest integer."""
     value = tl.load(ptr + i, mask=i < width, other=0.0)
     value = tl.where(value == value, value, float("inf"))
     bits = (value + 0.0).to(tl.int32, bitcast=True)  # no negative zero: it equals zero
@@ -18,18 +18,18 @@ def ordered(ptr, i, width):
 @triton.jit
 def number_of(
     column,
-    there,
+    mask,
     groups_ptr,
     GROUP: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     PART: tl.constexpr,
     WITH_GROUPS: tl.constexpr,
 ):
-    """Return what columns stand for, of those that are there."""
+    """Return the numbers of the rows or parts that columns stand for."""
     number = column
     if WITH_GROUPS:
         PARTS: tl.constexpr = GROUP // PART
-        group = tl.load(groups_ptr + column // PARTS, mask=there, other=0)
+        group = tl.load(groups_ptr + column // PARTS, mask=mask, other=0)
         if PART == 1:
             number = rows_of(group, column % PARTS, GROUP, INTERLEAVED).to(tl.int32)
         elif INTERLEAVED:
@@ -60,10 +60,10 @@ def write_largest(ptr, keys, number, k, low, high):
     """Write the numbers of the k largest keys, the lowest of equal ones; all of it as above."""
     least = kth_largest(keys, k, low, high)
     equal = keys == least
-    room = k - tl.sum((keys > least).to(tl.int32), axis=0)
+    left = k - tl.sum((keys > least).to(tl.int32), axis=0)
     last = 2147483647
-    if tl.sum(equal.to(tl.int32), axis=0) > room:
+    if tl.sum(equal.to(tl.int32), axis=0) > left:
         below = tl.where(equal, -number, -2147483648)
-        last = -kth_largest(below, room, -tl.max(number, axis=0), 1)
+        last = -kth_largest(below, left, -tl.max(number, axis=0), 1)
     taken = (keys > least) | (equal & (number <= last))
     tl.store(ptr + tl.cumsum(taken.to(tl.int32), axis=0) - 1, number, mask=taken)

@@ -10,7 +10,7 @@ from typing import Any
 import triton
 from torch import Tensor
 
-# Whether kernels run in Triton's interpreter, which is settled when they are defined.
+# True if kernels run in Triton's interpreter, which is settled when they are defined.
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 _compiled: dict[Any, Any] = {}
@@ -51,7 +51,7 @@ def launch(
 
 
 def ceil_div(a: int, b: int) -> int:
-    """Return how many b make up a."""
+    """Return a / b, rounded up."""
     return -(-a // b)
 
 

@@ -16,14 +16,10 @@ def fused_operator(
     options: FusedOptions,
     *,
     centres: Tensor | None = None,  # [n_buckets, d]; None: drawn
-    seed: Tensor | None = None,  # [1] what they are drawn from
+    seed: Tensor | None = None,  # [1], of the drawn ones
 ) -> Fused:
-    """Return what `fused_cross_entropy` does; the catalogue's gradient is always dense."""
-    found = scalable_cross_entropy(
-        states, catalogue, targets, centres, seed, options.n_buckets, options.bucket_size_x,
-        options.bucket_size_y, options.mix, options.mix_of, options.noise,
-        options.ignore_index, options.reduction, options.rounding,
-    )  # fmt: skip
+    """Return the result of `fused_cross_entropy`; the catalogue's gradient is always dense."""
+    found = scalable_cross_entropy(states, catalogue, targets, centres, seed, *options)
     return Computed(*found).fused()
 
 
@@ -34,21 +30,14 @@ def scalable_cross_entropy(
     targets: Tensor,
     centres: Tensor | None,
     seed: Tensor | None,
-    n_buckets: int,
-    bucket_size_x: int,
-    bucket_size_y: int,
-    mix: bool,
-    mix_of: int,
-    noise: float,
+    sizes: list[int],
+    kind: str,
     ignore_index: int,
     reduction: str,
-    rounding: torch.dtype | None,
+    autocast_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Run the forward pass. The result is a `Computed`: a schema knows only its parts."""
-    options = FusedOptions(
-        n_buckets, bucket_size_x, bucket_size_y, mix, mix_of, noise, ignore_index,
-        reduction, rounding=rounding,
-    )  # fmt: skip
+    options = FusedOptions(sizes, kind, ignore_index, reduction, autocast_dtype)
     return function.compute(states, catalogue, targets, centres, seed, options)
 
 
@@ -59,19 +48,15 @@ def _(
     targets: Tensor,
     centres: Tensor | None,
     seed: Tensor | None,
-    n_buckets: int,
-    bucket_size_x: int,
-    bucket_size_y: int,
-    mix: bool,
-    mix_of: int,
-    noise: float,
+    sizes: list[int],
+    kind: str,
     ignore_index: int,
     reduction: str,
-    rounding: torch.dtype | None,
+    autocast_dtype: torch.dtype | None,
 ) -> Computed:
-    n = states.shape[0]
-    size_x = torch.sym_min(bucket_size_x, n)
-    size_y = torch.sym_min(bucket_size_y, catalogue.shape[0])
+    n, (n_buckets, size_x, size_y) = states.shape[0], sizes
+    size_x = torch.sym_min(size_x, n)
+    size_y = torch.sym_min(size_y, catalogue.shape[0])
 
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return states.new_empty(shape, dtype=dtype)
@@ -79,10 +64,10 @@ def _(
     return Computed(
         loss=empty(*([n] if reduction == "none" else []), dtype=torch.float32),
         bucket_states=empty(n_buckets, size_x),
-        wanted=empty(n),
+        targets=empty(n),
         packed=empty(n, dtype=torch.int64),
         keys=empty(n_buckets * size_y + n),
-        own=empty(n, dtype=torch.float32),
+        positive_logits=empty(n, dtype=torch.float32),
         won=empty(n_buckets, size_x),
         counts=empty(n_buckets + 1),
     )
@@ -90,33 +75,27 @@ def _(
 
 @torch.library.custom_op("sce::scalable_cross_entropy_grad_states", mutates_args=())
 def grad_states(
-    grad: Tensor, saved: list[Tensor], reduction: str, rounding: torch.dtype | None
+    grad: Tensor, saved: list[Tensor], reduction: str, autocast_dtype: torch.dtype | None
 ) -> Tensor:
     """Return the gradient of the states."""
-    return function.differentiate_states(grad, tuple(saved), reduction, rounding)
-
-
-@grad_states.register_fake
-def _(grad: Tensor, saved: list[Tensor], reduction: str, rounding: torch.dtype | None) -> Tensor:
-    return saved[0].new_empty(saved[0].shape)
+    return function.differentiate_states(grad, tuple(saved), reduction, autocast_dtype)
 
 
 @torch.library.custom_op("sce::scalable_cross_entropy_grad_catalogue", mutates_args=())
 def grad_catalogue(
-    grad: Tensor, saved: list[Tensor], reduction: str, rounding: torch.dtype | None
+    grad: Tensor, saved: list[Tensor], reduction: str, autocast_dtype: torch.dtype | None
 ) -> Tensor:
     """Return the gradient of the catalogue."""
-    return function.differentiate_catalogue(grad, tuple(saved), reduction, rounding)
+    return function.differentiate_catalogue(grad, tuple(saved), reduction, autocast_dtype)
 
 
-@grad_catalogue.register_fake
-def _(grad: Tensor, saved: list[Tensor], reduction: str, rounding: torch.dtype | None) -> Tensor:
-    return saved[1].new_empty(saved[1].shape)
+grad_states.register_fake(lambda grad, saved, *_: saved[0].new_empty(saved[0].shape))
+grad_catalogue.register_fake(lambda grad, saved, *_: saved[1].new_empty(saved[1].shape))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     computed = Computed(*output)
-    ctx.reduction, ctx.rounding = inputs[-2:]
+    ctx.options = inputs[-2:]  # reduction, autocast_dtype
     ctx.save_for_backward(*function.to_save(inputs[0], inputs[1], computed))
     ctx.mark_non_differentiable(*computed[1:])
     ctx.set_materialize_grads(False)
@@ -127,10 +106,10 @@ def _backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, .
     if grad is not None:
         saved = list(ctx.saved_tensors)
         if ctx.needs_input_grad[0]:
-            grad_x = grad_states(grad, saved, ctx.reduction, ctx.rounding)
+            grad_x = grad_states(grad, saved, *ctx.options)
         if ctx.needs_input_grad[1]:
-            grad_y = grad_catalogue(grad, saved, ctx.reduction, ctx.rounding)
-    return grad_x, grad_y, *[None] * 12
+            grad_y = grad_catalogue(grad, saved, *ctx.options)
+    return grad_x, grad_y, *[None] * 8
 
 
 scalable_cross_entropy.register_autograd(_backward, setup_context=_setup_context)

@@ -34,15 +34,15 @@ def rounded(values, ROUND: tl.constexpr):
 
 
 @triton.jit
-def load_rows(ptr, rows, there, stride, first, d, BLOCK_D: tl.constexpr, ROUND: tl.constexpr):
+def load_rows(ptr, rows, mask, stride, first, d, BLOCK_D: tl.constexpr, ROUND: tl.constexpr):
     """Load rows of a matrix by their numbers, from a first column on, and round them.
 
-    There are zeros where a row is not there, or ends.
+    Zeros stand for masked rows, and behind the end of a row.
     """
     i_d = first + tl.arange(0, BLOCK_D)
     values = tl.load(
         ptr + rows[:, None].to(tl.int64) * stride + i_d[None, :],
-        mask=there[:, None] & (i_d < d)[None, :],
+        mask=mask[:, None] & (i_d < d)[None, :],
         other=0.0,
     )
     return rounded(values, ROUND)

@@ -27,7 +27,7 @@ PASS = 128 << 20  # the bytes that could be moved while the launches of a pass b
 
 @dataclass(frozen=True)
 class Plan:
-    """How the rows are cut."""
+    """Sizes of the cuts of centres and rows."""
 
     at_once: int  # centres
     group: int  # rows of a group; 1: every row is scored once
@@ -36,7 +36,7 @@ class Plan:
 
 @functools.lru_cache(maxsize=4096)  # batches differ
 def make_plan(n: int, m: int, d: int, k: int) -> Plan:
-    """Choose how the rows are cut, such that selecting takes little time and memory."""
+    """Choose the cuts such that selecting takes little time and memory."""
     values = score_bytes(m, d, k) // 4
     return (_plan_few if k <= LARGE_K else _plan_many)(n, m, d, k + spare(k), values)
 
@@ -72,7 +72,7 @@ def _plan_many(n: int, m: int, d: int, taken: int, values: int) -> Plan:
 
 
 def spare(k: int) -> int:
-    """How many groups are taken beyond k."""
+    """Return the number of groups taken beyond k."""
     return max(8, k // 16)
 
 
@@ -81,16 +81,16 @@ def top_rows(
     rows: Tensor,  # [m, d]
     k: int,
     *,
-    wanted: Tensor | None = None,  # [m]: rows below zero are not to be picked
+    targets: Tensor | None = None,  # [m]: rows with a negative one are not picked
     out: Tensor | None = None,  # [n, k] int32
     plan: Plan | None = None,
-    rounding: torch.dtype | None = None,
+    autocast_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Return the k rows with the largest dot product with each centre, [n, k], in any order.
 
-    Equal scores go to the lower index. Rows that are not to be picked come last. With
-    `rounding`, rows are rounded to that precision first. Centres in the precision of the rows are
-    scored by matrix units of that precision; others as float32.
+    Equal scores go to the lower index. Rows with a negative target come last. With
+    `autocast_dtype`, rows are rounded to it first. Centres in the precision of the rows are scored
+    by matrix units of that precision; others as float32.
     """
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
     centres = centres.float() if centres.dtype == torch.float64 else centres
@@ -101,7 +101,7 @@ def top_rows(
     if k == m:
         return out.copy_(torch.arange(m, device=rows.device, dtype=torch.int32).expand(n, m))
     plan = plan or make_plan(n, m, d, k)
-    given = Rows(rows, wanted, rounding or rows.dtype)
+    given = Rows(rows, targets, autocast_dtype or rows.dtype)
     for start in range(0, n, plan.at_once):
         end = min(n, start + plan.at_once)
         _top_rows(centres[start:end], given, k, plan, out[start:end])

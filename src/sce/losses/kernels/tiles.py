@@ -1,4 +1,4 @@
-"""How large the tiles on the chip are, for each kernel, width and precision.
+"""Sizes of the tiles on the chip, for each kernel, width and precision.
 
 Up to 64 columns they were tuned on an H200. Wider rows were chosen by what the compiler makes of
 them, for sm_90 and sm_86: no registers spill to memory, and shared memory stays below the 99 KiB
@@ -24,7 +24,7 @@ _AMPLE = 200 << 10
 
 
 class Tile(NamedTuple):
-    """How a program multiplies rows of one matrix, x, with those of another, y."""
+    """The shape in which a program multiplies rows of one matrix, x, with those of another, y."""
 
     x: int  # rows at a time
     y: int
@@ -39,7 +39,7 @@ def block(d: int) -> int:
 
 
 def _whole(d: int, device: torch.device, *, half: bool) -> bool:
-    """Say whether to use what was tuned: for narrow rows, whole.
+    """True if rows are narrow enough for the tuned tiles, of whole rows.
 
     On a small chip 64 columns of float32 are not narrow: they would take 112 KiB.
     """
@@ -81,12 +81,14 @@ def again_tile(d: int, part: int) -> tuple[int, int]:
 
 
 class Tiles:
-    """What the kernels inside buckets use; x are states, y items."""
+    """Tiles of the kernels inside buckets; x are states, y items."""
 
-    def __init__(self, states: Tensor, catalogue: Tensor, rounding: torch.dtype | None) -> None:
+    def __init__(
+        self, states: Tensor, catalogue: Tensor, autocast_dtype: torch.dtype | None
+    ) -> None:
         self.d = d = block(states.shape[1])
         same = states.dtype if states.dtype == catalogue.dtype else None
-        self.round = half_name(rounding or same)  # both in this half precision, if any
+        self.round = half_name(autocast_dtype or same)  # both in this half precision, if any
         half = bool(self.round)
         self.precision = "ieee" if half else "tf32x3"
         if _whole(d, states.device, half=half):
@@ -108,7 +110,7 @@ class Tiles:
 
 
 class Mixing(NamedTuple):
-    """What the pass over the states uses, where it mixes all of them."""
+    """Tile of the pass over the states, where it mixes all of them."""
 
     centres: int
     states: int  # at a time; divides 32

@@ -40,12 +40,12 @@ def best_wide(
 ) -> None:
     """Write the numbers of the k largest values of each row, as `best` does."""
     n = len(out)
-    rank_high, rank_low, room = bracket(width, k)
+    rank_high, rank_low, capacity = bracket(width, k)
     blocks = ceil_div(ceil_div(width, BLOCK), MAX_CHUNKS)  # of a chunk
     chunks = ceil_div(width, blocks * BLOCK)
     brackets = torch.empty(n, 2, device=out.device, dtype=torch.int32)
     counts = torch.empty(n, chunks, device=out.device, dtype=torch.int64)
-    candidates = torch.empty(n, room, device=out.device, dtype=torch.int32)
+    candidates = torch.empty(n, capacity, device=out.device, dtype=torch.int32)
     launch(
         _bracket_kernel, (2 * n,), values, brackets, width, rank_high, rank_low,
         SAMPLE=SAMPLE, num_warps=8,
@@ -60,16 +60,16 @@ def best_wide(
     )  # fmt: skip
     launch(
         _part_kernel, (n * chunks,), *arguments, blocks,
-        ROOM=room, MAX_CHUNKS=MAX_CHUNKS, BLOCK=BLOCK, num_warps=4, **numbering,
+        CAPACITY=capacity, MAX_CHUNKS=MAX_CHUNKS, BLOCK=BLOCK, num_warps=4, **numbering,
     )  # fmt: skip
     launch(
         _finish_kernel, (n,), *arguments,
-        ROOM=room, MAX_CHUNKS=MAX_CHUNKS, BLOCK=BLOCK_ALONE, num_warps=16, **numbering,
+        CAPACITY=capacity, MAX_CHUNKS=MAX_CHUNKS, BLOCK=BLOCK_ALONE, num_warps=16, **numbering,
     )  # fmt: skip
 
 
 def bracket(width: int, k: int) -> tuple[int, int, int]:
-    """Return the ranks in a sample between which a row's k-th value lies, and room for the rest.
+    """Return two ranks in a sample between which a row's k-th value lies, and a capacity.
 
     The sample's share of values above the k-th spreads like a binomial, and what lies between two
     of its ranks like a sum of as many waiting times.
@@ -79,8 +79,8 @@ def bracket(width: int, k: int) -> tuple[int, int, int]:
     high = max(0, math.floor(SAMPLE * share - slack))
     low = min(SAMPLE + 1, math.ceil(SAMPLE * share + slack))  # beyond the sample: all that is there
     between = low - high
-    room = (between + DEVIATIONS * math.sqrt(between)) * width / SAMPLE
-    return high, low, min(MAX_CANDIDATES, power_of_2(math.ceil(room)))
+    capacity = (between + DEVIATIONS * math.sqrt(between)) * width / SAMPLE
+    return high, low, min(MAX_CANDIDATES, power_of_2(math.ceil(capacity)))
 
 
 @triton.jit(do_not_specialize=["rank_high", "rank_low"])
@@ -141,9 +141,9 @@ def _counted(counts_ptr, end, MAX_CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def _fits(above, between, k, ROOM: tl.constexpr):
-    """Say whether the k-th largest is a candidate, and all candidates have room."""
-    return (above < k) & (above + between >= k) & (between <= ROOM)
+def _fits(above, between, k, CAPACITY: tl.constexpr):
+    """True if the k-th largest is a candidate, and all candidates fit."""
+    return (above < k) & (above + between >= k) & (between <= CAPACITY)
 
 
 @triton.jit
@@ -157,10 +157,10 @@ def _part_kernel(
     n_groups,
     brackets_ptr,  # [n, 2]
     counts_ptr,  # [n, chunks]
-    candidates_ptr,  # [n, ROOM]: the columns of what is between
+    candidates_ptr,  # [n, CAPACITY]: the columns of what is between
     chunks,
     blocks,
-    ROOM: tl.constexpr,
+    CAPACITY: tl.constexpr,
     MAX_CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
@@ -174,11 +174,11 @@ def _part_kernel(
     groups_ptr += row * n_groups
     best_ptr += row * stride_best
     counts_ptr += row * chunks
-    candidates_ptr += row * ROOM
+    candidates_ptr += row * CAPACITY
     high = tl.load(brackets_ptr + 2 * row)
     low = tl.load(brackets_ptr + 2 * row + 1)
     above, between = _counted(counts_ptr, chunks, MAX_CHUNKS)
-    if _fits(above, between, k, ROOM):
+    if _fits(above, between, k, CAPACITY):
         above, between = _counted(counts_ptr, chunk, MAX_CHUNKS)
         for block in range(chunk * blocks, chunk * blocks + blocks):
             column = block * BLOCK + tl.arange(0, BLOCK)
@@ -206,9 +206,9 @@ def _finish_kernel(
     n_groups,
     brackets_ptr,  # [n, 2]
     counts_ptr,  # [n, chunks]
-    candidates_ptr,  # [n, ROOM]
+    candidates_ptr,  # [n, CAPACITY]
     chunks,
-    ROOM: tl.constexpr,
+    CAPACITY: tl.constexpr,
     MAX_CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
@@ -221,14 +221,14 @@ def _finish_kernel(
     groups_ptr += row * n_groups
     best_ptr += row * stride_best
     above, between = _counted(counts_ptr + row * chunks, chunks, MAX_CHUNKS)
-    if _fits(above, between, k, ROOM):
+    if _fits(above, between, k, CAPACITY):
         high = tl.load(brackets_ptr + 2 * row)
         low = tl.load(brackets_ptr + 2 * row + 1)
-        j = tl.arange(0, ROOM)
-        there = j < between
-        column = tl.load(candidates_ptr + row * ROOM + j, mask=there, other=width)
+        j = tl.arange(0, CAPACITY)
+        mask = j < between
+        column = tl.load(candidates_ptr + row * CAPACITY + j, mask=mask, other=width)
         keys = ordered(values_ptr, column, width)
-        number = number_of(column, there, groups_ptr, GROUP, INTERLEAVED, PART, WITH_GROUPS)
+        number = number_of(column, mask, groups_ptr, GROUP, INTERLEAVED, PART, WITH_GROUPS)
         write_largest(best_ptr + above, keys, number, k - above, low, high)
     else:
         base, reach, above = _search(
@@ -237,7 +237,7 @@ def _finish_kernel(
         )  # fmt: skip
         least = (base - 2147483648).to(tl.int32)
         last = 2147483647
-        if reach != k:  # not all that are equal to it have room
+        if reach != k:  # not all that are equal to it fit
             base, reach, above = _search(
                 values_ptr, groups_ptr, width, k - above, least, True,
                 BLOCK, GROUP, INTERLEAVED, PART, WITH_GROUPS,
