@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # for type checkers and editors: the table below once more
     from sce.training.fit import fit as fit
     from sce.training.settings import TrainingSettings as TrainingSettings
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = {
     "PADDING": "sce.data.batches",
