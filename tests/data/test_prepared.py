@@ -347,7 +347,7 @@ def test_arrays_that_do_not_fit_each_other_are_named(tmp_path: Path) -> None:
     files = json.loads((tmp_path / "data" / "dataset.json").read_text())["files"]
     files[file.name] = {"bytes": file.stat().st_size, "blake2b": storage.digest_file(file)}
     rewrite_manifest(tmp_path / "data", files=files)
-    with pytest.raises(InputError, match="offsets must run from 0 to the 5 items, got 0 to 6"):
+    with pytest.raises(InputError, match="offsets run from 0 to 5 items, not .0 4 6."):
         PreparedDataset.load(tmp_path / "data")
 
 
@@ -380,8 +380,18 @@ def test_sequences_know_their_lengths() -> None:
         (np.zeros(3, np.int64), np.array([0, 3]), np.zeros(1, np.int32), "items .* int64"),
         (np.zeros((3, 1), np.int32), np.array([0, 3]), np.zeros(1, np.int32), "items .*shape"),
         (np.zeros(3, np.int32), np.array([0, 3]), np.zeros(2, np.int32), "one offset more"),
-        (np.zeros(3, np.int32), np.array([1, 3]), np.zeros(1, np.int32), "got 1 to 3"),
-        (np.zeros(3, np.int32), np.array([0, 2]), np.zeros(1, np.int32), "got 0 to 2"),
+        (
+            np.zeros(3, np.int32),
+            np.array([1, 3]),
+            np.zeros(1, np.int32),
+            "from 0 to 3 items, not .1 3.",
+        ),
+        (
+            np.zeros(3, np.int32),
+            np.array([0, 2]),
+            np.zeros(1, np.int32),
+            "from 0 to 3 items, not .0 2.",
+        ),
     ],
 )
 def test_sequences_that_contradict_themselves_are_refused(
