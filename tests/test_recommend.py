@@ -302,11 +302,6 @@ def test_a_model_of_ones_own_without_weights_or_with_altered_ones(
         Recommender.load(run, "cpu", model=model)
 
 
-def test_what_is_recommended_shows_its_scores() -> None:
-    found = Recommended(["a", 7], np.array([1.25, -0.5], np.float32), known=3, unknown=("x",))
-    assert repr(found) == "Recommended({'a': 1.25, 7: -0.5}, known=3, unknown=['x'])"
-
-
 def test_a_missing_run(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
         Recommender.load(tmp_path / "nowhere")

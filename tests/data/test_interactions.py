@@ -297,8 +297,8 @@ def test_every_step_is_told(tmp_path: Path) -> None:
     told: list[str] = []
     read_interactions(str(tmp_path / "*.csv"), report=told.append)
     assert [line.replace(str(tmp_path), "") for line in told] == [
-        "reading /a.csv, 0.0 kB (1 of 2)",
-        "reading /b.csv, 0.0 kB (2 of 2)",
+        "reading /a.csv, 32 B (1 of 2)",
+        "reading /b.csv, 32 B (2 of 2)",
         "encoding the ids of 2 rows",
         "sorting 2 rows by user and time",
     ]

@@ -347,7 +347,7 @@ def test_arrays_that_do_not_fit_each_other_are_named(tmp_path: Path) -> None:
     files = json.loads((tmp_path / "data" / "dataset.json").read_text())["files"]
     files[file.name] = {"bytes": file.stat().st_size, "blake2b": storage.digest_file(file)}
     rewrite_manifest(tmp_path / "data", files=files)
-    with pytest.raises(InputError, match="offsets run from 0 to 5 items, not .0 4 6."):
+    with pytest.raises(InputError, match=r"offsets run from 0 to 5 items, not .0 4 6."):
         PreparedDataset.load(tmp_path / "data")
 
 

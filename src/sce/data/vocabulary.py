@@ -69,14 +69,14 @@ class Vocabulary:
         Raises:
             ValueError: when the arrays cannot be those of a vocabulary of this kind.
         """
-        types = {
-            "integer": {"values": np.int64},
-            "string": {"values": np.uint8, "offsets": np.int64},
+        expected = {
+            "integer": {"values": "int64"},
+            "string": {"values": "uint8", "offsets": "int64"},
         }
-        expected = types.get(kind, {})
-        if not expected or set(expected) != set(arrays):
+        types = expected.get(kind, {})
+        if not types or set(types) != set(arrays):
             raise ValueError(f"no vocabulary: kind {kind!r} with arrays {sorted(arrays)}")
-        sound = all(arrays[k].dtype == expected[k] and arrays[k].ndim == 1 for k in expected)
+        sound = all(arrays[k].dtype == types[k] and arrays[k].ndim == 1 for k in types)
         values, offsets = arrays["values"], arrays.get("offsets")
         if sound and offsets is not None:
             ends = offsets[[0, -1]].tolist() if len(offsets) else []
@@ -144,7 +144,7 @@ class Vocabulary:
         listed = ids.tolist() if isinstance(ids, np.ndarray) else ids
         if self.kind == "string":
             return self._lookup_strings(listed)
-        numbers = [_as_int64(given) for given in listed]
+        numbers = [as_int64(given) for given in listed]
         wanted = np.array([number or 0 for number in numbers], np.int64)
         codes = np.searchsorted(self.values, wanted)
         found = np.array([number is not None for number in numbers], bool) & (codes < len(self))
@@ -216,7 +216,7 @@ def _words(
     return np.where(missing == 64, np.uint64(0), words >> missing << missing)
 
 
-def _as_int64(given: int | str) -> int | None:
+def as_int64(given: int | str) -> int | None:
     """An id as an integer, if it is written as integers are."""
     try:
         number = int(given)
