@@ -27,11 +27,11 @@ class Ragged(Protocol):
 
     @property
     def items(self) -> NDArray[np.int32]:
-        """The items of all rows, [n]."""
+        """Items of all rows, [n]."""
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """Where each row starts, and where the last one ends, [rows + 1]."""
+        """Start of each row, and the end of the last, [rows + 1]."""
 
 
 @dataclass(frozen=True)
