@@ -102,7 +102,7 @@ class Recommender:
     model: Ranker
     item_ids: Vocabulary
     content_hash: str | None = None
-    """Of the dataset it was trained on, whose users it may recommend for; None for any."""
+    """Content of the dataset whose users it may recommend for; None for any."""
 
     def __post_init__(self) -> None:
         if len(self.model.catalogue) != len(self.item_ids):

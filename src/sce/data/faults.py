@@ -1,4 +1,4 @@
-"""Where in a file a fault lies, in words for the person who has to mend it.
+"""Places of faults in files, for the person who has to mend them.
 
 Reading is fast and says little when it fails; here the file is read once more, slowly, line by
 line, up to the fault. None of this runs when the file is sound.
