@@ -3,8 +3,8 @@
 import json
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -76,13 +76,20 @@ def recommend(
             chosen = (text if as_int64(text) is None else int(text) for text in chosen)
         source = recommender.stream_users(dataset, chosen, **options)
         total = len(users) if users else None if users_file else len(dataset.user_ids)
+    console = Console(stderr=True, highlight=False)
+    # On a terminal, unless the rows themselves go to it.
+    hidden = not console.is_terminal or (out is None and sys.stdout.isatty())
+    columns = (SpinnerColumn(), TextColumn(account.many), MofNCompleteColumn(), TimeElapsedColumn())
+    bar = Progress(*columns, console=console, transient=True)
+    task = bar.add_task(account.many, total=total)
     with open_rows(out, format, force=force) as rows:
-        with _progress(account.many, total, quiet=out is None) as advance:
+        with nullcontext() if hidden else bar:
             for user, found in source:
                 account.count(user, found)
                 if found.known:
                     rows.add(user, found)
-                advance(account.given)
+                if account.given % _TOLD_EVERY == 0:
+                    bar.update(task, completed=account.given)
         account.check()
     account.tell()
 
@@ -242,21 +249,3 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def _name(path: Path) -> str:
     return "standard input" if path == STDIN else str(path)
-
-
-@contextmanager
-def _progress(noun: str, total: int | None, *, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Show a bar on a terminal, unless the rows themselves go to it."""
-    console = Console(stderr=True, highlight=False)
-    if not console.is_terminal or (quiet and sys.stdout.isatty()):
-        yield lambda _: None
-        return
-    columns = (SpinnerColumn(), TextColumn(noun), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(noun, total=total)
-
-        def tell(done: int) -> None:
-            if done % _TOLD_EVERY == 0:
-                bar.update(task, completed=done)
-
-        yield tell

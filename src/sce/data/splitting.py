@@ -217,9 +217,7 @@ class _Rows:
         return _Rows(self.users[kept], self.items[kept])
 
     def tally(self, name: str) -> Tally:
-        present = _present(self.items, int(self.items.max(initial=-1)) + 1)
-        n_items = int(np.count_nonzero(present))
-        return Tally(name, len(self.starts), n_items, len(self.users))
+        return Tally.of(name, self.users, self.items)
 
 
 def _assemble(
