@@ -302,26 +302,13 @@ def test_a_model_of_ones_own_without_weights_or_with_altered_ones(
         Recommender.load(run, "cpu", model=model)
 
 
-def test_what_is_recommended_shows_its_scores() -> None:
-    found = Recommended(["a", 7], np.array([1.25, -0.5], np.float32), known=3, unknown=("x",))
-    assert repr(found) == "Recommended({'a': 1.25, 7: -0.5}, known=3, unknown=['x'])"
-
-
-def test_a_missing_run(tmp_path: Path) -> None:
+def test_a_run_that_is_missing_young_or_altered(dataset: PreparedDataset, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
         Recommender.load(tmp_path / "nowhere")
-
-
-def test_a_run_without_weights(dataset: PreparedDataset, tmp_path: Path) -> None:
-    made = make_run(tmp_path / "young", dataset, weights=False)
     with pytest.raises(InputError, match="no weights yet"):
-        Recommender.load(made)
-
-
-def test_an_altered_run(dataset: PreparedDataset, tmp_path: Path) -> None:
+        Recommender.load(make_run(tmp_path / "young", dataset, weights=False))
     made = make_run(tmp_path / "altered", dataset)
-    manifest = json.loads((made.path / "run.json").read_text())
-    name = sorted(manifest["files"])[0]
+    name = sorted(json.loads((made.path / "run.json").read_text())["files"])[0]
     with (made.path / name).open("ab") as file:
         file.write(b"x")
     with pytest.raises(InputError, match="altered"):

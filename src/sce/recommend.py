@@ -11,7 +11,7 @@ the number of histories nor that of users × items, when the `stream` methods ar
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -61,11 +61,6 @@ class Recommended:
     def __len__(self) -> int:
         return len(self.items)
 
-    def __repr__(self) -> str:
-        best = ", ".join(f"{i!r}: {s:.4g}" for i, s in zip(self.items, self.scores, strict=True))
-        unknown = f", unknown={list(self.unknown)!r}" if self.unknown else ""
-        return f"Recommended({{{best}}}, known={self.known}{unknown})"
-
     @property
     def ranks(self) -> NDArray[np.int64]:
         """1 for the best item, 2 for the next, and so on."""
@@ -107,7 +102,7 @@ class Recommender:
     model: Ranker
     item_ids: Vocabulary
     content_hash: str | None = None
-    """Of the dataset it was trained on, whose users it may recommend for; None for any."""
+    """Content of the dataset whose users it may recommend for; None for any."""
 
     def __post_init__(self) -> None:
         if len(self.model.catalogue) != len(self.item_ids):
@@ -129,10 +124,6 @@ class Recommender:
             device: "cpu", "cuda", "cuda:1" …; "auto" is a GPU where there is one.
             model: Built as the one that was trained, where that was of a class of your own: it is
                 given the weights. sce builds its own models by itself.
-
-        Raises:
-            InputError: When the run is missing, incomplete or altered, its weights are not those of
-                `model`, or there is no such device.
         """
         place = resolve_device(device)
         opened = run if isinstance(run, Run) else Run.open(run)
@@ -174,9 +165,6 @@ class Recommender:
         Returns:
             A list in the order of the histories, users of a data frame in that of their first rows,
             with a method `to_frame`.
-
-        Raises:
-            InputError: When k is larger than the catalogue, or an id no integer or string.
         """
         users, backend = None, cast("Any", "polars")
         if hasattr(histories, "columns"):
@@ -201,10 +189,13 @@ class Recommender:
             for window in _windows(histories, batch_size):
                 listed = [_ids(given, done + n) for n, given in enumerate(window)]
                 done += len(window)
-                known, unknown = self._look_up(listed)
-                found = self._rank(known, k, keep_seen, batch_size)
-                for one, codes, skipped in zip(found, known, unknown, strict=True):
-                    yield Recommended(*one, known=len(codes), unknown=skipped)
+                ends = np.cumsum([len(history) for history in listed])[:-1]
+                codes = np.split(self.item_ids.lookup(list(chain(*listed))), ends)
+                known = [found[found >= 0] for found in codes]
+                ranked = self._rank(known, k, keep_seen, batch_size)
+                for one, found, history in zip(ranked, codes, listed, strict=True):
+                    unknown = tuple(history[n] for n in np.flatnonzero(found < 0))
+                    yield Recommended(*one, known=len(found) - len(unknown), unknown=unknown)
 
         return each_window()
 
@@ -228,9 +219,6 @@ class Recommender:
 
         Returns:
             By user id, in the order of `users`. A user who is not in the dataset gets no items.
-
-        Raises:
-            InputError: When k is larger than the catalogue, or the dataset is another one.
         """
         return dict(
             self.stream_users(dataset, users, k, keep_seen=keep_seen, batch_size=batch_size)
@@ -254,26 +242,16 @@ class Recommender:
             )
 
         def each_window() -> Iterator[tuple[Id, Recommended]]:
-            for ids, codes in _user_windows(dataset.user_ids, users, batch_size):
+            chosen: Iterable[Any] = range(len(dataset.user_ids)) if users is None else users
+            for window in _windows(chosen, batch_size):
+                ids = dataset.user_ids.decode(window) if users is None else _ids(window, None)
+                codes = np.array(window) if users is None else dataset.user_ids.lookup(ids)
                 known = dataset.histories(codes)
                 found = self._rank(known, k, keep_seen, batch_size)
                 for user, one, events in zip(ids, found, known, strict=True):
                     yield user, Recommended(*one, known=len(events))
 
         return each_window()
-
-    def _look_up(
-        self, histories: list[list[Id]]
-    ) -> tuple[Sequence[NDArray[np.integer[Any]]], list[tuple[Id, ...]]]:
-        """Catalogue indices of ids, all in one search, and the unknown ids of each history."""
-        flat = [item for history in histories for item in history]
-        ends = np.cumsum([len(history) for history in histories])[:-1]
-        codes = np.split(self.item_ids.lookup(flat), ends)
-        unknown = [
-            tuple(history[n] for n in np.flatnonzero(found < 0))
-            for history, found in zip(histories, codes, strict=True)
-        ]
-        return [found[found >= 0] for found in codes], unknown
 
     def _rank(
         self,
@@ -283,11 +261,9 @@ class Recommender:
         batch_size: int,
     ) -> list[tuple[list[Id], NDArray[np.float32]]]:
         """Rank for histories of catalogue indices; empty ones get nothing."""
-        found: list[tuple[list[Id], NDArray[np.float32]]]
-        found = [([], np.empty(0, np.float32)) for _ in histories]
-        lengths = np.array([len(history) for history in histories])
-        by_length = np.argsort(lengths, kind="stable")
-        by_length = by_length[lengths[by_length] > 0]
+        found: list[Any] = [([], np.empty(0, np.float32)) for _ in histories]
+        filled = [row for row, history in enumerate(histories) if len(history)]
+        by_length = sorted(filled, key=lambda row: len(histories[row]))
         for first in range(0, len(by_length), batch_size):
             rows = by_length[first : first + batch_size]
             scores, items = self._rank_batch([histories[row] for row in rows], k, keep_seen)
@@ -366,21 +342,6 @@ def _windows(given: Iterable[T], batch_size: int) -> Iterator[list[T]]:
     rest = iter(given)
     while window := list(islice(rest, batch_size * _BATCHES_TOGETHER)):
         yield window
-
-
-def _user_windows(
-    user_ids: Vocabulary, users: Iterable[Id] | None, batch_size: int
-) -> Iterator[tuple[list[Id], NDArray[np.int64]]]:
-    """Yield users' ids and codes, -1 for those who are not in the dataset."""
-    if users is not None:
-        for window in _windows(users, batch_size):
-            ids = _ids(window, None)
-            yield ids, user_ids.lookup(ids)
-        return
-    step = batch_size * _BATCHES_TOGETHER
-    for first in range(0, len(user_ids), step):
-        codes = np.arange(first, min(first + step, len(user_ids)))
-        yield user_ids.decode(codes), codes
 
 
 def _ids(given: Any, place: int | None) -> list[Id]:

@@ -117,7 +117,7 @@ def show_duration(seconds: float | None) -> str:
 
 
 def show_factor(value: float | None, other: float | None) -> str | None:
-    """How many times as large, when that can be said.
+    """A ratio, where there is one.
 
     >>> show_factor(0.142, 0.0459), show_factor(0.1, 0.0)
     ('3.09×', None)
@@ -128,7 +128,7 @@ def show_factor(value: float | None, other: float | None) -> str | None:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether there is a finite number to show."""
+    """True for finite numbers."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -194,15 +194,6 @@ def test_presets_and_the_options_that_override_them(
     assert (settings["drop_repeats"], settings["split"]) == (False, "temporal")
 
 
-@pytest.mark.parametrize("option", ["--quantile", "--test-history"])
-def test_options_of_the_other_split_are_refused(
-    option: str, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    value = "0.9" if option == "--quantile" else "full"
-    arguments = [str(log), "--split", "leave-one-out", option, value, "--out", str(tmp_path / "d")]
-    assert f"{option} belongs to the temporal split" in fails(arguments, capsys)
-
-
 def test_iterating_without_a_filter_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--iterate repeats the filters, and none is set"):
         prepare("log.csv", tmp_path / "data", iterate=True)
@@ -211,17 +202,34 @@ def test_iterating_without_a_filter_is_refused(tmp_path: Path) -> None:
 # --- what goes wrong
 
 
-def test_no_input_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "INPUT" in fails(["--out", str(tmp_path / "data")], capsys)
-
-
-def test_no_out_is_refused(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--out" in fails([str(log)], capsys)
-
-
-def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [str(tmp_path / "nowhere.csv"), "--out", str(tmp_path / "data")]
-    assert "nowhere.csv" in fails(arguments, capsys)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--out OUT", "INPUT"),
+        ("LOG", "--out"),
+        ("nowhere.csv --out OUT", "nowhere.csv: no such file"),
+        (
+            "LOG --out OUT --split leave-one-out --quantile 0.9",
+            "--quantile belongs to the temporal",
+        ),
+        (
+            "LOG --out OUT --split leave-one-out --test-history full",
+            "--test-history belongs to the",
+        ),
+        ("LOG --out OUT --min-item-users 99", "item filter: no item has 99 distinct users"),
+        ("LOG --out OUT --preset paper", "user filter: no user has 20 distinct items"),
+        ("LOG --out OUT --quantile 0", "no training users"),
+        ("LOG --out OUT --quantile 1", "no test users"),
+        ("LOG --out OUT --quantile 1.5", "between 0 and 1"),
+    ],
+)
+def test_one_line_says_what_is_wrong(
+    arguments: str, message: str, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "data"
+    given = arguments.replace("LOG", str(log)).replace("OUT", str(out)).split()
+    assert message in fails(given, capsys)
+    assert not out.exists()
 
 
 def test_what_is_there_is_refused_before_reading(
@@ -240,53 +248,25 @@ def test_force_prepares_again(log: Path, tmp_path: Path) -> None:
     assert main([*arguments, "--force", "--split", "temporal"]) == 0
 
 
-def test_filters_that_leave_nothing_say_which(
-    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    message = fails([str(log), "--min-item-users", "99", "--out", str(tmp_path / "d")], capsys)
-    assert "nothing is left after the item filter: no item has 99 distinct users" in message
-    message = fails([str(log), "--preset", "paper", "--out", str(tmp_path / "d")], capsys)
-    assert "nothing is left after the user filter: no user has 20 distinct items" in message
-    assert not (tmp_path / "d").exists()
-
-
 @pytest.mark.parametrize(
-    ("quantile", "message"),
-    [("0", "no training users"), ("1", "no test users"), ("1.5", "between 0 and 1")],
+    ("error", "code"), [(OSError(28, "No space left on device"), 2), (KeyboardInterrupt(), 130)]
 )
-def test_a_quantile_that_cannot_work_says_why(
-    quantile: str, message: str, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [str(log), "--quantile", quantile, "--out", str(tmp_path / "d")]
-    assert message in fails(arguments, capsys)
-    assert not (tmp_path / "d").exists()
-
-
-def test_a_full_disk_leaves_nothing(
+def test_a_full_disk_or_an_interrupt_leaves_nothing(
     log: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
 ) -> None:
     def write_half(path: Path, array: object) -> None:
         path.write_bytes(b"half")
-        raise OSError(28, "No space left on device")
+        raise error
 
     monkeypatch.setattr(prepared, "write_array", write_half)
-    message = fails([str(log), "--quantile", "0.8", "--out", str(tmp_path / "d")], capsys)
-    assert f"cannot write {tmp_path / 'd'}: no space left" in message
-    assert [file.name for file in tmp_path.iterdir()] == ["log.csv"]
-
-
-def test_an_interrupt_leaves_nothing(
-    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(path: Path, array: object) -> None:
-        path.write_bytes(b"half")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(prepared, "write_array", interrupt)
-    assert main(["prepare", str(log), "--quantile", "0.8", "--out", str(tmp_path / "d")]) == 130
+    assert main(["prepare", str(log), "--quantile", "0.8", "--out", str(tmp_path / "d")]) == code
+    if code == 2:
+        assert f"cannot write {tmp_path / 'd'}: no space left" in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["log.csv"]
 
 

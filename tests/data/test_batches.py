@@ -66,10 +66,7 @@ def test_training_batch_equals_a_loop(
     width = max(1, *map(len, histories)) if pad_to is None else pad_to
 
     batch = training_batch(
-        place(sequences),
-        torch.tensor(rows),
-        max_length=max_length,
-        pad_to=pad_to,
+        place(sequences), torch.tensor(rows), max_length=max_length, pad_to=pad_to
     )
 
     assert batch.histories.tolist() == pad(histories, width, PADDING)
@@ -81,23 +78,17 @@ def test_training_batch_equals_a_loop(
     data=sequences_and_rows(shortest=2),
     max_length=st.integers(1, 11),
     held_out=st.integers(0, 2),
-    extra=st.none() | st.integers(0, 3),
 )
 @settings(max_examples=100, deadline=None)
 def test_history_batch_equals_a_loop(
-    data: tuple[Rows, list[int]], max_length: int, held_out: int, extra: int | None
+    data: tuple[Rows, list[int]], max_length: int, held_out: int
 ) -> None:
     sequences, rows = data
-    pad_to = None if extra is None else max_length + extra
     histories = [sequences[row][: len(sequences[row]) - held_out][-max_length:] for row in rows]
-    width = max(1, *map(len, histories)) if pad_to is None else pad_to
+    width = max(1, *map(len, histories))
 
     batch = history_batch(
-        place(sequences),
-        torch.tensor(rows),
-        max_length=max_length,
-        held_out=held_out,
-        pad_to=pad_to,
+        place(sequences), torch.tensor(rows), max_length=max_length, held_out=held_out
     )
 
     assert batch.histories.tolist() == pad(histories, width, PADDING)
@@ -118,14 +109,6 @@ def test_seen_items_are_the_whole_histories(data: tuple[Rows, list[int]], held_o
     seen = seen_items(place(sequences), torch.tensor(rows), held_out=held_out)
 
     assert list(zip(seen.items.tolist(), seen.rows.tolist(), strict=True)) == expected
-
-
-def test_a_training_batch_by_hand() -> None:
-    sequences = place([[1, 2, 3, 4], [5, 6], [7]])
-
-    batch = training_batch(sequences, torch.tensor([0, 1, 2]), max_length=2)
-    assert batch.histories.tolist() == [[2, 3], [5, -1], [-1, -1]]
-    assert batch.targets.tolist() == [[3, 4], [6, -100], [-100, -100]]
 
 
 def test_rows_of_one_event_train_nothing_and_are_left_out() -> None:

@@ -8,10 +8,7 @@ from hypothesis import strategies as st
 
 from sce.data import filtering
 from sce.data.filtering import drop_repeats, keep_active
-from sce.data.interactions import (
-    Interactions,
-    Tally,
-)
+from sce.data.interactions import Interactions, Tally
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 
@@ -106,27 +103,16 @@ def test_a_log_without_repeats_or_rare_ids_is_returned_as_it_is() -> None:
 def test_filters_equal_a_naive_loop(
     rows: list[Row], min_item_users: int, min_user_items: int, iterate: bool, at_once: int
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:  # parts as small as a log of this size needs
-        patch.setattr(filtering, "_ROWS_AT_ONCE", at_once)
-        compare_with_a_naive_loop(rows, min_item_users, min_user_items, iterate)
-
-
-def compare_with_a_naive_loop(
-    rows: list[Row], min_item_users: int, min_user_items: int, iterate: bool
-) -> None:
     log = log_of(rows)
     expected = naive_step(rows_of(log), min_item_users, min_user_items)
     while iterate and (again := naive_step(expected, min_item_users, min_user_items)) != expected:
         expected = again
     steps: list[Tally] = []
+    options = {"min_item_users": min_item_users, "min_user_items": min_user_items}
     try:
-        kept = keep_active(
-            log,
-            min_item_users=min_item_users,
-            min_user_items=min_user_items,
-            iterate=iterate,
-            report=steps.append,
-        )
+        with pytest.MonkeyPatch.context() as patch:  # parts as small as a log of this size needs
+            patch.setattr(filtering, "_ROWS_AT_ONCE", at_once)
+            kept = keep_active(log, **options, iterate=iterate, report=steps.append)
     except InputError:
         assert expected == []
         return
@@ -182,14 +168,20 @@ def test_pairs_of_a_large_catalogue_keep_apart(
     assert pairs["item"].tolist() == [0, 2**24 - 1] * 1000
 
 
-def test_an_item_filter_that_leaves_nothing_says_so() -> None:
-    with pytest.raises(InputError, match=r"item filter: no item has 9 distinct users.*has 2"):
-        keep_active(log_of(WORKED), min_item_users=9, min_user_items=1)
-
-
-def test_a_user_filter_that_leaves_nothing_says_so() -> None:
-    with pytest.raises(InputError, match=r"user filter: no user has 9 distinct items.*has 3"):
-        keep_active(log_of(WORKED), min_item_users=1, min_user_items=9)
+@pytest.mark.parametrize(
+    ("minimums", "message"),
+    [
+        ((9, 1), r"item filter: no item has 9 distinct users.*has 2"),
+        ((1, 9), r"user filter: no user has 9 distinct items.*has 3"),
+        ((0, 1), "min-item-users .*got 0"),
+        ((1, 0), "min-user-items .*got 0"),
+    ],
+)
+def test_minimums_that_leave_nothing_or_mean_nothing(
+    minimums: tuple[int, int], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        keep_active(log_of(WORKED), min_item_users=minimums[0], min_user_items=minimums[1])
 
 
 def test_a_later_round_that_leaves_nothing_says_which() -> None:
@@ -197,10 +189,3 @@ def test_a_later_round_that_leaves_nothing_says_which() -> None:
     rows = [(1, 10, 0), (1, 20, 1), (2, 10, 2), (2, 30, 3), (3, 20, 4)]
     with pytest.raises(InputError, match="item filter in round 2"):
         keep_active(log_of(rows), min_item_users=2, min_user_items=2, iterate=True)
-
-
-@pytest.mark.parametrize("option", ["min_item_users", "min_user_items"])
-def test_a_minimum_below_one_is_refused(option: str) -> None:
-    minimums = {"min_item_users": 1, "min_user_items": 1, option: 0}
-    with pytest.raises(InputError, match=option.replace("_", "-") + ".*got 0"):
-        keep_active(log_of(WORKED), **minimums)  # type: ignore[arg-type]

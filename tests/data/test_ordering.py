@@ -24,7 +24,8 @@ def check_order(users: list[int], times: list[int]) -> None:
         st.tuples(
             st.sampled_from([0, 1, 2, 2**31 - 1]),
             st.sampled_from([0, 1, -5, 2**40, 2**63 - 1, -(2**63)]) | st.integers(0, 3),
-        )
+        ),
+        min_size=1,
     )
 )
 def test_by_user_then_time_then_input(rows: list[tuple[int, int]]) -> None:

@@ -1,7 +1,6 @@
 import errno
 import json
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -135,13 +134,6 @@ def test_force_replaces_a_prepared_dataset(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
-def test_force_replaces_a_damaged_dataset(tmp_path: Path) -> None:
-    write(tmp_path / "data")
-    (tmp_path / "data" / "train_items.npy").unlink()
-    write(tmp_path / "data", force=True)
-    PreparedDataset.load(tmp_path / "data")
-
-
 def test_an_empty_directory_is_as_good_as_none(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     write(tmp_path / "data")
@@ -149,19 +141,14 @@ def test_an_empty_directory_is_as_good_as_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_a_directory_of_something_else_is_never_replaced(tmp_path: Path, force: bool) -> None:
-    (tmp_path / "thesis.tex").write_text("dear")
-    with pytest.raises(InputError, match=r"exists and holds thesis\.tex"):
-        write(tmp_path, force=force)
-    assert contents(tmp_path) == {"thesis.tex": b"dear"}
-
-
-def test_force_does_not_delete_what_lies_beside_the_dataset(tmp_path: Path) -> None:
+def test_what_is_not_of_a_dataset_is_never_deleted(tmp_path: Path, force: bool) -> None:
     write(tmp_path / "data")
-    (tmp_path / "data" / "notes.txt").write_text("mine")
-    with pytest.raises(InputError, match=r"holds notes\.txt"):
-        write(tmp_path / "data", force=True)
-    assert (tmp_path / "data" / "notes.txt").exists()
+    for directory in (tmp_path / "data", tmp_path / "other"):
+        directory.mkdir(exist_ok=True)
+        (directory / "thesis.tex").write_text("dear")
+        with pytest.raises(InputError, match=r"exists and holds thesis\.tex; choose another dir"):
+            write(directory, force=force)
+        assert (directory / "thesis.tex").read_text() == "dear"
 
 
 def test_a_file_is_never_replaced(tmp_path: Path) -> None:
@@ -262,14 +249,6 @@ def test_a_directory_not_writable_is_refused_before_any_work(
         check_target(tmp_path / "some" / "data")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_directory_not_writable_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(InputError, match="not allowed to write"):
-        write(tmp_path / "data")
-    tmp_path.chmod(0o700)
-
-
 def test_sequences_that_do_not_fit_are_not_written(tmp_path: Path) -> None:
     for wrong in [sequences_of([[0, 1, 3]], [0]), sequences_of([[0, 1, -1]], [0])]:
         with pytest.raises(ValueError, match="items must lie between 0 and 2"):
@@ -347,7 +326,7 @@ def test_arrays_that_do_not_fit_each_other_are_named(tmp_path: Path) -> None:
     files = json.loads((tmp_path / "data" / "dataset.json").read_text())["files"]
     files[file.name] = {"bytes": file.stat().st_size, "blake2b": storage.digest_file(file)}
     rewrite_manifest(tmp_path / "data", files=files)
-    with pytest.raises(InputError, match="offsets must run from 0 to the 5 items, got 0 to 6"):
+    with pytest.raises(InputError, match=r"offsets run from 0 to 5 items, not .0 4 6."):
         PreparedDataset.load(tmp_path / "data")
 
 
@@ -377,45 +356,29 @@ def test_sequences_know_their_lengths() -> None:
 @pytest.mark.parametrize(
     ("items", "offsets", "users", "message"),
     [
-        (np.zeros(3, np.int64), np.array([0, 3]), np.zeros(1, np.int32), "items .* int64"),
-        (np.zeros((3, 1), np.int32), np.array([0, 3]), np.zeros(1, np.int32), "items .*shape"),
-        (np.zeros(3, np.int32), np.array([0, 3]), np.zeros(2, np.int32), "one offset more"),
-        (np.zeros(3, np.int32), np.array([1, 3]), np.zeros(1, np.int32), "got 1 to 3"),
-        (np.zeros(3, np.int32), np.array([0, 2]), np.zeros(1, np.int32), "got 0 to 2"),
+        (np.zeros(3, np.int64), [0, 3], 1, "items .* int64"),
+        (np.zeros((3, 1), np.int32), [0, 3], 1, "items .*shape"),
+        (np.zeros(3, np.int32), [0, 3], 2, "one offset more"),
+        (np.zeros(3, np.int32), [1, 3], 1, "from 0 to 3 items, not .1 3."),
+        (np.zeros(3, np.int32), [0, 2], 1, "from 0 to 3 items, not .0 2."),
     ],
 )
 def test_sequences_that_contradict_themselves_are_refused(
-    items: NDArray[Any], offsets: NDArray[Any], users: NDArray[Any], message: str
+    items: NDArray[Any], offsets: list[int], users: int, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        Sequences(items, offsets, users)
+        Sequences(items, np.array(offsets), np.zeros(users, np.int32))
 
 
-def test_a_large_random_dataset_survives(tmp_path: Path) -> None:
-    chooser = random.Random(5)
-    lists = [[chooser.randrange(50) for _ in range(chooser.randrange(3, 90))] for _ in range(500)]
-    everyone = sequences_of(lists, range(500))
-    loaded = write(
-        tmp_path / "data",
-        train=everyone,
-        test=everyone,
-        user_ids=Vocabulary.from_integers(range(500)),
-        item_ids=Vocabulary.from_strings([f"item {i}" for i in range(50)]),
-    )
-    assert [loaded.train[i].tolist() for i in range(500)] == lists
-
-
-def test_force_replaces_a_damaged_dataset_and_nothing_else(tmp_path: Path) -> None:
+def test_force_replaces_a_damaged_dataset(tmp_path: Path) -> None:
     damaged = tmp_path / "damaged"
     damaged.mkdir()
     (damaged / "dataset.json").write_text("{")
     (damaged / "train_items.npy").write_bytes(b"")
-    assert check_target(damaged, force=True)
     with pytest.raises(InputError, match="or replace it with --force"):
         check_target(damaged)
-    (damaged / "thesis.tex").write_text("")
-    with pytest.raises(InputError, match=r"holds thesis\.tex; choose another directory"):
-        check_target(damaged, force=True)
+    write(damaged, force=True)
+    PreparedDataset.load(damaged)
 
 
 def test_the_current_directory_and_the_root_are_refused(

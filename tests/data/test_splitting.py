@@ -1,15 +1,12 @@
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sce.data.interactions import (
-    Interactions,
-    Tally,
-)
+from sce.data.interactions import Interactions, Tally
 from sce.data.prepared import Sequences
 from sce.data.splitting import Split, show_time, split_leave_one_out, split_temporal
 from sce.data.vocabulary import Vocabulary
@@ -192,35 +189,25 @@ def test_leave_one_out_equals_a_naive_loop(rows: list[Row]) -> None:
 
 def test_codes_that_no_longer_occur_leave_the_vocabularies() -> None:
     log = log_of(WORKED)
-    kept = log.users != 0  # as a filter does, which keeps the vocabularies whole
-    log = Interactions(
-        log.users[kept], log.items[kept], log.timestamps[kept], log.user_ids, log.item_ids
-    )
-    split = split_leave_one_out(log)
+    split = split_leave_one_out(log.where(log.users != 0))
     assert split.user_ids.decode(range(len(split.user_ids))) == [2, 3, 4, 5, 6]
     assert split.user_ids.decode(split.train.users) == [2, 3, 4, 5, 6]
 
 
-def test_a_quantile_that_leaves_no_training_users_says_so() -> None:
-    with pytest.raises(InputError, match=r"no training users: all of the 6 users .*--quantile"):
-        split_temporal(log_of(WORKED), quantile=0)
-
-
-def test_a_quantile_that_leaves_no_test_users_says_so() -> None:
-    message = r"no test users: of the 1 user .* none has 3 known events from the cut on"
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"quantile": 0}, r"no training users: all of the 6 users .*--quantile"),
+        ({"quantile": 1}, r"no test users: of the 1 user .* none has 3 known events from the cut"),
+        ({"quantile": -0.1}, "--quantile must lie between 0 and 1"),
+        ({"quantile": 1.01}, "--quantile must lie between 0 and 1"),
+        ({"quantile": float("nan")}, "--quantile must lie between 0 and 1"),
+        ({"test_history": "all"}, "--test-history must be one of after-cut, full"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        split_temporal(log_of(WORKED), quantile=1)
-
-
-@pytest.mark.parametrize("quantile", [-0.1, 1.01, float("nan")])
-def test_a_quantile_outside_zero_to_one_is_refused(quantile: float) -> None:
-    with pytest.raises(InputError, match="--quantile must lie between 0 and 1"):
-        split_temporal(log_of(WORKED), quantile=quantile)
-
-
-def test_an_unknown_test_history_is_refused() -> None:
-    with pytest.raises(InputError, match="--test-history must be one of after-cut, full"):
-        split_temporal(log_of(WORKED), test_history="all")  # type: ignore[arg-type]
+        split_temporal(log_of(WORKED), **options)
 
 
 def test_leave_one_out_without_long_users_says_so() -> None:

@@ -1,6 +1,5 @@
 from datetime import UTC, date, datetime, timedelta
 
-import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, settings
@@ -157,7 +156,3 @@ def test_a_unit_for_dates_is_refused() -> None:
 def test_numbers_too_large_for_their_unit_are_refused(number: int) -> None:
     with pytest.raises(InputError, match=f"time {number} in the unit s .*--time-unit"):
         to_ticks(pl.Series([number, 0]), "s")
-
-
-def test_no_times_at_all() -> None:
-    assert to_ticks(pl.Series([], dtype=pl.Int64)).values.dtype == np.int64

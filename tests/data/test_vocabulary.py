@@ -53,12 +53,6 @@ def test_take_keeps_the_chosen_ids(ids: list[str], data: st.DataObject) -> None:
         assert taken.lookup(vocabulary.decode(chosen)).tolist() == list(range(len(chosen)))
 
 
-def test_few_queries_are_searched_without_a_pass_over_all_ids() -> None:
-    ids = [f"user-{number:06d}" for number in range(5000)]
-    vocabulary = Vocabulary.from_strings(ids)
-    assert vocabulary.lookup(["user-004321", "user-", "zzz", ""]).tolist() == [4321, -1, -1, -1]
-
-
 def test_many_queries_with_a_shared_prefix() -> None:
     ids = [f"the-same-long-prefix-{number:05d}" for number in range(500)]
     vocabulary = Vocabulary.from_strings(ids)
@@ -69,21 +63,9 @@ def test_many_queries_with_a_shared_prefix() -> None:
 
 def test_an_integer_vocabulary_accepts_numbers_written_as_text() -> None:
     vocabulary = Vocabulary.from_integers([5, -7, 2**63 - 1])
-    asked: list[int | str] = [
-        "5",
-        "-7",
-        str(2**63 - 1),
-        5,
-        "05",
-        "+5",
-        " 5",
-        "5.0",
-        "x",
-        "",
-        str(2**63),
-        2**70,
-    ]
-    assert vocabulary.lookup(asked).tolist() == [1, 0, 2, 1] + [-1] * 8
+    assert vocabulary.lookup(["5", "-7", str(2**63 - 1), 5]).tolist() == [1, 0, 2, 1]
+    unknown: list[int | str] = ["05", "+5", " 5", "5.0", "x", "", str(2**63), 2**70]
+    assert vocabulary.lookup(unknown).tolist() == [-1] * 8
 
 
 def test_a_string_vocabulary_accepts_numbers() -> None:

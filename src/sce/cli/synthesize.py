@@ -3,8 +3,7 @@
 import math
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -43,21 +42,15 @@ def synthesize(
     settings = SyntheticSettings(
         items=items, users=users, seed=seed, mean_events=mean_events, min_events=shortest
     )
-    with _progress(out, users) as tell:
-        events = write_parquet(settings, out, replace=force, progress=tell)
-    print(f"{out}: {events:,} interactions of {users:,} users with up to {items:,} items")
-    dataset = shlex.quote(str(out.with_suffix("")))
-    print(f"next: sce prepare {shlex.quote(str(out))} --out {dataset}")
-
-
-@contextmanager
-def _progress(out: Path, users: int) -> Iterator[Callable[[int], None] | None]:
-    """Show a bar on a terminal, else one line at the start."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         print(f"sce: writing {out}", file=sys.stderr, flush=True)
-        yield None
-        return
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task("users", total=users)
-        yield lambda done: bar.update(task, completed=done)
+    bar = Progress(console=console, transient=True)
+    task = bar.add_task("users", total=users)
+    with bar if console.is_terminal else nullcontext():
+        events = write_parquet(
+            settings, out, replace=force, progress=lambda done: bar.update(task, completed=done)
+        )
+    print(f"{out}: {events:,} interactions of {users:,} users with up to {items:,} items")
+    dataset = shlex.quote(str(out.with_suffix("")))
+    print(f"next: sce prepare {shlex.quote(str(out))} --out {dataset}")

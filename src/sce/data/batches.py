@@ -27,20 +27,16 @@ class Ragged(Protocol):
 
     @property
     def items(self) -> NDArray[np.int32]:
-        """The items of all rows, [n]."""
+        """Items of all rows, [n]."""
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """Where each row starts, and where the last one ends, [rows + 1]."""
+        """Start of each row, and the end of the last, [rows + 1]."""
 
 
 @dataclass(frozen=True)
 class DeviceSequences:
-    """Sequences on the device where batches are made, their lengths also on the host.
-
-    The lengths stay on the host as well, so that the width of a batch is known without waiting for
-    the device.
-    """
+    """Sequences on the device where batches are made; lengths on the host, to avoid syncs."""
 
     items: Tensor  # int32 [n]
     offsets: Tensor  # int64 [rows + 1]
@@ -56,11 +52,7 @@ class DeviceSequences:
             # A read-only memory map: nothing here ever writes to the items.
             warnings.filterwarnings("ignore", message=".*not writable", category=UserWarning)
             items = torch.from_numpy(np.asarray(sequences.items))
-        return cls(
-            items=items.to(device),
-            offsets=offsets.to(device),
-            lengths=offsets.diff(),
-        )
+        return cls(items.to(device), offsets.to(device), lengths=offsets.diff())
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -88,28 +80,20 @@ class SeenItems(NamedTuple):
 
 
 def trainable_rows(sequences: DeviceSequences) -> Tensor:
-    """Return the rows that give at least one pair (history, next item), on the host.
-
-    A sequence of one event gives none. `len(sequences) - len(trainable_rows(sequences))` says how
-    many rows training does without.
-    """
+    """Rows that give at least one pair (history, next item), on the host."""
     return (sequences.lengths >= 2).nonzero().squeeze(1)
 
 
 def training_batch(
-    sequences: DeviceSequences,
-    rows: Tensor,
-    *,
-    max_length: int,
-    pad_to: int | None = None,
+    sequences: DeviceSequences, rows: Tensor, *, max_length: int, pad_to: int | None = None
 ) -> TrainingBatch:
     """Gather the last `max_length` (event, next event) pairs of each row.
 
     Args:
-        sequences: The sequences, on the device that the batch shall be on.
-        rows: Int64 [b], which of them, on the host.
-        max_length: The longest history.
-        pad_to: The width of the batch, for shapes that never change; the longest row by default.
+        sequences: Sequences on the device of the batch.
+        rows: Indices of the sequences, int64 [b], on the host.
+        max_length: Maximum history length.
+        pad_to: Width of the batch, for static shapes; the longest row by default.
     """
     width = _width(sequences.lengths[rows] - 1, max_length, pad_to)
     # One event more than the history: the history is all but the last of these, the targets are
@@ -122,24 +106,18 @@ def training_batch(
 
 
 def history_batch(
-    sequences: DeviceSequences,
-    rows: Tensor,
-    *,
-    max_length: int,
-    held_out: int,
-    pad_to: int | None = None,
+    sequences: DeviceSequences, rows: Tensor, *, max_length: int, held_out: int
 ) -> HistoryBatch:
     """Gather the last `max_length` events before the held-out ones, and the first held-out event.
 
     Args:
-        sequences: The sequences, on the device that the batch shall be on.
-        rows: Int64 [b], which of them, on the host.
-        max_length: The longest history.
-        held_out: How many events at the end the history must not contain; the target is the first
-            of them. With 0 the history is everything, and every target is IGNORED.
-        pad_to: The width of the batch, for shapes that never change; the longest row by default.
+        sequences: Sequences on the device of the batch.
+        rows: Indices of the sequences, int64 [b], on the host.
+        max_length: Maximum history length.
+        held_out: Number of last events that are not in the history; the target is the first of
+            them. With 0 the history is everything, and every target is IGNORED.
     """
-    width = _width(_known_events(sequences, rows, held_out), max_length, pad_to)
+    width = _width(_known_events(sequences, rows, held_out), max_length, None)
     events, real = _windows(sequences, rows, max_length, width, held_out)
     histories = events[:, :-1].masked_fill(~real, PADDING)
     if held_out == 0:
@@ -168,8 +146,7 @@ def shuffled_batches(
 ) -> Iterator[Tensor]:
     """Yield the rows in random order, `batch_size` at a time, each exactly once.
 
-    The last batch is smaller when the rows do not divide; it is never dropped. The generator lives
-    on the host, so the order is the same whatever device the batches are made on.
+    The last batch may be smaller. The generator is the host's: all devices get the same order.
     """
     if batch_size < 1:
         raise InputError(f"a batch needs at least one row; batch_size is {batch_size}")
@@ -208,11 +185,7 @@ def _upload(rows: Tensor, sequences: DeviceSequences) -> Tensor:
 
 
 def _windows(
-    sequences: DeviceSequences,
-    rows: Tensor,
-    max_length: int,
-    width: int,
-    held_out: int,
+    sequences: DeviceSequences, rows: Tensor, max_length: int, width: int, held_out: int
 ) -> tuple[Tensor, Tensor]:
     """Gather the last events before the held-out ones of each row, and the one after them.
 

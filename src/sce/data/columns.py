@@ -32,11 +32,7 @@ BY_NAME = Columns()
 
 
 def find_columns(found: Sequence[str], given: Columns, where: Path) -> tuple[str, str, str]:
-    """Names of the user, item and time columns: as given, else by their usual names.
-
-    Raises:
-        InputError: When one is missing, or several could be meant.
-    """
+    """Names of the user, item and time columns: as given, else by their usual names."""
     user, item, time = (
         find_column(role, found, where, name)
         for role, name in zip(Columns._fields, given, strict=True)

@@ -1,4 +1,4 @@
-"""Where in a file a fault lies, in words for the person who has to mend it.
+"""Places of faults in files, for the person who has to mend them.
 
 Reading is fast and says little when it fails; here the file is read once more, slowly, line by
 line, up to the fault. None of this runs when the file is sound.
@@ -20,13 +20,11 @@ _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 def explain(path: Path, fmt: Format, error: BaseException) -> InputError:
-    """What to tell of an error that arose while this file was read."""
+    """The error for a file that could not be read, with the line of its first fault."""
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
     if isinstance(error, OSError):
-        if isinstance(error, FileNotFoundError | PermissionError):
-            return InputError(f"{path}: cannot be read: {reason}")
-        compression = _compression(path)
-        if compression:
+        unopened = isinstance(error, FileNotFoundError | PermissionError)
+        if not unopened and (compression := _compression(path)):
             return InputError(
                 f"{path}: this {compression} file is truncated or corrupt ({reason}); "
                 "fetch it again, or compress it again"
@@ -41,13 +39,13 @@ def explain(path: Path, fmt: Format, error: BaseException) -> InputError:
 
 
 def extra_fields(path: Path, fmt: Format) -> InputError:
-    """What to tell of a csv file in which some row has more fields than there are columns."""
+    """The error for a csv file in which some row has more fields than there are columns."""
     line, what = _first_fault(path, fmt, False) or (0, "some row has more fields than columns")
     return InputError(f"{path}, line {line}: {what}" if line else f"{path}: {what}")
 
 
 def place_of_row(path: Path, fmt: Format, row: int) -> str:
-    """Where the row of this number, counted from 0 without the header, begins in the file."""
+    """Line on which a row begins, the first after the header being row 0."""
     if fmt.layout == "parquet":
         return f"row {row + 1}"
     if fmt.layout == "jsonl":
@@ -70,12 +68,13 @@ def _first_fault(path: Path, fmt: Format, encoding: bool) -> tuple[int, str] | N
         elif fmt.layout == "jsonl":
             for number, text in enumerate(_lines(path), 1):
                 if text.strip() and not isinstance(json.loads(text), dict):
-                    return number, f"{_cut(text)} is no JSON object"
+                    return number, f"{text.strip()[:40]!r} is no JSON object"
                 empty = empty and not text.strip()
             if empty:
                 return number, "the end, and no JSON object so far"
         else:
-            columns = len(fmt.fields or _csv_header(path, fmt))
+            header = fmt.fields or next(fields for _, fields in _numbered(path, fmt) if fields)
+            columns = len(header)
             for number, fields in _csv_rows(path, fmt):
                 if len(fields) > columns and any(fields[columns:]):
                     return number, f"{len(fields)} fields where there are {columns} columns"
@@ -93,15 +92,11 @@ def _first_fault(path: Path, fmt: Format, encoding: bool) -> tuple[int, str] | N
 
 
 def _csv_rows(path: Path, fmt: Format) -> Iterator[tuple[int, list[str]]]:
-    """The rows after the header, each with the number of the line that it begins on."""
+    """Rows after the header, each with the number of the line that it begins on."""
     rows = _numbered(path, fmt)
     if fmt.fields is None:
         next(row for row in rows if row[1])
     return rows
-
-
-def _csv_header(path: Path, fmt: Format) -> list[str]:
-    return next(fields for _, fields in _numbered(path, fmt) if fields)
 
 
 def _numbered(path: Path, fmt: Format) -> Iterator[tuple[int, list[str]]]:
@@ -148,7 +143,3 @@ def _compression(path: Path) -> str | None:
     with path.open("rb") as file:
         start = file.read(4)
     return next((name for magic, name in _MAGIC.items() if start.startswith(magic)), None)
-
-
-def _cut(text: str) -> str:
-    return repr(text.strip()[:40])

@@ -6,10 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sce.data.interactions import (
-    Interactions,
-    Tally,
-)
+from sce.data.interactions import Interactions, Tally
 from sce.errors import InputError
 
 Report = Callable[[Tally], object]
@@ -41,9 +38,6 @@ def keep_active(
 
     Returns:
         The rows that remain, in their order, with the vocabularies of the whole log.
-
-    Raises:
-        InputError: When a step leaves nothing.
     """
     steps = [("item", "user", min_item_users), ("user", "item", min_user_items)]
     for kind, other, minimum in steps:

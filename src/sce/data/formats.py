@@ -103,11 +103,7 @@ COMPRESSIONS = (".gz", ".zst")
 
 
 def choose_format(path: Path, name: str = "auto") -> Format:
-    """The format of this name; with "auto", by the ending of the file's name.
-
-    Raises:
-        InputError: When there is no such format, or the ending is unknown.
-    """
+    """The format of this name; with "auto", by the ending of the file's name."""
     compression = path.suffix.lower() if path.name.lower().endswith(COMPRESSIONS) else ""
     if name == "auto":
         ending = Path(path.name[: -len(compression) or None]).suffix.lower()

@@ -10,11 +10,7 @@ if TYPE_CHECKING:
 
 
 def open_frame(frame: Any) -> "nw.DataFrame[Any]":
-    """A data frame as narwhals wraps it, in memory.
-
-    Raises:
-        InputError: When it is none, or narwhals is not installed.
-    """
+    """A data frame as narwhals wraps it, in memory."""
     try:
         import narwhals as nw
 
@@ -25,19 +21,13 @@ def open_frame(frame: Any) -> "nw.DataFrame[Any]":
             "pip install 'scalable-cross-entropy[prepare]'"
         ) from error
     except TypeError as error:
-        kind = type(frame).__name__
-        raise InputError(
-            f"expected files or a data frame of pandas or polars; got {kind}"
-        ) from error
+        what = f"expected files or a data frame of pandas or polars; got {type(frame).__name__}"
+        raise InputError(what) from error
     return table.collect() if isinstance(table, nw.LazyFrame) else table
 
 
 def histories_of(frame: Any) -> tuple[dict[Any, list[Any]], Any]:
-    """Histories by user, users in the order of their first rows, and the frame's library.
-
-    Raises:
-        InputError: When the users' or items' column is missing, or times cannot be sorted by.
-    """
+    """Histories by user, users in the order of their first rows, and the frame's library."""
     events = open_frame(frame)
     columns = {role: usual_columns(role, events.columns) for role in ("user", "item", "time")}
     for role, names in columns.items():

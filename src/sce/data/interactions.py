@@ -33,10 +33,7 @@ class Interactions:
 
     def tally(self, name: str) -> "Tally":
         """Counts of the whole log."""
-        # Sorted by user: every change begins another one.
-        n_users = int(np.count_nonzero(np.diff(self.users))) + 1 if len(self) else 0
-        n_items = int(np.count_nonzero(np.bincount(self.items, minlength=1)))
-        return Tally(name, n_users, n_items, len(self))
+        return Tally.of(name, self.users, self.items)
 
 
 @dataclass(frozen=True)
@@ -47,3 +44,11 @@ class Tally:
     users: int
     items: int
     interactions: int
+
+    @classmethod
+    def of(cls, name: str, users: NDArray[np.int32], items: NDArray[np.int32]) -> "Tally":
+        """Counts of rows that are sorted by user."""
+        n_users = int(np.count_nonzero(np.diff(users, prepend=np.int32(-1))))
+        present = np.zeros(int(items.max(initial=-1)) + 1, bool)
+        present[items] = True
+        return cls(name, n_users, int(np.count_nonzero(present)), len(users))

@@ -10,6 +10,7 @@ batch drawn at random nearly always fits: no row is longer than its group is wid
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ _DEVIATIONS = 4.75
 
 
 def group_widths(longest: int) -> tuple[int, ...]:
-    """The widths that groups have, the greatest length first.
+    """Widths that groups have, the greatest length first.
 
     >>> group_widths(200), group_widths(3)
     ((200, 100, 50, 25), (3, 2, 1))
@@ -32,12 +33,7 @@ def group_widths(longest: int) -> tuple[int, ...]:
 
 
 def group_by_length(lengths: Tensor, longest: int) -> LengthGroups:
-    """The groups of one batch.
-
-    Args:
-        lengths: Lengths of its histories, [b], in any order.
-        longest: The width of the batch; no history is longer.
-    """
+    """Groups of one batch, of its histories' lengths, [b], in any order."""
     longer = [int((lengths > width).sum()) for width in group_widths(longest)[1:]]
     return _cut(longer, len(lengths), longest)
 
@@ -45,7 +41,7 @@ def group_by_length(lengths: Tensor, longest: int) -> LengthGroups:
 def groups_for_all(
     shares: Sequence[float], rows: int, longest: int, among: int | None = None
 ) -> LengthGroups:
-    """The groups into which nearly every batch fits.
+    """Groups into which nearly every batch fits.
 
     >>> groups_for_all([0.4, 0.7, 0.9], rows=128, longest=200)
     ((79, 200), (36, 100), (13, 50))
@@ -62,20 +58,16 @@ def groups_for_all(
 
 
 def shares_longer(lengths: Tensor | NDArray[np.int64], longest: int) -> list[float]:
-    """The shares of histories that are longer than each of the widths but the first."""
+    """Shares of histories that are longer than each of the widths but the first."""
     return [int((lengths > width).sum()) / len(lengths) for width in group_widths(longest)[1:]]
 
 
 def fits(lengths: Tensor, groups: LengthGroups) -> bool:
     """True if no history, the longest first, is longer than its group is wide."""
-    if sum(rows for rows, _ in groups) != len(lengths):
-        return False
-    first = 0
-    for rows, width in groups:
-        if int(lengths[first]) > width:
-            return False
-        first += rows
-    return True
+    starts = [0, *accumulate(rows for rows, _ in groups)]
+    return starts.pop() == len(lengths) and all(
+        int(lengths[start]) <= width for start, (_, width) in zip(starts, groups, strict=True)
+    )
 
 
 def _cut(longer: Sequence[int], rows: int, longest: int) -> LengthGroups:

@@ -68,8 +68,8 @@ def prepare(
         report: Called with a line of text at each step, for showing progress.
 
     Raises:
-        InputError: When options contradict each other, the log is not as it should be, or the
-            directory cannot be written.
+        InputError: When options contradict each other, the log is malformed, or the directory
+            cannot be written.
     """
     filters: dict[str, Any] = {
         "drop_repeats": bool(drop_repeats),

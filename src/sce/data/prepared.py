@@ -14,6 +14,7 @@ same way gives the same bytes, and `content_hash` names them.
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,9 +48,6 @@ MANIFEST = Manifest(
 )
 MIN_EVALUATED = 3  # a history of at least one event, the validation target, the test target
 
-_SEQUENCES = ("train", "test")
-_VOCABULARIES = ("user_ids", "item_ids")
-
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
@@ -69,14 +67,9 @@ class Sequences:
                     f"got {array.dtype} of shape {array.shape}"
                 )
         if len(self.offsets) != len(self.users) + 1:
-            raise ValueError(
-                f"{len(self.users)} users need one offset more, got {len(self.offsets)}"
-            )
+            raise ValueError(f"{len(self.users)} users need one offset more, not {self.offsets}")
         if self.offsets[0] != 0 or self.offsets[-1] != len(self.items):
-            raise ValueError(
-                f"offsets must run from 0 to the {len(self.items)} items, "
-                f"got {self.offsets[0]} to {self.offsets[-1]}"
-            )
+            raise ValueError(f"offsets run from 0 to {len(self.items)} items, not {self.offsets}")
 
     def __len__(self) -> int:
         return len(self.users)
@@ -119,9 +112,6 @@ class PreparedDataset:
             path: The directory that `sce prepare` wrote.
             verify: Compare every file with the hash it was written with: about a second per
                 gigabyte. Without it, presence, sizes and shapes are still checked.
-
-        Raises:
-            InputError: When there is no prepared dataset, or it is not as it was written.
         """
         path = Path(path)
         manifest = MANIFEST.read(path)
@@ -131,13 +121,16 @@ class PreparedDataset:
         for name, written in files.items():
             MANIFEST.check_file(path, name, written, verify=verify)
         try:
-            arrays = {Path(name).stem: map_array(path / name) for name in files}
-            train, test = (Sequences(**_with_prefix(arrays, f"{name}_")) for name in _SEQUENCES)
+            # From train_items to train: items; from user_ids_values to user_ids: values.
+            arrays: dict[str, dict[str, NDArray[Any]]] = defaultdict(dict)
+            for name in files:
+                owner, _, part = Path(name).stem.rpartition("_")
+                arrays[owner][part] = map_array(path / name)
+            train, test = (Sequences(**arrays[name]) for name in ("train", "test"))
+            kinds = manifest["vocabularies"]
             user_ids, item_ids = (
-                Vocabulary.from_arrays(
-                    manifest["vocabularies"][name], _with_prefix(arrays, f"{name}_")
-                )
-                for name in _VOCABULARIES
+                Vocabulary.from_arrays(kinds[name], arrays[name])
+                for name in ("user_ids", "item_ids")
             )
         except (TypeError, ValueError) as error:
             raise MANIFEST.damaged(path, str(error)) from error
@@ -183,33 +176,31 @@ def write_prepared(
         test: Sequences to evaluate on, each of three events or more.
         user_ids: The users that the sequences name.
         item_ids: The catalogue.
-        settings: How it was made, to be kept beside the data: anything JSON can hold.
-        counts: What was counted on the way, likewise.
+        settings: Settings of the filters and the split, as JSON can hold them.
+        counts: Counts after each step, likewise.
         force: Replace a prepared dataset that is already there.
-
-    Raises:
-        InputError: When something else is there already, or it cannot be written.
     """
     for sequences in (train, test):
-        _check_codes(sequences, len(user_ids), len(item_ids))
+        for name, ids in (("items", item_ids), ("users", user_ids)):
+            codes = getattr(sequences, name)
+            if len(codes) and not (codes.min() >= 0 and codes.max() < len(ids)):
+                raise ValueError(f"{name} must lie between 0 and {len(ids) - 1}")
     if len(test) and int(test.lengths.min()) < MIN_EVALUATED:
         raise ValueError(f"a test sequence needs at least {MIN_EVALUATED} items")
     replace = check_target(path, force=force)
     arrays = {
-        f"{name}_{part}": array
-        for name, owner in [("train", train), ("test", test)]
-        for part, array in vars(owner).items()
-    } | {
-        f"{name}_{part}": array
-        for name, vocabulary in [("user_ids", user_ids), ("item_ids", item_ids)]
-        for part, array in vocabulary.arrays().items()
+        "train": vars(train),
+        "test": vars(test),
+        "user_ids": user_ids.arrays(),
+        "item_ids": item_ids.arrays(),
     }
     with atomic_directory(Path(path), replace=replace) as directory:
         files = {}
-        for name, array in arrays.items():
-            file = directory / f"{name}.npy"
-            write_array(file, array)
-            files[file.name] = describe_file(file)
+        for owner, parts in arrays.items():
+            for part, array in parts.items():
+                file = directory / f"{owner}_{part}.npy"
+                write_array(file, array)
+                files[file.name] = describe_file(file)
         manifest = {
             "format": MANIFEST.format,
             "version": MANIFEST.version,
@@ -226,13 +217,10 @@ def write_prepared(
 
 
 def check_target(path: Path | str, *, force: bool = False) -> bool:
-    """Refuse early to write where something is that must not be lost.
+    """Refuse early to write over anything but a prepared dataset that may be replaced.
 
     Returns:
         True if a prepared dataset is there, to be replaced.
-
-    Raises:
-        InputError: When something is there, and not a prepared dataset or not to be replaced.
     """
     path = Path(path)
     if path.exists() and not path.is_dir():
@@ -253,23 +241,6 @@ def check_target(path: Path | str, *, force: bool = False) -> bool:
     if not force:
         raise InputError(f"{path} exists; choose another directory, or replace it with --force")
     return True
-
-
-def _check_codes(sequences: Sequences, n_users: int, n_items: int) -> None:
-    for name, codes, size in [
-        ("items", sequences.items, n_items),
-        ("users", sequences.users, n_users),
-    ]:
-        if len(codes) and not (codes.min() >= 0 and codes.max() < size):
-            raise ValueError(f"{name} must lie between 0 and {size - 1}")
-
-
-def _with_prefix(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
-    return {
-        name.removeprefix(prefix): array
-        for name, array in arrays.items()
-        if name.startswith(prefix)
-    }
 
 
 def _content_hash(manifest: Mapping[str, Any]) -> str:

@@ -32,7 +32,7 @@ from sce.data.values import (
     to_ticks,
 )
 from sce.errors import InputError
-from sce.units import plural
+from sce.units import plural, show_size
 
 Chosen: TypeAlias = tuple[str, str, str]  # the columns of user, item and time, as a file names them
 
@@ -76,7 +76,7 @@ def read_interactions(
         report: Called with a line of text at each step, for showing progress.
 
     Raises:
-        InputError: When the log is not as it should be; says which file, where, and what to do.
+        InputError: When a file is missing, malformed or incomplete; says where, and what to do.
     """
     if time_unit not in (None, *get_args(UnitName)):
         raise InputError(f"a time unit is s, ms, us or ns; got {time_unit!r}")
@@ -110,9 +110,7 @@ def _read_files(
     tables = []
     for number, path in enumerate(files, 1):
         of_all = f" ({number} of {len(files)})" if len(files) > 1 else ""
-        size = path.stat().st_size
-        shown = f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} kB"
-        report(f"reading {path}, {shown}{of_all}")
+        report(f"reading {path}, {show_size(path.stat().st_size)}{of_all}")
         table = _read_file(path, choose_format(path, format_name), given, drop_incomplete)
         if table.dropped:
             report(f"{path}: left out {table.dropped:,} rows without user, item or time")
@@ -122,9 +120,7 @@ def _read_files(
 
 def _concatenate(tables: Sequence[Table], time_unit: UnitName | None) -> pl.DataFrame:
     """Rows of all files, their columns of one type each."""
-    _check_agreement(tables)
-    if time_unit is None:
-        _check_units(tables)
+    _check_agreement(tables, time_unit)
     frames = [table.rows for table in tables if table.rows.height]
     if not frames:
         which = str(tables[0].source) if len(tables) == 1 else f"all {len(tables)} files"
@@ -142,11 +138,7 @@ def _concatenate(tables: Sequence[Table], time_unit: UnitName | None) -> pl.Data
 
 
 def expand(paths: str | Path | Sequence[str | Path]) -> list[Path]:
-    """Files that these paths and patterns name.
-
-    Raises:
-        InputError: When one names no file, or a file is named twice.
-    """
+    """Files that paths and patterns name, each only once."""
     files: list[Path] = []
     for given in [paths] if isinstance(paths, str | Path) else paths:
         path = Path(given).expanduser()
@@ -167,10 +159,11 @@ def expand(paths: str | Path | Sequence[str | Path]) -> list[Path]:
             raise InputError(f"{given}: no such file")
     if not files:
         raise InputError("no input file was given")
-    resolved = [path.resolve() for path in files]
-    for number, path in enumerate(files):
-        if resolved[number] in resolved[:number]:
+    seen: set[Path] = set()
+    for path in files:
+        if path.resolve() in seen:
             raise InputError(f"{path} is named twice; its rows would count twice")
+        seen.add(path.resolve())
     return files
 
 
@@ -220,12 +213,12 @@ def _complete_rows(
     kept = rows
     if any(rows.null_count().row(0)):
         if not (drop_incomplete or fmt.drop_incomplete):
-            _refuse_incomplete(path, fmt, columns, raw, rows)
+            _check_complete(path, fmt, columns, raw, rows)
         kept = rows.drop_nulls()
     return Table(path, columns, kept, rows.height - kept.height)
 
 
-def _refuse_incomplete(
+def _check_complete(
     path: Path, fmt: Format, columns: Chosen, raw: pl.DataFrame, rows: pl.DataFrame
 ) -> None:
     missing = rows.select(pl.all().is_null())
@@ -339,7 +332,8 @@ def _naming(path: Path, column: str) -> Iterator[None]:
         raise InputError(f"{path}, column {column!r}: {error}") from error
 
 
-def _check_agreement(tables: Sequence[Table]) -> None:
+def _check_agreement(tables: Sequence[Table], time_unit: UnitName | None) -> None:
+    """Refuse files whose columns, kinds of time or units of time differ."""
     first = tables[0]
     for table in tables[1:]:
         for role, mine, theirs in zip(Columns._fields, first.columns, table.columns, strict=True):
@@ -348,23 +342,18 @@ def _check_agreement(tables: Sequence[Table]) -> None:
                     f"the files disagree: the {role} is {mine!r} in {first.source} and {theirs!r} "
                     f"in {table.source}; name the same column for all with --{role}-column"
                 )
-    numeric = {
-        table.rows.schema[TIME].is_numeric(): table.source for table in tables if table.rows.height
-    }
+    filled = [table for table in tables if table.rows.height]
+    numeric = {table.rows.schema[TIME].is_numeric(): table.source for table in filled}
     if len(numeric) == 2:
         raise InputError(
             f"the files disagree: times are numbers in {numeric[True]} and dates in "
             f"{numeric[False]}; prepare files of one kind"
         )
-
-
-def _check_units(tables: Sequence[Table]) -> None:
-    """Refuse a log whose files seem to count time in different units."""
+    if time_unit is not None or False in numeric:
+        return
     found: dict[str, Path] = {}
-    for table in tables:
-        times = table.rows[TIME]
-        if len(times) and times.dtype.is_numeric():
-            found.setdefault(guess_unit(times), table.source)
+    for table in filled:
+        found.setdefault(guess_unit(table.rows[TIME]), table.source)
     if len(found) > 1:
         (unit, path), (other_unit, other) = list(found.items())[:2]
         raise InputError(

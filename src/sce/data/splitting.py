@@ -10,10 +10,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from sce.data.interactions import (
-    Interactions,
-    Tally,
-)
+from sce.data.interactions import Interactions, Tally
 from sce.data.prepared import MIN_EVALUATED, PreparedDataset, Sequences, write_prepared
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
@@ -49,14 +46,7 @@ class Split:
         steps: Sequence[Tally] = (),
         force: bool = False,
     ) -> PreparedDataset:
-        """Write a prepared dataset.
-
-        Args:
-            path: The directory to make.
-            settings: How the log was filtered before the split, to be kept beside the data.
-            steps: The counts before and after each filter, to be kept beside the data.
-            force: Replace a prepared dataset that is already there.
-        """
+        """Write a prepared dataset, with the settings of the filters and the counts after each."""
         return write_prepared(
             path,
             train=self.train,
@@ -93,24 +83,17 @@ def split_temporal(
         quantile: The share of events before the cut, between 0 and 1.
         test_history: `after-cut` keeps a test user's events from the cut on, as the paper's code
             does; `full` keeps what the user did before it too, as history.
-
-    Raises:
-        InputError: When no training users or no test users remain.
     """
     if test_history not in get_args(TestHistory):
-        raise InputError(
-            f"--test-history must be one of {', '.join(get_args(TestHistory))}, "
-            f"got {test_history!r}"
-        )
+        words = ", ".join(get_args(TestHistory))
+        raise InputError(f"--test-history must be one of {words}, got {test_history!r}")
     if not 0 <= quantile <= 1:
         raise InputError(f"--quantile must lie between 0 and 1, got {quantile}")
-    if not len(interactions):
-        raise InputError("there are no interactions to split")
+    rows = _Rows.of(interactions)
     cut = int(np.quantile(interactions.timestamps, quantile, method="nearest"))
     late = interactions.timestamps >= cut
     is_test_user = _present(interactions.users[late], len(interactions.user_ids))
     of_test_users = is_test_user.take(interactions.users)
-    rows = _Rows(interactions.users, interactions.items)
     train, test = rows.where(~of_test_users), rows.where(of_test_users)
     known = _present(train.items, len(interactions.item_ids))
     late = late[of_test_users]
@@ -126,6 +109,8 @@ def split_temporal(
     too_few = usable & ~evaluated
 
     moment = f"the cut at quantile {quantile} ({show_time(cut)})"
+    after = " from the cut on" if test_history == "after-cut" else ", two of them from the cut on"
+    required = f"{MIN_EVALUATED} known events{after}"
     n_test_users = int(np.count_nonzero(is_test_user))
     users = plural(n_test_users, "user")
     if not len(train.users):
@@ -136,15 +121,12 @@ def split_temporal(
     if not evaluated.any():
         raise InputError(
             f"no test users: of the {users} with an event at or after {moment}, "
-            f"none has {_requirement(test_history)}; lower --quantile, or use "
-            "--split leave-one-out"
+            f"none has {required}; lower --quantile, or use --split leave-one-out"
         )
     left_out = [
         test.where(unknown).tally("test events on items not in training: dropped"),
         replace(
-            test.where(too_few).tally(
-                f"test users without {_requirement(test_history)}: not evaluated"
-            ),
+            test.where(too_few).tally(f"test users without {required}: not evaluated"),
             users=n_test_users - int(np.count_nonzero(enough)),  # some have no usable event
         ),
     ]
@@ -167,13 +149,8 @@ def split_leave_one_out(interactions: Interactions) -> Split:
 
     The catalogue is every item of the log. Users with fewer than three events are trained on
     whole and not evaluated.
-
-    Raises:
-        InputError: When no user has three events.
     """
-    if not len(interactions):
-        raise InputError("there are no interactions to split")
-    rows = _Rows(interactions.users, interactions.items)
+    rows = _Rows.of(interactions)
     lengths = np.bincount(rows.users, minlength=len(interactions.user_ids))
     is_evaluated = lengths >= MIN_EVALUATED
     if not is_evaluated.any():
@@ -218,18 +195,18 @@ def show_time(microseconds: int) -> str:
     return instant.isoformat().replace("+00:00", "Z")
 
 
-def _requirement(test_history: TestHistory) -> str:
-    if test_history == "after-cut":
-        return f"{MIN_EVALUATED} known events from the cut on"
-    return f"{MIN_EVALUATED} known events, two of them from the cut on"
-
-
 @dataclass(frozen=True)
 class _Rows:
     """Some rows of a log, sorted by user and time, in the log's own codes."""
 
     users: NDArray[np.int32]
     items: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, interactions: Interactions) -> "_Rows":
+        if not len(interactions):
+            raise InputError("there are no interactions to split")
+        return cls(interactions.users, interactions.items)
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
@@ -240,9 +217,7 @@ class _Rows:
         return _Rows(self.users[kept], self.items[kept])
 
     def tally(self, name: str) -> Tally:
-        present = _present(self.items, int(self.items.max(initial=-1)) + 1)
-        n_items = int(np.count_nonzero(present))
-        return Tally(name, len(self.starts), n_items, len(self.users))
+        return Tally.of(name, self.users, self.items)
 
 
 def _assemble(
@@ -260,7 +235,9 @@ def _assemble(
     remaining = np.zeros(len(interactions.user_ids), bool)
     for rows in (train, test):
         remaining[rows.users[rows.starts]] = True
-    user_codes, item_codes = _renumber(remaining), _renumber(catalogue)
+    user_codes, item_codes = (np.cumsum(kept, dtype=np.int32) for kept in (remaining, catalogue))
+    user_codes -= 1
+    item_codes -= 1
 
     def lay_out(rows: _Rows) -> Sequences:
         return Sequences(
@@ -281,13 +258,6 @@ def _assemble(
         left_out=tuple(left_out),
         cut=cut,
     )
-
-
-def _renumber(kept: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """New code of each kept code, counting up from 0; arbitrary for the others."""
-    codes = np.cumsum(kept, dtype=np.int32)
-    codes -= 1
-    return codes
 
 
 def _present(codes: NDArray[np.int32], size: int) -> NDArray[np.bool_]:

@@ -32,21 +32,16 @@ def atomic_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
 
     Whatever goes wrong inside the block, nothing of it remains. A directory that is replaced is
     moved aside first and removed last, so that at every instant one of the two lies there whole.
-
-    Args:
-        path: Where the directory shall be.
-        replace: Take the place of the directory that is there.
-
-    Raises:
-        InputError: When the directory cannot be written.
     """
     # A link is followed: the directory it names is the one to be replaced, not the link.
     place = path.resolve()
-    partial_, aside = (_sibling(place, word) for word in ("partial", "replaced"))
-    made: list[Path] = []
+    token = secrets.token_hex(4)
+    partial_, aside = (
+        place.with_name(f".{place.name}.{word}-{token}") for word in ("partial", "replaced")
+    )
+    made = [parent for parent in place.parents if not parent.exists()]  # the innermost first
     try:
-        made = _make_parents(place)
-        partial_.mkdir()
+        partial_.mkdir(parents=True)
         yield partial_
         for file in partial_.iterdir():
             _sync(file)
@@ -84,9 +79,6 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
     It lies in a directory of its own, with whatever temporary files come with it: what a crash
     leaves is in one place, and the next time it goes.
-
-    Raises:
-        InputError: When it cannot be written; what was there before is still there.
     """
     directory = partial_directory(path)
     partial = directory / path.name
@@ -94,8 +86,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()
         yield partial
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
+        _sync(partial)
         partial.replace(path)
         _sync(path.parent)
     except OSError as error:
@@ -117,16 +108,13 @@ def locked(
 
     Args:
         directory: The directory.
-        doing: What is done in it, for the message.
+        doing: Past participle of the work, for the message.
         patience: Seconds to wait for another process.
         inherited: The descriptor is passed on to child processes, the last of which gives the lock
             up; the lock's file stays.
 
     Yields:
         The lock's descriptor; None where the system has no such locks.
-
-    Raises:
-        InputError: When another process has it.
     """
     file = directory / LOCK
     until = time.monotonic() + patience
@@ -153,11 +141,7 @@ def locked(
 
 
 def check_writable(path: Path) -> None:
-    """Refuse early a directory that could not be made.
-
-    Raises:
-        InputError: When the nearest directory above it that is there takes no new files.
-    """
+    """Refuse early a directory that could not be made."""
     place = path.resolve()
     above = next((parent for parent in place.parents if parent.exists()), place)
     if not above.is_dir():
@@ -167,11 +151,7 @@ def check_writable(path: Path) -> None:
 
 
 def write_array(path: Path, array: NDArray[Any]) -> None:
-    """Write a .npy file.
-
-    As `numpy.save` does, except that a full disk is said to be full: numpy leaves that to C, and
-    the reason is lost.
-    """
+    """Write a .npy file; unlike `numpy.save`, a full disk is reported as such."""
     array = np.ascontiguousarray(array)
     with path.open("wb") as file:
         npy.write_array_header_1_0(file, npy.header_data_from_array_1_0(array))
@@ -208,11 +188,7 @@ class Manifest:
     is_ours: Callable[[str], object]  # true for the names of its files
 
     def read(self, path: Path) -> dict[str, Any]:
-        """The manifest of a directory, of this format and version.
-
-        Raises:
-            InputError: When there is none, or it is of something else.
-        """
+        """The manifest of a directory; refused unless of this format and version."""
         if not path.exists():
             raise InputError(f"{path} does not exist; make it with: {self.command} --out {path}")
         if not path.is_dir():
@@ -258,17 +234,6 @@ class Manifest:
 def describe_file(file: Path) -> dict[str, Any]:
     """Size and digest of a file, for a manifest."""
     return {"bytes": file.stat().st_size, "blake2b": digest_file(file)}
-
-
-def _sibling(path: Path, word: str) -> Path:
-    return path.with_name(f".{path.name}.{word}-{secrets.token_hex(4)}")
-
-
-def _make_parents(path: Path) -> list[Path]:
-    """Make the directories above `path`; return those that were not there, innermost first."""
-    missing = [parent for parent in path.parents if not parent.exists()]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return missing
 
 
 def _sync(path: Path) -> None:

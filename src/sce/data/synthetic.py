@@ -3,17 +3,15 @@
 Items have Zipf popularity and belong to clusters. A user walks: most steps go to the one successor
 of the item before, some jump inside the cluster, some move on to a neighbouring cluster of a sparse
 graph. Between the steps of the walk lie a few globally popular items that have nothing to do with
-it. All rules are hashes of the seed, so a catalogue of ten million items needs no table.
-
-The log of a seed is one and the same whatever is done with its blocks: every block is a fixed
-number of users with a random stream of its own.
+it. All rules are hashes of the seed, so a catalogue of ten million items needs no table. Every
+block of users has a random stream of its own.
 """
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +26,15 @@ if TYPE_CHECKING:
 Integers = NDArray[np.int64]
 
 BLOCK_USERS = 8192
-_FIRST_SECOND = 1_577_836_800  # 2020-01-01
+_NOISE = 0.1  # share of events that are popular items outside the walk
+_FOLLOW = 0.8  # share of the walk's steps that go to the successor of the item before
+_MOVE = 0.5  # share of the walk's other steps that leave the cluster for a neighbour
 _DAY = 86_400
+_FIRST_SECOND = 1_577_836_800  # 2020-01-01
+_START_DAYS = 365  # between the first user's start and the last one's
+_ACTIVE_DAYS = 14  # between a user's first and last event, on average
+_ITEM_SKEW, _CLUSTER_SKEW = 1.0, 0.5  # Zipf exponents
 _NEIGHBOURS = 4  # of a cluster, the first the likeliest
-_CLUSTER_SKEW = 0.5  # Zipf exponent of clusters: gentler than that of items
 _FIRST_TIER = 8  # items; each further tier of a cluster is twice as large
 _LONGEST = 8  # times the mean number of events
 _FIRST_NEIGHBOUR = 64  # in the hash: no cluster has that many tiers
@@ -41,6 +44,8 @@ _ROUNDS = range(128, 132)  # in the hash: neither tiers nor neighbours
 @dataclass(frozen=True)
 class SyntheticSettings:
     """Settings of a log; equal settings give equal logs."""
+
+    cluster_size: ClassVar[int] = 100  # items
 
     items: int = 100_000
     """Items in the catalogue; the rarest may not occur in a small log."""
@@ -52,26 +57,12 @@ class SyntheticSettings:
     """Events per user, on average."""
     min_events: int = 20
     """Events of the least active user."""
-    popularity: float = 1.0
-    """Exponent of the Zipf law: 0 is uniform, larger is more skewed."""
-    cluster_size: int = 100
-    """Items per cluster."""
-    noise: float = 0.1
-    """Share of events that are popular items outside the walk."""
-    follow: float = 0.8
-    """Share of the walk's steps that go to the successor of the item before."""
-    move: float = 0.5
-    """Share of the walk's other steps that leave the cluster for a neighbour of it."""
-    days: float = 365.0
-    """Time between the first user's start and the last one's."""
-    active_days: float = 14.0
-    """Time between a user's first and last event, on average."""
 
     def __post_init__(self) -> None:
-        if self.cluster_size < _FIRST_TIER or self.items < 2 * self.cluster_size:
+        if self.items < 2 * self.cluster_size:
             raise InputError(
-                f"a catalogue needs two clusters of {_FIRST_TIER} items or more; got "
-                f"{self.items} items in clusters of {self.cluster_size}"
+                f"a catalogue needs two clusters of {self.cluster_size} items or more; got "
+                f"{self.items} items"
             )
         if self.users < 1 or self.seed < 0:
             raise InputError(
@@ -83,12 +74,6 @@ class SyntheticSettings:
                 "min_events must be at least 1 and mean_events no smaller; got "
                 f"{self.min_events} and {self.mean_events}"
             )
-        for name in ("noise", "follow", "move"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name} is a share from 0 to 1; got {getattr(self, name)}")
-        for name in ("popularity", "days", "active_days"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name} must not be negative; got {getattr(self, name)}")
 
     @property
     def clusters(self) -> int:
@@ -123,11 +108,6 @@ def generate(settings: SyntheticSettings) -> Iterator[Block]:
         )
 
 
-def successors(settings: SyntheticSettings, items: Integers) -> Integers:
-    """Return the item that a walk most likely goes to from each item: the rule to be learnt."""
-    return _item_ids(settings, _successors(settings, _ranks(settings, items)))
-
-
 def write_parquet(
     settings: SyntheticSettings,
     path: Path | str,
@@ -138,16 +118,13 @@ def write_parquet(
     """Write the log as one parquet file, block by block, whole or not at all.
 
     Args:
-        settings: Of the log.
-        path: The file to write.
-        replace: Take the place of a file that is there.
+        settings: Settings of the log.
+        path: File to write.
+        replace: Replace a file that is there.
         progress: Called with the number of users done, after each block.
 
     Returns:
         The number of events.
-
-    Raises:
-        InputError: When the file is there and may not be replaced, or cannot be written.
     """
     try:
         import polars as pl
@@ -186,7 +163,7 @@ def write_parquet(
 
 
 def _walk(settings: SyntheticSettings, lengths: Integers, random: np.random.Generator) -> Integers:
-    """Return the popularity ranks of each user's items, [users, longest]."""
+    """Popularity ranks of each user's items, [users, longest]."""
     # Longest first: the users still walking are always the first ones.
     order = np.argsort(-lengths, kind="stable")
     walking = np.searchsorted(-lengths[order], -np.arange(lengths.max()), side="left")
@@ -198,14 +175,14 @@ def _walk(settings: SyntheticSettings, lengths: Integers, random: np.random.Gene
         kind, where, inside, interrupt, anywhere = random.random((5, count))
         before = current[:count]
         after = _successors(settings, before)
-        jumping = np.flatnonzero(kind < 1 - settings.follow)
-        moving = kind[jumping] < settings.move * (1 - settings.follow)
+        jumping = np.flatnonzero(kind < 1 - _FOLLOW)
+        moving = kind[jumping] < _MOVE * (1 - _FOLLOW)
         clusters = before[jumping] % settings.clusters
         nearby = _neighbours(settings, clusters, where[jumping])
         clusters = np.where(moving, nearby, clusters)
         after[jumping] = _draw_inside(settings, clusters, inside[jumping])
-        interrupted = np.flatnonzero(interrupt < settings.noise)
-        after[interrupted] = _zipf(anywhere[interrupted], settings.items, settings.popularity)
+        interrupted = np.flatnonzero(interrupt < _NOISE)
+        after[interrupted] = _zipf(anywhere[interrupted], settings.items, _ITEM_SKEW)
         after = _avoid_repeats(settings, after, ranks[:step, :count])
         ranks[step, :count] = after
         # An interruption does not move the walk: it goes on from the item before.
@@ -234,9 +211,9 @@ def _avoid_repeats(settings: SyntheticSettings, ranks: Integers, seen: Integers)
 
 
 def _times(settings: SyntheticSettings, lengths: Integers, random: np.random.Generator) -> Integers:
-    """Return strictly increasing times, [users, longest]: each user is active for a while only."""
-    start = random.random((len(lengths), 1)) * settings.days * _DAY
-    mean_gap = settings.active_days * _DAY / settings.mean_events
+    """Strictly increasing times, [users, longest]: each user is active for a while only."""
+    start = random.random((len(lengths), 1)) * _START_DAYS * _DAY
+    mean_gap = _ACTIVE_DAYS * _DAY / settings.mean_events
     gaps = 1 + _exponential(random, (len(lengths), int(lengths.max())), mean=mean_gap)
     times: Integers = _FIRST_SECOND + start.astype(np.int64) + gaps.cumsum(axis=1)
     return times
@@ -249,7 +226,7 @@ def _times(settings: SyntheticSettings, lengths: Integers, random: np.random.Gen
 def _draw_inside(
     settings: SyntheticSettings, clusters: Integers, uniform: NDArray[np.float64]
 ) -> Integers:
-    places = _zipf(uniform, _sizes(settings, clusters), settings.popularity)
+    places = _zipf(uniform, _sizes(settings, clusters), _ITEM_SKEW)
     return places * settings.clusters + clusters
 
 
@@ -286,32 +263,23 @@ def _sizes(settings: SyntheticSettings, clusters: Integers) -> Integers:
 
 
 def _item_ids(settings: SyntheticSettings, ranks: Integers) -> Integers:
-    """Scramble ranks into ids, one to one: an id says nothing about popularity or cluster."""
-    return _permute(settings, ranks, _ROUNDS)
-
-
-def _ranks(settings: SyntheticSettings, items: Integers) -> Integers:
-    return _permute(settings, items, _ROUNDS[::-1])
-
-
-def _permute(settings: SyntheticSettings, numbers: Integers, rounds: range) -> Integers:
-    """Permute 0 … items - 1 by a Feistel network; the rounds in reverse undo it."""
+    """Permute ranks by a Feistel network: an id says nothing about popularity or cluster."""
     half = (settings.items - 1).bit_length() // 2 + 1
     mask = (1 << half) - 1
-    numbers = numbers.copy()
-    outside = np.arange(len(numbers))
+    ids = ranks.copy()
+    outside = np.arange(len(ids))
     while len(outside):  # the network permutes a power of four: walk on until inside again
-        left, right = numbers[outside] >> half, numbers[outside] & mask
-        for key in rounds:
+        left, right = ids[outside] >> half, ids[outside] & mask
+        for key in _ROUNDS:
             mixed = _hash(settings, right, np.full_like(right, key))
             left, right = right, left ^ (mixed & np.uint64(mask)).astype(np.int64)
-        numbers[outside] = right << half | left
-        outside = outside[numbers[outside] >= settings.items]
-    return numbers
+        ids[outside] = right << half | left
+        outside = outside[ids[outside] >= settings.items]
+    return ids
 
 
 def _zipf(uniform: NDArray[np.float64], sizes: Integers | int, exponent: float) -> Integers:
-    """Turn uniform numbers into ranks 0 … sizes - 1 with probability about (rank + 1)^-exponent."""
+    """Ranks 0 … sizes - 1 with probability about (rank + 1)^-exponent, of uniform numbers."""
     ends = np.asarray(sizes, dtype=np.float64) + 1
     if abs(exponent - 1) < 1e-6:
         places = ends**uniform

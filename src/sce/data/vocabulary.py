@@ -18,16 +18,12 @@ Kind: TypeAlias = Literal["integer", "string"]
 # Strings are compared eight bytes at a time, as one big-endian number; eight zero bytes behind the
 # last string keep every such read inside the array, also when the array is a read-only file.
 _WORD = 8
-# More than one query for so many ids: a pass over all ids is cheaper than searching each query.
-_FEW = 32
 _INT64 = np.iinfo(np.int64)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Vocabulary:
-    """Distinct ids in ascending order.
-
-    Make one with `from_integers`, `from_strings` or `from_arrays`.
+    """Distinct ids in ascending order; made by the `from_` methods.
 
     >>> ids = Vocabulary.from_strings(["pear", "apple", "pear"])
     >>> len(ids), ids[0], ids.decode([1, 0])
@@ -73,28 +69,24 @@ class Vocabulary:
         Raises:
             ValueError: when the arrays cannot be those of a vocabulary of this kind.
         """
-        expected = {"integer": {"values"}, "string": {"values", "offsets"}}
-        if expected.get(kind) != set(arrays):
+        expected = {
+            "integer": {"values": "int64"},
+            "string": {"values": "uint8", "offsets": "int64"},
+        }
+        types = expected.get(kind, {})
+        if not types or set(types) != set(arrays):
             raise ValueError(f"no vocabulary: kind {kind!r} with arrays {sorted(arrays)}")
+        sound = all(arrays[k].dtype == types[k] and arrays[k].ndim == 1 for k in types)
         values, offsets = arrays["values"], arrays.get("offsets")
-        if kind == "integer":
-            sound = values.dtype == np.int64 and values.ndim == 1
-        else:
-            assert offsets is not None
-            sound = (
-                values.dtype == np.uint8
-                and offsets.dtype == np.int64
-                and values.ndim == offsets.ndim == 1
-                and len(offsets) > 0
-                and int(offsets[0]) == 0
-                and int(offsets[-1]) + _WORD == len(values)
-            )
+        if sound and offsets is not None:
+            ends = offsets[[0, -1]].tolist() if len(offsets) else []
+            sound = ends == [0, len(values) - _WORD]
         if not sound:
             raise ValueError(f"no {kind} vocabulary: the arrays' types or lengths do not fit")
         return cls(kind, values, offsets)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The arrays that hold everything, to be saved: the opposite of `from_arrays`."""
+        """Arrays to save, for `from_arrays`."""
         if self.offsets is None:
             return {"values": self.values}
         return {"values": self.values, "offsets": self.offsets}
@@ -103,10 +95,7 @@ class Vocabulary:
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
 
     def __getitem__(self, code: int) -> int | str:
-        # A negative code is the -1 of `lookup`, never "from the end".
-        if not 0 <= code < len(self):
-            raise IndexError(f"code {code} of a vocabulary of {len(self)} ids")
-        return int(self.values[code]) if self.offsets is None else self._bytes(code).decode()
+        return self.decode([code])[0]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Vocabulary):
@@ -120,7 +109,7 @@ class Vocabulary:
         return f"Vocabulary({self.kind}, {len(self)} ids)"
 
     def decode(self, codes: NDArray[np.integer[Any]] | Sequence[int]) -> list[int | str]:
-        """The ids of these codes, in their order."""
+        """Ids of codes, in their order."""
         chosen = self._checked(codes)
         if self.offsets is None:
             ids: list[int | str] = self.values[chosen].tolist()
@@ -130,7 +119,7 @@ class Vocabulary:
         return [str(text[b:e], "utf-8") for b, e in zip(begins, ends, strict=True)]
 
     def take(self, codes: NDArray[np.integer[Any]] | Sequence[int]) -> "Vocabulary":
-        """The vocabulary of the ids at these strictly ascending codes."""
+        """Vocabulary of the ids at strictly ascending codes."""
         chosen = self._checked(codes)
         if np.any(chosen[1:] <= chosen[:-1]):
             raise ValueError("codes must be strictly ascending")
@@ -147,108 +136,64 @@ class Vocabulary:
         return Vocabulary("string", values, offsets)
 
     def lookup(self, ids: Sequence[int | str] | NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-        """The codes of these ids, -1 where an id is unknown.
+        """Codes of ids, -1 where an id is unknown.
 
         Files often lose the difference between 5 and "5": an integer vocabulary finds "5", and a
         vocabulary of strings finds 5 as "5".
         """
-        if self.kind == "integer":
-            return self._lookup_integers(ids)
         listed = ids.tolist() if isinstance(ids, np.ndarray) else ids
+        if self.kind == "string":
+            return self._lookup_strings(listed)
+        numbers = [as_int64(given) for given in listed]
+        wanted = np.array([number or 0 for number in numbers], np.int64)
+        codes = np.searchsorted(self.values, wanted)
+        found = np.array([number is not None for number in numbers], bool) & (codes < len(self))
+        found[found] = self.values[codes[found]] == wanted[found]
+        return np.where(found, codes, -1)
+
+    def _lookup_strings(self, ids: Sequence[int | str]) -> NDArray[np.int64]:
+        """Binary search of all strings at once: each round halves every string's range."""
         encoded = [
-            i.encode(errors="surrogatepass") if isinstance(i, str) else b"%d" % i for i in listed
+            i.encode(errors="surrogatepass") if isinstance(i, str) else b"%d" % i for i in ids
         ]
         # Neither sorted nor distinct, but laid out like a vocabulary.
         wanted = Vocabulary.from_sorted_text(b"".join(encoded), _lengths(encoded))
-        assert wanted.offsets is not None
-        return self._lookup_bytes(wanted.values, wanted.offsets)
-
-    def _lookup_integers(
-        self, ids: Sequence[int | str] | NDArray[np.integer[Any]]
-    ) -> NDArray[np.int64]:
-        if isinstance(ids, np.ndarray) and ids.dtype.kind == "i":
-            wanted, possible = ids.astype(np.int64, copy=False), None
-        else:
-            numbers = [_as_int64(i) for i in (ids.tolist() if isinstance(ids, np.ndarray) else ids)]
-            possible = np.array([n is not None for n in numbers], bool)
-            wanted = np.array([n or 0 for n in numbers], np.int64)
-        if not len(self):
-            return np.full(len(wanted), -1, np.int64)
-        codes = np.searchsorted(self.values, wanted)
-        found = self.values[np.minimum(codes, len(self) - 1)] == wanted
-        if possible is not None:
-            found &= possible
-        return np.where(found, codes, -1)
-
-    def _lookup_bytes(
-        self, values: NDArray[np.uint8], offsets: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """Binary search of all strings at once: each round halves every string's range."""
-        count = len(offsets) - 1
-        low = np.zeros(count, np.int64)
-        high = np.full(count, len(self), np.int64)
-        if count * _FEW >= len(self) > 0:
-            low, high = self._narrow(values, offsets)
-        found = np.full(count, -1, np.int64)
+        low, high = np.zeros(len(ids), np.int64), np.full(len(ids), len(self))
+        found = np.full(len(ids), -1)
         searching = np.flatnonzero(low < high)
         while len(searching):
             middle = (low[searching] + high[searching]) // 2
-            order = self._compare(middle, values, offsets, searching)
+            order = self._compare(middle, wanted, searching)
             found[searching[order == 0]] = middle[order == 0]
             low[searching[order < 0]] = middle[order < 0] + 1
             high[searching[order > 0]] = middle[order > 0]
             searching = searching[(order != 0) & (low[searching] < high[searching])]
         return found
 
-    def _narrow(
-        self, values: NDArray[np.uint8], offsets: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """For many strings: the codes between which each can lie, by one word of every id.
-
-        That word follows the prefix that all ids share. A string without the prefix may be sent
-        anywhere: the search then does not find it, as it should not.
-        """
-        assert self.offsets is not None
-        first, last = self._bytes(0), self._bytes(len(self) - 1)
-        shared = 0
-        while shared < min(len(first), len(last)) and first[shared] == last[shared]:
-            shared += 1
-        words, wanted = (
-            _words(flat, np.minimum(ends[:-1] + shared, ends[1:]), ends[1:])
-            for flat, ends in ((self.values, self.offsets), (values, offsets))
-        )
-        return np.searchsorted(words, wanted), np.searchsorted(words, wanted, side="right")
-
     def _compare(
-        self,
-        codes: NDArray[np.int64],
-        values: NDArray[np.uint8],
-        offsets: NDArray[np.int64],
-        queries: NDArray[np.int64],
+        self, codes: NDArray[np.int64], other: "Vocabulary", queries: NDArray[np.int64]
     ) -> NDArray[np.int8]:
         """-1, 0 or 1: the string at each code against its query among other strings."""
         assert self.offsets is not None
-        mine, my_end = self.offsets[codes], self.offsets[codes + 1]
-        other, other_end = offsets[queries], offsets[queries + 1]
+        assert other.offsets is not None
+        begins, ends = self.offsets[codes], self.offsets[codes + 1]
+        other_begins, other_ends = other.offsets[queries], other.offsets[queries + 1]
         # When every word is equal, the shorter string is the prefix of the longer: it comes first.
-        order = np.sign((my_end - mine) - (other_end - other)).astype(np.int8)
+        order = np.sign((ends - begins) - (other_ends - other_begins)).astype(np.int8)
         tied = np.arange(len(codes))
         while len(tied):
-            left = _words(self.values, mine[tied], my_end[tied])
-            right = _words(values, other[tied], other_end[tied])
+            left = _words(self.values, begins[tied], ends[tied])
+            right = _words(other.values, other_begins[tied], other_ends[tied])
             order[tied[left < right]] = -1
             order[tied[left > right]] = 1
-            mine[tied] += _WORD
-            other[tied] += _WORD
-            more = (left == right) & ((mine < my_end)[tied] & (other < other_end)[tied])
+            begins += _WORD
+            other_begins += _WORD
+            more = (left == right) & ((begins < ends) & (other_begins < other_ends))[tied]
             tied = tied[more]
         return order
 
-    def _bytes(self, code: int) -> bytes:
-        assert self.offsets is not None
-        return self.values[self.offsets[code] : self.offsets[code + 1]].tobytes()
-
     def _checked(self, codes: NDArray[np.integer[Any]] | Sequence[int]) -> NDArray[np.int64]:
+        """The codes as an array; a negative one is the -1 of `lookup`, never "from the end"."""
         chosen = np.asarray(codes, dtype=np.int64)
         if chosen.size and not (chosen.min() >= 0 and chosen.max() < len(self)):
             wrong = chosen[(chosen < 0) | (chosen >= len(self))][0]
@@ -263,7 +208,7 @@ def _lengths(encoded: Sequence[bytes]) -> NDArray[np.int64]:
 def _words(
     values: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> NDArray[np.uint64]:
-    """The eight bytes at each beginning as a big-endian number, zero from the string's end on."""
+    """Eight bytes from each beginning as a big-endian number, zero from the string's end on."""
     at_every_byte = np.ndarray((len(values) - _WORD + 1,), ">u8", buffer=values, strides=(1,))
     words = at_every_byte[begins].astype(np.uint64)
     missing = np.maximum(_WORD - (ends - begins), 0).astype(np.uint64) * np.uint64(8)
@@ -271,15 +216,11 @@ def _words(
     return np.where(missing == 64, np.uint64(0), words >> missing << missing)
 
 
-def _as_int64(given: int | str) -> int | None:
-    """The integer that an id stands for, when it is written as integers are."""
-    if isinstance(given, str):
-        try:
-            number = int(given)
-        except ValueError:
-            return None
-        if str(number) != given:
-            return None
-    else:
+def as_int64(given: int | str) -> int | None:
+    """An id as an integer, if it is written as integers are."""
+    try:
         number = int(given)
-    return number if _INT64.min <= number <= _INT64.max else None
+    except ValueError:
+        return None
+    written = str(number) == given or not isinstance(given, str)
+    return number if written and _INT64.min <= number <= _INT64.max else None
