@@ -109,7 +109,7 @@ def test_settings_and_dataset(run: Run) -> None:
     assert "loss.name sce" in words
     assert f"Trained on {run.dataset.path} , content {run.dataset.content_hash[:12]}" in words
     assert "step users items interactions density read 12 40" in words
-    assert "setting value model.dim 8" in words
+    assert "setting value model.name sasrec model.dim 8" in words
 
 
 def test_every_column_of_every_table_has_a_heading(run: Run) -> None:
