@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,14 @@ def test_a_diverged_run_says_so(run: Run, capsys: Capture) -> None:
     note_divergence(run, epoch=3, step=7)
     assert main(["report", str(run.path)]) == 0
     assert "diverged at step 7 of epoch 3" in capsys.readouterr().err
+
+
+def test_without_the_extra_one_line_says_how_to_install_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setitem(sys.modules, "altair", None)
+    for name in [name for name in sys.modules if name.startswith("sce.report.")]:
+        monkeypatch.delitem(sys.modules, name)
+    line = complaint(["report", str(run.path)], capsys)
+    assert "altair, which is not installed" in line
+    assert "pip install 'scalable-cross-entropy[report]'" in line

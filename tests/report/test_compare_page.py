@@ -37,6 +37,7 @@ def test_the_page_says_what_came_out(whole: Comparison) -> None:
     assert "Every run had the device to itself." in page
     assert "Measured on a GPU." in page
     assert "on 2026-01-02 at 03:04" in page
+    assert len(page.encode()) < 500_000
 
 
 def test_times_beside_others_are_marked(whole: Comparison) -> None:

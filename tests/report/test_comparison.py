@@ -15,19 +15,7 @@ def test_three_variants_under_one_name_in_directories_of_one_name(tmp_path: Path
         places.append(write_place(tmp_path / place / "sw", [row], name="q", variant=place).path)
     found = gather(places)
     assert [one.groups[0].mean("test.ndcg@10") for one in found] == [0.1, 0.2, 0.3]
-    assert [one.sweep.name for one in found] == ["q", "q-2", "q-3"]
-    assert [one.sweep.title for one in found] == [
-        f"The <q> sweep ({number}: {path})" for number, path in enumerate(places, 1)
-    ]
-
-
-def test_a_number_that_is_a_name_already_is_not_given(tmp_path: Path) -> None:
-    for place in ("x", "y"):
-        row = make_row(place, {"loss.name": "ce"})
-        write_place(tmp_path / place, [row], name="q", variant=place)
-    write_place(tmp_path / "x", [make_row("z", {"loss.name": "ce"})], name="q-2")
-    names = {one.sweep.name for one in gather([tmp_path / "x", tmp_path / "y"])}
-    assert names == {"q", "q-2", "q-2-2"}
+    assert [one.sweep.title for one in found] == [f"The <q> sweep ({path})" for path in places]
 
 
 def test_one_variant_in_several_directories_is_one_over_seeds(tmp_path: Path) -> None:
@@ -37,7 +25,7 @@ def test_one_variant_in_several_directories_is_one_over_seeds(tmp_path: Path) ->
     first, second = gather([tmp_path / place for place in ("x", "y", "z")])
     assert [row["seed"] for row in first.groups[0].rows] == [0, 1, 2]
     assert first.sweep.keys == ("a0", "a1", "a2")
-    assert first.sweep.title == f"The <main> sweep (1: {tmp_path / 'x'}, {tmp_path / 'z'})"
+    assert first.sweep.title == f"The <main> sweep ({tmp_path / 'x'}, {tmp_path / 'z'})"
     assert len(second.groups[0].rows) == 1
 
 
@@ -54,12 +42,12 @@ def test_a_run_that_failed_here_and_finished_there_finished(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"dataset": None}, "has no dataset"),
-        ({"dataset": {"name": "a"}}, "has no content_hash of its dataset"),
-        ({"settings": []}, "has a strange settings"),
-        ({"settings": {}}, "does not say its loss"),
+        ({"dataset": None}, "has no dataset name"),
+        ({"dataset": {"name": "a"}}, "has no dataset content_hash"),
+        ({"settings": {}}, "has no settings loss.name"),
+        ({"seed": "one"}, "has a strange seed"),
         ({"status": "odd"}, "has the unknown status 'odd'"),
-        ({"status": "failed"}, "does not say why it failed"),
+        ({"status": "failed"}, "has no failure kind"),
     ],
 )
 def test_a_row_that_is_none_is_refused_by_name(

@@ -9,6 +9,7 @@ import pytest
 from sce.data.prepared import write_prepared
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
+from sce.report.record import Sample
 from sce.report.run_page import make_page
 from sce.training.run import Run
 from sce.training.run_start import note_divergence
@@ -109,7 +110,7 @@ def test_settings_and_dataset(run: Run) -> None:
     assert "loss.name sce" in words
     assert f"Trained on {run.dataset.path} , content {run.dataset.content_hash[:12]}" in words
     assert "step users items interactions density read 12 40" in words
-    assert "setting value model.dim 8" in words
+    assert "setting value model.name sasrec model.dim 8" in words
 
 
 def test_every_column_of_every_table_has_a_heading(run: Run) -> None:
@@ -270,3 +271,24 @@ def test_numbers_that_are_none(run: Run) -> None:
     page = Outline(make_page(run))
     assert "Memory and time" not in page.headings
     assert "nan" not in page.words.lower().split()
+
+
+@pytest.mark.parametrize(
+    ("items", "verdict", "hit"),
+    [
+        ("dcb", "hit at rank 1", True),
+        ("bcefgd", "found at rank 6", False),
+        ("bc", "not in the first 2", False),
+    ],
+)
+def test_samples_say_the_rank_of_the_held_out_item(items: str, verdict: str, hit: bool) -> None:
+    sample = Sample("u", list("xyzxyz"), "d", list(items), [1.0] * len(items))
+    assert (sample.verdict, sample.is_hit) == (verdict, hit)
+    assert sample.extent == "Last 5 of 6 events"
+    assert Sample("u", ["d"], "d", ["b"], [1.0]).verdict == "had before, so left out"
+
+
+def test_the_page_is_small(run: Run) -> None:
+    write_epochs(run, count=60)
+    write_result(run)
+    assert len(make_page(run).encode()) < 500_000

@@ -11,18 +11,15 @@ from sce.data.storage import write_text
 from sce.errors import InputError
 from sce.training.run import Run
 
+_EXTRA = ("altair", "vl_convert", "jinja2", "polars")
+
 
 def needs_report(module: str) -> Any:
     """Import a module of `sce.report`, or say how its libraries are installed."""
     try:
         return import_module(f"sce.report.{module}")
     except ModuleNotFoundError as error:
-        if (error.name or "sce").partition(".")[0] not in (
-            "altair",
-            "vl_convert",
-            "jinja2",
-            "polars",
-        ):
+        if (error.name or "").partition(".")[0] not in _EXTRA:
             raise
         raise InputError(
             f"pages need {error.name}, which is not installed; install it with: "

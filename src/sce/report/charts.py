@@ -2,8 +2,8 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import altair as alt
 import polars as pl
@@ -12,6 +12,7 @@ from sce.experiments.figure_spec import MEASURES, FigureSpec
 from sce.losses import LOSSES
 from sce.report.drawing import (
     DASHES,
+    EPOCHS,
     INK,
     PALETTE,
     SOFT,
@@ -25,11 +26,11 @@ from sce.report.drawing import (
     loss_colour,
 )
 from sce.report.frame import (
-    METRICS,
+    SCORE,
     WHOLE_PROCESS,
     Group,
     SeedGroup,
-    all_conditions,
+    Show,
     best,
     comparable,
     datasets_of,
@@ -37,11 +38,13 @@ from sce.report.frame import (
     front,
     group_by,
     is_resident,
-    is_validated,
     left_out,
     name_group,
+    name_metric,
     varied,
+    with_most_seeds,
 )
+from sce.report.record import PHASES
 from sce.units import (
     is_number,
     plural,
@@ -61,24 +64,63 @@ COMPONENTS = {
     "loss": "loss (logits)",
     "backward": "rest of backward",
 }
-_COURSES: dict[str, tuple[str, Callable[[float | None], str], Axis]] = {
-    "picked_once": ("states picked once", show_share, Axis("", ".0%", zero=True)),
-    "placed": ("states in any bucket", show_share, Axis("", ".0%", zero=True)),
-    "correct_in_bucket": ("correct items in their buckets", show_share, Axis("", ".0%", zero=True)),
-    "loss": ("training loss", show_digits, Axis("")),
-    "validation.ndcg@10": ("validation NDCG@10", show_metric, Axis("", zero=True)),
+_SHARE = Axis("share", ".0%", zero=True)
+
+
+class Course(NamedTuple):
+    """A chart of numbers over the epochs, of a run and of sweeps."""
+
+    title: str
+    lines: Mapping[str, tuple[str, ...]]
+    """Where the numbers of each line are in the notes of an epoch."""
+    show: Show
+    axis: Axis
+    text: str = ""
+    section: str = ""
+    """Section of a run's page; empty: only in sweeps."""
+
+
+# A new chart of epochs is an entry here, by the name that sweeps know it by.
+COURSES = {
+    "loss": Course("training loss", {"loss": ("loss",)}, show_digits, Axis("loss"),
+                   "Mean of the epoch", "Learning"),
+    SCORE: Course("validation NDCG@10", {"NDCG@10": ("validation", "ndcg@10")}, show_metric,
+                  Axis("NDCG@10", zero=True),
+                  "Each test user's last event but one, in a ranking of the whole catalogue",
+                  "Learning"),
+    "seconds": Course("time per epoch", {phase: ("seconds", phase) for phase in PHASES},
+                      show_duration, Axis("seconds", zero=True), "Seconds", "Memory and time"),
+    "speed": Course("training speed", {"tokens per second": ("tokens_per_second",)}, show_count,
+                    Axis("tokens per second", "~s", zero=True), "Tokens without padding",
+                    "Memory and time"),
+    "picked_once": Course("states picked once",
+                          {"in exactly one bucket": ("buckets", "picked_once"),
+                           "in any bucket": ("buckets", "placed")}, show_share, _SHARE,
+                          "Share of a batch's states; one that is in many buckets takes others' "
+                          "places", "Buckets"),
+    "placed": Course("states in any bucket", {}, show_share, _SHARE),
+    "correct_in_bucket": Course("correct items in their buckets",
+                                {"correct item": ("buckets", "correct_in_bucket")}, show_share,
+                                _SHARE, "Share of bucket rows whose own correct item is among the "
+                                "bucket's items", "Buckets"),
+}  # fmt: skip
+_COSTS = {
+    "memory": ("peak training memory", ", MiB"),
+    "time": ("training time", ", seconds"),
+    "speed": ("training speed", ", tokens per second"),
 }
-_MEASURES = {
-    "memory": ("peak training memory", ", MiB", "~s", show_memory),
-    "time": ("training time", ", seconds", "~s", show_duration),
-    "speed": ("training speed", ", tokens per second", "~s", show_count),
+_SHOWN: dict[str, tuple[str, Show]] = {
+    "test NDCG@10": ("test.ndcg@10", show_metric),
+    "validation NDCG@10": (SCORE, show_metric),
+    "peak memory": ("memory", show_memory),
+    "training time": ("time", show_duration),
 }
+_HEADS = ("setting", *_SHOWN, "seeds")
 _WIDE = 4.0  # times the smallest: a logarithmic axis of costs from here on
 _LARGEST = 200.0  # area of the largest dot
-EPOCHS = Axis("epoch", whole=True)
 
 
-def make_figures(groups: Sequence[SeedGroup], view: FigureSpec) -> Iterator[Figure]:
+def make_figures(groups: Sequence[SeedGroup], view: FigureSpec) -> list[Figure]:
     """Draw a view: a figure for each dataset, or one across all of them."""
     chosen = [group for group in groups if not view.losses or group.loss in view.losses]
     draw = CHARTS[view.kind]
@@ -89,45 +131,43 @@ def make_figures(groups: Sequence[SeedGroup], view: FigureSpec) -> Iterator[Figu
             draw([group for group in chosen if group.dataset == dataset], view, dataset)
             for dataset in datasets_of(chosen)
         ]
-    yield from (figure for figure in found if figure is not None)
+    return [figure for figure in found if figure is not None]
 
 
 def pareto(groups: Sequence[SeedGroup], view: FigureSpec, dataset: str) -> Figure | None:
     """Quality against memory or time, with the Pareto front of each curve."""
     cost = view.x or "memory"
     alike = comparable(groups)
-    named = group_by(alike, view.by)
-    names, curves = varied(alike), []
-    prices = [price for one in alike if (price := one.mean(cost)) is not None]
+    named, names = group_by(alike, view.by), varied(alike)
     largest = max((one.mean("memory") or 0.0 for one in alike), default=0.0)
     told: list[list[str]] = []
+    curves, prices = [], []
     for group, members in named.items():
-        chosen = front(members, cost)
+        joined = [id(one) for one in front(members, cost)]
         points = []
         for one in sorted(members, key=lambda one: one.mean(cost) or 0.0):
             price, value, memory = (one.mean(name) for name in (cost, view.y, "memory"))
             if price is None or value is None:
                 continue
-            size = {} if cost == "memory" else {"size": _area(memory, largest)}
-            faint = not any(one is other for other in chosen)
-            row = _tell(one, names)
-            told.append(row)
-            points.append(
-                Point(price, value, _hover(row), one.spread(view.y) or 0.0, faint=faint, **size)
-            )
+            prices.append(price)
+            told.append(_tell(one, names))
+            area = Point.size
+            if cost == "time":  # in proportion to memory; the smallest can still be seen
+                area = max(12.0, _LARGEST * memory / largest) if memory else _LARGEST / 4
+            spread, faint = one.spread(view.y) or 0.0, id(one) not in joined
+            points.append(Point(price, value, _hover(told[-1]), spread, faint, area))
         curves.append(_curve(named, group, view, points))
-    if not any(curve.points for curve in curves):
+    if not prices:
         return None
-    text = view.text or (
-        "Joined: no setting as cheap did better on validation events."
-        + (" The area of a dot is in proportion to its memory." if cost == "time" else "")
-    )
+    text = view.text or "Joined: no setting as cheap did better on validation events."
+    if cost == "time" and not view.text:
+        text += " The area of a dot is in proportion to its memory."
     wide = "x" in view.log or max(prices) > _WIDE * min(prices) > 0
     return Figure(
-        view.title or f"{dataset}: {name_measure(view.y)} against {name_measure(cost)}",
+        view.title or f"{dataset}: {_name(view.y)} against {_name(cost)}",
         " ".join([text, *_caveats(groups, view)]),
-        _in_words(curves, name_measure(view.y)),
-        draw_curves(curves, measure_axis(cost, log=wide), _y_axis(view), extended=True),
+        in_words(curves, _name(view.y)),
+        draw_curves(curves, _axis(cost, log=wide), _axis(view.y, "y" in view.log), extended=True),
         _HEADS,
         told,
     )
@@ -136,40 +176,39 @@ def pareto(groups: Sequence[SeedGroup], view: FigureSpec, dataset: str) -> Figur
 def line(groups: Sequence[SeedGroup], view: FigureSpec, dataset: str) -> Figure | None:
     """A measure against one setting, or against the size of the catalogue."""
     alike = comparable(groups)
-    named = group_by(alike, view.by)
-    names, curves = varied(alike), []
+    named, names = group_by(alike, view.by), varied(alike)
+    curves: list[Curve] = []
     told: list[list[str]] = []
     several = False
     for group, members in named.items():
         by_x: dict[float, list[SeedGroup]] = {}
-        for member in members:
-            at = member.value(view.x)
-            if is_number(at):
-                by_x.setdefault(at, []).append(member)
+        placed = [member for member in members if is_number(member.value(view.x))]
+        for member in placed or members:
+            by_x.setdefault(member.value(view.x) if placed else math.nan, []).append(member)
         points, level = [], None
-        for at, here in sorted(by_x.items()) or [(math.nan, members)]:
+        for at, here in sorted(by_x.items()):
             several |= len(here) > 1
-            one = _drawn(here, view)
-            value = None if one is None else one.mean(view.y)
-            if one is None or value is None:
-                continue
-            row = _tell(one, names, "" if dataset else f"{show_count(at)} items")
-            told.append(row)
-            if by_x:
-                points.append(Point(at, value, _hover(row), one.spread(view.y) or 0.0))
-            else:  # a loss without this setting is a level across
-                level = Curve("", level=value, spread=one.spread(view.y) or 0.0)
+            one = max(with_most_seeds(here), key=lambda one: (one.score, one.mean(view.y) or 0.0))
+            value = one.mean(view.y)
+            if value is not None:
+                told.append(_tell(one, names, "" if dataset else f"{show_count(at)} items"))
+                point = Point(at, value, _hover(told[-1]), one.spread(view.y) or 0.0)
+                if math.isnan(at):  # a loss without this setting is a level across
+                    level = point
+                else:
+                    points.append(point)
         if points or level:
             curves.append(_curve(named, group, view, points, level))
     if not any(curve.points for curve in curves):
         return None
     label = "items in the catalogue" if view.x == "items" else view.x.rpartition(".")[2]
-    title = f"{name_measure(view.y)} against {label}"
+    title = f"{_name(view.y)} against {label}"
+    x = Axis(label, "~s", log="x" in view.log)
     return Figure(
         view.title or (f"{dataset}: {title}" if dataset else title.capitalize()),
         " ".join([view.text, *_caveats(groups, view, several=several)]).strip(),
-        _in_words(curves, name_measure(view.y)),
-        draw_curves(curves, Axis(label, "~s", log="x" in view.log), _y_axis(view)),
+        in_words(curves, _name(view.y)),
+        draw_curves(curves, x, _axis(view.y, "y" in view.log)),
         _HEADS,
         told,
     )
@@ -177,7 +216,7 @@ def line(groups: Sequence[SeedGroup], view: FigureSpec, dataset: str) -> Figure 
 
 def epochs(groups: Sequence[SeedGroup], view: FigureSpec, dataset: str) -> Figure | None:
     """A number over the epochs, as long as all seeds of the best setting went on."""
-    title, show, axis = _COURSES[view.y]
+    title, _, show, axis, *_ = COURSES[view.y]
     named = group_by(groups, view.by)
     curves = []
     for group, members in named.items():
@@ -194,15 +233,17 @@ def epochs(groups: Sequence[SeedGroup], view: FigureSpec, dataset: str) -> Figur
             curves.append(_curve(named, group, view, points))
     if not curves:
         return None
-    axis = Axis(title, axis.format, zero=axis.zero)
-    heads, numbers = course_table(curves, show)
+    cells = [
+        {p.x: show(p.y) + (f" ± {show(p.spread)}" if p.spread else "") for p in curve.points}
+        for curve in curves
+    ]
     return Figure(
         view.title or f"{dataset}: {title}",
         view.text,
-        _in_words(curves, title),
+        in_words(curves, title, show),
         draw_curves(curves, EPOCHS, axis, area=True),
-        heads,
-        numbers,
+        ["epoch", *(curve.name for curve in curves)],
+        [[f"{x:g}", *(one.get(x, "–") for one in cells)] for x in sorted(set().union(*cells))],
     )
 
 
@@ -219,24 +260,21 @@ def components(groups: Sequence[SeedGroup], view: FigureSpec, dataset: str) -> F
             bars[name_group(view.by, group, named)] = max(parts, key=sum)
     if not bars:
         return None
-    text = view.text or f"At the peak of a step; {show_count(alike[0].items)} items."
+    text = view.text or f"At the peak of a step; {show_count(alike[0].value('items'))} items."
     if not view.text and is_resident(alike):
         text += " Bytes of live tensors, not of the process: there was no GPU."
-    heads = ["loss", *COMPONENTS.values(), "sum"]
-    numbers = [
-        [bar, *map(show_memory, sizes), show_memory(sum(sizes))] for bar, sizes in bars.items()
-    ]
+    sums = {bar: show_memory(sum(sizes)) for bar, sizes in bars.items()}
     return Figure(
         view.title or f"{dataset}: memory by component",
         " ".join([text, *left_out(groups)]),
-        "; ".join(f"{bar} {show_memory(sum(sizes))}" for bar, sizes in bars.items()) + ".",
-        _stack(bars),
-        heads,
-        numbers,
+        "; ".join(f"{bar} {total}" for bar, total in sums.items()) + ".",
+        _stack(bars, sums),
+        ["loss", *COMPONENTS.values(), "sum"],
+        [[bar, *map(show_memory, sizes), sums[bar]] for bar, sizes in bars.items()],
     )
 
 
-def _stack(bars: dict[str, list[float]]) -> alt.TopLevelMixin:
+def _stack(bars: Mapping[str, list[float]], sums: Mapping[str, str]) -> alt.TopLevelMixin:
     frame = pl.DataFrame(
         [
             {"bar": bar, "name": name, "order": order, "share": size / sum(sizes),
@@ -245,7 +283,6 @@ def _stack(bars: dict[str, list[float]]) -> alt.TopLevelMixin:
             for order, (name, size) in enumerate(zip(COMPONENTS.values(), sizes, strict=True))
         ]
     )  # fmt: skip
-    sums = pl.DataFrame({"bar": list(bars), "sum": [show_memory(sum(s)) for s in bars.values()]})
     y = alt.Y(
         "bar:N", sort=list(bars), title=None, axis=alt.Axis(labelColor=INK, labelFontWeight=600)
     )
@@ -255,7 +292,8 @@ def _stack(bars: dict[str, list[float]]) -> alt.TopLevelMixin:
     stacked = alt.Chart(frame).mark_bar(size=22, aria=True).encode(
         x=x, y=y, color=colour, order="order:O", description="told:N"
     )  # fmt: skip
-    text = alt.Chart(sums).mark_text(align="left", dx=6, color=SOFT, fontSize=11.5)
+    totals = pl.DataFrame({"bar": list(sums), "sum": list(sums.values())})
+    text = alt.Chart(totals).mark_text(align="left", dx=6, color=SOFT, fontSize=11.5)
     summed = text.encode(y=y, x=alt.value(WIDTH - 70), text="sum:N")
     return alt.layer(stacked, summed).properties(width=WIDTH - 70, height=alt.Step(34))
 
@@ -268,46 +306,23 @@ CHARTS: dict[str, Callable[[Sequence[SeedGroup], FigureSpec, str], Figure | None
     "components": components,
 }
 
-_HEADS = ("setting", "test NDCG@10", "validation NDCG@10", "peak memory", "training time", "seeds")
 
-
-def name_measure(value: str) -> str:
+def _name(measure: str) -> str:
     """A measure as people say it: "test.ndcg@10" is test NDCG@10."""
-    if value in _MEASURES:
-        return _MEASURES[value][0]
-    split, _, metric = value.partition(".")
-    kind, _, depth = metric.partition("@")
-    return f"{split} {METRICS.get(kind, kind)}" + (f"@{depth}" if depth else "")
+    split, _, metric = measure.partition(".")
+    return _COSTS[measure][0] if measure in _COSTS else f"{split} {name_metric(metric)}"
 
 
-def measure_axis(name: str, *, log: bool) -> Axis:
-    """The axis of a measure, with its unit."""
-    if name in _MEASURES:
-        title, unit, format_, _ = _MEASURES[name]
-        return Axis(title + unit, format_, log=log)
-    return Axis(name_measure(name), log=log)
-
-
-def _y_axis(view: FigureSpec) -> Axis:
-    return measure_axis(view.y, log="y" in view.log)
-
-
-def course_table(
-    curves: Sequence[Curve], show: Callable[[float | None], str]
-) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of curves over epochs: a row for each epoch, a column for each curve."""
-    values = [{p.x: show(p.y) + (f" ± {show(p.spread)}" if p.spread else "") for p in curve.points}
-              for curve in curves]  # fmt: skip
-    epochs = sorted({x for column in values for x in column})
-    rows = [[f"{x:g}", *(column.get(x, "–") for column in values)] for x in epochs]
-    return ["epoch", *(curve.name for curve in curves)], rows
+def _axis(measure: str, log: bool) -> Axis:
+    if measure in _COSTS:
+        return Axis("".join(_COSTS[measure]), "~s", log=log)
+    return Axis(_name(measure), log=log)
 
 
 def _tell(one: SeedGroup, names: Sequence[str], more: str = "") -> list[str]:
-    shown = [("test.ndcg@10", show_metric), ("validation.ndcg@10", show_metric),
-             ("memory", show_memory), ("time", show_duration)]  # fmt: skip
     label = ", ".join(filter(None, [describe(one, names), more]))
-    return [label, *(one.show(name, show) for name, show in shown), str(len(one.rows))]
+    shown = (one.show(measure, show) for measure, show in _SHOWN.values())
+    return [label, *shown, str(len(one.rows))]
 
 
 def _hover(row: Sequence[str]) -> str:
@@ -316,35 +331,20 @@ def _hover(row: Sequence[str]) -> str:
 
 
 def _curve(
-    named: dict[Group, list[SeedGroup]],
+    named: Mapping[Group, list[SeedGroup]],
     group: Group,
     view: FigureSpec,
     points: Sequence[Point],
-    level: Curve | None = None,
+    level: Point | None = None,
 ) -> Curve:
     """Losses have their own colours; of two settings one has the colour, the other the dash."""
-    dash, colour = 0, PALETTE[list(named).index(group) % len(PALETTE)]
-    if len(group) > 1:
-        firsts, others = (list(dict.fromkeys(one[part] for one in named))
-                          for part in (slice(1), slice(1, None)))  # fmt: skip
-        colour = PALETTE[firsts.index(group[:1]) % len(PALETTE)]
-        dash = others.index(group[1:]) % len(DASHES)
+    firsts, others = (list(dict.fromkeys(one[part] for one in named))
+                      for part in (slice(1), slice(1, None)))  # fmt: skip
+    colour = PALETTE[firsts.index(group[:1]) % len(PALETTE)]
     if isinstance(group[0], str) and group[0] in LOSSES:
         colour = loss_colour(group[0])
-    found: dict[str, Any] = {"level": level.level, "spread": level.spread} if level else {}
-    return Curve(name_group(view.by, group, named), points, colour, dash, **found)
-
-
-def _area(memory: float | None, largest: float) -> float:
-    """The area of a dot, in proportion to memory; the smallest can still be seen."""
-    return _LARGEST / 4 if memory is None else max(12.0, _LARGEST * memory / largest)
-
-
-def _drawn(groups: Sequence[SeedGroup], view: FigureSpec) -> SeedGroup | None:
-    """Which of several settings at one place is drawn: without validation, the highest."""
-    if is_validated(groups):
-        return best(groups)
-    return max(groups, key=lambda one: one.mean(view.y) or 0.0, default=None)
+    dash = others.index(group[1:]) % len(DASHES)
+    return Curve(name_group(view.by, group, named), points, colour, dash, level)
 
 
 def _caveats(
@@ -352,29 +352,26 @@ def _caveats(
 ) -> Iterator[str]:
     """Sentences that a reader of the figure needs."""
     if several:
-        rule = "best by validation" if is_validated(groups) else "one that reaches highest"
+        validated = any(one.mean(SCORE) is not None for one in groups)
+        rule = "best by validation" if validated else "one that reaches highest"
         yield f"Of settings at one place, the {rule} is drawn."
+    cost = view.x or "memory" if view.kind == "pareto" else view.y
     alike = comparable(groups)
-    if (view.kind == "pareto" or view.y == "memory") and is_resident(alike):
+    if (view.kind == "pareto" or cost == "memory") and is_resident(alike):
         yield WHOLE_PROCESS
-    if view.kind == "pareto" or view.y in MEASURES:
+    if cost in MEASURES:
         yield from left_out(groups)
-        gone = sum(
-            bool(all_conditions([before])) and not all_conditions([after])
-            for before, after in zip(groups, alike, strict=True)
-        )
+        pairs = [(one.mean(cost), kept.mean(cost)) for one, kept in zip(groups, alike, strict=True)]
+        gone = sum(before is not None and after is None for before, after in pairs)
         if gone:
             yield f"{plural(gone, 'setting')} with no other run cannot be drawn."
 
 
-def _in_words(curves: Sequence[Curve], measure: str) -> str:
+def in_words(curves: Sequence[Curve], measure: str, show: Show = show_digits) -> str:
     """The reach of each curve."""
     words = []
     for curve in curves:
-        values = [p.y for p in curve.points if not p.faint and p.y is not None]
-        if curve.level is not None:
-            values = [curve.level]
-        if values:
-            low, high = show_digits(min(values)), show_digits(max(values))
-            words.append(f"{curve.name} {low if low == high else f'{low} to {high}'}")
+        points = [curve.level] if curve.level else [p for p in curve.points if not p.faint]
+        ends = dict.fromkeys(show(end(p.y for p in points)) for end in (min, max) if points)
+        words += [f"{curve.name} {' to '.join(ends)}"] if ends else []
     return f"{measure}: {'; '.join(words)}."

@@ -1,7 +1,7 @@
 """Sweeps and their rows, read from directories, as the page and the tables need them."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -9,19 +9,16 @@ from pathlib import Path
 from sce.errors import InputError
 from sce.experiments.figure_spec import FigureSpec
 from sce.experiments.store import FAILED, FINISHED, Row, Sweep, SweepDirectory, read_rows
-from sce.report.frame import SeedGroup, as_group, describe, group_seeds, varied
+from sce.report.frame import SeedGroup, describe, group_seeds, lookup, varied
 from sce.units import plural
 
-# Required of every row, finished or failed.
-_OF_ROW: dict[str, type] = {
-    "status": str,
-    "measure": str,
-    "dataset": Mapping,
-    "seed": int,
-    "settings": Mapping,
-    "versions": Mapping,
-}
-_OF_DATASET = ("name", "content_hash", "n_items")
+# Where every row has something, and where one that failed has.
+_REQUIRED: list[tuple[tuple[str, ...], type]] = [
+    (("status",), str), (("measure",), str), (("seed",), int), (("settings", "loss.name"), str),
+    (("dataset", "name"), str), (("dataset", "content_hash"), str), (("dataset", "n_items"), int),
+    (("versions",), dict),
+]  # fmt: skip
+_OF_FAILURE = [(("failure", "kind"), str), (("failure", "message"), str)]
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ class Comparison:
             group
             for group in self.groups
             if (not view.losses or group.loss in view.losses)
-            and (view.kind != "table" or group.rows[0]["measure"] == "training")
+            and (view.kind != "table" or group.value("measure") == "training")
         ]
 
 
@@ -55,7 +52,7 @@ def gather(places: Sequence[Path], only: Sequence[str] = ()) -> list[Comparison]
     """Read the sweeps of directories; those that compare all losses come first.
 
     The same settings swept into several directories are one comparison, of all their seeds. Other
-    settings under the same name are another, numbered.
+    settings under the same name are another, told apart by directory.
 
     Args:
         places: Directories that sweeps wrote.
@@ -66,7 +63,7 @@ def gather(places: Sequence[Path], only: Sequence[str] = ()) -> list[Comparison]
     """
     labels: dict[str, str] = {}
     found: dict[tuple[str, str], Comparison] = {}
-    paths: dict[tuple[str, str], list[Path]] = {}
+    paths: dict[tuple[str, str], list[str]] = {}
     for path in places:
         rows = {row["key"]: _name_dataset(row, labels) for row in _read(path)}
         for sweep in SweepDirectory(path).read_sweeps():
@@ -74,18 +71,22 @@ def gather(places: Sequence[Path], only: Sequence[str] = ()) -> list[Comparison]
                 continue
             key = (sweep.name, sweep.variant)
             here = [rows[one] for one in sweep.keys if one in rows]
-            before = found.get(key)
-            if before is not None:
+            if key in found:
+                before = found[key]
                 keys = tuple(dict.fromkeys([*before.sweep.keys, *sweep.keys]))
                 sweep, here = replace(before.sweep, keys=keys), once([*before.rows, *here])
             found[key] = Comparison(sweep, here)
-            paths.setdefault(key, []).append(path)
+            paths.setdefault(key, []).append(str(path))
     if not found:
         raise InputError(f"there is no sweep called {' or '.join(only)} in {places[0]}")
     if not any(one.rows for one in found.values()):
         raise InputError(f"{places[0]} has no rows yet: no run has ended")
-    told = _number_names([(one, paths[key]) for key, one in found.items()])
-    return sorted(told, key=lambda one: not any(map(compares_losses, one.sweep.figures)))
+    names = Counter(name for name, _ in found)
+    for key, one in found.items():
+        if names[key[0]] > 1:  # other settings under the same name
+            title = f"{one.sweep.title} ({', '.join(paths[key])})"
+            found[key] = replace(one, sweep=replace(one.sweep, title=title))
+    return sorted(found.values(), key=lambda one: not any(map(compares_losses, one.sweep.figures)))
 
 
 def _name_dataset(row: Row, labels: dict[str, str]) -> Row:
@@ -100,38 +101,13 @@ def _name_dataset(row: Row, labels: dict[str, str]) -> Row:
     return row | {"dataset": data | {"name": labels[data["content_hash"]]}}
 
 
-def _number_names(found: Sequence[tuple[Comparison, Sequence[Path]]]) -> list[Comparison]:
-    """Give no two sweeps the same name, and number the titles of those that had one."""
-    names = [one.sweep.name for one, _ in found]
-    taken = set(names)
-    counts: Counter[str] = Counter()
-    told = []
-    for one, paths in found:
-        sweep = one.sweep
-        if names.count(sweep.name) > 1:
-            counts[sweep.name] += 1
-            count = counts[sweep.name]
-            name = sweep.name if count == 1 else _free(sweep.name, count, taken)
-            taken.add(name)
-            where = ", ".join(map(str, paths))
-            sweep = replace(sweep, name=name, title=f"{sweep.title} ({count}: {where})")
-        told.append(Comparison(sweep, one.rows))
-    return told
-
-
-def _free(name: str, count: int, taken: Iterable[str]) -> str:
-    numbered = f"{name}-{count}"
-    return numbered if numbered not in taken else _free(numbered, 2, taken)
-
-
 def _read(path: Path) -> list[Row]:
     file = SweepDirectory(path).rows
     rows = read_rows(file)
     for row in rows:
-        wrong = _fault(row)
-        if wrong:
+        if fault := _fault(row):
             raise InputError(
-                f"{file}: the row of run {row['key']} {wrong}, so it is not as a sweep wrote it; "
+                f"{file}: the row of run {row['key']} {fault}, so it is not as a sweep wrote it; "
                 "take the line out, and sweep again if the run is missing then"
             )
     return rows
@@ -139,22 +115,12 @@ def _read(path: Path) -> list[Row]:
 
 def _fault(row: Row) -> str:
     """The first thing that a row lacks; empty when nothing."""
-    for name, kind in _OF_ROW.items():
-        if not isinstance(row.get(name), kind):
-            return f"has no {name}" if row.get(name) is None else f"has a strange {name}"
-    for name in _OF_DATASET:
-        if name not in row["dataset"]:
-            return f"has no {name} of its dataset"
-    if "loss.name" not in row["settings"]:
-        return "does not say its loss"
-    if row["status"] not in (FINISHED, FAILED):
-        return f"has the unknown status {row['status']!r}"
-    failure = row.get("failure")
-    if row["status"] == FAILED and not (
-        isinstance(failure, Mapping) and {"kind", "message"} <= set(failure)
-    ):
-        return "does not say why it failed"
-    return ""
+    for keys, kind in _REQUIRED + (_OF_FAILURE if row.get("status") == FAILED else []):
+        found = lookup(row, *keys)
+        if not isinstance(found, kind):
+            return f"has {'no' if found is None else 'a strange'} {' '.join(keys)}"
+    known = row["status"] in (FINISHED, FAILED)
+    return "" if known else f"has the unknown status {row['status']!r}"
 
 
 def all_rows(comparisons: Sequence[Comparison]) -> list[Row]:
@@ -188,13 +154,10 @@ def count_runs(comparisons: Sequence[Comparison]) -> str:
 
 def name_failed(rows: Sequence[Row]) -> list[tuple[str, Row]]:
     """The failed runs, each named by its differences from the other runs."""
-    names = varied([as_group([row]) for row in rows])
+    groups = [SeedGroup((row,)) for row in rows]
+    names = varied(groups)
     return [
-        (
-            f"{row['dataset']['name']}, {describe(as_group([row]), names)}, seed {row['seed']} "
-            f"({row['key']})",
-            row,
-        )
-        for row in rows
+        (f"{one.dataset}, {describe(one, names)}, seed {row['seed']} ({row['key']})", row)
+        for one, row in zip(groups, rows, strict=True)
         if row["status"] == FAILED
     ]

@@ -2,7 +2,7 @@
 
 import html
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +86,9 @@ class Axis:
         return {"title": self.title, "axis": alt.Axis(**axis), "scale": alt.Scale(**scale)}
 
 
+EPOCHS = Axis("epoch", whole=True)
+
+
 @dataclass(frozen=True)
 class Figure:
     """A chart, what it says in words, and its numbers as a table."""
@@ -132,8 +135,7 @@ class Point:
     """A value of a curve, give or take a spread."""
 
     x: float
-    y: float | None
-    """None: the curve is broken here."""
+    y: float
     told: str = ""
     """Shown on hovering."""
     spread: float = 0.0
@@ -150,8 +152,7 @@ class Curve:
     points: Sequence[Point] = ()
     colour: str = PALETTE[0]
     dash: int = 0
-    level: float | None = None
-    spread: float = 0.0
+    level: Point | None = None
 
 
 def draw_curves(
@@ -174,18 +175,12 @@ def draw_curves(
         also: Further layers over the same scales.
     """
     frame = pl.DataFrame(
-        [
-            {"name": curve.name, "x": p.x, "y": p.y, "low": low, "high": high, "told": p.told,
-             "opacity": 0.3 if p.faint else 1.0, "size": p.size}
-            for curve in curves for p in curve.points
-            if not ((x.log and p.x <= 0) or (y.log and (p.y or 0) <= 0))
-            for low, high in [_reach(p.y, p.spread, y)]
-        ],
-        infer_schema_length=None,
+        [_row(c, p, y) for c in curves for p in c.points
+         if not ((x.log and p.x <= 0) or (y.log and p.y <= 0))], infer_schema_length=None
     )  # fmt: skip
     joined = frame.filter(opacity=1.0)
     encoded_x = alt.X("x:Q", **x.encode(frame["x"].to_list()))
-    options = y.encode([v for v in frame["y"].to_list() if v is not None])
+    options = y.encode(frame["y"].to_list())
     encoded_y, low = alt.Y("y:Q", **options), alt.Y("low:Q", **options)
     style: dict[str, Any] = {"color": colours([(c.name, c.colour) for c in curves], "stroke")}
     dashes = alt.Scale(domain=[c.name for c in curves], range=[DASHES[c.dash] for c in curves])
@@ -193,16 +188,15 @@ def draw_curves(
         "name:N", scale=dashes, legend=None if len(curves) < 2 else alt.Legend()
     )
     base = alt.Chart(joined).encode(x=encoded_x, **style)
-    layers = list(_levels(curves, options, style))
-    wide = joined.filter(pl.col("high") > pl.col("low"))
-    if len(wide) and area:
-        layers.append(base.mark_area(opacity=0.15).encode(y=low, y2="high:Q"))
-    elif len(wide):
-        layers.append(
-            base.properties(data=wide)
-            .mark_rule(opacity=0.6, strokeWidth=1.5)
-            .encode(y=low, y2="high:Q")
-        )
+    layers = []
+    levels = [_row(c, c.level, y) for c in curves if c.level is not None]
+    if levels:
+        across = alt.Chart(pl.DataFrame(levels)).encode(**style)
+        layers.append(across.mark_rect(opacity=0.15).encode(y=low, y2="high:Q"))
+        layers.append(across.mark_rule(strokeDash=[6, 4], strokeWidth=2).encode(y=encoded_y))
+    wide = base.properties(data=joined.filter(pl.col("high") > pl.col("low")))
+    spreads = base.mark_area(opacity=0.15) if area else wide.mark_rule(opacity=0.6)
+    layers.append(spreads.encode(y=low, y2="high:Q"))
     layers.append(base.mark_line().encode(y=encoded_y, strokeDash=dashed))
     if extended:
         last = joined.group_by("name", maintain_order=True).last()
@@ -217,28 +211,15 @@ def draw_curves(
     return alt.layer(*layers, *also).properties(width=WIDTH, height=HEIGHT)
 
 
-def _levels(
-    curves: Sequence[Curve], options: Mapping[str, Any], style: Mapping[str, Any]
-) -> Iterator[alt.Chart]:
-    for curve in curves:
-        if curve.level is not None:
-            low, high = _reach(curve.level, curve.spread, None)
-            data = pl.DataFrame({"name": curve.name, "y": curve.level, "low": low, "high": high})
-            chart = alt.Chart(data).encode(**style)
-            if curve.spread:
-                yield chart.mark_rect(opacity=0.15).encode(y=alt.Y("low:Q", **options), y2="high:Q")
-            ruled = chart.mark_rule(strokeDash=[6, 4], strokeWidth=2)
-            yield ruled.encode(y=alt.Y("y:Q", **options))
-
-
-def _reach(value: float | None, spread: float, axis: Axis | None) -> tuple[float | None, ...]:
-    """The ends of a spread; one of a value above 0 does not reach below 0."""
-    if value is None:
-        return None, None
-    low = value - spread
-    if low <= 0 < value:
-        low = value if axis is not None and axis.log else 0.0
-    return low, value + spread
+def _row(curve: Curve, point: Point, axis: Axis) -> dict[str, Any]:
+    """A point as data; the spread of a value above 0 does not reach below 0."""
+    low = point.y - point.spread
+    if low <= 0 < point.y:
+        low = point.y if axis.log else 0.0
+    return {
+        "name": curve.name, "x": point.x, "y": point.y, "low": low, "high": point.y + point.spread,
+        "told": point.told, "opacity": 0.3 if point.faint else 1.0, "size": point.size,
+    }  # fmt: skip
 
 
 def colours(named: Sequence[tuple[str, str]], symbol: str) -> alt.Color:

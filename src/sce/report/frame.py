@@ -10,17 +10,16 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from sce.evaluation.metrics import METRICS
 from sce.experiments.store import FINISHED, Row
 from sce.losses import LOSSES
 from sce.units import is_number, plural, show_digits
 
-SCORE = "ndcg@10"  # settings are chosen by it, on validation events
+SCORE = "validation.ndcg@10"  # settings are chosen by it
 WHOLE_PROCESS = "Memory is that of the whole process, libraries included: there was no GPU."
-# The metrics by their names in rows and results.
-METRICS = {"ndcg": "NDCG", "hr": "HR", "mrr": "MRR", "cov": "COV"}
 
 Show = Callable[[float | None], str]
 Group = tuple[Any, ...]  # the values of the settings that are grouped by
@@ -49,42 +48,41 @@ def number(record: Any, *keys: str) -> float | None:
     return found if is_number(found) else None
 
 
-def value_of(row: Row, name: str) -> Any:
-    """A row's "test.ndcg@10", "memory", "time", "items", or a setting by its name."""
-    if name in row["settings"]:
-        return row["settings"][name]
-    return lookup(row, *(_NAMED.get(name) or name.split(".", 1)))
-
-
 @dataclass(frozen=True)
 class SeedGroup:
     """One setting on one dataset: the runs that differ in nothing but the seed."""
 
-    dataset: str
-    items: int
     rows: tuple[Row, ...]
+
+    @property
+    def dataset(self) -> str:
+        """The name of the dataset."""
+        return str(self.rows[0]["dataset"]["name"])
 
     @property
     def loss(self) -> str:
         """The name of the loss."""
         return str(self.rows[0]["settings"]["loss.name"])
 
+    def values(self, name: str) -> list[Any]:
+        """Each run's "test.ndcg@10", "memory", "time", "items", or a setting by its name."""
+        if name in self.rows[0]["settings"]:
+            return [row["settings"][name] for row in self.rows]
+        keys = _NAMED.get(name) or name.split(".", 1)
+        return [lookup(row, *keys) for row in self.rows]
+
     def value(self, name: str) -> Any:
         """A value that all its runs share, such as a setting."""
-        return value_of(self.rows[0], name)
-
-    def numbers(self, name: str) -> list[float]:
-        """The measured value of each run that has one."""
-        return [value for row in self.rows if is_number(value := value_of(row, name))]
+        return self.values(name)[0]
 
     def mean(self, name: str) -> float | None:
-        """Mean over the seeds."""
-        found = self.numbers(name)
+        """Mean over the seeds that have the value."""
+        found = list(filter(is_number, self.values(name)))
         return statistics.fmean(found) if found else None
 
     def spread(self, name: str) -> float | None:
         """Standard deviation over the seeds; None for a single one."""
-        found = self.numbers(name)
+        found = list(filter(is_number, self.values(name)))
         return statistics.stdev(found) if len(found) > 1 else None
 
     def show(self, name: str, show: Show) -> str:
@@ -95,7 +93,7 @@ class SeedGroup:
     @property
     def score(self) -> float:
         """Mean validation score, by which settings are chosen."""
-        found = self.mean(f"validation.{SCORE}")
+        found = self.mean(SCORE)
         return -math.inf if found is None else found
 
 
@@ -109,19 +107,15 @@ def group_seeds(rows: Iterable[Row], status: str = FINISHED) -> list[SeedGroup]:
             how = (row["measure"], row.get("steps"), lookup(row, "failure", "kind"))
             key = (row["dataset"]["content_hash"], how, settings)
             groups.setdefault(json.dumps(key, sort_keys=True), []).append(row)
-    return [as_group(found) for found in groups.values()]
-
-
-def as_group(rows: Sequence[Row]) -> SeedGroup:
-    """Rows that differ in nothing but the seed, as one group."""
-    data = rows[0]["dataset"]
-    ordered = sorted(rows, key=lambda row: int(row["seed"]))
-    return SeedGroup(data["name"], data["n_items"], tuple(ordered))
+    return [
+        SeedGroup(tuple(sorted(found, key=lambda row: int(row["seed"]))))
+        for found in groups.values()
+    ]
 
 
 def datasets_of(groups: Iterable[SeedGroup]) -> list[str]:
     """Names of the datasets, the smallest catalogue first."""
-    sizes = {group.dataset: group.items for group in groups}
+    sizes = {group.dataset: group.value("items") for group in groups}
     return sorted(sizes, key=lambda name: (sizes[name], name))
 
 
@@ -144,6 +138,12 @@ def _order(value: Any) -> tuple[int, float, str]:
 def name_loss(name: Any) -> str:
     """The label of a loss; a name that is not in the table stands for itself."""
     return LOSSES[name].label if name in LOSSES else str(name)
+
+
+def name_metric(name: str) -> str:
+    """The label of a metric: "ndcg@10" is NDCG@10."""
+    kind, _, depth = name.partition("@")
+    return f"{METRICS[kind].label if kind in METRICS else kind}{depth and '@'}{depth}"
 
 
 def name_group(names: Sequence[str], group: Group, among: Iterable[Group] = ()) -> str:
@@ -182,7 +182,7 @@ def _in_words(name: str, value: Any) -> str:
     return f"{short} {'–' if value is None else value}"
 
 
-def varied(groups: Sequence[SeedGroup], *, across: bool = False) -> list[str]:
+def varied(groups: Iterable[SeedGroup], *, across: bool = False) -> list[str]:
     """Names of the settings that differ within one loss and dataset, apart from the seed.
 
     With `across`, also settings of a loss that differ from one dataset to another.
@@ -193,21 +193,17 @@ def varied(groups: Sequence[SeedGroup], *, across: bool = False) -> list[str]:
             everywhere = across and name.startswith("loss.")
             key = ("" if everywhere else group.dataset, group.loss, name)
             values.setdefault(key, set()).add(json.dumps(value))
-    differing = [name for (*_, name), seen in values.items() if len(seen) > 1]
-    return [name for name in dict.fromkeys(differing) if name != _SEED]
+    differing = dict.fromkeys(name for (*_, name), seen in values.items() if len(seen) > 1)
+    return [name for name in differing if name not in (_SEED, "loss.name")]
 
 
 def describe(group: SeedGroup, names: Sequence[str]) -> str:
     """A setting by its loss, and by the settings that vary."""
-    words = [name_loss(group.loss)]
-    for name in names:
-        value = group.value(name)
-        if value is not None and name != "loss.name":
-            words.append(_in_words(name, value))
-    return ", ".join(words)
+    shown = ["loss.name", *names]
+    return name_group(shown, tuple(group.value(name) for name in shown))
 
 
-def _with_most_seeds(groups: Iterable[SeedGroup]) -> list[SeedGroup]:
+def with_most_seeds(groups: Iterable[SeedGroup]) -> list[SeedGroup]:
     """Those with the most seeds: one that diverged with some of its seeds does not compete."""
     found = list(groups)
     most = max((len(group.rows) for group in found), default=0)
@@ -216,17 +212,12 @@ def _with_most_seeds(groups: Iterable[SeedGroup]) -> list[SeedGroup]:
 
 def best(groups: Iterable[SeedGroup]) -> SeedGroup | None:
     """The setting with the best validation score, of those with the most seeds."""
-    return max(_with_most_seeds(groups), key=lambda group: group.score, default=None)
-
-
-def is_validated(groups: Iterable[SeedGroup]) -> bool:
-    """True if any has a validation score."""
-    return any(group.score > -math.inf for group in groups)
+    return max(with_most_seeds(groups), key=lambda group: group.score, default=None)
 
 
 def front(groups: Iterable[SeedGroup], cost: str) -> list[SeedGroup]:
     """The Pareto front of validation score against "memory" or "time", the cheapest first."""
-    priced = [(group.mean(cost), group) for group in _with_most_seeds(groups)]
+    priced = [(group.mean(cost), group) for group in with_most_seeds(groups)]
     real = [(price, group) for price, group in priced if price is not None]
     found: list[SeedGroup] = []
     for _, group in sorted(real, key=lambda pair: (pair[0], -pair[1].score)):
@@ -237,12 +228,8 @@ def front(groups: Iterable[SeedGroup], cost: str) -> list[SeedGroup]:
 
 def shared_device(groups: Iterable[SeedGroup]) -> bool:
     """True if a timed run may not have had the device to itself: times compare only roughly."""
-    return any(
-        row.get("at_once") != 1
-        for group in groups
-        for row in group.rows
-        if value_of(row, "time") is not None
-    )
+    timed = (row for group in groups for row in group.rows if number(row, *_NAMED["time"]))
+    return any(row.get("at_once") != 1 for row in timed)
 
 
 def relative(value: float | None, other: float | None) -> float | None:
@@ -261,38 +248,17 @@ def show_change(change: float | None) -> str:
     return f"{'+' if change >= 0 else '−'}{show_digits(abs(100 * change))}%"
 
 
-@dataclass(frozen=True)
-class Conditions:
-    """The device of a run, and its measure of memory."""
-
-    device: str
-    memory: str
-
-    @property
-    def is_resident(self) -> bool:
-        """True if memory is that of the whole process: most of it is not the loss's."""
-        return "resident" in self.memory
-
-    def __str__(self) -> str:
-        return f"{self.device} ({self.memory})"
-
-
-def conditions_of(row: Row) -> Conditions | None:
-    """The conditions of a run; None if it measured neither memory nor time."""
+def conditions_of(row: Row) -> str | None:
+    """The device of a run and its measure of memory; None if it measured neither."""
     if not (row.get("memory_mib") or row.get("seconds")):
         return None
-    device, memory = row.get("device"), row.get("memory_measured")
-    return Conditions(str(device or "an unknown device"), str(memory or "memory measured somehow"))
-
-
-def all_conditions(groups: Iterable[SeedGroup]) -> set[Conditions]:
-    """All conditions among the runs of these groups."""
-    return {found for group in groups for row in group.rows if (found := conditions_of(row))}
+    measured = row.get("memory_measured") or "memory measured somehow"
+    return f"{row.get('device') or 'an unknown device'} ({measured})"
 
 
 def is_resident(groups: Iterable[SeedGroup]) -> bool:
-    """True if any memory among these is that of a whole process."""
-    return any(found.is_resident for found in all_conditions(groups))
+    """True if any memory is that of a whole process: most of it is not the loss's."""
+    return any("resident" in (conditions_of(row) or "") for one in groups for row in one.rows)
 
 
 def comparable(groups: Sequence[SeedGroup]) -> list[SeedGroup]:
@@ -302,33 +268,31 @@ def comparable(groups: Sequence[SeedGroup]) -> list[SeedGroup]:
     memory and time, and keep their metrics.
     """
     kept = _most_common(groups)
-    return [
-        replace(
-            group,
-            rows=tuple(
-                row
-                if conditions_of(row) == kept
-                else {name: value for name, value in row.items() if name not in _COSTS}
-                for row in group.rows
-            ),
-        )
-        for group in groups
-    ]
+
+    def strip(row: Row) -> Row:
+        if conditions_of(row) == kept:
+            return row
+        return {name: value for name, value in row.items() if name not in _COSTS}
+
+    return [SeedGroup(tuple(map(strip, group.rows))) for group in groups]
 
 
-def left_out(groups: Sequence[SeedGroup]) -> Iterator[str]:
+def left_out(groups: Iterable[SeedGroup]) -> Iterator[str]:
     """A sentence about the runs whose memory and time `comparable` drops, if any."""
+    groups = list(groups)
     kept = _most_common(groups)
-    found = (conditions_of(row) for group in groups for row in group.rows)
-    others = Counter(one for one in found if one is not None and one != kept)
-    if others:
-        told = " and ".join(
-            f"{plural(count, 'run')} on {one}"
-            for one, count in sorted(others.items(), key=lambda pair: str(pair[0]))
-        )
-        yield f"Memory and time are those measured on {kept}; those of {told} are left out."
+    others = Counter(conditions_of(row) for group in groups for row in group.rows)
+    told = [
+        f"{plural(count, 'run')} on {one}"
+        for one, count in sorted(others.items(), key=lambda pair: str(pair[0]))
+        if one not in (None, kept)
+    ]
+    if told:
+        those = " and ".join(told)
+        yield f"Memory and time are those measured on {kept}; those of {those} are left out."
 
 
-def _most_common(groups: Iterable[SeedGroup]) -> Conditions | None:
-    counts = Counter(found for group in groups for found in all_conditions([group]))
-    return max(counts, key=lambda one: (counts[one], not one.is_resident, str(one)), default=None)
+def _most_common(groups: Iterable[SeedGroup]) -> str | None:
+    found = [{conditions_of(row) for row in group.rows} - {None} for group in groups]
+    counts = Counter(str(one) for here in found for one in here)
+    return max(counts, key=lambda one: (counts[one], "resident" not in one, one), default=None)

@@ -1,0 +1,77 @@
+from typing import Any
+
+import pytest
+
+from sce.experiments.figure_spec import FigureSpec
+from sce.experiments.store import Row
+from sce.report.charts import make_figures
+from sce.report.drawing import Figure
+from sce.report.frame import group_seeds
+from tests.experiments.made_rows import CPU, GPU, make_row
+
+
+def draw(rows: list[Row], view: FigureSpec) -> Figure:
+    (figure,) = make_figures(group_seeds(rows), view)
+    return figure
+
+
+def row(key: str, loss: str = "sce", alpha: float | None = None, **changes: Any) -> Row:
+    settings = {"loss.name": loss} | ({} if alpha is None else {"loss.alpha": alpha})
+    return make_row(key, settings, **changes)
+
+
+def test_points_off_the_pareto_front_are_faint_and_not_in_the_words() -> None:
+    rows = [row(f"{n}", alpha=n, memory=100.0 * n, validation=score, test=score)
+            for n, score in ((1, 0.05), (2, 0.04), (3, 0.07))]  # fmt: skip
+    figure = draw(rows, FigureSpec("pareto", x="memory"))
+    points = figure.chart.to_dict()["datasets"].values()
+    (dots,) = [found for found in points if len(found) == 3]
+    assert [(dot["x"], dot["opacity"]) for dot in dots] == [(100, 1.0), (200, 0.3), (300, 1.0)]
+    assert figure.description == "test NDCG@10: SCE 0.05 to 0.07."
+    assert [line[0] for line in figure.numbers] == ["SCE, alpha 1", "SCE, alpha 2", "SCE, alpha 3"]
+    assert figure.heads[0] == "setting"
+
+
+def test_a_loss_without_the_setting_is_a_level_across() -> None:
+    rows = [row("a", alpha=1.0), row("b", alpha=2.0, test=0.08), row("c", "ce", test=0.03)]
+    figure = draw(rows, FigureSpec("line", x="loss.alpha"))
+    assert figure.description == "test NDCG@10: CE 0.03; SCE 0.06 to 0.08."
+    assert len(figure.numbers) == 3
+    assert figure.svg.count("<line") > draw(rows[:2], FigureSpec("line", x="loss.alpha")).svg.count(
+        "<line"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "view", "sentence"),
+    [
+        ([row("a", alpha=1.0), row("b", alpha=2.0)], FigureSpec("line", x="items", y="memory"),
+         "Of settings at one place, the best by validation is drawn."),
+        ([row("a", alpha=1.0, validation=None), row("b", alpha=2.0, validation=None)],
+         FigureSpec("line", x="items", y="memory"),
+         "Of settings at one place, the one that reaches highest is drawn."),
+        ([row("a", **CPU)], FigureSpec("pareto"), "Memory is that of the whole process"),
+        ([row("a", **GPU), row("b", "ce", **GPU), row("c", "ce", alpha=2.0, **CPU)],
+         FigureSpec("pareto"), "those of 1 run on cpu, 2 threads"),
+        ([row("a", **GPU), row("b", "ce", **GPU), row("c", "ce", alpha=2.0, **CPU)],
+         FigureSpec("pareto"), "1 setting with no other run cannot be drawn."),
+        ([row("a")], FigureSpec("pareto", x="time"), "in proportion to its memory"),
+    ],
+)  # fmt: skip
+def test_captions_say_what_a_reader_needs(rows: list[Row], view: FigureSpec, sentence: str) -> None:
+    assert sentence in draw(rows, view).text
+
+
+def test_epochs_are_drawn_as_far_as_all_seeds_went() -> None:
+    rows = [row(f"{n}", seed=n, history={"loss": [3.0 - n, 2.0, 1.0][: 3 - n]}) for n in (0, 1)]
+    figure = draw(rows, FigureSpec("epochs", y="loss"))
+    assert figure.heads == ["epoch", "SCE"]
+    assert figure.numbers == [["1", "2.5 ± 0.707"], ["2", "2"]]
+
+
+def test_components_are_told_with_their_sum() -> None:
+    rows = [row("a", "ce", components_mib={"weights": 10.0, "loss": 30.0})]
+    figure = draw(rows, FigureSpec("components"))
+    assert figure.description == "CE 40 MiB."
+    assert figure.numbers == [["CE", "10 MiB", "0 MiB", "0 MiB", "0 MiB", "30 MiB", "0 MiB",
+                               "40 MiB"]]  # fmt: skip
