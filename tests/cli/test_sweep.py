@@ -194,7 +194,7 @@ def test_what_cannot_be(
 def test_a_key_with_a_wrong_letter(data: Path, file: Path, tmp_path: Path, capsys: Capture) -> None:
     file.write_text(SETTINGS + "loss.chunk_sise = 3\n")
     arguments = ["sweep", str(file), "--data", str(data), "--out", str(tmp_path / "sweep")]
-    assert "the nearest valid key is loss.chunk_size" in complaint(arguments, capsys)
+    assert "the nearest valid key is chunk_size in [loss]" in complaint(arguments, capsys)
     assert not (tmp_path / "sweep").exists()
 
 

@@ -8,8 +8,7 @@ import pytest
 from sce.config import Config, check_layer
 from sce.errors import InputError
 from sce.experiments.datasets import Dataset, open_datasets
-from sce.experiments.plan import PlannedRun, join_plans, make_plan
-from sce.experiments.spec import SweepSpec, load_sweep
+from sce.experiments.spec import PlannedRun, SweepSpec, join_plans, load_sweep, make_plan
 from tests.cycle_data import make_cycle
 
 
@@ -108,9 +107,6 @@ def test_a_dataset_has_its_own_and_losses_take_what_they_know(
     ("text", "message"),
     [
         ("loss.name = 'ce'\nloss.centres = 'mix'", r"on cycle: .*centres"),
-        ("loss.name = 'cee'", r"name must be one of"),
-        ("training.epochs = ['many']", r"epochs must be a whole number; got 'many'"),
-        ("training.betas = [0.9, 0.98]", r"betas must be a list of 2 numbers; got 0.9"),
         ("training.epochs = 0", r"epochs must be at least 1"),
     ],
 )
@@ -218,7 +214,7 @@ def test_settings_for_a_dataset_that_is_not_there_are_mentioned(
 
 @pytest.mark.parametrize("seeds", [[0, 0], [-1], []])
 def test_seeds_that_are_none(tmp_path: Path, cycle: Dataset, seeds: list[int]) -> None:
-    with pytest.raises(InputError, match=r"each once; got|there are no seeds"):
+    with pytest.raises(InputError, match="each once; got"):
         plan(tmp_path, GRID, cycle, seeds=seeds)
 
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from sce.data.storage import locked
 from sce.errors import InputError
 from sce.experiments import runner
 from sce.experiments.datasets import Dataset
 from sce.experiments.display import SweepDisplay
-from sce.experiments.plan import PlannedRun, make_plan
-from sce.experiments.runner import SweepOptions, SweepRunner
-from sce.experiments.spec import load_sweep
+from sce.experiments.runner import SweepRunner
+from sce.experiments.spec import PlannedRun, load_sweep, make_plan
 from sce.experiments.store import Row, SweepDirectory, read_rows
 from tests.cycle_data import make_cycle
 
@@ -63,11 +63,11 @@ tell("finished")
 Behave = Callable[..., None]
 
 
-class Silent:
+class Silent(SweepDisplay):
     """Watches, and remembers how many ran at once."""
 
     def __init__(self) -> None:
-        self.gone = False
+        super().__init__()
         self.most = 0
         self.on_look: Callable[[SweepRunner], None] = lambda sweep: None
 
@@ -143,7 +143,7 @@ def sweep(
     watcher: Silent | None = None,
     **limits: Any,
 ) -> SweepRunner:
-    made = SweepRunner(runs, place, SweepOptions(**limits))
+    made = SweepRunner(runs, place, **limits)
     made.run(watcher or Silent())
     return made
 
@@ -273,7 +273,7 @@ def test_when_nobody_reads_any_more_runs_save(
     behave(of_1="short", of_2="slow")
     monkeypatch.setattr(sys, "stderr", BrokenPipe())
     with SweepDisplay() as display:
-        state = SweepRunner(runs[:3], place, SweepOptions(jobs=2))
+        state = SweepRunner(runs[:3], place, jobs=2)
         state.run(display)
     assert (state.signal, state.count("finished"), state.left) == (13, 1, 2)
     assert diary(place, runs, 2) == ["started", "saved"]
@@ -317,23 +317,15 @@ def test_a_run_that_ended_unseen_gets_its_row(
     assert by_size(place)[3]["at_once"] is None
 
 
-def test_one_sweep_at_a_time(place: SweepDirectory) -> None:
-    refused = pytest.raises(InputError, match="another sweep is at work")
-    with place.locked(), refused, place.locked():
-        pass
-    with place.locked() as again:
-        assert again is not None
-
-
 def begin_sweep(here: Path, data: Path) -> "subprocess.Popen[bytes]":
     """Start a sweep of one slow run in a process of its own, and wait for the run."""
     program = textwrap.dedent(f"""
         import sys
         from pathlib import Path
+        from sce.data.storage import locked
         from sce.experiments import runner
         from sce.experiments.datasets import open_dataset
-        from sce.experiments.plan import make_plan
-        from sce.experiments.spec import load_sweep
+        from sce.experiments.spec import load_sweep, make_plan
         from sce.experiments.store import SweepDirectory
         from tests.experiments.test_runner import PRETENDER, Silent
         here = Path({str(here)!r})
@@ -343,8 +335,8 @@ def begin_sweep(here: Path, data: Path) -> "subprocess.Popen[bytes]":
         place = SweepDirectory(here / "sweep")
         place.make()
         runs = make_plan(load_sweep(here / "mine.toml"), [open_dataset({str(data)!r})]).runs
-        with place.locked() as lock:
-            runner.SweepRunner(runs, place, runner.SweepOptions(), lock=lock).run(Silent())
+        with locked(place.path, inherited=True) as lock:
+            runner.SweepRunner(runs, place, lock=lock).run(Silent())
     """)
     root = Path(__file__).parents[2]
     started = subprocess.Popen([sys.executable, "-c", program], cwd=root, start_new_session=True)
@@ -375,7 +367,7 @@ def test_a_killed_sweep_takes_its_runs_with_it(tmp_path: Path, cycle: Dataset) -
 
 def _lockable(place: SweepDirectory) -> bool:
     try:
-        with place.locked():
+        with locked(place.path, inherited=True):
             return True
     except InputError:
         return False

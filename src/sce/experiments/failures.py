@@ -1,7 +1,6 @@
 """The reason of a failed run, from its exit status and the end of its output."""
 
 import re
-from dataclasses import dataclass
 
 OUT_OF_MEMORY, DIVERGED, KILLED, ERROR = "out of memory", "diverged", "killed", "error"
 
@@ -26,43 +25,28 @@ _OPTION = re.compile(r"--[a-z][a-z.-]*[a-z]")
 _LONGEST = 400  # letters of a message
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Kind and message of a failure."""
+def explain_failure(status: int, said: str) -> tuple[str, str]:
+    """Return the kind of a failure, and a message.
 
-    kind: str
-    message: str
-
-
-def explain_failure(status: int, said: str) -> Failure:
-    """Tell kinds of failures apart.
-
-    >>> explain_failure(2, "sce: error: memory ran out (Tried to allocate 3 GiB)").kind
-    'out of memory'
+    >>> explain_failure(2, "sce: error: memory ran out (Tried to allocate 3 GiB)")
+    ('out of memory', 'memory ran out (Tried to allocate 3 GiB)')
 
     Args:
         status: Of the process; negative when a signal ended it.
         said: Its output.
     """
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    message = lines[-1] if lines else "it said nothing"
-    for line in reversed(lines):
-        if line.startswith("sce: error: "):
-            message = line.removeprefix("sce: error: ")
-            break
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["it said nothing"]
+    errors = [line for line in lines if line.startswith("sce: error: ")]
+    message = (errors or lines)[-1].removeprefix("sce: error: ")
     message = _OPTION.sub(_as_setting, _ADVICE.sub("", message))
     message = message if len(message) <= _LONGEST else message[:_LONGEST] + " ..."
     if status < 0:
-        what = f"ended by signal {-status}"
-        if status == -9:
-            what += ": perhaps the system ran out of memory"
-        return Failure(KILLED, f"{what}; last words: {message}")
+        why = ": perhaps the system ran out of memory" if status == -9 else ""
+        return KILLED, f"ended by signal {-status}{why}; last words: {message}"
     ending = "\n".join(lines[-5:])
     if _MEMORY.search(ending):
-        return Failure(OUT_OF_MEMORY, message)
-    if _DIVERGENCE.search(ending):
-        return Failure(DIVERGED, message)
-    return Failure(ERROR, message)
+        return OUT_OF_MEMORY, message
+    return DIVERGED if _DIVERGENCE.search(ending) else ERROR, message
 
 
 def _as_setting(option: re.Match[str]) -> str:

@@ -22,7 +22,6 @@ import json
 import sys
 import warnings
 import weakref
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -30,7 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sce.config import Config, load_toml
@@ -72,71 +71,56 @@ def measure_components(
     Returns:
         MiB by component, and their sum as "peak".
     """
-    meter = MemoryMeter(device)
-    with nullcontext() if device.type == "cuda" else meter:
+    settings, meter = config.training, MemoryMeter(device)
+    half = torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16")
+    with (
+        nullcontext() if device.type == "cuda" else meter,
+        matmul_precision(device, settings.precision),
+    ):
         base = meter.now()
         model, loss = config.build(dataset)
         model, loss = model.to(device), loss.to(device)
         optimizer = make_optimizer(
             [*model.parameters(), *loss.parameters()],
-            learning_rate=config.training.learning_rate,
-            betas=config.training.betas,
-            weight_decay=config.training.weight_decay,
+            learning_rate=settings.learning_rate,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
             device=device,
         )
         sequences = DeviceSequences.place(dataset.train, device)
-        count = min(config.training.batch_size, len(sequences))
+        count = min(settings.batch_size, len(sequences))
         rows = sequences.lengths.argsort(descending=True)[:count]
-
-        def make_batch() -> tuple[Tensor, Tensor]:
-            return training_batch(sequences, rows, max_length=config.model.max_length)
-
-        half = torch.autocast(
-            device.type, torch.bfloat16, enabled=config.training.precision == "bf16"
-        )
-        with matmul_precision(device, config.training.precision):
-            for _ in range(2):
-                parts = _step(model, loss, optimizer, make_batch, half, device, meter, base)
-    found = {name: size / _MIB for name, size in parts.items()}
-    return found | {"peak": sum(found.values())}
-
-
-def _step(
-    model: nn.Module,
-    loss: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    make_batch: Callable[[], tuple[Tensor, Tensor]],
-    half: torch.autocast,
-    device: torch.device,
-    meter: "MemoryMeter",
-    base: int,
-) -> dict[str, int]:
-    """Do a step in stages; return the bytes of each component."""
-    optimizer.zero_grad(set_to_none=True)
-    weights = sum(_bytes(parameter) for parameter in model.parameters())
-    moments = sum(
-        _bytes(value)
-        for state in optimizer.state.values()
-        for value in state.values()
-        if isinstance(value, Tensor) and value.device == device
-    )
-    generator = torch.Generator(device).manual_seed(0)
-    with half:
-        histories, targets = make_batch()
-        states: Tensor = model(histories)
-        after_model = meter.now()
-        cut = states.detach().requires_grad_()
-        meter.forget_peak()
-        value = loss(cut, model.catalogue, targets, generator=generator)
-    value.backward()
-    del value
-    in_loss = meter.peak()
-    assert cut.grad is not None
-    gradients = _bytes(cut.grad) + _bytes(getattr(model.catalogue, "grad", None))
-    states.backward(cut.grad)
-    del states, cut
-    optimizer.step()
-    whole = meter.peak()
+        for _ in range(2):
+            optimizer.zero_grad(set_to_none=True)
+            weights = _bytes(*model.parameters())
+            moments = _bytes(
+                *(
+                    value
+                    for state in optimizer.state.values()
+                    for value in state.values()
+                    if isinstance(value, Tensor) and value.device == device
+                )
+            )
+            generator = torch.Generator(device).manual_seed(0)
+            with half:
+                histories, targets = training_batch(
+                    sequences, rows, max_length=config.model.max_length
+                )
+                states: Tensor = model(histories)
+                after_model = meter.now()
+                cut = states.detach().requires_grad_()
+                meter.forget_peak()
+                value = loss(cut, model.catalogue, targets, generator=generator)
+            value.backward()
+            del value
+            in_loss = meter.peak()
+            assert cut.grad is not None
+            gradients = _bytes(cut.grad, model.catalogue.grad)
+            states.backward(cut.grad)
+            del states, cut
+            optimizer.step()
+            whole = meter.peak()
+            del histories, targets
     parts = {
         "weights": weights,
         "optimizer": moments,
@@ -144,7 +128,9 @@ def _step(
         "gradients": gradients,
         "loss": max(0, in_loss - after_model - gradients),
     }
-    return parts | {"backward": max(0, whole - base - sum(parts.values()))}
+    parts |= {"backward": max(0, whole - base - sum(parts.values()))}
+    found = {name: size / _MIB for name, size in parts.items()}
+    return found | {"peak": sum(found.values())}
 
 
 def _sample(dataset: PreparedDataset, count: int, seed: int) -> PreparedDataset:
@@ -163,8 +149,8 @@ def _sample(dataset: PreparedDataset, count: int, seed: int) -> PreparedDataset:
     )
 
 
-def _bytes(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.numel() * tensor.element_size()
+def _bytes(*tensors: Tensor | None) -> int:
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 class MemoryMeter(TorchDispatchMode):
