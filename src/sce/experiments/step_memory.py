@@ -1,22 +1,11 @@
 """Peak memory of a few training steps, and by component: nothing is evaluated, nothing is kept.
 
-    python -m sce.experiments.step_memory PREPARED --config FILE --out DIR --steps 40
-
 The steps are those of `fit`, on a sample of the training users and without test users. Then one
-step is done in stages, and at the highest moment of all its components are
-
-    weights        the parameters
-    optimizer      Adam's two moments of each
-    activations    what the model keeps for its backward pass, and the batch
-    gradients      of the hidden states and the catalogue, by the loss
-    loss           everything else the loss takes: its logits and what is made of them
-    backward       by how much the model's gradient or the update goes beyond that
-
-so that they add up to the peak. On a GPU that is what torch's allocator counts. Elsewhere it is the
-bytes of the tensors alive, which leaves out what an operation takes and gives back inside.
+step is done in stages; experiments/README.md says what its components are. On a GPU torch's
+allocator counts. Elsewhere it is the bytes of the tensors alive, which leaves out what an operation
+takes and gives back inside.
 """
 
-import argparse
 import gc
 import json
 import sys
@@ -27,6 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import cyclopts
 import numpy as np
 import torch
 from torch import Tensor
@@ -203,19 +193,13 @@ class MemoryMeter(TorchDispatchMode):
         self._peak = max(self._peak, self._now)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure, and write DIR/result.json; return 2 when it cannot be."""
-    parser = argparse.ArgumentParser(prog="python -m sce.experiments.step_memory")
-    parser.add_argument("prepared", type=Path)
-    parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    given = parser.parse_args(arguments)
+def main(prepared: Path, *, config: Path, out: Path, steps: int) -> int:
+    """Measure, and write OUT/result.json; return 2 when it cannot be."""
     try:
-        config = Config.compose(load_toml(given.config))
-        result = measure_steps(PreparedDataset.load(given.prepared), config, given.steps)
-        given.out.mkdir(parents=True, exist_ok=True)
-        write_text(given.out / "result.json", json.dumps(result, indent=2) + "\n")
+        settings = Config.compose(load_toml(config))
+        result = measure_steps(PreparedDataset.load(prepared), settings, steps)
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(out / "result.json", json.dumps(result, indent=2) + "\n")
     except (InputError, OSError) as error:
         print("sce: error: " + " ".join(str(error).split()), file=sys.stderr)
         return 2
@@ -223,4 +207,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cyclopts.run(main)

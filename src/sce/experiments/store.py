@@ -61,33 +61,15 @@ class Sweep:
     """Changes with whatever makes runs other ones, but for data and seeds; empty: not known."""
 
 
-@dataclass(frozen=True)
 class SweepDirectory:
     """The directory, whether it exists or not."""
 
-    path: Path
-
-    @property
-    def rows(self) -> Path:
-        """The file of rows."""
-        return self.path / "rows.jsonl"
-
-    @property
-    def runs(self) -> Path:
-        """The directory of runs."""
-        return self.path / "runs"
-
-    @property
-    def data(self) -> Path:
-        """The directory of synthetic datasets."""
-        return self.path / "data"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows, self.runs, self.data = path / "rows.jsonl", path / "runs", path / "data"
 
     def check(self) -> None:
-        """Refuse a directory that cannot be made, or holds something else.
-
-        Raises:
-            InputError: When no sweep can be there.
-        """
+        """Raise InputError for a directory that cannot be made, or holds something else."""
         check_writable(self.path)
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file; name a directory for the sweep")
