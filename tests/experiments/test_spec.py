@@ -108,7 +108,7 @@ def test_an_empty_file_is_one_run_as_ever(tmp_path: Path) -> None:
         ("[[grid]]\nloss.bucket_size_y = ['101% of items']", "above 0 and up to 100"),
         ("[[grid]]\nloss.bucket_size_y = ['50% of batch']", "like '50% of items'"),
         ("[[grid]]\ntraining.batch_size = ['50% of items']", "like '50% of batch'"),
-        ("grid = []", "grid is a list of tables; write [[grid]]"),
+        ("grid = []", "grid is empty"),
         ("[[grid]\n", "not valid TOML"),
     ],
 )

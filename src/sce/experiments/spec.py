@@ -212,6 +212,8 @@ def _read(name: str, content: Mapping[str, Any]) -> SweepSpec:
         raise InputError(f"steps is a whole number of 1 or more; got {steps!r}")
     datasets = _table("datasets", content.get("datasets", {}))
     grids = _tables("grid", content.get("grid", [{}]))
+    if not grids:
+        raise InputError("grid is empty: there is nothing to run; write [[grid]]")
     figures = STEPS_FIGURES if measure == "steps" else DEFAULT_FIGURES
     if "figures" in content:
         figures = tuple(FigureSpec.read(one) for one in _tables("figures", content["figures"]))
@@ -296,7 +298,7 @@ def _table(name: str, given: Any) -> Mapping[str, Any]:
 
 
 def _tables(name: str, given: Any) -> list[Any]:
-    if not isinstance(given, list) or not given or not all(isinstance(x, Mapping) for x in given):
+    if not isinstance(given, list) or not all(isinstance(one, Mapping) for one in given):
         raise InputError(f"{name} is a list of tables; write [[{name}]]")
     return given
 
