@@ -1,6 +1,6 @@
 import pytest
 
-from sce.experiments.failures import explain_failure
+from sce.experiments.runner import explain_failure
 
 CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB."
 

@@ -154,7 +154,7 @@ class MemoryMeter(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._gpu = device if device.type == "cuda" else None
         self._now = self._peak = 0
-        self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._known: set[int] = set()
 
     def now(self) -> int:
         """Bytes alive."""
@@ -181,16 +181,15 @@ class MemoryMeter(TorchDispatchMode):
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         key, size = id(storage), storage.nbytes()
-        if key in self._known:
-            return
+        if key not in self._known:
+            self._known.add(key)
+            self._now += size
+            self._peak = max(self._peak, self._now)
+            weakref.finalize(storage, self._remove, key, size)
 
-        def gone(_: object) -> None:
-            if self._known.pop(key, None) is not None:
-                self._now -= size
-
-        self._known[key] = weakref.ref(storage, gone)
-        self._now += size
-        self._peak = max(self._peak, self._now)
+    def _remove(self, key: int, size: int) -> None:
+        self._known.remove(key)
+        self._now -= size
 
 
 def main(prepared: Path, *, config: Path, out: Path, steps: int) -> int:
