@@ -8,8 +8,8 @@ from rich.console import Console
 
 from sce.experiments.datasets import Dataset
 from sce.experiments.display import SweepDisplay, draw
-from sce.experiments.plan import PlannedRun
-from sce.experiments.runner import SweepOptions, SweepRunner
+from sce.experiments.runner import SweepRunner
+from sce.experiments.spec import PlannedRun
 from sce.experiments.store import SweepDirectory
 from tests.experiments.made_rows import NEVER, make_row
 
@@ -30,7 +30,7 @@ def shown(state: SweepRunner) -> str:
 def test_what_runs_what_is_done_and_the_best(tmp_path: Path, run: PlannedRun) -> None:
     directory = tmp_path / "run"
     child: Any = SimpleNamespace(run=run, path=directory, seconds=12.0, stopped=False)
-    state = SweepRunner([run], SweepDirectory(tmp_path), SweepOptions(seconds=300))
+    state = SweepRunner([run], SweepDirectory(tmp_path), seconds=300)
     state.total, state.running = 9, [child]
     state.begun -= 90
     assert "ring sce seed=1 starting" in shown(state)
@@ -53,7 +53,7 @@ def test_what_runs_what_is_done_and_the_best(tmp_path: Path, run: PlannedRun) ->
 def test_without_a_terminal_a_line_for_each_end(
     tmp_path: Path, run: PlannedRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    state = SweepRunner([], SweepDirectory(tmp_path), SweepOptions())
+    state = SweepRunner([], SweepDirectory(tmp_path))
     state.total = 3
     row = make_row("a", {"loss.name": "ce"}, validation=0.05, test=0.06)
     with SweepDisplay() as display:

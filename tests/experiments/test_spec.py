@@ -58,7 +58,7 @@ def test_an_empty_file_is_one_run_as_ever(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("seed = [1]", "seed is unknown; the nearest valid key is seeds"),
-        ("seeds = [1, 1]", "whole numbers, each once"),
+        ("seeds = [1, 1]", "whole numbers of 0 or more, each once"),
         ("seeds = 3", "whole numbers"),
         ("seeds = [true]", "whole numbers"),
         ("steps = 3", "steps belongs to"),
@@ -70,29 +70,28 @@ def test_an_empty_file_is_one_run_as_ever(tmp_path: Path) -> None:
         ("[datasets]\nmade = 3", "datasets.made is a table"),
         ("[datasets.made]\nitems = 3", "items is unknown"),
         ("[datasets.made]\nsynthetic = { item = 300 }", "the nearest valid key is items"),
-        ("[datasets.made]\nsynthetic = { items = 300 }", "users"),
-        ("[datasets.made]\nsynthetic = { items = 3, users = 9 }", "items must be at least 200"),
+        ("[datasets.made]\nsynthetic = { items = 300 }", "made] synthetic needs users"),
+        ("[datasets.made]\nsynthetic = { items = 3, users = 9 }", "two clusters"),
         ("[datasets.made]\npath = 'x'\nsynthetic = {}", "leave one out"),
         ("[datasets.made]\nmodel.dropot = 3", "the nearest valid key is dropout"),
         ("[grid]\nx = 1", "grid is a list of tables"),
-        ("[[grid]]\nlos.name = 'ce'", "los is unknown; the nearest valid key is loss"),
-        ("[[grid]]\nloss.nmae = 'ce'", "loss.nmae is unknown; the nearest valid key is loss.name"),
+        ("[[grid]]\nlos.name = 'ce'", "los is unknown; the nearest valid key is [loss]"),
+        ("[[grid]]\nloss.nmae = 'ce'", "nmae is unknown; the nearest valid key is name in [loss]"),
         ("[[grid]]\nloss.name = []", "is an empty list"),
-        ("[[figures]]\nkind = 'pie'", "kind is one of"),
+        ("[[figures]]\nkind = 'pie'", "kind: pie is unknown"),
         ("[[figures]]\ntitle = 'pie'", "needs a kind"),
         ("[[figures]]\nkind = 'line'", "needs x"),
-        ("[[figures]]\nkind = 'pareto'\nx = 'space'", "memory or time"),
-        ("[[figures]]\nkind = 'epochs'\ny = 'luck'", "one of picked_once"),
+        ("[[figures]]\nkind = 'pareto'\nx = 'space'", "valid key"),
+        ("[[figures]]\nkind = 'epochs'\ny = 'luck'", "valid keys are picked_once"),
         ("[[figures]]\nkind = 'table'\nby = 'loss'", "by must be a list"),
-        ("[[figures]]\nkind = 'table'\ncolour = 'red'", "'colour' is unknown"),
-        ("[[figures]]\nkind = 'table'\nlog = 'z'", "log names axes"),
+        ("[[figures]]\nkind = 'table'\ncolour = 'red'", "colour is unknown"),
+        ("[[figures]]\nkind = 'table'\nlog = 'z'", "log: z is unknown; valid keys are x, y"),
         ("[[figures]]\nkind = 'line'\nx = 'loss.alhpa'", "the nearest valid key is loss.alpha"),
         ("[[figures]]\nkind = 'pareto'\ny = 'test.ndgc@10'", "valid key is test.ndcg@10"),
         ("[[figures]]\nkind = 'line'\nx = 'items'\ny = 'memroy'", "valid key is memory"),
         ("[[figures]]\nkind = 'table'\nmetrics = ['ndcg10']", "nearest valid key is ndcg@10"),
         ("[[figures]]\nkind = 'table'\nmetrics = [3]", "metrics: 3 is unknown"),
-        ("[[figures]]\nkind = 'table'\nmetrics = ['ndcg@7']", "metrics: 'ndcg@7' is unknown"),
-        ("[datasets.a]\nsynthetic = { items = 500 }", "[datasets.a] synthetic needs users"),
+        ("[[figures]]\nkind = 'table'\nmetrics = ['ndcg@7']", "metrics: ndcg@7 is unknown"),
         ("[[figures]]\nkind = 'table'\nby = ['loss.centers']", "nearest valid key is loss.centres"),
         ("[[figures]]\nkind = 'table'\nlosses = ['scee']", "nearest valid key is sce"),
         ("[[figures]]\nkind = 'table'\npublished = [{ 'ndgc@10' = 1 }]", "valid key is ndcg@10"),
@@ -101,6 +100,9 @@ def test_an_empty_file_is_one_run_as_ever(tmp_path: Path) -> None:
         ("[base]\ntraining.seed = 3", "leave out training.seed; seeds = [0, 1] or --seeds"),
         ("[datasets.a]\ntraining.seed = 3", "leave out training.seed"),
         ("[[grid]]\ntraining.seed = [1, 2]", "leave out training.seed"),
+        ("[[grid]]\nloss.name = 'cee'", "[[grid]] 1: [loss] name must be one of"),
+        ("[[grid]]\ntraining.epochs = ['many']", "epochs must be a whole number; got 'many'"),
+        ("[[grid]]\ntraining.betas = [0.9, 0.98]", "betas must be a list of 2 numbers; got 0.9"),
         ("[[grid]]\nloss.bucket_size_y = ['1.2.3% of items']", "like '50% of items'; got '1.2.3"),
         ("[[grid]]\nloss.bucket_size_y = ['50 percent']", "like '50% of items'"),
         ("[[grid]]\nloss.bucket_size_y = ['101% of items']", "above 0 and up to 100"),
@@ -118,10 +120,9 @@ def test_what_is_wrong_is_said_with_its_place(text: str, message: str, tmp_path:
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="does not exist"):
-        load_sweep(tmp_path / "none.toml")
-    with pytest.raises(InputError, match="is a directory"):
-        load_sweep(tmp_path)
+    for path in (tmp_path / "none.toml", tmp_path):
+        with pytest.raises(InputError, match=r"cannot read .*(No such file|directory)"):
+            load_sweep(path)
 
 
 def test_settings_over_all_others() -> None:
@@ -137,8 +138,3 @@ def test_settings_over_all_others() -> None:
 def test_settings_that_are_none(given: str) -> None:
     with pytest.raises(InputError, match="--set"):
         parse_overrides([given])
-
-
-def test_a_figure_comes_back_from_json() -> None:
-    figure = FigureSpec("table", by=("loss.centres",), published=({"name": "x", "hr@10": 0.1},))
-    assert FigureSpec.read(figure.as_dict()) == figure

@@ -109,10 +109,10 @@ def test_what_is_written_and_what_is_said(
 ) -> None:
     file = tmp_path / "it.toml"
     file.write_text('[model]\ndim = 16\n[loss]\nname = "ce"\n[training]\ndevice = "cpu"')
-    common = ["--config", str(file), "--out", str(tmp_path / "run"), "--steps", "2"]
-    assert main([str(made.path), *common]) == 0
-    assert [one.name for one in (tmp_path / "run").iterdir()] == ["result.json"]
-    written = json.loads((tmp_path / "run" / "result.json").read_text())
+    out = tmp_path / "run"
+    assert main(made.path, config=file, out=out, steps=2) == 0
+    assert [one.name for one in out.iterdir()] == ["result.json"]
+    written = json.loads((out / "result.json").read_text())
     assert written["components_mib"]["loss"] > 0
-    assert main([str(tmp_path / "none"), *common]) == 2
+    assert main(tmp_path / "none", config=file, out=out, steps=2) == 2
     assert capsys.readouterr().err.startswith("sce: error: ")

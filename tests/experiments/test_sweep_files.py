@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from sce.experiments.datasets import Dataset, Synthetic
-from sce.experiments.plan import make_plan
-from sce.experiments.spec import load_sweep
+from sce.experiments.spec import load_sweep, make_plan
 from tests.cycle_data import make_cycle
 
 FOLDER = Path(__file__).parents[2] / "experiments"

@@ -7,12 +7,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from sce.data.storage import locked
 from sce.errors import InputError
 from sce.experiments.datasets import open_datasets
 from sce.experiments.display import SweepDisplay
-from sce.experiments.plan import PlannedRun, join_plans, make_plan
-from sce.experiments.runner import SweepOptions, SweepRunner
-from sce.experiments.spec import load_sweep, parse_overrides
+from sce.experiments.runner import SweepRunner
+from sce.experiments.spec import PlannedRun, join_plans, load_sweep, make_plan, parse_overrides
 from sce.experiments.store import FAILED, FINISHED, Sweep, SweepDirectory, can_resume, read_rows
 from sce.units import parse_duration, plural, show_duration
 
@@ -77,7 +77,8 @@ def sweep(
         _list(runs, notes, directory)
         return 0
     directory.make()
-    with directory.locked(_PATIENCE) as lock, SweepDisplay() as display:
+    held = locked(out, "swept into", patience=_PATIENCE, inherited=True)
+    with held as lock, SweepDisplay() as display:
         gone = 0
         for file, spec, plan in zip(settings, specs, plans, strict=True):
             keys = tuple(run.key for run in plan.runs)
@@ -88,8 +89,15 @@ def sweep(
             display.tell(f"{others} of other settings will not be compared any more; rows stay")
         for note in notes:
             display.tell(f"left out: {note}")
-        options = SweepOptions(jobs, seconds, keep_weights, retry_failed)
-        runner = SweepRunner(runs, directory, options, lock=lock)
+        runner = SweepRunner(
+            runs,
+            directory,
+            jobs=jobs,
+            seconds=seconds,
+            keep_weights=keep_weights,
+            retry_failed=retry_failed,
+            lock=lock,
+        )
         runner.run(display)
     _summarize(runner, directory)
     if runner.signal is not None:
@@ -129,7 +137,7 @@ def _summarize(runner: SweepRunner, directory: SweepDirectory) -> None:
         and not (directory.path / row["run"] / "best.safetensors").exists()
         for row in runner.rows.values()
     )
-    if runner.options.keep_weights and bare:
+    if runner.keep_weights and bare:
         again = "sweep into another --out to have them"
         print(f"finished before without weights: {plural(bare, 'run')}; {again}")
     if directory.rows.exists():

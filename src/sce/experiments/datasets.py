@@ -1,5 +1,6 @@
 """The datasets of a sweep: prepared ones, and synthetic ones that are generated once."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,12 +30,6 @@ class Synthetic:
     """Users that are evaluated. [default: all]"""
 
     def __post_init__(self) -> None:
-        least = 2 * SyntheticSettings.cluster_size
-        if self.items < least:
-            raise InputError(
-                f"items must be at least {least}: they come in clusters of "
-                f"{SyntheticSettings.cluster_size}, and it takes two; got {self.items}"
-            )
         self.log()
         if self.min_events < MIN_EVALUATED:
             raise InputError(f"min_events must be at least {MIN_EVALUATED}; got {self.min_events}")
@@ -86,10 +81,16 @@ def open_datasets(
     Raises:
         InputError: When there is none, or two have the same name or content.
     """
-    if given:
-        return _distinct([open_dataset(one) for one in given])
-    found = []
-    for name, entry in entries.items():
+    found = [open_dataset(one) for one in given]
+    for one, other in itertools.combinations(found, 2):
+        if one.name == other.name:
+            raise InputError(
+                f"{one.path} and {other.path} are both called {one.name}; give one another name: "
+                f"--data other={other.path}"
+            )
+        if one.content_hash == other.content_hash:
+            raise InputError(f"{one.name} and {other.name} are the same data; leave one out")
+    for name, entry in entries.items() if not given else ():
         if entry.synthetic is not None:
             found.append(synthesize(name, entry.synthetic, place / name, write=write))
         elif entry.path is not None:
@@ -100,11 +101,7 @@ def open_datasets(
 
 
 def open_dataset(given: str) -> Dataset:
-    """Open a prepared dataset, given as PATH or NAME=PATH; its name is that of its directory.
-
-    Raises:
-        InputError: When there is none.
-    """
+    """Open a prepared dataset, given as PATH or NAME=PATH; its name is that of its directory."""
     name, equals, path = given.rpartition("=")
     if not equals or Path(given).exists():
         name, path = Path(given).resolve().name, given
@@ -150,21 +147,3 @@ def synthesize(name: str, made: Synthetic, path: Path, *, write: bool = True) ->
         counts={},
     )
     return Dataset.of(name, prepared)
-
-
-def _distinct(datasets: list[Dataset]) -> list[Dataset]:
-    """Refuse two datasets of one name, and one under two names."""
-    names: dict[str, Path] = {}
-    contents: dict[str, str] = {}
-    for one in datasets:
-        if one.name in names:
-            raise InputError(
-                f"{names[one.name]} and {one.path} are both called {one.name}; give one another "
-                f"name: --data other={one.path}"
-            )
-        if one.content_hash in contents:
-            raise InputError(
-                f"{contents[one.content_hash]} and {one.name} are the same data; leave one out"
-            )
-        names[one.name], contents[one.content_hash] = one.path, one.name
-    return datasets

@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from sce.experiments.plan import PlannedRun
 from sce.experiments.runner import Child, SweepRunner
+from sce.experiments.spec import PlannedRun
 from sce.experiments.store import FAILED, FINISHED, Row
 from sce.training.progress import PipedConsole
 from sce.units import show_duration, show_memory
@@ -29,28 +28,24 @@ class SweepDisplay:
     """Shows a sweep on stderr; nothing more once that cannot be written."""
 
     def __init__(self) -> None:
-        self.gone = False
-        self._silent = self._stop_told = False
-        self._console = PipedConsole(stderr=True, highlight=False)
-        self._live: Live | None = None
+        self.gone = False  # the reader went away, as `head` does: the sweep stops
+        self._stop_told = False
+        self._console = PipedConsole(stderr=True, highlight=False, emoji=False)
+        # Refreshed here, not by a thread: processes are forked. Shows nothing but on a terminal.
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._shown = 0.0
-        if self._console.is_terminal:
-            # Refreshed here, not by a thread: processes are forked.
-            self._live = Live(console=self._console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> "SweepDisplay":
-        if self._live is not None:
-            with self._surviving():
-                self._live.start()
+        with self._surviving():
+            self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            with self._surviving():
-                self._live.stop()
+        with self._surviving():
+            self._live.stop()
 
     def ended(self, sweep: SweepRunner, run: PlannedRun, row: Row | None) -> None:
-        """Leave a line."""
+        """Leave a line; without a row the run was stopped, or must try again."""
         outcome = _outcome(row)
         if row is None and run in sweep.waiting:
             outcome = "found no memory beside others; tries again alone, after them"
@@ -63,21 +58,15 @@ class SweepDisplay:
             self._stop_told = True
             saving = f"{len(sweep.running)} running save, to go on next time"
             self.tell(f"{sweep.stopping}: {saving}; Ctrl-C ends them at once")
-        now = time.monotonic()
-        if self._live is not None and now - self._shown > _REFRESH and not self._silent:
-            self._shown = now
+        if self._console.is_terminal and time.monotonic() - self._shown > _REFRESH:
+            self._shown = time.monotonic()
             with self._surviving():
                 self._live.update(draw(sweep), refresh=True)
 
     def tell(self, text: str) -> None:
         """Leave a line."""
-        if self._silent:
-            return
         with self._surviving():
-            if self._live is None:
-                print(f"sce: {text}", file=sys.stderr, flush=True)
-            else:
-                self._console.print(text, markup=False, soft_wrap=True)
+            self._console.print(f"sce: {text}", markup=False, soft_wrap=True)
 
     @contextmanager
     def _surviving(self) -> Iterator[None]:
@@ -85,7 +74,7 @@ class SweepDisplay:
         try:
             yield
         except OSError as error:
-            self._silent = True
+            self._console.quiet = True
             self.gone = self.gone or isinstance(error, BrokenPipeError)
 
 
@@ -107,19 +96,13 @@ def draw(sweep: SweepRunner) -> Group:
     line = Table.grid(padding=(0, 1))
     line.add_column(width=_BAR)
     line.add_row(ProgressBar(sweep.total, finished + failed, width=_BAR), ", ".join(words))
-    best = _best(sweep)
-    return Group(table, line, *([Text(best)] if best else []))
-
-
-def _best(sweep: SweepRunner) -> str:
-    """The best run of each dataset, by validation."""
-    best: dict[str, tuple[float, str]] = {}
+    best: dict[str, tuple[float, str]] = {}  # of each dataset, by validation
     for row in sweep.rows.values():
-        score, name = _score(row, "validation"), row["dataset"]["name"]
-        if score is not None and score > best.get(name, (-1.0, ""))[0]:
-            best[name] = score, row["settings"]["loss.name"]
-    parts = [f"{name} {score:.4f} by {loss}" for name, (score, loss) in best.items()]
-    return f"best validation {_SCORE} so far: " + ", ".join(parts) if parts else ""
+        name, score = row["dataset"]["name"], _score(row, "validation") or -1.0
+        best[name] = max(best.get(name, (0.0, "")), (score, row["settings"]["loss.name"]))
+    scores = [f"{name} {score:.4f} by {loss}" for name, (score, loss) in best.items() if loss]
+    shown = [Text(f"best validation {_SCORE} so far: {', '.join(scores)}")] if scores else []
+    return Group(table, line, *shown)
 
 
 def _course(child: Child) -> str:

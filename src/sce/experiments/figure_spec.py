@@ -1,29 +1,7 @@
-"""The figures and tables that a sweep file asks `sce compare` for.
+"""The figures and tables that a sweep file asks `sce compare` for; see experiments/README.md."""
 
-[[figures]]
-kind = "pareto"                    # quality against a cost: memory or time
-x = "memory"
-
-[[figures]]
-kind = "line"                      # a number against one swept setting, or against "items"
-x = "loss.bucket_size_y"
-y = "test.ndcg@10"
-
-[[figures]]
-kind = "epochs"                    # a number over the course of training
-y = "picked_once"
-by = ["loss.centres"]
-
-[[figures]]
-kind = "components"                # peak memory by component; of runs that measure steps
-
-[[figures]]
-kind = "table"                     # as the paper's: best in bold, second underlined
-"""
-
-import re
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from sce.config import nearest, setting_names
@@ -40,7 +18,8 @@ PAPER_METRICS = (
 COSTS = ("memory", "time")
 COURSES = ("picked_once", "placed", "correct_in_bucket", "loss", "validation.ndcg@10")
 MEASURES = (*COSTS, "speed")  # of a run, beside its metrics
-_METRIC = re.compile(r"(ndcg|hr|mrr|cov)@(1|5|10|20|50)")  # what runs are evaluated by
+_METRICS = [f"{kind}@{k}" for kind in ("ndcg", "hr", "mrr", "cov") for k in (1, 5, 10, 20, 50)]
+_SCORES = [f"{split}.{metric}" for split in ("test", "validation") for metric in _METRICS]
 
 
 @dataclass(frozen=True)
@@ -68,83 +47,55 @@ class FigureSpec:
     """table: columns from elsewhere, each a name, metrics, and the dataset they are of."""
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise InputError(f"kind is one of {', '.join(get_args(Kind))}; got {self.kind!r}")
         settings = sorted(setting_names())
-        if self.kind == "pareto" and (self.x or "memory") not in COSTS:
-            raise InputError(f"the x of a pareto figure is {' or '.join(COSTS)}; got {self.x!r}")
-        if self.kind == "line":
-            if not self.x:
-                raise InputError("a figure of kind line needs x")
-            _check("x", self.x, ["items", *settings])
-        if self.kind == "epochs" and self.y not in COURSES:
-            raise InputError(f"the y of epochs is one of {', '.join(COURSES)}; got {self.y!r}")
-        split, _, metric = self.y.partition(".")
-        known = split in ("test", "validation") and _METRIC.fullmatch(metric)
-        if self.kind in ("line", "pareto") and not known:
-            _check("y", self.y, [*MEASURES, *(f"test.{one}" for one in PAPER_METRICS)])
-        if not set(self.log) <= set("xy"):
-            raise InputError(f"log names axes: x, y or xy; got {self.log!r}")
-        for one in self.by:
-            _check("by", one, settings)
-        for one in self.losses:
-            _check("losses", one, LOSSES)
-        for one in self.metrics:
-            if not (isinstance(one, str) and _METRIC.fullmatch(one)):
-                _check("metrics", one, PAPER_METRICS)
+        check_known("kind: ", [self.kind], get_args(Kind))
+        if self.kind == "line" and not self.x:
+            raise InputError("a figure of kind line needs x")
+        if self.kind in ("line", "pareto"):
+            known = COSTS if self.kind == "pareto" else ("items", *settings)
+            check_known("x: ", [self.x or "memory"], known)
+            check_known("y: ", [self.y], [*MEASURES, *_SCORES])
+        if self.kind == "epochs":
+            check_known("y: ", [self.y], COURSES)
+        check_known("log: ", self.log, "xy")
+        check_known("by: ", self.by, settings)
+        check_known("losses: ", self.losses, LOSSES)
+        check_known("metrics: ", self.metrics, _METRICS)
         for column in self.published:
-            _check_published(column)
+            if not isinstance(column, Mapping):
+                raise InputError(f"published is a list of tables; got {column!r}")
+            check_known("published: ", column, ["name", "dataset", *_METRICS])
+            for name, value in column.items():
+                if not (is_number(value) if "@" in name else isinstance(value, str)):
+                    kind = "a number" if "@" in name else "a text"
+                    raise InputError(f"published: {name} must be {kind}; got {value!r}")
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> "FigureSpec":
-        """Make one of a table of a sweep file, or of what `as_dict` gave.
+        """Make one of a table of a sweep file, or of its JSON.
 
         Raises:
             InputError: When something in it is unknown or of the wrong kind.
         """
-        kinds = {entry.name: entry.type for entry in fields(cls)}
-        values: dict[str, Any] = {}
-        for name, value in given.items():
-            if name not in kinds:
-                raise InputError(f"{name!r} is unknown in figures; known are {', '.join(kinds)}")
-            listed = str(kinds[name]).startswith("tuple")
-            if not isinstance(value, list if listed else str):
-                kind = "a list" if listed else "a text"
-                raise InputError(f"{name} must be {kind}; got {value!r}")
-            values[name] = tuple(value) if listed else value
-        if "kind" not in values:
+        kinds = {entry.name: str(entry.type) for entry in fields(cls)}
+        check_known("figures: ", given, kinds)
+        if "kind" not in given:
             raise InputError(f"a figure needs a kind: one of {', '.join(get_args(Kind))}")
-        return cls(**values)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(self).items()
-        }
+        lists = [name for name in given if kinds[name].startswith("tuple")]
+        for name, value in given.items():
+            if not isinstance(value, list if name in lists else str):
+                kind = "a list" if name in lists else "a text"
+                raise InputError(f"{name} must be {kind}; got {value!r}")
+        return cls(**{**given, **{name: tuple(given[name]) for name in lists}})
 
 
-def _check(name: str, given: object, known: Collection[str]) -> None:
-    if given not in known:
-        raise InputError(f"{name}: {given!r} is unknown; {nearest(str(given), known)}")
-
-
-def _check_published(given: object) -> None:
-    if not isinstance(given, Mapping):
-        raise InputError(f"published is a list of tables; got {given!r}")
-    for name, value in given.items():
-        if name in ("name", "dataset"):
-            if not isinstance(value, str):
-                raise InputError(f"published: {name} must be a text; got {value!r}")
-        elif not _METRIC.fullmatch(name):
-            _check("published", name, ["name", "dataset", *PAPER_METRICS])
-        elif not is_number(value):
-            raise InputError(f"published: {name} must be a number; got {value!r}")
+def check_known(where: str, given: Iterable[object], known: Collection[str]) -> None:
+    """Refuse a key or value that is not among the known ones; name the nearest."""
+    for one in given:
+        if one not in known:
+            raise InputError(f"{where}{one} is unknown; {nearest(str(one), known)}")
 
 
 STEPS_FIGURES: tuple[FigureSpec, ...] = (FigureSpec("components"),)
-DEFAULT_FIGURES: tuple[FigureSpec, ...] = (
-    FigureSpec("table"),
-    FigureSpec("pareto", x="memory"),
-    FigureSpec("pareto", x="time"),
-)
+_FRONTS = (FigureSpec("pareto", x=cost) for cost in COSTS)
+DEFAULT_FIGURES: tuple[FigureSpec, ...] = (FigureSpec("table"), *_FRONTS)

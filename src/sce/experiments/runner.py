@@ -3,19 +3,17 @@
 import ctypes
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from sce.experiments.failures import KILLED, OUT_OF_MEMORY, Failure, explain_failure
-from sce.experiments.plan import PlannedRun
+from sce.experiments.spec import PlannedRun
 from sce.experiments.store import (
     FAILED,
     Row,
@@ -28,70 +26,71 @@ from sce.experiments.store import (
 )
 from sce.training.signals import Interrupts
 
+if TYPE_CHECKING:
+    from sce.experiments.display import SweepDisplay
+
+OUT_OF_MEMORY, DIVERGED, KILLED, ERROR = "out of memory", "diverged", "killed", "error"
+
 _TICK = 0.1  # seconds between looks at the processes
 _PATIENCE = 120.0  # seconds to save in, before a process is ended for good
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
-
-
-@dataclass(frozen=True)
-class SweepOptions:
-    """Limits of a sweep, and what it keeps."""
-
-    jobs: int = 1
-    """Runs at once."""
-    seconds: float | None = None
-    """Time budget: then no run starts any more, and running ones are told to save."""
-    keep_weights: bool = False
-    """Keep the weights of finished runs."""
-    retry_failed: bool = False
-    """Run again what failed before."""
-
-
-class Watcher(Protocol):
-    """Shows a sweep."""
-
-    gone: bool
-    """The reader went away, as `head` does: the sweep stops."""
-
-    def ended(self, sweep: "SweepRunner", run: PlannedRun, row: Row | None) -> None:
-        """A run ended; without a row it was stopped, or must try again."""
-
-    def looked(self, sweep: "SweepRunner") -> None:
-        """The processes were looked at."""
+_OUTPUT = 20_000  # bytes at the end of a log that explain a failure
+_MEMORY = re.compile(
+    r"memory ran out|out of memory|OutOfMemoryError|can't allocate memory|ALLOC_FAILED"
+    r"|Unable to allocate|MemoryError|Memory allocation (still )?failed|does not fit into memory",
+    re.IGNORECASE,
+)
+_DIVERGENCE = re.compile(r"the loss became|stopped being numbers")
+# Of a state that is not kept: a sweep takes up a run again by itself, or not at all.
+_ADVICE = re.compile(r", with --(resume to go on from the last good state|force to begin anew).*")
+# Options of `sce train` that its messages advise, as a sweep has them: settings, and its own flag.
+_OPTIONS = {
+    "--loss": "loss.name",
+    "--epochs": "training.epochs",
+    "--batch-size": "training.batch_size",
+    "--learning-rate": "training.learning_rate",
+    "--device": "training.device",
+    "--force": "--retry-failed",
+}
+_OPTION = re.compile(r"--[a-z][a-z.-]*[a-z]")
+_LONGEST = 400  # letters of a message
 
 
 class SweepRunner:
-    """Runs a plan, and holds how far it is."""
+    """Runs a plan, and holds how far it is.
+
+    Args:
+        runs: The plan.
+        directory: Where everything is kept.
+        jobs: Runs at once.
+        seconds: Time budget: then no run starts any more, and running ones are told to save.
+        keep_weights: Keep the weights of finished runs.
+        retry_failed: Run again what failed before.
+        lock: The descriptor of the directory's lock, which every run holds too.
+    """
 
     def __init__(
         self,
         runs: Sequence[PlannedRun],
         directory: SweepDirectory,
-        options: SweepOptions,
         *,
+        jobs: int = 1,
+        seconds: float | None = None,
+        keep_weights: bool = False,
+        retry_failed: bool = False,
         lock: int | None = None,
     ) -> None:
-        """Sort the plan into what is done and what is to be done.
-
-        Args:
-            runs: The plan.
-            directory: Where everything is kept.
-            options: Limits, and what is kept.
-            lock: The descriptor of `SweepDirectory.locked`, which every run holds too.
-        """
-        self.directory, self.options, self._lock = directory, options, lock
+        self.directory, self.keep_weights = directory, keep_weights
+        self._jobs, self._lock = jobs, lock
         self.begun = time.monotonic()
-        self.deadline = math.inf if options.seconds is None else self.begun + options.seconds
+        self.deadline = math.inf if seconds is None else self.begun + seconds
         self.total = len(runs)
         self.waiting: deque[PlannedRun] = deque()
         self.running: list[Child] = []
         self.rows: dict[str, Row] = {}
-        self.left = 0
-        """Runs that were stopped, or not started for want of time."""
-        self.stopping: str | None = None
-        """Why no run starts any more."""
-        self.signal: int | None = None
-        """The signal that stopped the sweep."""
+        self.left = 0  # runs that were stopped, or not started for want of time
+        self.stopping: str | None = None  # why no run starts any more
+        self.signal: int | None = None  # the signal that stopped the sweep
         self._anew: set[str] = set()  # failed before, and left nothing to go on with
         self._alone: set[str] = set()  # found no memory beside others: get all of it once
         found = {row["key"]: row for row in read_rows(directory.rows)}
@@ -99,10 +98,8 @@ class SweepRunner:
             row, path = found.get(run.key), directory.runs / run.name
             if row is None and (path / "result.json").is_file():
                 # It ended, and the sweep was killed before it could say so.
-                row = finished_row(run, path, at_once=None, wall=None)
-                append_row(directory.rows, row)
-                directory.trim(path, weights=options.keep_weights)
-            if row is not None and (row["status"] != FAILED or not options.retry_failed):
+                row = self._finish(run, path, at_once=None, wall=None)
+            if row is not None and (row["status"] != FAILED or not retry_failed):
                 self.rows[run.key] = row
                 continue
             self.waiting.append(run)
@@ -110,24 +107,29 @@ class SweepRunner:
             if row is not None and not can_resume(path):
                 self._anew.add(run.key)
 
-    def run(self, watcher: Watcher) -> None:
+    def run(self, display: "SweepDisplay") -> None:
         """Run what has no row yet, and give every run a row.
 
         Signals stop it: Ctrl-C and SIGTERM tell the running ones to save, a second one ends them.
-        So does a watcher that is gone.
+        So does a display whose reader is gone.
         """
-        with Interrupts(wanted=True, say=False) as interrupts, self._no_orphans():
-            while self.waiting or self.running:
-                if watcher.gone:
-                    interrupts.lose_reader()
-                self._notice_stop(interrupts.received)
-                self._start()
-                for child in [child for child in self.running if child.poll() is not None]:
-                    self.running.remove(child)
-                    watcher.ended(self, child.run, self._end(child))
-                watcher.looked(self)
-                if self.running:
-                    time.sleep(_TICK)
+        try:
+            with Interrupts(wanted=True, say=False) as interrupts:
+                while self.waiting or self.running:
+                    if display.gone:
+                        interrupts.lose_reader()
+                    self._notice_stop(interrupts.received)
+                    self._start()
+                    for child in [child for child in self.running if child.poll() is not None]:
+                        self.running.remove(child)
+                        display.ended(self, child.run, self._end(child))
+                    display.looked(self)
+                    if self.running:
+                        time.sleep(_TICK)
+        except BaseException:
+            for child in self.running:  # no process stays
+                child.kill()
+            raise
 
     def count(self, status: str) -> int:
         """Return how many runs came to such an end."""
@@ -151,16 +153,15 @@ class SweepRunner:
 
     def _start(self) -> None:
         """Start as many runs as there is room for; those that need all memory come last, alone."""
-        while self.waiting and len(self.running) < self.options.jobs:
+        while self.waiting and len(self.running) < self._jobs:
             crowd = [run for run in self.waiting if run.key not in self._alone]
             if self.running and (not crowd or self.running[0].run.key in self._alone):
                 return
             run = (crowd or self.waiting)[0]
             self.waiting.remove(run)
-            anew, jobs = run.key in self._anew, self.options.jobs
-            self.running.append(
-                Child(run, self.directory.runs, anew=anew, lock=self._lock, jobs=jobs)
-            )
+            anew = run.key in self._anew
+            child = Child(run, self.directory.runs, anew=anew, lock=self._lock, jobs=self._jobs)
+            self.running.append(child)
             for child in self.running:
                 child.at_once = max(child.at_once, len(self.running))
 
@@ -169,63 +170,54 @@ class SweepRunner:
         run, status = child.run, child.poll()
         assert status is not None
         at_once = None if child.resumed else child.at_once
-        if (child.path / "result.json").is_file() and status == 0:
-            row = finished_row(run, child.path, at_once=at_once, wall=child.seconds)
-            self._keep(row)
-            self.directory.trim(child.path, weights=self.options.keep_weights)
-            return row
+        if status == 0 and (child.path / "result.json").is_file():
+            return self._finish(run, child.path, at_once=at_once, wall=child.seconds)
         if child.stopped or status in (130, 143):  # it saved and ended, as somebody asked
             self.left += 1
             return None
-        failure = explain_failure(status, child.output())
-        if failure.kind == OUT_OF_MEMORY and child.at_once > 1 and run.key not in self._alone:
+        kind, message = explain_failure(status, child.output())
+        if kind == OUT_OF_MEMORY and child.at_once > 1 and run.key not in self._alone:
             self._alone.add(run.key)
             self.waiting.append(run)
             return None
-        if failure.kind == KILLED and can_resume(child.path):  # it was well until then
-            again = f"{failure.message}; --retry-failed goes on from what it saved"
-            failure = Failure(KILLED, again)
+        if kind == KILLED and can_resume(child.path):  # it was well until then
+            message += "; --retry-failed goes on from what it saved"
         else:
             self.directory.trim(child.path, weights=False)
-        row = failed_row(run, failure, at_once=at_once, wall=child.seconds)
-        self._keep(row)
+        return self._keep(failed_row(run, kind, message, at_once=at_once, wall=child.seconds))
+
+    def _finish(
+        self, run: PlannedRun, path: Path, *, at_once: int | None, wall: float | None
+    ) -> Row:
+        row = self._keep(finished_row(run, path, at_once=at_once, wall=wall))
+        self.directory.trim(path, weights=self.keep_weights)
         return row
 
-    def _keep(self, row: Row) -> None:
+    def _keep(self, row: Row) -> Row:
         append_row(self.directory.rows, row)
         self.rows[row["key"]] = row
-
-    @contextmanager
-    def _no_orphans(self) -> Iterator[None]:
-        """Whatever goes wrong, no process stays."""
-        try:
-            yield
-        except BaseException:
-            for child in self.running:
-                child.kill()
-            raise
+        return row
 
 
 class Child:
-    """The process of a run: its peak memory is its own. Writes `RUNS/NAME` and `RUNS/NAME.log`."""
+    """The process of a run: its peak memory is its own. Writes `RUNS/NAME` and `RUNS/NAME.log`.
+
+    Args:
+        run: To be run, or gone on with where it was stopped.
+        runs: The directory of all runs.
+        anew: Do not go on, but start again.
+        lock: A descriptor to hold for as long as it lives.
+        jobs: Runs among which the processor is shared.
+    """
 
     def __init__(
         self, run: PlannedRun, runs: Path, *, anew: bool, lock: int | None, jobs: int = 1
     ) -> None:
-        """Start it, or go on with it where it was stopped.
-
-        Args:
-            run: To be run.
-            runs: The directory of all runs.
-            anew: Do not go on, but start again.
-            lock: A descriptor to hold for as long as it lives.
-            jobs: Runs among which the processor is shared.
-        """
         self.run, self.path = run, runs / run.name
         self.resumed = not anew and can_resume(self.path)
         self.at_once = 1
         self._begun = time.monotonic()
-        self._asked: float | None = None  # when it was asked to stop
+        self._asked = math.inf  # when it was asked to stop
         self._log = runs / f"{run.name}.log"
         settings = runs / f"{run.name}.toml"
         settings.write_text(run.to_toml(), encoding="utf-8")
@@ -247,7 +239,7 @@ class Child:
     @property
     def stopped(self) -> bool:
         """True if it was asked to stop."""
-        return self._asked is not None
+        return self._asked < math.inf
 
     @property
     def seconds(self) -> float:
@@ -256,13 +248,13 @@ class Child:
 
     def poll(self) -> int | None:
         """Return its exit status, or None while it runs."""
-        if self._asked is not None and time.monotonic() - self._asked > _PATIENCE:
+        if time.monotonic() - self._asked > _PATIENCE:
             self._process.kill()
         return self._process.poll()
 
     def stop(self) -> None:
         """Ask it to save and end; a second time does nothing."""
-        if self._asked is None:
+        if not self.stopped:
             self._asked = time.monotonic()
             self._process.terminate()
 
@@ -271,10 +263,10 @@ class Child:
         self._process.kill()
         self._process.wait()
 
-    def output(self, letters: int = 20_000) -> str:
+    def output(self) -> str:
         """Return the end of its output."""
         with self._log.open("rb") as file:
-            file.seek(max(self._earlier, self._log.stat().st_size - letters))
+            file.seek(max(self._earlier, self._log.stat().st_size - _OUTPUT))
             return file.read().decode(errors="replace")
 
 
@@ -298,3 +290,34 @@ def _dies_with(parent: int) -> Callable[[], None] | None:
             os.kill(os.getpid(), signal.SIGTERM)  # it went before we asked
 
     return arrange
+
+
+def explain_failure(status: int, said: str) -> tuple[str, str]:
+    """Return the kind of a failure, and a message.
+
+    >>> explain_failure(2, "sce: error: memory ran out (Tried to allocate 3 GiB)")
+    ('out of memory', 'memory ran out (Tried to allocate 3 GiB)')
+
+    Args:
+        status: Of the process; negative when a signal ended it.
+        said: Its output.
+    """
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["it said nothing"]
+    errors = [line for line in lines if line.startswith("sce: error: ")]
+    message = (errors or lines)[-1].removeprefix("sce: error: ")
+    message = _OPTION.sub(_as_setting, _ADVICE.sub("", message))
+    message = message if len(message) <= _LONGEST else message[:_LONGEST] + " ..."
+    if status < 0:
+        why = ": perhaps the system ran out of memory" if status == -9 else ""
+        return KILLED, f"ended by signal {-status}{why}; last words: {message}"
+    ending = "\n".join(lines[-5:])
+    if _MEMORY.search(ending):
+        return OUT_OF_MEMORY, message
+    return DIVERGED if _DIVERGENCE.search(ending) else ERROR, message
+
+
+def _as_setting(option: re.Match[str]) -> str:
+    """An option of `sce train` as the settings file and --set name it; others as they are."""
+    if option[0].startswith(("--model.", "--loss.", "--training.")):
+        return option[0].removeprefix("--").replace("-", "_")
+    return _OPTIONS.get(option[0], option[0])

@@ -1,55 +1,32 @@
-"""The sweep file.
-
-    title = "Pareto fronts"
-    seeds = [0, 1, 2]
-
-    [base]                                  # settings of sce train, for all runs
-    model.dropout = 0.3
-
-    [datasets.beauty]                       # over base, for the dataset of this name
-    model.dropout = 0.6
-
-    [datasets.made]                         # no --data: these are used, found or generated
-    synthetic = { items = 20_000, users = 6_000 }
-
-    [[grid]]                                # the product of all lists; a single value is a list
-    loss.name = "sce"
-    loss.bucket_size_y = [64, 256, "50% of items"]
-
-    [[grid]]
-    loss.name = ["ce-", "gbce"]
-    loss.n_negatives = [64, 256]
-    training.batch_size = "50% of batch"    # of that in base and datasets
-
-    [[figures]]                             # what `sce compare` shows: see figure_spec.py
-    kind = "pareto"
+"""The sweep file, and the runs that it plans; experiments/README.md describes the file.
 
 In `base` and `datasets`, a setting of the loss is for the losses that know it; in a grid, one that
 the loss does not know is refused.
 """
 
+import itertools
+import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from sce.config import check_layer, nearest, setting_names
+from sce.config import DEFAULT_NAMES, SECTIONS, Config, Layer, check_layer, classes_with
+from sce.data.storage import digest_bytes
 from sce.errors import InputError
-from sce.experiments.datasets import DatasetEntry, Synthetic
-from sce.experiments.figure_spec import DEFAULT_FIGURES, STEPS_FIGURES, FigureSpec
+from sce.experiments.datasets import Dataset, DatasetEntry, Synthetic
+from sce.experiments.figure_spec import DEFAULT_FIGURES, STEPS_FIGURES, FigureSpec, check_known
+from sce.losses.scalable import AUTO_ITEMS, AUTO_TOUCHED
+from sce.training.settings import TrainingSettings
 
-Layer = Mapping[str, Mapping[str, Any]]  # by section and name
 Measure = Literal["training", "steps"]
 
-SEED = "training.seed"
-SECTIONS = ("model", "loss", "training")
 _KEYS = ("title", "measure", "steps", "seeds", "base", "datasets", "grid", "figures")
-_DATASET_KEYS = ("path", "synthetic", *SECTIONS)
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%\s*of\s+(\w+)")
-_NO_SEED = "leave out training.seed; seeds = [0, 1] or --seeds 0 1 say it"
 _SHARES = {"loss.bucket_size_y": "items", "training.batch_size": "batch"}
+_ANY_ITEMS = 10**12  # in a catalogue that nobody has: shares of it are no plain sizes
 
 
 class Share(NamedTuple):
@@ -61,7 +38,7 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True)
 class SweepSpec:
-    """A sweep file, read; values of its grids are checked when they meet their datasets."""
+    """A sweep file, read."""
 
     name: str
     """Of the file, without its ending."""
@@ -78,22 +55,55 @@ class SweepSpec:
     figures: tuple[FigureSpec, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class PlannedRun:
+    """A run, whether it is done or not."""
+
+    key: str
+    """Follows from the settings and the content of the dataset, and from nothing else."""
+    dataset: Dataset
+    settings: Mapping[str, Any]
+    """Every setting by its dotted name, as JSON has it."""
+    measure: Measure = "training"
+    steps: int = 0
+    label: str = ""
+    """The settings that tell it apart from the other runs."""
+
+    @property
+    def name(self) -> str:
+        """Name of its directory."""
+        return f"{self.dataset.name}-{self.settings['loss.name']}-{self.key}"
+
+    def to_toml(self) -> str:
+        """Return the file that `sce train --config` reads."""
+        given = self.settings.items()
+        lines = [f"{name} = {json.dumps(value)}\n" for name, value in given if value is not None]
+        return "".join(lines)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs of a sweep file, in the order they are started."""
+
+    runs: tuple[PlannedRun, ...]
+    notes: tuple[str, ...]
+    """Parts of the file that have no effect, and why."""
+    variant: str
+    """Equal for plans that differ in nothing but datasets and seeds, however they are spelt."""
+
+
 def load_sweep(path: Path) -> SweepSpec:
     """Read a sweep file.
 
     Raises:
-        InputError: When there is no such file, a key is unknown, or a value is of the wrong kind.
+        InputError: When it cannot be read, a key is unknown, or a value is of the wrong kind.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(f"{path} does not exist") from error
-    except IsADirectoryError as error:
-        raise InputError(f"{path} is a directory; name a settings file") from error
+        return _read(path.stem, tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not valid TOML: {error}") from error
-    try:
-        return _read(path.stem, content)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 
@@ -118,17 +128,87 @@ def parse_overrides(given: Sequence[str]) -> Layer:
     return _layer(layer, "--set")
 
 
+def make_plan(
+    spec: SweepSpec,
+    datasets: Sequence[Dataset],
+    *,
+    seeds: Sequence[int] | None = None,
+    over: Layer | None = None,
+) -> Plan:
+    """Plan the runs of a sweep file, with every setting of each.
+
+    The runs of the first seed come first, so that a sweep that is cut short has something to say
+    about everything.
+
+    Args:
+        spec: The sweep file.
+        datasets: To run on.
+        seeds: Instead of those in the file.
+        over: Settings over all others.
+
+    Raises:
+        InputError: When the settings of any run cannot be, or there is none.
+    """
+    seeds, over = spec.seeds if seeds is None else _read_seeds(list(seeds)), over or {}
+    runs: dict[str, PlannedRun] = {}
+    notes: dict[str, None] = {}
+    for seed, dataset in itertools.product(seeds, datasets):
+        for point in _points(spec, dataset.name, dataset.n_items, seed, over):
+            if isinstance(point, str):
+                notes[point] = None
+                continue
+            content: dict[str, Any] = {"settings": point, "dataset": dataset.content_hash}
+            if spec.measure != "training":
+                content |= {"measure": spec.measure, "steps": spec.steps}
+            key = _digest(content)
+            runs.setdefault(key, PlannedRun(key, dataset, point, spec.measure, spec.steps))
+    if not runs:
+        raise InputError(f"{spec.name}: there is nothing to run: {'; '.join(notes)}")
+    for setting in over.get("loss", {}):
+        if not any(f"loss.{setting}" in run.settings for run in runs.values()):
+            raise InputError(f"--set loss.{setting}: no loss of {spec.name} has it")
+    for name, entry in spec.datasets.items():
+        absent = name not in {dataset.name for dataset in datasets}
+        if absent and entry.path is None and entry.synthetic is None:
+            unused = f"the settings of [datasets.{name}], as no dataset of this sweep is called so"
+            notes[unused] = None
+    return Plan(tuple(runs.values()), tuple(notes), _variant(spec, over))
+
+
+def join_plans(plans: Iterable[Plan]) -> tuple[PlannedRun, ...]:
+    """Put the runs of several plans in one line, each once, labelled by what tells them apart.
+
+    A label has the dataset, the loss, and the settings that differ among the runs of the two; what
+    a loss has otherwise on one dataset than on another counts too.
+    """
+    runs = list({run.key: run for plan in plans for run in plan.runs}.values())
+    values: dict[tuple[str, str, str], set[str]] = {}
+
+    def group(run: PlannedRun, dotted: str) -> tuple[str, str, str]:
+        name = "" if dotted.startswith("loss.") else run.dataset.name
+        return name, run.settings["loss.name"], dotted
+
+    for run in runs:
+        for dotted, value in run.settings.items():
+            values.setdefault(group(run, dotted), set()).add(json.dumps(value))
+    labelled = []
+    for run in runs:
+        words = [run.dataset.name, run.settings["loss.name"]]
+        for dotted, value in run.settings.items():
+            if dotted != "loss.name" and len(values[group(run, dotted)]) > 1:
+                words.append(f"{dotted.partition('.')[2]}={json.dumps(value)}")
+        labelled.append(replace(run, label=" ".join(words)))
+    return tuple(labelled)
+
+
 def _read(name: str, content: Mapping[str, Any]) -> SweepSpec:
-    _check_keys(content, _KEYS)
-    measure = content.get("measure", "training")
+    check_known("", content, _KEYS)
+    measure, steps = content.get("measure", "training"), content.get("steps", 40)
     if measure not in get_args(Measure):
         raise InputError(f"measure is one of training, steps; got {measure!r}")
     if "steps" in content and measure != "steps":
         raise InputError('steps belongs to measure = "steps"; leave it out')
-    seeds, steps = content.get("seeds", [0]), content.get("steps", 40)
-    if not _whole_numbers(seeds) or len(set(seeds)) < len(seeds):
-        raise InputError(f"seeds are whole numbers, each once; got {seeds!r}")
-    if not _whole_numbers([steps]) or steps < 1:
+    if type(steps) is not int or steps < 1:
         raise InputError(f"steps is a whole number of 1 or more; got {steps!r}")
     datasets = _table("datasets", content.get("datasets", {}))
     grids = _tables("grid", content.get("grid", [{}]))
@@ -142,17 +222,24 @@ def _read(name: str, content: Mapping[str, Any]) -> SweepSpec:
         title=str(content.get("title", name)),
         measure=measure,
         steps=steps if measure == "steps" else 0,
-        seeds=tuple(seeds),
+        seeds=_read_seeds(content.get("seeds", [0])),
         base=_layer(_table("base", content.get("base", {})), "base"),
-        datasets={one: _read_dataset(one, given) for one, given in datasets.items()},
-        grids=tuple(_read_grid(number, given) for number, given in enumerate(grids, 1)),
+        datasets={one: _read_dataset(f"datasets.{one}", datasets[one]) for one in datasets},
+        grids=tuple(_read_grid(f"[[grid]] {n}", given) for n, given in enumerate(grids, 1)),
         figures=figures,
     )
 
 
+def _read_seeds(seeds: Any) -> tuple[int, ...]:
+    whole = isinstance(seeds, list) and all(type(seed) is int and seed >= 0 for seed in seeds)
+    if not whole or not seeds or len(set(seeds)) < len(seeds):
+        raise InputError(f"seeds are whole numbers of 0 or more, each once; got {seeds!r}")
+    return tuple(seeds)
+
+
 def _read_dataset(name: str, given: Any) -> DatasetEntry:
-    where = f"[datasets.{name}]"
-    _check_keys(_table(f"datasets.{name}", given), _DATASET_KEYS, f"{where} ")
+    where = f"[{name}]"
+    check_known(f"{where} ", _table(name, given), ("path", "synthetic", *SECTIONS))
     layer = _layer({key: given[key] for key in given if key in SECTIONS}, where)
     made, path = given.get("synthetic"), given.get("path")
     if made is not None and path is not None:
@@ -162,44 +249,36 @@ def _read_dataset(name: str, given: Any) -> DatasetEntry:
     if made is None:
         return DatasetEntry(layer, path=path)
     known = [entry.name for entry in fields(Synthetic)]
-    _check_keys(_table(f"datasets.{name}.synthetic", made), known, f"{where} synthetic.")
-    for key in ("items", "users"):
-        if key not in made:
-            raise InputError(f"{where} synthetic needs {key}")
+    check_known(f"{where} synthetic.", _table(f"{name}.synthetic", made), known)
+    if missing := [key for key in ("items", "users") if key not in made]:
+        raise InputError(f"{where} synthetic needs {' and '.join(missing)}")
     try:
         return DatasetEntry(layer, synthetic=Synthetic(**made))
     except (TypeError, InputError) as error:
         raise InputError(f"{where} synthetic: {error}") from error
 
 
-def _read_grid(number: int, given: Mapping[str, Any]) -> dict[str, list[Any]]:
-    where = f"[[grid]] {number}: "
-    _check_keys(given, SECTIONS, where)
+def _read_grid(where: str, given: Mapping[str, Any]) -> dict[str, list[Any]]:
     grid: dict[str, list[Any]] = {}
     for section, settings in given.items():
-        for name, values in _table(f"grid {number}, {section}", settings).items():
-            dotted = f"{section}.{name}"
-            _check_keys([dotted], sorted(setting_names()), where)
-            grid[dotted] = values if isinstance(values, list) else [values]
-            if not grid[dotted]:
-                raise InputError(f"{where}{dotted} is an empty list")
-    if SEED in grid:
-        raise InputError(f"{where}{_NO_SEED}")
-    for dotted, whole in _SHARES.items():
-        if dotted in grid:
-            grid[dotted] = [_read_share(where + dotted, whole, value) for value in grid[dotted]]
+        for name, values in _table(f"{section} of {where}", settings).items():
+            listed = values if isinstance(values, list) else [values]
+            if not listed:
+                raise InputError(f"{where}: {section}.{name} is an empty list")
+            grid[f"{section}.{name}"] = [_read_value(section, name, one, where) for one in listed]
     return grid
 
 
-def _read_share(where: str, whole: str, value: Any) -> Any:
-    """Read a text like "50% of items"; anything else is a plain value."""
-    if not isinstance(value, str):
-        return value
+def _read_value(section: str, name: str, value: Any, where: str) -> Any:
+    """Check a value of a grid; a text like "50% of items" is a share."""
+    whole = _SHARES.get(f"{section}.{name}")
+    if whole is None or not isinstance(value, str):
+        return _layer({section: {name: value}}, where)[section][name]
     found = _SHARE.fullmatch(value.strip())
     if found is None or found[2] != whole or not 0 < float(found[1]) <= 100:
         raise InputError(
-            f"{where} is a whole number, or a share above 0 and up to 100, like '50% of {whole}'; "
-            f"got {value!r}"
+            f"{where}: {section}.{name} is a whole number, or a share above 0 and up to 100, like "
+            f"'50% of {whole}'; got {value!r}"
         )
     return Share(float(found[1]) / 100, whole)
 
@@ -208,19 +287,13 @@ def _layer(given: Mapping[str, Any], where: str) -> Layer:
     """Check settings; a seed among them would be passed over, or mix counts."""
     layer = check_layer(given, where)
     if "seed" in layer.get("training", {}):
-        raise InputError(f"{where}: {_NO_SEED}")
+        raise InputError(f"{where}: leave out training.seed; seeds = [0, 1] or --seeds 0 1 say it")
     return layer
-
-
-def _check_keys(given: Iterable[str], known: Sequence[str], where: str = "") -> None:
-    for key in given:
-        if key not in known:
-            raise InputError(f"{where}{key} is unknown; {nearest(key, known)}")
 
 
 def _table(name: str, given: Any) -> Mapping[str, Any]:
     if not isinstance(given, Mapping):
-        raise InputError(f"{name} is a table; write [{name}]")
+        raise InputError(f"{name} is a table; got {given!r}")
     return given
 
 
@@ -230,9 +303,85 @@ def _tables(name: str, given: Any) -> list[Any]:
     return given
 
 
-def _whole_numbers(values: Any) -> bool:
-    return (
-        isinstance(values, list)
-        and bool(values)
-        and all(type(value) is int and value >= 0 for value in values)
-    )
+def _points(
+    spec: SweepSpec, name: str, n_items: int, seed: int, over: Layer
+) -> Iterator[dict[str, Any] | str]:
+    """Yield the settings of every run on the dataset of a name, or why one is left out."""
+    entry = spec.datasets.get(name)
+    lower = [spec.base, entry.settings if entry else {}, {"training": {"seed": seed}}]
+    wholes = {"items": n_items, "batch": TrainingSettings.batch_size}
+    for layer in [*lower, over]:
+        wholes["batch"] = layer.get("training", {}).get("batch_size", wholes["batch"])
+    for number, grid in enumerate(spec.grids, 1):
+        for values in itertools.product(*grid.values()):
+            # A share of the batch goes over the batch that it is a share of, and that may be --set.
+            point: dict[str, dict[str, Any]] = {}
+            last: dict[str, dict[str, Any]] = {}
+            for dotted, value in zip(grid, values, strict=True):
+                section, _, setting = dotted.partition(".")
+                layer = point
+                if isinstance(value, Share):
+                    layer = last if value.of == "batch" else point
+                    value = max(1, round(value.fraction * wholes[value.of]))
+                layer.setdefault(section, {})[setting] = value
+            size = point.get("loss", {}).get("bucket_size_y") or 0
+            if size > n_items:  # as good as the catalogue itself
+                yield f"bucket_size_y {size:,} is more than the items of {name}"
+                continue
+            try:
+                yield _resolve(lower, point, [over, last], n_items)
+            except InputError as error:
+                raise InputError(f"{spec.name}: [[grid]] {number}, on {name}: {error}") from error
+
+
+def _resolve(
+    lower: Sequence[Layer], point: Layer, upper: Sequence[Layer], n_items: int
+) -> dict[str, Any]:
+    """Compose layers; return every setting by its dotted name, and items in a bucket as a number.
+
+    The point of a grid may have no setting that its loss or backbone lacks; the other layers may.
+    """
+    names = dict(DEFAULT_NAMES)
+    for layer in [*lower, point, *upper]:
+        names |= {section: given["name"] for section, given in layer.items() if "name" in given}
+
+    def applicable(layer: Layer) -> Layer:
+        return {
+            section: {
+                name: value
+                for name, value in given.items()
+                if name == "name" or names[section] in classes_with(section, name)
+            }
+            for section, given in layer.items()
+        }
+
+    config = Config.compose(*map(applicable, lower), point, *map(applicable, upper))
+    flat = {
+        f"{section}.{name}": value
+        for section, given in json.loads(json.dumps(config.to_dict())).items()
+        for name, value in given.items()
+    }
+    if "loss.bucket_size_y" in flat:
+        auto = AUTO_TOUCHED if flat["training.row_wise"] else AUTO_ITEMS
+        flat["loss.bucket_size_y"] = min(flat["loss.bucket_size_y"] or auto, n_items)
+    return flat
+
+
+def _variant(spec: SweepSpec, over: Layer) -> str:
+    """Digest the settings of all runs, on each dataset that the file has some for and on any other.
+
+    All of them count, also those that are not run on this time.
+    """
+    found: dict[str, list[str]] = {}
+    for name in ("", *spec.datasets):
+        try:
+            points = _points(spec, name, _ANY_ITEMS, 0, over)
+            found[name] = sorted({json.dumps(point, sort_keys=True) for point in points})
+        except InputError as error:  # it is not run on this time, or planning would have failed
+            found[name] = [str(error)]
+    own = {name: points for name, points in found.items() if points != found[""]}
+    return _digest({"measure": [spec.measure, spec.steps], "usual": found[""], "own": own})
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return digest_bytes(json.dumps(content, sort_keys=True).encode())[:12]

@@ -1,36 +1,25 @@
 """Peak memory of a few training steps, and by component: nothing is evaluated, nothing is kept.
 
-    python -m sce.experiments.step_memory PREPARED --config FILE --out DIR --steps 40
-
 The steps are those of `fit`, on a sample of the training users and without test users. Then one
-step is done in stages, and at the highest moment of all its components are
-
-    weights        the parameters
-    optimizer      Adam's two moments of each
-    activations    what the model keeps for its backward pass, and the batch
-    gradients      of the hidden states and the catalogue, by the loss
-    loss           everything else the loss takes: its logits and what is made of them
-    backward       by how much the model's gradient or the update goes beyond that
-
-so that they add up to the peak. On a GPU that is what torch's allocator counts. Elsewhere it is the
-bytes of the tensors alive, which leaves out what an operation takes and gives back inside.
+step is done in stages; experiments/README.md says what its components are. On a GPU torch's
+allocator counts. Elsewhere it is the bytes of the tensors alive, which leaves out what an operation
+takes and gives back inside.
 """
 
-import argparse
 import gc
 import json
 import sys
 import warnings
 import weakref
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import cyclopts
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sce.config import Config, load_toml
@@ -72,71 +61,56 @@ def measure_components(
     Returns:
         MiB by component, and their sum as "peak".
     """
-    meter = MemoryMeter(device)
-    with nullcontext() if device.type == "cuda" else meter:
+    settings, meter = config.training, MemoryMeter(device)
+    half = torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16")
+    with (
+        nullcontext() if device.type == "cuda" else meter,
+        matmul_precision(device, settings.precision),
+    ):
         base = meter.now()
         model, loss = config.build(dataset)
         model, loss = model.to(device), loss.to(device)
         optimizer = make_optimizer(
             [*model.parameters(), *loss.parameters()],
-            learning_rate=config.training.learning_rate,
-            betas=config.training.betas,
-            weight_decay=config.training.weight_decay,
+            learning_rate=settings.learning_rate,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
             device=device,
         )
         sequences = DeviceSequences.place(dataset.train, device)
-        count = min(config.training.batch_size, len(sequences))
+        count = min(settings.batch_size, len(sequences))
         rows = sequences.lengths.argsort(descending=True)[:count]
-
-        def make_batch() -> tuple[Tensor, Tensor]:
-            return training_batch(sequences, rows, max_length=config.model.max_length)
-
-        half = torch.autocast(
-            device.type, torch.bfloat16, enabled=config.training.precision == "bf16"
-        )
-        with matmul_precision(device, config.training.precision):
-            for _ in range(2):
-                parts = _step(model, loss, optimizer, make_batch, half, device, meter, base)
-    found = {name: size / _MIB for name, size in parts.items()}
-    return found | {"peak": sum(found.values())}
-
-
-def _step(
-    model: nn.Module,
-    loss: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    make_batch: Callable[[], tuple[Tensor, Tensor]],
-    half: torch.autocast,
-    device: torch.device,
-    meter: "MemoryMeter",
-    base: int,
-) -> dict[str, int]:
-    """Do a step in stages; return the bytes of each component."""
-    optimizer.zero_grad(set_to_none=True)
-    weights = sum(_bytes(parameter) for parameter in model.parameters())
-    moments = sum(
-        _bytes(value)
-        for state in optimizer.state.values()
-        for value in state.values()
-        if isinstance(value, Tensor) and value.device == device
-    )
-    generator = torch.Generator(device).manual_seed(0)
-    with half:
-        histories, targets = make_batch()
-        states: Tensor = model(histories)
-        after_model = meter.now()
-        cut = states.detach().requires_grad_()
-        meter.forget_peak()
-        value = loss(cut, model.catalogue, targets, generator=generator)
-    value.backward()
-    del value
-    in_loss = meter.peak()
-    assert cut.grad is not None
-    gradients = _bytes(cut.grad) + _bytes(getattr(model.catalogue, "grad", None))
-    states.backward(cut.grad)
-    del states, cut
-    optimizer.step()
-    whole = meter.peak()
+        for _ in range(2):
+            optimizer.zero_grad(set_to_none=True)
+            weights = _bytes(*model.parameters())
+            moments = _bytes(
+                *(
+                    value
+                    for state in optimizer.state.values()
+                    for value in state.values()
+                    if isinstance(value, Tensor) and value.device == device
+                )
+            )
+            generator = torch.Generator(device).manual_seed(0)
+            with half:
+                histories, targets = training_batch(
+                    sequences, rows, max_length=config.model.max_length
+                )
+                states: Tensor = model(histories)
+                after_model = meter.now()
+                cut = states.detach().requires_grad_()
+                meter.forget_peak()
+                value = loss(cut, model.catalogue, targets, generator=generator)
+            value.backward()
+            del value
+            in_loss = meter.peak()
+            assert cut.grad is not None
+            gradients = _bytes(cut.grad, model.catalogue.grad)
+            states.backward(cut.grad)
+            del states, cut
+            optimizer.step()
+            whole = meter.peak()
+            del histories, targets
     parts = {
         "weights": weights,
         "optimizer": moments,
@@ -144,7 +118,9 @@ def _step(
         "gradients": gradients,
         "loss": max(0, in_loss - after_model - gradients),
     }
-    return parts | {"backward": max(0, whole - base - sum(parts.values()))}
+    parts |= {"backward": max(0, whole - base - sum(parts.values()))}
+    found = {name: size / _MIB for name, size in parts.items()}
+    return found | {"peak": sum(found.values())}
 
 
 def _sample(dataset: PreparedDataset, count: int, seed: int) -> PreparedDataset:
@@ -163,8 +139,8 @@ def _sample(dataset: PreparedDataset, count: int, seed: int) -> PreparedDataset:
     )
 
 
-def _bytes(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.numel() * tensor.element_size()
+def _bytes(*tensors: Tensor | None) -> int:
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 class MemoryMeter(TorchDispatchMode):
@@ -178,7 +154,7 @@ class MemoryMeter(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._gpu = device if device.type == "cuda" else None
         self._now = self._peak = 0
-        self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._known: set[int] = set()
 
     def now(self) -> int:
         """Bytes alive."""
@@ -205,31 +181,24 @@ class MemoryMeter(TorchDispatchMode):
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         key, size = id(storage), storage.nbytes()
-        if key in self._known:
-            return
+        if key not in self._known:
+            self._known.add(key)
+            self._now += size
+            self._peak = max(self._peak, self._now)
+            weakref.finalize(storage, self._remove, key, size)
 
-        def gone(_: object) -> None:
-            if self._known.pop(key, None) is not None:
-                self._now -= size
-
-        self._known[key] = weakref.ref(storage, gone)
-        self._now += size
-        self._peak = max(self._peak, self._now)
+    def _remove(self, key: int, size: int) -> None:
+        self._known.remove(key)
+        self._now -= size
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure, and write DIR/result.json; return 2 when it cannot be."""
-    parser = argparse.ArgumentParser(prog="python -m sce.experiments.step_memory")
-    parser.add_argument("prepared", type=Path)
-    parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    given = parser.parse_args(arguments)
+def main(prepared: Path, *, config: Path, out: Path, steps: int) -> int:
+    """Measure, and write OUT/result.json; return 2 when it cannot be."""
     try:
-        config = Config.compose(load_toml(given.config))
-        result = measure_steps(PreparedDataset.load(given.prepared), config, given.steps)
-        given.out.mkdir(parents=True, exist_ok=True)
-        write_text(given.out / "result.json", json.dumps(result, indent=2) + "\n")
+        settings = Config.compose(load_toml(config))
+        result = measure_steps(PreparedDataset.load(prepared), settings, steps)
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(out / "result.json", json.dumps(result, indent=2) + "\n")
     except (InputError, OSError) as error:
         print("sce: error: " + " ".join(str(error).split()), file=sys.stderr)
         return 2
@@ -237,4 +206,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cyclopts.run(main)

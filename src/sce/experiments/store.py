@@ -15,20 +15,17 @@ changed; of two rows about one run the later counts.
 import json
 import os
 import platform
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from sce.data.storage import check_writable, write_text
+from sce.data.storage import atomic_file, check_writable, write_text
 from sce.errors import InputError
-from sce.experiments.failures import Failure
 from sce.experiments.figure_spec import FigureSpec
-from sce.experiments.plan import PlannedRun
-from sce.experiments.spec import SEED
+from sce.experiments.spec import PlannedRun
 from sce.training.run import NO_WEIGHTS
 
 Row = dict[str, Any]
@@ -64,33 +61,15 @@ class Sweep:
     """Changes with whatever makes runs other ones, but for data and seeds; empty: not known."""
 
 
-@dataclass(frozen=True)
 class SweepDirectory:
     """The directory, whether it exists or not."""
 
-    path: Path
-
-    @property
-    def rows(self) -> Path:
-        """The file of rows."""
-        return self.path / "rows.jsonl"
-
-    @property
-    def runs(self) -> Path:
-        """The directory of runs."""
-        return self.path / "runs"
-
-    @property
-    def data(self) -> Path:
-        """The directory of synthetic datasets."""
-        return self.path / "data"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows, self.runs, self.data = path / "rows.jsonl", path / "runs", path / "data"
 
     def check(self) -> None:
-        """Refuse a directory that cannot be made, or holds something else.
-
-        Raises:
-            InputError: When no sweep can be there.
-        """
+        """Raise InputError for a directory that cannot be made, or holds something else."""
         check_writable(self.path)
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file; name a directory for the sweep")
@@ -101,47 +80,9 @@ class SweepDirectory:
             )
 
     def make(self) -> None:
-        """Make it, unless it exists.
-
-        Raises:
-            InputError: When something else is there.
-        """
-        self.check()
+        """Make it, unless it exists."""
         for folder in (self.runs, self.path / "sweeps", self.path / "items"):
             folder.mkdir(parents=True, exist_ok=True)
-
-    @contextmanager
-    def locked(self, patience: float = 0.0) -> Iterator[int | None]:
-        """Hold the directory for the block; give a descriptor that every run shall hold too.
-
-        Args:
-            patience: Seconds to wait while a run that an earlier sweep left is saving.
-
-        Raises:
-            InputError: When another sweep, or what it left running, holds it.
-        """
-        try:
-            import fcntl
-        except ImportError:
-            yield None  # Windows
-            return
-        until = time.monotonic() + patience
-        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT)
-        try:
-            while True:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError as error:
-                    if time.monotonic() >= until:
-                        raise InputError(
-                            f"another sweep is at work in {self.path}, or a run that it left is "
-                            "still saving; wait for it, or choose another directory"
-                        ) from error
-                    time.sleep(0.2)
-            yield descriptor
-        finally:
-            os.close(descriptor)
 
     def write_sweep(self, sweep: Sweep) -> int:
         """Remember a sweep; return how many runs are no part of it any more.
@@ -163,8 +104,7 @@ class SweepDirectory:
             )
         else:
             gone = len(set(before.keys) - set(keys))
-        content = {"format": FORMAT, "version": VERSION} | vars(sweep)
-        content |= {"figures": [figure.as_dict() for figure in sweep.figures], "keys": keys}
+        content = {"format": FORMAT, "version": VERSION} | asdict(sweep) | {"keys": keys}
         write_text(file, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
         return gone
 
@@ -203,14 +143,12 @@ class SweepDirectory:
         for name, written in files.items():
             # Runs on one dataset have the same ids: megabytes each, for a large catalogue.
             file, shared = directory / name, self.path / "items" / f"{written['blake2b']}.npy"
-            with suppress(OSError):  # not every file system has links
+            with suppress(OSError, InputError):  # not every file system has links
                 if not shared.exists():
-                    os.link(file, shared)
+                    shared.hardlink_to(file)
                 elif not shared.samefile(file):
-                    twin = file.with_name(f".{name}.link")
-                    twin.unlink(missing_ok=True)
-                    os.link(shared, twin)
-                    twin.replace(file)
+                    with atomic_file(file) as partial:
+                        partial.hardlink_to(shared)
 
 
 def can_resume(directory: Path) -> bool:
@@ -222,7 +160,7 @@ def read_rows(path: Path) -> list[Row]:
     """Read rows, of each run the latest; a line that was cut off by a crash is passed over."""
     found: dict[str, Row] = {}
     if path.is_file():
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_bytes().split(b"\n"):
             with suppress(ValueError):
                 row = json.loads(line)
                 if isinstance(row, dict) and "key" in row:
@@ -239,8 +177,10 @@ def append_row(path: Path, row: Row) -> None:
     line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
     try:
         with path.open("ab+") as file:
-            if file.tell() and not _ends_a_line(file):
-                line = "\n" + line
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":  # a crash cut the last row off
+                    line = "\n" + line
             file.write(line.encode())
             file.flush()
             os.fsync(file.fileno())
@@ -267,10 +207,10 @@ def finished_row(
     if wall is not None:
         # A run that went on after a stop knows what it did before.
         wall = max(wall, sum(value for value in (result.get("seconds") or {}).values() if value))
-    row = _row(run, FINISHED, at_once, wall)
-    row |= {name: result[name] for name in _RESULT if name in result}
     content = json.loads(manifest.read_bytes()) if manifest.is_file() else {}
-    return row | {
+    return {
+        **_row(run, FINISHED, at_once, wall),
+        **{name: result[name] for name in _RESULT if name in result},
         "derived": content.get("derived", {}),
         "buckets": best.get("buckets"),
         "history": _history(epochs),
@@ -278,40 +218,33 @@ def finished_row(
 
 
 def failed_row(
-    run: PlannedRun, failure: Failure, *, at_once: int | None, wall: float | None
+    run: PlannedRun, kind: str, message: str, *, at_once: int | None, wall: float | None
 ) -> Row:
     """Make the row of a run that failed."""
-    row = _row(run, FAILED, at_once, wall)
-    return row | {"failure": {"kind": failure.kind, "message": failure.message}}
+    failure = {"kind": kind, "message": message}
+    return _row(run, FAILED, at_once, wall) | {"failure": failure}
 
 
 def _row(run: PlannedRun, status: str, at_once: int | None, wall: float | None) -> Row:
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for name in ("scalable-cross-entropy", "torch", "triton", "numpy"):
+        versions[name] = None
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    dataset = {name: getattr(run.dataset, name) for name in ("name", "content_hash", "n_items")}
     return {
         "key": run.key,
         "run": f"runs/{run.name}",
         "status": status,
         "measure": run.measure,
         "steps": run.steps or None,
-        "dataset": {
-            "name": run.dataset.name,
-            "content_hash": run.dataset.content_hash,
-            "n_items": run.dataset.n_items,
-        },
-        "seed": run.settings[SEED],
+        "dataset": dataset,
+        "seed": run.settings["training.seed"],
         "settings": dict(run.settings),
         "at_once": at_once,
         "wall_seconds": None if wall is None else round(wall, 1),
-        "versions": _versions(),
+        "versions": versions,
     }
-
-
-def _versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for name in ("scalable-cross-entropy", "torch", "triton", "numpy"):
-        found[name] = None
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
 
 
 def _history(epochs: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
@@ -327,11 +260,6 @@ def _history(epochs: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None
         for name, values in columns.items()
         if any(value is not None for value in values)
     }
-
-
-def _ends_a_line(file: BinaryIO) -> bool:
-    file.seek(-1, os.SEEK_END)
-    return file.read(1) == b"\n"
 
 
 def _read_sweep(file: Path, *, figures: bool = True) -> Sweep:
