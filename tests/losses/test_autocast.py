@@ -127,16 +127,11 @@ def test_gradients_are_those_of_rounded_values_and_not_rounded(
 @each_half
 def test_a_sparse_gradient_is_the_dense_one(backend: Any, dtype: torch.dtype) -> None:
     *inputs, targets = problem(2, n=8)
-    runs = [
-        run(
-            ScalableCrossEntropy(backend=backend, sparse_grad=sparse, **SIZES),
-            *inputs,
-            targets,
-            under=dtype,
-        )
+    losses = [
+        ScalableCrossEntropy(backend=backend, sparse_grad=sparse, **SIZES)
         for sparse in (False, True)
     ]
-    dense, sparse = runs[0][2], runs[1][2]
+    dense, sparse = (run(loss, *inputs, targets, under=dtype)[2] for loss in losses)
     assert sparse.is_sparse
     assert sparse.dtype == torch.float32
     assert torch.equal(sparse.to_dense(), dense)

@@ -24,10 +24,8 @@ MAX_GATHERED = 1 << 21
 class SampledScores(NamedTuple):
     """Logits of the valid positions, in float32 or wider."""
 
-    positive_logits: Tensor
-    """Logits of the targets, [v]."""
-    negative_logits: Tensor
-    """Logits of the negatives, corrected, [v, k]; -inf for a negative that equals the target."""
+    positive_logits: Tensor  # [v]
+    negative_logits: Tensor  # [v, k], corrected; -inf for a negative that equals the target
 
 
 def score_negatives(
