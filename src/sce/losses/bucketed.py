@@ -1,10 +1,8 @@
 """Cross-entropy inside given buckets, in plain PyTorch and bounded memory, with its gradient.
 
-The forward pass computes the logits of a few buckets at a time and keeps, for each state, only the
-largest loss over the buckets it fell into and which bucket that was. The backward pass then needs
-the logits of these winning pairs alone, and computes them again. A loss is how far a log-sum-exp is
-above the positive logit; it is computed, and kept, as that difference, since of large logits the
-sum itself would be rounded.
+The forward pass keeps, for each state, the largest loss over its buckets and which bucket that was;
+the backward pass computes the logits of these pairs again. A loss is kept as the difference of a
+log-sum-exp and the positive logit, since of large logits the sum itself would be rounded.
 """
 
 from typing import Any, NamedTuple
@@ -17,9 +15,7 @@ from sce.losses.buckets import Buckets
 from sce.losses.gradients import CatalogueGradient
 from sce.losses.inputs import apply, compute_dtype, rounded
 
-# Logits, and numbers of gathered rows, that are held at once at most (16 MiB in float32;
-# a few temporaries of that size come with them).
-MAX_LOGITS = 1 << 22
+MAX_LOGITS = 1 << 22  # held at once, and as many numbers of gathered rows (16 MiB in float32)
 
 
 def bucketed_cross_entropy(
@@ -35,12 +31,9 @@ def bucketed_cross_entropy(
     """Return each state's largest loss over its buckets [v], and which states were placed [v].
 
     The loss of a state in a bucket is logsumexp({its target} ∪ {the bucket's other items}) minus
-    the logit of its target. A state in no bucket has loss 0 and is not placed. On a tie between
-    buckets the gradient flows through the lowest.
-
-    With `sparse`, the catalogue's gradient is a coalesced sparse tensor of the targets' rows and
-    the buckets'. With `autocast_dtype`, states and rows of the catalogue are rounded to it where
-    they are multiplied; sums, and both gradients, are as wide as without.
+    the logit of its target; in no bucket it is 0. On a tie the gradient flows through the lowest
+    bucket. With `sparse`, the catalogue's gradient is a coalesced sparse tensor. Factors of
+    products are rounded to `autocast_dtype`; sums and gradients are not.
     """
     losses, winners = apply(
         _BucketedCrossEntropy,

@@ -1,7 +1,7 @@
 """Buckets of Scalable Cross-Entropy: their sizes, centres, states and items, and statistics.
 
-Nothing here carries a gradient, and nothing here holds a matrix of centres × catalogue: scores are
-computed in tiles of bounded size, and only each bucket's best rows so far are kept.
+Nothing here carries a gradient. Scores are computed in tiles of bounded size, of which only each
+bucket's best rows so far are kept.
 """
 
 import math
@@ -167,9 +167,8 @@ def top_rows(
 ) -> Tensor:
     """Return the k rows with the largest dot product with each centre, as ascending indices [b, k].
 
-    Equal scores go to the lower index, so the answer does not depend on `max_scores`, the number of
-    scores held at once. A k beyond the number of rows means all of them. With `autocast_dtype`,
-    rows are rounded to it first, a chunk at a time.
+    Equal scores go to the lower index, so the answer does not depend on `max_scores`, held at once.
+    With `autocast_dtype`, rows are rounded to it first, a chunk at a time.
     """
     m = rows.shape[0]
     if k >= m:

@@ -158,11 +158,8 @@ class _ChunkedByTorch(torch.autograd.Function):
 class _ChunkedCrossEntropy(torch.autograd.Function):
     """One pass over the catalogue forward, one backward; between them two numbers a position.
 
-    These are the largest logit and the logarithm of the sum beyond it: together they would be
-    rounded to what a large logit leaves of them.
-
-    Chunks run along the catalogue, not the positions: each row of the catalogue's gradient is then
-    finished when its chunk is, instead of the whole gradient being read and written for each chunk.
+    These are the largest logit and the logarithm of the sum beyond it, which a large logit would
+    round away. Chunks run along the catalogue: each row of its gradient is written once.
     """
 
     @staticmethod

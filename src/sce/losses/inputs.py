@@ -81,8 +81,7 @@ def check_inputs(
 ) -> Inputs:
     """Check the arguments of a loss, and gather the valid positions.
 
-    With `max_targets`, into as many places, which must be enough: counting the targets would be a
-    sync. Places that are not in use hold zeros, and target 0.
+    With `max_targets` into as many places, without a sync; unused ones hold zeros, and target 0.
     """
     catalogue, own_bias = unwrap_catalogue(catalogue)
     if bias is not None and own_bias is not None:
@@ -169,10 +168,8 @@ def check_tensor(name: str, given: object) -> None:
 
 
 def active_autocast_dtype(states: Tensor, catalogue: Tensor) -> torch.dtype | None:
-    """Return the dtype that torch.autocast gives factors of matrix products; None: their own.
-
-    Autocast applies where an input is float32 and the other is too, or has its dtype already.
-    """
+    """Return the dtype that torch.autocast gives factors of matrix products; None: their own."""
+    # It applies where an input is float32 and the other is too, or has its dtype already.
     device = states.device.type
     if not torch.is_autocast_enabled(device):
         return None

@@ -151,9 +151,8 @@ class SampledLoss(Loss):
 class SampledCrossEntropy(SampledLoss):
     """CE⁻: the softmax cross-entropy over the positive and k negatives.
 
-    A sampler that corrects (logQ) has log(k·q) subtracted from the logits of its negatives, which
-    makes the sum inside the logarithm an unbiased estimate of the whole catalogue's. Arguments: see
-    `SampledLoss`.
+    A sampler that corrects (logQ) has log(k·q) subtracted from the logits of its negatives: the sum
+    inside the logarithm is then an unbiased estimate. Arguments: see `SampledLoss`.
 
     >>> loss = SampledCrossEntropy(16, shared="batch")
     >>> loss(torch.randn(8, 20, 32), torch.randn(1000, 32), torch.randint(1000, (8, 20))).shape
@@ -272,7 +271,7 @@ class BCESettings(_SampledSettings):
     negatives: Sampler = "uniform"
     """Distribution that negatives are drawn from."""
     shared: Sharing = "position"
-    """What draws negatives of its own: each position, each sequence, or the batch."""
+    """Scope that draws negatives of its own: each position, each sequence, or the batch."""
 
 
 @dataclass(frozen=True)
@@ -284,7 +283,7 @@ class BCEPlusSettings(_SampledSettings):
     negatives: Sampler = "uniform"
     """Distribution that negatives are drawn from; ce- corrects its logits for it."""
     shared: Sharing = "sequence"
-    """What draws negatives of its own: each position, each sequence, or the batch."""
+    """Scope that draws negatives of its own: each position, each sequence, or the batch."""
 
 
 @dataclass(frozen=True)

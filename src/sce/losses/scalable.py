@@ -318,7 +318,7 @@ class ScalableCrossEntropySettings(LossSettings):
     centres: Centres = "random"
     """Where the buckets lie: in all directions alike, near hidden states, or by the paper's Mix."""
     alpha: float = 2.0
-    """How densely buckets cover the hidden states of a batch."""
+    """Density of the buckets: a hidden state is in alpha² of them on average."""
     beta: float = 1.0
     """Many small buckets (below 1) or few large ones (above 1)."""
     n_buckets: int | None = None
