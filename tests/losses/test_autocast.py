@@ -10,7 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sce.losses import ScalableCrossEntropy, scalable
 from sce.losses.buckets import MAX_SCORES, Buckets, count_buckets
-from sce.losses.inputs import active_autocast_dtype
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -127,16 +126,11 @@ def test_gradients_are_those_of_rounded_values_and_not_rounded(
 @each_half
 def test_a_sparse_gradient_is_the_dense_one(backend: Any, dtype: torch.dtype) -> None:
     *inputs, targets = problem(2, n=8)
-    runs = [
-        run(
-            ScalableCrossEntropy(backend=backend, sparse_grad=sparse, **SIZES),
-            *inputs,
-            targets,
-            under=dtype,
-        )
+    losses = [
+        ScalableCrossEntropy(backend=backend, sparse_grad=sparse, **SIZES)
         for sparse in (False, True)
     ]
-    dense, sparse = runs[0][2], runs[1][2]
+    dense, sparse = (run(loss, *inputs, targets, under=dtype)[2] for loss in losses)
     assert sparse.is_sparse
     assert sparse.dtype == torch.float32
     assert torch.equal(sparse.to_dense(), dense)
@@ -221,19 +215,3 @@ def test_the_catalogue_is_never_copied(n_buckets: int) -> None:
             value = loss(states, catalogue, targets)
         value.backward()
     assert 0 < made.numel <= MAX_SCORES
-
-
-def test_what_autocast_rounds_to() -> None:
-    single, double = torch.zeros(1, device=DEVICE), torch.zeros(1, device=DEVICE).double()
-    assert active_autocast_dtype(single, single) is None
-    for dtype, other in (HALF, HALF[::-1]):
-        half, wrong = single.to(dtype), single.to(other)
-        with cast(dtype):
-            for pair in ((single, single), (single, half), (half, single)):
-                assert active_autocast_dtype(*pair) == dtype
-            for pair in ((half, half), (single, wrong), (wrong, single), (wrong, half)):
-                assert active_autocast_dtype(*pair) is None
-            for pair in ((single, double), (double, single), (double, double), (double, half)):
-                assert active_autocast_dtype(*pair) is None
-            with cast(None):
-                assert active_autocast_dtype(single, single) is None

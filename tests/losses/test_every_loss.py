@@ -26,11 +26,14 @@ from sce.losses.inputs import unwrap_catalogue
 from sce.losses.negatives import Draw
 
 DATA = DataSummary(30, 4.0, 10.0, torch.arange(30) + 1)
+SIZES: dict[str, Any] = {"n_buckets": 13, "bucket_size_x": 13, "bucket_size_y": 20}
 EVERY: dict[str, Loss] = {name: entry.settings().build(DATA) for name, entry in LOSSES.items()} | {
     "ce in chunks": CrossEntropy(chunk_size=7),
     "ce- by position": SampledCrossEntropy(5, shared="position"),
     "ce- by batch": SampledCrossEntropy(5, shared="batch"),
     "ce- in batch": SampledCrossEntropy(5, negatives=InBatchNegatives()),
+    "sce by states": ScalableCrossEntropy(centres="states", **SIZES),
+    "sce by mix": ScalableCrossEntropy(centres="mix", **SIZES),
 }
 every_loss = pytest.mark.parametrize("loss", EVERY.values(), ids=EVERY)
 # In-batch negatives take no max_targets.
@@ -73,6 +76,9 @@ def test_a_generator_repeats_value_and_gradients_bit_for_bit(loss: Loss) -> None
     for other in runs[1:]:
         assert all(map(torch.equal, runs[0], other))
     assert torch.equal(before, torch.get_rng_state())
+    if loss is not EVERY["sce"]:  # whose buckets hold all items here
+        other_seed = loss(*problem(), generator=torch.Generator().manual_seed(4))
+        assert torch.equal(runs[0][0], other_seed) is isinstance(loss, CrossEntropy)
 
 
 @every_loss
@@ -94,8 +100,10 @@ def test_no_valid_position_gives_zero_and_a_zero_gradient(loss: Loss, reduction:
     loss = with_reduction(loss, reduction)
     for tensor in run(loss, states, catalogue, torch.full_like(targets, -100)):
         assert (tensor == 0).all()
-    empty = torch.zeros(0, 5, 8, requires_grad=True)
-    assert (loss(empty, catalogue, torch.zeros(0, 5, dtype=torch.long)) == 0).all()
+    for shape in ((0,), (0, 5), (3, 0)):
+        empty = torch.zeros(*shape, 8, requires_grad=True)
+        found = run(loss, empty, catalogue, torch.zeros(shape, dtype=torch.long))
+        assert all((tensor == 0).all() for tensor in found)
 
 
 @every_loss
@@ -178,11 +186,12 @@ class AllItems:
     [
         CrossEntropy(),
         CrossEntropy(chunk_size=7),
+        CrossEntropy(chunk_size=7, reduction="none"),  # which is not torch's to compute
         SampledCrossEntropy(64, negatives=AllItems()),
         ScalableCrossEntropy(n_buckets=2, bucket_size_x=32, bucket_size_y=64, backend="torch"),
         ScalableCrossEntropy(n_buckets=2, bucket_size_x=32, bucket_size_y=64, backend="triton"),
     ],
-    ids=["ce", "ce in chunks", "ce-", "sce", "sce, kernels"],
+    ids=["ce", "ce in chunks", "ce in chunks of ours", "ce-", "sce", "sce, kernels"],
 )
 def test_large_logits_that_are_equal(loss: Loss, size: float) -> None:
     # A log-sum-exp is these logits plus log(64): where it is kept, the logarithm is rounded away.
@@ -190,7 +199,7 @@ def test_large_logits_that_are_equal(loss: Loss, size: float) -> None:
     states = torch.full((32, 1), size, device=device, requires_grad=True)
     catalogue = torch.ones(64, 1, device=device, requires_grad=True)
     targets = torch.arange(32, device=device)
-    value = loss(states, catalogue, targets)
+    value = loss(states, catalogue, targets).mean()
     assert float(value.detach()) == pytest.approx(math.log(64), rel=1e-5)
     found = torch.autograd.grad(value, catalogue)[0].squeeze(1)
     wanted = torch.full_like(found, size / 64)
@@ -279,6 +288,23 @@ def test_max_targets_change_nothing(
             torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.parametrize(
+    "loss", [x for x in EVERY.values() if "bias" in inspect.signature(x.forward).parameters]
+)
+def test_the_gradient_of_a_bias_has_its_dtype_with_max_targets_too(
+    loss: Loss, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if loss is EVERY["ce- in batch"]:
+        return  # takes none
+    monkeypatch.setattr(UniformNegatives, "forward", by_row)
+    bias = torch.randn(30, dtype=torch.bfloat16, requires_grad=True)
+    values = [loss(*problem(), bias=bias, max_targets=m) for m in (None, 40)]
+    grads = [torch.autograd.grad(value, bias)[0] for value in values]
+    assert grads[0].dtype == torch.bfloat16
+    torch.testing.assert_close(*values)
+    torch.testing.assert_close(*grads)
+
+
 @with_max_targets
 def test_max_targets_where_there_are_no_positions(name: str) -> None:
     states, catalogue = torch.zeros(0, 5, 8, requires_grad=True), torch.randn(30, 8)
@@ -289,12 +315,13 @@ def test_max_targets_where_there_are_no_positions(name: str) -> None:
 
 @every_loss
 def test_too_few_max_targets_are_refused(loss: Loss) -> None:
-    if isinstance(loss, ScalableCrossEntropy) or loss is EVERY["ce- in batch"]:
-        return  # the one gathers no targets, the other takes no max_targets
-    with pytest.raises(ValueError, match="there are more targets than max_targets, 35"):
-        loss(*problem(), max_targets=35)
+    if loss is EVERY["ce- in batch"]:
+        return  # takes none
     with pytest.raises(ValueError, match="max_targets must be at least 1, got 0"):
         loss(*problem(), max_targets=0)
+    if not isinstance(loss, ScalableCrossEntropy):  # which gathers no targets
+        with pytest.raises(ValueError, match="there are more targets than max_targets, 35"):
+            loss(*problem(), max_targets=35)
 
 
 class Counted(UniformNegatives):
@@ -320,12 +347,18 @@ def test_max_targets_with_negatives_that_look_at_targets(negatives: Any) -> None
         (GeneralizedBinaryCrossEntropy(3), True),
         (SampledCrossEntropy(3, negatives=InBatchNegatives()), False),
         (SampledCrossEntropy(3, negatives=Counted()), False),
+        (ScalableCrossEntropy(), False),  # on a CPU
     ],
 )
 def test_is_capturable(loss: Loss, expected: bool) -> None:
-    assert loss.is_capturable(torch.zeros(30, 8)) is expected
-    half = torch.zeros(30, 8, dtype=torch.bfloat16)
-    assert loss.is_capturable(half) is isinstance(loss, CrossEntropy)
+    for dtype, wanted in (
+        (torch.float32, expected),
+        (torch.bfloat16, isinstance(loss, CrossEntropy)),
+    ):
+        linear = nn.Linear(8, 30, bias=False, dtype=dtype)
+        embedding = nn.Embedding(30, 8, dtype=dtype)
+        for catalogue in (linear.weight, linear, embedding):
+            assert loss.is_capturable(catalogue) is wanted
 
 
 @every_loss

@@ -124,7 +124,7 @@ def test_a_dtensor_is_refused_with_what_to_do(loss: Loss, tmp_path: Path) -> Non
         ({"ignore_index": x}, f"ignore_index must be an integer, got {x!r}")
         for x in (None, 0.5, True)
     ]
-    + [({"reduction": "max"}, "reduction must be 'mean', 'sum' or 'none', got 'max'")],
+    + [({"reduction": "max"}, "reduction must be one of .*, got 'max'")],
 )
 def test_a_bad_setting_of_every_loss_is_refused(
     loss: Loss, setting: dict[str, Any], message: str

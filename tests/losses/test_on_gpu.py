@@ -13,6 +13,7 @@ from sce.losses import (
     CrossEntropy,
     GeneralizedBinaryCrossEntropy,
     InBatchNegatives,
+    Loss,
     PopularityNegatives,
     SampledCrossEntropy,
     ScalableCrossEntropy,
@@ -21,19 +22,9 @@ from sce.losses import (
 from sce.losses.buckets import top_rows
 from sce.losses.gradients import add_rows
 from sce.losses.reference import reference_scalable_cross_entropy
+from tests.losses.kernels.made_problem import problem
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-
-def problem(
-    seed: int, n: int, c: int, d: int, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor, Tensor]:
-    g = torch.Generator().manual_seed(seed)
-    states = torch.randn(n, d, generator=g).to("cuda", dtype).requires_grad_()
-    catalogue = torch.randn(c, d, generator=g).to("cuda", dtype).requires_grad_()
-    targets = torch.randint(c, (n,), generator=g)
-    targets[torch.rand(n, generator=g) < 0.3] = -100
-    return states, catalogue, targets.cuda()
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -63,6 +54,21 @@ def test_exact_sets_with_ties(max_scores: int) -> None:
     assert torch.equal(found, top_rows(centres, rows, 100))
 
 
+class Biased(nn.Module):
+    """A loss with a bias for each of 900 items."""
+
+    def __init__(self, loss: Loss) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, *inputs: Tensor, **options: Any) -> Tensor:
+        bias = torch.linspace(-1, 1, 900, device="cuda", requires_grad=True)
+        value: Tensor = self.loss(*inputs, bias=bias, **options)
+        (grad,) = torch.autograd.grad(value, bias, retain_graph=True)
+        assert grad.isfinite().all()
+        return value + grad.abs().sum().detach()  # so that its bits are compared as well
+
+
 LOSSES: dict[str, nn.Module] = {
     "sce": ScalableCrossEntropy(bucket_size_y=64),
     "sce, states": ScalableCrossEntropy(bucket_size_y=64, centres="states"),
@@ -80,6 +86,10 @@ LOSSES: dict[str, nn.Module] = {
     "bce": BinaryCrossEntropy(),
     "bce+": BinaryCrossEntropy(16),
     "gbce": GeneralizedBinaryCrossEntropy(16),
+    "ce, bias": Biased(CrossEntropy()),
+    "ce, chunked, bias": Biased(CrossEntropy(chunk_size=100)),
+    "ce-, bias": Biased(SampledCrossEntropy(16)),
+    "ce-, by position, bias": Biased(SampledCrossEntropy(16, shared="position")),
 }
 every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

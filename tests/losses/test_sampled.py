@@ -19,7 +19,6 @@ from sce.losses import (
     scoring,
 )
 from sce.losses.negatives import Draw
-from tests.losses.test_every_loss import by_row
 
 SHARING = ["position", "sequence", "batch"]
 
@@ -27,13 +26,13 @@ SHARING = ["position", "sequence", "batch"]
 class Fixed(UniformNegatives):
     """A sampler that returns what it is given, to hold the loss against the equation."""
 
-    def __init__(self, items: Tensor) -> None:
+    def __init__(self, items: Tensor, log_expected: Tensor | None = None) -> None:
         super().__init__()
-        self.items = items
+        self.drawn, self.correct = Draw(items, log_expected), log_expected is not None
 
     def forward(self, rows: int, k: int, n_items: int, targets: Tensor, **_: Any) -> Draw:
-        assert self.items.shape == (rows, k)
-        return Draw(self.items, None)
+        assert self.drawn.items.shape == (rows, k)
+        return self.drawn
 
 
 def softmax_loss(own: Tensor, others: list[Tensor]) -> Tensor:
@@ -79,9 +78,14 @@ def problem(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("shared", SHARING)
-@pytest.mark.parametrize("name", EQUATIONS)
-@pytest.mark.parametrize("biased", [False, True])
-def test_equals_its_equation(name: str, shared: str, reduction: str, biased: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "biased", "corrected"),
+    [(name, biased, False) for name in EQUATIONS for biased in (False, True)]
+    + [("ce-", True, True)],
+)
+def test_equals_its_equation(
+    name: str, shared: str, reduction: str, biased: bool, corrected: bool
+) -> None:
     states, catalogue, targets = problem()
     bias = torch.randn(C, dtype=torch.float64, requires_grad=True) if biased else None
     offset = torch.zeros(C) if bias is None else bias
@@ -91,17 +95,20 @@ def test_equals_its_equation(name: str, shared: str, reduction: str, biased: boo
     items = torch.randint(C, (rows, k), generator=torch.Generator().manual_seed(1))
     if k > 1:
         items[0, 0] = targets[0, 0]  # a collision with the positive
+    log_expected = torch.randn(rows, k, dtype=torch.float64) if corrected else None
+    less = torch.zeros(rows, k) if log_expected is None else log_expected
     losses: dict[tuple[int, int], Tensor] = {}
     for number, (i, j) in enumerate(valid):
         row = {"position": number, "sequence": i, "batch": 0}[shared]
         target = int(targets[i, j])
         logits = catalogue @ states[i, j] + offset
-        others = [logits[item] for item in items[row].tolist() if item != target]
+        drawn = zip(items[row].tolist(), less[row], strict=True)
+        others = [logits[item] - by for item, by in drawn if item != target]
         losses[i, j] = EQUATIONS[name](logits[target], others)
     wanted = torch.stack(list(losses.values())).sum()
     if reduction == "mean":
         wanted = wanted / len(valid)
-    loss = make(name, shared=shared, reduction=reduction, negatives=Fixed(items))
+    loss = make(name, shared=shared, reduction=reduction, negatives=Fixed(items, log_expected))
     found = loss(states, catalogue, targets, bias=bias)
     if reduction == "none":
         assert found.shape == targets.shape
@@ -210,14 +217,9 @@ def test_where_nothing_drawn_is_a_negative(shared: Any) -> None:
 
 @pytest.mark.parametrize("shared", SHARING)
 def test_what_is_no_negative_may_be_expected_never(shared: Any) -> None:
-    class Never(Fixed):
-        correct = True
-
-        def forward(self, rows: int, k: int, n_items: int, targets: Tensor, **_: Any) -> Draw:
-            return Draw(self.items, torch.where(self.items == 1, -torch.inf, 0.0))
-
     drawn = torch.tensor([[1, 2]]).expand({"position": 3, "sequence": 1, "batch": 1}[shared], 2)
-    loss = SampledCrossEntropy(2, shared=shared, negatives=Never(drawn))
+    never = Fixed(drawn, torch.where(drawn == 1, -torch.inf, 0.0))
+    loss = SampledCrossEntropy(2, shared=shared, negatives=never)
     states, catalogue, _ = problem()
     value = loss(states[:1, :3], catalogue, torch.ones(1, 3, dtype=torch.long))
     logits = states[0, :3] @ catalogue[1:3].T
@@ -284,33 +286,6 @@ def test_a_state_that_is_not_finite_stays_with_its_own_sequence() -> None:
     assert all(grad[item].isfinite().all() for item in range(C) if item not in touched)
 
 
-def test_each_sequence_is_corrected_by_its_own_draw() -> None:
-    class Corrected(Fixed):
-        correct = True
-
-        def forward(self, *args: Any, **_: Any) -> Draw:
-            return Draw(self.items, torch.tensor([[0.5, 1.0], [2.0, -1.0]], dtype=torch.float64))
-
-    g = torch.Generator().manual_seed(0)
-    states = torch.randn(2, 1, 3, generator=g, dtype=torch.float64)
-    catalogue = torch.randn(9, 3, generator=g, dtype=torch.float64)
-    sampler = Corrected(torch.tensor([[1, 2], [3, 4]]))
-    found = SampledCrossEntropy(2, negatives=sampler, reduction="none")(
-        states, catalogue, torch.tensor([[0], [5]])
-    )
-    logits = states[:, 0] @ catalogue.T
-    for row, target, items, less in ((0, 0, [1, 2], [0.5, 1.0]), (1, 5, [3, 4], [2.0, -1.0])):
-        others = logits[row, items] - torch.tensor(less)
-        wanted = softmax_loss(logits[row, target], list(others))
-        torch.testing.assert_close(found[row, 0], wanted)
-
-
-def test_who_shares_negatives_by_default() -> None:
-    assert BinaryCrossEntropy(1).shared == "position"
-    assert BinaryCrossEntropy(2).shared == "sequence"
-    assert GeneralizedBinaryCrossEntropy(2).shared == "sequence"
-
-
 @pytest.mark.parametrize(("k", "t"), [(4, 0.0), (50, 0.75)])
 def test_gbce_without_calibration_is_bce_plus(k: int, t: float) -> None:
     g = torch.Generator()  # sampling everything leaves nothing to calibrate
@@ -318,27 +293,6 @@ def test_gbce_without_calibration_is_bce_plus(k: int, t: float) -> None:
         GeneralizedBinaryCrossEntropy(k, t=t)(*problem(), generator=g.manual_seed(0)),
         BinaryCrossEntropy(k)(*problem(), generator=g.manual_seed(0)),
     )
-
-
-@pytest.mark.parametrize("shared", SHARING)
-def test_the_gradient_of_a_bias_is_the_same_with_max_targets_and_in_half_precision(
-    shared: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    states, catalogue, targets = problem(torch.float32)
-    bias = torch.randn(C, dtype=torch.bfloat16, requires_grad=True)
-    monkeypatch.setattr(UniformNegatives, "forward", by_row)
-    loss = SampledCrossEntropy(4, shared=shared)
-    found = [loss(states, catalogue, targets, bias=bias, max_targets=m) for m in (None, 12)]
-    grads = [torch.autograd.grad(value, bias)[0] for value in found]
-    assert grads[0].dtype == torch.bfloat16
-    torch.testing.assert_close(found[0], found[1])
-    torch.testing.assert_close(*grads)
-
-
-@pytest.mark.parametrize("k", [0, -1, 2.5, "4", None])
-def test_a_number_of_negatives_that_is_none_is_refused(k: Any) -> None:
-    with pytest.raises((ValueError, TypeError), match=f"n_negatives must be .* got {k!r}"):
-        BinaryCrossEntropy(k)
 
 
 def test_the_repr_shows_every_setting() -> None:
@@ -351,26 +305,19 @@ def test_the_repr_shows_every_setting() -> None:
     assert "PopularityNegatives(items=7, power=0.5, correct=False)" in shown
 
 
-def test_bad_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"t must lie in \[0, 1\], got 1.5"):
-        GeneralizedBinaryCrossEntropy(4, t=1.5)
-    with pytest.raises(TypeError, match="t must be a number, got 'a'"):
-        GeneralizedBinaryCrossEntropy(4, t="a")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"shared must be one of .* got 'user'"):
-        BinaryCrossEntropy(shared="user")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="logQ correction belongs to a softmax"):
-        BinaryCrossEntropy(4, negatives=InBatchNegatives())
-
-
-@pytest.mark.parametrize("shared", SHARING)
-@pytest.mark.parametrize("shape", [(0,), (0, 5), (3, 0)])
-def test_nothing_at_all_is_zero(shape: tuple[int, ...], shared: Any) -> None:
-    states = torch.randn(*shape, 6, requires_grad=True)
-    catalogue = torch.randn(9, 6, requires_grad=True)
-    loss = SampledCrossEntropy(4, shared=shared)
-    value = loss(states, catalogue, torch.zeros(shape, dtype=torch.long))
-    assert value == 0
-    torch.autograd.grad(value, catalogue)
+@pytest.mark.parametrize(
+    ("k", "settings", "message"),
+    [
+        (4, {"t": 1.5}, r"t must lie in \[0, 1\], got 1.5"),
+        (4, {"t": "a"}, "t must be a number, got 'a'"),
+        (4, {"shared": "user"}, r"shared must be one of .* got 'user'"),
+        (4, {"negatives": InBatchNegatives()}, "logQ correction belongs to a softmax"),
+        *((k, {}, f"n_negatives must be .* got {k!r}") for k in (0, -1, 2.5, "4", None)),
+    ],
+)
+def test_bad_settings_are_refused(k: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        GeneralizedBinaryCrossEntropy(k, **settings)
 
 
 @pytest.mark.parametrize("shared", SHARING)

@@ -20,10 +20,7 @@ logger = logging.getLogger(__name__)
 def choose_backend(
     states: Tensor, catalogue: Tensor, backend: Backend
 ) -> Literal["triton", "torch"]:
-    """Return "triton" where the kernels run, "torch" otherwise.
-
-    "auto" falls back without a word, except one at debug level; "triton" says why it cannot.
-    """
+    """Return "triton" where the kernels run, else "torch"; refuse "triton" where they do not."""
     reason = why_not_triton(states, catalogue, backend)
     if reason is None:
         return "triton"
@@ -35,10 +32,7 @@ def choose_backend(
 
 
 def why_not_triton(states: Tensor, catalogue: Tensor, backend: Backend) -> str | None:
-    """Return the reason why the kernels do not run on these tensors; None where they do.
-
-    Written so that it can be traced by torch.compile.
-    """
+    """Return the reason why the kernels do not run here, or None; torch.compile can trace it."""
     if backend == "torch":
         return "another backend was asked for"
     if not _HAS_TRITON:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sce.losses.inputs import Catalogue, check_ignore_index, check_reduction
+from sce.losses.inputs import Catalogue, Reduction, check_choice, check_ignore_index
 
 
 @dataclass(frozen=True)
@@ -15,13 +15,9 @@ class DataSummary:
     """The training data as far as a loss may depend on it."""
 
     n_items: int
-    """Items in the catalogue."""
-    sequences: float
-    """Sequences in a batch."""
-    mean_length: float
-    """Mean number of targets of a sequence, once it is cut to the model's maximum length."""
-    item_counts: Tensor
-    """Occurrences of each item in the training data, [n_items]."""
+    sequences: float  # of a batch
+    mean_length: float  # targets of a sequence, once it is cut to the model's maximum length
+    item_counts: Tensor  # [n_items]: occurrences in the training data
 
     @property
     def targets(self) -> float:
@@ -34,17 +30,11 @@ class BatchShape:
     """The sizes of a training batch that decide how much memory a step takes."""
 
     n_items: int
-    """Items in the catalogue."""
     sequences: int
-    """Sequences in the batch."""
-    length: int
-    """Positions of a sequence, padding included."""
+    length: int  # positions of a sequence, padding included
     dim: int
-    """Dimensions of hidden states and items."""
-    targets: float
-    """Targets of a mean batch."""
-    max_targets: float
-    """Targets of the fullest batch: its peak is the peak."""
+    targets: float  # of a mean batch
+    max_targets: float  # of the fullest batch: its peak is the peak
 
     @property
     def positions(self) -> int:
@@ -66,18 +56,15 @@ class LossMemory(NamedTuple):
     """Bytes that a loss takes beyond its inputs, at the peak of each pass, in float32."""
 
     forward: float
-    backward: float
-    """Without the catalogue's gradient; less what is freed of the inputs."""
-    gradient_rows: float | None = None
-    """Rows of the catalogue's gradient where it is sparse; None: it is dense."""
+    backward: float  # without the catalogue's gradient, less what is freed of the inputs
+    gradient_rows: float | None = None  # of a sparse gradient of the catalogue; None: dense
 
 
 class Loss(nn.Module):
     """A loss over a catalogue of items, called `loss(states, catalogue, targets)`.
 
-    Derive from it for a loss of your own that wants what training can give: the generator of the
-    step, the number of targets, capture in a CUDA graph, a place in `sce plan`. Any function of
-    (states, catalogue, targets) can be trained with as well.
+    Any function of these can be trained with; one derived from this class is also given the
+    generator of the step and the number of targets, can be captured, and is known to `sce plan`.
 
     Args:
         ignore_index: Target of positions that do not count, such as padding.
@@ -92,7 +79,7 @@ class Loss(nn.Module):
     def __init__(self, *, ignore_index: int = -100, reduction: str = "mean") -> None:
         super().__init__()
         check_ignore_index(ignore_index)
-        check_reduction(reduction)
+        check_choice("reduction", reduction, Reduction)
         self.ignore_index = ignore_index
         self.reduction = reduction
 
@@ -130,7 +117,7 @@ class Loss(nn.Module):
         loss = self(states, catalogue, targets, generator=generator, max_targets=max_targets)
         return loss, ()
 
-    def is_capturable(self, catalogue: Tensor) -> bool:
+    def is_capturable(self, catalogue: Catalogue) -> bool:
         """True if the call, given `max_targets`, can be captured in a CUDA graph."""
         return False
 

@@ -1,10 +1,8 @@
 """Cross-entropy inside given buckets, in plain PyTorch and bounded memory, with its gradient.
 
-The forward pass computes the logits of a few buckets at a time and keeps, for each state, only the
-largest loss over the buckets it fell into and which bucket that was. The backward pass then needs
-the logits of these winning pairs alone, and computes them again. A loss is how far a log-sum-exp is
-above the positive logit; it is computed, and kept, as that difference, since of large logits the
-sum itself would be rounded.
+The forward pass keeps, for each state, the largest loss over its buckets and which bucket that was;
+the backward pass computes the logits of these pairs again. A loss is kept as the difference of a
+log-sum-exp and the positive logit, since of large logits the sum itself would be rounded.
 """
 
 from typing import Any, NamedTuple
@@ -15,11 +13,9 @@ from torch.autograd.function import once_differentiable
 
 from sce.losses.buckets import Buckets
 from sce.losses.gradients import CatalogueGradient
-from sce.losses.inputs import apply, rounded
+from sce.losses.inputs import apply, compute_dtype, rounded
 
-# Logits, and numbers of gathered rows, that are held at once at most (16 MiB in float32;
-# a few temporaries of that size come with them).
-MAX_LOGITS = 1 << 22
+MAX_LOGITS = 1 << 22  # held at once, and as many numbers of gathered rows (16 MiB in float32)
 
 
 def bucketed_cross_entropy(
@@ -35,20 +31,16 @@ def bucketed_cross_entropy(
     """Return each state's largest loss over its buckets [v], and which states were placed [v].
 
     The loss of a state in a bucket is logsumexp({its target} ∪ {the bucket's other items}) minus
-    the logit of its target. A state in no bucket has loss 0 and is not placed. On a tie between
-    buckets the gradient flows through the lowest.
-
-    With `sparse`, the catalogue's gradient is a coalesced sparse tensor of the targets' rows and
-    the buckets'. With `autocast_dtype`, states and rows of the catalogue are rounded to it where
-    they are multiplied; sums, and both gradients, are as wide as without.
+    the logit of its target; in no bucket it is 0. On a tie the gradient flows through the lowest
+    bucket. With `sparse`, the catalogue's gradient is a coalesced sparse tensor. Factors of
+    products are rounded to `autocast_dtype`; sums and gradients are not.
     """
     losses, winners = apply(
         _BucketedCrossEntropy,
         states,
         catalogue,
         targets,
-        buckets.states,
-        buckets.items,
+        buckets,
         sparse,
         autocast_dtype,
         max_logits,
@@ -63,16 +55,13 @@ class _Factors(NamedTuple):
     catalogue: Tensor  # [c, d]
     autocast_dtype: torch.dtype | None
 
-    @property
-    def dtype(self) -> torch.dtype:
-        both = torch.promote_types(self.states.dtype, self.catalogue.dtype)
-        return torch.promote_types(both, torch.float32)
-
     def x(self, rows: Tensor | slice) -> Tensor:
-        return rounded(self.states[rows], self.autocast_dtype).to(self.dtype)
+        dtype = compute_dtype(self.states, self.catalogue)
+        return rounded(self.states[rows], self.autocast_dtype).to(dtype)
 
     def y(self, items: Tensor) -> Tensor:
-        return rounded(self.catalogue[items], self.autocast_dtype).to(self.dtype)
+        dtype = compute_dtype(self.states, self.catalogue)
+        return rounded(self.catalogue[items], self.autocast_dtype).to(dtype)
 
 
 class _BucketedCrossEntropy(torch.autograd.Function):
@@ -82,8 +71,7 @@ class _BucketedCrossEntropy(torch.autograd.Function):
         states: Tensor,
         catalogue: Tensor,
         targets: Tensor,
-        bucket_states: Tensor,
-        bucket_items: Tensor,
+        buckets: Buckets,
         sparse: bool,
         autocast_dtype: torch.dtype | None,
         max_logits: int,
@@ -91,14 +79,12 @@ class _BucketedCrossEntropy(torch.autograd.Function):
         factors = _Factors(states, catalogue, autocast_dtype)
         with torch.autocast(states.device.type, enabled=False):
             positive_logits = _positive_logits(factors, targets, max_logits)
-            losses = _losses(
-                factors, targets, positive_logits, bucket_states, bucket_items, max_logits
-            )
-            largest, winners = _winners(losses, bucket_states, len(states))
+            losses = _losses(factors, targets, positive_logits, buckets, max_logits)
+            largest, winners = _winners(losses, buckets.states, len(states))
         largest = torch.where(winners >= 0, largest, 0.0)
         ctx.sparse, ctx.autocast_dtype, ctx.max_logits = sparse, autocast_dtype, max_logits
         ctx.save_for_backward(
-            states, catalogue, targets, bucket_items, positive_logits, largest, winners
+            states, catalogue, targets, buckets.items, positive_logits, largest, winners
         )
         ctx.mark_non_differentiable(winners)
         return largest, winners
@@ -106,23 +92,46 @@ class _BucketedCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_losses: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        """Push the gradient of each state's loss through the bucket that won, and no other."""
         states, catalogue, targets, bucket_items, positive_logits, largest, winners = (
             ctx.saved_tensors
         )
+        factors = _Factors(states, catalogue, ctx.autocast_dtype)
+        d, dtype, max_logits = states.shape[1], positive_logits.dtype, ctx.max_logits
+        grad_losses = grad_losses.to(dtype)
+        grad_states = torch.zeros_like(states, memory_format=torch.contiguous_format)
+        accumulator = None
+        if ctx.needs_input_grad[1]:
+            touched = [targets, *bucket_items]
+            accumulator = CatalogueGradient(catalogue, touched, dtype, sparse=ctx.sparse)
         with torch.autocast(states.device.type, enabled=False):
-            grad_states, grad_catalogue = _gradients(
-                grad_losses.to(positive_logits.dtype),
-                _Factors(states, catalogue, ctx.autocast_dtype),
-                targets,
-                bucket_items,
-                positive_logits,
-                largest,
-                winners,
-                max_logits=ctx.max_logits,
-                of_catalogue=ctx.needs_input_grad[1],
-                sparse=ctx.sparse,
-            )
-        return grad_states, grad_catalogue, *[None] * 6
+            for buckets, rows, present in _by_bucket(winners, bucket_items, d, max_logits):
+                x = factors.x(rows)  # [g, r, d]
+                scale = torch.where(present, grad_losses[rows], 0.0)  # [g, r]
+                # Filling has logits of a bucket that its loss is not of: none may overflow.
+                loss = largest[rows].masked_fill(~present, torch.inf)
+                # Of the positive logit: its probability less one.
+                positive_grad = (torch.expm1(-loss) * scale).unsqueeze(2)
+                grad_x = positive_grad * factors.y(targets[rows])
+                if accumulator is not None:
+                    accumulator.add(targets[rows][present], (positive_grad * x)[present])
+                size_y = bucket_items.shape[1]
+                step = _items_at_once(rows.shape[1], size_y, d, max_logits // len(rows))
+                for items in bucket_items[buckets].split(step, dim=1):
+                    y = factors.y(items)
+                    logits = _negative_logits(x, y, targets[rows], items)
+                    logits = logits.sub_(positive_logits[rows].unsqueeze(2)).sub_(loss.unsqueeze(2))
+                    weights = logits.exp_().mul_(scale.unsqueeze(2))
+                    grad_x += weights @ y
+                    if accumulator is not None:
+                        outer = (weights.transpose(1, 2) @ x).flatten(0, 1)
+                        accumulator.add(items.flatten(), outer)
+                        del outer
+                    del y, logits, weights
+                # Each state is written once, so the order of the writes does not matter.
+                grad_states[rows[present]] = grad_x[present].to(states.dtype)
+            grad_catalogue = None if accumulator is None else accumulator.finish()
+        return grad_states, grad_catalogue, *[None] * 5
 
 
 def _positive_logits(factors: _Factors, targets: Tensor, max_logits: int) -> Tensor:
@@ -136,20 +145,19 @@ def _losses(
     factors: _Factors,
     targets: Tensor,
     positive_logits: Tensor,
-    bucket_states: Tensor,
-    bucket_items: Tensor,
+    buckets: Buckets,
     max_logits: int,
 ) -> Tensor:
     """Return the loss of every row of every bucket: [b, x]."""
     # Of the target alone it is 0; the negatives come on top.
-    losses = positive_logits.new_zeros(bucket_states.shape)
-    size_x, d = bucket_states.shape[1], factors.states.shape[1]
-    step = _items_at_once(size_x, bucket_items.shape[1], d, max_logits)
+    losses = positive_logits.new_zeros(buckets.states.shape)
+    size_x, d = buckets.states.shape[1], factors.states.shape[1]
+    step = _items_at_once(size_x, buckets.items.shape[1], d, max_logits)
     group = _buckets_at_once(size_x, step, d, max_logits)
-    for g in range(0, len(bucket_states), group):
-        rows = bucket_states[g : g + group]
+    for g in range(0, len(losses), group):
+        rows = buckets.states[g : g + group]
         x = factors.x(rows)
-        for items in bucket_items[g : g + group].split(step, dim=1):
+        for items in buckets.items[g : g + group].split(step, dim=1):
             logits = _negative_logits(x, factors.y(items), targets[rows], items)
             more = _consume_logsumexp(logits, above=positive_logits[rows])
             losses[g : g + group] = torch.logaddexp(losses[g : g + group], more)
@@ -158,11 +166,9 @@ def _losses(
 
 
 def _consume_logsumexp(logits: Tensor, *, above: Tensor) -> Tensor:
-    """Return how far the log-sum-exp over the last dimension is above a logit.
+    """Return how far the log-sum-exp over the last dimension is above a logit, in place.
 
-    The logits are overwritten on the way: there is no second tensor of their size. The difference
-    is taken before the logarithm is added: of two large numbers that are close to each other it is
-    exact, and the logarithm is not lost in the autocast_dtype of a large one.
+    The logarithm is added to a difference of logits, which is exact, not to a large number.
     """
     largest = logits.amax(dim=-1)
     shift = torch.where(largest == -torch.inf, 0.0, largest)  # nothing but -inf: the sum is 0
@@ -197,54 +203,6 @@ def _winners(losses: Tensor, bucket_states: Tensor, n_states: int) -> tuple[Tens
     lowest = torch.full((n_states,), n_buckets, device=losses.device)
     lowest.scatter_reduce_(0, flat, torch.where(wins, number, n_buckets).flatten(), reduce="amin")
     return largest, torch.where(lowest == n_buckets, -1, lowest)
-
-
-def _gradients(
-    grad_losses: Tensor,
-    factors: _Factors,
-    targets: Tensor,
-    bucket_items: Tensor,
-    positive_logits: Tensor,
-    largest: Tensor,
-    winners: Tensor,
-    *,
-    max_logits: int,
-    of_catalogue: bool,
-    sparse: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """Push the gradient of each state's loss through the bucket that won, and no other."""
-    states = factors.states
-    grad_states = torch.zeros_like(states, memory_format=torch.contiguous_format)
-    touched = [targets, *bucket_items]
-    accumulator = None
-    if of_catalogue:
-        accumulator = CatalogueGradient(
-            factors.catalogue, touched, positive_logits.dtype, sparse=sparse
-        )
-    d = states.shape[1]
-    for buckets, rows, present in _by_bucket(winners, bucket_items, d, max_logits):
-        x = factors.x(rows)  # [g, r, d]
-        scale = torch.where(present, grad_losses[rows], 0.0)  # [g, r]
-        # Filling has logits of a bucket that its loss says nothing about: none may overflow.
-        loss = largest[rows].masked_fill(~present, torch.inf)
-        # Of the positive logit: its probability less one.
-        positive_grad = torch.expm1(-loss) * scale
-        grad_x = positive_grad.unsqueeze(2) * factors.y(targets[rows])
-        if accumulator is not None:
-            accumulator.add(targets[rows][present], (positive_grad.unsqueeze(2) * x)[present])
-        step = _items_at_once(rows.shape[1], bucket_items.shape[1], d, max_logits // len(rows))
-        for items in bucket_items[buckets].split(step, dim=1):
-            y = factors.y(items)
-            logits = _negative_logits(x, y, targets[rows], items)
-            logits = logits.sub_(positive_logits[rows].unsqueeze(2)).sub_(loss.unsqueeze(2))
-            weights = logits.exp_().mul_(scale.unsqueeze(2))
-            grad_x += weights @ y
-            if accumulator is not None:
-                accumulator.add(items.flatten(), (weights.transpose(1, 2) @ x).flatten(0, 1))
-            del y, logits, weights
-        # Each state is written once, so the order of the writes does not matter.
-        grad_states[rows[present]] = grad_x[present].to(states.dtype)
-    return grad_states, accumulator.finish() if accumulator is not None else None
 
 
 def _by_bucket(

@@ -1,7 +1,7 @@
 """Buckets of Scalable Cross-Entropy: their sizes, centres, states and items, and statistics.
 
-Nothing here carries a gradient, and nothing here holds a matrix of centres × catalogue: scores are
-computed in tiles of bounded size, and only each bucket's best rows so far are kept.
+Nothing here carries a gradient. Scores are computed in tiles of bounded size, of which only each
+bucket's best rows so far are kept.
 """
 
 import math
@@ -13,14 +13,12 @@ from torch import Tensor
 
 from sce.losses.inputs import rounded
 
-# The most scores held at once (32 MiB in float32): large enough that matrix products run at full
-# speed, small enough not to matter beside a model.
-MAX_SCORES = 1 << 23
-# Scores are first reduced to the maximum of each run of this many rows; only runs whose maximum
-# passes a bucket's threshold are looked at one by one.
+MAX_SCORES = 1 << 23  # held at once (32 MiB in float32)
+# Rows of a run; only runs whose maximum passes a bucket's threshold are looked at row by row.
 RUN = 32
-# The most bytes of parts of the catalogue's gradient that the kernels hold before adding them up.
-MAX_PARTS = 64 << 20
+MAX_PARTS = (
+    64 << 20
+)  # bytes of the catalogue's gradient that the kernels hold before adding them up
 LARGE_K = 1024  # items of a bucket beyond which the kernels score every item
 MIXED_STATES = 4  # in a centre of the kind "states"
 _SORTED = 1 << 18  # items of buckets that statistics sort at once: some ten megabytes
@@ -85,11 +83,10 @@ def draw_centres(
 ) -> Tensor:
     """Draw the centres of the buckets: [n_buckets, d], in float32 or wider.
 
-    "random" ones are standard normal. Those of "states" are a sum of four states, drawn at random,
-    with the absolute values of standard normal numbers for weights, scaled to length one, and a
-    normal vector whose length is about one. Those of "mix" are the paper's, distributed as the rows
-    of Ω X, with Ω standard normal [n_buckets, v]: independent normal vectors with covariance XᵀX.
-    G Lᵀ with L Lᵀ = XᵀX and G standard normal [n_buckets, d] has that distribution and needs no Ω.
+    "random": standard normal. "states": a sum of four states, weighted by absolute values of normal
+    numbers and scaled to length one, plus a normal vector of about that length. "mix": distributed
+    as the rows of Ω X, with Ω standard normal [n_buckets, v], which is never made: G Lᵀ, with
+    L Lᵀ = XᵀX and G standard normal [n_buckets, d], has the same distribution.
     """
     v, d = states.shape
     options: dict[str, Any] = {
@@ -125,11 +122,9 @@ def draw_centres(
 
 
 def round_centres(centres: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round centres to the precision of a catalogue, in which they are then compared with it.
+    """Round centres to the precision of a half-precision catalogue, which is scored faster so.
 
-    Centres are random: a rounded one is as good as another, and a catalogue in half precision is
-    scored twice as fast with centres in half precision. The length of a centre changes nothing; it
-    is set to 1 first, because float16 ends at 65,504.
+    Their length, which changes nothing, is set to 1 first, because float16 ends at 65,504.
     """
     if dtype not in (torch.float16, torch.bfloat16):
         return centres
@@ -149,20 +144,16 @@ def fill_buckets(
     *,
     bucket_size_x: int,
     bucket_size_y: int,
-    max_scores: int = MAX_SCORES,
     autocast_dtype: torch.dtype | None = None,
 ) -> Buckets:
     """Give each bucket the states and the items with the largest dot product with its centre.
 
     With `autocast_dtype`, that of the states and the catalogue rounded to that precision.
     """
-    states_of = top_rows(
-        centres, states, bucket_size_x, max_scores=max_scores, autocast_dtype=autocast_dtype
+    return Buckets(
+        top_rows(centres, states, bucket_size_x, autocast_dtype=autocast_dtype),
+        top_rows(centres, catalogue, bucket_size_y, autocast_dtype=autocast_dtype),
     )
-    items_of = top_rows(
-        centres, catalogue, bucket_size_y, max_scores=max_scores, autocast_dtype=autocast_dtype
-    )
-    return Buckets(states_of, items_of)
 
 
 @torch.no_grad()
@@ -176,9 +167,8 @@ def top_rows(
 ) -> Tensor:
     """Return the k rows with the largest dot product with each centre, as ascending indices [b, k].
 
-    Equal scores go to the lower index, so the answer does not depend on `max_scores`, the number of
-    scores held at once. A k beyond the number of rows means all of them. With `autocast_dtype`,
-    rows are rounded to it first, a chunk at a time.
+    Equal scores go to the lower index, so the answer does not depend on `max_scores`, held at once.
+    With `autocast_dtype`, rows are rounded to it first, a chunk at a time.
     """
     m = rows.shape[0]
     if k >= m:

@@ -26,12 +26,10 @@ class CrossEntropy(Loss):
     True
 
     Args:
-        chunk_size: Items scored at once. None (the default) scores them all and keeps the logits
-            for the backward pass: [positions, items] numbers, several times over. With a size,
-            never more than [positions, chunk_size] logits exist at once; the price is to compute
-            them twice. (On a CPU, where torch has `linear_cross_entropy` (2.13), there is no bias
-            and the gradient of the catalogue is no larger than a chunk, that takes over: it
-            computes them once, in a third less time.)
+        chunk_size: Items scored at once. None: all, and their logits are kept for the backward
+            pass: [positions, items] numbers, several times over. With a size, never more than
+            [positions, chunk_size] exist at once, and they are computed twice. (On a CPU, torch's
+            `linear_cross_entropy` (2.13) takes over where it computes the same in less time.)
         ignore_index: Target of positions that do not count, such as padding.
         reduction: "mean" over the positions that count, "sum", or "none".
     """
@@ -58,15 +56,9 @@ class CrossEntropy(Loss):
         max_targets: int | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """Return the loss; see `Loss.forward`. Nothing here is random.
+        """Return the loss; see `Loss.forward`.
 
-        Args:
-            states: Hidden states, [..., d].
-            catalogue: Item embeddings, [items, d].
-            targets: The correct item of each state, [...].
-            generator: Accepted as by every loss.
-            max_targets: An upper bound of the number of targets: no sync.
-            bias: Added to the logits of each item, [items]; an `nn.Linear` brings its own.
+        `bias` [items] is added to the logits of each item; an `nn.Linear` brings its own.
         """
         inputs = check_inputs(
             states,
@@ -91,7 +83,7 @@ class CrossEntropy(Loss):
             losses = apply(_ChunkedCrossEntropy, x, y, bias, inputs.targets, self.chunk_size)
         return reduce(losses, None, inputs, self.reduction)
 
-    def is_capturable(self, catalogue: Tensor) -> bool:
+    def is_capturable(self, catalogue: Catalogue) -> bool:
         """True if the call, given `max_targets`, can be captured in a CUDA graph."""
         return True
 
@@ -166,11 +158,8 @@ class _ChunkedByTorch(torch.autograd.Function):
 class _ChunkedCrossEntropy(torch.autograd.Function):
     """One pass over the catalogue forward, one backward; between them two numbers a position.
 
-    These are the largest logit and the logarithm of the sum beyond it: together they would be
-    rounded to what a large logit leaves of them.
-
-    Chunks run along the catalogue, not the positions: each row of the catalogue's gradient is then
-    finished when its chunk is, instead of the whole gradient being read and written for each chunk.
+    These are the largest logit and the logarithm of the sum beyond it, which a large logit would
+    round away. Chunks run along the catalogue: each row of its gradient is written once.
     """
 
     @staticmethod

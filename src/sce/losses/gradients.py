@@ -9,9 +9,8 @@ from torch import Tensor
 class CatalogueGradient:
     """Adds up rows of the catalogue's gradient in the precision the loss computes in.
 
-    A catalogue of that precision is summed in place. One in half precision would lose small
-    contributions to rounding: it gets a wider buffer, of the rows that are touched and no others.
-    A `sparse` gradient has such a buffer in any case, and nothing of the size of the catalogue.
+    In half precision small contributions would be rounded away: such a catalogue gets a wider
+    buffer, of the touched rows alone, and so does a `sparse` gradient.
     """
 
     def __init__(
@@ -73,9 +72,7 @@ def add_rows(total: Tensor, rows: Tensor, values: Tensor) -> None:
 def _add_sorted(total: Tensor, rows: Tensor, values: Tensor) -> None:
     """Bring equal rows together, add up each run in order, and write each sum once.
 
-    Made of operations that are deterministic whatever `torch.use_deterministic_algorithms` says: a
-    stable sort, sums of segments (on CUDA one thread walks along each), and an addition without
-    repeated rows.
+    All of these operations are deterministic: on CUDA one thread walks along each segment.
     """
     if rows.numel() == 0:  # a segment must have something in it
         return

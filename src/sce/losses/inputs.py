@@ -1,4 +1,4 @@
-"""Arguments of a loss: what is accepted as a catalogue, checks, valid positions, reduction."""
+"""Arguments of a loss: the kinds of catalogues, checks, valid positions, reduction."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,25 +16,15 @@ _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Inputs:
-    """The arguments of a loss, checked, and reduced to the valid positions.
+    """The arguments of a loss, checked, at the valid positions alone: padding may hold anything."""
 
-    Hidden states of ignored positions (padding may hold anything) never enter a loss.
-    """
-
-    states: Tensor
-    """Hidden states of the valid positions, [v, d]."""
-    catalogue: Tensor
-    """Item embeddings, [items, d]."""
-    targets: Tensor
-    """The correct item of each valid position, [v] int64."""
-    index: Tensor
-    """Flat index of each valid position, [v]."""
-    positions: torch.Size
-    """Shape of the targets as they were given."""
-    bias: Tensor | None = None
-    """Added to the logits of each item, [items], in the dtype of the logits."""
-    valid: Tensor | None = None
-    """With `max_targets`: which of the v places are in use, [v]; None: all."""
+    states: Tensor  # [v, d]
+    catalogue: Tensor  # [items, d]
+    targets: Tensor  # [v] int64
+    index: Tensor  # [v]: flat index of each valid position
+    positions: torch.Size  # shape of the targets as they were given
+    bias: Tensor | None = None  # [items], in the dtype of the logits
+    valid: Tensor | None = None  # [v]: places in use, with `max_targets`; None: all
 
     @property
     def dtype(self) -> torch.dtype:
@@ -91,8 +81,7 @@ def check_inputs(
 ) -> Inputs:
     """Check the arguments of a loss, and gather the valid positions.
 
-    With `max_targets`, into as many places, which must be enough: counting the targets would be a
-    sync. Places that are not in use hold zeros, and target 0.
+    With `max_targets` into as many places, without a sync; unused ones hold zeros, and target 0.
     """
     catalogue, own_bias = unwrap_catalogue(catalogue)
     if bias is not None and own_bias is not None:
@@ -103,7 +92,11 @@ def check_inputs(
         bias = bias.to(compute_dtype(states, catalogue))
     flat = targets.reshape(-1).long()
     valid = flat != ignore_index
-    _check_range(flat, valid, n_items=catalogue.shape[0], ignore_index=ignore_index)
+    wrong = valid & ((flat < 0) | (flat >= len(catalogue)))
+    message = f"targets must lie in [0, {len(catalogue)}) or equal ignore_index ({ignore_index})"
+    if flat.device.type == "cpu" and wrong.any():
+        message = f"{message}, got {flat[wrong][0].item()}"
+    _check(wrong.any().logical_not(), message)
     every = states.reshape(-1, states.shape[-1])
     if max_targets is not None:
         check_size("max_targets", max_targets)
@@ -124,10 +117,7 @@ def check_inputs(
 def check_arguments(
     states: Tensor, catalogue: Tensor, targets: Tensor, bias: Tensor | None = None
 ) -> None:
-    """Refuse arguments that do not fit together, with a message that says what was given.
-
-    Shapes, dtypes and devices only: values would be a sync.
-    """
+    """Refuse arguments whose types, shapes, dtypes or devices do not fit together: no sync."""
     given = {"states": states, "catalogue": catalogue, "targets": targets}
     if bias is not None:
         given["bias"] = bias
@@ -178,10 +168,8 @@ def check_tensor(name: str, given: object) -> None:
 
 
 def active_autocast_dtype(states: Tensor, catalogue: Tensor) -> torch.dtype | None:
-    """Return the dtype that torch.autocast gives factors of matrix products; None: their own.
-
-    Autocast applies where an input is float32 and the other is too, or has its dtype already.
-    """
+    """Return the dtype that torch.autocast gives factors of matrix products; None: their own."""
+    # It applies where an input is float32 and the other is too, or has its dtype already.
     device = states.device.type
     if not torch.is_autocast_enabled(device):
         return None
@@ -196,14 +184,6 @@ def rounded(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor if dtype is None else tensor.to(dtype)
 
 
-def _check_range(targets: Tensor, valid: Tensor, *, n_items: int, ignore_index: int) -> None:
-    wrong = valid & ((targets < 0) | (targets >= n_items))
-    message = f"targets must lie in [0, {n_items}) or equal ignore_index ({ignore_index})"
-    if targets.device.type == "cpu" and wrong.any():
-        message = f"{message}, got {targets[wrong][0].item()}"
-    _check(wrong.any().logical_not(), message)
-
-
 def _check(holds: Tensor, message: str) -> None:
     if holds.device.type != "cpu":
         torch._assert_async(holds, message)  # on the device: no sync
@@ -211,18 +191,17 @@ def _check(holds: Tensor, message: str) -> None:
         raise ValueError(message)
 
 
-def check_reduction(reduction: str) -> None:
-    """Refuse an unknown reduction."""
-    if reduction not in get_args(Reduction):
-        raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
+def check_choice(name: str, value: object, choices: Any) -> None:
+    """Refuse a value that is not among the choices of a Literal."""
+    if value not in get_args(choices):
+        raise ValueError(f"{name} must be one of {get_args(choices)}, got {value!r}")
 
 
 def check_ignore_index(value: int) -> None:
     """Refuse an ignore_index that no target can equal."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(
-            f"ignore_index must be an integer, got {value!r}; to ignore nothing, leave it at -100"
-        )
+        hint = "to ignore nothing, leave it at -100"
+        raise TypeError(f"ignore_index must be an integer, got {value!r}; {hint}")
     if not -(2**63) <= value < 2**63:
         raise ValueError(f"ignore_index must fit into 64 bits, got {value}")
 

@@ -15,10 +15,8 @@ from sce.losses.inputs import check_flag, check_number, check_tensor
 class Draw(NamedTuple):
     """Drawn items, and the correction to subtract from their logits."""
 
-    items: Tensor
-    """[rows, k]"""
-    log_expected: Tensor | None
-    """[rows, k]: logarithm of the expected count of each item among the k; None: no correction."""
+    items: Tensor  # [rows, k]
+    log_expected: Tensor | None  # [rows, k]: log of the expected count of each item among the k
 
 
 class Negatives(Protocol):
@@ -125,7 +123,7 @@ class PopularityNegatives(nn.Module):
         return Draw(items, self.log_share[items] + math.log(k) if self.correct else None)
 
     def extra_repr(self) -> str:
-        """Show the settings in the module's repr."""
+        """Show the settings."""
         return f"items={len(self.cumulative)}, power={self.power}, correct={self.correct}"
 
 

@@ -4,15 +4,23 @@ torch.func cannot transform them (their gradients are written by hand, in bounde
 backward() or torch.autograd.grad.
 """
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
 from sce.losses.base import BatchShape, DataSummary, Loss, LossMemory, LossSettings
-from sce.losses.inputs import Catalogue, check_inputs, check_number, check_size, reduce
+from sce.losses.inputs import (
+    Catalogue,
+    check_choice,
+    check_inputs,
+    check_number,
+    check_size,
+    reduce,
+    unwrap_catalogue,
+)
 from sce.losses.negatives import (
     InBatchNegatives,
     Negatives,
@@ -54,8 +62,7 @@ class SampledLoss(Loss):
         check_size("n_negatives", n_negatives)
         if shared is None:
             shared = "position" if n_negatives == 1 else "sequence"
-        if shared not in get_args(Sharing):
-            raise ValueError(f"shared must be one of {get_args(Sharing)}, got {shared!r}")
+        check_choice("shared", shared, Sharing)
         self.n_negatives = n_negatives
         self.negatives: Negatives = UniformNegatives() if negatives is None else negatives
         self.shared: Sharing = shared
@@ -76,16 +83,10 @@ class SampledLoss(Loss):
         max_targets: int | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """Return the loss.
+        """Return the loss; see `Loss.forward`.
 
-        Args:
-            states: Hidden states, [..., d].
-            catalogue: Item embeddings, [items, d]: a tensor, an `nn.Embedding` or an `nn.Linear`.
-            targets: The correct item of each state, [...]; `ignore_index` where there is none.
-            generator: Source of the negatives; None: torch's default.
-            max_targets: An upper bound of the number of targets: no sync. For samplers that do not
-                depend on the targets, uniform or by popularity.
-            bias: Added to the logits of each item, [items]; an `nn.Linear` brings its own.
+        `bias` [items] is added to the logits of each item; an `nn.Linear` brings its own.
+        `max_targets` is for samplers that do not depend on the targets, uniform or by popularity.
         """
         if max_targets is not None and not _ignores_targets(self.negatives):
             raise ValueError(
@@ -110,13 +111,11 @@ class SampledLoss(Loss):
         """Return the loss of each valid position, [v]."""
         raise NotImplementedError
 
-    def is_capturable(self, catalogue: Tensor) -> bool:
+    def is_capturable(self, catalogue: Catalogue) -> bool:
         """True if the call, given `max_targets`, can be captured in a CUDA graph."""
         # A gradient in half precision counts the rows that are touched, which is a sync.
-        return _ignores_targets(self.negatives) and catalogue.dtype in (
-            torch.float32,
-            torch.float64,
-        )
+        dtype = unwrap_catalogue(catalogue)[0].dtype
+        return _ignores_targets(self.negatives) and dtype in (torch.float32, torch.float64)
 
     def memory(self, shape: BatchShape) -> LossMemory:
         """Return the bytes of logits, of the valid states, and of rows gathered at once."""
@@ -152,9 +151,8 @@ class SampledLoss(Loss):
 class SampledCrossEntropy(SampledLoss):
     """CE⁻: the softmax cross-entropy over the positive and k negatives.
 
-    A sampler that corrects (logQ) has log(k·q) subtracted from the logits of its negatives, which
-    makes the sum inside the logarithm an unbiased estimate of the whole catalogue's. Arguments: see
-    `SampledLoss`.
+    A sampler that corrects (logQ) has log(k·q) subtracted from the logits of its negatives: the sum
+    inside the logarithm is then an unbiased estimate. Arguments: see `SampledLoss`.
 
     >>> loss = SampledCrossEntropy(16, shared="batch")
     >>> loss(torch.randn(8, 20, 32), torch.randn(1000, 32), torch.randint(1000, (8, 20))).shape
@@ -203,15 +201,8 @@ class GeneralizedBinaryCrossEntropy(SampledLoss):
 
     The positive enters as -β·log σ(s⁺), which is finite at any logit, with
     β = a·(t·(1 - 1/a) + 1/a) = 1 - t·(1 - a) and a = k / (items - 1), the share that is sampled, at
-    most 1. β is derived for uniform negatives.
-
-    Args:
-        n_negatives: Negatives drawn, k.
-        t: Calibration: 0 is BCE⁺, 1 undoes the sampling in full.
-        negatives: As the other arguments: see `SampledLoss`.
-        shared: What draws negatives of its own.
-        ignore_index: Target of positions that do not count.
-        reduction: "mean", "sum" or "none".
+    most 1. β is derived for uniform negatives. The calibration t goes from 0, which is BCE⁺, to 1,
+    which undoes the sampling in full. Other arguments: see `SampledLoss`.
     """
 
     def __init__(
@@ -262,71 +253,61 @@ def _piece(rows: float, width: int) -> float:
 Sampler = Literal["uniform", "popularity", "in-batch"]
 
 
+class _SampledSettings(LossSettings):
+    loss: ClassVar[type[SampledLoss]] = BinaryCrossEntropy
+    negatives: Sampler
+
+    def build(self, data: DataSummary) -> SampledLoss:
+        """Make the loss."""
+        given: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        correct = self.loss.takes_correction
+        return self.loss(**given | {"negatives": make_sampler(self.negatives, data, correct)})
+
+
 @dataclass(frozen=True)
-class BCESettings(LossSettings):
+class BCESettings(_SampledSettings):
     """Settings of BCE: one negative for each target."""
 
     negatives: Sampler = "uniform"
     """Distribution that negatives are drawn from."""
     shared: Sharing = "position"
-    """What draws negatives of its own: each position, each sequence, or the batch."""
-
-    def build(self, data: DataSummary) -> BinaryCrossEntropy:
-        """Make the loss."""
-        return BinaryCrossEntropy(negatives=make_sampler(self.negatives, data), shared=self.shared)
+    """Scope that draws negatives of its own: each position, each sequence, or the batch."""
 
 
 @dataclass(frozen=True)
-class _SamplingSettings(LossSettings):
+class BCEPlusSettings(_SampledSettings):
+    """Settings of BCE⁺."""
+
     n_negatives: int = 256
     """Negatives drawn against each target."""
     negatives: Sampler = "uniform"
     """Distribution that negatives are drawn from; ce- corrects its logits for it."""
     shared: Sharing = "sequence"
-    """What draws negatives of its own: each position, each sequence, or the batch."""
+    """Scope that draws negatives of its own: each position, each sequence, or the batch."""
 
 
 @dataclass(frozen=True)
-class BCEPlusSettings(_SamplingSettings):
-    """Settings of BCE⁺."""
-
-    def build(self, data: DataSummary) -> BinaryCrossEntropy:
-        """Make the loss."""
-        sampler = make_sampler(self.negatives, data)
-        return BinaryCrossEntropy(self.n_negatives, negatives=sampler, shared=self.shared)
-
-
-@dataclass(frozen=True)
-class GBCESettings(_SamplingSettings):
+class GBCESettings(BCEPlusSettings):
     """Settings of gBCE."""
+
+    loss = GeneralizedBinaryCrossEntropy
 
     t: float = 0.75
     """Calibration, from 0 (none) to 1 (full)."""
 
-    def build(self, data: DataSummary) -> GeneralizedBinaryCrossEntropy:
-        """Make the loss."""
-        sampler = make_sampler(self.negatives, data)
-        return GeneralizedBinaryCrossEntropy(
-            self.n_negatives, t=self.t, negatives=sampler, shared=self.shared
-        )
-
 
 @dataclass(frozen=True)
-class SampledCrossEntropySettings(_SamplingSettings):
+class SampledCrossEntropySettings(BCEPlusSettings):
     """Settings of CE⁻."""
 
-    def build(self, data: DataSummary) -> SampledCrossEntropy:
-        """Make the loss."""
-        sampler = make_sampler(self.negatives, data, correct=True)
-        return SampledCrossEntropy(self.n_negatives, negatives=sampler, shared=self.shared)
+    loss = SampledCrossEntropy
 
 
-def make_sampler(name: Sampler, data: DataSummary, *, correct: bool = False) -> Negatives:
-    """Make a sampler by its name; only a softmax can use the logQ correction."""
+def make_sampler(name: Sampler, data: DataSummary, correct: bool) -> Negatives:
+    """Make a sampler by its name."""
+    check_choice("negatives", name, Sampler)
     if name == "uniform":
         return UniformNegatives()
     if name == "popularity":
         return PopularityNegatives(data.item_counts, correct=correct)
-    if name == "in-batch":
-        return InBatchNegatives(data.item_counts, correct=correct)
-    raise ValueError(f"negatives must be one of {get_args(Sampler)}, got {name!r}")
+    return InBatchNegatives(data.item_counts, correct=correct)

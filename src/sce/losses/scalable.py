@@ -7,7 +7,7 @@ large inner products, instead of over the whole catalogue.
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from sce.losses.inputs import (
     Catalogue,
     active_autocast_dtype,
     check_arguments,
+    check_choice,
     check_flag,
     check_inputs,
     check_size,
@@ -46,17 +47,6 @@ AUTO_ITEMS = 2048  # in a bucket, of "auto"
 AUTO_TOUCHED = 256  # with a sparse gradient: every row in a bucket is touched
 
 
-class _Call(NamedTuple):
-    """The arguments of a call."""
-
-    states: Tensor
-    catalogue: Tensor
-    targets: Tensor
-    generator: torch.Generator | None
-    max_targets: int | None
-    centres: Tensor | None
-
-
 class ScalableCrossEntropy(Loss):
     """Cross-entropy over random buckets of hard negatives, in a fraction of the memory.
 
@@ -68,15 +58,12 @@ class ScalableCrossEntropy(Loss):
 
     Its value is not comparable with that of exact cross-entropy: the softmax is over a bucket.
 
-    In a compiled model the kernels are one operation of the graph. The graph breaks where it cannot
-    hold the call: on the plain path, with `sparse_grad`, and with a `generator`.
+    Sums, the loss and gradients of float32 inputs are float32, under torch.autocast too, which
+    rounds the factors of products, a few rows at a time (float64 where an input is).
 
-    Under torch.autocast, float32 inputs are rounded to its precision wherever they are multiplied:
-    to choose the buckets, for logits and for gradients. A few rows are rounded at a time (there is
-    no copy of the catalogue); sums, the loss and the gradients are float32.
-
-    The gradients are written by hand: `backward()` and `torch.autograd.grad` give them, once; the
-    transforms of torch.func (grad, jacrev, vmap, ...) are refused.
+    In a compiled model the kernels are one operation of the graph, which breaks on the plain path,
+    with `sparse_grad`, and with a `generator`. The gradients are written by hand: `backward()` and
+    `torch.autograd.grad` give them, once; torch.func (grad, vmap, ...) is refused.
 
     Args:
         bucket_size_y: Items in a bucket. "auto" is 2,048, with `sparse_grad` 256, or the whole
@@ -96,9 +83,8 @@ class ScalableCrossEntropy(Loss):
         backend: "triton" are fused GPU kernels, "torch" is plain PyTorch on any device; "auto"
             takes the kernels where they run.
         sparse_grad: Give the catalogue a sparse gradient of the rows that are in any bucket or a
-            target, for optimizers that update those rows alone, such as `torch.optim.SparseAdam`
-            and `sce.RowwiseAdagrad`. Nothing of the size of the catalogue is then allocated, unless
-            the buckets hold all of it. Counting the rows is a sync.
+            target, for optimizers such as `torch.optim.SparseAdam` and `sce.RowwiseAdagrad`:
+            nothing of the size of the catalogue is allocated. Counting the rows is a sync.
     """
 
     statistics = BucketStatistics._fields
@@ -124,12 +110,10 @@ class ScalableCrossEntropy(Loss):
                 check_size(name, size)
         if bucket_size_y != "auto":
             check_size("bucket_size_y", bucket_size_y)
-        if centres not in get_args(Centres):
-            raise ValueError(f"centres must be one of {get_args(Centres)}, got {centres!r}")
+        check_choice("centres", centres, Centres)
         check_flag("sparse_grad", sparse_grad)
         suggest_sizes(1, 1, alpha=alpha, beta=beta)  # refuses what is not positive and finite
-        if backend not in get_args(Backend):
-            raise ValueError(f"backend must be one of {get_args(Backend)}, got {backend!r}")
+        check_choice("backend", backend, Backend)
         self.bucket_size_y = bucket_size_y
         self.centres = centres
         self.n_buckets = n_buckets
@@ -143,13 +127,7 @@ class ScalableCrossEntropy(Loss):
     def paper(
         cls, *, mix: bool = True, bucket_size_y: int = 256, **settings: Any
     ) -> "ScalableCrossEntropy":
-        """Make the loss of the publication, with its Mix or without.
-
-        Args:
-            mix: Draw the centres as sums of all hidden states.
-            bucket_size_y: Items in a bucket.
-            settings: Any other argument of the constructor.
-        """
+        """Make the loss of the publication, with its Mix or without; settings: as above."""
         check_flag("mix", mix)
         centres: Centres = "mix" if mix else "random"
         return cls(bucket_size_y=bucket_size_y, centres=centres, **settings)
@@ -175,23 +153,12 @@ class ScalableCrossEntropy(Loss):
         max_targets: int | None = None,
         centres: Tensor | None = None,
     ) -> Tensor:
-        """Return the loss.
+        """Return the loss; see `Loss.forward`.
 
-        Sums are float32 whatever the precision of the inputs or of autocast, and so is the loss
-        (both are float64 where an input is).
-
-        Args:
-            states: Hidden states, [..., d].
-            catalogue: Item embeddings, [items, d]: a tensor, an `nn.Embedding`, or an `nn.Linear`
-                without a bias.
-            targets: The correct item of each state, [...].
-            generator: Source of the random centres.
-            max_targets: Targets of the largest batch, from which the default sizes follow. None:
-                as many as there are positions.
-            centres: [n_buckets, d], instead of random ones.
+        The default sizes follow from `max_targets` (None: as many as there are positions).
+        `centres` [n_buckets, d] take the place of random ones.
         """
-        call = _Call(states, _weight(catalogue), targets, generator, max_targets, centres)
-        return self._run(call)[0]
+        return self._run(states, catalogue, targets, generator, max_targets, centres)[0]
 
     def with_statistics(
         self,
@@ -204,13 +171,22 @@ class ScalableCrossEntropy(Loss):
         centres: Tensor | None = None,
     ) -> tuple[Tensor, BucketStatistics]:
         """Return the loss, and shares of states placed and targets found in its buckets."""
-        call = _Call(states, _weight(catalogue), targets, generator, max_targets, centres)
-        loss, buckets, marked = self._run(call)
+        loss, buckets, marked = self._run(
+            states, catalogue, targets, generator, max_targets, centres
+        )
         return loss, count_buckets(buckets, marked)
 
-    def _run(self, call: _Call) -> tuple[Tensor, Buckets, Tensor]:
+    def _run(
+        self,
+        states: Tensor,
+        catalogue: Catalogue,
+        targets: Tensor,
+        generator: torch.Generator | None,
+        max_targets: int | None,
+        centres: Tensor | None,
+    ) -> tuple[Tensor, Buckets, Tensor]:
         """Return the loss, the buckets, and the targets of their states, negative if not valid."""
-        states, catalogue, targets, generator, max_targets, centres = call
+        catalogue = _weight(catalogue)
         check_arguments(states, catalogue, targets)
         if centres is not None:
             _check_centres(centres, catalogue)
@@ -228,44 +204,62 @@ class ScalableCrossEntropy(Loss):
         if torch.compiler.is_compiling() and not in_graph:
             path = torch.compiler.disable(path)  # the decorator takes seconds to import
         sizes = self.sizes(len(catalogue), max_targets or max(1, targets.numel()))
-        return path(call, sizes, active_autocast_dtype(states, catalogue))
+        autocast_dtype = active_autocast_dtype(states, catalogue)
+        return path(states, catalogue, targets, generator, centres, sizes, autocast_dtype)
 
     def _plain(
-        self, call: _Call, sizes: tuple[int, int, int], autocast_dtype: torch.dtype | None
+        self,
+        states: Tensor,
+        catalogue: Tensor,
+        targets: Tensor,
+        generator: torch.Generator | None,
+        centres: Tensor | None,
+        sizes: tuple[int, int, int],
+        autocast_dtype: torch.dtype | None,
     ) -> tuple[Tensor, Buckets, Tensor]:
         """Place the states and compute the loss in plain PyTorch."""
-        choose_backend(call.states, call.catalogue, self.backend)  # says why not the kernels
-        inputs = check_inputs(*call[:3], ignore_index=self.ignore_index)
-        x, y, targets = inputs.states, inputs.catalogue, inputs.targets
-        n_buckets, size_x, size_y = sizes
+        choose_backend(states, catalogue, self.backend)  # says why not the kernels
+        inputs = check_inputs(states, catalogue, targets, ignore_index=self.ignore_index)
+        x, n_buckets, size_x, size_y = inputs.states, *sizes
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            seen, centres = rounded(x, autocast_dtype), call.centres
+            seen = rounded(x, autocast_dtype)
             if centres is None:
-                centres = draw_centres(seen, n_buckets, self.centres, generator=call.generator)
-                centres = round_centres(centres, autocast_dtype or y.dtype)
+                centres = draw_centres(seen, n_buckets, self.centres, generator=generator)
+                centres = round_centres(centres, autocast_dtype or catalogue.dtype)
             # A state that is not finite may fall into no bucket, and would then go unnoticed.
             sound = seen.isfinite().all()
             buckets = fill_buckets(
                 seen,
-                y,
+                catalogue,
                 centres.to(inputs.dtype),
                 bucket_size_x=size_x,
                 bucket_size_y=size_y,
                 autocast_dtype=autocast_dtype,
             )
         losses, placed = bucketed_cross_entropy(
-            x, y, targets, buckets, sparse=self.sparse_grad, autocast_dtype=autocast_dtype
+            x,
+            catalogue,
+            inputs.targets,
+            buckets,
+            sparse=self.sparse_grad,
+            autocast_dtype=autocast_dtype,
         )
         losses = losses * torch.where(sound, 1.0, torch.nan).to(losses.dtype)
-        return reduce(losses, placed, inputs, self.reduction), buckets, targets
+        return reduce(losses, placed, inputs, self.reduction), buckets, inputs.targets
 
     def _fused(
-        self, call: _Call, sizes: tuple[int, int, int], autocast_dtype: torch.dtype | None
+        self,
+        states: Tensor,
+        catalogue: Tensor,
+        targets: Tensor,
+        generator: torch.Generator | None,
+        centres: Tensor | None,
+        sizes: tuple[int, int, int],
+        autocast_dtype: torch.dtype | None,
     ) -> tuple[Tensor, Buckets, Tensor]:
         """Place the states and compute the loss by the kernels: no sync."""
         from sce.losses import kernels
 
-        states, catalogue, targets, generator, _, centres = call
         n_buckets, size_x, size_y = sizes
         options = kernels.FusedOptions(
             [n_buckets if centres is None else len(centres), size_x, size_y],
@@ -324,7 +318,7 @@ class ScalableCrossEntropySettings(LossSettings):
     centres: Centres = "random"
     """Where the buckets lie: in all directions alike, near hidden states, or by the paper's Mix."""
     alpha: float = 2.0
-    """How densely buckets cover the hidden states of a batch."""
+    """Density of the buckets: a hidden state is in alpha² of them on average."""
     beta: float = 1.0
     """Many small buckets (below 1) or few large ones (above 1)."""
     n_buckets: int | None = None
@@ -355,12 +349,7 @@ def scalable_cross_entropy(
 ) -> Tensor:
     """Scalable Cross-Entropy as a function: `ScalableCrossEntropy(**settings)`, called once."""
     return ScalableCrossEntropy(**settings).forward(
-        states,
-        catalogue,
-        targets,
-        generator=generator,
-        max_targets=max_targets,
-        centres=centres,
+        states, catalogue, targets, generator=generator, max_targets=max_targets, centres=centres
     )
 
 

@@ -1,8 +1,7 @@
 """Logits of each position with its target and with sampled negatives.
 
-Where sequences or positions have negatives of their own, catalogue rows are gathered for a few of
-them at a time, forward and backward, and so are the logits of padding: only the logits of valid
-positions grow with the batch.
+Rows of negatives, and logits of padding, exist for a few sequences or positions at a time, forward
+and backward: only the logits of valid positions grow with the batch.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -24,10 +23,8 @@ MAX_GATHERED = 1 << 21
 class SampledScores(NamedTuple):
     """Logits of the valid positions, in float32 or wider."""
 
-    positive_logits: Tensor
-    """Logits of the targets, [v]."""
-    negative_logits: Tensor
-    """Logits of the negatives, corrected, [v, k]; -inf for a negative that equals the target."""
+    positive_logits: Tensor  # [v]
+    negative_logits: Tensor  # [v, k], corrected; -inf for a negative that equals the target
 
 
 def score_negatives(
@@ -89,8 +86,7 @@ def score_negatives(
 def _score(inputs: Inputs, items: Tensor, shared: Sharing, length: int) -> tuple[Tensor, Tensor]:
     """Return the logits with the targets [v] and with the negatives [v, k].
 
-    Targets and negatives are looked up together: the gradient of a lookup is as large as the
-    catalogue, and one is enough.
+    Both are looked up together: the gradient of a lookup is as large as the catalogue.
     """
     x, y, targets = inputs.states, inputs.catalogue, inputs.targets
     if shared == "position":

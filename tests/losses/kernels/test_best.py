@@ -265,19 +265,3 @@ def test_ways_of_usual_sizes(
     values, out = torch.empty(0), torch.empty(320, k, dtype=torch.int32)
     best.best(values, width, k, out, None if cut is None else out, cut)
     assert launched[-1] == way
-
-
-@pytest.mark.parametrize(
-    ("n", "width", "k", "capacity"),
-    [
-        (80, 250_000, 17_408, 8192),
-        (80, 69_632, 16_384, 4096),
-        (160, 125_008, 4352, 4096),
-        (160, 34_816, 4096, 2048),
-    ],
-)
-def test_capacity_for_candidates(n: int, width: int, k: int, capacity: int) -> None:
-    high, low, given = wide.bracket(width, k)
-    assert high < k / width * wide.SAMPLE < low
-    assert (low - high) * width / wide.SAMPLE < given == capacity <= k // 2 + 4096
-    assert n * capacity * 4 <= 3 << 20

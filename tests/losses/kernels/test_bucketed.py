@@ -1,5 +1,7 @@
 """Inside buckets: which bucket wins a state, and what is not a number."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,7 +11,8 @@ from tests.losses.kernels.made_problem import DEVICE, problem
 pytest.importorskip("triton")
 
 
-def test_on_a_tie_the_gradient_flows_through_the_lowest_bucket_only() -> None:
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_on_a_tie_the_gradient_flows_through_the_lowest_bucket_only(backend: Any) -> None:
     # Items 1 and 2 have the same logit for the state but lie in different buckets.
     states = torch.zeros(1, 16, device=DEVICE)
     states[0, 0] = 1
@@ -21,7 +24,7 @@ def test_on_a_tie_the_gradient_flows_through_the_lowest_bucket_only() -> None:
     centres[:, 1] = torch.tensor([-1.0, 1.0])
     loss = scalable_cross_entropy(
         states, catalogue, torch.zeros(1, dtype=torch.long, device=DEVICE), centres=centres,
-        bucket_size_x=1, bucket_size_y=1, backend="triton",
+        bucket_size_x=1, bucket_size_y=1, backend=backend,
     )  # fmt: skip
     (grad,) = torch.autograd.grad(loss, catalogue)
     assert grad[2].abs().sum() > 0  # bucket 0 holds item 2

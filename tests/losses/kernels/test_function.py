@@ -1,5 +1,6 @@
 """The kernels as a whole, against the plain path and the reference."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ from torch import Tensor
 
 from sce.losses import ScalableCrossEntropy, bucketed, buckets, scalable_cross_entropy
 from sce.losses.backend import Backend
-from sce.losses.reference import reference_scalable_cross_entropy
 from tests.losses.kernels.made_problem import DEVICE, DTYPES, GPU, problem
 from tests.losses.noisy_problem import rows_touched
 
@@ -108,17 +108,6 @@ def test_a_generator_repeats_bit_for_bit_and_leaves_the_global_one_alone(kind: A
     assert torch.equal(before, torch.cuda.get_rng_state() if GPU else torch.get_rng_state())
 
 
-def test_the_front_door_equals_the_reference() -> None:
-    states, catalogue, targets = problem(2, 30, 50, 8)
-    centres = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    sizes: dict[str, Any] = {"bucket_size_x": 9, "bucket_size_y": 12}
-    found = scalable_cross_entropy(
-        states, catalogue, targets, centres=centres, backend="triton", **sizes
-    )
-    expected = reference_scalable_cross_entropy(states, catalogue, targets, centres, **sizes)
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
-
-
 def test_no_valid_position_and_strided_inputs() -> None:
     states, catalogue, targets = problem(3, 15, 20, 8)
     loss = ScalableCrossEntropy(n_buckets=2, bucket_size_x=5, bucket_size_y=6, backend="triton")
@@ -173,8 +162,12 @@ def test_rows_further_apart_than_32_bits_count(tmp_path: Path) -> None:
     assert all(map(torch.equal, *found))
 
 
-def test_states_as_centres_look_where_the_states_are() -> None:
-    options: dict[str, Any] = {"device": str(DEVICE), "backend": "triton"}
+@pytest.mark.parametrize("backend", ["torch", "triton", "compiled"])
+def test_states_as_centres_look_where_the_states_are(backend: str) -> None:
+    options: dict[str, Any] = {"device": str(DEVICE), "backend": backend}
+    if backend == "compiled":
+        call = partial(torch.compile, fullgraph=True, backend="aot_eager")
+        options |= {"backend": "triton", "call": call}
     assert rows_touched(**options, centres="states") <= set(range(10))
     assert len(rows_touched(**options, centres="random")) > 10
 

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from sce.losses import ScalableCrossEntropy
 from tests.losses.kernels.made_problem import DEVICE, GPU, problem
-from tests.losses.noisy_problem import rows_touched
 
 pytest.importorskip("triton")
 from sce.losses.kernels import operator
-from sce.losses.kernels.function import Computed, to_save
+from sce.losses.kernels.function import Computed
 
 SIZES: dict[str, Any] = {"n_buckets": 3, "bucket_size_x": 6, "bucket_size_y": 7}
 CENTRES = torch.randn(2, 8, generator=torch.Generator().manual_seed(1)).to(DEVICE)
@@ -84,12 +83,6 @@ def test_one_graph_holds_what_else_a_call_may_ask_for(
     check(net, call=partial(net, **options), fullgraph=True, backend="aot_eager")
 
 
-def test_the_graph_does_not_break() -> None:
-    inputs, _, targets = problem(2, 24, 40, 8)
-    found = torch._dynamo.explain(Net())(inputs, targets)
-    assert (found.graph_count, found.graph_break_count) == (1, 0)
-
-
 def test_every_call_draws_buckets_of_its_own() -> None:
     inputs, _, targets = problem(2, 24, 40, 8)
     compiled = torch.compile(Net(), fullgraph=True, backend="aot_eager")
@@ -122,13 +115,6 @@ def test_where_the_graph_breaks_the_result_is_the_same(
     check(net, call=call, backend="aot_eager")
 
 
-def test_states_as_centres_look_where_the_states_are() -> None:
-    call = partial(torch.compile, fullgraph=True, backend="aot_eager")
-    options: dict[str, Any] = {"device": str(DEVICE), "backend": "triton", "call": call}
-    assert rows_touched(**options, centres="states") <= set(range(10))
-    assert len(rows_touched(**options, centres="random")) > 10
-
-
 @pytest.mark.parametrize("dtype", [None, torch.float16])
 def test_the_operations_keep_their_contracts(dtype: torch.dtype | None) -> None:
     # One bucket of all states, all valid: no number of the result is left as it was in memory.
@@ -138,7 +124,7 @@ def test_the_operations_keep_their_contracts(dtype: torch.dtype | None) -> None:
     call = (states, catalogue, targets, None, seed, [1, 9, 4], "states", -100, "mean", dtype)
     torch.library.opcheck(operator.scalable_cross_entropy, call)
     computed = Computed(*operator.scalable_cross_entropy(*call))
-    saved = [tensor.detach() for tensor in to_save(states, catalogue, computed)]
+    saved = [tensor.detach() for tensor in (states, catalogue, *computed[2:])]
     grad = torch.ones_like(computed.loss).detach()
     for gradient in (operator.grad_states, operator.grad_catalogue):
         torch.library.opcheck(gradient, (grad, saved, "mean", dtype))

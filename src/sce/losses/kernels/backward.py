@@ -4,7 +4,7 @@ The gradient of a state flows through the one bucket that won it, so each is wri
 an item is left as a row for each of its places in a bucket (`catalogue.py` adds them up).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -14,7 +14,7 @@ from torch import Tensor
 from sce.losses.kernels.bucketed import bucket_and_tile, packed_value
 from sce.losses.kernels.launch import ceil_div, launch
 from sce.losses.kernels.precision import load_rows, product, product_by_slices, weighted_sum
-from sce.losses.kernels.tiles import Tiles
+from sce.losses.kernels.tiles import Tile, Tiles
 
 
 class Saved(NamedTuple):
@@ -44,19 +44,11 @@ def bucket_items(keys: Tensor, n_buckets: int, targets: Tensor) -> Tensor:
 
 def grad_states(saved: Saved, grad: Tensor, reduction: str) -> Tensor:
     """Return the gradient of the states, [n, d]; `grad` is that of the loss, scalar or [n]."""
-    x, y, won = saved.x, saved.y, saved.won
-    (n_buckets, size_x), size_y, d = won.shape, saved.items.shape[1], x.shape[1]
-    out = torch.zeros(x.shape, device=x.device, dtype=x.dtype)
-    tiles = Tiles(x, y, saved.autocast_dtype)
-    tile = tiles.states
-    launch(
-        _grad_states_kernel, (ceil_div(size_x, tile.x) * n_buckets,),
-        x, y, saved.targets, saved.items, saved.positive_logits, saved.packed, won, saved.counts,
-        grad, out, n_buckets, size_x, size_y, d, x.stride(0), y.stride(0),
-        REDUCTION=reduction, BLOCK_X=tile.x, BLOCK_Y=tile.y, BLOCK_D=tiles.d, SLICE=tile.slice,
-        ROUND=tiles.round, SPLIT=saved.autocast_dtype is not None, PRECISION=tiles.precision,
-        num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
+    n_buckets, size_x = saved.won.shape
+    out = torch.zeros(saved.x.shape, device=saved.x.device, dtype=saved.x.dtype)
+    tiles = Tiles(saved.x, saved.y, saved.autocast_dtype)
+    programs = ceil_div(size_x, tiles.states.x) * n_buckets
+    _launch(_grad_states_kernel, programs, saved, grad, out, tiles, tiles.states, reduction)
     return out
 
 
@@ -65,20 +57,27 @@ def grad_places(saved: Saved, grad: Tensor, reduction: str, first: int, last: in
 
     A state's target is masked where it is in the bucket: what targets add is not in it.
     """
+    size_y, d = saved.items.shape[1], saved.x.shape[1]
+    out = torch.empty(last - first, size_y, d, device=saved.x.device, dtype=torch.float32)
+    tiles = Tiles(saved.x, saved.y, saved.autocast_dtype)
+    programs = ceil_div(size_y, tiles.places.y) * (last - first)
+    _launch(_grad_places_kernel, programs, saved, grad, out, tiles, tiles.places, reduction, first)
+    return out
+
+
+def _launch(
+    kernel: Any, programs: int, saved: Saved, grad: Tensor, out: Tensor, tiles: Tiles, tile: Tile,
+    reduction: str, *first: int,
+) -> None:  # fmt: skip
     x, y, won = saved.x, saved.y, saved.won
-    (n_buckets, size_x), size_y, d = won.shape, saved.items.shape[1], x.shape[1]
-    out = torch.empty(last - first, size_y, d, device=x.device, dtype=torch.float32)
-    tiles = Tiles(x, y, saved.autocast_dtype)
-    tile = tiles.places
     launch(
-        _grad_places_kernel, (ceil_div(size_y, tile.y) * (last - first),),
+        kernel, (programs,),
         x, y, saved.targets, saved.items, saved.positive_logits, saved.packed, won, saved.counts,
-        grad, out, first, n_buckets, size_x, size_y, d, x.stride(0), y.stride(0),
+        grad, out, *first, *won.shape, saved.items.shape[1], x.shape[1], x.stride(0), y.stride(0),
         REDUCTION=reduction, BLOCK_X=tile.x, BLOCK_Y=tile.y, BLOCK_D=tiles.d, SLICE=tile.slice,
         ROUND=tiles.round, SPLIT=saved.autocast_dtype is not None, PRECISION=tiles.precision,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    return out
 
 
 @triton.jit

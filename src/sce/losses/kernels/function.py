@@ -1,5 +1,6 @@
 """The kernels as one function that autograd knows: fill the buckets, then compute in them."""
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from sce.losses.inputs import apply
 from sce.losses.kernels import bucketed
 from sce.losses.kernels.backward import Saved, bucket_items, grad_states
 from sce.losses.kernels.catalogue import grad_catalogue
-from sce.losses.kernels.centres import Prepared, prepare
+from sce.losses.kernels.centres import prepare
 from sce.losses.kernels.selection import top_rows
 
 
@@ -79,7 +80,7 @@ def compute(
 ) -> Computed:
     """Run the forward pass."""
     x, y = _rows(states), _rows(catalogue)
-    n_buckets, _, size_y = options.sizes
+    (n_buckets, size_x, size_y), dtype = options.sizes, options.autocast_dtype
     with _device_of(x):
         prepared = prepare(
             x,
@@ -90,17 +91,22 @@ def compute(
             n_buckets=n_buckets,
             size_y=min(size_y, len(y)),
             kind=options.centres,
-            dtype=options.autocast_dtype or y.dtype,
+            dtype=dtype or y.dtype,
             ignore_index=options.ignore_index,
-            autocast_dtype=options.autocast_dtype,
+            autocast_dtype=dtype,
         )
-        buckets = fill_buckets(x, y, prepared, options)
+        # Items are written to the keys.
+        items = bucket_items(prepared.keys, n_buckets, prepared.targets)
+        chosen = top_rows(
+            prepared.centres, x, size_x, targets=prepared.targets, autocast_dtype=dtype
+        )
+        top_rows(prepared.centres, y, items.shape[1], out=items, autocast_dtype=dtype)
         loss, positive_logits, won, counts = bucketed.forward(
-            x, y, prepared, buckets, options.reduction, options.autocast_dtype
+            x, y, prepared, Buckets(chosen, items), options.reduction, dtype
         )
     return Computed(
         prepared.losses if options.reduction == "none" else loss,
-        buckets.states,
+        chosen,
         prepared.targets,
         prepared.packed,
         prepared.keys,
@@ -110,49 +116,26 @@ def compute(
     )
 
 
-def fill_buckets(x: Tensor, y: Tensor, prepared: Prepared, options: FusedOptions) -> Buckets:
-    """Give each bucket the best states and items for its centre; items are written to the keys."""
-    n_buckets, size_x, _ = options.sizes
-    centres, dtype = prepared.centres, options.autocast_dtype
-    items = bucket_items(prepared.keys, n_buckets, prepared.targets)
-    states = top_rows(centres, x, size_x, targets=prepared.targets, autocast_dtype=dtype)
-    top_rows(centres, y, items.shape[1], out=items, autocast_dtype=dtype)
-    return Buckets(states, items)
-
-
-def differentiate_states(
-    grad: Tensor, saved: tuple[Tensor, ...], reduction: str, autocast_dtype: torch.dtype | None
-) -> Tensor:
-    """Return the gradient of the states, from that of the loss and from `to_save`."""
-    with _device_of(grad):
-        return grad_states(_saved(saved, autocast_dtype), grad.contiguous(), reduction)
-
-
-def differentiate_catalogue(
+def differentiate(
+    gradient: Callable[..., Tensor],
     grad: Tensor,
-    saved: tuple[Tensor, ...],
+    saved: Sequence[Tensor],
     reduction: str,
     autocast_dtype: torch.dtype | None,
-    *,
-    sparse: bool = False,
+    **options: bool,
 ) -> Tensor:
-    """Return the gradient of the catalogue, from that of the loss and from `to_save`."""
+    """Return the gradient of the states or of the catalogue, from that of the loss."""
     with _device_of(grad):
-        known = _saved(saved, autocast_dtype)
-        return grad_catalogue(known, grad.contiguous(), reduction, sparse=sparse)
+        states, catalogue, *computed = saved
+        known = Saved(_rows(states), _rows(catalogue), *computed, autocast_dtype)
+        return gradient(known, grad.contiguous(), reduction, **options)
 
 
-def to_save(states: Tensor, catalogue: Tensor, computed: Computed) -> tuple[Tensor, ...]:
-    """Return the tensors that the backward pass needs."""
-    return states, catalogue, *computed[2:]
-
-
-def _saved(saved: tuple[Tensor, ...], autocast_dtype: torch.dtype | None) -> Saved:
-    states, catalogue, targets, packed, keys, positive_logits, won, counts = saved
-    return Saved(
-        _rows(states), _rows(catalogue), targets, packed, keys, positive_logits, won, counts,
-        autocast_dtype,
-    )  # fmt: skip
+def save(ctx: Any, states: Tensor, catalogue: Tensor, computed: Computed) -> None:
+    """Keep what `differentiate` needs."""
+    ctx.save_for_backward(states, catalogue, *computed[2:])
+    ctx.mark_non_differentiable(*computed[1:])
+    ctx.set_materialize_grads(False)
 
 
 class _FusedCrossEntropy(torch.autograd.Function):
@@ -169,9 +152,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
     ) -> Computed:
         computed = compute(states, catalogue, targets, centres, seed, options)
         ctx.options, ctx.sparse_grad = options, sparse_grad
-        ctx.save_for_backward(*to_save(states, catalogue, computed))
-        ctx.mark_non_differentiable(*computed[1:])
-        ctx.set_materialize_grads(False)
+        save(ctx, states, catalogue, computed)
         return computed
 
     @staticmethod
@@ -179,14 +160,11 @@ class _FusedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         grad_x = grad_y = None
         if grad is not None:
-            *_, reduction, dtype = ctx.options
-            saved = ctx.saved_tensors
+            given = (grad, ctx.saved_tensors, *ctx.options[-2:])
             if ctx.needs_input_grad[0]:
-                grad_x = differentiate_states(grad, saved, reduction, dtype)
+                grad_x = differentiate(grad_states, *given)
             if ctx.needs_input_grad[1]:
-                grad_y = differentiate_catalogue(
-                    grad, saved, reduction, dtype, sparse=ctx.sparse_grad
-                )
+                grad_y = differentiate(grad_catalogue, *given, sparse=ctx.sparse_grad)
         return grad_x, grad_y, *[None] * 5
 
 

@@ -5,8 +5,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sce.losses.kernels import function
-from sce.losses.kernels.function import Computed, Fused, FusedOptions
+from sce.losses.kernels import backward
+from sce.losses.kernels import catalogue as catalogue_kernels
+from sce.losses.kernels.function import (
+    Computed,
+    Fused,
+    FusedOptions,
+    compute,
+    differentiate,
+    save,
+)
 
 
 def fused_operator(
@@ -38,22 +46,12 @@ def scalable_cross_entropy(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Run the forward pass. The result is a `Computed`: a schema knows only its parts."""
     options = FusedOptions(sizes, kind, ignore_index, reduction, autocast_dtype)
-    return function.compute(states, catalogue, targets, centres, seed, options)
+    return compute(states, catalogue, targets, centres, seed, options)
 
 
 @scalable_cross_entropy.register_fake
-def _(
-    states: Tensor,
-    catalogue: Tensor,
-    targets: Tensor,
-    centres: Tensor | None,
-    seed: Tensor | None,
-    sizes: list[int],
-    kind: str,
-    ignore_index: int,
-    reduction: str,
-    autocast_dtype: torch.dtype | None,
-) -> Computed:
+def _(states: Tensor, catalogue: Tensor, *others: Any) -> Computed:
+    sizes, _, _, reduction, _ = others[3:]
     n, (n_buckets, size_x, size_y) = states.shape[0], sizes
     size_x = torch.sym_min(size_x, n)
     size_y = torch.sym_min(size_y, catalogue.shape[0])
@@ -78,7 +76,7 @@ def grad_states(
     grad: Tensor, saved: list[Tensor], reduction: str, autocast_dtype: torch.dtype | None
 ) -> Tensor:
     """Return the gradient of the states."""
-    return function.differentiate_states(grad, tuple(saved), reduction, autocast_dtype)
+    return differentiate(backward.grad_states, grad, saved, reduction, autocast_dtype)
 
 
 @torch.library.custom_op("sce::scalable_cross_entropy_grad_catalogue", mutates_args=())
@@ -86,7 +84,9 @@ def grad_catalogue(
     grad: Tensor, saved: list[Tensor], reduction: str, autocast_dtype: torch.dtype | None
 ) -> Tensor:
     """Return the gradient of the catalogue."""
-    return function.differentiate_catalogue(grad, tuple(saved), reduction, autocast_dtype)
+    return differentiate(
+        catalogue_kernels.grad_catalogue, grad, saved, reduction, autocast_dtype, sparse=False
+    )
 
 
 grad_states.register_fake(lambda grad, saved, *_: saved[0].new_empty(saved[0].shape))
@@ -94,11 +94,8 @@ grad_catalogue.register_fake(lambda grad, saved, *_: saved[1].new_empty(saved[1]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    computed = Computed(*output)
     ctx.options = inputs[-2:]  # reduction, autocast_dtype
-    ctx.save_for_backward(*function.to_save(inputs[0], inputs[1], computed))
-    ctx.mark_non_differentiable(*computed[1:])
-    ctx.set_materialize_grads(False)
+    save(ctx, inputs[0], inputs[1], Computed(*output))
 
 
 def _backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
