@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sce.cli import main
-from sce.cli.evaluate import show_metrics
+from sce.cli.output import show_metrics
 from sce.data.prepared import PreparedDataset, write_prepared
 from sce.evaluation.evaluate import evaluate
 from sce.evaluation.ranking import Popularity, Ranker
