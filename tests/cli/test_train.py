@@ -145,8 +145,8 @@ def test_help_shows_daily_options_first_and_every_setting(
         assert re.search(r"[a-z]{3} .*\[default: .+\]", line), line
     for name, entry in LOSSES.items():
         assert f"{name} ({entry.summary})" in text
-    assert "bce+, gbce, ce-: Negatives drawn" in text
-    assert "[default: bce: position; bce+, gbce, ce-: sequence]" in text
+    assert re.search(r"bce\+, gbce, ce-.*: Negatives drawn", text)
+    assert re.search(r"\[default: bce: position; bce\+, gbce, ce-.*: sequence\]", text)
     assert re.search(r"--training.betas FLOAT FLOAT .*\[default: 0.9 0.98\]", text)
 
 
