@@ -11,6 +11,7 @@ import pytest
 from sce import cli
 from sce.cli import VERBS, main
 from sce.errors import InputError
+from tests.complaint import complaint
 
 Capture = pytest.CaptureFixture[str]
 
@@ -37,15 +38,6 @@ def test_the_help_of_a_verb_teaches_by_example(verb: str, capsys: Capture) -> No
     assert summary in out
     assert examples
     assert all(f"sce {verb} {example}".strip() in out for example in examples)
-
-
-def complaint(arguments: list[str], capsys: Capture) -> str:
-    assert main(arguments) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("sce: error: ")
-    assert captured.err.count("\n") == 1
-    return captured.err
 
 
 @pytest.mark.parametrize(

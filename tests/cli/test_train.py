@@ -16,6 +16,7 @@ from sce.config import setting_names
 from sce.losses import LOSSES
 from sce.training.checkpoint import read_tensors
 from sce.training.run import Run
+from tests.complaint import complaint
 from tests.cycle_data import make_cycle
 
 Capture = pytest.CaptureFixture[str]
@@ -27,15 +28,6 @@ QUICK = [*SMALL, "--batch-size", "16", "--epochs", "1", "--device", "cpu", "--lo
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_cycle(tmp_path_factory.mktemp("data") / "cycle").path
-
-
-def complaint(arguments: list[str | Path], capsys: Capture) -> str:
-    assert main([str(argument) for argument in arguments]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert captured.err.startswith("sce: error: ")
-    return captured.err
 
 
 # --- what is shown and written
@@ -77,8 +69,11 @@ def test_a_file_of_settings_and_options_over_it(data: Path, tmp_path: Path) -> N
 
 def test_a_file_for_another_loss(data: Path, tmp_path: Path, capsys: Capture) -> None:
     file = tmp_path / "settings.toml"
-    file.write_text("[loss]\nbucket_size_y = 6\nalpha = 1.0\n")
     arguments = ["train", str(data), "--out", str(tmp_path / "run"), "--config", str(file), *QUICK]
+    file.write_text("[training]\nepoch = 3\n")
+    line = complaint(arguments, capsys)
+    assert f"{file}: [training] epoch is unknown; the nearest valid key is epochs in" in line
+    file.write_text("[loss]\nbucket_size_y = 6\nalpha = 1.0\n")
     line = complaint([*arguments, "--loss.alpha", "3"], capsys)
     assert "loss.alpha belongs to sce, and the loss is ce" in line
     assert main(arguments) == 0
@@ -187,13 +182,6 @@ def test_no_gpu_is_one_line(data: Path, tmp_path: Path, capsys: Capture) -> None
     line = complaint(["train", data, "--out", tmp_path / "run", "--device", "cuda"], capsys)
     assert "device cuda was asked for, but" in line
     assert "use --device cpu or auto" in line
-
-
-def test_a_typo_in_the_file_of_settings(data: Path, tmp_path: Path, capsys: Capture) -> None:
-    file = tmp_path / "settings.toml"
-    file.write_text("[training]\nepoch = 3\n")
-    line = complaint(["train", data, "--out", tmp_path / "run", "--config", file], capsys)
-    assert f"{file}: [training] epoch is unknown; the nearest valid key is epochs in" in line
 
 
 def test_a_directory_that_is_no_run_is_left_alone(
