@@ -33,7 +33,7 @@ Layer = Mapping[str, Mapping[str, Any]]  # by section and name, the settings tha
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that decides the result of a run, beside the dataset."""
+    """All settings of a run: with the dataset they decide its result."""
 
     model_name: str
     model: BackboneSettings
@@ -47,11 +47,7 @@ class Config:
 
     @classmethod
     def compose(cls, *layers: Layer) -> "Config":
-        """Lay settings over the defaults, the later over the earlier.
-
-        Raises:
-            InputError: When a setting is out of range, or not one of the chosen model or loss.
-        """
+        """Lay settings over the defaults, the later over the earlier."""
         given: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
         for layer in layers:
             for section, settings in layer.items():
@@ -70,10 +66,8 @@ class Config:
 
     def build(self, dataset: PreparedDataset) -> tuple[Backbone, Loss]:
         """Make the model and the loss, sized for the dataset."""
-        batch_size, max_length = self.training.batch_size, self.model.max_length
-        data = summarize_data(
-            dataset.train, dataset.n_items, batch_size=batch_size, max_length=max_length
-        )
+        sizes = {"batch_size": self.training.batch_size, "max_length": self.model.max_length}
+        data = summarize_data(dataset.train, dataset.n_items, **sizes)
         try:
             model = self.model.build(dataset.n_items, seed=self.training.seed)
         except (RuntimeError, MemoryError) as error:
@@ -89,9 +83,6 @@ class Config:
 
 def _make(section: str, name: str, given: Mapping[str, Any]) -> Any:
     """Make the settings of a section, of the class that the name chooses."""
-    if name not in SECTIONS[section]:
-        choices = ", ".join(SECTIONS[section])
-        raise InputError(f"there is no {section} {name!r}; choose from {choices}")
     for setting in given:
         having = classes_with(section, setting)
         if having and name not in having:
@@ -129,11 +120,7 @@ def setting_names() -> set[str]:
 
 
 def load_toml(path: Path | str) -> dict[str, dict[str, Any]]:
-    """Read settings from a TOML file with the tables model, loss and training, as far as given.
-
-    Raises:
-        InputError: When it cannot be read, a key is unknown, or a value is of the wrong type.
-    """
+    """Read settings from a TOML file with the tables model, loss and training, as far as given."""
     try:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -144,29 +131,18 @@ def load_toml(path: Path | str) -> dict[str, dict[str, Any]]:
 
 
 def for_loss(file: Layer, options: Layer) -> tuple[Layer, list[str]]:
-    """Leave out of a file the settings that its own loss alone has, if the options name another.
-
-    Returns:
-        The settings that remain, and the names of those left out.
-    """
+    """Split off a file the names of settings that the loss of the options does not have."""
     given = file.get("loss", {})
-    name = options.get("loss", {}).get("name", given.get("name", DEFAULT_LOSS))
-    if name == given.get("name", DEFAULT_LOSS):
+    own = given.get("name", DEFAULT_LOSS)
+    name = options.get("loss", {}).get("name", own)
+    if name == own:
         return file, []
     kept = {k: v for k, v in given.items() if k == "name" or name in classes_with("loss", k)}
     return {**file, "loss": kept}, [key for key in given if key not in kept]
 
 
 def check_layer(content: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
-    """Settings by section and name, each checked and converted to its type.
-
-    Args:
-        content: As a TOML file has it.
-        where: Its source, for messages.
-
-    Raises:
-        InputError: When a key is unknown, or a value is of the wrong type.
-    """
+    """Check the settings of a TOML file, and convert each to its type; `where` is for messages."""
     layer: dict[str, dict[str, Any]] = {}
     for section, given in content.items():
         if section not in SECTIONS:
@@ -190,12 +166,11 @@ def nearest(given: str, known: Iterable[str]) -> str:
 
 
 def _nearest_of_all(given: str, known: Iterable[str]) -> str:
-    """Name the nearest table, or the nearest key with its table; else those that are known."""
-    keys = {name: f"{name} in [{s}]" for s in SECTIONS for name in setting_types(s)}
-    close = difflib.get_close_matches(given, [*SECTIONS, *keys], n=1, cutoff=0.6)
-    if not close:
-        return nearest(given, known)
-    return f"the nearest valid key is {keys.get(close[0], f'[{close[0]}]')}"
+    """Name the nearest table, or the nearest key of any table; else those that are known."""
+    places = {name: f"{name} in [{s}]" for s in SECTIONS for name in setting_types(s)}
+    places |= {section: f"[{section}]" for section in SECTIONS}
+    close = difflib.get_close_matches(given, places, n=1, cutoff=0.6)
+    return f"the nearest valid key is {places[close[0]]}" if close else nearest(given, known)
 
 
 def _convert(value: Any, kind: Any, place: str) -> Any:

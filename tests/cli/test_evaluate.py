@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sce.cli import main
-from sce.cli.evaluate import show_metrics
+from sce.cli.output import show_metrics
 from sce.data.prepared import PreparedDataset, write_prepared
 from sce.evaluation.evaluate import evaluate
 from sce.evaluation.ranking import Popularity, Ranker
@@ -16,6 +16,7 @@ from sce.training.fit import fit
 from sce.training.run import Run, load_model
 from sce.training.run_start import note_divergence, start_run
 from sce.training.settings import TrainingSettings
+from tests.complaint import complaint
 from tests.cycle_data import lay_out, make_cycle, small_model, walk
 
 Capture = pytest.CaptureFixture[str]
@@ -42,15 +43,6 @@ def run(dataset: PreparedDataset, tmp_path_factory: pytest.TempPathFactory) -> P
         progress=False,
     )
     return out
-
-
-def complaint(arguments: list[str | Path], capsys: Capture) -> str:
-    assert main([str(argument) for argument in arguments]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert captured.err.startswith("sce: error: ")
-    return captured.err
 
 
 def test_the_table_has_the_numbers_that_training_found(run: Path, capsys: Capture) -> None:

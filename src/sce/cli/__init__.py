@@ -8,108 +8,73 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import cyclopts
 
 from sce import __version__
 from sce.errors import InputError
 
-
-class Verb(NamedTuple):
-    """A command: `sce NAME` calls the function NAME of the module sce.cli.NAME."""
-
-    name: str
-    summary: str
-    examples: str
-
-
-VERBS = [
-    Verb(
-        "prepare",
+VERBS: dict[str, tuple[str, list[str]]] = {
+    "prepare": (
         "Turn a log of interactions into a filtered, split and indexed dataset.",
-        """
-        sce prepare clicks.csv.gz --out data/clicks
-        sce prepare 'logs/*.parquet' --user-column member --out data/shop
-        sce prepare ratings.dat --format movielens-1m --preset paper --out data/ml1m
-        """,
+        [
+            "clicks.csv.gz --out data/clicks",
+            "'logs/*.parquet' --user-column member --out data/shop",
+            "ratings.dat --format movielens-1m --preset paper --out data/ml1m",
+        ],
     ),
-    Verb(
-        "synthesize",
+    "synthesize": (
         "Write a synthetic log with popularity skew and sequences that can be learned.",
-        """
-        sce synthesize --out data/made.parquet
-        sce synthesize --items 1000000 --users 50000 --out data/large.parquet
-        """,
+        ["--out data/made.parquet", "--items 1000000 --users 50000 --out data/large.parquet"],
     ),
-    Verb(
-        "plan",
+    "plan": (
         "Predict the memory of training with each loss, and what fits on a GPU.",
-        """
-        sce plan --items 1_000_000 --batch 128 --length 200 --dim 64 --memory 16GB
-        sce plan --items 1_000_000 --memory 16GB --precision bf16
-        sce plan --data data/clicks --memory 24GiB --json
-        """,
+        [
+            "--items 1_000_000 --batch 128 --length 200 --dim 64 --memory 16GB",
+            "--items 1_000_000 --memory 16GB --precision bf16",
+            "--data data/clicks --memory 24GiB --json",
+        ],
     ),
-    Verb(
-        "train",
+    "train": (
         "Train a model on a prepared dataset, and measure it on the test users.",
-        """
-        sce train data/clicks --out runs/clicks
-        sce train data/clicks --out runs/clicks --resume
-        sce train data/clicks --out runs/ce --loss ce --loss.chunk-size 4096
-        sce train data/clicks --out runs/wide --config my.toml --model.dim 128
-        """,
+        [
+            "data/clicks --out runs/clicks",
+            "data/clicks --out runs/clicks --resume",
+            "data/clicks --out runs/ce --loss ce --loss.chunk-size 4096",
+            "data/clicks --out runs/wide --config my.toml --model.dim 128",
+        ],
     ),
-    Verb(
-        "evaluate",
+    "evaluate": (
         "Measure a run on the test users, beside the popularity baseline.",
-        """
-        sce evaluate runs/clicks
-        sce evaluate runs/clicks --split validation --k 10 100 --json
-        """,
+        ["runs/clicks", "runs/clicks --split validation --k 10 100 --json"],
     ),
-    Verb(
-        "recommend",
+    "recommend": (
         "Recommend items for users of the dataset, or for any histories.",
-        """
-        sce recommend runs/clicks --histories histories.jsonl -k 10
-        sce recommend runs/clicks --out everybody.parquet
-        """,
+        ["runs/clicks --histories histories.jsonl -k 10", "runs/clicks --out everybody.parquet"],
     ),
-    Verb(
-        "report",
+    "report": (
         "Write a page about a run: curves, metrics, memory, settings, examples.",
-        """
-        sce report runs/clicks
-        """,
+        ["runs/clicks"],
     ),
-    Verb(
-        "sweep",
+    "sweep": (
         "Train with many settings, each in a fresh process; resumable, within budgets.",
-        """
-        sce sweep experiments/pareto.toml --data data/clicks --out sweeps/clicks
-        sce sweep experiments/mix.toml --out sweeps/made --jobs 4 --time-budget 10m
-        sce sweep experiments/{main-table,pareto}.toml --data data/clicks --out sweeps/clicks
-        """,
+        [
+            "experiments/pareto.toml --data data/clicks --out sweeps/clicks",
+            "experiments/mix.toml --out sweeps/made --jobs 4 --time-budget 10m",
+            "experiments/{main-table,pareto}.toml --data data/clicks --out sweeps/clicks",
+        ],
     ),
-    Verb(
-        "compare",
+    "compare": (
         "Compare the runs of sweeps: Pareto fronts, tables, curves, on one page.",
-        """
-        sce compare sweeps/clicks
-        sce compare sweeps/clicks --markdown table.md --csv all.csv --svg figures
-        """,
+        ["sweeps/clicks", "sweeps/clicks --markdown table.md --csv all.csv --svg figures"],
     ),
-    Verb(
-        "datasets",
+    "datasets": (
         "List the paper's datasets, where their owners publish them, and how to prepare each.",
-        """
-        sce datasets
-        sce datasets --json
-        """,
+        ["", "--json"],
     ),
-]
+}
+"""Commands with a summary and examples: `sce NAME` calls the function NAME of sce.cli.NAME."""
 
 
 def _convert(kind: Any, tokens: Sequence[cyclopts.Token]) -> Any:
@@ -131,13 +96,11 @@ app = cyclopts.App(
     default_parameter=cyclopts.Parameter(negative=(), converter=_convert),
     suppress_keyboard_interrupt=False,
 )
-for position, verb in enumerate(VERBS):
+for position, (verb, (summary, examples)) in enumerate(VERBS.items()):
     app.command(
-        f"sce.cli.{verb.name}:{verb.name}",
-        name=verb.name,
-        help=verb.summary,
-        help_epilogue="Examples:\n\n"
-        + "\n".join("    " + line.strip() for line in verb.examples.strip().splitlines()),
+        f"sce.cli.{verb}:{verb}",
+        help=summary,
+        help_epilogue="\n".join(["Examples:\n", *(f"    sce {verb} {one}" for one in examples)]),
         sort_key=position,
     )
 
@@ -154,13 +117,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except cyclopts.CycloptsError as error:
         if debug:
             raise
-        verbs = [verb.name for verb in VERBS]
-        help_of = f"sce {tokens[0]} --help" if tokens[:1] and tokens[0] in verbs else "sce --help"
-        return _complain(f"{error} (see: {help_of})")
+        command = "sce " + tokens[0] if tokens and tokens[0] in VERBS else "sce"
+        return _complain(f"{error} (see: {command} --help)")
     except BrokenPipeError:
         return 141  # the reader of our output (head, less) went away: not an error of ours
     except KeyboardInterrupt:
-        _say("sce: interrupted")
+        say("interrupted")
         return 130
     except (InputError, OSError) as error:
         if debug:
@@ -172,17 +134,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _complain(message: str) -> int:
-    _say("sce: error: " + " ".join(message.split()))
+    say("error: " + " ".join(message.split()))
     return 2
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """Write a line to standard error, if anybody reads it."""
     with suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
+        print(f"sce: {line}", file=sys.stderr, flush=True)
 
 
 def _leave_dead_streams() -> None:
-    """Where a stream has no reader any more, let the interpreter not stumble over it at exit."""
+    """Redirect streams without a reader, which the interpreter would stumble over at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:

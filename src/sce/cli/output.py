@@ -1,19 +1,25 @@
-"""Rows of recommendations as csv, jsonl or parquet: streamed, and in files whole or not at all."""
+"""What commands show on the console, and recommendations as csv, jsonl or parquet."""
 
 import csv
 import json
-import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count, repeat
 from pathlib import Path
-from typing import Any, Literal, Protocol, TextIO, get_args
+from typing import TYPE_CHECKING, Any, Literal, TextIO, get_args
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 from sce.data.columns import ITEM, USER
-from sce.data.storage import atomic_file, partial_directory
+from sce.data.storage import atomic_file
 from sce.errors import InputError
-from sce.recommend import Id, Recommended
+from sce.training.progress import PipedConsole
+
+if TYPE_CHECKING:
+    from sce.recommend import Id, Recommended
 
 Format = Literal["csv", "jsonl", "parquet"]
 COLUMNS = (USER, ITEM, "score", "rank")
@@ -22,11 +28,59 @@ _ROWS_AT_ONCE = 1 << 18  # of parquet, held in memory
 _INT64 = range(-(2**63), 2**63)
 
 
-class Rows(Protocol):
+def output_console() -> Console:
+    """A console for what is meant to be read or piped on: plain, and unwrapped in a pipe."""
+    console = PipedConsole(highlight=False)
+    if not console.is_terminal:
+        console.width = 200  # a pipe has no edge to wrap at
+    return console
+
+
+def show_lines(lines: Iterable[tuple[str, str]], width: int) -> None:
+    """Show facts by name, the names in a column of so many characters."""
+    console = output_console()
+    for name, value in lines:
+        console.print(f"{name:<{width}}{value}", soft_wrap=True, markup=False)
+
+
+def plain_table(*headings: str) -> Table:
+    """A table without edges; columns are added, or named here and aligned to the left."""
+    return Table(*headings, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+
+
+def show_metrics(rows: Mapping[str, Mapping[str, float]], *, title: str) -> None:
+    """Compare a model with popularity, in one line, and then in a table of metric and depth."""
+    names = list(next(iter(rows.values())))  # such as "ndcg@10"
+    depths = [name.partition("@")[2] for name in names if name.startswith("ndcg@")]
+    model, popularity = rows.values()
+    name = f"ndcg@{'10' if '10' in depths else depths[-1]}"
+    value, other = model[name], popularity[name]
+    times = f": {value / other:.2f} times as much" if other else ""
+    worse = ", worse than popularity" if value < other else ""
+    table = plain_table(title, "")
+    for depth in depths:
+        table.add_column(f"@{depth}", justify="right", no_wrap=True)
+    for metric in dict.fromkeys(name.partition("@")[0] for name in names):
+        for number, (ranker, values) in enumerate(rows.items()):
+            cells = [f"{values[f'{metric}@{depth}']:.4f}" for depth in depths]
+            table.add_row("" if number else metric, ranker, *cells)
+        table.add_section()
+    console = output_console()
+    console.print(
+        f"{name.upper()} {value:.4f} against {other:.4f} of popularity{times}{worse}\n",
+        soft_wrap=True,
+        markup=False,
+    )
+    console.print(table)
+    console.print()
+
+
+class Rows:
     """Where recommendations go."""
 
-    def add(self, user: Id, found: Recommended) -> None:
+    def add(self, user: "Id", found: "Recommended") -> None:
         """Write one user's, best first."""
+        raise NotImplementedError
 
     def finish(self) -> None:
         """Write what belongs at the end; not called when something went wrong."""
@@ -44,22 +98,19 @@ def open_rows(out: Path | None, format_: Format | None, *, force: bool = False) 
     Raises:
         InputError: When it cannot be written, or not in this format.
     """
-    if out is not None:
-        _check(out, force=force)
-    chosen = _choose(out, format_)
     if out is None:
-        yield from _finished(_text_rows(chosen, sys.stdout))
+        if format_ == "parquet":
+            raise InputError("parquet is written to a file: name one with --out FILE.parquet")
+        yield from _finished(_TEXT[format_ or "csv"](sys.stdout))
         sys.stdout.flush()
         return
-    try:
-        with atomic_file(out) as partial:
-            if chosen == "parquet":
-                yield from _finished(ParquetRows(partial))
-            else:
-                with partial.open("x", encoding="utf-8", newline="") as stream:
-                    yield from _finished(_text_rows(chosen, stream))
-    finally:
-        shutil.rmtree(partial_directory(out), ignore_errors=True)
+    chosen = _choose(out, format_, force=force)
+    with atomic_file(out) as partial:
+        if chosen == "parquet":
+            yield from _finished(_ParquetRows(partial))
+        else:
+            with partial.open("x", encoding="utf-8", newline="") as stream:
+                yield from _finished(_TEXT[chosen](stream))
 
 
 def _finished(rows: Rows) -> Iterator[Rows]:
@@ -67,66 +118,42 @@ def _finished(rows: Rows) -> Iterator[Rows]:
     rows.finish()
 
 
-def _choose(out: Path | None, format_: Format | None) -> Format:
-    if out is None:
-        if format_ == "parquet":
-            raise InputError("parquet is written to a file: name one with --out FILE.parquet")
-        return format_ or "csv"
-    known: dict[str, Format] = {f".{name}": name for name in get_args(Format)}
-    chosen = format_ or known.get(out.suffix.lower())
-    if chosen is None:
-        raise InputError(
-            f"{out} ends in none of {', '.join(known)}; name it so, or choose with --format"
-        )
-    return chosen
-
-
-def _check(out: Path, *, force: bool) -> None:
+def _choose(out: Path, format_: Format | None, *, force: bool) -> str:
     if out.exists() and not out.is_file():
         raise InputError(f"{out} is not a file; name one, such as recommendations.csv")
     if out.exists() and not force:
         raise InputError(f"{out} exists; choose another name, or replace it with --force")
     if not out.parent.is_dir():
         raise InputError(f"cannot write {out}: there is no directory {out.parent}")
+    chosen = format_ or out.suffix.lower().removeprefix(".")
+    if chosen not in get_args(Format):
+        known = ", ".join(f".{name}" for name in get_args(Format))
+        raise InputError(f"{out} ends in none of {known}; name it so, or choose with --format")
+    return chosen
 
 
-def _text_rows(format_: Format, stream: TextIO) -> "CsvRows | JsonlRows":
-    return CsvRows(stream) if format_ == "csv" else JsonlRows(stream)
-
-
-class CsvRows:
-    """One line per recommendation under a header."""
-
+class _CsvRows(Rows):
     def __init__(self, stream: TextIO) -> None:
         self._writer = csv.writer(stream, lineterminator="\n")
         self._begun = False
 
-    def add(self, user: Id, found: Recommended) -> None:
-        """Write one user's, best first."""
-        self._begin()
+    def add(self, user: "Id", found: "Recommended") -> None:
+        self.finish()
         # str of a float32: the fewest digits that give the same number again.
-        rows = zip(repeat(user), found.items, map(str, found.scores), count(1))
-        self._writer.writerows(rows)
+        self._writer.writerows(zip(repeat(user), found.items, map(str, found.scores), count(1)))
 
     def finish(self) -> None:
-        """Write the header, if there was nothing to write under it."""
-        self._begin()
-
-    def _begin(self) -> None:
-        # With the first row, not before: where nothing can be recommended, nothing is printed.
+        # The header comes with the first row: where nothing can be recommended, nothing is printed.
         if not self._begun:
             self._writer.writerow(COLUMNS)
             self._begun = True
 
 
-class JsonlRows:
-    """One object per recommendation and line."""
-
+class _JsonlRows(Rows):
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def add(self, user: Id, found: Recommended) -> None:
-        """Write one user's, best first."""
+    def add(self, user: "Id", found: "Recommended") -> None:
         whose = json.dumps(user, ensure_ascii=False)
         for rank, (item, score) in enumerate(zip(found.items, found.scores, strict=True), 1):
             what = json.dumps(item, ensure_ascii=False)
@@ -135,14 +162,14 @@ class JsonlRows:
                 f'{{"{USER}": {whose}, "{ITEM}": {what}, "score": {score!s}, "rank": {rank}}}\n'
             )
 
-    def finish(self) -> None:
-        """Nothing belongs at the end."""
+
+_TEXT = {"csv": _CsvRows, "jsonl": _JsonlRows}
 
 
-class ParquetRows:
+class _ParquetRows(Rows):
     """A parquet file, put together from parts of bounded size.
 
-    Users' ids are integers in the file when all of them are, and text otherwise.
+    Ids are integers in the file when all of them are, and text otherwise.
     """
 
     def __init__(self, path: Path) -> None:
@@ -155,13 +182,10 @@ class ParquetRows:
             ) from error
         self._polars: Any = polars
         self._path = path
-        self._parts = path.with_name(f"{path.name}-parts")
-        self._parts.mkdir()
-        self._written: list[Path] = []
+        self._parts: list[Path] = []
         self._columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
 
-    def add(self, user: Id, found: Recommended) -> None:
-        """Write one user's, best first."""
+    def add(self, user: "Id", found: "Recommended") -> None:
         values = ([user] * len(found), found.items, found.scores.tolist(), found.ranks.tolist())
         for column, more in zip(self._columns.values(), values, strict=True):
             column.extend(more)
@@ -169,36 +193,26 @@ class ParquetRows:
             self._write_part()
 
     def finish(self) -> None:
-        """Put the parts together."""
-        if self._columns["rank"] or not self._written:
-            self._write_part()
+        self._write_part()
         pl = self._polars
-        parts = [pl.scan_parquet(part) for part in self._written]
+        parts = [pl.scan_parquet(part) for part in self._parts]
         for name in (USER, ITEM):
-            kinds = {part.collect_schema()[name] for part in parts}
-            if len(kinds) > 1:
+            if len({part.collect_schema()[name] for part in parts}) > 1:
                 parts = [part.with_columns(pl.col(name).cast(pl.String)) for part in parts]
         try:
             pl.concat(parts).sink_parquet(self._path)
         except pl.exceptions.PolarsError as error:
             raise InputError(f"cannot write parquet: {error}") from error
-        shutil.rmtree(self._parts)
 
     def _write_part(self) -> None:
         pl = self._polars
-        ids = {name: self._ids(self._columns[name]) for name in COLUMNS[:2]}
-        frame = pl.DataFrame(
-            ids | {name: self._columns[name] for name in COLUMNS[2:]},
-            schema_overrides={"score": pl.Float32, "rank": pl.Int32},
-        )
-        part = self._parts / f"{len(self._written)}.parquet"
-        frame.write_parquet(part)
-        self._written.append(part)
-        for column in self._columns.values():
-            column.clear()
-
-    def _ids(self, ids: list[Id]) -> Any:
-        pl = self._polars
-        if all(isinstance(one, int) and one in _INT64 for one in ids):
-            return pl.Series(ids, dtype=pl.Int64)
-        return pl.Series([str(one) for one in ids], dtype=pl.String)
+        schema = {"score": pl.Float32, "rank": pl.Int32}
+        for name in (USER, ITEM):
+            ids = self._columns[name]
+            schema[name] = pl.Int64
+            if not all(isinstance(one, int) and one in _INT64 for one in ids):
+                self._columns[name], schema[name] = [str(one) for one in ids], pl.String
+        self._parts.append(self._path.with_name(f"{self._path.name}-{len(self._parts)}"))
+        frame = pl.DataFrame(self._columns, schema_overrides=schema)
+        frame.write_parquet(self._parts[-1])
+        self._columns = {name: [] for name in COLUMNS}

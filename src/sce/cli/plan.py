@@ -4,16 +4,15 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import torch
 from cyclopts import CoercionError, Parameter, Token
-from rich import box
-from rich.table import Table
 
-from sce.cli.evaluate import output_console
+from sce.cli.output import output_console, plain_table, show_lines
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
-from sce.models.sasrec import SASRecSettings
+from sce.models.registry import BACKBONES, DEFAULT_BACKBONE
 from sce.planning import (
     CONTEXT,
     ERROR,
@@ -44,13 +43,13 @@ _WIDE = 116  # columns of a terminal in which the whole table has room
 
 def _read_count(kind: Any, tokens: Sequence[Token]) -> int:
     """Read a whole number, also as 1e6."""
+    text = tokens[0].value
     try:
-        value = float(tokens[0].value)
-        if value != int(value):
-            raise ValueError
-    except (ValueError, OverflowError) as error:
+        if "e" in text.lower() and float(text).is_integer():
+            return int(float(text))
+        return int(text)
+    except ValueError as error:
         raise CoercionError(token=tokens[0], target_type=int) from error
-    return int(value) if "e" in tokens[0].value.lower() else int(tokens[0].value)
 
 
 def plan(
@@ -60,6 +59,7 @@ def plan(
     batch: Annotated[int, Parameter(converter=_read_count)] = 128,
     length: int | None = None,
     mean_length: float | None = None,
+    model: str = DEFAULT_BACKBONE,
     dim: int = 64,
     blocks: int = 2,
     heads: int = 1,
@@ -80,6 +80,7 @@ def plan(
         batch: Sequences in a step.
         length: Longest history. [default: 200, or the longest in --data if that is less]
         mean_length: Mean history of a user, once it is cut to the longest. [default: the longest]
+        model: The backbone.
         dim: Width of item embeddings and states.
         blocks: Transformer blocks.
         heads: Attention heads.
@@ -94,17 +95,20 @@ def plan(
         as_json: Write JSON, for programs.
     """
     width, found = _sizes(items, data, length, mean_length)
+    settings: Any = BACKBONES[model].settings
+    shape = {"dim": dim, "blocks": blocks, "heads": heads, "max_length": width}
+    options = {
+        "n_negatives": negatives,
+        "bucket_size_y": bucket_size_y,
+        "alpha": alpha,
+        "beta": beta,
+        "chunk_size": chunk_size,
+    }
     job = Job(
         batch=batch,
-        backbone=SASRecSettings(dim=dim, blocks=blocks, heads=heads, max_length=width),
+        backbone=settings(**{name: shape[name] for name in _shape_of(settings)}),
         precision=precision,
-        options={
-            "n_negatives": negatives,
-            "bucket_size_y": bucket_size_y,
-            "alpha": alpha,
-            "beta": beta,
-            "chunk_size": chunk_size,
-        },
+        options=options,
         **found,
     )
     planned = plan_job(job, _memory_here() if memory is None else parse_size(memory))
@@ -112,6 +116,15 @@ def plan(
         print(json.dumps(_as_dict(planned), indent=2))
     else:
         _show(planned)
+
+
+plan.__annotations__["model"] = Literal[tuple(BACKBONES)]
+
+
+def _shape_of(backbone: Any) -> list[str]:
+    """The options of this command that a backbone has."""
+    names = ("dim", "blocks", "heads", "max_length")
+    return [name for name in names if name in backbone.__dataclass_fields__]
 
 
 def _sizes(
@@ -134,8 +147,6 @@ def _sizes(
 
 
 def _memory_here() -> int | None:
-    import torch
-
     if not torch.cuda.is_available():
         return None
     return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
@@ -144,9 +155,9 @@ def _memory_here() -> int | None:
 def _as_dict(found: MemoryPlan) -> dict[str, object]:
     job = asdict(found.job)
     backbone, options = job.pop("backbone"), job.pop("options")
-    shown = {name: backbone[name] for name in ("dim", "blocks", "heads")}
+    backbone["length"] = backbone.pop("max_length")
     return {
-        "job": {**job, "length": found.job.length, **shown, **options},
+        "job": job | backbone | options,
         "memory_bytes": found.memory,
         "usable_bytes": None if found.memory is None else usable(found.memory),
         "losses": [
@@ -172,23 +183,19 @@ def _as_dict(found: MemoryPlan) -> dict[str, object]:
 
 def _show(found: MemoryPlan) -> None:
     console = output_console()
-    wide = console.width >= _WIDE
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    numbers = ["model", "activations", "of the loss", "other"] if wide else []
-    if found.memory is not None:
-        numbers.insert(0, "largest batch")
-    for heading in ("loss", "peak", "fits", *numbers, "highest in"):
-        if heading != "fits" or found.memory is not None:
-            right = heading in ("peak", *numbers)
-            table.add_column(heading, justify="right" if right else "left", no_wrap=True)
+    wide, known = console.width >= _WIDE, found.memory is not None
+    table = plain_table()
+    numbers = ["largest batch"] * known + ["model", "activations", "of the loss", "other"] * wide
+    for heading in ("loss", "peak", *["fits"] * known, *numbers, "highest in"):
+        right = heading in ("peak", *numbers)
+        table.add_column(heading, justify="right" if right else "left", no_wrap=True)
     for one in found.losses:
-        fits = [] if found.memory is None else [_verdict(one), _batch(found, one)]
+        fits = [_verdict(one), _batch(found, one)] if known else []
         sizes = [show_size(getattr(one.peak, part)) for part in (_PARTS if wide else ())]
         table.add_row(one.name, show_size(one.peak.total), *fits, *sizes, one.peak.moment)
     console.print(table)
     console.print()
-    for name, value in _closing_lines(found, wide):
-        console.print(f"{name:<11}{value}", soft_wrap=True, markup=False)
+    show_lines(_closing_lines(found, wide), width=11)
 
 
 def _verdict(one: PlannedLoss) -> str:
@@ -204,15 +211,14 @@ def _batch(found: MemoryPlan, one: PlannedLoss) -> str:
 
 
 def _closing_lines(found: MemoryPlan, wide: bool) -> Iterator[tuple[str, str]]:
-    job, sasrec, options = found.job, found.job.backbone, found.job.options
-    assert isinstance(sasrec, SASRecSettings)
+    job, options = found.job, found.job.options
     mean = job.length if job.mean_length is None else job.mean_length
+    shape = (f"{name} {getattr(job.backbone, name)}" for name in _shape_of(job.backbone)[:-1])
     yield (
         "job",
         f"{job.items:,} items; {job.batch:,} sequences of up to {job.length:,} events, {mean:,.4g} "
-        f"on average; dim {sasrec.dim}, {sasrec.blocks} block{'s' * (sasrec.blocks > 1)}, "
-        f"{job.precision}; {options['n_negatives']:,} negatives; chunks of "
-        f"{options['chunk_size']:,} items",
+        f"on average; {', '.join(shape)}, {job.precision}; {options['n_negatives']:,} negatives; "
+        f"chunks of {options['chunk_size']:,} items",
     )
     if found.memory is None:
         yield "memory", "there is no GPU here; give --memory to see what fits, for example 16GB"
@@ -240,42 +246,40 @@ def _closing_lines(found: MemoryPlan, wide: bool) -> Iterator[tuple[str, str]]:
 def _about_sce(found: MemoryPlan, memory: int) -> tuple[str, str]:
     """Return the line on what fits with sce, or on what would."""
     by_name = {one.name: one for one in found.losses}
-    sce, row_wise = by_name["sce"], by_name[ROW_WISE]
+    sce, row_wise, bucket = by_name["sce"], by_name[ROW_WISE], found.largest_bucket
+    if sce.fits:
+        flags = (f"--loss.{name.replace('_', '-')} {size}" for name, size in sce.sizes.items())
+        most = "of any size" if bucket == found.job.items else f"up to {bucket:,}"
+        return "sce", f"{' '.join(flags)}; bucket-size-y {most} fits"
     if sce.largest_batch:
-        if sce.fits:
-            flags = (f"--loss.{name.replace('_', '-')} {size}" for name, size in sce.sizes.items())
-            everything = found.largest_bucket == found.job.items
-            most = "of any size" if everything else f"up to {found.largest_bucket:,}"
-            return "sce", f"{' '.join(flags)}; bucket-size-y {most} fits"
-        smaller = found.largest_bucket
-        or_buckets = f", or with --bucket-size-y {smaller}" if smaller else ""
+        or_buckets = f", or with --bucket-size-y {bucket}" if bucket else ""
         return "sce", f"fits with --batch-size {sce.largest_batch}{or_buckets}"
     driver = show_size(CONTEXT)
     if memory <= CONTEXT:
         return "too little", f"the driver of a GPU takes {driver} before training begins"
     weights = 16 * sum(p.numel() for p in found.job.build_model().parameters())
-    if weights <= usable(memory):
-        others = [one for one in found.losses if one.largest_batch]
-        if others:
-            batches = ", ".join(f"{one.name} up to {one.largest_batch:,}" for one in others)
-            return "sce", f"not even a batch of one sequence fits; other losses do: {batches}"
-        least = min(predict(replace(found.job, batch=1), name).total for name in by_name)
+    if weights > usable(memory):
+        ways = []
+        if row_wise.largest_batch:
+            more = "" if row_wise.fits else f" --batch-size {row_wise.largest_batch}"
+            ways.append(f"--training.row-wise{more}")
+        if found.largest_dim:
+            ways.append(f"--dim {found.largest_dim} or less")
+        if found.most_items:
+            ways.append(f"at most {found.most_items:,} items")
         return (
-            "too little",
-            "not even a batch of one sequence fits, whatever the loss: it takes "
-            f"{show_size(least)}, and {driver} for the driver",
+            "too large",
+            f"with dense updates, weights, their gradients and Adam's moments alone take "
+            f"{show_size(weights)}, whatever the loss and the batch; what would fit: "
+            f"{', or '.join(ways) or 'nothing on this GPU'}",
         )
-    ways = []
-    if row_wise.largest_batch:
-        more = "" if row_wise.fits else f" --batch-size {row_wise.largest_batch}"
-        ways.append(f"--training.row-wise{more}")
-    if found.largest_dim:
-        ways.append(f"--dim {found.largest_dim} or less")
-    if found.most_items:
-        ways.append(f"at most {found.most_items:,} items")
+    batches = [f"{x.name} up to {x.largest_batch:,}" for x in found.losses if x.largest_batch]
+    if batches:
+        others = ", ".join(batches)
+        return "sce", f"not even a batch of one sequence fits; other losses do: {others}"
+    least = min(predict(replace(found.job, batch=1), name).total for name in by_name)
     return (
-        "too large",
-        f"with dense updates, weights, their gradients and Adam's moments alone take "
-        f"{show_size(weights)}, whatever the loss and the batch; what would fit: "
-        f"{', or '.join(ways) or 'nothing on this GPU'}",
+        "too little",
+        "not even a batch of one sequence fits, whatever the loss: it takes "
+        f"{show_size(least)}, and {driver} for the driver",
     )

@@ -1,10 +1,9 @@
 """`sce train`: from a prepared dataset to a trained model and its run directory."""
 
 import shlex
-import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, get_args
@@ -12,10 +11,18 @@ from typing import Annotated, Any, TypedDict, get_args
 from cyclopts import Group, Parameter
 from docstring_parser import parse_from_object
 
-from sce.cli.evaluate import output_console, show_metrics
-from sce.config import DEFAULT_NAMES, SECTIONS, Config, for_loss, load_toml, setting_types
+from sce.cli import say
+from sce.cli.output import show_lines, show_metrics
+from sce.config import (
+    DEFAULT_NAMES,
+    SECTIONS,
+    Config,
+    classes_with,
+    for_loss,
+    load_toml,
+    setting_types,
+)
 from sce.data.prepared import PreparedDataset
-from sce.errors import InputError
 from sce.losses import LOSSES
 from sce.models.registry import BACKBONES
 from sce.training.device import resolve_device
@@ -24,7 +31,7 @@ from sce.training.preflight import TrainingWarning
 from sce.training.run_start import check_target
 from sce.training.signals import TrainingInterrupted
 
-# Settings with a short name of their own, beside the dotted one.
+# Settings with a short name beside the dotted one.
 _DAILY = {
     "loss.name": "--loss",
     "training.epochs": "--epochs",
@@ -40,17 +47,18 @@ def _options(section: str) -> Any:
     options, group = {}, Group(section.capitalize(), sort_key=[*SECTIONS].index(section) + 1)
     for name, kind in setting_types(section).items():
         flag = f"--{section}.{name}".replace("_", "-")
+        names = [flag]
+        if daily := _DAILY.get(f"{section}.{name}"):
+            # Behind --loss, cyclopts would look for --loss.name among the parts of a loss.
+            names = [flag, daily] if section == "loss" else [daily, flag]
         parameter = Parameter(
-            name=flag,
+            name=names,
             help=_help(section, name),
-            group=group,
+            group="Parameters" if daily else group,
             negative=flag.replace(".", ".no-") if bool in (kind, *get_args(kind)) else (),
             show_choices=name != "name",
         )
         options[name] = Annotated[kind, parameter]
-        if daily := _DAILY.get(f"{section}.{name}"):
-            options[f"{section}.{name}"] = Annotated[kind, Parameter(name=flag, show=False)]
-            options[name] = Annotated[kind, parameter, Parameter(name=daily, group="Parameters")]
     make: Any = TypedDict
     return Annotated[make(section, options, total=False), Parameter(name="*")]
 
@@ -61,18 +69,17 @@ def _help(section: str, name: str) -> str:
         table: Any = LOSSES if section == "loss" else BACKBONES
         choices = ", ".join(f"{key} ({entry.summary})" for key, entry in table.items())
         return f"{choices}. [default: {DEFAULT_NAMES[section]}]"
-    text, owners = "", {}
-    for key, settings in SECTIONS[section].items():
-        if name in _documentation(settings):
-            text = _documentation(settings)[name]
-            owners[key] = _show_default(getattr(settings, name))
+    owners = classes_with(section, name)
+    text = [_documentation(settings)[name] for settings in owners.values()][-1]
     if len(owners) < len(SECTIONS[section]):
         text = f"{', '.join(owners)}: {text}"
-    shown = dict.fromkeys(owners.values())
-    for default in shown if len(shown) > 1 else ():
-        shown[default] = ", ".join(key for key, value in owners.items() if value == default)
-    defaults = "; ".join(f"{keys}: {value}" if keys else value for value, keys in shown.items())
-    return f"{text} [default: {defaults}]" if defaults else text
+    defaults: dict[str, list[str]] = {}
+    for key, settings in owners.items():
+        defaults.setdefault(_show_default(getattr(settings, name)), []).append(key)
+    shown = "; ".join(f"{', '.join(keys)}: {value}" for value, keys in defaults.items())
+    if len(defaults) == 1:
+        (shown,) = defaults
+    return f"{text} [default: {shown}]" if shown else text
 
 
 @cache
@@ -86,20 +93,8 @@ def _documentation(settings: type) -> dict[str, str]:
 def _show_default(value: object) -> str:
     if value is None:
         return ""  # the docstring names it
-    return (
-        str(value).lower() if isinstance(value, bool) else str(value).strip("()").replace(",", "")
-    )
-
-
-def _only_once(given: dict[str, Any]) -> dict[str, Any]:
-    """Put the dotted spelling of a daily option where the short one goes."""
-    for dotted in _DAILY.keys() & given.keys():
-        name = dotted.partition(".")[2]
-        if name in given:
-            flag = f"--{dotted.replace('_', '-')}"
-            raise InputError(f"{_DAILY[dotted]} and {flag} are the same; give one of them")
-        given[name] = given.pop(dotted)
-    return given
+    text = str(value).strip("()").replace(",", "")
+    return text.lower() if isinstance(value, bool) else text
 
 
 _FLAG = Annotated[bool, Parameter(show_default=False)]
@@ -126,15 +121,12 @@ def train(  # noqa: D417 - the settings document themselves
         resume: Go on with the run in --out, from where it was stopped, interrupted or killed.
         force: Replace the run in --out.
     """
-    given = {"model": model, "loss": loss, "training": training}
-    options = {section: _only_once(settings or {}) for section, settings in given.items()}
+    options = {"model": model or {}, "loss": loss or {}, "training": training or {}}
     file, dropped = for_loss(load_toml(config) if config else {}, options)
     chosen = Config.compose(file, options)
     if dropped:
-        _say(
-            f"{config} is for another loss than {chosen.loss_name}: leaving out its "
-            f"{', '.join(dropped)}"
-        )
+        left_out = f"leaving out its {', '.join(dropped)}"
+        say(f"{config} is for another loss than {chosen.loss_name}: {left_out}")
     out = out or Path("runs") / f"{prepared.resolve().name}-{chosen.loss_name}"
     check_target(out, force=force, resume=resume)
     resolve_device(chosen.training.device)  # a GPU that is not there is refused first
@@ -153,13 +145,12 @@ def train(  # noqa: D417 - the settings document themselves
                 config=chosen.to_dict(),
             )
     except TrainingInterrupted as interruption:
-        _say(f"{interruption}; go on with the same command and --resume")
+        say(f"{interruption}; go on with the same command and --resume")
         return interruption.exit_code
     if result.test is not None and result.popularity is not None:
         rows = {chosen.loss_name: result.test, "popularity": result.popularity["test"]}
         show_metrics(rows, title="test")
-    for name, value in _closing_lines(result, out):
-        output_console().print(f"{name:<12}{value}", soft_wrap=True, markup=False)
+    show_lines(_closing_lines(result, out), width=12)
     return 0
 
 
@@ -167,24 +158,19 @@ def train(  # noqa: D417 - the settings document themselves
 train.__annotations__ |= {section: _options(section) | None for section in SECTIONS}
 
 
-def _say(text: str) -> None:
-    with suppress(OSError):  # nobody may be there to read it
-        print(f"sce: {text}", file=sys.stderr, flush=True)
-
-
 @contextmanager
 def _plain_warnings() -> Iterator[None]:
     """Show our warnings as one line each; those of others as ever."""
+    usual = warnings.showwarning
+
+    def show(message: Any, category: type[Warning], *args: Any, **kwargs: Any) -> None:
+        if issubclass(category, TrainingWarning):
+            say(f"warning: {message}")
+        else:
+            usual(message, category, *args, **kwargs)
+
     with warnings.catch_warnings():
         warnings.simplefilter("always", TrainingWarning)
-        usual = warnings.showwarning
-
-        def show(message: Any, category: type[Warning], *args: Any, **kwargs: Any) -> None:
-            if issubclass(category, TrainingWarning):
-                _say(f"warning: {message}")
-            else:
-                usual(message, category, *args, **kwargs)
-
         warnings.showwarning = show
         yield
 
@@ -192,12 +178,11 @@ def _plain_warnings() -> Iterator[None]:
 def _closing_lines(result: FitResult, out: Path) -> Iterator[tuple[str, str]]:
     reason = {"patience": "none was better for a while", "epochs": "all that were asked for"}
     yield "best", f"epoch {result.best_epoch} of {result.epochs} ({reason[result.stopped]})"
-    speed = f"{result.tokens_per_second:,.0f} tokens/s"
-    for phase in ("training", "evaluation"):
-        seconds, peak = result.seconds[phase], result.memory_mib[phase]
+    speeds = {"training": f", {result.tokens_per_second:,.0f} tokens/s", "evaluation": ""}
+    for phase, speed in speeds.items():
+        peak = result.memory_mib[phase]
         if peak is not None:
-            parts = [f"{seconds:,.1f} s", *([speed] if phase == "training" else [])]
-            yield phase, ", ".join([*parts, f"peak {peak:,.0f} MiB"])
+            yield phase, f"{result.seconds[phase]:,.1f} s{speed}, peak {peak:,.0f} MiB"
     yield "", f"on {result.device}; peaks are of {result.memory_measured}"
     place = shlex.quote(str(out))
     yield "written", f"{out}"
