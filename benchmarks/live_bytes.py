@@ -124,7 +124,7 @@ def gpu_like() -> Iterator[None]:
             (F, "scaled_dot_product_attention", _attention),
             (sampled, "logsigmoid", _log_sigmoid),
             (gradients, "add_rows", gradients._add_recorded),
-            (full, "_torch_does_it", lambda *_: False),  # on a CPU alone
+            (full, "_is_faster_by_torch", lambda *_: False),  # on a CPU alone
             (catalogue, "_recording", lambda: True),
         ):
             patches.enter_context(mock.patch.object(owner, name, new))

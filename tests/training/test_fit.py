@@ -170,26 +170,25 @@ def test_a_plain_function_is_called_with_three_arguments_and_seeded(
     assert len(set(drawn)) == 6
 
 
-def test_sizes_of_buckets_follow_from_the_fullest_batch(
+def test_sizes_of_buckets_follow_from_the_mean_batch_as_by_the_command_line(
     dataset: PreparedDataset, tmp_path: Path
 ) -> None:
-    loss, seen = ScalableCrossEntropy(bucket_size_y=6), []
+    seen = set()
 
     class Own(ScalableCrossEntropy):
         def sizes(self, n_items: int, max_targets: int) -> tuple[int, int, int]:
-            seen.append(max_targets)
-            return super().sizes(n_items, max_targets)
+            found = super().sizes(n_items, max_targets)
+            seen.add(found)
+            return found
 
-    chosen = settings(epochs=1, batch_size=20)
-    quietly(
-        small_model(dataset), Own(bucket_size_y=6), dataset, settings=chosen, out=tmp_path / "r"
-    )
-    targets = (dataset.train.lengths - 1).clip(max=6)
-    assert set(seen) == {int(np.sort(targets)[-20:].sum())}  # not padding, and the same each time
-    derived = Run.open(tmp_path / "r").derived
-    sizes = tuple(derived[name] for name in ("n_buckets", "bucket_size_x", "bucket_size_y"))
-    assert sizes == loss.sizes(dataset.n_items, seen[0])
-    assert derived["targets_per_batch"] == round(20 * float(targets.mean()), 1)
+    quietly(small_model(dataset), Own(), dataset, settings=QUICK, out=tmp_path / "run")
+    data = summarize_data(dataset.train, dataset.n_items, batch_size=16, max_length=6)
+    by_name: Any = LOSSES["sce"].settings().build(data)
+    names = ("n_buckets", "bucket_size_x", "bucket_size_y")
+    derived = Run.open(tmp_path / "run").derived
+    assert seen == {tuple(derived[name] for name in names)}  # the same at every step
+    assert seen == {by_name.sizes(dataset.n_items, 1)}
+    assert derived["targets_per_batch"] == round(data.targets, 1)
 
 
 def test_parameters_of_the_loss_are_trained(dataset: PreparedDataset) -> None:

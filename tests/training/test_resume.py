@@ -38,20 +38,14 @@ class Hooked(ScalableCrossEntropy):
 
     def __init__(self, at: int = 0, action: Callable[[], None] = lambda: None) -> None:
         super().__init__(n_buckets=4, bucket_size_x=5, bucket_size_y=6)
-        self.left, self.action = at, action
-
-    def forward(self, *arguments: Any, **options: Any) -> Any:
-        self.count()
-        return super().forward(*arguments, **options)
+        self.left, self._action = at, action
 
     def with_statistics(self, *arguments: Any, **options: Any) -> Any:
-        self.count()
-        return super().with_statistics(*arguments, **options)
-
-    def count(self) -> None:
+        # Of every step: an epoch has few.
         self.left -= 1
         if self.left == 0:
-            self.action()
+            self._action()
+        return super().with_statistics(*arguments, **options)
 
 
 def train(

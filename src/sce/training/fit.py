@@ -287,7 +287,7 @@ def _derived(loss: object, data: DataSummary, step: TrainingStep) -> dict[str, A
     found: dict[str, Any] = {"targets_per_batch": round(data.targets, 1)}
     if isinstance(loss, ScalableCrossEntropy):
         names = ("n_buckets", "bucket_size_x", "bucket_size_y")
-        found |= zip(names, loss.sizes(data.n_items, step.max_targets), strict=True)
+        found |= zip(names, loss.sizes(data.n_items, step.mean_targets), strict=True)
     return found
 
 

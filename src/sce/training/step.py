@@ -1,6 +1,5 @@
 """One step of training: batch, hidden states, loss, gradients, update, without a sync."""
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -103,9 +102,8 @@ class TrainingStep:
         self._lengths_of_all = self._lengths(trainable_rows(sequences))
         fullest = self._lengths_of_all.topk(min(batch_size, len(self._lengths_of_all)))
         self.max_targets = int(fullest.values.sum())
-        self.mean_targets = math.ceil(
-            len(fullest.values) * float(self._lengths_of_all.double().mean())
-        )
+        mean = float(self._lengths_of_all.double().mean())
+        self.mean_targets = round(len(fullest.values) * mean)
         self._shares: list[float] | None = None  # of long rows, where all batches are cut alike
         if isinstance(model, Backbone) and (device.type == "cuda" or compiled or captured):
             self._shares = shares_longer(self._lengths_of_all, max_length)
