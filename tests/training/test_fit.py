@@ -173,21 +173,22 @@ def test_a_plain_function_is_called_with_three_arguments_and_seeded(
 def test_sizes_of_buckets_follow_from_the_mean_batch_as_by_the_command_line(
     dataset: PreparedDataset, tmp_path: Path
 ) -> None:
-    seen = set()
+    given = set()
 
     class Own(ScalableCrossEntropy):
-        def sizes(self, n_items: int, max_targets: int) -> tuple[int, int, int]:
-            found = super().sizes(n_items, max_targets)
-            seen.add(found)
-            return found
+        def with_statistics(self, *arguments: Any, **options: Any) -> Any:
+            given.add(options["max_targets"])
+            return super().with_statistics(*arguments, **options)
 
-    quietly(small_model(dataset), Own(), dataset, settings=QUICK, out=tmp_path / "run")
+    loss = Own()
+    quietly(small_model(dataset), loss, dataset, settings=QUICK, out=tmp_path / "run")
     data = summarize_data(dataset.train, dataset.n_items, batch_size=16, max_length=6)
     by_name: Any = LOSSES["sce"].settings().build(data)
-    names = ("n_buckets", "bucket_size_x", "bucket_size_y")
+    (targets,) = given  # the same at every step
+    assert loss.sizes(dataset.n_items, targets) == by_name.sizes(dataset.n_items, 1)
     derived = Run.open(tmp_path / "run").derived
-    assert seen == {tuple(derived[name] for name in names)}  # the same at every step
-    assert seen == {by_name.sizes(dataset.n_items, 1)}
+    names = ("n_buckets", "bucket_size_x", "bucket_size_y")
+    assert tuple(derived[name] for name in names) == by_name.sizes(dataset.n_items, 1)
     assert derived["targets_per_batch"] == round(data.targets, 1)
 
 

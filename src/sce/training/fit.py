@@ -33,7 +33,7 @@ from sce.training.device import (
 from sce.training.optimizer import make_optimizer, row_wise_table, sparse_gradients
 from sce.training.preflight import TrainingWarning, explain_error, preflight
 from sce.training.progress import ProgressBar
-from sce.training.run_start import RunTarget, note_divergence
+from sce.training.run_start import note_divergence, run_target
 from sce.training.settings import TrainingSettings
 from sce.training.signals import Interrupts, StopRequested, TrainingInterrupted
 from sce.training.step import TrainingStep
@@ -142,7 +142,9 @@ def fit(
     # Training draws from the default generators; what comes after it must not notice.
     gpus = [device.index] if device.type == "cuda" else []
     with (
-        RunTarget(out, dataset, config=described, model=kind, resume=resume, force=force) as target,
+        run_target(
+            out, dataset, config=described, model=kind, resume=resume, force=force
+        ) as open_run,
         torch.random.fork_rng(devices=gpus),
         same_bits(device) if settings.deterministic else nullcontext(),
         quiet_bf16(device),
@@ -187,7 +189,7 @@ def fit(
         )
 
         # Open the run, train, conclude.
-        run = target.open(_derived(loss, data, step))
+        run = open_run(_derived(loss, data, step))
         memory = PeakMemory(device)
         with (
             Interrupts(wanted=run is not None, say=progress) as interrupts,
