@@ -124,14 +124,7 @@ class Trained:
 def save_state(
     path: Path, trained: Trained, progress: Progress, best: Mapping[str, Tensor] | None
 ) -> None:
-    """Write the state to resume from, whole or not at all.
-
-    Args:
-        path: The file.
-        trained: The model, loss and optimizer.
-        progress: The rest of the state.
-        best: The weights of the best epoch, if that is not the last one.
-    """
+    """Write the state to resume from, with the `best` weights if those are not the last ones."""
     tensors, scalars = trained.tensors()
     tensors |= {f"best.{name}": value for name, value in (best or {}).items()}
     metadata = {
@@ -144,10 +137,7 @@ def save_state(
 
 
 def load_state(path: Path, trained: Trained) -> tuple[Progress, dict[str, Tensor] | None]:
-    """Restore model, loss and optimizer from what `save_state` wrote.
-
-    Returns:
-        The progress, and `best` as it was given.
+    """Restore model, loss and optimizer from what `save_state` wrote; return progress and best.
 
     Raises:
         InputError: When the file is not such a state, or one of another model.
@@ -228,13 +218,7 @@ def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]
 
 
 class Checkpointer:
-    """Saves checkpoints; keeps the best weights on the CPU.
-
-    Args:
-        trained: The model, loss and optimizer.
-        state_file: The checkpoint to resume from; None: nothing is written.
-        best_file: The model's weights of the best epoch.
-    """
+    """Saves checkpoints, if given a file for them; keeps the best weights on the CPU."""
 
     def __init__(self, trained: Trained, state_file: Path | None, best_file: Path | None) -> None:
         self.trained, self.state_file, self.best_file = trained, state_file, best_file

@@ -1,6 +1,7 @@
 """Training a model: `fit`, and its result."""
 
 import json
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -234,7 +235,7 @@ def fit(
 
 
 def _check_arguments(model: object, loss: object, dataset: object, settings: object) -> None:
-    """Refuse what a notebook gives by mistake, before it fails in the depths."""
+    """Refuse what a notebook gives by mistake."""
     if not isinstance(dataset, PreparedDataset):
         raise InputError(
             f"the dataset is a PreparedDataset, such as PreparedDataset.load(path); got {dataset!r}"
@@ -280,6 +281,7 @@ def _describe(
     else:
         of_model["parameters"] = sum(p.numel() for p in model.parameters())
     name = repr(loss) if isinstance(loss, nn.Module) else getattr(loss, "__qualname__", "")
+    name = re.sub(" at 0x[0-9a-f]+", "", name)  # an address is another in each process
     described = {"model": of_model, "loss": {"name": name}, "training": asdict(settings)}
     return kind, described | dict(config or {})
 

@@ -42,14 +42,8 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Make Adam as the paper uses it; a weight decay is decoupled, as in AdamW.
 
-    Args:
-        parameters: All that is trained.
-        learning_rate: Adam's.
-        betas: Adam's.
-        weight_decay: AdamW's.
-        device: Where the parameters are.
-        capturable: Keep learning rates on the device, so that a CUDA graph can hold the step.
-        row_wise: A table that row-wise Adagrad updates instead.
+    `capturable` keeps learning rates on the device, so that a CUDA graph can hold the step;
+    row-wise Adagrad updates the `row_wise` table instead.
     """
 
     def rate(value: float) -> float | torch.Tensor:

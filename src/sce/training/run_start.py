@@ -77,17 +77,8 @@ def run_target(
 ) -> Iterator[Callable[[Mapping[str, Any]], Run | None]]:
     """Check the directory that a training writes and, while a run is there, lock it.
 
-    Args:
-        path: The directory; None: nothing is written.
-        dataset: The prepared dataset.
-        config: The settings of model, loss and training, as run.json keeps them.
-        model: Its name in `BACKBONES`, or the class of a user's own.
-        resume: Resume the run that is there, if any.
-        force: Replace the run that is there.
-
-    Yields:
-        A function that creates the run, or resumes it, once nothing else is left that can be
-        refused; it is given what followed from settings and dataset.
+    Yields a function that creates the run, or resumes it, once nothing else is left that can be
+    refused; it is given what followed from settings and dataset. Without a path nothing is written.
     """
     if path is None:
         if resume or force:
