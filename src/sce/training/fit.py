@@ -74,12 +74,6 @@ class FitResult:
     history: list[Record]
     """A record for each epoch, as in metrics.jsonl."""
 
-    def to_json(self) -> str:
-        """The content of result.json: all but the history."""
-        content: dict[str, Any] = asdict(self)
-        del content["history"]
-        return json.dumps(content, indent=2, allow_nan=False) + "\n"
-
 
 def fit(
     model: nn.Module,
@@ -362,5 +356,8 @@ def _conclude(trainer: Trainer) -> FitResult:
         history=history,
     )
     if trainer.run is not None:
-        write_text(trainer.run.result_file, result.to_json())
+        content: dict[str, Any] = asdict(result)
+        del content["history"]
+        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+        write_text(trainer.run.result_file, text)
     return result
