@@ -106,6 +106,7 @@ class TrainingStep:
         if isinstance(model, Backbone) and (device.type == "cuda" or compiled or captured):
             self._shares = shares_longer(self._lengths_of_all, max_length)
         self._groups: dict[int, LengthGroups] = {}  # of batches of so many rows
+        self.captured = captured
         self._captured: CapturedSteps | None = None
         if captured:
             generators = [] if self.generator is None else [self.generator]
