@@ -1,6 +1,6 @@
 """A dataset that can be learned in seconds: items stand in a ring, and everybody goes round it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from sce.data.prepared import PreparedDataset, Sequences, write_prepared
 from sce.data.vocabulary import Vocabulary
+from sce.losses import CrossEntropy
 from sce.models.sasrec import SASRec, SASRecSettings
 from sce.training.fit import TrainingSettings, fit
 
@@ -59,6 +60,26 @@ def settings(**changes: Any) -> TrainingSettings:
     return TrainingSettings(**(vars(QUICK) | changes))
 
 
-def quietly(*arguments: Any, **options: Any) -> Any:
-    """Call `fit` without its progress."""
-    return fit(*arguments, progress=False, **options)
+def train(
+    dataset: PreparedDataset,
+    loss: Callable[..., Any] | None = None,
+    *,
+    model: Any = None,
+    out: Path | None = None,
+    resume: bool = False,
+    force: bool = False,
+    on_epoch: Callable[[dict[str, Any]], object] | None = None,
+    **changes: Any,
+) -> Any:
+    """Call `fit` with the settings of QUICK, but for the changes, and without its progress."""
+    return fit(
+        model or small_model(dataset),
+        loss or CrossEntropy(),
+        dataset,
+        settings=settings(**changes),
+        out=out,
+        resume=resume,
+        force=force,
+        on_epoch=on_epoch,
+        progress=False,
+    )

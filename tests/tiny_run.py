@@ -1,30 +1,23 @@
 """A run as training leaves it, without training: for tests of what comes after."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sce.data.prepared import PreparedDataset, Sequences, write_prepared
+from sce.data.prepared import PreparedDataset, write_prepared
 from sce.data.vocabulary import Vocabulary
 from sce.models.sasrec import SASRec, SASRecSettings
 from sce.training.checkpoint import write_tensors
 from sce.training.run import Run
 from sce.training.run_start import start_run
+from tests.cycle_data import lay_out as lay_out
 
 MODEL = SASRecSettings(dim=8, blocks=1, max_length=6)
 KS = (1, 5, 10, 20, 50)
-
-
-def lay_out(sequences: Sequence[Sequence[int]], users: Sequence[int]) -> Sequences:
-    return Sequences(
-        items=np.array([item for one in sequences for item in one], np.int32),
-        offsets=np.cumsum([0, *map(len, sequences)], dtype=np.int64),
-        users=np.array(users, np.int32),
-    )
 
 
 def make_dataset(path: Path, item_ids: Vocabulary, user_ids: Vocabulary) -> PreparedDataset:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -25,12 +25,11 @@ from numpy.typing import NDArray
 from sce.data.batches import Ragged
 from sce.data.length_groups import LengthGroups, group_widths, groups_for_all, shares_longer
 from sce.errors import InputError
+from sce.evaluation.precision import Precision
 from sce.losses import LOSSES, BatchShape, DataSummary, Loss, ScalableCrossEntropy
 from sce.models.base import Backbone, BackboneSettings
 from sce.models.sasrec import SASRecSettings
 from sce.optim import update_bytes
-
-Precision = Literal["float32", "tf32", "bf16"]
 
 CONTEXT = 512 << 20
 """Bytes that the CUDA driver takes before torch allocates anything."""

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sce.data.batches import PADDING
 from sce.errors import InputError
 from sce.evaluation.evaluate import evaluate
 from sce.evaluation.ranking import Popularity
@@ -179,13 +178,6 @@ def test_each_part_of_a_module_gets_its_own_mode_back() -> None:
     with pytest.raises(RuntimeError, match="no states today"):
         evaluate(broken, dataset)
     assert broken.training
-
-
-def test_training_goes_on_after_an_evaluation() -> None:
-    model = SASRec(10, SASRecSettings(dim=4))
-    evaluate(model, dataset_of([[1, 2, 3]], 10))
-    model(torch.tensor([[1, 2, PADDING]])).sum().backward()
-    assert model.catalogue.grad is not None
 
 
 def test_popularity_is_a_ranker() -> None:

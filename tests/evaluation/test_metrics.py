@@ -1,4 +1,5 @@
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -6,9 +7,7 @@ import pytest
 from sce.errors import InputError
 from sce.evaluation.metrics import (
     METRICS,
-    MISSING,
     RankCounts,
-    count_ranks,
     coverage,
     hit_rate,
     mrr,
@@ -16,7 +15,14 @@ from sce.evaluation.metrics import (
 )
 
 # Five users: the target stood first, second, fourth, eleventh, and nowhere.
+MISSING = -1
 RANKS = [0, 1, 3, 10, MISSING]
+
+
+def count_ranks(ranks: Iterable[int], depth: int) -> RankCounts:
+    all_ranks = np.fromiter(ranks, np.int64)
+    ranked = all_ranks[(all_ranks != MISSING) & (all_ranks < depth)]
+    return RankCounts(np.bincount(ranked, minlength=depth), len(all_ranks))
 
 
 def test_counts_by_hand() -> None:

@@ -271,12 +271,6 @@ def test_weights_follow_from_the_seed_and_nothing_else() -> None:
     assert not torch.equal(one.catalogue, other.catalogue)
 
 
-def test_a_model_is_made_on_the_default_device() -> None:
-    with torch.device("meta"):
-        model = SASRec(10**9)
-    assert {weight.device.type for weight in model.parameters()} == {"meta"}
-
-
 def test_fresh_weights_are_spread_as_in_the_papers_code() -> None:
     model = SASRec(5000, SASRecSettings(dim=64), seed=0)
     bounds = {

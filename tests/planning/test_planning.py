@@ -52,7 +52,7 @@ sizes = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(sizes, names, st.data())
 def test_more_of_anything_never_takes_less(
     given_sizes: dict[str, Any], name: str, data: st.DataObject

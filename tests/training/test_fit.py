@@ -27,9 +27,9 @@ from sce.losses import (
 from sce.models.sasrec import SASRec
 from sce.planning import summarize_data
 from sce.training import fit as fit_module
-from sce.training.fit import TrainingWarning
+from sce.training.fit import TrainingWarning, fit
 from sce.training.run import Run
-from tests.cycle_data import QUICK, make_cycle, quietly, settings, small_model
+from tests.cycle_data import QUICK, make_cycle, settings, small_model, train
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +53,12 @@ def test_every_loss_learns_and_beats_popularity(
     kind: Any = LOSSES[name].settings
     chosen = kind(**{key: options[key] for key in options if hasattr(kind(), key)})
     data = summarize_data(dataset.train, dataset.n_items, batch_size=16, max_length=6)
-    result = quietly(
-        small_model(dataset),
-        chosen.build(data),
+    result = train(
         dataset,
-        settings=settings(epochs=8, batch_size=8, learning_rate=3e-2),
+        chosen.build(data),
+        epochs=8,
+        batch_size=8,
+        learning_rate=3e-2,
         out=tmp_path / "run",
     )
     losses = [record["loss"] for record in result.history]
@@ -68,7 +69,7 @@ def test_every_loss_learns_and_beats_popularity(
 
 def test_the_model_is_left_with_what_the_result_says(dataset: PreparedDataset) -> None:
     model = small_model(dataset)
-    result = quietly(model, CrossEntropy(), dataset, settings=QUICK)
+    result = train(dataset, model=model)
     assert not model.training
     assert model.catalogue.device == torch.device("cpu")
     assert evaluate(model, dataset, split="test").values == result.test
@@ -104,7 +105,7 @@ def test_a_model_and_a_loss_of_ones_own(dataset: PreparedDataset, tmp_path: Path
         return (states[real] - catalogue[targets[real]]).square().mean()
 
     model = Averages(dataset.n_items)
-    result = quietly(model, squared, dataset, settings=QUICK, out=tmp_path / "run")
+    result = train(dataset, squared, model=model, out=tmp_path / "run")
     assert result.history[1]["loss"] < result.history[0]["loss"]
     run = Run.open(tmp_path / "run")
     assert run.model.endswith("Averages")
@@ -121,7 +122,7 @@ class Unaware(Averages):
 
 def test_a_model_that_looks_padding_up_is_told_what_it_is(dataset: PreparedDataset) -> None:
     with pytest.raises(InputError, match=r"Unaware .* padded with sce.PADDING, which is -1 and no"):
-        quietly(Unaware(dataset.n_items), CrossEntropy(), dataset, settings=QUICK)
+        train(dataset, model=Unaware(dataset.n_items))
 
 
 def test_an_index_error_of_the_loss_is_its_own(dataset: PreparedDataset) -> None:
@@ -129,7 +130,7 @@ def test_an_index_error_of_the_loss_is_its_own(dataset: PreparedDataset) -> None
         raise IndexError("of the loss")
 
     with pytest.raises(IndexError, match="of the loss"):
-        quietly(Averages(dataset.n_items), wrong, dataset, settings=QUICK)
+        train(dataset, wrong, model=Averages(dataset.n_items))
 
 
 def test_a_loss_is_given_the_generator_of_its_step(dataset: PreparedDataset) -> None:
@@ -148,7 +149,7 @@ def test_a_loss_is_given_the_generator_of_its_step(dataset: PreparedDataset) -> 
             found: Tensor = CrossEntropy()(*arguments)
             return found
 
-    quietly(small_model(dataset), Own(), dataset, settings=QUICK)
+    train(dataset, Own())
     assert len(set(seen)) == len(seen) == 2 * 3
 
 
@@ -165,45 +166,31 @@ def test_a_plain_function_is_called_with_three_arguments_and_seeded(
 
     for _ in range(2):
         torch.rand(3)  # whatever the world did before
-        quietly(small_model(dataset), own, dataset, settings=QUICK)
+        train(dataset, own)
     assert drawn[:6] == drawn[6:]
     assert len(set(drawn)) == 6
 
 
-def test_sizes_of_buckets_follow_from_the_fullest_batch(
+def test_sizes_of_buckets_follow_from_the_mean_batch_as_by_the_command_line(
     dataset: PreparedDataset, tmp_path: Path
 ) -> None:
-    loss, seen = ScalableCrossEntropy(bucket_size_y=6), []
+    given = set()
 
     class Own(ScalableCrossEntropy):
-        def sizes(self, n_items: int, max_targets: int) -> tuple[int, int, int]:
-            seen.append(max_targets)
-            return super().sizes(n_items, max_targets)
+        def with_statistics(self, *arguments: Any, **options: Any) -> Any:
+            given.add(options["max_targets"])
+            return super().with_statistics(*arguments, **options)
 
-    chosen = settings(epochs=1, batch_size=20)
-    quietly(
-        small_model(dataset), Own(bucket_size_y=6), dataset, settings=chosen, out=tmp_path / "r"
-    )
-    targets = (dataset.train.lengths - 1).clip(max=6)
-    assert set(seen) == {int(np.sort(targets)[-20:].sum())}  # not padding, and the same each time
-    derived = Run.open(tmp_path / "r").derived
-    sizes = tuple(derived[name] for name in ("n_buckets", "bucket_size_x", "bucket_size_y"))
-    assert sizes == loss.sizes(dataset.n_items, seen[0])
-    assert derived["targets_per_batch"] == round(20 * float(targets.mean()), 1)
-
-
-def test_parameters_of_the_loss_are_trained(dataset: PreparedDataset) -> None:
-    class Scaled(CrossEntropy):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.tensor(1.0))
-
-        def forward(self, states: Tensor, *rest: Any, **options: Any) -> Tensor:
-            return super().forward(states * self.scale, *rest, **options)
-
-    loss = Scaled()
-    quietly(small_model(dataset), loss, dataset, settings=QUICK)
-    assert loss.scale.item() != 1.0
+    loss = Own()
+    train(dataset, loss, out=tmp_path / "run")
+    data = summarize_data(dataset.train, dataset.n_items, batch_size=16, max_length=6)
+    by_name: Any = LOSSES["sce"].settings().build(data)
+    (targets,) = given  # the same at every step
+    assert loss.sizes(dataset.n_items, targets) == by_name.sizes(dataset.n_items, 1)
+    derived = Run.open(tmp_path / "run").derived
+    names = ("n_buckets", "bucket_size_x", "bucket_size_y")
+    assert tuple(derived[name] for name in names) == by_name.sizes(dataset.n_items, 1)
+    assert derived["targets_per_batch"] == round(data.targets, 1)
 
 
 # --- the same again
@@ -213,14 +200,14 @@ def test_the_same_seed_gives_the_same_weights_and_another_others(dataset: Prepar
     models = [small_model(dataset) for _ in range(3)]
     for model, seed in zip(models, (5, 5, 6), strict=True):
         torch.manual_seed(seed * int(torch.randint(1000, ())))  # whatever the world did before
-        quietly(model, ScalableCrossEntropy(bucket_size_y=6), dataset, settings=settings(seed=seed))
+        train(dataset, ScalableCrossEntropy(bucket_size_y=6), model=model, seed=seed)
     assert same_weights(models[0], models[1])
     assert not same_weights(models[0], models[2])
 
 
 def test_the_worlds_random_numbers_are_left_alone(dataset: PreparedDataset) -> None:
     before = torch.get_rng_state(), str(np.random.get_state()), random.getstate()  # noqa: NPY002
-    quietly(small_model(dataset), ScalableCrossEntropy(bucket_size_y=6), dataset, settings=QUICK)
+    train(dataset, ScalableCrossEntropy(bucket_size_y=6))
     after = torch.get_rng_state(), str(np.random.get_state()), random.getstate()  # noqa: NPY002
     assert torch.equal(before[0], after[0])
     assert before[1:] == after[1:]
@@ -231,12 +218,7 @@ def test_the_worlds_random_numbers_are_left_alone(dataset: PreparedDataset) -> N
 
 @pytest.mark.filterwarnings("error:mkldnn_matmul", "ignore:this processor has no bf16")
 def test_bf16_trains(dataset: PreparedDataset) -> None:
-    result = quietly(
-        small_model(dataset),
-        CrossEntropy(),
-        dataset,
-        settings=settings(epochs=6, precision="bf16", clip_norm=1.0, schedule="warmup-cosine"),
-    )
+    result = train(dataset, epochs=6, precision="bf16", clip_norm=1.0, schedule="warmup-cosine")
     assert result.history[-1]["loss"] < 0.9 * result.history[0]["loss"]
 
 
@@ -255,12 +237,7 @@ def test_a_compiled_model_sees_one_shape(
 
     monkeypatch.setattr(torch, "compile", pretend)
     # 48 users: 20 + 20 + 8, and the last batch is not compiled for.
-    quietly(
-        small_model(dataset),
-        CrossEntropy(),
-        dataset,
-        settings=settings(compile=True, batch_size=20),
-    )
+    train(dataset, compile=True, batch_size=20)
     ((shape, groups),) = shapes
     assert shape == (20, 6)
     assert sum(rows for rows, _ in groups) == 20
@@ -272,12 +249,7 @@ def test_libraries_are_told_to_keep_little_memory(
 ) -> None:
     told: list[torch.device] = []
     monkeypatch.setattr(fit_module, "spare_workspace", told.append)
-    quietly(
-        small_model(dataset),
-        CrossEntropy(),
-        dataset,
-        settings=settings(deterministic=deterministic),
-    )
+    train(dataset, deterministic=deterministic)
     assert told == ([] if deterministic else [torch.device("cpu")])
 
 
@@ -306,11 +278,8 @@ def test_what_a_user_would_regret_not_knowing(tmp_path: Path) -> None:
     data = make_cycle(tmp_path / "data", single=5)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        quietly(
-            small_model(data),
-            ScalableCrossEntropy(bucket_size_y=99),
-            data,
-            settings=settings(epochs=1, batch_size=100, precision="tf32"),
+        train(
+            data, ScalableCrossEntropy(bucket_size_y=99), epochs=1, batch_size=100, precision="tf32"
         )
     texts = [str(one.message) for one in caught if one.category is TrainingWarning]
     assert len(texts) == 4
@@ -331,26 +300,20 @@ def test_models_that_do_not_fit_are_refused(
     model: Callable[[PreparedDataset], nn.Module], message: str, dataset: PreparedDataset
 ) -> None:
     with pytest.raises(InputError, match=message):
-        quietly(model(dataset), CrossEntropy(), dataset, settings=QUICK)
+        train(dataset, model=model(dataset))
 
 
-def test_a_loss_must_be_a_scalar(dataset: PreparedDataset) -> None:
-    with pytest.raises(InputError, match=r"scalar; got one of shape \[16, 6\]"):
-        quietly(small_model(dataset), CrossEntropy(reduction="none"), dataset, settings=QUICK)
-
-
-def test_a_loss_that_forgets_its_graph(dataset: PreparedDataset) -> None:
-    def as_float(*arguments: Any) -> float:
-        return float(CrossEntropy()(*arguments).detach())
-
-    def detached(*arguments: Any) -> Tensor:
-        loss: Tensor = CrossEntropy()(*arguments)
-        return loss.detach()
-
-    with pytest.raises(InputError, match="a loss must be a scalar tensor; got a float"):
-        quietly(small_model(dataset), as_float, dataset, settings=QUICK)
-    with pytest.raises(InputError, match="depends on no parameter"):
-        quietly(small_model(dataset), detached, dataset, settings=QUICK)
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (CrossEntropy(reduction="none"), r"scalar; got one of shape \[16, 6\]"),
+        (lambda *given: CrossEntropy()(*given).item(), "must be a scalar tensor; got a float"),
+        (lambda *given: CrossEntropy()(*given).detach(), "depends on no parameter"),
+    ],
+)
+def test_what_is_no_loss_to_train_on(loss: Any, message: str, dataset: PreparedDataset) -> None:
+    with pytest.raises(InputError, match=message):
+        train(dataset, loss)
 
 
 @pytest.mark.parametrize(
@@ -366,7 +329,7 @@ def test_what_is_no_dataset_loss_or_settings(
 ) -> None:
     given: dict[str, Any] = {"loss": CrossEntropy(), "dataset": dataset, "settings": QUICK}
     with pytest.raises(InputError, match=message):
-        quietly(small_model(dataset), **(given | changes))
+        fit(small_model(dataset), **(given | changes))
 
 
 def test_one_training_at_a_time_in_a_directory(dataset: PreparedDataset, tmp_path: Path) -> None:
@@ -377,35 +340,27 @@ def test_one_training_at_a_time_in_a_directory(dataset: PreparedDataset, tmp_pat
         before = {file.name: file.read_bytes() for file in out.iterdir()}
         for option in ("resume", "force"):
             with pytest.raises(InputError, match=f"is being trained in by process {os.getpid()}"):
-                quietly(
-                    small_model(dataset),
-                    CrossEntropy(),
-                    dataset,
-                    settings=QUICK,
-                    out=out,
-                    **{option: True},
-                )
+                train(dataset, out=out, **{option: True})  # type: ignore[arg-type]
             refused.append(option)
         assert {file.name: file.read_bytes() for file in out.iterdir()} == before
 
-    given = (small_model(dataset), CrossEntropy(), dataset)
-    quietly(*given, settings=settings(epochs=1), out=out, on_epoch=again)
+    train(dataset, epochs=1, out=out, on_epoch=again)
     assert refused == ["resume", "force"]
-    quietly(*given, settings=QUICK, out=out, resume=True)
-    quietly(*given, settings=settings(epochs=1), out=out, force=True, on_epoch=again)
+    train(dataset, out=out, resume=True)
+    train(dataset, epochs=1, out=out, force=True, on_epoch=again)
     assert not (out / ".lock").exists()
 
 
 def test_resuming_needs_a_run(dataset: PreparedDataset) -> None:
     with pytest.raises(InputError, match="name its directory"):
-        quietly(small_model(dataset), CrossEntropy(), dataset, settings=QUICK, resume=True)
+        train(dataset, resume=True)
 
 
 def test_no_gpu_is_one_clear_error(dataset: PreparedDataset) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     with pytest.raises(InputError, match="device cuda was asked for, but"):
-        quietly(small_model(dataset), CrossEntropy(), dataset, settings=settings(device="cuda"))
+        train(dataset, device="cuda")
 
 
 def test_memory_that_ran_out_is_said_with_what_helps(
@@ -415,7 +370,7 @@ def test_memory_that_ran_out_is_said_with_what_helps(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 
     with pytest.raises(InputError, match=r"memory ran out .CUDA out of memory.*--loss sce"):
-        quietly(small_model(dataset), run_out, dataset, settings=QUICK)
+        train(dataset, run_out)
 
 
 class Derived(SampledCrossEntropy):

@@ -80,6 +80,12 @@ def test_a_full_softmax_that_will_not_fit_is_said_with_what_would(said: Any) -> 
     assert 100 * GIB > 131072 * 25_600 * 4
 
 
+def test_a_full_softmax_over_a_million_items(said: Any) -> None:
+    (line,) = said(CrossEntropy())  # as it counts itself
+    assert "the logits of this loss will take about 286.1 GiB (25,600 targets a batch)" in line
+    assert said(CrossEntropy(chunk_size=1024)) == said(ScalableCrossEntropy()) == []
+
+
 def test_what_fits_or_is_not_known_is_not_warned_about(said: Any) -> None:
     large = LossMemory(99.0 * GIB, 90.0 * GIB)
     assert said(gives(large)) == []
@@ -105,11 +111,11 @@ def test_the_model_counts_too(said: Any) -> None:
 
 def test_events_that_are_not_trained_on(said: Any) -> None:
     histories = [list(range(9)), [1, 2, 3]] * 50
-    (line,) = said(CrossEntropy(), histories=histories, max_length=5)
+    (line,) = said(CrossEntropy(), histories=histories, max_length=5, free=None)
     assert "50 training histories are longer than 5 events" in line
     assert "not trained on, 150 of 500 events" in line
     for enough in (7, 8):  # with 7, 50 of 500
-        assert said(CrossEntropy(), histories=histories, max_length=enough) == []
+        assert said(CrossEntropy(), histories=histories, max_length=enough, free=None) == []
 
 
 @pytest.mark.parametrize("size", ["auto", 50, 51])

@@ -1,6 +1,5 @@
 """Interrupted anywhere and resumed, training gives what it gives unbroken, to the bit."""
 
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -15,16 +14,16 @@ from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
 from sce.evaluation.evaluate import Metrics, evaluate
 from sce.losses import ScalableCrossEntropy
-from sce.models.sasrec import SASRec, SASRecSettings
+from sce.models.sasrec import SASRec
 from sce.training import checkpoint, trainer
 from sce.training.checkpoint import read_tensors
-from sce.training.fit import FitResult, TrainingSettings, fit
+from sce.training.fit import FitResult, fit
 from sce.training.progress import ProgressBar
 from sce.training.run import Run
 from sce.training.signals import TrainingInterrupted
+from tests import cycle_data
 from tests.cycle_data import make_cycle
 
-BASE: dict[str, Any] = {"epochs": 2, "batch_size": 16, "learning_rate": 1e-2, "device": "cpu"}
 STEPS = 3  # in an epoch
 
 
@@ -38,20 +37,14 @@ class Hooked(ScalableCrossEntropy):
 
     def __init__(self, at: int = 0, action: Callable[[], None] = lambda: None) -> None:
         super().__init__(n_buckets=4, bucket_size_x=5, bucket_size_y=6)
-        self.left, self.action = at, action
-
-    def forward(self, *arguments: Any, **options: Any) -> Any:
-        self.count()
-        return super().forward(*arguments, **options)
+        self.left, self._action = at, action
 
     def with_statistics(self, *arguments: Any, **options: Any) -> Any:
-        self.count()
-        return super().with_statistics(*arguments, **options)
-
-    def count(self) -> None:
+        # Of every step: an epoch has few.
         self.left -= 1
         if self.left == 0:
-            self.action()
+            self._action()
+        return super().with_statistics(*arguments, **options)
 
 
 def train(
@@ -59,22 +52,15 @@ def train(
     out: Path,
     loss: Hooked | None = None,
     *,
-    resume: bool = True,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
     **changes: Any,
 ) -> FitResult:
     # Dropout, random buckets and an order: everything random that there is.
-    model = SASRec(dataset.n_items, SASRecSettings(dim=8, blocks=1, dropout=0.3, max_length=6))
-    return fit(
-        model,
-        loss or Hooked(),
-        dataset,
-        settings=TrainingSettings(**(BASE | changes)),
-        out=out,
-        resume=resume,
-        on_epoch=on_epoch,
-        progress=False,
+    model = SASRec(dataset.n_items, dim=8, blocks=1, dropout=0.3, max_length=6)
+    found: FitResult = cycle_data.train(
+        dataset, loss or Hooked(), model=model, out=out, resume=True, on_epoch=on_epoch, **changes
     )
+    return found
 
 
 def stop_at(epoch: int) -> Callable[[dict[str, Any]], None]:
@@ -103,7 +89,7 @@ def outcome(out: Path) -> dict[str, Any]:
         ],
         "weights": {name: tensor.tolist() for name, tensor in weights.items()},
         "state": {name: tensor.tolist() for name, tensor in state.items()},
-        "best_score": json.loads(metadata["progress"])["best_score"],
+        "best_score": metadata["progress"]["best_score"],
     }
 
 
@@ -146,37 +132,25 @@ def test_a_signal_at_any_step_saves_and_resuming_is_exact(
     assert outcome(tmp_path / "run") == unbroken
 
 
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [("validation", r"epoch 1 after step 3 of 3"), ("test", "training has ended")],
+)
 def test_a_signal_during_evaluation(
+    split: str,
+    message: str,
     dataset: PreparedDataset,
     unbroken: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def interrupted(*arguments: Any, **options: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGINT)
-        return evaluate(*arguments, **options)
-
-    monkeypatch.setattr(trainer, "evaluate", interrupted)
-    with pytest.raises(TrainingInterrupted, match=r"epoch 1 after step 3 of 3"):
-        train(dataset, tmp_path / "run")
-    monkeypatch.undo()
-    train(dataset, tmp_path / "run")
-    assert outcome(tmp_path / "run") == unbroken
-
-
-def test_a_signal_during_the_last_evaluation(
-    dataset: PreparedDataset,
-    unbroken: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def interrupted(*arguments: Any, **options: Any) -> Any:
-        if options["split"] == "test":
+        if options["split"] == split:
             os.kill(os.getpid(), signal.SIGINT)
         return evaluate(*arguments, **options)
 
     monkeypatch.setattr(trainer, "evaluate", interrupted)
-    with pytest.raises(TrainingInterrupted, match="training has ended"):
+    with pytest.raises(TrainingInterrupted, match=message):
         train(dataset, tmp_path / "run")
     monkeypatch.undo()
     train(dataset, tmp_path / "run")
@@ -294,7 +268,7 @@ def test_a_long_epoch_is_saved_half_way(
 
     with pytest.raises(Crash):
         train(dataset, tmp_path / "run", Hooked(3, fail))
-    progress = json.loads(read_tensors(tmp_path / "run" / "resume.safetensors")[1]["progress"])
+    progress = read_tensors(tmp_path / "run" / "resume.safetensors")[1]["progress"]
     assert progress["current"]["step"] == 2
 
 
@@ -401,30 +375,23 @@ def test_fewer_epochs_than_there_are(dataset: PreparedDataset, tmp_path: Path) -
         train(dataset, tmp_path / "run", epochs=1)
 
 
-def test_another_dataset_is_refused(dataset: PreparedDataset, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("error")
+def test_another_dataset_is_refused_before_any_warning(
+    dataset: PreparedDataset, tmp_path: Path
+) -> None:
     train(dataset, tmp_path / "run", epochs=1)
-    other = make_cycle(tmp_path / "other", train=20)
-    with pytest.raises(InputError) as caught:
+    other = make_cycle(tmp_path / "other", train=20, single=3)  # which would be warned of
+    with pytest.raises(InputError, match="resume with the former") as caught:
         train(other, tmp_path / "run", epochs=1)
     assert dataset.content_hash[:12] in str(caught.value)
     assert other.content_hash[:12] in str(caught.value)
 
 
-@pytest.mark.filterwarnings("error")
-def test_what_is_refused_is_refused_before_any_warning(
-    dataset: PreparedDataset, tmp_path: Path
-) -> None:
-    train(dataset, tmp_path / "run", epochs=1)
-    other = make_cycle(tmp_path / "other", train=20, single=3)  # which would be warned of
-    with pytest.raises(InputError, match="resume with the former"):
-        train(other, tmp_path / "run", epochs=1)
-
-
 def test_nothing_to_resume_is_said(
     dataset: PreparedDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, model = tmp_path / "run", SASRec(dataset.n_items, SASRecSettings(dim=8, blocks=1))
-    chosen = TrainingSettings(**(BASE | {"epochs": 1}))
+    out, model = tmp_path / "run", SASRec(dataset.n_items, dim=8, blocks=1)
+    chosen = cycle_data.settings(epochs=1)
     line = f"sce: nothing to resume in {out}: starting\n"
     fit(model, Hooked(), dataset, settings=chosen, out=out, resume=True)
     assert capsys.readouterr().err.startswith(line)

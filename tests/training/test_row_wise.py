@@ -13,11 +13,12 @@ from sce.errors import InputError
 from sce.losses import CrossEntropy, ScalableCrossEntropy
 from sce.models.sasrec import SASRec, SASRecSettings
 from sce.training.checkpoint import read_tensors
-from sce.training.fit import FitResult, TrainingSettings, fit
+from sce.training.fit import FitResult
 from sce.training.optimizer import RowWise, make_optimizer, row_wise_table, sparse_gradients
 from sce.training.run import Run
 from sce.training.signals import TrainingInterrupted
 from sce.training.step import StepSeeds, TrainingStep
+from tests import cycle_data
 from tests.cycle_data import lay_out, make_cycle, walk
 
 CPU = torch.device("cpu")
@@ -137,23 +138,12 @@ class Stopping(ScalableCrossEntropy):
 
 
 def train(dataset: PreparedDataset, out: Path, stop: int = 0, **changes: Any) -> FitResult:
-    settings: dict[str, Any] = {
-        "epochs": 3,
-        "batch_size": 16,
-        "learning_rate": 1e-2,
-        "catalogue_learning_rate": 0.1,
-        "device": "cpu",
-        "row_wise": True,
-    }
-    return fit(
-        SASRec(dataset.n_items, SASRecSettings(dim=8, blocks=1, dropout=0.3, max_length=6)),
-        Stopping(stop),
-        dataset,
-        settings=TrainingSettings(**(settings | changes)),
-        out=out,
-        resume=True,
-        progress=False,
+    model = SASRec(dataset.n_items, dim=8, blocks=1, dropout=0.3, max_length=6)
+    chosen: dict[str, Any] = {"epochs": 3, "catalogue_learning_rate": 0.1, "row_wise": True}
+    found: FitResult = cycle_data.train(
+        dataset, Stopping(stop), model=model, out=out, resume=True, **(chosen | changes)
     )
+    return found
 
 
 def state(out: Path) -> dict[str, list[Any]]:
@@ -204,6 +194,5 @@ def test_without_it_gradients_are_dense_whatever_the_loss_is_made_for(
     # Adam takes no others.
     model, loss = SASRec(dataset.n_items, SHAPE, sparse_grad=True), make_loss()
     loss.sparse_grad = True
-    settings = TrainingSettings(epochs=1, batch_size=16, device="cpu")
-    assert fit(model, loss, dataset, settings=settings, progress=False).epochs == 1
+    assert cycle_data.train(dataset, loss, model=model, epochs=1).epochs == 1
     assert (model.sparse_grad, loss.sparse_grad) == (True, True)

@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from sce.errors import InputError
-
-MISSING = -1  # the rank of a target that is not in the ranking
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,13 +31,6 @@ class RankCounts:
         if self.users < 1:
             raise InputError("there are no users to average over")
         return self.at[:k]
-
-
-def count_ranks(ranks: ArrayLike, depth: int) -> RankCounts:
-    """Count the ranks (from 0, or `MISSING`) of the users' targets, down to a depth."""
-    ranks = np.asarray(ranks)
-    ranked = ranks[(ranks != MISSING) & (ranks < depth)]
-    return RankCounts(at=np.bincount(ranked, minlength=depth), users=ranks.size)
 
 
 def ndcg(counts: RankCounts, k: int) -> float:

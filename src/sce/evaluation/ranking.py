@@ -4,8 +4,6 @@ The catalogue is scored chunk by chunk, and only the best so far are kept. Equal
 by item id, lower first, always: `torch.topk` alone promises nothing about ties.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -14,6 +12,7 @@ from torch import Tensor
 
 from sce.data.batches import Ragged
 from sce.errors import InputError
+from sce.evaluation.precision import matmul_precision
 
 NOTHING = -1  # in place of an item, where fewer than k are available
 
@@ -70,7 +69,8 @@ def top_k(
         chunk_size = max(_SMALLEST_CHUNK, _SCORES_AT_ONCE // max(1, len(states)))
     states = states.float()
     best = torch.empty(len(states), 0, dtype=torch.int64, device=states.device)
-    with _full_precision(states.device):
+    autocast = torch.autocast(states.device.type, enabled=False)
+    with autocast, matmul_precision(states.device, "float32"):
         for first in range(0, len(catalogue), chunk_size):
             scores = states @ catalogue[first : first + chunk_size].float().T
             if seen is not None:
@@ -182,23 +182,3 @@ def _unkey(keys: Tensor) -> tuple[Tensor, Tensor]:
 def _reorder(bits: Tensor) -> Tensor:
     # Negative floats order backwards by their bits; this is its own inverse.
     return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-
-
-@contextmanager
-def _full_precision(device: torch.device) -> Iterator[None]:
-    """Turn off autocast and TF32 for a while."""
-    matmul = torch.backends.cuda.matmul
-    # One setting under two names: torch allows the older to be used only while nobody has used the
-    # newer, which torch 2.8 has not.
-    newer = hasattr(matmul, "fp32_precision")
-    name, full = ("fp32_precision", "ieee") if newer else ("allow_tf32", False)
-    with torch.autocast(device.type, enabled=False):
-        if device.type != "cuda":
-            yield
-            return
-        before = getattr(matmul, name)
-        setattr(matmul, name, full)
-        try:
-            yield
-        finally:
-            setattr(matmul, name, before)

@@ -20,13 +20,8 @@ from torch import Tensor, nn
 from sce.data.storage import atomic_file, new_digest
 from sce.errors import InputError
 
-FORMAT = "sce training state"
-VERSION = 2
-
-MODEL, _LOSS = "model.", "loss."  # before the names of tensors
-_PROGRESS = "progress"
-_SCALARS = "optimizer_scalars"
-_DIGEST = "blake2b"
+FORMAT, VERSION = "sce training state", "3"
+_METADATA = "sce"  # the one key of a header: the library lays several out by chance
 # Saving takes no more than one part in so many of the time: at most that much work is lost.
 _SHARE = 20
 
@@ -87,31 +82,17 @@ class Trained:
     loss: nn.Module | None
     optimizer: torch.optim.Optimizer
 
-    def named_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters of model and loss, by name."""
-        named = {f"{MODEL}{name}": p for name, p in self.model.named_parameters()}
-        if self.loss is not None:
-            named |= {f"{_LOSS}{name}": p for name, p in self.loss.named_parameters()}
-        return named
-
-    def weights(self) -> dict[str, Tensor]:
-        """The state of the model and of the loss, by name."""
-        found = {f"{MODEL}{name}": value for name, value in self.model.state_dict().items()}
-        if self.loss is not None:
-            found |= {f"{_LOSS}{name}": value for name, value in self.loss.state_dict().items()}
-        return found
-
-    def restore_weights(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put model and loss back as `weights` gave them."""
-        self.model.load_state_dict(with_prefix(tensors, MODEL))
-        if self.loss is not None:
-            self.loss.load_state_dict(with_prefix(tensors, _LOSS))
+    @property
+    def modules(self) -> nn.ModuleDict:
+        """Model and loss; names of weights begin with "model." or "loss."."""
+        parts = {"model": self.model} | ({} if self.loss is None else {"loss": self.loss})
+        return nn.ModuleDict(parts)
 
     def tensors(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All tensors by name, and the optimizer's state that is not tensors."""
-        found = self.weights()
+        found = self.modules.state_dict()
         scalars = {}
-        for name, parameter in self.named_parameters().items():
+        for name, parameter in self.modules.named_parameters():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):
                     found[f"optimizer.{key}.{name}"] = value
@@ -121,8 +102,9 @@ class Trained:
 
     def restore(self, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -> None:
         """Put everything back as `tensors` gave it."""
-        self.restore_weights(tensors)
-        parameters = self.named_parameters()
+        weights = {k: v for k, v in tensors.items() if k.startswith(("model.", "loss."))}
+        self.modules.load_state_dict(weights)
+        parameters = dict(self.modules.named_parameters())
         for full, value in [*with_prefix(tensors, "optimizer.").items(), *scalars.items()]:
             key, _, name = full.partition(".")
             parameter = parameters[name]
@@ -136,53 +118,43 @@ class Trained:
 
     def finite(self) -> bool:
         """True if every weight is a finite number."""
-        return all(bool(p.detach().isfinite().all()) for p in self.named_parameters().values())
+        return all(bool(p.detach().isfinite().all()) for p in self.modules.parameters())
 
 
 def save_state(
     path: Path, trained: Trained, progress: Progress, best: Mapping[str, Tensor] | None
 ) -> None:
-    """Write the state to resume from, whole or not at all.
-
-    Args:
-        path: The file.
-        trained: The model, loss and optimizer.
-        progress: The rest of the state.
-        best: `Trained.weights` of the best epoch, if that is not the last one.
-    """
+    """Write the state to resume from, with the `best` weights if those are not the last ones."""
     tensors, scalars = trained.tensors()
     tensors |= {f"best.{name}": value for name, value in (best or {}).items()}
     metadata = {
         "format": FORMAT,
-        "version": str(VERSION),
-        _PROGRESS: json.dumps(asdict(progress), allow_nan=False),
-        _SCALARS: json.dumps(scalars),
+        "version": VERSION,
+        "progress": asdict(progress),
+        "optimizer_scalars": scalars,
     }
     write_tensors(path, tensors, metadata)
 
 
 def load_state(path: Path, trained: Trained) -> tuple[Progress, dict[str, Tensor] | None]:
-    """Restore model, loss and optimizer from what `save_state` wrote.
-
-    Returns:
-        The progress, and `best` as it was given.
+    """Restore model, loss and optimizer from what `save_state` wrote; return progress and best.
 
     Raises:
         InputError: When the file is not such a state, or one of another model.
     """
     tensors, metadata = read_tensors(path)
-    if metadata.get("format") != FORMAT or metadata.get("version") != str(VERSION):
+    if metadata.get("format") != FORMAT or metadata.get("version") != VERSION:
         raise InputError(f"{path} is no training state that this sce can read; start anew: --force")
     try:
-        trained.restore(tensors, json.loads(metadata[_SCALARS]))
+        trained.restore(tensors, metadata["optimizer_scalars"])
     except (RuntimeError, KeyError) as error:
         raise InputError(f"{path} is the state of another model: {error}") from error
-    fields = json.loads(metadata[_PROGRESS])
+    fields = metadata["progress"]
     progress = Progress(**(fields | {"current": EpochSoFar(**fields["current"])}))
     return progress, with_prefix(tensors, "best.") or None
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
     """Write a safetensors file with a checksum of all that is in it, whole or not at all.
 
     Raises:
@@ -195,33 +167,18 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
         # Tied weights: the format holds each tensor by itself.
         separate[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
         seen.add(tensor.data_ptr())
+    content = {"blake2b": _digest(separate, metadata), **metadata}
     with atomic_file(path) as partial:
         partial.touch()
         mode = partial.stat().st_mode  # which the library would make private
         try:
-            save_file(separate, partial, metadata | {_DIGEST: _digest(separate, metadata)})
+            save_file(separate, partial, {_METADATA: json.dumps(content, allow_nan=False)})
         except SafetensorError as error:
             raise OSError(str(error)) from error
-        _sort_metadata(partial)
         partial.chmod(mode)
 
 
-def _sort_metadata(path: Path) -> None:
-    """Lay the metadata out by name: the library's order is chance, and equal runs give equal files.
-
-    Its tensors are in order already.
-    """
-    with path.open("r+b") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-        if len(text) <= size:  # else the library wrote it more briefly: leave it
-            file.seek(8)
-            file.write(text.ljust(size))
-
-
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read the tensors (on the host) and the metadata of a file of `write_tensors`.
 
     Raises:
@@ -229,21 +186,20 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            names = list(file.keys())
-            tensors = {name: file.get_tensor(name) for name in names}
-            metadata: dict[str, str] = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in list(file.keys())}
+            metadata: dict[str, Any] = json.loads((file.metadata() or {}).get(_METADATA, "{}"))
     except FileNotFoundError as error:
         raise InputError(f"{path} is missing") from error
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{path} is half-written or altered: {error}") from error
-    written = metadata.pop(_DIGEST, None)
+    written = metadata.pop("blake2b", None)
     if written != _digest(tensors, metadata):
         what = "it has no checksum" if written is None else "its checksum does not fit"
         raise InputError(f"{path} is half-written or altered: {what}")
     return tensors, metadata
 
 
-def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
     """A checksum of everything that a file holds, however the format lays it out."""
     digest = new_digest(json.dumps(metadata, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
@@ -262,13 +218,7 @@ def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]
 
 
 class Checkpointer:
-    """Saves checkpoints; keeps the best weights on the CPU.
-
-    Args:
-        trained: The model, loss and optimizer.
-        state_file: The checkpoint to resume from; None: nothing is written.
-        best_file: The model's weights of the best epoch.
-    """
+    """Saves checkpoints, if given a file for them; keeps the best weights on the CPU."""
 
     def __init__(self, trained: Trained, state_file: Path | None, best_file: Path | None) -> None:
         self.trained, self.state_file, self.best_file = trained, state_file, best_file
@@ -292,7 +242,7 @@ class Checkpointer:
 
     def restore_best(self) -> None:
         """Give model and loss the weights of the best epoch."""
-        self.trained.restore_weights(self.best)
+        self.trained.modules.load_state_dict(self.best)
 
     def due(self, at_least: float = 0.0) -> bool:
         """True if it is time to save again, `at_least` so many seconds after the last time."""
@@ -313,10 +263,10 @@ class Checkpointer:
     def save_best(self, progress: Progress) -> None:
         """Write the best weights of the model, if they are new."""
         if self.best_file is not None and progress.best_epoch != self._best_on_disk:
-            weights, epoch = with_prefix(self.best, MODEL), progress.best_epoch
-            write_tensors(self.best_file, weights, {"epoch": str(epoch)})
-            self._best_on_disk = epoch
+            weights = with_prefix(self.best, "model.")
+            write_tensors(self.best_file, weights, {"epoch": progress.best_epoch})
+            self._best_on_disk = progress.best_epoch
 
     def _weights(self) -> dict[str, Tensor]:
-        weights = self.trained.weights()
+        weights = self.trained.modules.state_dict()
         return {name: value.detach().to("cpu", copy=True) for name, value in weights.items()}

@@ -6,14 +6,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sce.errors import InputError
-
-Precision = Literal["float32", "tf32", "bf16"]
+from sce.evaluation.precision import Precision as Precision
+from sce.evaluation.precision import matmul_precision as matmul_precision
 
 _WORKSPACE, _SMALL, _SAME_BITS = "CUBLAS_WORKSPACE_CONFIG", ":4096:1", ":4096:8"  # KiB, how many
 _MIB = 2**20
@@ -94,26 +93,6 @@ def quiet_bf16(device: torch.device) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "mkldnn_matmul failed", UserWarning)
         yield
-
-
-@contextmanager
-def matmul_precision(device: torch.device, precision: Precision) -> Iterator[None]:
-    """Allow TF32 in matrix products inside the block, or forbid it; autocast is another matter."""
-    if device.type != "cuda":
-        yield
-        return
-    matmul = torch.backends.cuda.matmul
-    # One setting under two names: torch allows the older to be used only while nobody has used the
-    # newer, which torch 2.8 has not.
-    newer = hasattr(matmul, "fp32_precision")
-    name = "fp32_precision" if newer else "allow_tf32"
-    value = ("tf32" if newer else True) if precision == "tf32" else ("ieee" if newer else False)
-    before = getattr(matmul, name)
-    setattr(matmul, name, value)
-    try:
-        yield
-    finally:
-        setattr(matmul, name, before)
 
 
 def spare_workspace(device: torch.device) -> None:

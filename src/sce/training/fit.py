@@ -1,6 +1,7 @@
 """Training a model: `fit`, and its result."""
 
 import json
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -33,7 +34,7 @@ from sce.training.device import (
 from sce.training.optimizer import make_optimizer, row_wise_table, sparse_gradients
 from sce.training.preflight import TrainingWarning, explain_error, preflight
 from sce.training.progress import ProgressBar
-from sce.training.run_start import RunTarget, note_divergence
+from sce.training.run_start import note_divergence, run_target
 from sce.training.settings import TrainingSettings
 from sce.training.signals import Interrupts, StopRequested, TrainingInterrupted
 from sce.training.step import TrainingStep
@@ -72,12 +73,6 @@ class FitResult:
     """The processor."""
     history: list[Record]
     """A record for each epoch, as in metrics.jsonl."""
-
-    def to_json(self) -> str:
-        """The content of result.json: all but the history."""
-        content: dict[str, Any] = asdict(self)
-        del content["history"]
-        return json.dumps(content, indent=2, allow_nan=False) + "\n"
 
 
 def fit(
@@ -142,7 +137,9 @@ def fit(
     # Training draws from the default generators; what comes after it must not notice.
     gpus = [device.index] if device.type == "cuda" else []
     with (
-        RunTarget(out, dataset, config=described, model=kind, resume=resume, force=force) as target,
+        run_target(
+            out, dataset, config=described, model=kind, resume=resume, force=force
+        ) as open_run,
         torch.random.fork_rng(devices=gpus),
         same_bits(device) if settings.deterministic else nullcontext(),
         quiet_bf16(device),
@@ -187,7 +184,7 @@ def fit(
         )
 
         # Open the run, train, conclude.
-        run = target.open(_derived(loss, data, step))
+        run = open_run(_derived(loss, data, step))
         memory = PeakMemory(device)
         with (
             Interrupts(wanted=run is not None, say=progress) as interrupts,
@@ -232,7 +229,7 @@ def fit(
 
 
 def _check_arguments(model: object, loss: object, dataset: object, settings: object) -> None:
-    """Refuse what a notebook gives by mistake, before it fails in the depths."""
+    """Refuse what a notebook gives by mistake."""
     if not isinstance(dataset, PreparedDataset):
         raise InputError(
             f"the dataset is a PreparedDataset, such as PreparedDataset.load(path); got {dataset!r}"
@@ -278,6 +275,7 @@ def _describe(
     else:
         of_model["parameters"] = sum(p.numel() for p in model.parameters())
     name = repr(loss) if isinstance(loss, nn.Module) else getattr(loss, "__qualname__", "")
+    name = re.sub(" at 0x[0-9a-f]+", "", name)  # an address is another in each process
     described = {"model": of_model, "loss": {"name": name}, "training": asdict(settings)}
     return kind, described | dict(config or {})
 
@@ -287,7 +285,7 @@ def _derived(loss: object, data: DataSummary, step: TrainingStep) -> dict[str, A
     found: dict[str, Any] = {"targets_per_batch": round(data.targets, 1)}
     if isinstance(loss, ScalableCrossEntropy):
         names = ("n_buckets", "bucket_size_x", "bucket_size_y")
-        found |= zip(names, loss.sizes(data.n_items, step.max_targets), strict=True)
+        found |= zip(names, loss.sizes(data.n_items, step.mean_targets), strict=True)
     return found
 
 
@@ -358,5 +356,8 @@ def _conclude(trainer: Trainer) -> FitResult:
         history=history,
     )
     if trainer.run is not None:
-        write_text(trainer.run.result_file, result.to_json())
+        content: dict[str, Any] = asdict(result)
+        del content["history"]
+        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+        write_text(trainer.run.result_file, text)
     return result

@@ -1,9 +1,9 @@
 """Adam, row-wise Adagrad for the catalogue, and the schedule of learning rates."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -42,14 +42,8 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Make Adam as the paper uses it; a weight decay is decoupled, as in AdamW.
 
-    Args:
-        parameters: All that is trained.
-        learning_rate: Adam's.
-        betas: Adam's.
-        weight_decay: AdamW's.
-        device: Where the parameters are.
-        capturable: Keep learning rates on the device, so that a CUDA graph can hold the step.
-        row_wise: A table that row-wise Adagrad updates instead.
+    `capturable` keeps learning rates on the device, so that a CUDA graph can hold the step;
+    row-wise Adagrad updates the `row_wise` table instead.
     """
 
     def rate(value: float) -> float | torch.Tensor:
@@ -83,16 +77,10 @@ class _Together(torch.optim.Optimizer):
             self.state.update(part.state)
             part.state = self.state  # by parameter: none has two optimizers
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for part in self.parts:
+    def step(self, closure: Any = None) -> Any:
+        first, *others = self.parts
+        loss = first.step(closure)
+        for part in others:
             part.step()
         return loss
 

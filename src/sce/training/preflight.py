@@ -17,7 +17,6 @@ from sce.training.device import cpu_has_bf16, free_memory
 from sce.training.settings import TrainingSettings
 
 _GIB = 2**30
-_FLOAT = 4
 _UNUSED = 0.1  # share of the events that is worth a word
 
 # Words of torch's CPU allocator, in one version or another.
@@ -116,8 +115,7 @@ def _about_memory(loss: object, model: Any, data: DataSummary, free: int | None)
         f"{free / _GIB:,.1f} GiB are free"
     )
     if isinstance(loss, CrossEntropy):
-        room = max(0, free - weights)
-        fits = int(room / 4 / (data.targets * _FLOAT))  # a quarter, to be sure
+        fits = int(max(0, free - weights) / 4 / (data.targets * 4))  # floats, in a quarter of it
         chunk = 1 << max(0, fits.bit_length() - 1)
         yield f"{what}; what would fit: --loss sce, or --loss.chunk-size {chunk}"
     else:
@@ -131,8 +129,14 @@ def _or_sce(loss: object) -> str:
 def explain_error(error: Exception, model: nn.Module, loss: object, *, compiled: bool) -> Exception:
     """Turn an error of a training step into what to do about it, where that is known."""
     if isinstance(error, IndexError):
-        own = type(model) not in {entry.backbone for entry in BACKBONES.values()}
-        return _about_padding(error, model) if own and _raised_in(model, error) else error
+        ours = type(model) in {entry.backbone for entry in BACKBONES.values()}
+        if ours or not _raised_in(model, error):
+            return error
+        return InputError(
+            f"{type(model).__name__} failed on a batch of histories ({error}): they are padded "
+            f"with sce.PADDING, which is {PADDING} and no row of a table; look items up with "
+            "histories.clamp(min=0), and leave out where histories == sce.PADDING"
+        )
     text = " ".join(str(error).split()).partition("DefaultCPUAllocator: ")
     first = text[2] or text[0].partition(". ")[0]
     out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
@@ -143,14 +147,6 @@ def explain_error(error: Exception, model: nn.Module, loss: object, *, compiled:
     if compiled and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         return InputError(f"the model could not be compiled ({first}); leave out compile")
     return error
-
-
-def _about_padding(error: IndexError, model: nn.Module) -> InputError:
-    return InputError(
-        f"{type(model).__name__} failed on a batch of histories ({error}): they are padded "
-        f"with sce.PADDING, which is {PADDING} and no row of a table; look items up with "
-        "histories.clamp(min=0), and leave out where histories == sce.PADDING"
-    )
 
 
 def _raised_in(model: nn.Module, error: BaseException) -> bool:

@@ -25,11 +25,7 @@ class PipedConsole(Console):
 class ProgressBar:
     """Shows progress on stderr; silent when not wanted, or once stderr cannot be written.
 
-    Args:
-        wanted: Show anything at all.
-        epochs: Epochs of the whole training.
-        memory: Peak memory, shown too.
-        on_lost: Called when the reader of stderr went away.
+    `on_lost` is called when the reader of stderr went away.
     """
 
     def __init__(

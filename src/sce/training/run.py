@@ -18,32 +18,41 @@ from typing import Any
 import torch
 
 from sce.data.prepared import PreparedDataset
-from sce.data.storage import digest_file, map_array
+from sce.data.storage import Manifest, map_array
 from sce.data.vocabulary import Kind, Vocabulary
 from sce.errors import InputError
 from sce.models.base import Backbone, BackboneSettings
 from sce.models.registry import BACKBONES
 from sce.training.checkpoint import read_tensors
 
-FORMAT = "sce run"
-VERSION = 2
-
-MANIFEST = "run.json"
-NO_WEIGHTS = "no_weights"  # in run.json, why the weights were taken away, if they were
 # Beside run.json and the vocabulary.
 FILES = ("metrics.jsonl", "best.safetensors", "resume.safetensors", "result.json", "report.html")
-# What run.json must have, and of which kind.
-_SHAPE: dict[str, Any] = {
+MANIFEST = Manifest(
+    file="run.json",
+    format="sce run",
+    version=2,
+    noun="run",
+    command="sce train PREPARED",
+    remedy="train again into another directory",
+    is_ours=FILES.__contains__,
+)
+NO_WEIGHTS = "no_weights"  # in run.json, why the weights were taken away, if they were
+# What run.json must have, and of which type.
+_SHAPE: dict[str, type] = {
     "sce": str,
     "model": str,
-    "config": {"model": dict, "loss": {"name": str}},
+    "config": dict,
+    "config.model": dict,
+    "config.loss": dict,
+    "config.loss.name": str,
     "derived": dict,
-    "dataset": {"path": str, "content_hash": str, "n_items": int},
+    "dataset": dict,
+    "dataset.path": str,
+    "dataset.content_hash": str,
+    "dataset.n_items": int,
     "item_ids": str,
     "files": dict,
 }
-_FILE_SHAPE = {"bytes": int, "blake2b": str}
-_WORDS = {str: "a text", int: "a whole number", dict: "an object"}
 
 
 @dataclass(frozen=True)
@@ -77,8 +86,8 @@ class Run:
         path = Path(path)
         manifest = read_manifest(path)
         for name, written in manifest["files"].items():
-            _check_file(path, name, written)
-        info = DatasetInfo(**{name: manifest["dataset"][name] for name in _SHAPE["dataset"]})
+            MANIFEST.check_file(path, name, written)
+        info = DatasetInfo(**manifest["dataset"])
         return cls(
             path=path,
             config=manifest["config"],
@@ -120,26 +129,21 @@ class Run:
             return []
         # A line without its end is one that is being written, or never was to the end.
         lines = self.metrics_file.read_text(encoding="utf-8").split("\n")[:-1]
-        try:
-            found = [json.loads(line) for line in lines]
-        except ValueError as error:
-            raise damaged(self.path, f"{self.metrics_file.name} cannot be read") from error
-        for number, record in enumerate(found, 1):
-            if not isinstance(record, dict):
-                what = f"{self.metrics_file.name}, line {number} is no object"
-                raise damaged(self.path, what)
-        return found
+        return [self._parse(self.metrics_file, line) for line in lines]
 
     def result(self) -> dict[str, Any] | None:
         """Return the outcome, or None while training has not ended."""
         if not self.result_file.is_file():
             return None
+        return self._parse(self.result_file, self.result_file.read_bytes())
+
+    def _parse(self, file: Path, text: str | bytes) -> dict[str, Any]:
         try:
-            found = json.loads(self.result_file.read_bytes())
+            found = json.loads(text)
         except ValueError as error:
-            raise damaged(self.path, f"{self.result_file.name} cannot be read") from error
+            raise MANIFEST.damaged(self.path, f"{file.name} cannot be read") from error
         if not isinstance(found, dict):
-            raise damaged(self.path, f"{self.result_file.name} is no object")
+            raise MANIFEST.damaged(self.path, f"{file.name}: {found!r} is no object")
         return found
 
     def load_dataset(self, path: Path | str | None = None, verify: bool = True) -> PreparedDataset:
@@ -193,7 +197,7 @@ def load_model(run: Run, device: torch.device | str = "cpu") -> Backbone:
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise damaged(run.path, f"{run.best_weights.name} is of another model") from error
+        raise MANIFEST.damaged(run.path, f"{run.best_weights.name} is of another model") from error
     return model.to(device).eval()
 
 
@@ -220,44 +224,19 @@ def resume_hint(run: Run) -> str:
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """Read run.json, which must be whole and of this version."""
-    if not path.exists():
-        raise InputError(f"{path} does not exist; make it with: sce train PREPARED --out {path}")
-    if not path.is_dir():
-        raise InputError(f"{path} is a file, not a run (a directory)")
-    file = path / MANIFEST
-    if not file.is_file():
-        if any((path / name).exists() for name in FILES):
-            raise damaged(path, f"{MANIFEST} is missing")
-        raise InputError(f"{path} is not a run: it has no {MANIFEST}; sce train makes runs")
-    try:
-        manifest = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise damaged(path, f"{MANIFEST} cannot be read") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise InputError(f"{path} is not a run: its {MANIFEST} is of something else")
-    version = manifest.get("version")
-    if version != VERSION:
-        older = isinstance(version, int) and version < VERSION
-        raise InputError(
-            f"{path} was written by {'an older' if older else 'another'} sce: it has format "
-            f"version {version}, and this one reads version {VERSION}; train again, or install "
-            "the sce that wrote it"
-        )
-    _check_shape(path, manifest, _SHAPE)
+    manifest = MANIFEST.read(path)
+    for name, kind in _SHAPE.items():
+        found: Any = manifest
+        for key in name.split("."):
+            found = found.get(key)
+        if type(found) is not kind:
+            what = f"{MANIFEST.file}: {name} must be of type {kind.__name__}; it is {found!r}"
+            raise MANIFEST.damaged(path, what)
+    for name, written in manifest["files"].items():
+        types = isinstance(written, dict) and {key: type(v) for key, v in written.items()}
+        if types != {"bytes": int, "blake2b": str}:
+            raise MANIFEST.damaged(path, f"{MANIFEST.file}: files.{name} is {written!r}")
     return manifest
-
-
-def _check_shape(path: Path, found: Any, shape: Any, name: str = "") -> None:
-    if isinstance(shape, type):
-        if type(found) is not shape:
-            raise damaged(path, f"{MANIFEST}: {name} must be {_WORDS[shape]}; it is {found!r}")
-        return
-    _check_shape(path, found, dict, name)
-    for key, kind in shape.items():
-        inner = f"{name}.{key}" if name else key
-        if key not in found:
-            raise damaged(path, f"{MANIFEST} has no {inner!r}")
-        _check_shape(path, found[key], kind, inner)
 
 
 def _model_settings(run: Run) -> BackboneSettings:
@@ -266,16 +245,16 @@ def _model_settings(run: Run) -> BackboneSettings:
     given = {name: value for name, value in run.config["model"].items() if name != "name"}
     usual = vars(kind())
     for name, value in given.items():
-        where = f"{MANIFEST}: config.model.{name}"
+        where = f"{MANIFEST.file}: config.model.{name}"
         if name not in usual:
-            raise damaged(run.path, f"{where} is no setting of {run.model}")
+            raise MANIFEST.damaged(run.path, f"{where} is no setting of {run.model}")
         kinds = (int, float) if type(usual[name]) is float else (type(usual[name]),)
         if type(value) not in kinds:
-            raise damaged(run.path, f"{where} is {value!r}")
+            raise MANIFEST.damaged(run.path, f"{where} is {value!r}")
     try:
         return kind(**given)
     except InputError as error:
-        raise damaged(run.path, f"{MANIFEST}: config.model: {error}") from error
+        raise MANIFEST.damaged(run.path, f"{MANIFEST.file}: config.model: {error}") from error
 
 
 def _open_items(path: Path, kind: Kind, files: Iterable[str], n_items: int) -> Vocabulary:
@@ -283,24 +262,8 @@ def _open_items(path: Path, kind: Kind, files: Iterable[str], n_items: int) -> V
         arrays = {Path(name).stem.removeprefix("items_"): map_array(path / name) for name in files}
         found = Vocabulary.from_arrays(kind, arrays)
     except ValueError as error:
-        raise damaged(path, f"{MANIFEST}: item_ids and files: {error}") from error
+        raise MANIFEST.damaged(path, f"{MANIFEST.file}: item_ids and files: {error}") from error
     if len(found) != n_items:
         what = f"dataset.n_items is {n_items:,}, and there are {len(found):,} item ids"
-        raise damaged(path, f"{MANIFEST}: {what}")
+        raise MANIFEST.damaged(path, f"{MANIFEST.file}: {what}")
     return found
-
-
-def _check_file(path: Path, name: str, written: Mapping[str, Any]) -> None:
-    _check_shape(path, written, _FILE_SHAPE, f"files.{name}")
-    file = path / name
-    if not file.is_file():
-        raise damaged(path, f"{name} is missing")
-    if file.stat().st_size != written["bytes"] or digest_file(file) != written["blake2b"]:
-        raise damaged(path, f"the content of {name} was altered")
-
-
-def damaged(path: Path, what: str) -> InputError:
-    """The error of a run that is not as it was written."""
-    return InputError(
-        f"{path} is half-written or altered: {what}; train again into another directory"
-    )

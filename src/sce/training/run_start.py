@@ -1,8 +1,8 @@
 """Starting and resuming runs: the directory is checked, locked, created; epochs are logged."""
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,14 @@ from sce.data.storage import (
     LOCK,
     atomic_directory,
     check_writable,
-    digest_file,
+    describe_file,
     locked,
     partial_directory,
     write_array,
     write_text,
 )
 from sce.errors import InputError
-from sce.training.run import FILES, FORMAT, MANIFEST, VERSION, DatasetInfo, Run, read_manifest
+from sce.training.run import FILES, MANIFEST, DatasetInfo, Run, read_manifest
 
 # Settings that may change on resuming: the number of epochs (unless the schedule goes by it), and
 # the device, whose arithmetic may differ; after a divergence also those that may help.
@@ -54,8 +54,8 @@ def check_target(path: Path | str, *, force: bool = False, resume: bool = False)
             "directory"
         )
     files = read_manifest(path)["files"]
-    known = {MANIFEST, LOCK, *files, *FILES}
-    known |= {partial_directory(path / name).name for name in (MANIFEST, *FILES)}
+    known = {MANIFEST.file, LOCK, *files, *FILES}
+    known |= {partial_directory(path / name).name for name in (MANIFEST.file, *FILES)}
     others = sorted({file.name for file in path.iterdir()} - known)
     if force and others:
         raise InputError(
@@ -65,73 +65,45 @@ def check_target(path: Path | str, *, force: bool = False, resume: bool = False)
     return True
 
 
-class RunTarget:
-    """The directory that a training writes: checked and, while a run is there, locked.
+@contextmanager
+def run_target(
+    path: Path | str | None,
+    dataset: PreparedDataset,
+    *,
+    config: Mapping[str, Any],
+    model: str,
+    resume: bool = False,
+    force: bool = False,
+) -> Iterator[Callable[[Mapping[str, Any]], Run | None]]:
+    """Check the directory that a training writes and, while a run is there, lock it.
 
-    It is created or resumed by `open`, once nothing else is left that can be refused.
-
-    Args:
-        path: The directory; None: nothing is written.
-        dataset: The prepared dataset.
-        config: The settings of model, loss and training, as run.json keeps them.
-        model: Its name in `BACKBONES`, or the class of a user's own.
-        resume: Resume the run that is there, if any.
-        force: Replace the run that is there.
+    Yields a function that creates the run, or resumes it, once nothing else is left that can be
+    refused; it is given what followed from settings and dataset. Without a path nothing is written.
     """
-
-    def __init__(
-        self,
-        path: Path | str | None,
-        dataset: PreparedDataset,
-        *,
-        config: Mapping[str, Any],
-        model: str,
-        resume: bool = False,
-        force: bool = False,
-    ) -> None:
-        if path is None and (resume or force):
+    if path is None:
+        if resume or force:
             raise InputError("resume and force are about a run: name its directory, out")
-        self.path = None if path is None else Path(path)
-        self.dataset, self.config, self.model = dataset, config, model
-        self.resume, self.force = resume, force
-        self._exists = False
-        self._changed: dict[str, Any] = {}
-        self._locks = ExitStack()
+        yield lambda _: None
+        return
+    path = Path(path)
+    exists = check_target(path, force=force, resume=resume)
+    with ExitStack() as locks:
+        if exists:
+            locks.enter_context(locked(path))
+        changed = None
+        if exists and resume:
+            changed = check_resumable(path, dataset, config=config, model=model)
 
-    def __enter__(self) -> "RunTarget":
-        """Refuse what cannot be written or resumed, and keep other trainings out."""
-        if self.path is None:
-            return self
-        self._exists = check_target(self.path, force=self.force, resume=self.resume)
-        with ExitStack() as locks:
-            if self._exists:
-                locks.enter_context(locked(self.path))
-            if self._exists and self.resume:
-                self._changed = check_resumable(
-                    self.path, self.dataset, config=self.config, model=self.model
-                )
-            self._locks = locks.pop_all()
-        return self
+        def open_run(derived: Mapping[str, Any]) -> Run:
+            if changed is not None:
+                return resume_run(path, config, changed)
+            run = start_run(
+                path, dataset, config=config, derived=derived, model=model, replace=exists
+            )
+            locks.enter_context(locked(path))
+            return run
 
-    def __exit__(self, *_: object) -> None:
-        self._locks.close()
-
-    def open(self, derived: Mapping[str, Any]) -> Run | None:
-        """Create the run, or resume it; `derived` is what followed from settings and dataset."""
-        if self.path is None:
-            return None
-        if self._exists and self.resume:
-            return resume_run(self.path, self.config, self._changed)
-        run = start_run(
-            self.path,
-            self.dataset,
-            config=self.config,
-            derived=derived,
-            model=self.model,
-            replace=self._exists,
-        )
-        self._locks.enter_context(locked(run.path))
-        return run
+        yield open_run
 
 
 def start_run(
@@ -149,11 +121,11 @@ def start_run(
         for part, array in dataset.item_ids.arrays().items():
             file = directory / f"items_{part}.npy"
             write_array(file, array)
-            files[file.name] = {"bytes": file.stat().st_size, "blake2b": digest_file(file)}
+            files[file.name] = describe_file(file)
         info = DatasetInfo(str(dataset.path.resolve()), dataset.content_hash, dataset.n_items)
         manifest = {
-            "format": FORMAT,
-            "version": VERSION,
+            "format": MANIFEST.format,
+            "version": MANIFEST.version,
             "sce": __version__,
             "model": model,
             "config": dict(config),
@@ -162,7 +134,7 @@ def start_run(
             "item_ids": dataset.item_ids.kind,
             "files": files,
         }
-        (directory / MANIFEST).write_text(_pretty(manifest), encoding="utf-8")
+        (directory / MANIFEST.file).write_text(_pretty(manifest), encoding="utf-8")
     return Run.open(path)
 
 
@@ -177,7 +149,7 @@ def resume_run(path: Path, config: Mapping[str, Any], changed: Mapping[str, Any]
         manifest["config"] = dict(config)
         if remedies := {name: was for name, was in changed.items() if name in _REMEDIES}:
             manifest["before"] = [*manifest.get("before", ()), remedies]
-        write_text(path / MANIFEST, _pretty(manifest))
+        write_text(path / MANIFEST.file, _pretty(manifest))
     return Run.open(path)
 
 
@@ -227,7 +199,7 @@ def note_divergence(run: Run, *, epoch: int, step: int) -> None:
     """Write into a run that its loss was not finite: resuming then allows remedies."""
     manifest = read_manifest(run.path)
     manifest["diverged"] = {"epoch": epoch, "step": step}
-    write_text(run.path / MANIFEST, _pretty(manifest))
+    write_text(run.path / MANIFEST.file, _pretty(manifest))
 
 
 class MetricsLog:

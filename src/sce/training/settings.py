@@ -61,20 +61,22 @@ class TrainingSettings:
     """On a GPU too, give the same bits each time; slower. A CPU does in any case."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "evaluate_every", "evaluation_batch_size"):
-            if getattr(self, name) < 1:
-                raise InputError(f"training.{name} must be at least 1; got {getattr(self, name)}")
-            if getattr(self, name) > _MOST:
+        counts = ("epochs", "batch_size", "evaluate_every", "evaluation_batch_size")
+        not_negative = ("patience", "weight_decay", "warmup_steps")
+        positive = ("learning_rate", "catalogue_learning_rate", "clip_norm")
+        for name, value in vars(self).items():
+            if value is None:
+                continue
+            if name in counts and value < 1:
+                raise InputError(f"training.{name} must be at least 1; got {value}")
+            if name in counts and value > _MOST:
                 raise InputError(f"training.{name} must be at most {_MOST:,}")
+            if name in not_negative and not 0 <= value < math.inf:
+                raise InputError(f"training.{name} must not be negative; got {value}")
+            if name in positive and not 0 < value < math.inf:
+                raise InputError(f"training.{name} must be above 0; got {value}")
         if not 0 <= self.seed < _SEEDS:
             raise InputError(f"training.seed lies between 0 and 2**63 - 1; got {self.seed}")
-        for name in ("patience", "weight_decay"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise InputError(f"training.{name} must not be negative; got {getattr(self, name)}")
-        for name in ("learning_rate", "catalogue_learning_rate", "clip_norm"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise InputError(f"training.{name} must be above 0; got {value}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise InputError(f"training.betas are two numbers from 0 to below 1; got {self.betas}")
         for name, choices in (("schedule", get_args(Schedule)), ("precision", get_args(Precision))):
@@ -87,8 +89,6 @@ class TrainingSettings:
                 "training.warmup_steps belongs to the schedule warmup-cosine, and the schedule is "
                 "constant; leave one of the two out"
             )
-        if self.warmup_steps is not None and self.warmup_steps < 0:
-            raise InputError(f"training.warmup_steps must not be negative; got {self.warmup_steps}")
         self._check_row_wise()
 
     def _check_row_wise(self) -> None:

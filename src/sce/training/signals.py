@@ -40,11 +40,7 @@ class Interrupts:
     """Within the block, remembers the first signal; a second one stops at once, but in no write.
 
     Signals that are ignored stay so, as nohup wants. Outside the main thread Python allows no
-    handlers, and nothing is caught.
-
-    Args:
-        wanted: There is something to save; False: catch nothing.
-        say: Answer a signal on stderr.
+    handlers, and nothing is caught, nor where that is not `wanted`, since there is nothing to save.
     """
 
     def __init__(self, *, wanted: bool, say: bool = True) -> None:

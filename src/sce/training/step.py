@@ -1,6 +1,5 @@
 """One step of training: batch, hidden states, loss, gradients, update, without a sync."""
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -58,10 +57,8 @@ class TrainingStep:
     """Called with the rows of a batch, moves the weights once.
 
     Args:
-        model: Histories [b, l] to hidden states [b, l, d], with a `catalogue` [C, d]. A `Backbone`
-            is given batches sorted by length, and their length groups.
-        loss: (states, catalogue, targets) to a scalar. A `Loss` is given the generator of the step
-            and `max_targets`; any other function draws from torch's default generators.
+        model: As for `fit`. A `Backbone` is given batches sorted by length, and length groups.
+        loss: As for `fit`. A `Loss` is given the generator of the step, and `max_targets`.
         optimizer: Over the parameters of both; capturable if the step is to be captured.
         sequences: The training sequences, on the device or on the host.
         device: Where the model is.
@@ -103,9 +100,8 @@ class TrainingStep:
         self._lengths_of_all = self._lengths(trainable_rows(sequences))
         fullest = self._lengths_of_all.topk(min(batch_size, len(self._lengths_of_all)))
         self.max_targets = int(fullest.values.sum())
-        self.mean_targets = math.ceil(
-            len(fullest.values) * float(self._lengths_of_all.double().mean())
-        )
+        mean = float(self._lengths_of_all.double().mean())
+        self.mean_targets = round(len(fullest.values) * mean)
         self._shares: list[float] | None = None  # of long rows, where all batches are cut alike
         if isinstance(model, Backbone) and (device.type == "cuda" or compiled or captured):
             self._shares = shares_longer(self._lengths_of_all, max_length)
@@ -202,8 +198,8 @@ class TrainingStep:
         if self.compiled_model and batch.fixed and len(batch.histories) == self.batch_size:
             model = self.compiled_model
         groups = batch.length_groups
+        given = {} if groups is None else {"length_groups": groups}
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
-            given = {} if groups is None else {"length_groups": groups}
             states = model(batch.histories, **given)
             loss, statistics = self._loss(states, batch.targets, with_statistics, max_targets)
         del states
@@ -253,5 +249,4 @@ def _compile(model: nn.Module, device: torch.device, captured: bool) -> Callable
     # "reduce-overhead" captures them and replays them as one. Dropout still follows the seeds.
     # Where the whole step is captured, that is done already.
     mode = "reduce-overhead" if device.type == "cuda" and not captured else None
-    compiled: Callable[..., Tensor] = torch.compile(model, dynamic=False, mode=mode)
-    return compiled
+    return torch.compile(model, dynamic=False, mode=mode)

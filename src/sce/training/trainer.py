@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -37,26 +37,16 @@ CHECK_EVERY = 50  # steps: at most so many are done on broken weights
 class DivergenceError(InputError):
     """The loss or the weights are not finite any more."""
 
-    def __init__(self, message: str, *, epoch: int, step: int, rows: Sequence[int]) -> None:
+    def __init__(self, message: str, *, epoch: int, step: int) -> None:
         super().__init__(message)
-        self.epoch, self.step, self.rows = epoch, step, rows
-
-
-class _Pending(NamedTuple):
-    step: int
-    rows: Tensor
-    targets: int
+        self.epoch, self.step = epoch, step
 
 
 class LossMonitor:
     """Keeps the losses of steps on the device; `check` adds them to the epoch's sums, or raises.
 
-    Args:
-        so_far: The sums of the epoch.
-        epoch: Its number.
-        device: Where the losses are.
-        statistics: Names of the loss's statistics.
-        explain: Makes a message from what happened and the rows of the batch.
+    `statistics` are the names of the loss's; `explain` makes a message from what happened and the
+    rows of the batch.
     """
 
     def __init__(
@@ -72,7 +62,7 @@ class LossMonitor:
         self.last = math.nan  # the latest loss that was checked
         self._losses = torch.zeros(CHECK_EVERY, device=device)
         self._statistics: list[Tensor] = []
-        self._pending: list[_Pending] = []
+        self._pending: list[tuple[int, Tensor, int]] = []  # step, rows, targets
 
     @property
     def full(self) -> bool:
@@ -82,7 +72,7 @@ class LossMonitor:
     def add(self, result: StepResult, step: int, rows: Tensor, targets: int) -> None:
         """Take the result of a step (counted from 1), without a sync."""
         self._losses[len(self._pending)].copy_(result.loss, non_blocking=True)
-        self._pending.append(_Pending(step, rows, targets))
+        self._pending.append((step, rows, targets))
         if result.statistics is not None:
             self._statistics.append(result.statistics)
 
@@ -93,16 +83,14 @@ class LossMonitor:
             DivergenceError: At the first loss that is not finite.
         """
         losses = self._losses[: len(self._pending)].tolist()
-        for loss, pending in zip(losses, self._pending, strict=True):
+        for loss, (step, rows, targets) in zip(losses, self._pending, strict=True):
             if not math.isfinite(loss):
-                rows: list[int] = pending.rows.tolist()
-                what = f"the loss became {loss} at step {pending.step} of epoch {self.epoch}"
-                raise DivergenceError(
-                    self._explain(what, rows), epoch=self.epoch, step=pending.step, rows=rows
-                )
-            self.so_far.loss_sum += loss * pending.targets
-            self.so_far.targets += pending.targets
-            self.so_far.step = pending.step
+                what = f"the loss became {loss} at step {step} of epoch {self.epoch}"
+                message = self._explain(what, rows.tolist())
+                raise DivergenceError(message, epoch=self.epoch, step=step)
+            self.so_far.loss_sum += loss * targets
+            self.so_far.targets += targets
+            self.so_far.step = step
             self.last = loss
         sums = self.so_far.statistics
         for found in self._statistics:
@@ -114,18 +102,7 @@ class LossMonitor:
 
 
 class Trainer:
-    """Trains a model until the epochs or the patience are over.
-
-    Args:
-        trained: The model, loss and optimizer.
-        step: Does one step.
-        dataset: The prepared dataset.
-        settings: The settings of training.
-        run: Where records and checkpoints are written; None: nowhere.
-        bar: Shows progress.
-        memory: Measures peak memory.
-        interrupts: Signals to stop.
-    """
+    """Trains a model until the epochs or the patience are over; writes nothing without a run."""
 
     def __init__(
         self,
@@ -142,7 +119,7 @@ class Trainer:
         self.trained, self.step, self.dataset, self.settings = trained, step, dataset, settings
         self.run, self.bar, self.memory, self.interrupts = run, bar, memory, interrupts
         self.rows = trainable_rows(step.sequences)
-        self.steps = steps_per_epoch(len(self.rows), settings.batch_size)
+        self.steps = math.ceil(len(self.rows) / settings.batch_size)
         self.progress = Progress()
         files = (None, None) if run is None else (run.resume_state, run.best_weights)
         self.checkpointer = Checkpointer(trained, *files)
@@ -349,19 +326,15 @@ class Trainer:
 
     def _check_weights(self) -> None:
         if not self.trained.finite():
-            progress = self.progress
-            what = f"the weights stopped being numbers in epoch {progress.epoch + 1}"
-            raise DivergenceError(
-                self._explain_divergence(what, []),
-                epoch=progress.epoch + 1,
-                step=progress.current.step,
-                rows=[],
-            )
+            epoch = self.progress.epoch + 1
+            what = f"the weights stopped being numbers in epoch {epoch}"
+            message = self._explain_divergence(what)
+            raise DivergenceError(message, epoch=epoch, step=self.progress.current.step)
 
-    def _explain_divergence(self, what: str, rows: Sequence[int]) -> str:
-        train, ids = self.dataset.train, self.dataset.user_ids
-        users = ", ".join(repr(ids[int(train.users[row])]) for row in rows[:3])
+    def _explain_divergence(self, what: str, rows: Sequence[int] = ()) -> str:
         if rows:
+            train, ids = self.dataset.train, self.dataset.user_ids
+            users = ", ".join(repr(ids[int(train.users[row])]) for row in rows[:3])
             more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
             what += f", in the batch of users {users}{more}"
         catalogue = "--training.catalogue-learning-rate"
@@ -385,8 +358,3 @@ class Trainer:
             return left * so_far.seconds / max(share, 1e-9)
         spent = sum(sum(record["seconds"].values()) for record in history)
         return float(left * spent / len(history))
-
-
-def steps_per_epoch(rows: int, batch_size: int) -> int:
-    """Number of batches that the rows make; the last may be smaller."""
-    return -(-rows // batch_size)
