@@ -123,9 +123,9 @@ def gpu_like() -> Iterator[None]:
             (F, "layer_norm", norm),
             (F, "scaled_dot_product_attention", _attention),
             (sampled, "logsigmoid", _log_sigmoid),
-            (gradients, "add_rows", gradients._add_recorded),
+            (gradients, "add_rows", gradients._add_captured),
             (full, "_is_faster_by_torch", lambda *_: False),  # on a CPU alone
-            (catalogue, "_recording", lambda: True),
+            (catalogue, "_capturing", lambda: True),
         ):
             patches.enter_context(mock.patch.object(owner, name, new))
         for module in _modules(kernels):

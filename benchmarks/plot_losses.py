@@ -14,7 +14,7 @@ from sce.report.drawing import PALETTE, Axis, Curve, Figure, Point, draw_curves
 
 NAMES = {
     "CE, torch": ("full cross-entropy", 5, 0),
-    "CE, Liger, room": ("full cross-entropy, Liger, large chunks", 2, 0),
+    "CE, Liger, tuned": ("full cross-entropy, Liger, large chunks", 2, 0),
     "CE, cut-cross-entropy": ("full cross-entropy, cut-cross-entropy", 3, 0),
     "SCE, tensor code": ("SCE, tensor code", 1, 0),
     "SCE": ("SCE, this package", 0, 0),

@@ -2,7 +2,7 @@
 
 
 class InputError(ValueError):
-    """What was given cannot work; the message says what was wrong and what to do.
+    """Input that cannot work; the message says what was wrong and what to do.
 
     The command line shows it as one line and exits with code 2; in Python it is a `ValueError`.
     """

@@ -36,7 +36,7 @@ CONTEXT = 512 << 20
 MAX_SEQUENCES = 1 << 20
 """The largest batch that is looked for."""
 MARGIN = 0.15
-"""What fits by a smaller share may not."""
+"""Share of the memory that a loss should leave free: the prediction may be off."""
 CHUNKED, ROW_WISE = "ce chunked", "sce row-wise"
 _VARIANTS = {"ce": ("ce", CHUNKED), "sce": ("sce", ROW_WISE)}
 PLANNED = {name: loss for loss in LOSSES for name in _VARIANTS.get(loss, (loss,))}
@@ -106,8 +106,8 @@ class Job:
     length_spread: float = 0.0
     """Standard deviation of the lengths: some batches have more targets than the mean one."""
     longer: tuple[float, ...] | None = None
-    """Shares of histories longer than each width of `sce.data.parts` but the first; None: as many
-    as the mean allows."""
+    """Shares of histories longer than each width of a length group but the first; None: as many as
+    the mean allows."""
     events: int = 0
     users: int = 0
     """Size of the training data, which is on the GPU; 0: not known, and not counted."""
@@ -141,7 +141,7 @@ class Job:
         return self.backbone.max_length
 
     @property
-    def parts(self) -> LengthGroups:
+    def length_groups(self) -> LengthGroups:
         """The length groups of a batch: what the model computes of it."""
         mean = self.length if self.mean_length is None else self.mean_length
         # No more histories can be longer than that (Markov's inequality).
@@ -202,7 +202,7 @@ class Prediction:
     activations: float
     """Activations, with gradients of states."""
     loss: float
-    """What the loss takes besides the catalogue's gradient."""
+    """Bytes of the loss besides the catalogue's gradient."""
     other: float
     """Training data, batch, and what libraries keep."""
 
@@ -224,7 +224,7 @@ def predict(job: Job, name: str) -> Prediction:
     # Adam has two moments of each weight, row-wise updates have a number for each item.
     state = 2 * weights if rows is None else 2 * others + 4 * job.items
     gradient = shape.catalogue_bytes if rows is None else 4 * rows * shape.dim
-    computed = sum(count * width for count, width in job.parts)
+    computed = sum(count * width for count, width in job.length_groups)
     states = 4 * computed * shape.dim
     activations = model.activation_bytes(job.batch, computed, half=job.precision == "bf16")
     activations += shape.state_bytes - states  # padded to one batch again

@@ -11,7 +11,7 @@ from sce.losses.gradients import CatalogueGradient, add_rows
 
 Add = Callable[[Tensor, Tensor, Tensor], None]
 # What a CPU takes, what CUDA takes, and what it takes while it records.
-ADDERS: list[Add] = [add_rows, gradients._add_sorted, gradients._add_recorded]
+ADDERS: list[Add] = [add_rows, gradients._add_sorted, gradients._add_captured]
 
 
 @settings(max_examples=40, deadline=None)

@@ -123,12 +123,15 @@ def test_buckets_by_default_and_rows_of_a_sparse_gradient() -> None:
 
 def test_parts_follow_from_the_lengths_or_from_what_their_mean_allows() -> None:
     job = make(10, batch=64, length=8)
-    assert job.parts == ((64, 8),)
-    assert replace(job, longer=(0.5, 0.5, 1.0), users=64).parts == ((32, 8), (32, 2))
-    assert replace(job, mean_length=1.0).parts == replace(job, longer=(0.25, 0.5, 1.0)).parts
+    assert job.length_groups == ((64, 8),)
+    assert replace(job, longer=(0.5, 0.5, 1.0), users=64).length_groups == ((32, 8), (32, 2))
+    assert (
+        replace(job, mean_length=1.0).length_groups
+        == replace(job, longer=(0.25, 0.5, 1.0)).length_groups
+    )
     lengths = torch.tensor(40 * [3] + 24 * [8])  # as training cuts a batch of these
     shares = tuple(shares_longer(lengths, 8))
-    assert replace(job, longer=shares, users=64).parts == group_by_length(lengths, 8)
+    assert replace(job, longer=shares, users=64).length_groups == group_by_length(lengths, 8)
 
 
 def test_what_is_trained_on_of_the_sequences() -> None:

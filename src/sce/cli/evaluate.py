@@ -76,7 +76,7 @@ def evaluate(
 
 
 def say_divergence(run: Run) -> None:
-    """Say on standard error that a run did not end well, if so."""
+    """Warn on standard error about a run whose training diverged."""
     if diverged := describe_divergence(run):
         say(f"warning: {diverged}")
 

@@ -1,4 +1,4 @@
-"""What commands show on the console, and recommendations as csv, jsonl or parquet."""
+"""Tables on the console, and recommendations as csv, jsonl or parquet."""
 
 import csv
 import json

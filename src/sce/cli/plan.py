@@ -12,6 +12,7 @@ from cyclopts import CoercionError, Parameter, Token
 from sce.cli.output import output_console, plain_table, show_lines
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
+from sce.evaluation.precision import Precision
 from sce.models.registry import BACKBONES, DEFAULT_BACKBONE
 from sce.planning import (
     CONTEXT,
@@ -21,7 +22,6 @@ from sce.planning import (
     Job,
     MemoryPlan,
     PlannedLoss,
-    Precision,
     most_sequences,
     predict,
     summarize_lengths,

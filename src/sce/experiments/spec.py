@@ -41,7 +41,7 @@ class SweepSpec:
     """A sweep file, read."""
 
     name: str
-    """Of the file, without its ending."""
+    """Name of the file, without its ending."""
     title: str
     measure: Measure
     """Whole trainings, or a few steps without evaluation, for their memory alone."""

@@ -52,7 +52,7 @@ class Sweep:
     name: str
     title: str
     keys: tuple[str, ...]
-    """Of its runs."""
+    """Keys of its runs."""
     figures: tuple[FigureSpec, ...]
     measure: str = "training"
     file: str = ""

@@ -64,7 +64,7 @@ def add_rows(total: Tensor, rows: Tensor, values: Tensor) -> None:
     if not total.is_cuda:
         total.index_add_(0, rows, values)
     elif torch.cuda.is_current_stream_capturing():
-        _add_recorded(total, rows, values)
+        _add_captured(total, rows, values)
     else:
         _add_sorted(total, rows, values)
 
@@ -88,7 +88,7 @@ def _sort(rows: Tensor) -> tuple[Tensor, Tensor]:
     return ordered, order
 
 
-def _add_recorded(total: Tensor, rows: Tensor, values: Tensor) -> None:
+def _add_captured(total: Tensor, rows: Tensor, values: Tensor) -> None:
     """Do the same without asking the device how many runs there are, as in a CUDA graph."""
     n = len(rows)
     if n == 0:

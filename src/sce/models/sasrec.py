@@ -338,7 +338,7 @@ def _join(tensors: list[Tensor]) -> Tensor:
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:
-    # The constructor itself would draw weights from the global random state.
+    """A layer without weights yet: its constructor would draw them from the global generator."""
     device = torch.get_default_device()
-    layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs, device=device)
-    return layer
+    layer = nn.Linear(inputs, outputs, device="meta")
+    return layer if device.type == "meta" else layer.to_empty(device=device)

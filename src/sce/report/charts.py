@@ -120,25 +120,25 @@ _WIDE = 4.0  # times the smallest: a logarithmic axis of costs from here on
 _LARGEST = 200.0  # area of the largest dot
 
 
-def make_figures(groups: Sequence[SeedGroup], view: FigureSpec) -> list[Figure]:
-    """Draw a view: a figure for each dataset, or one across all of them."""
-    chosen = [group for group in groups if not view.losses or group.loss in view.losses]
-    draw = CHARTS[view.kind]
-    if view.kind == "line" and view.x == "items":
-        found = [draw(chosen, view, "")]
+def make_figures(groups: Sequence[SeedGroup], spec: FigureSpec) -> list[Figure]:
+    """Draw a spec: a figure for each dataset, or one across all of them."""
+    chosen = [group for group in groups if not spec.losses or group.loss in spec.losses]
+    draw = CHARTS[spec.kind]
+    if spec.kind == "line" and spec.x == "items":
+        found = [draw(chosen, spec, "")]
     else:
         found = [
-            draw([group for group in chosen if group.dataset == dataset], view, dataset)
+            draw([group for group in chosen if group.dataset == dataset], spec, dataset)
             for dataset in datasets_of(chosen)
         ]
     return [figure for figure in found if figure is not None]
 
 
-def pareto(groups: Sequence[SeedGroup], view: FigureSpec, dataset: str) -> Figure | None:
+def pareto(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figure | None:
     """Quality against memory or time, with the Pareto front of each curve."""
-    cost = view.x or "memory"
+    cost = spec.x or "memory"
     alike = comparable(groups)
-    named, names = group_by(alike, view.by), varied(alike)
+    named, names = group_by(alike, spec.by), varied(alike)
     largest = max((one.mean("memory") or 0.0 for one in alike), default=0.0)
     told: list[list[str]] = []
     curves, prices = [], []
@@ -146,7 +146,7 @@ def pareto(groups: Sequence[SeedGroup], view: FigureSpec, dataset: str) -> Figur
         joined = [id(one) for one in front(members, cost)]
         points = []
         for one in sorted(members, key=lambda one: one.mean(cost) or 0.0):
-            price, value, memory = (one.mean(name) for name in (cost, view.y, "memory"))
+            price, value, memory = (one.mean(name) for name in (cost, spec.y, "memory"))
             if price is None or value is None:
                 continue
             prices.append(price)
@@ -154,75 +154,75 @@ def pareto(groups: Sequence[SeedGroup], view: FigureSpec, dataset: str) -> Figur
             area = Point.size
             if cost == "time":  # in proportion to memory; the smallest can still be seen
                 area = max(12.0, _LARGEST * memory / largest) if memory else _LARGEST / 4
-            spread, faint = one.spread(view.y) or 0.0, id(one) not in joined
+            spread, faint = one.spread(spec.y) or 0.0, id(one) not in joined
             points.append(Point(price, value, _hover(told[-1]), spread, faint, area))
-        curves.append(_curve(named, group, view, points))
+        curves.append(_curve(named, group, spec, points))
     if not prices:
         return None
-    text = view.text or "Joined: no setting as cheap did better on validation events."
-    if cost == "time" and not view.text:
+    text = spec.text or "Joined: no setting as cheap did better on validation events."
+    if cost == "time" and not spec.text:
         text += " The area of a dot is in proportion to its memory."
-    wide = "x" in view.log or max(prices) > _WIDE * min(prices) > 0
+    wide = "x" in spec.log or max(prices) > _WIDE * min(prices) > 0
     return Figure(
-        view.title or f"{dataset}: {_name(view.y)} against {_name(cost)}",
-        " ".join([text, *_caveats(groups, view)]),
-        in_words(curves, _name(view.y)),
-        draw_curves(curves, _axis(cost, log=wide), _axis(view.y, "y" in view.log), extended=True),
+        spec.title or f"{dataset}: {_name(spec.y)} against {_name(cost)}",
+        " ".join([text, *_caveats(groups, spec)]),
+        in_words(curves, _name(spec.y)),
+        draw_curves(curves, _axis(cost, log=wide), _axis(spec.y, "y" in spec.log), extended=True),
         _HEADS,
         told,
     )
 
 
-def line(groups: Sequence[SeedGroup], view: FigureSpec, dataset: str) -> Figure | None:
+def line(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figure | None:
     """A measure against one setting, or against the size of the catalogue."""
     alike = comparable(groups)
-    named, names = group_by(alike, view.by), varied(alike)
+    named, names = group_by(alike, spec.by), varied(alike)
     curves: list[Curve] = []
     told: list[list[str]] = []
     several = False
     for group, members in named.items():
         by_x: dict[float, list[SeedGroup]] = {}
-        placed = [member for member in members if is_number(member.value(view.x))]
+        placed = [member for member in members if is_number(member.value(spec.x))]
         for member in placed or members:
-            by_x.setdefault(member.value(view.x) if placed else math.nan, []).append(member)
+            by_x.setdefault(member.value(spec.x) if placed else math.nan, []).append(member)
         points, level = [], None
         for at, here in sorted(by_x.items()):
             several |= len(here) > 1
-            one = max(with_most_seeds(here), key=lambda one: (one.score, one.mean(view.y) or 0.0))
-            value = one.mean(view.y)
+            one = max(with_most_seeds(here), key=lambda one: (one.score, one.mean(spec.y) or 0.0))
+            value = one.mean(spec.y)
             if value is not None:
                 told.append(_tell(one, names, "" if dataset else f"{show_count(at)} items"))
-                point = Point(at, value, _hover(told[-1]), one.spread(view.y) or 0.0)
+                point = Point(at, value, _hover(told[-1]), one.spread(spec.y) or 0.0)
                 if math.isnan(at):  # a loss without this setting is a level across
                     level = point
                 else:
                     points.append(point)
         if points or level:
-            curves.append(_curve(named, group, view, points, level))
+            curves.append(_curve(named, group, spec, points, level))
     if not any(curve.points for curve in curves):
         return None
-    label = "items in the catalogue" if view.x == "items" else view.x.rpartition(".")[2]
-    title = f"{_name(view.y)} against {label}"
-    x = Axis(label, "~s", log="x" in view.log)
+    label = "items in the catalogue" if spec.x == "items" else spec.x.rpartition(".")[2]
+    title = f"{_name(spec.y)} against {label}"
+    x = Axis(label, "~s", log="x" in spec.log)
     return Figure(
-        view.title or (f"{dataset}: {title}" if dataset else title.capitalize()),
-        " ".join([view.text, *_caveats(groups, view, several=several)]).strip(),
-        in_words(curves, _name(view.y)),
-        draw_curves(curves, x, _axis(view.y, "y" in view.log)),
+        spec.title or (f"{dataset}: {title}" if dataset else title.capitalize()),
+        " ".join([spec.text, *_caveats(groups, spec, several=several)]).strip(),
+        in_words(curves, _name(spec.y)),
+        draw_curves(curves, x, _axis(spec.y, "y" in spec.log)),
         _HEADS,
         told,
     )
 
 
-def epochs(groups: Sequence[SeedGroup], view: FigureSpec, dataset: str) -> Figure | None:
+def epochs(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figure | None:
     """A number over the epochs, as long as all seeds of the best setting went on."""
-    title, _, show, axis, *_ = COURSES[view.y]
-    named = group_by(groups, view.by)
+    title, _, show, axis, *_ = COURSES[spec.y]
+    named = group_by(groups, spec.by)
     curves = []
     for group, members in named.items():
         chosen = best(members)
         histories = [row.get("history") or {} for row in chosen.rows] if chosen else []
-        columns = [history[view.y] for history in histories if view.y in history]
+        columns = [history[spec.y] for history in histories if spec.y in history]
         points = []
         for epoch, values in enumerate(zip(*columns, strict=False), 1):  # to the shortest
             real = [value for value in values if value is not None]
@@ -230,7 +230,7 @@ def epochs(groups: Sequence[SeedGroup], view: FigureSpec, dataset: str) -> Figur
                 spread = statistics.stdev(real) if len(real) > 1 else 0.0
                 points.append(Point(epoch, statistics.fmean(real), spread=spread))
         if points:
-            curves.append(_curve(named, group, view, points))
+            curves.append(_curve(named, group, spec, points))
     if not curves:
         return None
     cells = [
@@ -238,8 +238,8 @@ def epochs(groups: Sequence[SeedGroup], view: FigureSpec, dataset: str) -> Figur
         for curve in curves
     ]
     return Figure(
-        view.title or f"{dataset}: {title}",
-        view.text,
+        spec.title or f"{dataset}: {title}",
+        spec.text,
         in_words(curves, title, show),
         draw_curves(curves, EPOCHS, axis, area=True),
         ["epoch", *(curve.name for curve in curves)],
@@ -247,25 +247,25 @@ def epochs(groups: Sequence[SeedGroup], view: FigureSpec, dataset: str) -> Figur
     )
 
 
-def components(groups: Sequence[SeedGroup], view: FigureSpec, dataset: str) -> Figure | None:
+def components(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figure | None:
     """The peak memory of a step as stacked bars: shares of its components, and their sum."""
     alike = comparable(groups)
-    named = group_by(alike, view.by)
+    named = group_by(alike, spec.by)
     bars: dict[str, list[float]] = {}
     for group, members in named.items():
         parts = [
             [one.mean(f"components_mib.{part}") or 0.0 for part in COMPONENTS] for one in members
         ]
         if any(map(any, parts)):
-            bars[name_group(view.by, group, named)] = max(parts, key=sum)
+            bars[name_group(spec.by, group, named)] = max(parts, key=sum)
     if not bars:
         return None
-    text = view.text or f"At the peak of a step; {show_count(alike[0].value('items'))} items."
-    if not view.text and is_resident(alike):
+    text = spec.text or f"At the peak of a step; {show_count(alike[0].value('items'))} items."
+    if not spec.text and is_resident(alike):
         text += " Bytes of live tensors, not of the process: there was no GPU."
     sums = {bar: show_memory(sum(sizes)) for bar, sizes in bars.items()}
     return Figure(
-        view.title or f"{dataset}: memory by component",
+        spec.title or f"{dataset}: memory by component",
         " ".join([text, *left_out(groups)]),
         "; ".join(f"{bar} {total}" for bar, total in sums.items()) + ".",
         _stack(bars, sums),
@@ -333,7 +333,7 @@ def _hover(row: Sequence[str]) -> str:
 def _curve(
     named: Mapping[Group, list[SeedGroup]],
     group: Group,
-    view: FigureSpec,
+    spec: FigureSpec,
     points: Sequence[Point],
     level: Point | None = None,
 ) -> Curve:
@@ -344,20 +344,20 @@ def _curve(
     if isinstance(group[0], str) and group[0] in LOSSES:
         colour = loss_colour(group[0])
     dash = others.index(group[1:]) % len(DASHES)
-    return Curve(name_group(view.by, group, named), points, colour, dash, level)
+    return Curve(name_group(spec.by, group, named), points, colour, dash, level)
 
 
 def _caveats(
-    groups: Sequence[SeedGroup], view: FigureSpec, *, several: bool = False
+    groups: Sequence[SeedGroup], spec: FigureSpec, *, several: bool = False
 ) -> Iterator[str]:
     """Sentences that a reader of the figure needs."""
     if several:
         validated = any(one.mean(SCORE) is not None for one in groups)
         rule = "best by validation" if validated else "one that reaches highest"
         yield f"Of settings at one place, the {rule} is drawn."
-    cost = view.x or "memory" if view.kind == "pareto" else view.y
+    cost = spec.x or "memory" if spec.kind == "pareto" else spec.y
     alike = comparable(groups)
-    if (view.kind == "pareto" or cost == "memory") and is_resident(alike):
+    if (spec.kind == "pareto" or cost == "memory") and is_resident(alike):
         yield WHOLE_PROCESS
     if cost in MEASURES:
         yield from left_out(groups)

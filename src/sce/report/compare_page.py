@@ -75,24 +75,24 @@ def make_files(comparisons: Sequence[Comparison]) -> dict[str, str]:
 
 
 def _figures(comparison: Comparison) -> list[Figure]:
-    views = (view for view in comparison.sweep.figures if view.kind != "table")
-    return [figure for view in views for figure in make_figures(comparison.groups, view)]
+    specs = (spec for spec in comparison.sweep.figures if spec.kind != "table")
+    return [figure for spec in specs for figure in make_figures(comparison.groups, spec)]
 
 
 def _part(comparison: Comparison) -> dict[str, Any]:
     """One section: its tables, then its figures."""
-    views = comparison.sweep.figures
+    specs = comparison.sweep.figures
     tables = [
-        _table(comparison, view)
-        for view in views
-        if view.kind == "table" and comparison.groups_of(view)
+        _table(comparison, spec)
+        for spec in specs
+        if spec.kind == "table" and comparison.groups_of(spec)
     ]
     figures = _figures(comparison)
     notice = ""
     if not (tables or figures):
         done = "measured what its figures show" if comparison.groups else "finished yet"
         notice = f"No run of this sweep has {done}."
-    timed = figures and any(view.kind == "pareto" and view.x == "time" for view in views)
+    timed = figures and any(spec.kind == "pareto" and spec.x == "time" for spec in specs)
     return {
         "title": comparison.sweep.title,
         "tables": tables,
@@ -102,8 +102,8 @@ def _part(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _table(comparison: Comparison, view: FigureSpec) -> dict[str, Any]:
-    made = make_table(comparison.groups_of(view), view)
+def _table(comparison: Comparison, spec: FigureSpec) -> dict[str, Any]:
+    made = make_table(comparison.groups_of(spec), spec)
     popular = {
         row["dataset"]["name"]: show_metric(row["popularity"]["test"]["ndcg@10"])
         for row in comparison.rows
@@ -113,7 +113,7 @@ def _table(comparison: Comparison, view: FigureSpec) -> dict[str, Any]:
     popularity = [f"Popularity reaches NDCG@10 {told}."] if told else []
     return {
         "table": made,
-        "name": view.title or comparison.sweep.title,
+        "name": spec.title or comparison.sweep.title,
         "about": " ".join([_ABOUT, *caveats(made), *popularity]),
         "chosen": chosen_lines(made),
     }
@@ -135,10 +135,10 @@ def _about_time(rows: Sequence[Row]) -> str:
 def _verdicts(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, str]]:
     """SCE against the best other loss by validation, on each dataset of the first such table."""
     tables = (
-        make_table(groups, view)
+        make_table(groups, spec)
         for one in comparisons
-        for view in one.sweep.figures
-        if compares_losses(view) and (groups := one.groups_of(view))
+        for spec in one.sweep.figures
+        if compares_losses(spec) and (groups := one.groups_of(spec))
     )
     first = next(tables, None)
     for ours, other in first.duels if first else ():

@@ -33,19 +33,19 @@ class Comparison:
         """The finished runs, over seeds."""
         return group_seeds(self.rows)
 
-    def groups_of(self, view: FigureSpec) -> list[SeedGroup]:
-        """The groups that a view is about; a table is about whole trainings."""
+    def groups_of(self, spec: FigureSpec) -> list[SeedGroup]:
+        """The groups that a spec is about; a table is about whole trainings."""
         return [
             group
             for group in self.groups
-            if (not view.losses or group.loss in view.losses)
-            and (view.kind != "table" or group.value("measure") == "training")
+            if (not spec.losses or group.loss in spec.losses)
+            and (spec.kind != "table" or group.value("measure") == "training")
         ]
 
 
-def compares_losses(view: FigureSpec) -> bool:
+def compares_losses(spec: FigureSpec) -> bool:
     """True for a table of all losses side by side."""
-    return view.kind == "table" and view.by == ("loss.name",) and not view.losses
+    return spec.kind == "table" and spec.by == ("loss.name",) and not spec.losses
 
 
 def gather(places: Sequence[Path], only: Sequence[str] = ()) -> list[Comparison]:

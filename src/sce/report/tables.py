@@ -76,11 +76,11 @@ class ComparisonTable:
         return ["data", "", *self.columns, *([self.change] if self.change else [])]
 
 
-def make_table(groups: Sequence[SeedGroup], view: FigureSpec) -> ComparisonTable:
+def make_table(groups: Sequence[SeedGroup], spec: FigureSpec) -> ComparisonTable:
     """Choose the setting of each column by validation, and put their test metrics side by side."""
-    named = group_by(groups, view.by)
-    columns = [name_group(view.by, group, named) for group in named]
-    judged, differing = _judged(list(named), view), varied(groups, across=True)
+    named = group_by(groups, spec.by)
+    columns = [name_group(spec.by, group, named) for group in named]
+    judged, differing = _judged(list(named), spec), varied(groups, across=True)
     datasets = datasets_of(groups)
     apart, rivals = [], {}
     picks: dict[str, list[SeedGroup | None]] = {}
@@ -96,7 +96,7 @@ def make_table(groups: Sequence[SeedGroup], view: FigureSpec) -> ComparisonTable
     over = columns[min(faced)] if len(faced) == 1 else "best other by validation"
     title = "" if judged is None else f"{columns[judged]} over {over}"
     # What others published is for the dataset that they had.
-    published = [one for one in view.published if one.get("dataset", datasets[0]) in datasets]
+    published = [one for one in spec.published if one.get("dataset", datasets[0]) in datasets]
     columns += [str(one.get("name", "published")) for one in published]
     table = ComparisonTable(columns, title, left_out=apart)
     for dataset, picked in picks.items():
@@ -108,7 +108,7 @@ def make_table(groups: Sequence[SeedGroup], view: FigureSpec) -> ComparisonTable
         against = f" ({columns[rival]})" if rival is not None and len(faced) > 1 else ""
         if ours is not None and theirs is not None:
             table.duels.append((ours, theirs))
-        for name, measure, show, higher in _measured(view):
+        for name, measure, show, higher in _measured(spec):
             fair = _is_fair(measure, real)
             cells = _rank(picked, measure, show, higher=higher, fair=fair)
             for one in published:
@@ -121,9 +121,9 @@ def make_table(groups: Sequence[SeedGroup], view: FigureSpec) -> ComparisonTable
     return table
 
 
-def _judged(names: Sequence[Group], view: FigureSpec) -> int | None:
+def _judged(names: Sequence[Group], spec: FigureSpec) -> int | None:
     """The column that is compared with the others: SCE's, or the second of two."""
-    if view.by == ("loss.name",):
+    if spec.by == ("loss.name",):
         return names.index(("sce",)) if ("sce",) in names and len(names) > 1 else None
     return 1 if len(names) == 2 else None
 
@@ -142,10 +142,10 @@ def _is_fair(measure: str, groups: Sequence[SeedGroup]) -> bool:
     return measure != "memory" or not is_resident(groups)
 
 
-def _measured(view: FigureSpec) -> Iterator[tuple[str, str, Show, bool]]:
+def _measured(spec: FigureSpec) -> Iterator[tuple[str, str, Show, bool]]:
     """The rows of a table: title, what is measured, how it is shown, whether more is better."""
-    for metric in view.metrics:
-        same = metric == "ndcg@1" and "hr@1" not in view.metrics
+    for metric in spec.metrics:
+        same = metric == "ndcg@1" and "hr@1" not in spec.metrics
         yield "NDCG@1, HR@1" if same else name_metric(metric), f"test.{metric}", show_score, True
     yield "peak training memory", "memory", show_memory, False
     yield "training time", "time", show_duration, False
@@ -215,10 +215,10 @@ def make_markdown(comparisons: Sequence[Comparison]) -> str:
     parts = []
     for comparison in comparisons:
         parts.append(f"## {comparison.sweep.title}\n\n{count_runs([comparison])}\n")
-        tables = [view for view in comparison.sweep.figures if view.kind == "table"]
-        for view in tables or [FigureSpec("table")]:
-            if groups := comparison.groups_of(view):
-                made = make_table(groups, view)
+        tables = [spec for spec in comparison.sweep.figures if spec.kind == "table"]
+        for spec in tables or [FigureSpec("table")]:
+            if groups := comparison.groups_of(spec):
+                made = make_table(groups, spec)
                 chosen = f"Chosen by validation NDCG@10: {'; '.join(chosen_lines(made))}."
                 parts += [to_markdown(made), " ".join([*caveats(made), chosen]) + "\n"]
         if comparison.sweep.measure == "steps":

@@ -281,7 +281,7 @@ def _describe(
 
 
 def _derived(loss: object, data: DataSummary, step: TrainingStep) -> dict[str, Any]:
-    """What follows from settings and dataset, for run.json."""
+    """Values for run.json that follow from settings and dataset."""
     found: dict[str, Any] = {"targets_per_batch": round(data.targets, 1)}
     if isinstance(loss, ScalableCrossEntropy):
         names = ("n_buckets", "bucket_size_x", "bucket_size_y")

@@ -41,7 +41,7 @@ def grad_catalogue(saved: Saved, grad: Tensor, reduction: str, *, sparse: bool) 
     if rows is None:
         return out
     return torch.sparse_coo_tensor(
-        rows.unsqueeze(0), out, y.shape, is_coalesced=not _recording(), check_invariants=False
+        rows.unsqueeze(0), out, y.shape, is_coalesced=not _capturing(), check_invariants=False
     )
 
 
@@ -72,7 +72,7 @@ def _compact(keys: Tensor, n_items: int) -> tuple[Tensor, Tensor]:
     first = items < n_items
     first[1:] &= items[1:] != items[:-1]
     number = first.cumsum(0, dtype=keys.dtype) - 1
-    if _recording():
+    if _capturing():
         # How many there are is not known on the host, which must not wait here: behind the last
         # come rows of zeros, for the last item.
         most = min(len(keys), n_items)
@@ -114,13 +114,13 @@ def _add(
     return items
 
 
-def _recording() -> bool:
+def _capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _as_sparse(items: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
     """Make a sparse tensor of sums, each of which is at the first of its item's entries."""
-    if _recording():
+    if _capturing():
         # How many rows are touched is not known on the host, which must not wait here: the other
         # entries of an item stay, with zeros, and those of no item go to the last row.
         index = items.long().clamp_(max=shape[0] - 1).unsqueeze(0)
