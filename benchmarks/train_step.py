@@ -231,7 +231,8 @@ def our_loop(items: int, device: torch.device, options: argparse.Namespace) -> L
 
         def forward() -> Tensor:
             with torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bf16"):
-                states: Tensor = (step.compiled_model or model)(batch.histories)
+                compiled = model if step.compiled_model is None else step.compiled_model
+                states: Tensor = compiled(batch.histories)
             return states
 
         def of_states(states: Tensor) -> Tensor:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
-from sce.cli import main
+from sce.cli import app, main
 from sce.cli.train import _DAILY
 from sce.config import setting_names
 from sce.losses import LOSSES
@@ -115,11 +116,8 @@ def test_the_same_command_again_needs_force_or_resume(
     assert (tmp_path / "run" / "result.json").read_bytes() != first
 
 
-def test_help_shows_daily_options_first_and_every_setting(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "400")
-    assert main(["train", "--help"]) == 0
+def test_help_shows_daily_options_first_and_every_setting(capsys: Capture) -> None:
+    app(["train", "--help"], console=Console(width=400), result_action="return_value")
     text = capsys.readouterr().out
     places = [
         text.index(part)

@@ -160,7 +160,7 @@ def test_all_batches_of_a_size_have_the_same_shape(captured: bool) -> None:
         assert all(batch.fixed and len(batch.length_groups or ()) > 1 for batch in batches)
 
 
-def test_recordings_of_several_widths_share_their_memory() -> None:
+def test_graphs_of_several_widths_share_their_memory() -> None:
     big = 64 << 20  # bytes
 
     def step(

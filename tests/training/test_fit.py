@@ -2,6 +2,7 @@ import os
 import random
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,15 @@ def test_a_compiled_model_sees_one_shape(
     ((shape, groups),) = shapes
     assert shape == (20, 6)
     assert sum(rows for rows, _ in groups) == 20
+
+
+def test_a_compiled_model_trains_as_it_does_by_itself(
+    dataset: PreparedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = train(dataset, batch_size=20)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    compiled = train(dataset, batch_size=20, compile=True)
+    assert compiled.history[-1]["loss"] == pytest.approx(plain.history[-1]["loss"], rel=1e-4)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

@@ -195,7 +195,8 @@ class TrainingStep:
         """Forward, backward, and the update."""
         self.optimizer.zero_grad(set_to_none=True)
         model: Callable[..., Tensor] = self.model
-        if self.compiled_model and batch.fixed and len(batch.histories) == self.batch_size:
+        whole = batch.fixed and len(batch.histories) == self.batch_size
+        if whole and self.compiled_model is not None:  # has a len() of its own in older torch
             model = self.compiled_model
         groups = batch.length_groups
         given = {} if groups is None else {"length_groups": groups}

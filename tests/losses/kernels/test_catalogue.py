@@ -38,7 +38,7 @@ def test_a_sparse_gradient_of_large_buckets_adds_up_in_groups(
 ) -> None:
     dense = gradient(reduction="sum")
     monkeypatch.setattr(catalogue_kernels, "MAX_PARTS", 2 * SIZE_Y * 16 * 4)
-    monkeypatch.setattr(catalogue_kernels, "_recording", lambda: recording)
+    monkeypatch.setattr(catalogue_kernels, "_capturing", lambda: recording)
     found = gradient(reduction="sum", sparse_grad=True)
     rows = found._indices()[0]
     touched = dense.abs().sum(dim=1).nonzero().squeeze(1)
@@ -82,11 +82,11 @@ def test_a_sparse_gradient_holds_the_touched_rows(size_y: int) -> None:
 
 
 @pytest.mark.parametrize("size_y", [4, SIZE_Y])  # fewer entries than items, and more
-def test_a_recorded_sparse_gradient_has_no_more_rows_than_items(
+def test_a_captured_sparse_gradient_has_no_more_rows_than_items(
     size_y: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dense = gradient(size_y)
-    monkeypatch.setattr(catalogue_kernels, "_recording", lambda: True)
+    monkeypatch.setattr(catalogue_kernels, "_capturing", lambda: True)
     found = gradient(size_y, sparse_grad=True)
     assert len(found._indices()[0]) == min(C, 3 * size_y + N)
     assert torch.equal(found.to_dense(), dense)
