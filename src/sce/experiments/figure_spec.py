@@ -6,7 +6,9 @@ from typing import Any, Literal, get_args
 
 from sce.config import nearest, setting_names
 from sce.errors import InputError
-from sce.losses import LOSSES
+from sce.evaluation.evaluate import KS
+from sce.evaluation.metrics import METRICS
+from sce.losses import LOSSES, BucketStatistics
 from sce.units import is_number
 
 Kind = Literal["pareto", "line", "epochs", "components", "table"]
@@ -16,9 +18,9 @@ PAPER_METRICS = (
     *("cov@1", "cov@5", "cov@10"),
 )
 COSTS = ("memory", "time")
-COURSES = ("picked_once", "placed", "correct_in_bucket", "loss", "validation.ndcg@10")
+COURSES = (*BucketStatistics._fields, "loss", "validation.ndcg@10")
 MEASURES = (*COSTS, "speed")  # of a run, beside its metrics
-_METRICS = [f"{kind}@{k}" for kind in ("ndcg", "hr", "mrr", "cov") for k in (1, 5, 10, 20, 50)]
+_METRICS = [f"{kind}@{k}" for kind in METRICS for k in KS]
 _SCORES = [f"{split}.{metric}" for split in ("test", "validation") for metric in _METRICS]
 
 
