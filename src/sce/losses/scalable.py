@@ -279,7 +279,9 @@ class ScalableCrossEntropy(Loss):
             centres=centres,
             seed=kernels.draw_seed(states.device, generator) if centres is None else None,
         )
-        return loss.reshape(targets.shape if self.reduction == "none" else ()), buckets, marked
+        if self.reduction == "none":
+            loss = loss.reshape(targets.shape)
+        return loss, buckets, marked
 
     def is_capturable(self, catalogue: Catalogue) -> bool:
         """True if a call with this catalogue can be captured in a CUDA graph: the kernels run."""
