@@ -175,3 +175,29 @@ def test_model_and_loss_are_built_for_the_dataset(tmp_path: Path) -> None:
     assert loss.sizes(dataset.n_items, 1)[2] == 12
     with pytest.raises(InputError, match=r"loss: alpha 1e.* buckets"):
         Config.compose({"loss": {"alpha": 1e18}}).build(dataset)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("sce", {"centres": "mix", "bucket_size_y": 5, "n_buckets": 3, "bucket_size_x": 7}),
+        ("ce", {"chunk_size": 5}),
+        ("gbce", {"n_negatives": 3, "shared": "batch", "t": 0.5}),
+    ],
+)
+def test_what_is_set_of_the_loss_reaches_it(
+    name: str, given: dict[str, Any], tmp_path: Path
+) -> None:
+    _, loss = Config.compose({"loss": {"name": name, **given}}).build(make_cycle(tmp_path / "data"))
+    assert {key: getattr(loss, key) for key in given} == given
+
+
+def test_the_seed_is_that_of_the_first_weights(tmp_path: Path) -> None:
+    dataset = make_cycle(tmp_path / "data")
+
+    def weights(seed: int) -> list[list[float]]:
+        layer = {"model": {"dim": 8}, "training": {"seed": seed}}
+        found: list[list[float]] = Config.compose(layer).build(dataset)[0].catalogue.tolist()
+        return found
+
+    assert weights(1) == weights(1) != weights(2)

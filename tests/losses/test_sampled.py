@@ -18,7 +18,9 @@ from sce.losses import (
     UniformNegatives,
     scoring,
 )
+from sce.losses.base import TINY_DATA
 from sce.losses.negatives import Draw
+from sce.losses.sampled import BCEPlusSettings, SampledCrossEntropySettings
 
 SHARING = ["position", "sequence", "batch"]
 
@@ -344,3 +346,12 @@ def test_compiled_with_another_number_of_valid_positions() -> None:
             compiled(states, catalogue, some, generator=g.manual_seed(0)),
             loss(states, catalogue, some, generator=g.manual_seed(0)),
         )
+
+
+@pytest.mark.parametrize("negatives", ["popularity", "in-batch"])
+def test_by_its_settings_only_a_softmax_corrects_for_how_negatives_are_drawn(
+    negatives: Any,
+) -> None:
+    softmax = SampledCrossEntropySettings(negatives=negatives).build(TINY_DATA)
+    binary = BCEPlusSettings(negatives=negatives).build(TINY_DATA)
+    assert (softmax.negatives.correct, binary.negatives.correct) == (True, False)

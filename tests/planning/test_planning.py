@@ -134,6 +134,17 @@ def test_parts_follow_from_the_lengths_or_from_what_their_mean_allows() -> None:
     assert replace(job, longer=shares, users=64).length_groups == group_by_length(lengths, 8)
 
 
+def test_the_fullest_batch_is_above_the_mean_by_the_root_of_its_size_and_never_overfull() -> None:
+    def shape(batch: int, spread: float) -> tuple[float, float]:
+        found = make(10, batch=batch, length=8, mean_length=4.0, length_spread=spread).shape
+        return found.targets, found.max_targets
+
+    # The sum of n lengths deviates by their spread times the root of n.
+    assert shape(100, 2.0) == (400.0, 400.0 + 3.5 * 2.0 * 10)
+    assert shape(4, 2.0) == (16.0, 16.0 + 3.5 * 2.0 * 2)
+    assert shape(4, 9.0) == (16.0, 4 * 8)
+
+
 def test_what_is_trained_on_of_the_sequences() -> None:
     # One event predicts nothing; of nine the last four targets are, of three both.
     found = {"mean_length": 3, "length_spread": 1, "longer": (0.5, 1.0)}

@@ -32,6 +32,15 @@ def test_points_off_the_pareto_front_are_faint_and_not_in_the_words() -> None:
     assert figure.heads[0] == "setting"
 
 
+def test_against_time_the_area_of_a_dot_is_its_share_of_the_largest_memory() -> None:
+    rows = [row(f"{n}", alpha=n, memory=memory, seconds=10.0 * n)
+            for n, memory in ((1, 800.0), (2, 400.0), (3, 1.0))]  # fmt: skip
+    figure = draw(rows, FigureSpec("pareto", x="time"))
+    points = figure.chart.to_dict()["datasets"].values()
+    (dots,) = [found for found in points if len(found) == 3]
+    assert [(dot["x"], dot["size"]) for dot in dots] == [(10, 200.0), (20, 100.0), (30, 12.0)]
+
+
 def test_a_loss_without_the_setting_is_a_level_across() -> None:
     rows = [row("a", alpha=1.0), row("b", alpha=2.0, test=0.08), row("c", "ce", test=0.03)]
     figure = draw(rows, FigureSpec("line", x="loss.alpha"))

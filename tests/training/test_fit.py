@@ -30,6 +30,7 @@ from sce.planning import summarize_data
 from sce.training import fit as fit_module
 from sce.training.fit import TrainingWarning, fit
 from sce.training.run import Run
+from sce.training.step import TrainingStep
 from tests.cycle_data import QUICK, make_cycle, settings, small_model, train
 
 
@@ -204,6 +205,24 @@ def test_the_same_seed_gives_the_same_weights_and_another_others(dataset: Prepar
         train(dataset, ScalableCrossEntropy(bucket_size_y=6), model=model, seed=seed)
     assert same_weights(models[0], models[1])
     assert not same_weights(models[0], models[2])
+
+
+def test_what_is_set_reaches_the_step_and_the_optimizer(
+    dataset: PreparedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[TrainingStep] = []
+
+    def remember(*arguments: Any, **options: Any) -> TrainingStep:
+        steps.append(TrainingStep(*arguments, **options))
+        return steps[0]
+
+    monkeypatch.setattr(fit_module, "TrainingStep", remember)
+    given: dict[str, Any] = {"betas": (0.8, 0.9), "weight_decay": 0.25}
+    train(dataset, epochs=1, clip_norm=0.5, precision="bf16", learning_rate=1e-4, **given)
+    assert (steps[0].clip_norm, steps[0].autocast) == (0.5, True)
+    (group,) = steps[0].optimizer.param_groups
+    assert {name: group[name] for name in given} == given
+    assert group["initial_lr"] == 1e-4
 
 
 def test_the_worlds_random_numbers_are_left_alone(dataset: PreparedDataset) -> None:

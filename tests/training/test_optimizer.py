@@ -105,6 +105,17 @@ def test_what_is_put_into_the_state_is_what_the_next_step_uses() -> None:
         assert torch.equal(mine, theirs)
 
 
+def test_two_optimizers_in_one_ask_for_the_loss_once() -> None:
+    asked: list[float] = []
+
+    def closure() -> float:
+        asked.append(3.0)
+        return 3.0
+
+    assert both().step(closure) == 3.0
+    assert asked == [3.0]
+
+
 def test_rates_are_shares_of_their_own() -> None:
     optimizer = both(rate=0.1, table_rate=0.5)
     for factor in (0.25, 0.5):  # of the first rates, not of the last

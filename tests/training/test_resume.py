@@ -117,6 +117,16 @@ def test_more_epochs_later(
     assert Run.open(tmp_path / "run").config["training"]["epochs"] == 2
 
 
+def test_a_run_that_goes_on_has_no_result_until_it_ends_again(
+    dataset: PreparedDataset, tmp_path: Path
+) -> None:
+    train(dataset, tmp_path / "run", epochs=1)
+    assert Run.open(tmp_path / "run").result() is not None
+    with pytest.raises(TrainingInterrupted):
+        train(dataset, tmp_path / "run", epochs=3, on_epoch=stop_at(2))
+    assert Run.open(tmp_path / "run").result() is None
+
+
 @pytest.mark.parametrize("step", range(1, 2 * STEPS + 1))
 def test_a_signal_at_any_step_saves_and_resuming_is_exact(
     step: int, dataset: PreparedDataset, unbroken: dict[str, Any], tmp_path: Path

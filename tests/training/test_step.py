@@ -71,6 +71,12 @@ def test_the_seeds_alone_decide() -> None:
     assert losses(StepSeeds(1, 5))[0] != one[0]  # buckets
 
 
+def test_a_batch_of_more_rows_than_there_are_has_the_targets_of_all() -> None:
+    step = make_step(ScalableCrossEntropy(), batch_size=500)
+    every = int((SEQUENCES.lengths - 1).clamp(max=6).sum())
+    assert (step.mean_targets, step.max_targets) == (every, every)
+
+
 def test_statistics_change_nothing_else() -> None:
     loss = ScalableCrossEntropy(n_buckets=3, bucket_size_x=4, bucket_size_y=5)
     plain = make_step(loss)(torch.arange(5), SEEDS)

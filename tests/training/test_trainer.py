@@ -30,6 +30,16 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
     return make_cycle(tmp_path_factory.mktemp("data") / "cycle")
 
 
+def test_the_schedule_is_as_the_settings_say(
+    dataset: PreparedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factors: list[float] = []
+    monkeypatch.setattr(trainer, "set_rate", lambda _, factor: factors.append(factor))
+    train(dataset, epochs=2, schedule="warmup-cosine", warmup_steps=4)
+    # Three steps an epoch, counted on over both.
+    assert factors == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 0.5])
+
+
 # --- early stopping
 
 
