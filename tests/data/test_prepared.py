@@ -336,7 +336,7 @@ def test_sequences_know_their_lengths() -> None:
     [
         (np.zeros(3, np.int64), [0, 3], 1, "items .* int64"),
         (np.zeros((3, 1), np.int32), [0, 3], 1, "items .*shape"),
-        (np.zeros(3, np.int32), [0, 3], 2, "one offset more"),
+        (np.zeros(3, np.int32), [0, 3], 2, "3 offsets run from 0"),
         (np.zeros(3, np.int32), [1, 3], 1, "from 0 to 3 items, not .1 3."),
         (np.zeros(3, np.int32), [0, 2], 1, "from 0 to 3 items, not .0 2."),
     ],

@@ -46,18 +46,19 @@ class Sequences:
     users: NDArray[np.int32]  # [users] codes into the user vocabulary, ascending
 
     def __post_init__(self) -> None:
-        wanted = {"items": np.int32, "offsets": np.int64, "users": np.int32}
-        for name, dtype in wanted.items():
+        for name, dtype in (("items", np.int32), ("offsets", np.int64), ("users", np.int32)):
             array = getattr(self, name)
             if array.dtype != dtype or array.ndim != 1:
                 raise ValueError(
                     f"{name} must be one-dimensional {np.dtype(dtype)}, "
                     f"got {array.dtype} of shape {array.shape}"
                 )
-        if len(self.offsets) != len(self.users) + 1:
-            raise ValueError(f"{len(self.users)} users need one offset more, not {self.offsets}")
-        if self.offsets[0] != 0 or self.offsets[-1] != len(self.items):
-            raise ValueError(f"offsets run from 0 to {len(self.items)} items, not {self.offsets}")
+        ends = [*self.offsets[:1], *self.offsets[-1:]]
+        if len(self.offsets) != len(self.users) + 1 or ends != [0, len(self.items)]:
+            raise ValueError(
+                f"{len(self.users) + 1} offsets run from 0 to {len(self.items)} items, "
+                f"not {self.offsets}"
+            )
 
     def __len__(self) -> int:
         return len(self.users)
