@@ -13,7 +13,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from sce.data.storage import CHECKSUM, is_same, json_checksum, new_digest, tidy, write_json
+from sce.data.storage import CHECKSUM, dump_json, is_same, json_checksum, new_digest, tidy
 from sce.errors import InputError
 
 
@@ -53,9 +53,10 @@ class Manifest:
     remedy: str  # "prepare it again"
 
     def write(self, directory: Path, content: Mapping[str, Any]) -> None:
-        """Write the manifest of a directory."""
+        """Write the manifest of a directory, into `atomic_directory`."""
         head = {"format": self.format, "version": self.version}
-        write_json(directory / self.file, head | dict(content))
+        text = dump_json(head | dict(content), indent=2)
+        (directory / self.file).write_text(text, encoding="utf-8")
 
     def read(self, path: Path) -> dict[str, Any]:
         """The manifest of a directory; refused unless whole and of this format and version."""

@@ -1,6 +1,6 @@
 """The prepared dataset on disk: flat integer arrays that training memory-maps; numpy only.
 
-    DIR/dataset.json       format, settings, counts, the size and hash of every file
+    DIR/dataset.json       format, settings, counts, the size and hash of every file; its checksum
     DIR/train_items.npy    int32 [n]          catalogue indices, sequence after sequence
     DIR/train_offsets.npy  int64 [users + 1]  where each sequence begins
     DIR/train_users.npy    int32 [users]      whose it is: codes into the user vocabulary
@@ -9,7 +9,7 @@
     DIR/item_ids_*.npy     the item vocabulary: row i is the id of catalogue index i
 
 Nothing in it depends on when, where or from which files it was made: the same log prepared in the
-same way gives the same bytes, and `content_hash` names them.
+same way gives the same bytes, and the checksum of dataset.json, `content_hash`, names them.
 """
 
 from collections import defaultdict

@@ -21,6 +21,7 @@ from sce.errors import InputError
 
 LOCK = ".lock"
 CHECKSUM = "checksum"  # last member of a JSON object
+_WHOLE = re.compile(rb'"checksum": "[0-9a-f]{32}"}')  # in a line that has all but its end
 # 256 bits of BLAKE2b, about a gigabyte a second on one core; `b2sum -l 256 FILE` shows the same.
 new_digest = partial(hashlib.blake2b, digest_size=32)
 _AT_CWD, _EXCHANGE = -100, 2  # of renameat2
@@ -59,13 +60,13 @@ def atomic_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
     finally:
         if aside.exists() and not place.exists():
             aside.rename(place)
+        if lock is not None:
+            os.close(lock)  # first: it may be that no other can be opened
         for left in (partial_, aside):  # after an exchange the former is what was replaced
             shutil.rmtree(left, ignore_errors=True)
         for parent in made:
             with suppress(OSError):  # not empty
                 parent.rmdir()
-        if lock is not None:
-            os.close(lock)
 
 
 def tidy(place: Path) -> None:
@@ -194,9 +195,18 @@ def json_checksum(value: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(errors="backslashreplace"), digest_size=16).hexdigest()
 
 
+def dump_json(value: Mapping[str, Any], indent: int | None = None) -> str:
+    """An object with its checksum as last member, as text with an end of line."""
+    content = {key: inner for key, inner in value.items() if key != CHECKSUM}
+    content[CHECKSUM] = json_checksum(content)
+    text = json.dumps(content, ensure_ascii=False, indent=indent, allow_nan=False)
+    # File names may hold bytes that are not UTF-8, which Python has as lone surrogates.
+    return text.encode(errors="backslashreplace").decode() + "\n"
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write an object with its checksum as last member, whole or not at all."""
-    write_text(path, _dump(value, indent=2))
+    write_text(path, dump_json(value, indent=2))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -210,7 +220,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def json_line(record: Mapping[str, Any]) -> str:
     """A record with its checksum as last member, in one line and with its end."""
-    return _dump(record)
+    return dump_json(record)
 
 
 def append_json_line(path: Path, record: Mapping[str, Any]) -> None:
@@ -245,17 +255,6 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     if _WHOLE.search(tail):  # only its end is missing, or altered
         lines.append(tail)
     return [_load(line, f"{path}, line {number},") for number, line in enumerate(lines, 1)]
-
-
-_WHOLE = re.compile(rb'"checksum": "[0-9a-f]{32}"}')
-
-
-def _dump(value: Mapping[str, Any], indent: int | None = None) -> str:
-    content = {key: inner for key, inner in value.items() if key != CHECKSUM}
-    content[CHECKSUM] = json_checksum(content)
-    text = json.dumps(content, ensure_ascii=False, indent=indent, allow_nan=False)
-    # File names may hold bytes that are not UTF-8, which Python has as lone surrogates.
-    return text.encode(errors="backslashreplace").decode() + "\n"
 
 
 def _load(data: bytes, where: str) -> dict[str, Any]:
