@@ -43,13 +43,14 @@ class Server:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        # A sweep starts processes of its own, in that directory.
+        self.environment = {**os.environ, "PYTHONPATH": str(Path(sce.__file__).parents[1])}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.attack.faulty", str(directory)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            # A sweep starts processes of its own, in this directory.
-            env={**os.environ, "PYTHONPATH": str(Path(sce.__file__).parents[1])},
+            env=self.environment,
         )
 
     def run(
@@ -138,9 +139,9 @@ def _run(request: dict[str, Any], report: int) -> NoReturn:
         if counts:
             reached()
 
-    def sync(descriptor: int) -> None:
+    def sync(fd: Any) -> None:
         reached()
-        really_sync(descriptor)
+        really_sync(fd)
 
     os.fsync = sync
     sys.addaudithook(hook)

@@ -1,6 +1,9 @@
 """Commands killed, or refused a call, at any moment: old or new is whole, nothing is lost."""
 
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,6 +99,38 @@ def test_prepare(
         assert PreparedDataset.load(data).content_hash == new
         nothing_left(place)
     tell(capsys, f"prepare {way} {'disk full' if refuse else 'killed'}", len(chosen))
+
+
+SYSTEM_CALLS = [
+    *(("renameat2", 1, name) for name in ("TERM", "KILL")),
+    *(("unlinkat", when, "KILL") for when in (1, 5)),
+    *(("fsync", when, "TERM") for when in (1, 4, 11)),
+]
+
+
+@pytest.mark.skipif(not shutil.which("strace"), reason="no strace")
+def test_prepare_stopped_at_a_system_call(
+    server: Server, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, command = place / "data", [*PREPARE, "--force"]
+    assert server.run(command).code == 0
+    new = PreparedDataset.load(data).content_hash
+    chosen = sample(len(SYSTEM_CALLS), 2)
+    for number in chosen:
+        assert server.run(["prepare", "other.csv", *command[2:]]).code == 0
+        old = PreparedDataset.load(data).content_hash
+        call, when, signal = SYSTEM_CALLS[number - 1]
+        inject = f"inject={call}:signal={signal}:when={when}"
+        traced = ["strace", "-f", "-o", os.devnull, "-e", f"trace={call}", "-e", inject]
+        whole = [*traced, sys.executable, "-m", "sce", *command]
+        done = subprocess.run(whole, cwd=place, env=server.environment, capture_output=True)
+        if b"ptrace" in done.stderr.lower():
+            pytest.skip("strace may not trace here")
+        assert done.returncode != 0, (call, when)
+        assert PreparedDataset.load(data).content_hash in (old, new)
+        assert server.run(command).code == 0
+        nothing_left(place)
+    tell(capsys, "prepare stopped at a system call", len(chosen))
 
 
 @pytest.mark.parametrize("refuse", [False, True], ids=["killed", "disk full"])
