@@ -406,11 +406,18 @@ def test_force_never_deletes_what_only_has_the_names_of_ours(
     assert (theirs / "item_ids_mine.npy").read_text() == "dear"
 
 
-def test_the_current_directory_and_the_root_are_refused(
+def test_places_that_cannot_be_are_refused_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="is the current directory"):
-        check_target(".")
-    with pytest.raises(InputError, match="/ exists and holds"):
-        check_target("/")
+    Path("loop").symlink_to("loop")
+    for place, message in [
+        (".", "is the current directory"),
+        ("/", "cannot write /: "),
+        ("loop", "cannot write loop: "),
+        (250 * "n", "cannot write n+: .*File name too long"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            check_target(place)
+    with pytest.raises(InputError, match="loop does not exist"):
+        PreparedDataset.load("loop")

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from sce.data.vocabulary import Vocabulary
+from sce.errors import InputError
 
 # Text that UTF-8 can hold; short and from a small alphabet too, so that prefixes are shared.
 TEXT = st.one_of(
@@ -100,6 +101,12 @@ def test_minus_one_is_never_the_last_id(vocabulary: Vocabulary) -> None:
 def test_take_refuses_unsorted_codes() -> None:
     with pytest.raises(ValueError, match="ascending"):
         Vocabulary.from_strings("abc").take([1, 0])
+
+
+def test_take_refuses_what_does_not_fit_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sce.memory.free_memory", lambda: 20)
+    with pytest.raises(InputError, match=r"choosing 1 of 3 ids needs about \d+ B of memory, and"):
+        Vocabulary.from_strings("abc").take([1])
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ class Manifest:
         """
         while True:
             if not path.exists():
-                tidy(path.resolve())
+                tidy(path)
             if not path.exists():
                 command = f"{self.command} --out {path}"
                 raise InputError(f"{path} does not exist; make it with: {command}")

@@ -69,13 +69,14 @@ def atomic_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
                 parent.rmdir()
 
 
-def tidy(place: Path) -> None:
+def tidy(path: Path) -> None:
     """Put back what an interrupted command moved aside; remove what such commands left beside it.
 
     A directory that is being filled is locked by the command that fills it.
     """
-    ours = re.compile(rf"\.{re.escape(place.name)}\.(partial|replaced)-[0-9a-f]{{8}}")
-    with suppress(OSError, InputError):
+    with suppress(OSError, RuntimeError, InputError):  # the second: a loop of links
+        place = path.resolve()
+        ours = re.compile(rf"\.{re.escape(place.name)}\.(partial|replaced)-[0-9a-f]{{8}}")
         for left in place.parent.iterdir():
             kind = ours.fullmatch(left.name)
             if kind and kind[1] == "replaced" and not place.exists():
@@ -180,13 +181,18 @@ def own_file(path: Path | str, flags: int) -> int:
 
 def check_writable(path: Path) -> None:
     """Refuse early a directory that could not be made; tidy up after interrupted commands."""
-    place = path.resolve()
+    try:
+        place = path.resolve()
+        with suppress(FileNotFoundError, NotADirectoryError):  # rather now than when all is done
+            place.with_name(f".{place.name}.replaced-01234567").stat()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InputError(f"cannot write {path}: {error}") from error
     above = next((parent for parent in place.parents if parent.exists()), place)
     if not above.is_dir():
         raise InputError(f"cannot write {path}: {above} is a file")
     if not os.access(above, os.W_OK | os.X_OK):
         raise InputError(f"cannot write {path}: not allowed to write in {above}")
-    tidy(place)
+    tidy(path)
 
 
 def json_checksum(value: Mapping[str, Any]) -> str:

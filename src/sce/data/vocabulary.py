@@ -13,6 +13,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from sce.memory import require_memory
+
 Kind: TypeAlias = Literal["integer", "string"]
 
 # Strings are compared eight bytes at a time, as one big-endian number; eight zero bytes behind the
@@ -120,6 +122,8 @@ class Vocabulary:
             raise ValueError("codes must be strictly ascending")
         if self.offsets is None:
             return Vocabulary("integer", self.values[chosen])
+        ids = f"choosing {len(chosen):,} of {len(self):,} ids"
+        require_memory(4 * self.values.nbytes + self.offsets.nbytes, ids)
         lengths = np.diff(self.offsets)
         kept = np.zeros(len(self), bool)
         kept[chosen] = True
