@@ -149,15 +149,8 @@ def write_prepared(
 ) -> PreparedDataset:
     """Write a prepared dataset, whole or not at all, and open it.
 
-    Args:
-        path: The directory to make.
-        train: Training sequences.
-        test: Sequences to evaluate on, each of three events or more.
-        user_ids: The users that the sequences name.
-        item_ids: The catalogue.
-        settings: Settings of the filters and the split, as JSON can hold them.
-        counts: Counts after each step, likewise.
-        force: Replace a prepared dataset that is already there.
+    Test sequences have three events or more each. `settings` of filters and split and `counts`
+    after each step are kept as JSON. `force` replaces a prepared dataset that is already there.
     """
     for sequences in (train, test):
         for name, ids in (("items", item_ids), ("users", user_ids)):
