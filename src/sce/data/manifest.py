@@ -13,7 +13,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from sce.data.storage import CHECKSUM, dump_json, is_same, json_checksum, new_digest, tidy
+from sce.data.storage import CHECKSUM, is_same, json_checksum, new_digest, tidy, write_json
 from sce.errors import InputError
 
 
@@ -53,10 +53,9 @@ class Manifest:
     remedy: str  # "prepare it again"
 
     def write(self, directory: Path, content: Mapping[str, Any]) -> None:
-        """Write the manifest of a directory, into `atomic_directory`."""
+        """Write the manifest of a directory, whole or not at all."""
         head = {"format": self.format, "version": self.version}
-        text = dump_json(head | dict(content), indent=2)
-        (directory / self.file).write_text(text, encoding="utf-8")
+        write_json(directory / self.file, head | dict(content))
 
     def read(self, path: Path) -> dict[str, Any]:
         """The manifest of a directory; refused unless whole and of this format and version."""

@@ -201,18 +201,9 @@ def json_checksum(value: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(errors="backslashreplace"), digest_size=16).hexdigest()
 
 
-def dump_json(value: Mapping[str, Any], indent: int | None = None) -> str:
-    """An object with its checksum as last member, as text with an end of line."""
-    content = {key: inner for key, inner in value.items() if key != CHECKSUM}
-    content[CHECKSUM] = json_checksum(content)
-    text = json.dumps(content, ensure_ascii=False, indent=indent, allow_nan=False)
-    # File names may hold bytes that are not UTF-8, which Python has as lone surrogates.
-    return text.encode(errors="backslashreplace").decode() + "\n"
-
-
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write an object with its checksum as last member, whole or not at all."""
-    write_text(path, dump_json(value, indent=2))
+    write_text(path, _dump(value, indent=2))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -226,7 +217,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def json_line(record: Mapping[str, Any]) -> str:
     """A record with its checksum as last member, in one line and with its end."""
-    return dump_json(record)
+    return _dump(record)
 
 
 def append_json_line(path: Path, record: Mapping[str, Any]) -> None:
@@ -261,6 +252,14 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     if _WHOLE.search(tail):  # only its end is missing, or altered
         lines.append(tail)
     return [_load(line, f"{path}, line {number},") for number, line in enumerate(lines, 1)]
+
+
+def _dump(value: Mapping[str, Any], indent: int | None = None) -> str:
+    content = {key: inner for key, inner in value.items() if key != CHECKSUM}
+    content[CHECKSUM] = json_checksum(content)
+    text = json.dumps(content, ensure_ascii=False, indent=indent, allow_nan=False)
+    # File names may hold bytes that are not UTF-8, which Python has as lone surrogates.
+    return text.encode(errors="backslashreplace").decode() + "\n"
 
 
 def _load(data: bytes, where: str) -> dict[str, Any]:
