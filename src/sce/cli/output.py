@@ -16,7 +16,7 @@ from rich.table import Table
 from sce.data.columns import ITEM, USER
 from sce.data.storage import atomic_file
 from sce.errors import InputError
-from sce.training.progress import PipedConsole
+from sce.progress import PipedConsole
 
 if TYPE_CHECKING:
     from sce.recommend import Id, Recommended

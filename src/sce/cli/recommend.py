@@ -10,18 +10,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
-from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from sce.cli.output import Format, open_rows
 from sce.data.vocabulary import as_int64
 from sce.errors import InputError
+from sce.progress import ProgressDisplay
 from sce.recommend import BATCH_SIZE, Id, Recommended, Recommender
 from sce.training.run import Run
 
 STDIN = Path("-")
 _EXAMPLES = 3  # of what was skipped
-_TOLD_EVERY = 100  # users
 _MAY_BE_STDIN = Parameter(allow_leading_hyphen=True)
 
 
@@ -76,20 +74,14 @@ def recommend(
             chosen = (text if as_int64(text) is None else int(text) for text in chosen)
         source = recommender.stream_users(dataset, chosen, **options)
         total = len(users) if users else None if users_file else len(dataset.user_ids)
-    console = Console(stderr=True, highlight=False)
-    # On a terminal, unless the rows themselves go to it.
-    hidden = not console.is_terminal or (out is None and sys.stdout.isatty())
-    columns = (SpinnerColumn(), TextColumn(account.many), MofNCompleteColumn(), TimeElapsedColumn())
-    bar = Progress(*columns, console=console, transient=True)
-    task = bar.add_task(account.many, total=total)
-    with open_rows(out, format, force=force) as rows:
-        with nullcontext() if hidden else bar:
-            for user, found in source:
-                account.count(user, found)
-                if found.known:
-                    rows.add(user, found)
-                if account.given % _TOLD_EVERY == 0:
-                    bar.update(task, completed=account.given)
+    # Not on a terminal that the rows themselves go to.
+    display = ProgressDisplay(wanted=out is not None or not sys.stdout.isatty())
+    with display, open_rows(out, format, force=force) as rows:
+        for user, found in source:
+            account.count(user, found)
+            if found.known:
+                rows.add(user, found)
+            display.update("recommending", account.given, total, account.many)
         account.check()
     account.tell()
 
