@@ -11,6 +11,7 @@ the number of histories nor that of users × items, when the `stream` methods ar
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -20,13 +21,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sce.data.batches import PADDING, DeviceSequences, history_batch, seen_items
+from sce.data.batches import DeviceSequences, history_batch, seen_items
 from sce.data.columns import ITEM, USER
 from sce.data.frames import histories_of
 from sce.data.prepared import PreparedDataset, Sequences
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
-from sce.evaluation.ranking import NOTHING, Ranker, top_k
+from sce.evaluation.ranking import NOTHING, Ranker, largest_norm, last_states, top_k
 from sce.models.registry import BACKBONES
 from sce.training.checkpoint import read_tensors
 from sce.training.device import resolve_device
@@ -141,6 +142,10 @@ class Recommender:
                 'sce.evaluate(recommender.model, dataset, split="test") measures it'
             )
         return cls(ranker, opened.item_ids, opened.dataset.content_hash)
+
+    @cached_property
+    def _norm(self) -> Tensor:
+        return largest_norm(self.model.catalogue.detach())
 
     @property
     def n_items(self) -> int:
@@ -289,12 +294,11 @@ class Recommender:
             catalogue.device,
         )
         rows = torch.arange(len(histories))
-        max_length = int(getattr(self.model, "max_length", max(lengths)))
-        given = history_batch(sequences, rows, max_length=max_length, held_out=0).histories
+        most = getattr(self.model, "max_length", None)
+        given = history_batch(sequences, rows, max_length=most or max(lengths), held_out=0)
         seen = None if keep_seen else seen_items(sequences, rows, held_out=0)
-        last = (given != PADDING).sum(1) - 1
-        states = self.model(given)[torch.arange(len(last), device=last.device), last]
-        ranking = top_k(states, catalogue, k, seen=seen)
+        states = last_states(self.model, given.histories, most)
+        ranking = top_k(states, catalogue, k, seen=seen, norm=self._norm)
         return ranking.scores.cpu().numpy(), ranking.items.cpu().numpy()
 
     def _check(self, k: int, batch_size: int) -> None:

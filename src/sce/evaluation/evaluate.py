@@ -12,10 +12,10 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from sce.data.batches import PADDING, DeviceSequences, Ragged, history_batch, seen_items
+from sce.data.batches import DeviceSequences, Ragged, history_batch, seen_items
 from sce.errors import InputError
 from sce.evaluation.metrics import METRICS, RankCounts
-from sce.evaluation.ranking import NOTHING, Ranker, top_k
+from sce.evaluation.ranking import NOTHING, Ranker, largest_norm, last_states, top_k
 
 KS = (1, 5, 10, 20, 50)
 HELD_OUT = {"validation": 2, "test": 1}  # events at the end that the history must not contain
@@ -83,8 +83,9 @@ def evaluate(
     ks = KS if ks is None else ks
     catalogue, held_out = model.catalogue.detach(), HELD_OUT[split]
     sequences = DeviceSequences.place(dataset.test, device or catalogue.device)
-    if max_length is None:
-        max_length = int(getattr(model, "max_length", sequences.lengths.max()))
+    max_length = getattr(model, "max_length", None) if max_length is None else max_length
+    longest = int(sequences.lengths.max()) if max_length is None else max_length
+    norm = largest_norm(catalogue)
     tally = _Tally(ks, len(catalogue), catalogue.device)
     # Users with histories of like length together: less padding.
     by_length = sequences.lengths.argsort(stable=True)
@@ -92,17 +93,18 @@ def evaluate(
         for rows in by_length.split(batch_size):
             histories, targets = (
                 part.to(catalogue.device)
-                for part in history_batch(sequences, rows, max_length=max_length, held_out=held_out)
+                for part in history_batch(sequences, rows, max_length=longest, held_out=held_out)
             )
             items, item_rows = (
                 part.to(catalogue.device) for part in seen_items(sequences, rows, held_out=held_out)
             )
             ranking = top_k(
-                _last_states(model(histories), histories),
+                last_states(model, histories, max_length),
                 catalogue,
                 max(ks),
                 seen=None if keep_seen else (items, item_rows),
                 chunk_size=chunk_size,
+                norm=norm,
             )
             tally.count(ranking.items, targets, items == targets[item_rows], item_rows)
             if progress is not None:
@@ -143,11 +145,6 @@ class _Tally:
             for name, metric in METRICS.items()
         }
         return Metrics(values=values, users=self.users, seen_targets=int(self.seen_targets))
-
-
-def _last_states(states: Tensor, histories: Tensor) -> Tensor:
-    last = (histories != PADDING).sum(1) - 1
-    return states[torch.arange(len(states), device=states.device), last]
 
 
 @contextmanager
