@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sce.errors import InputError
 from sce.evaluation import ranking as ranking_module
 from sce.evaluation.ranking import NOTHING, Popularity, last_states, top_k
 from sce.models.sasrec import SASRec
@@ -143,11 +142,6 @@ def test_low_precision_is_scored_in_float32() -> None:
     expected = (states.float() @ catalogue.float().T).topk(10)
     assert found.scores.dtype == torch.float32
     assert torch.equal(found.items, expected.indices)
-
-
-def test_k_must_be_positive() -> None:
-    with pytest.raises(InputError, match="k must be at least 1; got 0"):
-        top_k(torch.zeros(1, 1), torch.zeros(1, 1), 0)
 
 
 class Flat(NamedTuple):

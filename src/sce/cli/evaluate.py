@@ -42,8 +42,6 @@ def evaluate(
         batch_size: Users at once.
         as_json: Print JSON instead of a table.
     """
-    if k is not None and not k:
-        raise InputError("--k names no depth; leave it out for 1 5 10 20 50")
     opened = Run.open(run)
     place = resolve_device(device)
     dataset = opened.load_dataset(data)
@@ -56,7 +54,7 @@ def evaluate(
     }
     say_divergence(opened)
     measured = partial(measure, dataset=dataset, split=split, keep_seen=keep_seen)
-    measured = partial(measured, ks=sorted(set(k)) if k else None, batch_size=batch_size)
+    measured = partial(measured, ks=None if k is None else sorted(set(k)), batch_size=batch_size)
     with ProgressDisplay() as display:
         tell = partial(display.update, total=len(dataset.test), unit="users")
         found = {

@@ -47,6 +47,14 @@ class Ranking(NamedTuple):
     items: Tensor  # int64 [b, k], NOTHING where there are fewer items
 
 
+def check_depth(k: int, n_items: int) -> None:
+    """Refuse to rank fewer than one item, or more than there are."""
+    if k < 1:
+        raise InputError(f"k must be at least 1; got {k}")
+    if k > n_items:
+        raise InputError(f"k is {k:,}, but the catalogue has only {n_items:,} items; ask for fewer")
+
+
 def last_states(model: Ranker, histories: Tensor, max_length: int | None) -> Tensor:
     """Return the hidden state after each history [b, l], with the same bits in any batch.
 
@@ -94,8 +102,6 @@ def top_k(
     Scores are those of `_rescore`, whatever the batch and whatever autocast says. An item whose
     score is not a number is never ranked.
     """
-    if k < 1:
-        raise InputError(f"k must be at least 1; got {k}")
     if chunk_size is None:
         chunk_size = max(_SMALLEST_CHUNK, _SCORES_AT_ONCE // max(1, len(states)))
     autocast = torch.autocast(states.device.type, enabled=False)
