@@ -348,6 +348,18 @@ def test_a_file_that_is_there_is_kept(run: Run, tmp_path: Path, capsys: Capture)
     assert out.read_text().startswith(HEADER)
 
 
+def test_rows_are_utf_8_where_the_terminal_is_not(run: Run, tmp_path: Path) -> None:
+    given = tmp_path / "given"
+    given.write_text(lines_of(HISTORIES | {"ł": ["ż"]}), encoding="utf-8")
+    arguments = ["-m", "sce", "recommend", str(run.path), "--histories", str(given)]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, *arguments], env=environment, capture_output=True, check=True
+    )
+    assert '"żółw, b",' in done.stdout.decode()
+    assert rb"(\u0142: \u017c)" in done.stderr
+
+
 @pytest.mark.timeout(60)
 def test_a_reader_that_goes_away(run: Run) -> None:
     program = "import sys; from sce.cli import main; sys.exit(main())"

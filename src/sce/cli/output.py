@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from io import TextIOWrapper
 from itertools import count, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO, get_args
@@ -101,6 +102,8 @@ def open_rows(out: Path | None, format_: Format | None, *, force: bool = False) 
     if out is None:
         if format_ == "parquet":
             raise InputError("parquet is written to a file: name one with --out FILE.parquet")
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")  # whatever the terminal shows
         yield from _finished(_TextRows(sys.stdout, format_ or "csv"))
         sys.stdout.flush()
         return
