@@ -12,6 +12,7 @@ moments that can be its peak:
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
@@ -327,13 +328,4 @@ def most_sequences(job: Job) -> int:
 
 def _largest(fits: Callable[[int], bool], most: int) -> int:
     """Return the largest number up to `most` that fits, when all smaller ones do; 0: none."""
-    if not fits(1):
-        return 0
-    low, high = 1, 2
-    while high <= most and fits(high):
-        low, high = high, 2 * high
-    high = min(high, most + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return bisect_left(range(1, most + 1), True, key=lambda number: not fits(number))
