@@ -70,10 +70,10 @@ def last_states(model: Ranker, histories: Tensor, max_length: int | None) -> Ten
     for width in widths.unique().tolist():
         at_once = max(1, positions // width)
         for rows in (widths == width).nonzero().squeeze(1).split(at_once):
-            filled = rows[torch.arange(at_once, device=rows.device) % len(rows)]
-            given = histories[filled, :width]
+            numbers = torch.arange(at_once, device=rows.device)
+            given = histories[rows[numbers % len(rows)], :width]
             given = nn.functional.pad(given, (0, width - given.shape[1]), value=PADDING)
-            found.append(model(given)[: len(rows)][torch.arange(len(rows)), lengths[rows] - 1])
+            found.append(model(given)[numbers[: len(rows)], lengths[rows] - 1])
             order.append(rows)
     return torch.cat(found)[torch.cat(order).argsort()]
 
