@@ -198,8 +198,8 @@ def test_runs_that_are_none(
 
 
 def test_wrong_options(run: Path, capsys: Capture) -> None:
-    assert "got [0]" in complaint(["evaluate", run, "--k", "0"], capsys)
-    assert "--k names no depth" in complaint(["evaluate", run, "--k"], capsys)
+    assert "k must be at least 1; got 0" in complaint(["evaluate", run, "--k", "0"], capsys)
+    assert "ks names no depth" in complaint(["evaluate", run, "--k"], capsys)
     assert "k is 13, but the catalogue has only 12 items; ask for fewer" in complaint(
         ["evaluate", run, "--k", "5", "13"], capsys
     )

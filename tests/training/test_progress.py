@@ -6,6 +6,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from sce.progress import PipedConsole
 from sce.training import progress
 from sce.training.device import PeakMemory
 from sce.training.progress import ProgressBar
@@ -106,10 +107,8 @@ def test_a_bar_on_a_terminal_that_was_closed(monkeypatch: pytest.MonkeyPatch) ->
         def write(self, _: str) -> int:
             raise OSError(5, "Input/output error")
 
-    stderr = progress.PipedConsole
-
     def console(**options: Any) -> Console:
-        return stderr(file=Closed(), force_terminal=True)
+        return PipedConsole(file=Closed(), force_terminal=True)
 
     monkeypatch.setattr(progress, "PipedConsole", console)
     with make_bar() as shown:

@@ -5,21 +5,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from sce.progress import PipedConsole
 from sce.training.device import PeakMemory
 from sce.units import show_clock
 
 _REFRESH_SECONDS = 0.5
-
-
-class PipedConsole(Console):
-    """A console whose reader may go away: that raises BrokenPipeError, as it does with print."""
-
-    def on_broken_pipe(self) -> None:
-        """Let the error under way go on: rich would end the process as if something had failed."""
-        raise
 
 
 class ProgressBar:
