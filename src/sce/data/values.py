@@ -106,40 +106,27 @@ def encode_ids(ids: pl.Series) -> tuple[NDArray[np.int32], Vocabulary]:
     if ids.dtype == pl.Int64:
         low, high = int(ids.min()), int(ids.max())  # type: ignore[arg-type]
         if high - low <= max(_SMALL_RANGE, _RANGE_PER_ROW * len(ids)):
-            return _encode_range(ids.to_numpy(), low, high)
-    codes, distinct = _encode_by_hash(ids.rechunk())
-    if ids.dtype == pl.Int64:
-        return codes, Vocabulary.from_integers(distinct.to_numpy())
-    text = distinct.str.join("").item().encode()
-    return codes, Vocabulary.from_sorted_text(text, distinct.str.len_bytes().to_numpy())
-
-
-def _encode_range(
-    values: NDArray[np.int64], low: int, high: int
-) -> tuple[NDArray[np.int32], Vocabulary]:
-    """Encode integers that lie close together by a table of their whole range."""
-    places = values - low
-    present = np.zeros(high - low + 1, bool)
-    present[places] = True
-    table = np.cumsum(present, dtype=np.int32)
-    table -= 1
-    return table[places], Vocabulary.from_integers(np.flatnonzero(present) + low)
-
-
-def _encode_by_hash(ids: pl.Series) -> tuple[NDArray[np.int32], pl.Series]:
-    """Rank of each id among the distinct ones, and these, sorted.
-
-    Comparing hashes takes a third of the time that comparing strings takes; in the end every id is
-    compared once with the one that its code stands for.
-    """
+            places = ids.to_numpy() - low
+            present = np.zeros(high - low + 1, bool)
+            present[places] = True
+            table = np.cumsum(present, dtype=np.int32)
+            table -= 1
+            return table[places], Vocabulary.from_integers(np.flatnonzero(present) + low)
+        codes, distinct = _rank_by(ids, ids)
+        return codes.to_numpy(), Vocabulary.from_integers(distinct.to_numpy())
+    # Comparing hashes takes a third of the time that comparing strings takes; in the end every id
+    # is compared once with the one that its code stands for.
+    ids = ids.rechunk()
     codes, distinct = _rank_by(ids.hash(), ids)
     if not (distinct.gather(codes) == ids).all():
         # Two ids share a hash: about once in ten million logs of a million ids.
         codes, distinct = _rank_by(ids, ids)
-    return codes.to_numpy(), distinct
+    text = distinct.str.join("").item().encode()
+    return codes.to_numpy(), Vocabulary.from_sorted_text(text, distinct.str.len_bytes().to_numpy())
 
 
 def _rank_by(keys: pl.Series, ids: pl.Series) -> tuple[pl.Series, pl.Series]:
+    """Rank of each id among the distinct ones, and these, sorted; equal keys are equal ids."""
     first_rows = keys.arg_unique()
     distinct = pl.DataFrame({"key": keys.gather(first_rows), "id": ids.gather(first_rows)})
     distinct = distinct.sort("id")
@@ -186,7 +173,10 @@ def _read_text(column: pl.Series) -> pl.Series:
     if numbers.null_count() == column.null_count():
         return numbers
     instants = _read_iso(trimmed, "us")
-    if _is_finer(trimmed, instants):
+    if (
+        trimmed.str.contains(r"\.\d{7}").any()  # microseconds lose digits,
+        and instants.dt.year().is_between(1678, 2261).all()  # 64 bits of nanoseconds hold them
+    ):
         instants = _read_iso(trimmed, "ns")
     # What fewer values contradict is what was meant: the caller reports those that do.
     return instants if instants.null_count() < numbers.null_count() else numbers
@@ -202,16 +192,6 @@ def _read_iso(text: pl.Series, unit: Literal["us", "ns"]) -> pl.Series:
         read = unread.str.to_datetime(form, time_unit=unit, strict=False)
         instants = instants.zip_with(instants.is_not_null(), read.dt.replace_time_zone(None))
     return instants
-
-
-def _is_finer(text: pl.Series, instants: pl.Series) -> bool:
-    """True if microseconds lose digits that 64 bits of nanoseconds hold."""
-    lengths = text.str.len_bytes().max()
-    if not isinstance(lengths, int) or lengths <= len("2024-01-01 00:00:00.000000"):
-        return False
-    years = instants.dt.year().drop_nulls()
-    held = not len(years) or bool(years.is_between(1678, 2261).all())
-    return held and bool(text.str.contains(r"\.\d{7}").any())
 
 
 def _as_integers_if_whole(numbers: pl.Series) -> pl.Series:
@@ -232,14 +212,13 @@ def to_ticks(times: pl.Series, unit: UnitName | None = None) -> Ticks:
             return Ticks(values // second, "s")
         return Ticks(values, times.dtype.time_unit)
     numbers = times.to_numpy()
-    low, high = numbers.min().item(), numbers.max().item()
-    largest = max(-low, high)
+    extreme = max(numbers.min().item(), numbers.max().item(), key=abs)
     unit = unit or guess_unit(times)
     length = _UNITS[unit][1]
-    if largest * (length / 1000) > _INT64.max:
+    if abs(extreme) * (length / 1000) > _INT64.max:
         raise InputError(
-            f"time {high if high == largest else low} in the unit {unit} is beyond what 64 bits of "
-            "microseconds hold; is the unit right (--time-unit)?"
+            f"time {extreme} in the unit {unit} is beyond what 64 bits of microseconds hold; "
+            "is the unit right (--time-unit)?"
         )
     if times.dtype == pl.Int64:
         return Ticks(numbers, unit)
@@ -248,8 +227,7 @@ def to_ticks(times: pl.Series, unit: UnitName | None = None) -> Ticks:
 
 def guess_unit(times: pl.Series) -> UnitName:
     """Unit of times that are numbers, by the largest of them."""
-    low, high = times.min(), times.max()
-    largest = max(-float(low), float(high))  # type: ignore[arg-type]
+    largest = max(abs(float(end)) for end in (times.min(), times.max()))  # type: ignore[arg-type]
     return next(name for name, (limit, _) in _UNITS.items() if largest < limit)
 
 
@@ -260,12 +238,9 @@ def sort_rows(
     low, high = int(times.min()), int(times.max())
     time_bits = (high - low).bit_length()
     if int(users.max()).bit_length() + time_bits > 63:
-        # Times so fine or far apart that no number holds them and the user: two sorts.
-        later = (users[1:] > users[:-1]) | ((users[1:] == users[:-1]) & (times[1:] >= times[:-1]))
-        if np.all(later):
-            return users, items, times
+        # Times so fine or far apart that no number holds them and the user.
         rows = pl.DataFrame({"user": users, "item": items, "time": times})
-        rows = rows.sort("time", maintain_order=True).sort("user", maintain_order=True)
+        rows = rows.sort("user", "time", maintain_order=True)
         return rows["user"].to_numpy(), rows["item"].to_numpy(), rows["time"].to_numpy()
     # User and time in one number: a single sort, and no gathering of either afterwards.
     keys = users.astype(np.int64) << time_bits
