@@ -33,43 +33,34 @@ BY_NAME = Columns()
 
 def find_columns(found: Sequence[str], given: Columns, where: Path) -> tuple[str, str, str]:
     """Names of the user, item and time columns: as given, else by their usual names."""
-    user, item, time = (
-        find_column(role, found, where, name)
-        for role, name in zip(Columns._fields, given, strict=True)
-    )
-    if len({user, item, time}) < 3:
+    chosen: list[str] = []
+    for role, name in given._asdict().items():
+        option = f"--{role}-column"
+        matches = usual_columns(role, found) if name is None else [name]
+        if name is not None and name not in found:
+            raise InputError(
+                f"{where}: no column {name!r} ({option}); its columns are {_listed(found)}"
+            )
+        if not matches:
+            values = any(column[:1].isdigit() for column in found)
+            raise InputError(
+                f"{where}: no column looks like the {role}; its columns are {_listed(found)}"
+                + (" (these look like values; is the header line missing?)" if values else "")
+                + f"; name the right one with {option}"
+            )
+        if len(matches) > 1:
+            raise InputError(
+                f"{where}: the columns {_listed(matches)} could all be the {role}; "
+                f"choose one with {option}"
+            )
+        chosen += matches
+    user, item, time = chosen
+    if len(set(chosen)) < 3:
         raise InputError(
             f"{where}: user, item and time must be three columns; got {user!r}, {item!r} and "
             f"{time!r} (--user-column, --item-column, --time-column)"
         )
     return user, item, time
-
-
-def find_column(
-    role: str, found: Sequence[str], where: Path | str, given: str | None = None
-) -> str:
-    """Name of the user, item or time column: as given, else by its usual names."""
-    option = f"--{role}-column"
-    if given is not None:
-        if given not in found:
-            raise InputError(
-                f"{where}: no column {given!r} ({option}); its columns are {_listed(found)}"
-            )
-        return given
-    matches = usual_columns(role, found)
-    if not matches:
-        values = any(name[:1].isdigit() for name in found)
-        raise InputError(
-            f"{where}: no column looks like the {role}; its columns are {_listed(found)}"
-            + (" (these look like values; is the header line missing?)" if values else "")
-            + f"; name the right one with {option}"
-        )
-    if len(matches) > 1:
-        raise InputError(
-            f"{where}: the columns {_listed(matches)} could all be the {role}; "
-            f"choose one with {option}"
-        )
-    return matches[0]
 
 
 def usual_columns(role: str, found: Sequence[str]) -> list[str]:

@@ -38,12 +38,6 @@ def explain(path: Path, fmt: Format, error: BaseException) -> InputError:
     return InputError(f"{path}: malformed {fmt.name} ({reason})")
 
 
-def extra_fields(path: Path, fmt: Format) -> InputError:
-    """The error for a csv file in which some row has more fields than there are columns."""
-    line, what = _first_fault(path, fmt, False) or (0, "some row has more fields than columns")
-    return InputError(f"{path}, line {line}: {what}" if line else f"{path}: {what}")
-
-
 def place_of_row(path: Path, fmt: Format, row: int) -> str:
     """Line on which a row begins, the first after the header being row 0."""
     if fmt.layout == "parquet":
@@ -51,7 +45,8 @@ def place_of_row(path: Path, fmt: Format, row: int) -> str:
     if fmt.layout == "jsonl":
         numbers = (n for n, line in enumerate(_lines(path), 1) if line.strip())
     else:
-        numbers = (n for n, _ in _csv_rows(path, fmt))
+        rows = _csv_rows(path, fmt)
+        numbers = (n for n, _ in itertools.islice(rows, int(fmt.fields is None), None))
     try:
         return f"line {next(itertools.islice(numbers, row, None))}"
     except (csv.Error, pl.exceptions.PolarsError, StopIteration):
@@ -73,10 +68,9 @@ def _first_fault(path: Path, fmt: Format, encoding: bool) -> tuple[int, str] | N
             if empty:
                 return number, "the end, and no JSON object so far"
         else:
-            header = fmt.fields or next(fields for _, fields in _numbered(path, fmt) if fields)
-            columns = len(header)
+            columns = len(fmt.fields or next(_csv_rows(path, fmt))[1])
             for number, fields in _csv_rows(path, fmt):
-                if len(fields) > columns and any(fields[columns:]):
+                if any(fields[columns:]):
                     return number, f"{len(fields)} fields where there are {columns} columns"
     except UnicodeDecodeError as error:
         return number, f"not UTF-8 ({error.reason}); convert the file first"
@@ -87,19 +81,12 @@ def _first_fault(path: Path, fmt: Format, encoding: bool) -> tuple[int, str] | N
         begin, fault = error.args
         return begin, f"malformed csv from here on ({fault})"
     except pl.exceptions.PolarsError:
-        return None  # the lines cannot even be told apart
+        pass  # the lines cannot even be told apart
     return None
 
 
 def _csv_rows(path: Path, fmt: Format) -> Iterator[tuple[int, list[str]]]:
-    """Rows after the header, each with the number of the line that it begins on."""
-    rows = _numbered(path, fmt)
-    if fmt.fields is None:
-        next(row for row in rows if row[1])
-    return rows
-
-
-def _numbered(path: Path, fmt: Format) -> Iterator[tuple[int, list[str]]]:
+    """Rows from the first that is not blank, each with the number of the line it begins on."""
     reader = csv.reader(
         _lines(path),
         delimiter=fmt.separator,
@@ -107,11 +94,13 @@ def _numbered(path: Path, fmt: Format) -> Iterator[tuple[int, list[str]]]:
         quoting=csv.QUOTE_NONE if fmt.quote is None else csv.QUOTE_MINIMAL,
         strict=True,
     )
-    begin = 1
+    begin, started = 1, False
     usual = csv.field_size_limit(2**31 - 1)  # else a long text is taken for a fault
     try:
         for fields in reader:
-            yield begin, fields
+            started = started or bool(fields)
+            if started:
+                yield begin, fields
             begin = reader.line_num + 1
     except csv.Error as error:
         raise csv.Error(begin, str(error)) from error
@@ -124,7 +113,8 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _raw_lines(path: Path) -> Iterator[bytes]:
-    if _compression(path) == "zstd":  # which Python reads only from 3.14 on
+    compression = _compression(path)
+    if compression == "zstd":  # which Python reads only from 3.14 on
         text = pl.read_csv(
             path,
             has_header=False,
@@ -135,7 +125,7 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
         )
         yield from ((line or "").encode() + b"\n" for line in text.to_series())
         return
-    with gzip.open(path) if _compression(path) == "gzip" else path.open("rb") as file:
+    with gzip.open(path) if compression == "gzip" else path.open("rb") as file:
         yield from file
 
 

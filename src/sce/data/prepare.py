@@ -10,7 +10,12 @@ from sce.data.prepared import PreparedDataset, check_target
 from sce.data.splitting import Kind, TestHistory, split_leave_one_out, split_temporal
 from sce.errors import InputError
 
-_FILTERS = {"drop_repeats": False, "min_item_users": 1, "min_user_items": 1, "iterate": False}
+_FILTERS: dict[str, Any] = {
+    "drop_repeats": False,
+    "min_item_users": 1,
+    "min_user_items": 1,
+    "iterate": False,
+}
 _PRESETS = {None: _FILTERS, "paper": _FILTERS | {"min_item_users": 5, "min_user_items": 20}}
 
 

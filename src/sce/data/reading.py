@@ -6,9 +6,8 @@ and 7 stay two ids, and so do 2409.10 and 2409.1.
 """
 
 import glob
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, get_args
 
@@ -16,7 +15,7 @@ import polars as pl
 from polars import selectors
 
 from sce.data.columns import ITEM, TIME, USER, Columns, find_columns, fold
-from sce.data.faults import explain, extra_fields, place_of_row
+from sce.data.faults import explain, place_of_row
 from sce.data.formats import FORMATS, Format, choose_format
 from sce.data.frames import open_frame
 from sce.data.interactions import Interactions
@@ -59,7 +58,7 @@ def read_interactions(
     time_column: str | None = None,
     time_unit: UnitName | None = None,
     drop_incomplete: bool = False,
-    report: Callable[[str], None] | None = None,
+    report: Callable[[str], None] = lambda text: None,
 ) -> Interactions:
     """Read a log from csv, tsv, jsonl or parquet files, plain or compressed, or from a data frame.
 
@@ -67,12 +66,11 @@ def read_interactions(
         source: A file or a pattern such as "logs/*.csv.gz", or several, which together are one
             log; or a data frame of pandas, polars or another library that narwhals knows.
         format: A name from `sce.data.formats.FORMATS`, or "auto" to go by the files' endings.
-        user_column: The column of user ids, if it has none of the usual names.
-        item_column: The column of item ids, if it has none of the usual names.
-        time_column: The column of times, if it has none of the usual names.
-        time_unit: The unit of times that are numbers, if their size does not tell: see
-            `sce.data.values`.
-        drop_incomplete: Leave out rows without user, item or readable time, rather than refuse.
+        user_column: This and the others as in `sce.data.prepare.PrepareOptions`.
+        item_column: Likewise.
+        time_column: Likewise.
+        time_unit: Likewise.
+        drop_incomplete: Likewise.
         report: Called with a line of text at each step, for showing progress.
 
     Raises:
@@ -80,42 +78,30 @@ def read_interactions(
     """
     if time_unit not in (None, *get_args(UnitName)):
         raise InputError(f"a time unit is s, ms, us or ns; got {time_unit!r}")
-    say = report or (lambda text: None)
     given = Columns(user_column, item_column, time_column)
+    tables: list[Table] = []
     if isinstance(source, str | Path | Sequence):
-        tables = _read_files(source, format, given, drop_incomplete, say)
+        files = expand(source)
+        for number, path in enumerate(files, 1):
+            of_all = f" ({number} of {len(files)})" if len(files) > 1 else ""
+            report(f"reading {path}, {show_size(path.stat().st_size)}{of_all}")
+            table = _read_file(path, choose_format(path, format), given, drop_incomplete)
+            if table.dropped:
+                report(f"{path}: left out {table.dropped:,} rows without user, item or time")
+            tables.append(table)
     else:
-        tables = [_read_frame(source, given, drop_incomplete)]
+        tables.append(_read_frame(source, given, drop_incomplete))
     rows = _concatenate(tables, time_unit)
     dropped = sum(table.dropped for table in tables)
     del tables
-    say(f"encoding the ids of {rows.height:,} rows")
+    report(f"encoding the ids of {rows.height:,} rows")
     ticks = to_ticks(rows[TIME], time_unit)
     with ThreadPoolExecutor(2) as pool:
         (users, user_ids), (items, item_ids) = pool.map(encode_ids, (rows[USER], rows[ITEM]))
     del rows  # else the log would be in memory twice while it is sorted
-    say(f"sorting {len(users):,} rows by user and time")
+    report(f"sorting {len(users):,} rows by user and time")
     users, items, times = sort_rows(users, items, ticks.values)
     return Interactions(users, items, ticks.to_microseconds(times), user_ids, item_ids, dropped)
-
-
-def _read_files(
-    paths: str | Path | Sequence[str | Path],
-    format_name: str,
-    given: Columns,
-    drop_incomplete: bool,
-    report: Callable[[str], None],
-) -> list[Table]:
-    files = expand(paths)
-    tables = []
-    for number, path in enumerate(files, 1):
-        of_all = f" ({number} of {len(files)})" if len(files) > 1 else ""
-        report(f"reading {path}, {show_size(path.stat().st_size)}{of_all}")
-        table = _read_file(path, choose_format(path, format_name), given, drop_incomplete)
-        if table.dropped:
-            report(f"{path}: left out {table.dropped:,} rows without user, item or time")
-        tables.append(table)
-    return tables
 
 
 def _concatenate(tables: Sequence[Table], time_unit: UnitName | None) -> pl.DataFrame:
@@ -139,7 +125,7 @@ def _concatenate(tables: Sequence[Table], time_unit: UnitName | None) -> pl.Data
 
 def expand(paths: str | Path | Sequence[str | Path]) -> list[Path]:
     """Files that paths and patterns name, each only once."""
-    files: list[Path] = []
+    files: dict[Path, Path] = {}  # by what links lead to
     for given in [paths] if isinstance(paths, str | Path) else paths:
         path = Path(given).expanduser()
         if path.is_dir():
@@ -147,24 +133,21 @@ def expand(paths: str | Path | Sequence[str | Path]) -> list[Path]:
                 f"{given} is a directory; name the files in it with a pattern such as "
                 f"'{path / '*.csv'}'"
             )
-        if path.exists():
-            files.append(path)
-        elif any(sign in str(given) for sign in "*?["):
+        named = [path]
+        if not path.exists():
+            if not any(sign in str(given) for sign in "*?["):
+                raise InputError(f"{given}: no such file")
             names = glob.glob(str(path), recursive=True)  # noqa: PTH207 - may be absolute
-            matches = sorted(match for match in map(Path, names) if match.is_file())
-            if not matches:
+            named = sorted(match for match in map(Path, names) if match.is_file())
+            if not named:
                 raise InputError(f"no file matches the pattern {str(given)!r}")
-            files += matches
-        else:
-            raise InputError(f"{given}: no such file")
+        for file in named:
+            if file.resolve() in files:
+                raise InputError(f"{file} is named twice; its rows would count twice")
+            files[file.resolve()] = file
     if not files:
         raise InputError("no input file was given")
-    seen: set[Path] = set()
-    for path in files:
-        if path.resolve() in seen:
-            raise InputError(f"{path} is named twice; its rows would count twice")
-        seen.add(path.resolve())
-    return files
+    return [*files.values()]
 
 
 def _read_file(path: Path, fmt: Format, given: Columns, drop_incomplete: bool) -> Table:
@@ -188,16 +171,16 @@ def _read_frame(frame: Any, given: Columns, drop_incomplete: bool) -> Table:
     raw = {}
     for name, column in zip(_NAMES, columns, strict=True):
         values = table[column]
-        with _naming(where, column):
-            if values.implementation.is_polars():
-                raw[name] = values.to_native()
-            elif values.dtype == "Datetime" or (
-                values.dtype.is_numeric() and not values.null_count()
-            ):
-                raw[name] = pl.Series(values.to_numpy())
-            else:  # without pyarrow, polars reads nothing else of pandas
-                pairs = zip(values.to_list(), values.is_null().to_list(), strict=True)
+        if values.implementation.is_polars():
+            raw[name] = values.to_native()
+        elif values.dtype == "Datetime" or (values.dtype.is_numeric() and not values.null_count()):
+            raw[name] = pl.Series(values.to_numpy())
+        else:  # without pyarrow, polars reads nothing else of pandas
+            pairs = zip(values.to_list(), values.is_null().to_list(), strict=True)
+            try:
                 raw[name] = pl.Series([None if missing else value for value, missing in pairs])
+            except TypeError as error:
+                raise InputError(f"{where}, column {column!r}: {error}") from error
     return _complete_rows(where, FORMATS["parquet"], columns, pl.DataFrame(raw), drop_incomplete)
 
 
@@ -207,38 +190,32 @@ def _complete_rows(
     """Ids and times of raw values; rows that lack one are refused or dropped."""
     read = []
     for name, column, parse in zip(_NAMES, columns, (read_ids, read_ids, read_times), strict=True):
-        with _naming(path, column):
+        try:
             read.append(parse(raw[name]).alias(name))
+        except TypeError as error:
+            raise InputError(f"{path}, column {column!r}: {error}") from error
     rows = pl.DataFrame(read)
-    kept = rows
-    if any(rows.null_count().row(0)):
-        if not (drop_incomplete or fmt.drop_incomplete):
-            _check_complete(path, fmt, columns, raw, rows)
-        kept = rows.drop_nulls()
-    return Table(path, columns, kept, rows.height - kept.height)
-
-
-def _check_complete(
-    path: Path, fmt: Format, columns: Chosen, raw: pl.DataFrame, rows: pl.DataFrame
-) -> None:
-    missing = rows.select(pl.all().is_null())
+    missing = rows.select(pl.any_horizontal(pl.all().is_null())).to_series()
+    if not missing.any():
+        return Table(path, columns, rows, 0)
+    kept = rows.drop_nulls()
+    table = Table(path, columns, kept, rows.height - kept.height)
     if fmt.layout == "csv":
         # polars takes a blank line for a row without any value; to people it is nothing.
-        blank = raw.select(pl.all_horizontal(pl.all().is_null())).to_series()
-        missing = missing.with_columns(pl.all() & ~blank)
-    for role, name, column in zip(Columns._fields, _NAMES, columns, strict=True):
-        bad = missing[name].arg_true()
-        if not len(bad):
-            continue
-        value = raw[name][bad[0]]
-        if name == TIME and value not in (None, ""):
-            fault = f"cannot read {value!r} in column {column!r} as a time"
-        else:
-            fault = f"no {role}, column {column!r} is empty"
-        raise InputError(
-            f"{path}, {place_of_row(path, fmt, bad[0])}: {fault}; {plural(len(bad), 'row')} "
-            "of this file must be mended or removed, or left out with --drop-incomplete"
-        )
+        missing &= ~raw.select(pl.all_horizontal(pl.all().is_null())).to_series()
+    bad = missing.arg_true()
+    if drop_incomplete or fmt.drop_incomplete or not len(bad):
+        return table
+    place = rows.row(bad[0]).index(None)
+    value, column = raw.row(bad[0])[place], columns[place]
+    if _NAMES[place] == TIME and value not in (None, ""):
+        fault = f"cannot read {value!r} in column {column!r} as a time"
+    else:
+        fault = f"no {Columns._fields[place]}, column {column!r} is empty"
+    raise InputError(
+        f"{path}, {place_of_row(path, fmt, bad[0])}: {fault}; {plural(len(bad), 'row')} "
+        "of this file must be mended or removed, or left out with --drop-incomplete"
+    )
 
 
 def _read_csv(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.DataFrame]:
@@ -275,7 +252,7 @@ def _read_csv(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.Data
     if any(frame[name].null_count() for name in quick):
         frame = text.collect(engine="streaming")
     if frame.drop_in_place(_REST).any():
-        raise extra_fields(path, fmt)
+        raise pl.exceptions.ComputeError("some row has more fields than columns")
     return columns, frame.with_columns(
         integers_if_all(frame[name]) for name in (USER, ITEM) if frame.schema[name] == pl.String
     )
@@ -296,13 +273,14 @@ def _read_jsonl(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.Da
     text = pl.scan_ndjson(source, schema=dict.fromkeys(columns, pl.String))
     frame = _select(text, columns).collect(engine="streaming")
     for name, column in zip((USER, ITEM), columns, strict=False):
-        with _naming(path, column):
-            check_type(inferred[column])
-            if inferred[column].is_numeric():
-                ids = integers_if_all(frame[name])
-                if inferred[column].is_float():
-                    ids = ids.cast(pl.Float64)
-                frame = frame.with_columns(ids)
+        kind = inferred[column]
+        try:
+            check_type(kind)
+        except TypeError as error:
+            raise InputError(f"{path}, column {column!r}: {error}") from error
+        if kind.is_numeric():
+            ids = integers_if_all(frame[name])
+            frame = frame.with_columns(ids.cast(pl.Float64) if kind.is_float() else ids)
     return columns, frame
 
 
@@ -321,15 +299,6 @@ def _select(table: pl.LazyFrame, columns: Chosen, *more: pl.Expr) -> pl.LazyFram
         ),
         *more,
     )
-
-
-@contextmanager
-def _naming(path: Path, column: str) -> Iterator[None]:
-    """Turn a refused type into an error that says where it was met."""
-    try:
-        yield
-    except TypeError as error:
-        raise InputError(f"{path}, column {column!r}: {error}") from error
 
 
 def _check_agreement(tables: Sequence[Table], time_unit: UnitName | None) -> None:

@@ -187,7 +187,9 @@ def _assemble(
     cut: int | None,
 ) -> Split:
     """Number the users and items that remain, and lay the chosen rows out as sequences."""
-    first_rows = [np.flatnonzero(np.diff(rows.users, prepend=np.int32(-1))) for rows in (train, test)]
+    first_rows = [
+        np.flatnonzero(np.diff(rows.users, prepend=np.int32(-1))) for rows in (train, test)
+    ]
     remaining = np.zeros(len(train.user_ids), bool)
     for rows, starts in zip((train, test), first_rows, strict=True):
         remaining[rows.users[starts]] = True
