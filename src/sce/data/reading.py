@@ -311,21 +311,17 @@ def _check_agreement(tables: Sequence[Table], time_unit: UnitName | None) -> Non
                     f"the files disagree: the {role} is {mine!r} in {first.source} and {theirs!r} "
                     f"in {table.source}; name the same column for all with --{role}-column"
                 )
-    filled = [table for table in tables if table.rows.height]
-    numeric = {table.rows.schema[TIME].is_numeric(): table.source for table in filled}
-    if len(numeric) == 2:
-        raise InputError(
-            f"the files disagree: times are numbers in {numeric[True]} and dates in "
-            f"{numeric[False]}; prepare files of one kind"
-        )
-    if time_unit is not None or False in numeric:
-        return
     found: dict[str, Path] = {}
-    for table in filled:
-        found.setdefault(guess_unit(table.rows[TIME]), table.source)
+    for table in tables:
+        times = table.rows[TIME]
+        kind = "numbers" if times.dtype.is_numeric() else "dates"
+        if kind == "numbers" and time_unit is None and len(times):
+            kind = f"numbers that look like {guess_unit(times)}"
+        if len(times):
+            found.setdefault(kind, table.source)
     if len(found) > 1:
-        (unit, path), (other_unit, other) = list(found.items())[:2]
+        (kind, path), (other_kind, other) = list(found.items())[:2]
         raise InputError(
-            f"the files disagree: times look like {unit} in {path} and like {other_unit} in "
-            f"{other}; convert one of them, or say what all of them are with --time-unit"
+            f"the files disagree: times are {kind} in {path} and {other_kind} in {other}; convert "
+            "one of them, or say the unit of all with --time-unit"
         )
