@@ -10,6 +10,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -36,6 +37,30 @@ def explain(path: Path, fmt: Format, error: BaseException) -> InputError:
     if fault:
         return InputError(f"{path}, line {fault[0]}: {fault[1]}")
     return InputError(f"{path}: malformed {fmt.name} ({reason})")
+
+
+def first_objects(path: Path) -> list[dict[str, Any]]:
+    """Objects on the first hundred lines of a jsonl file that are not blank."""
+    lines = (line for line in _lines(path) if line.strip())
+    objects = [json.loads(line) for line in itertools.islice(lines, 100)]
+    if not objects or not all(isinstance(one, dict) for one in objects):
+        raise json.JSONDecodeError("no object", "", 0)
+    return objects
+
+
+def check_json_ids(path: Path, column: str) -> None:
+    """Refuse a line in which an id is neither an integer nor a string of Unicode."""
+    for number, line in enumerate(_lines(path), 1):
+        value = json.loads(line).get(column) if line.strip() else None
+        if (
+            isinstance(value, list | dict | bool)
+            or (isinstance(value, float) and not (value.is_integer() and abs(value) < 2**53))
+            or (isinstance(value, str) and value.encode(errors="ignore").decode() != value)
+        ):
+            raise InputError(
+                f"{path}, line {number}, column {column!r}: ids must be integers or strings, not "
+                f"{json.dumps(value)[:40]}"
+            )
 
 
 def place_of_row(path: Path, fmt: Format, row: int) -> str:
@@ -77,6 +102,8 @@ def _first_fault(path: Path, fmt: Format, encoding: bool) -> tuple[int, str] | N
     except json.JSONDecodeError as error:
         fault = f"{error.msg} at column {error.colno}"
         return number, f"malformed JSON ({fault}); every line must hold one whole object"
+    except RecursionError:
+        return number, "nested too deeply to be read"
     except csv.Error as error:
         begin, fault = error.args
         return begin, f"malformed csv from here on ({fault})"

@@ -6,6 +6,7 @@ and 7 stay two ids, and so do 2409.10 and 2409.1.
 """
 
 import glob
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,13 +16,12 @@ import polars as pl
 from polars import selectors
 
 from sce.data.columns import ITEM, TIME, USER, Columns, find_columns, fold
-from sce.data.faults import explain, place_of_row
+from sce.data.faults import check_json_ids, explain, first_objects, place_of_row
 from sce.data.formats import FORMATS, Format, choose_format
 from sce.data.frames import open_frame
 from sce.data.interactions import Interactions
 from sce.data.values import (
     UnitName,
-    check_type,
     encode_ids,
     guess_unit,
     integers_if_all,
@@ -37,6 +37,13 @@ Chosen: TypeAlias = tuple[str, str, str]  # the columns of user, item and time, 
 
 _NAMES = (USER, ITEM, TIME)
 _REST = "\x00rest"  # what a csv row holds beyond its columns
+_UNREADABLE = (
+    pl.exceptions.PolarsError,
+    pl.exceptions.PanicException,
+    json.JSONDecodeError,
+    RecursionError,
+    OSError,
+)
 _SAMPLE = 1000  # rows that tell whether a csv column looks like integers
 
 
@@ -44,6 +51,7 @@ class Table(NamedTuple):
     """Rows of one file or data frame, in their order."""
 
     source: Path
+    format: Format
     columns: Chosen
     rows: pl.DataFrame  # USER and ITEM: Int64 or String; TIME: Int64, Float64 or Datetime; no nulls
     dropped: int  # rows left out: blank lines, and if wanted those without user, item or time
@@ -113,14 +121,31 @@ def _concatenate(tables: Sequence[Table], time_unit: UnitName | None) -> pl.Data
         dropped = sum(table.dropped for table in tables)
         lack = f"all {dropped:,} rows lack a user, an item or a time" if dropped else "no rows"
         raise InputError(f"{which}: there are columns, but {lack}")
-    for name in (USER, ITEM):
-        if len({frame.schema[name] for frame in frames}) > 1:
+    untyped = any(table.format.layout == "csv" for table in tables)
+    for role, name in zip(Columns._fields, (USER, ITEM), strict=False):
+        mixed = len({frame.schema[name] for frame in frames}) > 1
+        if mixed:
             frames = [frame.with_columns(pl.col(name).cast(pl.String)) for frame in frames]
+        if (mixed or untyped) and frames[0].schema[name] == pl.String:
+            _check_fractions(role, pl.concat([frame[name] for frame in frames]))
     if len({frame.schema[TIME] for frame in frames}) > 1:
         # Integers beside floats, or instants of two units; _check_agreement refused the rest.
         kind = pl.Float64 if frames[0].schema[TIME].is_numeric() else pl.Datetime("us")
         frames = [frame.with_columns(pl.col(TIME).cast(kind)) for frame in frames]
     return pl.concat(frames)
+
+
+def _check_fractions(role: str, ids: pl.Series) -> None:
+    """Refuse 12.0 beside 12 where some ids are text: one id or two, no type tells."""
+    whole = ids.filter(ids.str.ends_with(".0")).str.strip_suffix(".0")
+    both = whole.filter(whole.is_in(ids.unique().implode())) if len(whole) else whole
+    both = both.filter(both.str.contains(r"^-?\d+$"))
+    if len(both):
+        raise InputError(
+            f"the {role} ids {both[0]} and {both[0]}.0 both occur, beside ids that are text: write "
+            "them alike if they are one; if not, prepare files that tell text from numbers "
+            "(parquet or jsonl)"
+        )
 
 
 def expand(paths: str | Path | Sequence[str | Path]) -> list[Path]:
@@ -142,6 +167,13 @@ def expand(paths: str | Path | Sequence[str | Path]) -> list[Path]:
             if not named:
                 raise InputError(f"no file matches the pattern {str(given)!r}")
         for file in named:
+            if str(file).encode(errors="ignore").decode() != str(file):
+                raise InputError(f"{str(file)!a} is no name in UTF-8; rename the file")
+            if not file.is_file():
+                raise InputError(
+                    f"{file} is a pipe or a device, and a log is read more than once; write it to "
+                    "a file first"
+                )
             if file.resolve() in files:
                 raise InputError(f"{file} is named twice; its rows would count twice")
             files[file.resolve()] = file
@@ -159,7 +191,7 @@ def _read_file(path: Path, fmt: Format, given: Columns, drop_incomplete: bool) -
         columns, raw = readers[fmt.layout](path, fmt, wanted)
     except pl.exceptions.NoDataError as error:
         raise InputError(f"{path}: the file is empty") from error
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
+    except _UNREADABLE as error:
         raise explain(path, fmt, error) from error
     return _complete_rows(path, fmt, columns, raw, drop_incomplete)
 
@@ -180,7 +212,8 @@ def _read_frame(frame: Any, given: Columns, drop_incomplete: bool) -> Table:
             try:
                 raw[name] = pl.Series([None if missing else value for value, missing in pairs])
             except TypeError as error:
-                raise InputError(f"{where}, column {column!r}: {error}") from error
+                reason = str(error).partition("\n")[0]
+                raise InputError(f"{where}, column {column!r}: {reason}") from error
     return _complete_rows(where, FORMATS["parquet"], columns, pl.DataFrame(raw), drop_incomplete)
 
 
@@ -197,9 +230,9 @@ def _complete_rows(
     rows = pl.DataFrame(read)
     missing = rows.select(pl.any_horizontal(pl.all().is_null())).to_series()
     if not missing.any():
-        return Table(path, columns, rows, 0)
+        return Table(path, fmt, columns, rows, 0)
     kept = rows.drop_nulls()
-    table = Table(path, columns, kept, rows.height - kept.height)
+    table = Table(path, fmt, columns, kept, rows.height - kept.height)
     if fmt.layout == "csv":
         # polars takes a blank line for a row without any value; to people it is nothing.
         missing &= ~raw.select(pl.all_horizontal(pl.all().is_null())).to_series()
@@ -240,6 +273,9 @@ def _read_csv(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.Data
             )
         names = list(fmt.fields)
     columns = find_columns(names, wanted, path)
+    for column in columns:
+        if f"{column}_duplicated_0" in names:  # so polars calls it
+            raise InputError(f"{path}: two columns are called {column!r}; rename or remove one")
     # Reading only some columns, polars overlooks what lies beyond the last; one more column does
     # not. A row with too many fields is a row whose values stand in the wrong columns.
     lines = scan(dict.fromkeys([*names, _REST], pl.String))
@@ -254,7 +290,9 @@ def _read_csv(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.Data
     if frame.drop_in_place(_REST).any():
         raise pl.exceptions.ComputeError("some row has more fields than columns")
     return columns, frame.with_columns(
-        integers_if_all(frame[name]) for name in (USER, ITEM) if frame.schema[name] == pl.String
+        integers_if_all(frame[name], fractions=True)
+        for name in (USER, ITEM)
+        if frame.schema[name] == pl.String
     )
 
 
@@ -266,21 +304,22 @@ def _plain_integer(name: str) -> pl.Expr:
 
 
 def _read_jsonl(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.DataFrame]:
-    source = glob.escape(str(path))
-    inferred = pl.scan_ndjson(source).collect_schema()
-    columns = find_columns(inferred.names(), wanted, path)
+    first = first_objects(path)
+    columns = find_columns([*dict.fromkeys(name for one in first for name in one)], wanted, path)
     # As text, since later lines may well have other types than the first.
-    text = pl.scan_ndjson(source, schema=dict.fromkeys(columns, pl.String))
+    schema = dict.fromkeys(columns, pl.String)
+    text = pl.scan_ndjson(glob.escape(str(path)), schema=schema)
     frame = _select(text, columns).collect(engine="streaming")
     for name, column in zip((USER, ITEM), columns, strict=False):
-        kind = inferred[column]
-        try:
-            check_type(kind)
-        except TypeError as error:
-            raise InputError(f"{path}, column {column!r}: {error}") from error
-        if kind.is_numeric():
-            ids = integers_if_all(frame[name])
-            frame = frame.with_columns(ids.cast(pl.Float64) if kind.is_float() else ids)
+        kinds = {type(one.get(column)) for one in first}
+        # A list, an object, a truth value, a fraction, half a character: or text that looks so.
+        odd = r"\x00|^([\[{]|true$|false$"
+        if numbers := not kinds.isdisjoint((int, float)):
+            odd += rf"|-?\d+(\.|e)|-?\d{{{16 if float in kinds else 20},}}"
+        if frame[name].str.contains(odd + ")").any():
+            check_json_ids(path, column)
+        if numbers:
+            frame = frame.with_columns(integers_if_all(frame[name]))
     return columns, frame
 
 

@@ -50,25 +50,20 @@ _ISO_8601 = (
 )
 
 
-def check_type(kind: pl.DataType) -> None:
-    """Refuse a type whose values identify nothing: truth values, times, lists, structures."""
-    if not (
+def read_ids(column: pl.Series) -> pl.Series:
+    """Ids as Int64 or String, null where there is none; an empty string is none."""
+    kind = column.dtype
+    if kind == pl.Int64:
+        return column
+    if isinstance(kind, pl.Decimal) and not kind.scale:
+        column = column.cast(pl.Int128)  # how some databases export integers
+    elif not (
         kind.is_integer()
         or kind.is_float()
         or kind in (pl.String, pl.Binary, pl.Null)
         or isinstance(kind, pl.Categorical | pl.Enum)
-        or (isinstance(kind, pl.Decimal) and not kind.scale)
     ):
         raise TypeError(f"ids must be integers or strings, not {kind}")
-
-
-def read_ids(column: pl.Series) -> pl.Series:
-    """Ids as Int64 or String, null where there is none; an empty string is none."""
-    check_type(column.dtype)
-    if column.dtype == pl.Int64:
-        return column
-    if isinstance(column.dtype, pl.Decimal) and not column.dtype.scale:
-        column = column.cast(pl.Int128)  # how some databases export integers
     if column.dtype.is_integer() or column.dtype == pl.Null:
         # Unsigned ones above 2**63 remain whole only as strings.
         fits = column.cast(pl.Int64, strict=False)
@@ -89,12 +84,12 @@ def read_ids(column: pl.Series) -> pl.Series:
     return text.set(empty, None) if empty.any() else text
 
 
-def integers_if_all(text: pl.Series) -> pl.Series:
+def integers_if_all(text: pl.Series, *, fractions: bool = False) -> pl.Series:
     """Text as Int64 if that loses nothing: every value is 0, or a number without leading zero.
 
-    Whole numbers with a fraction of zeros, as tables with gaps are often written (12.0), count.
+    With `fractions`, 12.0 counts as 12: tables with gaps are often written so.
     """
-    whole = text.str.strip_suffix(".0") if text.str.ends_with(".0").any() else text
+    whole = text.str.strip_suffix(".0") if fractions else text
     numbers = whole.cast(pl.Int64, strict=False)
     if numbers.null_count() == text.null_count() and (numbers.cast(pl.String) == whole).all():
         return numbers
@@ -156,7 +151,7 @@ def read_times(column: pl.Series) -> pl.Series:
     if column.dtype.is_float() or column.dtype.is_decimal():
         return _as_integers_if_whole(column.cast(pl.Float64))
     if column.dtype == pl.Date:
-        return column.cast(pl.Datetime("us"))
+        return column.cast(pl.Datetime("ms"))  # which hold all days; too late ones of "us" wrap
     if isinstance(column.dtype, pl.Datetime):
         return column.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
     if column.dtype == pl.Null:
@@ -202,27 +197,28 @@ def _as_integers_if_whole(numbers: pl.Series) -> pl.Series:
 
 def to_ticks(times: pl.Series, unit: UnitName | None = None) -> Ticks:
     """Ticks of a column that `read_times` gave, without nulls; the unit guessed if not given."""
+    dated = isinstance(times.dtype, pl.Datetime)
     if isinstance(times.dtype, pl.Datetime):
         if unit is not None:
             raise InputError(f"the times are dates, yet --time-unit {unit} was given; leave it out")
-        values = times.to_physical().to_numpy()
-        # Fewer bits to sort by: almost every log has whole seconds.
-        second = 1_000_000_000 // _UNITS[times.dtype.time_unit][1]
-        if not np.any(values % second):
-            return Ticks(values // second, "s")
-        return Ticks(values, times.dtype.time_unit)
+        unit, times = times.dtype.time_unit, times.to_physical()
     numbers = times.to_numpy()
     extreme = max(numbers.min().item(), numbers.max().item(), key=abs)
     unit = unit or guess_unit(times)
     length = _UNITS[unit][1]
-    if abs(extreme) * (length / 1000) > _INT64.max:
+    # As numbers, not only as microseconds: beyond 64 bits they were rounded when they were read.
+    if abs(extreme) * max(length / 1000, 1) >= 2.0**63:
         raise InputError(
-            f"time {extreme} in the unit {unit} is beyond what 64 bits of microseconds hold; "
-            "is the unit right (--time-unit)?"
+            f"time {extreme} in the unit {unit} is beyond what 64 bits hold, in microseconds too; "
+            f"{'mend or remove it' if dated else 'is the unit right (--time-unit)?'}"
         )
-    if times.dtype == pl.Int64:
-        return Ticks(numbers, unit)
-    return Ticks(np.rint(numbers * (length / 1000)).astype(np.int64), "us")
+    if times.dtype != pl.Int64:
+        return Ticks(np.rint(numbers * (length / 1000)).astype(np.int64), "us")
+    # Fewer bits to sort by: almost every log of dates has whole seconds.
+    second = 1_000_000_000 // length
+    if dated and not np.any(numbers % second):
+        return Ticks(numbers // second, "s")
+    return Ticks(numbers, unit)
 
 
 def guess_unit(times: pl.Series) -> UnitName:
