@@ -268,7 +268,7 @@ def test_a_column_name_is_no_pattern(tmp_path: Path) -> None:
 def test_one_column_cannot_be_two(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text("user_id,item_id,timestamp\n1,2,3\n")
-    with pytest.raises(InputError, match="must be three columns; got 'user_id', 'user_id'"):
+    with pytest.raises(InputError, match="must be different columns; got 'user_id', 'user_id'"):
         read_interactions(file, item_column="user_id")
 
 

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
-from sce.data.prepare import PrepareOptions
+from sce.data.prepare import PrepareOptions, PrepareWarning
 from sce.data.prepare import prepare as prepare_dataset
 from sce.data.prepared import PreparedDataset
 
@@ -30,7 +31,8 @@ def prepare(
         inputs: csv, tsv, jsonl (each also as .gz or .zst) or parquet files, or patterns.
         out: Directory to write.
     """
-    with _progress() as tell:
+    with _progress() as tell, warnings.catch_warnings():
+        warnings.simplefilter("ignore", PrepareWarning)  # shown below
         dataset = prepare_dataset(inputs, out, report=tell, **options)
     _show(dataset)
 
@@ -70,10 +72,11 @@ def _show(dataset: PreparedDataset) -> None:
     size = sum(file.stat().st_size for file in dataset.path.iterdir())
     lines = {
         "catalogue": f"{dataset.n_items:,} items",
-        "cut": f"{counts['cut']} (quantile {dataset.settings.get('quantile')})",
+        "cut": counts["cut"] and f"{counts['cut']} (quantile {dataset.settings['quantile']})",
+        "order": dataset.order["warning"],
         "written": f"{dataset.path} ({decimal(size)}, content {dataset.content_hash[:12]})",
         "next": f"sce train {shlex.quote(str(dataset.path))}",
     }
     for name, value in lines.items():
-        if name != "cut" or counts["cut"] is not None:
+        if value is not None:
             console.print(f"{name:<11}{value}", soft_wrap=True, markup=False)

@@ -29,12 +29,15 @@ class Columns(NamedTuple):
 
 
 BY_NAME = Columns()
+NO_TIME = ""  # as the time's column: the rows are in order
 
 
-def find_columns(found: Sequence[str], given: Columns, where: Path) -> tuple[str, str, str]:
+def find_columns(found: Sequence[str], given: Columns, where: Path) -> tuple[str, ...]:
     """Names of the user, item and time columns: as given, else by their usual names."""
     chosen: list[str] = []
     for role, name in given._asdict().items():
+        if name == NO_TIME:
+            continue
         option = f"--{role}-column"
         matches = usual_columns(role, found) if name is None else [name]
         if name is not None and name not in found:
@@ -47,6 +50,7 @@ def find_columns(found: Sequence[str], given: Columns, where: Path) -> tuple[str
                 f"{where}: no column looks like the {role}; its columns are {_listed(found)}"
                 + (" (these look like values; is the header line missing?)" if values else "")
                 + f"; name the right one with {option}"
+                + (", or take the rows as in order with --order rows" if role == "time" else "")
             )
         if len(matches) > 1:
             raise InputError(
@@ -54,13 +58,12 @@ def find_columns(found: Sequence[str], given: Columns, where: Path) -> tuple[str
                 f"choose one with {option}"
             )
         chosen += matches
-    user, item, time = chosen
-    if len(set(chosen)) < 3:
+    if len(set(chosen)) < len(chosen):
         raise InputError(
-            f"{where}: user, item and time must be three columns; got {user!r}, {item!r} and "
-            f"{time!r} (--user-column, --item-column, --time-column)"
+            f"{where}: user, item and time must be different columns; got {_listed(chosen)} "
+            "(--user-column, --item-column, --time-column)"
         )
-    return user, item, time
+    return tuple(chosen)
 
 
 def usual_columns(role: str, found: Sequence[str]) -> list[str]:

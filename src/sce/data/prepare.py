@@ -1,11 +1,13 @@
 """From a log of interactions to the dataset that training reads: read, filter, split, write."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
 from sce.data.filtering import drop_repeats, keep_active
 from sce.data.interactions import Tally
+from sce.data.order import describe_order, order_warning, shuffle_ties
 from sce.data.prepared import PreparedDataset, check_target
 from sce.data.splitting import Kind, TestHistory, split_leave_one_out, split_temporal
 from sce.errors import InputError
@@ -17,6 +19,10 @@ _FILTERS: dict[str, Any] = {
     "iterate": False,
 }
 _PRESETS = {None: _FILTERS, "paper": _FILTERS | {"min_item_users": 5, "min_user_items": 20}}
+
+
+class PrepareWarning(UserWarning):
+    """Data that deceives: a log whose order is that of its storage."""
 
 
 class PrepareOptions(TypedDict, total=False):
@@ -32,6 +38,13 @@ class PrepareOptions(TypedDict, total=False):
     """Column of timestamps, if it has no usual name."""
     time_unit: Literal["s", "ms", "us", "ns"] | None
     """Unit of timestamps that are numbers, if their size does not tell."""
+    order: Literal["time", "rows"] | None
+    """Order of events: by time, or by row in a log without times, which is split leave-one-out.
+    [default: time]"""
+    ties: Literal["keep", "shuffle"] | None
+    """A user's events of one time: keep the order of their rows, or shuffle. [default: keep]"""
+    seed: int | None
+    """Of --ties shuffle. [default: 0]"""
     drop_incomplete: bool
     """Leave out rows without user, item or readable time, instead of refusing."""
     preset: Literal["paper"] | None
@@ -82,8 +95,14 @@ def prepare(
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     filters = dict(_PRESETS[given.pop("preset", None)])
     filters |= {name: given.pop(name) for name in filters if name in given}
-    split, force = given.pop("split", "temporal"), given.pop("force", False)
+    by_row, ties = given.get("order") == "rows", given.pop("ties", "keep")
+    seed, force = given.pop("seed", None), given.pop("force", False)
+    split = given.pop("split", "leave-one-out" if by_row else "temporal")
     temporal = {n: given.pop(n) for n in ("quantile", "test_history") if n in given}
+    if by_row and split == "temporal":
+        raise InputError("a temporal split needs times; with --order rows use leave-one-out")
+    if seed is not None and ties != "shuffle":
+        raise InputError("--seed is that of --ties shuffle; add it, or leave the seed out")
     if split == "leave-one-out" and temporal:
         raise InputError(
             f"--{next(iter(temporal)).replace('_', '-')} belongs to the temporal split, and the "
@@ -106,6 +125,19 @@ def prepare(
         ) from error
 
     log = read_interactions(source, report=report, **given)
+    found = describe_order(log)
+    warning = order_warning(found, ties=ties)
+    if warning is not None:
+        warnings.warn(warning, PrepareWarning, stacklevel=2)
+    if ties == "shuffle":
+        log = shuffle_ties(log, seed or 0)
+    order = {
+        "by": "rows" if by_row else "time",
+        "ties": ties,
+        "seed": (seed or 0) if ties == "shuffle" else None,
+        "found": found,
+        "warning": warning,
+    }
     steps = [log.tally("read")]
     if log.dropped:
         steps.insert(0, Tally("rows without user, item or time: left out", 0, 0, log.dropped))
@@ -119,4 +151,4 @@ def prepare(
     sequences = divide(log, **temporal)
     del log
     report(f"writing {out}")
-    return sequences.save(out, settings=settings, steps=steps, force=force)
+    return sequences.save(out, settings=settings, steps=steps, order=order, force=force)

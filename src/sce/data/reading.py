@@ -10,12 +10,12 @@ import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import polars as pl
 from polars import selectors
 
-from sce.data.columns import ITEM, TIME, USER, Columns, find_columns, fold
+from sce.data.columns import ITEM, NO_TIME, TIME, USER, Columns, find_columns, fold
 from sce.data.faults import check_json_ids, explain, first_objects, place_of_row
 from sce.data.formats import FORMATS, Format, choose_format
 from sce.data.frames import open_frame
@@ -33,7 +33,7 @@ from sce.data.values import (
 from sce.errors import InputError
 from sce.units import plural, show_size
 
-Chosen: TypeAlias = tuple[str, str, str]  # the columns of user, item and time, as a file names them
+Chosen: TypeAlias = tuple[str, ...]  # columns of user, item and, if wanted, time, by a file's names
 
 _NAMES = (USER, ITEM, TIME)
 _REST = "\x00rest"  # what a csv row holds beyond its columns
@@ -65,6 +65,7 @@ def read_interactions(
     item_column: str | None = None,
     time_column: str | None = None,
     time_unit: UnitName | None = None,
+    order: Literal["time", "rows"] = "time",
     drop_incomplete: bool = False,
     report: Callable[[str], None] = lambda text: None,
 ) -> Interactions:
@@ -78,6 +79,7 @@ def read_interactions(
         item_column: Likewise.
         time_column: Likewise.
         time_unit: Likewise.
+        order: Likewise.
         drop_incomplete: Likewise.
         report: Called with a line of text at each step, for showing progress.
 
@@ -86,6 +88,10 @@ def read_interactions(
     """
     if time_unit not in (None, *get_args(UnitName)):
         raise InputError(f"a time unit is s, ms, us or ns; got {time_unit!r}")
+    if order == "rows":
+        if time_column or time_unit:
+            raise InputError("--order rows reads no times; leave --time-column, --time-unit out")
+        time_column, time_unit = NO_TIME, "us"
     given = Columns(user_column, item_column, time_column)
     tables: list[Table] = []
     if isinstance(source, str | Path | Sequence):
@@ -128,11 +134,14 @@ def _concatenate(tables: Sequence[Table], time_unit: UnitName | None) -> pl.Data
             frames = [frame.with_columns(pl.col(name).cast(pl.String)) for frame in frames]
         if (mixed or untyped) and frames[0].schema[name] == pl.String:
             _check_fractions(role, pl.concat([frame[name] for frame in frames]))
-    if len({frame.schema[TIME] for frame in frames}) > 1:
+    if len({frame.schema.get(TIME) for frame in frames}) > 1:
         # Integers beside floats, or instants of two units; _check_agreement refused the rest.
         kind = pl.Float64 if frames[0].schema[TIME].is_numeric() else pl.Datetime("us")
         frames = [frame.with_columns(pl.col(TIME).cast(kind)) for frame in frames]
-    return pl.concat(frames)
+    rows = pl.concat(frames)
+    if TIME not in rows.columns:
+        rows = rows.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias(TIME))
+    return rows
 
 
 def _check_fractions(role: str, ids: pl.Series) -> None:
@@ -185,7 +194,8 @@ def expand(paths: str | Path | Sequence[str | Path]) -> list[Path]:
 def _read_file(path: Path, fmt: Format, given: Columns, drop_incomplete: bool) -> Table:
     if not path.stat().st_size:
         raise InputError(f"{path}: the file is empty (0 bytes)")
-    wanted = Columns(*(mine or usual for mine, usual in zip(given, fmt.columns, strict=True)))
+    pairs = zip(given, fmt.columns, strict=True)
+    wanted = Columns(*(usual if mine is None else mine for mine, usual in pairs))
     readers = {"csv": _read_csv, "jsonl": _read_jsonl, "parquet": _read_parquet}
     try:
         columns, raw = readers[fmt.layout](path, fmt, wanted)
@@ -201,7 +211,7 @@ def _read_frame(frame: Any, given: Columns, drop_incomplete: bool) -> Table:
     where, table = Path("the data frame"), open_frame(frame)
     columns = find_columns(table.columns, given, where)
     raw = {}
-    for name, column in zip(_NAMES, columns, strict=True):
+    for name, column in zip(_NAMES, columns, strict=False):
         values = table[column]
         if values.implementation.is_polars():
             raw[name] = values.to_native()
@@ -222,7 +232,8 @@ def _complete_rows(
 ) -> Table:
     """Ids and times of raw values; rows that lack one are refused or dropped."""
     read = []
-    for name, column, parse in zip(_NAMES, columns, (read_ids, read_ids, read_times), strict=True):
+    parsers = (read_ids, read_ids, read_times)
+    for name, column, parse in zip(_NAMES, columns, parsers, strict=False):
         try:
             read.append(parse(raw[name]).alias(name))
         except TypeError as error:
@@ -283,7 +294,8 @@ def _read_csv(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.Data
     sample = text.head(_SAMPLE).collect(engine="streaming")
     # Parsed while the file is still being read where the first rows are integers; should a later
     # one not be, everything is read once more, as text.
-    quick = [n for n in _NAMES if sample.select(_plain_integer(n)).to_series().null_count() == 0]
+    known = _NAMES[: len(columns)]
+    quick = [n for n in known if sample.select(_plain_integer(n)).to_series().null_count() == 0]
     frame = text.with_columns(_plain_integer(n) for n in quick).collect(engine="streaming")
     if any(frame[name].null_count() for name in quick):
         frame = text.collect(engine="streaming")
@@ -334,7 +346,7 @@ def _select(table: pl.LazyFrame, columns: Chosen, *more: pl.Expr) -> pl.LazyFram
         # By name and no pattern: pl.col would take ^name$ for a regular expression.
         *(
             selectors.by_name(column).as_expr().alias(name)
-            for column, name in zip(columns, _NAMES, strict=True)
+            for column, name in zip(columns, _NAMES, strict=False)
         ),
         *more,
     )
@@ -344,14 +356,14 @@ def _check_agreement(tables: Sequence[Table], time_unit: UnitName | None) -> Non
     """Refuse files whose columns, kinds of time or units of time differ."""
     first = tables[0]
     for table in tables[1:]:
-        for role, mine, theirs in zip(Columns._fields, first.columns, table.columns, strict=True):
+        for role, mine, theirs in zip(Columns._fields, first.columns, table.columns, strict=False):
             if fold(mine) != fold(theirs):
                 raise InputError(
                     f"the files disagree: the {role} is {mine!r} in {first.source} and {theirs!r} "
                     f"in {table.source}; name the same column for all with --{role}-column"
                 )
     found: dict[str, Path] = {}
-    for table in tables:
+    for table in tables if TIME in first.rows.columns else ():
         times = table.rows[TIME]
         kind = "numbers" if times.dtype.is_numeric() else "dates"
         if kind == "numbers" and time_unit is None and len(times):

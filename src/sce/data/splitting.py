@@ -43,9 +43,10 @@ class Split:
         *,
         settings: Mapping[str, Any] | None = None,
         steps: Sequence[Tally] = (),
+        order: Mapping[str, Any] | None = None,
         force: bool = False,
     ) -> PreparedDataset:
-        """Write a prepared dataset, with the settings of the filters and the counts after each."""
+        """Write a prepared dataset, with filters, counts after each, and what order was found."""
         return write_prepared(
             path,
             train=self.train,
@@ -54,6 +55,7 @@ class Split:
             item_ids=self.item_ids,
             settings={**(settings or {}), "split": self.kind, **self.options},
             counts={
+                "order": dict(order or {}),
                 "steps": [asdict(step) for step in steps],
                 "train": asdict(self.train_tally),
                 "test": asdict(self.test_tally),
