@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sce.data.interactions import Interactions
 
-_EVENTS = 300_000  # at most about so many are looked at for steps that recur
+_EVENTS = 300_000  # of a sample of users: about so many are looked at
 _SHUFFLES = 3
 _SEED = 0x5CE  # another than anybody chooses for --ties shuffle: twice the same undoes it
 _FEW = 400  # steps: a share of ascending ones is a chance result more easily
@@ -29,6 +29,7 @@ def describe_order(log: Interactions) -> dict[str, float | None]:
         recurrence: How often the same step recurs, relative to each user's events shuffled.
         recurrence_ties: The same relative to each user's events of one time shuffled.
     """
+    log = log.where(log.users % max(1, len(log) // _EVENTS) == 0)
     users, items, times = log.users, log.items, log.timestamps
     steps = users[1:] == users[:-1]
     tied = steps & (times[1:] == times[:-1])
@@ -37,16 +38,13 @@ def describe_order(log: Interactions) -> dict[str, float | None]:
     first = np.flatnonzero(np.diff(users, prepend=np.int32(-1)))
     last = np.append(first[1:], len(users)) - 1
     several = last - first >= 2
-    some = users % max(1, len(users) // _EVENTS) == 0
     return {
         "tied": _share(tied[steps]),
         "one_time_users": _share((times[first] == times[last])[several]),
         "ascending": _share(up[moved], _FEW),
         "ascending_ties": _share(up[moved & tied], _FEW),
-        "recurrence": _recurrence(users[some], items[some], users[some]),
-        "recurrence_ties": _recurrence(users[some], items[some], _moments(log)[some])
-        if tied.any()
-        else None,
+        "recurrence": _recurrence(log, users),
+        "recurrence_ties": _recurrence(log, _moments(log)) if tied.any() else None,
     }
 
 
@@ -99,15 +97,14 @@ def _share(true: NDArray[np.bool_], least: int = 1) -> float | None:
     return None if len(true) < least else round(float(np.mean(true)), 4)
 
 
-def _recurrence(
-    users: NDArray[np.int32], items: NDArray[np.int32], groups: NDArray[Any]
-) -> float | None:
+def _recurrence(log: Interactions, groups: NDArray[Any]) -> float | None:
     """Pairs of equal steps, relative to the items of each group shuffled; None if uncertain."""
     random = np.random.Generator(np.random.PCG64(_SEED))
-    shuffled = [_equal_steps(users, _shuffled(items, groups, random)) for _ in range(_SHUFFLES)]
+    items = [log.items, *(_shuffled(log.items, groups, random) for _ in range(_SHUFFLES))]
+    stored, *shuffled = (_equal_steps(log.users, order) for order in items)
     mean = float(np.mean(shuffled))
     uncertain = mean < 100 or float(np.std(shuffled)) > 0.03 * mean
-    return None if uncertain else round(_equal_steps(users, items) / mean, 4)
+    return None if uncertain else round(stored / mean, 4)
 
 
 def _equal_steps(users: NDArray[np.int32], items: NDArray[np.int32]) -> int:
