@@ -89,6 +89,11 @@ class PreparedDataset:
     item_ids: Vocabulary
 
     @property
+    def order(self) -> dict[str, Any]:
+        """Order of each user's events: by, ties, seed, found (`describe_order`), warning."""
+        return dict(self.counts.get("order", {}))
+
+    @property
     def n_items(self) -> int:
         """Number of items in the catalogue."""
         return len(self.item_ids)
