@@ -197,7 +197,6 @@ def test_inside_a_compiled_model_the_result_is_the_same() -> None:
         ({"sparse_grad": 1}, "sparse_grad must be True or False, got 1"),
         ({"beta": 0.0}, "beta must be a positive, finite number, got 0"),
         ({"backend": "cuda"}, "backend must be one of .*, got 'cuda'"),
-        ({"ignore_index": 2**70}, "ignore_index must fit into 64 bits, got 1180591620717411303424"),
     ],
 )
 def test_bad_settings_are_refused(setting: dict[str, Any], message: str) -> None:
@@ -207,14 +206,14 @@ def test_bad_settings_are_refused(setting: dict[str, Any], message: str) -> None
 
 def test_every_setting_is_in_the_repr() -> None:
     chosen: dict[str, Any] = {
+        "ignore_index": -1,
+        "reduction": "sum",
         "bucket_size_y": 5,
         "centres": "mix",
         "n_buckets": 3,
         "bucket_size_x": 4,
         "alpha": 1.5,
         "beta": 0.5,
-        "ignore_index": -1,
-        "reduction": "sum",
         "backend": "torch",
         "sparse_grad": True,
     }

@@ -23,9 +23,9 @@ def bucketed_cross_entropy(
     catalogue: Tensor,  # [c, d]
     targets: Tensor,  # [v]
     buckets: Buckets,
-    *,
     sparse: bool = False,
     autocast_dtype: torch.dtype | None = None,
+    *,
     max_logits: int = MAX_LOGITS,
 ) -> tuple[Tensor, Tensor]:
     """Return each state's largest loss over its buckets [v], and which states were placed [v].
@@ -35,16 +35,8 @@ def bucketed_cross_entropy(
     bucket. With `sparse`, the catalogue's gradient is a coalesced sparse tensor. Factors of
     products are rounded to `autocast_dtype`; sums and gradients are not.
     """
-    losses, winners = apply(
-        _BucketedCrossEntropy,
-        states,
-        catalogue,
-        targets,
-        buckets,
-        sparse,
-        autocast_dtype,
-        max_logits,
-    )
+    given = (states, catalogue, targets, buckets, sparse, autocast_dtype, max_logits)
+    losses, winners = apply(_BucketedCrossEntropy, *given)
     return losses, winners >= 0
 
 

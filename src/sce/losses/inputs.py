@@ -74,7 +74,6 @@ def check_inputs(
     states: Tensor,  # [..., d]
     catalogue: Catalogue,
     targets: Tensor,  # [...]
-    *,
     ignore_index: int,
     bias: Tensor | None = None,  # [items]
     max_targets: int | None = None,
@@ -197,21 +196,12 @@ def check_choice(name: str, value: object, choices: Any) -> None:
         raise ValueError(f"{name} must be one of {get_args(choices)}, got {value!r}")
 
 
-def check_ignore_index(value: int) -> None:
-    """Refuse an ignore_index that no target can equal."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        hint = "to ignore nothing, leave it at -100"
-        raise TypeError(f"ignore_index must be an integer, got {value!r}; {hint}")
-    if not -(2**63) <= value < 2**63:
-        raise ValueError(f"ignore_index must fit into 64 bits, got {value}")
-
-
-def check_size(name: str, value: int) -> None:
-    """Refuse a size that is not a whole number, or is below 1."""
+def check_size(name: str, value: int, least: int = 1) -> None:
+    """Refuse a size that is not a whole number, or is too small."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an integer, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
 def check_flag(name: str, value: bool) -> None:
@@ -228,13 +218,14 @@ def check_number(name: str, value: float) -> None:
 
 def apply(function: type[Function], *arguments: Any) -> Any:
     """Apply an autograd function of ours; torch.func, which cannot transform it, is refused."""
-    tensors = (argument for argument in arguments if isinstance(argument, Tensor))
-    _refuse(torch._C._functorch.is_functorch_wrapped_tensor, "grad, jacrev, ...", *tensors)
+    _refuse(torch._C._functorch.is_functorch_wrapped_tensor, "grad, jacrev, ...", *arguments)
     return function.apply(*arguments)
 
 
-def _refuse(is_transformed: Callable[[Tensor], bool], name: str, *tensors: Tensor) -> None:
-    if not torch.compiler.is_compiling() and any(is_transformed(tensor) for tensor in tensors):
+def _refuse(is_transformed: Callable[[Tensor], bool], name: str, *given: Any) -> None:
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is None:
+        return
+    if any(isinstance(tensor, Tensor) and is_transformed(tensor) for tensor in given):
         raise TypeError(
             f"this loss does not work inside torch.func ({name}): its gradient is written by hand. "
             "Call backward() or torch.autograd.grad on its result"
@@ -242,7 +233,7 @@ def _refuse(is_transformed: Callable[[Tensor], bool], name: str, *tensors: Tenso
 
 
 def reduce(losses: Tensor, counted: Tensor | None, inputs: Inputs, reduction: str) -> Tensor:
-    """Reduce the losses [v] of the valid positions.
+    """Reduce the losses [v] of the valid positions; but for "none", their sum may be given.
 
     The mean is over the `counted` [v] (None: all), and 0 if there are none; losses that are not
     counted must be 0. "none" gives the losses in the shape of the targets, 0 where ignored.
@@ -253,5 +244,5 @@ def reduce(losses: Tensor, counted: Tensor | None, inputs: Inputs, reduction: st
         return inputs.put(losses).reshape(inputs.positions)
     if reduction == "sum":
         return losses.sum()
-    count = len(losses) if counted is None else counted.sum()
+    count = len(inputs.index) if counted is None else counted.sum()
     return losses.sum() / torch.as_tensor(count, device=losses.device).clamp(min=1)

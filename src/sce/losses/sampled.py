@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
-from sce.losses.base import BatchShape, DataSummary, Loss, LossMemory, LossSettings
+from sce.losses.base import BatchShape, DataSummary, LossMemory, LossOfPositions, LossSettings
 from sce.losses.inputs import (
     Catalogue,
+    Inputs,
     check_choice,
-    check_inputs,
     check_number,
     check_size,
-    reduce,
     unwrap_catalogue,
 )
 from sce.losses.negatives import (
@@ -31,8 +30,10 @@ from sce.losses.negatives import (
 from sce.losses.scoring import MAX_GATHERED, SampledScores, Sharing, score_negatives
 
 
-class SampledLoss(Loss):
-    """Base of the losses over sampled negatives, which differ in `_losses` alone.
+class SampledLoss(LossOfPositions):
+    """Base of the losses over sampled negatives, which differ in `_combine` alone.
+
+    `max_targets` is for samplers that do not depend on the targets, uniform or by popularity.
 
     Args:
         n_negatives: Negatives drawn, k.
@@ -73,41 +74,18 @@ class SampledLoss(Loss):
                 "correct=False"
             )
 
-    def forward(
-        self,
-        states: Tensor,
-        catalogue: Catalogue,
-        targets: Tensor,
-        *,
-        generator: torch.Generator | None = None,
-        max_targets: int | None = None,
-        bias: Tensor | None = None,
-    ) -> Tensor:
-        """Return the loss; see `Loss.forward`.
-
-        `bias` [items] is added to the logits of each item; an `nn.Linear` brings its own.
-        `max_targets` is for samplers that do not depend on the targets, uniform or by popularity.
-        """
-        if max_targets is not None and not _ignores_targets(self.negatives):
+    def _losses(self, inputs: Inputs, generator: torch.Generator | None) -> Tensor:
+        if inputs.valid is not None and not _ignores_targets(self.negatives):
             raise ValueError(
                 "max_targets is for samplers that do not look at the targets, UniformNegatives and "
                 f"PopularityNegatives: places that are not in use have none. Got {self.negatives}"
             )
-        inputs = check_inputs(
-            states,
-            catalogue,
-            targets,
-            ignore_index=self.ignore_index,
-            bias=bias,
-            max_targets=max_targets,
-        )
         scores = score_negatives(
             inputs, self.negatives, self.n_negatives, shared=self.shared, generator=generator
         )
-        losses = self._losses(scores, len(inputs.catalogue))
-        return reduce(losses, None, inputs, self.reduction)
+        return self._combine(scores, len(inputs.catalogue))
 
-    def _losses(self, scores: SampledScores, n_items: int) -> Tensor:
+    def _combine(self, scores: SampledScores, n_items: int) -> Tensor:
         """Return the loss of each valid position, [v]."""
         raise NotImplementedError
 
@@ -162,7 +140,7 @@ class SampledCrossEntropy(SampledLoss):
     takes_correction = True
     logit_copies = 3
 
-    def _losses(self, scores: SampledScores, n_items: int) -> Tensor:
+    def _combine(self, scores: SampledScores, n_items: int) -> Tensor:
         positive_logits, negative_logits = scores
         logits = torch.cat([positive_logits.unsqueeze(1), negative_logits], dim=1)
         return -logits.log_softmax(dim=1)[:, 0]
@@ -175,24 +153,10 @@ class BinaryCrossEntropy(SampledLoss):
     Arguments: see `SampledLoss`.
     """
 
-    def __init__(
-        self,
-        n_negatives: int = 1,
-        *,
-        negatives: Negatives | None = None,
-        shared: Sharing | None = None,
-        ignore_index: int = -100,
-        reduction: str = "mean",
-    ) -> None:
-        super().__init__(
-            n_negatives,
-            negatives=negatives,
-            shared=shared,
-            ignore_index=ignore_index,
-            reduction=reduction,
-        )
+    def __init__(self, n_negatives: int = 1, **options: Any) -> None:
+        super().__init__(n_negatives, **options)
 
-    def _losses(self, scores: SampledScores, n_items: int) -> Tensor:
+    def _combine(self, scores: SampledScores, n_items: int) -> Tensor:
         return _binary(scores, positive_weight=1.0)
 
 
@@ -205,29 +169,14 @@ class GeneralizedBinaryCrossEntropy(SampledLoss):
     which undoes the sampling in full. Other arguments: see `SampledLoss`.
     """
 
-    def __init__(
-        self,
-        n_negatives: int,
-        *,
-        t: float = 0.75,
-        negatives: Negatives | None = None,
-        shared: Sharing | None = None,
-        ignore_index: int = -100,
-        reduction: str = "mean",
-    ) -> None:
-        super().__init__(
-            n_negatives,
-            negatives=negatives,
-            shared=shared,
-            ignore_index=ignore_index,
-            reduction=reduction,
-        )
+    def __init__(self, n_negatives: int, *, t: float = 0.75, **options: Any) -> None:
+        super().__init__(n_negatives, **options)
         check_number("t", t)
         if not 0.0 <= t <= 1.0:
             raise ValueError(f"t must lie in [0, 1], got {t}")
         self.t = t
 
-    def _losses(self, scores: SampledScores, n_items: int) -> Tensor:
+    def _combine(self, scores: SampledScores, n_items: int) -> Tensor:
         share = min(1.0, self.n_negatives / max(1, n_items - 1))
         return _binary(scores, positive_weight=1.0 - self.t * (1.0 - share))
 
