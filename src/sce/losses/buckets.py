@@ -46,14 +46,11 @@ def suggest_sizes(
     (160, 640)
     """
     for name, value in (("alpha", alpha), ("beta", beta)):
-        if not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+        if not isinstance(value, int | float) or not 0 < value < math.inf:
             raise ValueError(f"{name} must be a positive, finite number, got {value!r}")
-    if not all(math.isfinite(size) and size >= 0 for size in (sequences, mean_length)):
-        raise ValueError(
-            f"sequences and mean_length must be finite and not negative, got {sequences} and "
-            f"{mean_length}"
-        )
     states = sequences * mean_length
+    if not 0 <= states < math.inf:
+        raise ValueError(f"sequences · mean_length must be finite, not negative, got {states}")
     n_buckets = max(1, round(alpha * math.sqrt(states / beta)))
     size_x = max(1, round(alpha * math.sqrt(states * beta)))
     if max(n_buckets, size_x) >= 2**31:

@@ -12,6 +12,7 @@ Catalogue = Tensor | nn.Embedding | nn.Linear
 Reduction = Literal["mean", "sum", "none"]
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_INTEGERS = (torch.int64, torch.int32)
 
 
 @dataclass(frozen=True)
@@ -122,35 +123,26 @@ def check_arguments(
         given["bias"] = bias
     for name, tensor in given.items():
         check_tensor(name, tensor)
-        if name != "targets" and tensor.dtype not in _DTYPES:
-            raise TypeError(
-                f"{name} must be floating point (float64, float32, bfloat16 or float16), got "
-                f"{tensor.dtype}"
-            )
+        dtypes = _INTEGERS if name == "targets" else _DTYPES
+        if tensor.dtype not in dtypes:
+            kind = "item indices" if name == "targets" else "floating point"
+            names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            raise TypeError(f"{name} must be {kind} ({names}), got {tensor.dtype}")
     _refuse(torch._C._functorch.is_batchedtensor, "vmap", *given.values())
-    if targets.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"targets must be int64 or int32 item indices, got {targets.dtype}")
-    if states.dim() < 1:
-        raise ValueError("states must have a last dimension of size d, got a scalar")
-    if catalogue.dim() != 2 or catalogue.numel() == 0:
+    x, y = tuple(states.shape), tuple(catalogue.shape)
+    if len(y) != 2 or 0 in y:
+        raise ValueError(f"catalogue must be [items, d] and not empty, got shape {y}")
+    if x[-1:] != y[1:]:
+        raise ValueError(f"states {x} and catalogue {y} differ in their last dimension")
+    if targets.shape != x[:-1]:
         raise ValueError(
-            f"catalogue must be [items, d] and not empty, got shape {tuple(catalogue.shape)}"
+            f"targets must have the shape of states without the last dimension, {x[:-1]}, got "
+            f"{tuple(targets.shape)}"
         )
-    if states.shape[-1] != catalogue.shape[1]:
-        raise ValueError(
-            f"states and catalogue differ in their last dimension: states {tuple(states.shape)}, "
-            f"catalogue {tuple(catalogue.shape)}"
-        )
-    if targets.shape != states.shape[:-1]:
-        raise ValueError(
-            f"targets must have the shape of states without the last dimension, "
-            f"{tuple(states.shape[:-1])}, got {tuple(targets.shape)}"
-        )
-    if bias is not None and bias.shape != catalogue.shape[:1]:
-        raise ValueError(
-            f"bias must be one number per item, [{len(catalogue)}], got shape {tuple(bias.shape)}"
-        )
-    if any(tensor.device != states.device for tensor in given.values()):
+    if bias is not None and bias.shape != y[:1]:
+        raise ValueError(f"bias must be one number per item, {y[:1]}, got {tuple(bias.shape)}")
+    device = states.device
+    if any(tensor.device != device for tensor in given.values()):
         devices = ", ".join(f"{name} on {tensor.device}" for name, tensor in given.items())
         raise ValueError(f"the arguments of a loss must be on one device, got {devices}")
 

@@ -114,12 +114,9 @@ class ScalableCrossEntropy(Loss):
         check_flag("sparse_grad", sparse_grad)
         suggest_sizes(1, 1, alpha=alpha, beta=beta)  # refuses what is not positive and finite
         check_choice("backend", backend, Backend)
-        self.bucket_size_y = bucket_size_y
-        self.centres = centres
-        self.n_buckets = n_buckets
-        self.bucket_size_x = bucket_size_x
-        self.alpha = alpha
-        self.beta = beta
+        self.bucket_size_y, self.centres = bucket_size_y, centres
+        self.n_buckets, self.bucket_size_x = n_buckets, bucket_size_x
+        self.alpha, self.beta = alpha, beta
         self.backend: Backend = backend
         self.sparse_grad = sparse_grad
 
@@ -332,15 +329,13 @@ def _weight(catalogue: Catalogue) -> Tensor:
 
 def _check_centres(centres: Tensor, catalogue: Tensor) -> None:
     check_tensor("centres", centres)
-    if not centres.is_floating_point():
-        raise TypeError(f"centres must be floating point, got {centres.dtype}")
-    if centres.device != catalogue.device:
+    d, device = catalogue.shape[1], catalogue.device
+    fits = centres.dim() == 2 and centres.shape[1] == d and len(centres) > 0
+    if not fits or not centres.is_floating_point() or centres.device != device:
         raise ValueError(
-            f"centres must be where the catalogue is, on {catalogue.device}, got {centres.device}"
+            f"centres must be [n_buckets, {d}], floating point, on {device}, got "
+            f"{tuple(centres.shape)}, {centres.dtype}, on {centres.device}"
         )
-    d = catalogue.shape[1]
-    if centres.dim() != 2 or centres.shape[1] != d or len(centres) == 0:
-        raise ValueError(f"centres must be [n_buckets, {d}], got {tuple(centres.shape)}")
     # Where looking at values is free: not on a GPU, nor while a graph is made.
     looks = centres.device.type == "cpu" and not torch.compiler.is_compiling()
     if looks and not centres.isfinite().all():
