@@ -25,7 +25,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         r"a tensor \[items, d\], an nn.Embedding or an nn.Linear, got Sequential",
     ),
     "padding row": ({"catalogue": nn.Embedding(9, 4, padding_idx=0)}, "padding is no item"),
-    "renormalized rows": ({"catalogue": nn.Embedding(9, 4, max_norm=1.0)}, "max_norm=1.0, which"),
+    "renormalized rows": ({"catalogue": nn.Embedding(9, 4, max_norm=1.0)}, "with max_norm, which"),
     "a list": ({"targets": [0, 1, 2]}, "targets must be a tensor, got list"),
     "an array": ({"states": np.zeros((6, 4))}, "states must be a tensor, got ndarray"),
     "eighth precision": (

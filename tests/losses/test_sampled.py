@@ -32,7 +32,7 @@ class Fixed(UniformNegatives):
         super().__init__()
         self.drawn, self.correct = Draw(items, log_expected), log_expected is not None
 
-    def forward(self, rows: int, k: int, n_items: int, targets: Tensor, **_: Any) -> Draw:
+    def forward(self, rows: int, k: int, *_: Any, **__: Any) -> Draw:
         assert self.drawn.items.shape == (rows, k)
         return self.drawn
 

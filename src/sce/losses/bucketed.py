@@ -108,7 +108,7 @@ class _BucketedCrossEntropy(torch.autograd.Function):
                 if accumulator is not None:
                     accumulator.add(targets[rows][present], (positive_grad * x)[present])
                 size_y = bucket_items.shape[1]
-                step, _ = _at_once(rows.shape[1], size_y, d, max_logits // len(rows))
+                step = _at_once(rows.shape[1], size_y, d, max_logits // len(rows))[0]
                 for items in bucket_items[buckets].split(step, dim=1):
                     y = factors.y(items)
                     logits = _negative_logits(x, y, targets[rows], items)

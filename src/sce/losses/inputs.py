@@ -1,8 +1,9 @@
 """Arguments of a loss: the kinds of catalogues, checks, valid positions, reduction."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, SupportsFloat, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,10 @@ Reduction = Literal["mean", "sum", "none"]
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _INTEGERS = (torch.int64, torch.int32)
+_REFUSED = {
+    "padding_idx": "and padding is no item: give the rows of items alone, embedding.weight[1:]",
+    "max_norm": "which a loss does not apply: give embedding.weight to do without",
+}
 
 
 @dataclass(frozen=True)
@@ -58,16 +63,9 @@ def unwrap_catalogue(catalogue: Catalogue) -> tuple[Tensor, Tensor | None]:
             "catalogue must be a tensor [items, d], an nn.Embedding or an nn.Linear, got "
             f"{type(catalogue).__name__}"
         )
-    if catalogue.padding_idx is not None:
-        raise ValueError(
-            f"catalogue is an nn.Embedding with padding_idx={catalogue.padding_idx}, and padding "
-            "is no item: give the rows of the items alone, such as embedding.weight[1:]"
-        )
-    if catalogue.max_norm is not None:
-        raise ValueError(
-            f"catalogue is an nn.Embedding with max_norm={catalogue.max_norm}, which shortens rows "
-            "as they are looked up, and a loss does not: give embedding.weight to do without"
-        )
+    for name, remedy in _REFUSED.items():
+        if getattr(catalogue, name) is not None:
+            raise ValueError(f"catalogue is an nn.Embedding with {name}, {remedy}")
     return catalogue.weight, None
 
 
@@ -203,9 +201,11 @@ def check_flag(name: str, value: bool) -> None:
 
 
 def check_number(name: str, value: float) -> None:
-    """Refuse anything but a number."""
-    if isinstance(value, bool) or not hasattr(value, "__float__"):
+    """Refuse anything but a finite number."""
+    if isinstance(value, bool) or not isinstance(value, SupportsFloat):
         raise TypeError(f"{name} must be a number, got {value!r}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
 
 
 def apply(function: type[Function], *arguments: Any) -> Any:

@@ -103,8 +103,8 @@ class PopularityNegatives(nn.Module):
         if self.cumulative.device != targets.device:
             self.cumulative = self.cumulative.to(targets.device)
             self.log_share = self.log_share.to(targets.device)
-        options = {"device": targets.device, "dtype": torch.float64}
-        uniform = torch.rand((rows, k), generator=generator, **options)
+        device, wide = targets.device, torch.float64
+        uniform = torch.rand((rows, k), dtype=wide, device=device, generator=generator)
         # The last entry is the sum of all, up to rounding: scaling by it keeps the search inside.
         items = torch.searchsorted(self.cumulative, uniform * self.cumulative[-1], right=True)
         items = items.clamp_(max=n_items - 1)
@@ -162,8 +162,6 @@ def _check_items(counts: Tensor, n_items: int) -> None:
 def _share(counts: Tensor, power: float, least: float = -math.inf) -> Tensor:
     check_tensor("counts", counts)
     check_number("power", power)
-    if not math.isfinite(power):
-        raise ValueError(f"power must be finite, got {power}")
     if counts.dim() != 1:
         raise ValueError(f"counts must be [items], got shape {tuple(counts.shape)}")
     counts = counts.to(torch.float64).clamp(min=least)

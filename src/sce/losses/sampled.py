@@ -200,14 +200,11 @@ class _SampledSettings(LossSettings):
     def build(self, data: DataSummary) -> SampledLoss:
         """Make the loss."""
         check_choice("negatives", self.negatives, Sampler)
-        correct, counts = self.loss.takes_correction, data.item_counts
-        negatives: Negatives = UniformNegatives()
+        given: dict[str, Any] = vars(self) | {"negatives": UniformNegatives()}
         if self.negatives != "uniform":
-            by_count = self.negatives == "popularity"
-            negatives = (PopularityNegatives if by_count else InBatchNegatives)(
-                counts, correct=correct
-            )
-        return self.loss(**vars(self) | {"negatives": negatives})
+            make = PopularityNegatives if self.negatives == "popularity" else InBatchNegatives
+            given["negatives"] = make(data.item_counts, correct=self.loss.takes_correction)
+        return self.loss(**given)
 
 
 @dataclass(frozen=True)

@@ -292,13 +292,11 @@ class ScalableCrossEntropySettings(LossSettings):
 
     def build(self, data: DataSummary) -> ScalableCrossEntropy:
         """Make the loss, with buckets for the mean batch: the shapes in a step stay the same."""
-        n_buckets, size_x = suggest_sizes(1, data.targets, alpha=self.alpha, beta=self.beta)
-        return ScalableCrossEntropy(
-            bucket_size_y="auto" if self.bucket_size_y is None else self.bucket_size_y,
-            centres=self.centres,
-            n_buckets=n_buckets if self.n_buckets is None else self.n_buckets,
-            bucket_size_x=size_x if self.bucket_size_x is None else self.bucket_size_x,
-        )
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        rule = {"alpha": given.pop("alpha"), "beta": given.pop("beta")}
+        n_buckets, size_x = suggest_sizes(1, data.targets, **rule)
+        sizes = {"n_buckets": n_buckets, "bucket_size_x": size_x}
+        return ScalableCrossEntropy(**sizes | given)
 
 
 def scalable_cross_entropy(
