@@ -93,11 +93,7 @@ class Plan:
 
 
 def load_sweep(path: Path) -> SweepSpec:
-    """Read a sweep file.
-
-    Raises:
-        InputError: When it cannot be read, a key is unknown, or a value is of the wrong kind.
-    """
+    """Read a sweep file."""
     try:
         return _read(path.stem, tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
@@ -109,11 +105,7 @@ def load_sweep(path: Path) -> SweepSpec:
 
 
 def parse_overrides(given: Sequence[str]) -> Layer:
-    """Read KEY=VALUE pairs that go over everything else.
-
-    Raises:
-        InputError: When one is not such a pair, or names no setting.
-    """
+    """Read KEY=VALUE pairs that go over everything else."""
     layer: dict[str, dict[str, Any]] = {}
     for pair in given:
         dotted, equals, value = pair.partition("=")
@@ -145,9 +137,6 @@ def make_plan(
         datasets: To run on.
         seeds: Instead of those in the file.
         over: Settings over all others.
-
-    Raises:
-        InputError: When the settings of any run cannot be, or there is none.
     """
     seeds, over = spec.seeds if seeds is None else _read_seeds(list(seeds)), over or {}
     runs: dict[str, PlannedRun] = {}
@@ -176,29 +165,34 @@ def make_plan(
 
 
 def join_plans(plans: Iterable[Plan]) -> tuple[PlannedRun, ...]:
-    """Put the runs of several plans in one line, each once, labelled by what tells them apart.
-
-    A label has the dataset, the loss, and the settings that differ among the runs of the two; what
-    a loss has otherwise on one dataset than on another counts too.
-    """
+    """Put the runs of several plans in one line, each once, labelled by what tells them apart."""
     runs = list({run.key: run for plan in plans for run in plan.runs}.values())
-    values: dict[tuple[str, str, str], set[str]] = {}
-
-    def group(run: PlannedRun, dotted: str) -> tuple[str, str, str]:
-        name = "" if dotted.startswith("loss.") else run.dataset.name
-        return name, run.settings["loss.name"], dotted
-
-    for run in runs:
-        for dotted, value in run.settings.items():
-            values.setdefault(group(run, dotted), set()).add(json.dumps(value))
+    found = differing(((run.dataset.name, run.settings) for run in runs), across=True)
     labelled = []
     for run in runs:
-        words = [run.dataset.name, run.settings["loss.name"]]
-        for dotted, value in run.settings.items():
-            if dotted != "loss.name" and len(values[group(run, dotted)]) > 1:
-                words.append(f"{dotted.partition('.')[2]}={json.dumps(value)}")
-        labelled.append(replace(run, label=" ".join(words)))
+        data, loss = run.dataset.name, run.settings["loss.name"]
+        words = [
+            f"{name.partition('.')[2]}={json.dumps(value)}"
+            for name, value in run.settings.items()
+            if (data, loss, name) in found or ("", loss, name) in found
+        ]
+        labelled.append(replace(run, label=" ".join([data, loss, *words])))
     return tuple(labelled)
+
+
+def differing(
+    runs: Iterable[tuple[str, Mapping[str, Any]]], *, across: bool
+) -> list[tuple[str, str, str]]:
+    """Settings that differ among runs of one dataset and loss, as dataset, loss and setting.
+
+    With `across`, settings of a loss are compared over all datasets, and the dataset is empty.
+    """
+    values: dict[tuple[str, str, str], set[str]] = {}
+    for dataset, settings in runs:
+        for name, value in settings.items():
+            data = "" if across and name.startswith("loss.") else dataset
+            values.setdefault((data, settings["loss.name"], name), set()).add(json.dumps(value))
+    return [key for key, seen in values.items() if len(seen) > 1]
 
 
 def _read(name: str, content: Mapping[str, Any]) -> SweepSpec:

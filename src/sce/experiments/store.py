@@ -24,7 +24,7 @@ from typing import Any
 
 from sce.data.storage import atomic_file, check_writable, write_text
 from sce.errors import InputError
-from sce.experiments.figure_spec import FigureSpec
+from sce.experiments.figure_spec import HISTORY, FigureSpec
 from sce.experiments.spec import PlannedRun
 from sce.training.run import NO_WEIGHTS
 
@@ -42,7 +42,6 @@ _RESULT = (
     *("seconds", "memory_mib", "memory_measured", "components_mib"),
     *("tokens_per_second", "device"),
 )
-_BUCKETS = ("picked_once", "placed", "correct_in_bucket")
 
 
 @dataclass(frozen=True)
@@ -88,9 +87,6 @@ class SweepDirectory:
         """Remember a sweep; return how many runs are no part of it any more.
 
         The same settings on other data or with other seeds are added to those before.
-
-        Raises:
-            InputError: When another file of the same name has been here.
         """
         file = self.path / "sweeps" / f"{sweep.name}.json"
         before = _read_sweep(file, figures=False) if file.exists() else replace(sweep, keys=())
@@ -109,11 +105,7 @@ class SweepDirectory:
         return gone
 
     def read_sweeps(self) -> list[Sweep]:
-        """Read the sweeps of the directory, by name.
-
-        Raises:
-            InputError: When this is not the directory of a sweep.
-        """
+        """Read the sweeps of the directory, by name."""
         if not self.path.is_dir():
             raise InputError(f"{self.path} does not exist; make it with: sce sweep FILE --out ...")
         files = sorted((self.path / "sweeps").glob("*.json"))
@@ -169,11 +161,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def append_row(path: Path, row: Row) -> None:
-    """Add a row in one write, and wait until it is on the disk.
-
-    Raises:
-        InputError: When it cannot be written.
-    """
+    """Add a row in one write, and wait until it is on the disk."""
     line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
     try:
         with path.open("ab+") as file:
@@ -191,14 +179,7 @@ def append_row(path: Path, row: Row) -> None:
 def finished_row(
     run: PlannedRun, directory: Path, *, at_once: int | None, wall: float | None
 ) -> Row:
-    """Make the row of a run that has finished.
-
-    Args:
-        run: As planned.
-        directory: Of the run.
-        at_once: Most runs at the same time, itself included; None: not known.
-        wall: Seconds from start to end of its process; None: not known.
-    """
+    """The row of a finished run: most runs `at_once`, and seconds of its process, where known."""
     result = json.loads((directory / "result.json").read_bytes())
     metrics, manifest = directory / "metrics.jsonl", directory / "run.json"
     lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else []
@@ -220,9 +201,8 @@ def finished_row(
 def failed_row(
     run: PlannedRun, kind: str, message: str, *, at_once: int | None, wall: float | None
 ) -> Row:
-    """Make the row of a run that failed."""
-    failure = {"kind": kind, "message": message}
-    return _row(run, FAILED, at_once, wall) | {"failure": failure}
+    """The row of a run that failed."""
+    return _row(run, FAILED, at_once, wall) | {"failure": {"kind": kind, "message": message}}
 
 
 def _row(run: PlannedRun, status: str, at_once: int | None, wall: float | None) -> Row:
@@ -249,17 +229,13 @@ def _row(run: PlannedRun, status: str, at_once: int | None, wall: float | None) 
 
 def _history(epochs: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
     """The course of training, column by column, in the digits that a figure can show."""
-    columns: dict[str, list[float | None]] = {
-        "loss": [epoch.get("loss") for epoch in epochs],
-        "validation.ndcg@10": [(epoch.get("validation") or {}).get("ndcg@10") for epoch in epochs],
-    }
-    for name in _BUCKETS:
-        columns[name] = [(epoch.get("buckets") or {}).get(name) for epoch in epochs]
-    return {
-        name: [None if value is None else float(f"{value:.5g}") for value in values]
-        for name, values in columns.items()
-        if any(value is not None for value in values)
-    }
+    columns: dict[str, list[float | None]] = {}
+    for name, (first, *rest) in HISTORY.items():
+        found = [epoch.get(first) for epoch in epochs]
+        for key in rest:
+            found = [(value or {}).get(key) for value in found]
+        columns[name] = [None if value is None else float(f"{value:.5g}") for value in found]
+    return {name: found for name, found in columns.items() if set(found) != {None}}
 
 
 def _read_sweep(file: Path, *, figures: bool = True) -> Sweep:

@@ -6,29 +6,23 @@ from datetime import datetime
 from typing import Any
 
 from sce.experiments.figure_spec import FigureSpec
-from sce.experiments.store import FAILED, Row
+from sce.experiments.store import Row
 from sce.report.charts import make_figures
 from sce.report.comparison import Comparison, all_rows, compares_losses, count_runs, name_failed
 from sce.report.drawing import Figure
 from sce.report.frame import (
-    SCORE,
     SeedGroup,
     comparable,
-    datasets_of,
-    describe,
     group_seeds,
     is_resident,
-    left_out,
     name_loss,
     relative,
     show_change,
-    varied,
 )
 from sce.report.pages import render
-from sce.report.tables import caveats, chosen_lines, make_table, show_score
-from sce.units import plural, show_duration, show_memory, show_metric
+from sce.report.tables import TEST, all_settings, make_table, show_score
+from sce.units import plural, show_metric
 
-_TEST = "test.ndcg@10"
 _ABOUT = (
     "Test events; mean over seeds ± standard deviation. Best bold, second underlined. "
     "Validation NDCG@10 chose each column's setting, among those with the most seeds."
@@ -37,8 +31,7 @@ _ABOUT = (
 
 def make_page(comparisons: Sequence[Comparison], *, written: datetime) -> str:
     """Make the page of comparisons, in their order; `written` is the time in the footer."""
-    rows = all_rows(comparisons)
-    groups = group_seeds(rows)
+    rows, told = comparable(all_rows(comparisons))
     failed = [
         (name, row["failure"]["kind"], row["failure"]["message"]) for name, row in name_failed(rows)
     ]
@@ -51,13 +44,8 @@ def make_page(comparisons: Sequence[Comparison], *, written: datetime) -> str:
         parts=[_part(comparison) for comparison in comparisons],
         failed=failed,
         failed_title=f"{plural(len(failed), 'run')} that failed",
-        everything=list(_everything(groups)),
-        apart=" ".join(
-            f"{dataset}: {sentence}"
-            for dataset in datasets_of(groups)
-            for sentence in left_out(one for one in groups if one.dataset == dataset)
-        ),
-        circumstances=_circumstances(rows),
+        everything=all_settings(group_seeds(rows)),
+        circumstances=" ".join([*told, *_circumstances(rows)]),
     )
 
 
@@ -81,10 +69,9 @@ def _figures(comparison: Comparison) -> list[Figure]:
 
 def _part(comparison: Comparison) -> dict[str, Any]:
     """One section: its tables, then its figures."""
-    specs = comparison.sweep.figures
     tables = [
         _table(comparison, spec)
-        for spec in specs
+        for spec in comparison.sweep.figures
         if spec.kind == "table" and comparison.groups_of(spec)
     ]
     figures = _figures(comparison)
@@ -92,12 +79,11 @@ def _part(comparison: Comparison) -> dict[str, Any]:
     if not (tables or figures):
         done = "measured what its figures show" if comparison.groups else "finished yet"
         notice = f"No run of this sweep has {done}."
-    timed = figures and any(spec.kind == "pareto" and spec.x == "time" for spec in specs)
     return {
         "title": comparison.sweep.title,
         "tables": tables,
         "figures": figures,
-        "about_time": _about_time(comparison.rows) if timed else "",
+        "caveats": " ".join(comparison.caveats()),
         "notice": notice,
     }
 
@@ -114,22 +100,8 @@ def _table(comparison: Comparison, spec: FigureSpec) -> dict[str, Any]:
     return {
         "table": made,
         "name": spec.title or comparison.sweep.title,
-        "about": " ".join([_ABOUT, *caveats(made), *popularity]),
-        "chosen": chosen_lines(made),
+        "about": " ".join([_ABOUT, *made.caveats(), *popularity]),
     }
-
-
-def _about_time(rows: Sequence[Row]) -> str:
-    most = [row.get("at_once") for row in rows if row["status"] != FAILED]
-    known = [count for count in most if count is not None]
-    if len(known) == len(most) and max(known, default=1) == 1:
-        return "Every run had the device to itself."
-    if not known:
-        return "It is not known how many runs shared the device: these times compare only roughly."
-    return (
-        f"Up to {max(known)} runs shared the device: these times are longer than those of a run "
-        "alone, and compare only roughly."
-    )
 
 
 def _verdicts(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, str]]:
@@ -142,48 +114,36 @@ def _verdicts(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, str]]:
     )
     first = next(tables, None)
     for ours, other in first.duels if first else ():
-        text = f"{ours.dataset}: NDCG@10 of SCE ({ours.show(_TEST, show_score)}) "
-        text += f"over {name_loss(other.loss)} ({other.show(_TEST, show_score)}), "
+        text = f"{ours.dataset}: NDCG@10 of SCE ({ours.show(TEST, show_score)}) "
+        text += f"over {name_loss(other.loss)} ({other.show(TEST, show_score)}), "
         text += f"the best other by validation{_how_sure(ours, other)}"
         saved = relative(ours.mean("memory"), other.mean("memory"))
-        if saved is not None and not is_resident([ours, other]):
+        if saved is not None and not is_resident([*ours.rows, *other.rows]):
             text += f"; memory {show_change(saved)}"
-        yield text, show_change(relative(ours.mean(_TEST), other.mean(_TEST)))
+        yield text, show_change(relative(ours.mean(TEST), other.mean(TEST)))
 
 
 def _how_sure(ours: SeedGroup, other: SeedGroup) -> str:
     """The difference beside the spread over seeds, in words."""
-    spreads = [one.spread(_TEST) for one in (ours, other)]
+    spreads = [one.spread(TEST) for one in (ours, other)]
     known = [spread for spread in spreads if spread is not None]
     if len(known) < len(spreads):
         return "; a single seed has no spread"
-    within = abs((ours.mean(_TEST) or 0.0) - (other.mean(_TEST) or 0.0)) < max(known)
+    within = abs((ours.mean(TEST) or 0.0) - (other.mean(TEST) or 0.0)) < max(known)
     return "; the difference is within the spread of seeds" if within else ""
 
 
-def _everything(groups: Sequence[SeedGroup]) -> Iterator[list[str]]:
-    """A row for each setting, on each dataset the best by validation first."""
-    names = varied(groups)
-    for dataset in datasets_of(groups):
-        here = comparable([group for group in groups if group.dataset == dataset])
-        for group in sorted(here, key=lambda group: -group.score):
-            yield [
-                *(dataset, describe(group, names), str(len(group.rows))),
-                *(group.show(name, show_score) for name in (_TEST, SCORE)),
-                *(group.show("memory", show_memory), group.show("time", show_duration)),
-            ]
-
-
-def _circumstances(rows: Sequence[Row]) -> str:
-    devices, measured = (
-        sorted({str(row[name]) for row in rows if row.get(name)})
-        for name in ("device", "memory_measured")
-    )
+def _circumstances(rows: Sequence[Row]) -> Iterator[str]:
     versions = {
         ", ".join(f"{name} {value}" for name, value in row["versions"].items() if value)
         for row in rows
     }
-    words = [f"Measured on {' and '.join(devices)}."] if devices else []
-    words += [f"Memory is the {' or the '.join(measured)}."] if measured else []
-    words += [f"With {'; or '.join(sorted(versions))}."] if any(versions) else []
-    return " ".join(words)
+    devices, measured = (
+        {str(row[name]) for row in rows if row.get(name)} for name in ("device", "memory_measured")
+    )
+    if devices:
+        yield f"Measured on {' and '.join(sorted(devices))}."
+    if measured:
+        yield f"Memory is the {' or the '.join(sorted(measured))}."
+    if any(versions):
+        yield f"With {'; or '.join(sorted(versions))}."

@@ -1,7 +1,7 @@
 """Sweeps and their rows, read from directories, as the page and the tables need them."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +9,17 @@ from pathlib import Path
 from sce.errors import InputError
 from sce.experiments.figure_spec import FigureSpec
 from sce.experiments.store import FAILED, FINISHED, Row, Sweep, SweepDirectory, read_rows
-from sce.report.frame import SeedGroup, describe, group_seeds, lookup, varied
+from sce.report.frame import (
+    WHOLE_PROCESS,
+    SeedGroup,
+    comparable,
+    describe,
+    group_seeds,
+    is_resident,
+    lookup,
+    shared_device,
+    varied,
+)
 from sce.units import plural
 
 # Where every row has something, and where one that failed has.
@@ -29,18 +39,34 @@ class Comparison:
     rows: Sequence[Row]
 
     @cached_property
+    def _comparable(self) -> tuple[list[Row], list[str]]:
+        return comparable(self.rows)
+
+    @cached_property
     def groups(self) -> list[SeedGroup]:
-        """The finished runs, over seeds."""
-        return group_seeds(self.rows)
+        """The finished runs, over seeds; memory and time as far as they compare."""
+        return group_seeds(self._comparable[0])
 
     def groups_of(self, spec: FigureSpec) -> list[SeedGroup]:
-        """The groups that a spec is about; a table is about whole trainings."""
+        """The groups that a table is about: whole trainings."""
         return [
             group
             for group in self.groups
             if (not spec.losses or group.loss in spec.losses)
-            and (spec.kind != "table" or group.value("measure") == "training")
+            and group.value("measure") == "training"
         ]
+
+    def caveats(self) -> Iterator[str]:
+        """Sentences that a reader of memory and time needs."""
+        done = [row for row in self._comparable[0] if row["status"] == FINISHED]
+        if shared_device(done):
+            yield (
+                "Runs shared the device, or may have: their times are longer than those of a run "
+                "alone, compare only roughly, and are not ranked."
+            )
+        if is_resident(done):
+            yield f"{WHOLE_PROCESS} It is not ranked."
+        yield from self._comparable[1]
 
 
 def compares_losses(spec: FigureSpec) -> bool:
@@ -52,14 +78,7 @@ def gather(places: Sequence[Path], only: Sequence[str] = ()) -> list[Comparison]
     """Read the sweeps of directories; those that compare all losses come first.
 
     The same settings swept into several directories are one comparison, of all their seeds. Other
-    settings under the same name are another, told apart by directory.
-
-    Args:
-        places: Directories that sweeps wrote.
-        only: Names of settings files, to read only these; all by default.
-
-    Raises:
-        InputError: When one is no such directory, or there is nothing to compare.
+    settings under the same name are another, told apart by directory. `only` names settings files.
     """
     labels: dict[str, str] = {}
     found: dict[tuple[str, str], Comparison] = {}
