@@ -88,7 +88,7 @@ def test_sweeps_of_one_name_and_other_settings_are_not_mixed(tmp_path: Path) -> 
     assert [("0.1234" in part, "0.4321" in part) for part in parts] == [
         (True, False), (False, True),
     ]  # fmt: skip
-    assert parts[1].startswith(f"The <main> sweep ({tmp_path / 'b'})")
+    assert parts[1].startswith(f"The &lt;main&gt; sweep ({tmp_path / 'b'})")
 
 
 def test_rows_of_another_sweep_are_not_chosen_from(place: SweepDirectory, tmp_path: Path) -> None:

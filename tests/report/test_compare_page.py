@@ -7,9 +7,8 @@ import pytest
 
 from sce.experiments.figure_spec import DEFAULT_FIGURES, FigureSpec
 from sce.experiments.store import Row, Sweep
-from sce.report.compare_page import make_files, make_page
+from sce.report.compare_page import make_files, make_markdown, make_page
 from sce.report.comparison import Comparison
-from sce.report.tables import make_markdown
 from tests.experiments.made_rows import CPU, GPU, main_rows, make_row
 
 WRITTEN = datetime(2026, 1, 2, 3, 4)
@@ -118,16 +117,16 @@ def test_a_sweep_without_a_finished_run() -> None:
 
 def test_markdown_of_trainings_and_of_steps(whole: Comparison) -> None:
     text = make_markdown([whole])
-    assert text.startswith("## Mine & yours\n\n253 runs on 3 datasets")
+    assert text.startswith("## Mine &amp; yours\n\n253 runs on 3 datasets")
     assert "| ml1m | NDCG@1, HR@1 |" in text
-    assert "Chosen by validation NDCG@10: ml1m: BCE" in text
+    assert "Chosen: ml1m: BCE" in text
     assert "- ml1m, CE, batch_size 4,096, seed 0 (ffffffffffff): out of memory" in text
     steps = [
         make_row("a", {"loss.name": "ce"}, test=None, validation=None, memory=2048.0,
                  measure="steps")
     ]  # fmt: skip
     table = make_markdown([comparison(steps, FigureSpec("components"), measure="steps")])
-    assert "| data | setting | seeds | peak memory | time |\n" in table
+    assert "| data | setting | seeds | peak memory | training time |\n" in table
     assert "| ml1m | CE | 1 | 2 GiB | 30 s |" in table
 
 

@@ -37,7 +37,7 @@ def compare(
     if csv is not None:
         written[csv] = tables.to_csv(rows.all_rows(comparisons))
     if markdown is not None:
-        written[markdown] = tables.make_markdown(comparisons)
+        written[markdown] = page.make_markdown(comparisons)
     if svg is not None:
         if svg.exists() and not svg.is_dir():
             raise InputError(f"{svg} is a file; name a directory for the figures")

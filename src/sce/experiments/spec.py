@@ -235,15 +235,15 @@ def _read_dataset(name: str, given: Any) -> DatasetEntry:
     where = f"[{name}]"
     check_known(f"{where} ", _table(name, given), ("path", "synthetic", *SECTIONS))
     layer = _layer({key: given[key] for key in given if key in SECTIONS}, where)
-    made, path = given.get("synthetic"), given.get("path")
-    if made is not None and path is not None:
-        raise InputError(f"{where} is either found at a path or synthetic: leave one out")
-    if path is not None and not isinstance(path, str):
-        raise InputError(f"{where} path must be a text; got {path!r}")
-    if made is None:
+    path = given.get("path")
+    if "synthetic" not in given:
+        if path is not None and not isinstance(path, str):
+            raise InputError(f"{where} path must be a text; got {path!r}")
         return DatasetEntry(layer, path=path)
-    known = [entry.name for entry in fields(Synthetic)]
-    check_known(f"{where} synthetic.", _table(f"{name}.synthetic", made), known)
+    if path is not None:
+        raise InputError(f"{where} is either found at a path or synthetic: leave one out")
+    made = _table(f"{name}.synthetic", given["synthetic"])
+    check_known(f"{where} synthetic.", made, [entry.name for entry in fields(Synthetic)])
     if missing := [key for key in ("items", "users") if key not in made]:
         raise InputError(f"{where} synthetic needs {' and '.join(missing)}")
     try:

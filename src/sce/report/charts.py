@@ -28,17 +28,18 @@ from sce.report.drawing import (
 )
 from sce.report.frame import (
     SCORE,
+    TOLD,
     Group,
     SeedGroup,
     Show,
     best,
     datasets_of,
-    describe,
     front,
     group_by,
     is_resident,
     name_group,
     name_metric,
+    tell,
     varied,
     with_most_seeds,
 )
@@ -101,12 +102,6 @@ COURSES = {
                                 _SHARE, "Share of bucket rows whose own correct item is among the "
                                 "bucket's items", "Buckets"),
 }  # fmt: skip
-_SHOWN: dict[str, tuple[str, Show]] = {
-    "test NDCG@10": ("test.ndcg@10", show_metric),
-    "validation NDCG@10": (SCORE, show_metric),
-    "peak memory": ("memory", show_memory),
-    "training time": ("time", show_duration),
-}
 _WIDE = 4.0  # times the smallest: a logarithmic axis of costs from here on
 _LARGEST = 200.0  # area of the largest dot
 
@@ -136,7 +131,7 @@ def pareto(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figur
             if price is None or value is None:
                 continue
             prices.append(price)
-            told.append(_tell(one, names))
+            told.append(tell(one, names))
             area = Point.size
             if cost == "time":  # in proportion to memory; the smallest can still be seen
                 area = max(12.0, _LARGEST * memory / largest) if memory else _LARGEST / 4
@@ -153,7 +148,7 @@ def pareto(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figur
         spec.text or text,
         in_words(curves, _name(spec.y)),
         draw_curves(curves, _axis(cost, wide), _axis(spec.y, "y" in spec.log), extended=True),
-        ("setting", *_SHOWN, "seeds"),
+        TOLD,
         told,
     )
 
@@ -175,7 +170,7 @@ def line(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figure 
             one = max(with_most_seeds(here), key=lambda one: (one.score, one.mean(spec.y) or 0.0))
             value = one.mean(spec.y)
             if value is not None:
-                told.append(_tell(one, names, "" if dataset else f"{show_count(at)} items"))
+                told.append(tell(one, names, "" if dataset else f"{show_count(at)} items"))
                 point = Point(at, value, _hover(told[-1]), one.spread(spec.y) or 0.0)
                 if math.isnan(at):  # a loss without this setting is a level across
                     level = point
@@ -193,7 +188,7 @@ def line(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figure 
         f"{spec.text} {choice}".strip(),
         in_words(curves, _name(spec.y)),
         draw_curves(curves, Axis(label, "s", log="x" in spec.log), _axis(spec.y, "y" in spec.log)),
-        ("setting", *_SHOWN, "seeds"),
+        TOLD,
         told,
     )
 
@@ -293,14 +288,8 @@ def _axis(measure: str, log: bool) -> Axis:
     return Axis(_name(measure), log=log)
 
 
-def _tell(one: SeedGroup, names: Sequence[str], more: str = "") -> list[str]:
-    label = ", ".join(filter(None, [describe(one, names), more]))
-    shown = (one.show(measure, show) for measure, show in _SHOWN.values())
-    return [label, *shown, str(len(one.rows))]
-
-
 def _hover(row: Sequence[str]) -> str:
-    pairs = zip((*_SHOWN, "seeds"), row[1:], strict=True)
+    pairs = list(zip(TOLD, row, strict=True))[1:]
     return "\n".join([row[0], *(f"{head} {cell}" for head, cell in pairs if cell != "–")])
 
 

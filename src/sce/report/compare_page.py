@@ -25,16 +25,14 @@ from sce.units import plural, show_metric
 
 _ABOUT = (
     "Test events; mean over seeds ± standard deviation. Best bold, second underlined. "
-    "Validation NDCG@10 chose each column's setting, among those with the most seeds."
+    "Validation NDCG@10 chose the setting of each column, among those with the most seeds."
 )
 
 
 def make_page(comparisons: Sequence[Comparison], *, written: datetime) -> str:
     """Make the page of comparisons, in their order; `written` is the time in the footer."""
     rows, told = comparable(all_rows(comparisons))
-    failed = [
-        (name, row["failure"]["kind"], row["failure"]["message"]) for name, row in name_failed(rows)
-    ]
+    failed = name_failed(rows)
     return render(
         "compare.html",
         comparisons[0].sweep.title if len(comparisons) == 1 else "Losses side by side",
@@ -47,6 +45,11 @@ def make_page(comparisons: Sequence[Comparison], *, written: datetime) -> str:
         everything=all_settings(group_seeds(rows)),
         circumstances=" ".join([*told, *_circumstances(rows)]),
     )
+
+
+def make_markdown(comparisons: Sequence[Comparison]) -> str:
+    """The tables of all comparisons as Markdown."""
+    return render("compare.md", "", written=datetime.now(), parts=map(_part, comparisons))
 
 
 def make_files(comparisons: Sequence[Comparison]) -> dict[str, str]:
@@ -81,10 +84,13 @@ def _part(comparison: Comparison) -> dict[str, Any]:
         notice = f"No run of this sweep has {done}."
     return {
         "title": comparison.sweep.title,
+        "lead": count_runs([comparison]),
         "tables": tables,
         "figures": figures,
         "caveats": " ".join(comparison.caveats()),
         "notice": notice,
+        "settings": all_settings(comparison.groups),
+        "failed": name_failed(comparison.rows),
     }
 
 
@@ -99,6 +105,10 @@ def _table(comparison: Comparison, spec: FigureSpec) -> dict[str, Any]:
     popularity = [f"Popularity reaches NDCG@10 {told}."] if told else []
     return {
         "table": made,
+        "rows": [
+            [one.dataset, one.name, *(cell.markdown for cell in one.cells), one.change]
+            for one in made.lines
+        ],
         "name": spec.title or comparison.sweep.title,
         "about": " ".join([_ABOUT, *made.caveats(), *popularity]),
     }

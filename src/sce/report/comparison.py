@@ -171,12 +171,16 @@ def count_runs(comparisons: Sequence[Comparison]) -> str:
     return words + (f" {missing:,} more of the sweep {have} not been run yet." if missing else "")
 
 
-def name_failed(rows: Sequence[Row]) -> list[tuple[str, Row]]:
-    """The failed runs, each named by its differences from the other runs."""
+def name_failed(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
+    """The failed runs, named by their differences from the other runs; kind and message."""
     groups = [SeedGroup((row,)) for row in rows]
     names = varied(groups)
     return [
-        (f"{one.dataset}, {describe(one, names)}, seed {row['seed']} ({row['key']})", row)
+        (
+            f"{one.dataset}, {describe(one, names)}, seed {row['seed']} ({row['key']})",
+            row["failure"]["kind"],
+            row["failure"]["message"],
+        )
         for one, row in zip(groups, rows, strict=True)
         if row["status"] == FAILED
     ]

@@ -16,7 +16,7 @@ from sce.experiments.figure_spec import MEASURES
 from sce.experiments.spec import differing
 from sce.experiments.store import FINISHED, Row
 from sce.losses import LOSSES
-from sce.units import is_number, plural, show_digits
+from sce.units import is_number, plural, show_digits, show_duration, show_memory, show_metric
 
 SCORE = "validation.ndcg@10"  # settings are chosen by it
 WHOLE_PROCESS = "Memory is that of the whole process, libraries included: there was no GPU."
@@ -24,6 +24,13 @@ WHOLE_PROCESS = "Memory is that of the whole process, libraries included: there 
 Show = Callable[[float | None], str]
 Group = tuple[Any, ...]  # the values of the settings that are grouped by
 
+_SHOWN: dict[str, tuple[str, Show]] = {
+    "test NDCG@10": ("test.ndcg@10", show_metric),
+    "validation NDCG@10": (SCORE, show_metric),
+    "peak memory": ("memory", show_memory),
+    "training time": ("time", show_duration),
+}
+TOLD = ["setting", "seeds", *_SHOWN]
 _NAMED = {name: one.keys for name, one in MEASURES.items()} | {"items": ("dataset", "n_items")}
 _COSTS = ("memory_mib", "seconds", "tokens_per_second", "components_mib", "memory_measured",
           "device")  # fmt: skip
@@ -189,6 +196,12 @@ def describe(group: SeedGroup, names: Sequence[str]) -> str:
     """A setting by its loss, and by the settings that vary."""
     shown = ["loss.name", *names]
     return name_group(shown, tuple(group.value(name) for name in shown))
+
+
+def tell(group: SeedGroup, names: Sequence[str], more: str = "") -> list[str]:
+    """A setting in words and numbers, under the heads of TOLD."""
+    label = ", ".join(filter(None, [describe(group, names), more]))
+    return [label, str(len(group.rows)), *(group.show(*one) for one in _SHOWN.values())]
 
 
 def with_most_seeds(groups: Iterable[SeedGroup]) -> list[SeedGroup]:

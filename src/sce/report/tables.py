@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from markupsafe import Markup
+
 from sce.experiments.figure_spec import MEASURES, FigureSpec
 from sce.experiments.store import FAILED, Row
-from sce.report.comparison import Comparison, count_runs, name_failed
 from sce.report.frame import (
-    SCORE,
+    TOLD,
     Group,
     SeedGroup,
     Show,
@@ -27,6 +28,7 @@ from sce.report.frame import (
     relative,
     shared_device,
     show_change,
+    tell,
     varied,
 )
 from sce.units import plural, show_duration, show_memory
@@ -41,6 +43,12 @@ class Cell(NamedTuple):
     text: str
     spread: str = ""
     place: int = 0  # FIRST, SECOND, or neither
+
+    @property
+    def markdown(self) -> Markup:
+        """As Markdown."""
+        mark = ("{}", "**{}**", "<u>{}</u>")[self.place]
+        return Markup(mark).format(self.text) + (self.spread and f" ± {self.spread}")
 
 
 class Line(NamedTuple):
@@ -156,61 +164,14 @@ def _rank(
     ]
 
 
-def make_markdown(comparisons: Sequence[Comparison]) -> str:
-    """The tables of all comparisons, with the settings that were chosen, as Markdown."""
-    parts = []
-    for comparison in comparisons:
-        parts.append(f"## {comparison.sweep.title}\n\n{count_runs([comparison])}\n")
-        specs = comparison.sweep.figures
-        for spec in [one for one in specs if one.kind == "table"] or [FigureSpec("table")]:
-            if groups := comparison.groups_of(spec):
-                made = make_table(groups, spec)
-                chosen = f"Chosen by validation NDCG@10: {'; '.join(made.chosen)}."
-                parts += [_table_markdown(made), " ".join([*made.caveats(), chosen]) + "\n"]
-        if comparison.sweep.measure == "steps":
-            parts.append(_markdown(*all_settings(comparison.groups)))
-        if told := " ".join(comparison.caveats()):
-            parts.append(f"{told}\n")
-        for name, row in name_failed(comparison.rows):
-            parts.append(f"- {name}: {row['failure']['kind']}\n")
-    return "\n".join(parts)
-
-
-def _table_markdown(table: ComparisonTable) -> str:
-    marks = {FIRST: "**{}**", SECOND: "<u>{}</u>"}
-    rows, before = [], ""
-    for line in table.lines:
-        cells = [
-            marks.get(cell.place, "{}").format(cell.text) + (cell.spread and f" ± {cell.spread}")
-            for cell in line.cells
-        ]
-        row = ["" if line.dataset == before else line.dataset, line.name, *cells, line.change]
-        rows.append(row[: len(table.heads)])
-        before = line.dataset
-    return _markdown(table.heads, rows)
-
-
-def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "".join(f"| {' | '.join(line)} |\n" for line in [heads, ["---"] * len(heads), *rows])
-
-
 def all_settings(groups: Sequence[SeedGroup]) -> tuple[list[str], list[list[str]]]:
     """Heads, and a row for each setting, on each dataset the best by validation first.
 
     Columns without a value are left out.
     """
     names, order = varied(groups), datasets_of(groups)
-    rows = [
-        ["data", "setting", "seeds", "test NDCG@10", "validation", "peak memory", "time"],
-        *(
-            [
-                *(group.dataset, describe(group, names), str(len(group.rows))),
-                *(group.show(name, show_score) for name in (TEST, SCORE)),
-                *(group.show("memory", show_memory), group.show("time", show_duration)),
-            ]
-            for group in sorted(groups, key=lambda one: (order.index(one.dataset), -one.score))
-        ),
-    ]
+    ranked = sorted(groups, key=lambda one: (order.index(one.dataset), -one.score))
+    rows = [["data", *TOLD], *([one.dataset, *tell(one, names)] for one in ranked)]
     known = [n for n in range(len(rows[0])) if any(row[n] != "–" for row in rows[1:])]
     heads, *rows = ([row[n] for n in known] for row in rows)
     return heads, rows
