@@ -106,7 +106,7 @@ def _table(comparison: Comparison, spec: FigureSpec) -> dict[str, Any]:
     return {
         "table": made,
         "rows": [
-            [one.dataset, one.name, *(cell.markdown for cell in one.cells), one.change]
+            [one.dataset, one.name, *(c.markdown for c in one.cells), one.change][: len(made.heads)]
             for one in made.lines
         ],
         "name": spec.title or comparison.sweep.title,
