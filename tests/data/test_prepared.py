@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from sce.data import prepared, storage
+from sce.data import manifest, prepared, storage
 from sce.data.prepared import PreparedDataset, Sequences, check_target, write_prepared
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
@@ -173,7 +173,7 @@ def test_a_link_to_a_dataset_is_followed(tmp_path: Path) -> None:
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, count: int, error: BaseException) -> None:
     """Let the writing of array number `count` fail with half of it written."""
-    really_write, seen = storage.write_array, 0
+    really_write, seen = manifest.write_array, 0
 
     def failing(path: Path, array: NDArray[Any]) -> None:
         nonlocal seen
@@ -205,25 +205,6 @@ def test_a_replacement_that_fails_keeps_the_old_dataset(
     before = contents(write(tmp_path / "data").path)
     fail_at(monkeypatch, 4, error)
     with pytest.raises((InputError, KeyboardInterrupt, MemoryError)):
-        write(tmp_path / "data", force=True, settings={})
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]
-    assert contents(tmp_path / "data") == before
-
-
-def test_an_interrupt_between_the_two_renames_puts_the_old_dataset_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = contents(write(tmp_path / "data").path)
-    really_rename, renamed = Path.rename, []
-
-    def rename(self: Path, target: Path) -> Path:
-        renamed.append(self.name)
-        if len(renamed) == 2:
-            raise KeyboardInterrupt
-        return really_rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", rename)
-    with pytest.raises(KeyboardInterrupt):
         write(tmp_path / "data", force=True, settings={})
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
     assert contents(tmp_path / "data") == before
@@ -290,7 +271,6 @@ def cut_manifest(path: Path) -> None:
         (alter_settings, "dataset.json was altered"),
         (cut_manifest, "dataset.json cannot be read"),
         (lambda path: (path / "item_ids_values.npy").unlink(), "item_ids_values.npy is missing"),
-        (lambda path: (path / "dataset.json").unlink(), "dataset.json is missing"),
     ],
 )
 def test_damage_is_named(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
@@ -307,15 +287,14 @@ def test_without_verifying_the_content_is_taken_on_trust(tmp_path: Path) -> None
 
 
 def rewrite_manifest(path: Path, **changes: Any) -> None:
-    manifest = json.loads((path / "dataset.json").read_text()) | changes
-    manifest["content_hash"] = prepared._content_hash(manifest)
-    (path / "dataset.json").write_text(json.dumps(manifest))
+    content = json.loads((path / "dataset.json").read_text()) | changes
+    storage.write_json(path / "dataset.json", content)
 
 
-def test_a_newer_format_is_named(tmp_path: Path) -> None:
+def test_another_version_is_named(tmp_path: Path) -> None:
     write(tmp_path / "data")
-    rewrite_manifest(tmp_path / "data", version=2)
-    with pytest.raises(InputError, match="format version 2, and this sce reads version 1"):
+    rewrite_manifest(tmp_path / "data", version=1)
+    with pytest.raises(InputError, match="format version 1, and this sce reads version 2"):
         PreparedDataset.load(tmp_path / "data")
 
 
@@ -324,8 +303,7 @@ def test_arrays_that_do_not_fit_each_other_are_named(tmp_path: Path) -> None:
     file = tmp_path / "data" / "train_offsets.npy"
     np.save(file, np.array([0, 4, 6]))
     files = json.loads((tmp_path / "data" / "dataset.json").read_text())["files"]
-    files[file.name] = {"bytes": file.stat().st_size, "blake2b": storage.digest_file(file)}
-    rewrite_manifest(tmp_path / "data", files=files)
+    rewrite_manifest(tmp_path / "data", files=files | {file.name: manifest.describe_file(file)})
     with pytest.raises(InputError, match=r"offsets run from 0 to 5 items, not .0 4 6."):
         PreparedDataset.load(tmp_path / "data")
 
@@ -370,15 +348,31 @@ def test_sequences_that_contradict_themselves_are_refused(
         Sequences(items, np.array(offsets), np.zeros(users, np.int32))
 
 
-def test_force_replaces_a_damaged_dataset(tmp_path: Path) -> None:
-    damaged = tmp_path / "damaged"
-    damaged.mkdir()
-    (damaged / "dataset.json").write_text("{")
-    (damaged / "train_items.npy").write_bytes(b"")
+def test_force_replaces_a_damaged_dataset_known_by_its_manifest(tmp_path: Path) -> None:
+    write(tmp_path / "data")
+    rewrite_manifest(tmp_path / "data", version=1)
+    alter_byte(tmp_path / "data")
+    (tmp_path / "data" / "test_users.npy").unlink()
     with pytest.raises(InputError, match="or replace it with --force"):
-        check_target(damaged)
-    write(damaged, force=True)
-    PreparedDataset.load(damaged)
+        check_target(tmp_path / "data")
+    write(tmp_path / "data", force=True)
+    PreparedDataset.load(tmp_path / "data")
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"format": "another"}', b'{"files": {}}', None])
+def test_force_never_deletes_what_only_has_the_names_of_ours(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    theirs = tmp_path / "data"
+    if content is None:  # a dataset of ours, with a file of theirs
+        write(theirs)
+    else:
+        theirs.mkdir()
+        (theirs / "dataset.json").write_bytes(content)
+    (theirs / "item_ids_mine.npy").write_text("dear")
+    with pytest.raises(InputError, match=r"holds .*item_ids_mine.npy; choose another directory"):
+        write(theirs, force=True)
+    assert (theirs / "item_ids_mine.npy").read_text() == "dear"
 
 
 def test_the_current_directory_and_the_root_are_refused(

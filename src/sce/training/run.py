@@ -10,15 +10,16 @@ RUN/report.html         written by `sce report`
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 
+from sce.data.manifest import Manifest
 from sce.data.prepared import PreparedDataset
-from sce.data.storage import Manifest, map_array
 from sce.data.vocabulary import Kind, Vocabulary
 from sce.errors import InputError
 from sce.models.base import Backbone, BackboneSettings
@@ -34,7 +35,6 @@ MANIFEST = Manifest(
     noun="run",
     command="sce train PREPARED",
     remedy="train again into another directory",
-    is_ours=FILES.__contains__,
 )
 NO_WEIGHTS = "no_weights"  # in run.json, why the weights were taken away, if they were
 # What run.json must have, and of which type.
@@ -84,9 +84,8 @@ class Run:
             InputError: When there is no run, or it is not as it was written.
         """
         path = Path(path)
-        manifest = read_manifest(path)
-        for name, written in manifest["files"].items():
-            MANIFEST.check_file(path, name, written)
+        read_manifest(path)  # refuses what has other keys or types
+        manifest, arrays = MANIFEST.open(path)
         info = DatasetInfo(**manifest["dataset"])
         return cls(
             path=path,
@@ -94,7 +93,7 @@ class Run:
             derived=manifest["derived"],
             model=manifest["model"],
             dataset=info,
-            item_ids=_open_items(path, manifest["item_ids"], manifest["files"], info.n_items),
+            item_ids=_open_items(path, manifest["item_ids"], arrays, info.n_items),
             sce_version=manifest["sce"],
         )
 
@@ -257,10 +256,12 @@ def _model_settings(run: Run) -> BackboneSettings:
         raise MANIFEST.damaged(run.path, f"{MANIFEST.file}: config.model: {error}") from error
 
 
-def _open_items(path: Path, kind: Kind, files: Iterable[str], n_items: int) -> Vocabulary:
+def _open_items(
+    path: Path, kind: Kind, arrays: Mapping[str, NDArray[Any]], n_items: int
+) -> Vocabulary:
     try:
-        arrays = {Path(name).stem.removeprefix("items_"): map_array(path / name) for name in files}
-        found = Vocabulary.from_arrays(kind, arrays)
+        parts = {Path(name).stem.removeprefix("items_"): arrays[name] for name in arrays}
+        found = Vocabulary.from_arrays(kind, parts)
     except ValueError as error:
         raise MANIFEST.damaged(path, f"{MANIFEST.file}: item_ids and files: {error}") from error
     if len(found) != n_items:

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from sce import __version__
+from sce.data.manifest import describe_file, write_array
 from sce.data.prepared import PreparedDataset
 from sce.data.storage import (
     LOCK,
     atomic_directory,
     check_writable,
-    describe_file,
     locked,
     partial_directory,
-    write_array,
     write_text,
 )
 from sce.errors import InputError
