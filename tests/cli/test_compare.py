@@ -118,10 +118,13 @@ def test_all_is_written_before_anything_is_said(
     assert len(list((tmp_path / "figures").glob("*.svg"))) == 6
 
 
-def test_a_strange_row_is_one_line(place: SweepDirectory, capsys: Capture) -> None:
-    with place.rows.open("a") as file:
-        file.write('{"key": "abc", "status": "finished"}\n')
-    assert "the row of run abc has no measure" in complaint(["compare", str(place.path)], capsys)
+def test_rows_that_were_altered_are_one_line(place: SweepDirectory, capsys: Capture) -> None:
+    whole = place.rows.read_bytes()
+    for wrong in (whole.replace(b"0.0", b"0.9", 1), whole.replace(b"ml1m", b"\xff\xfe", 1)):
+        place.rows.write_bytes(wrong)
+        message = complaint(["compare", str(place.path)], capsys)
+        assert f"{place.rows}, line 1, " in message
+        assert "altered" in message
 
 
 def test_what_cannot_be(place: SweepDirectory, tmp_path: Path, capsys: Capture) -> None:

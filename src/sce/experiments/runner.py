@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sce.data.storage import append_json_line, own_file, write_text
 from sce.experiments.spec import PlannedRun
 from sce.experiments.store import (
     FAILED,
     Row,
     SweepDirectory,
-    append_row,
     can_resume,
     failed_row,
     finished_row,
@@ -176,7 +176,7 @@ class SweepRunner:
         return row
 
     def _keep(self, row: Row) -> Row:
-        append_row(self.directory.rows, row)
+        append_json_line(self.directory.rows, row)
         self.rows[row["key"]] = row
         return row
 
@@ -197,9 +197,9 @@ class Child:
         self._asked = math.inf  # when it was asked to stop
         self._log = runs / f"{run.name}.log"
         settings = runs / f"{run.name}.toml"
-        settings.write_text(run.to_toml(), encoding="utf-8")
+        write_text(settings, run.to_toml())
         threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
-        with self._log.open("ab") as log:
+        with open(self._log, "ab", opener=own_file) as log:
             self._earlier = log.tell()  # output of earlier attempts
             self._process = subprocess.Popen(
                 _command(run, settings, self.path, anew=anew),

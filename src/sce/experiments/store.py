@@ -9,11 +9,9 @@
 
 Sweeps that share a directory share the runs they have in common. A row has the settings of a run,
 where and how it ran, and its results: it is all that a comparison needs. Rows are added, never
-changed; of two rows about one run the later counts.
+changed; of two rows about one run the later counts. Rows and sweeps have checksums.
 """
 
-import json
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,16 +20,22 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from sce.data.storage import atomic_file, check_writable, write_text
+from sce.data.storage import (
+    atomic_file,
+    check_writable,
+    read_json,
+    read_json_lines,
+    write_json,
+)
 from sce.errors import InputError
 from sce.experiments.figure_spec import HISTORY, FigureSpec
 from sce.experiments.spec import PlannedRun
-from sce.training.run import NO_WEIGHTS
+from sce.training.run import MANIFEST, NO_WEIGHTS, Run
 
 Row = dict[str, Any]
 
 FINISHED, FAILED = "finished", "failed"
-FORMAT, VERSION = "sce sweep", 1
+FORMAT, VERSION = "sce sweep", 2
 # Said from then on when somebody asks for the weights of a run.
 _REMOVED = (
     "sce sweep removed them when the run ended, as it does without --keep-weights; to have them, "
@@ -101,7 +105,7 @@ class SweepDirectory:
         else:
             gone = len(set(before.keys) - set(keys))
         content = {"format": FORMAT, "version": VERSION} | asdict(sweep) | {"keys": keys}
-        write_text(file, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+        write_json(file, content)
         return gone
 
     def read_sweeps(self) -> list[Sweep]:
@@ -121,18 +125,17 @@ class SweepDirectory:
         (directory / "resume.safetensors").unlink(missing_ok=True)
         if weights:
             return
-        manifest, best = directory / "run.json", directory / "best.safetensors"
+        best = directory / "best.safetensors"
         try:
-            content = json.loads(manifest.read_bytes())
-            files = dict(content["files"])
-        except (OSError, ValueError, KeyError, TypeError):
+            content = MANIFEST.read(directory)
+        except InputError:
             best.unlink(missing_ok=True)  # perhaps it failed because its directory is damaged
             return
         if best.exists():
-            content[NO_WEIGHTS] = _REMOVED  # first: a mark too early does no harm
-            write_text(manifest, json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+            # First: a mark too early does no harm.
+            MANIFEST.write(directory, content | {NO_WEIGHTS: _REMOVED})
             best.unlink()
-        for name, written in files.items():
+        for name, written in content["files"].items():
             # Runs on one dataset have the same ids: megabytes each, for a large catalogue.
             file, shared = directory / name, self.path / "items" / f"{written['blake2b']}.npy"
             with suppress(OSError, InputError):  # not every file system has links
@@ -149,50 +152,36 @@ def can_resume(directory: Path) -> bool:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read rows, of each run the latest; a line that was cut off by a crash is passed over."""
-    found: dict[str, Row] = {}
-    if path.is_file():
-        for line in path.read_bytes().split(b"\n"):
-            with suppress(ValueError):
-                row = json.loads(line)
-                if isinstance(row, dict) and "key" in row:
-                    found[row["key"]] = row
-    return list(found.values())
-
-
-def append_row(path: Path, row: Row) -> None:
-    """Add a row in one write, and wait until it is on the disk."""
-    line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
-    try:
-        with path.open("ab+") as file:
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":  # a crash cut the last row off
-                    line = "\n" + line
-            file.write(line.encode())
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+    """Read rows, of each run the latest; one that a crash cut off at the end is passed over."""
+    rows = read_json_lines(path) if path.is_file() else []
+    return list({row["key"]: row for row in rows}.values())
 
 
 def finished_row(
     run: PlannedRun, directory: Path, *, at_once: int | None, wall: float | None
 ) -> Row:
     """The row of a finished run: most runs `at_once`, and seconds of its process, where known."""
-    result = json.loads((directory / "result.json").read_bytes())
-    metrics, manifest = directory / "metrics.jsonl", directory / "run.json"
-    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else []
-    epochs: list[dict[str, Any]] = [json.loads(line) for line in lines]
-    best = next((one for one in epochs if one.get("epoch") == result.get("best_epoch")), {})
+    if run.measure == "steps":
+        found = result_of(read_json(directory / "result.json"))
+    else:
+        opened = Run.open(directory)
+        found = result_of(opened.result() or {}, opened.metrics(), opened.derived)
     if wall is not None:
         # A run that went on after a stop knows what it did before.
-        wall = max(wall, sum(value for value in (result.get("seconds") or {}).values() if value))
-    content = json.loads(manifest.read_bytes()) if manifest.is_file() else {}
+        wall = max(wall, sum(value for value in (found.get("seconds") or {}).values() if value))
+    return _row(run, FINISHED, at_once, wall) | found
+
+
+def result_of(
+    result: Mapping[str, Any],
+    epochs: Sequence[Mapping[str, Any]] = (),
+    derived: Mapping[str, Any] | None = None,
+) -> Row:
+    """The part of a row that the files of a run say."""
+    best = next((one for one in epochs if one.get("epoch") == result.get("best_epoch")), {})
     return {
-        **_row(run, FINISHED, at_once, wall),
         **{name: result[name] for name in _RESULT if name in result},
-        "derived": content.get("derived", {}),
+        "derived": derived or {},
         "buckets": best.get("buckets"),
         "history": _history(epochs),
     }
@@ -239,11 +228,8 @@ def _history(epochs: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None
 
 
 def _read_sweep(file: Path, *, figures: bool = True) -> Sweep:
-    try:
-        content: Any = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise InputError(f"{file} cannot be read: {error}") from error
-    if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
+    content = read_json(file)
+    if content.pop("format", None) != FORMAT:
         raise InputError(f"{file} is not of a sweep")
     if (found := content.pop("version", None)) != VERSION:
         raise InputError(f"{file} has version {found}; this sce reads {VERSION}")

@@ -16,19 +16,10 @@ from sce.report.frame import (
     describe,
     group_seeds,
     is_resident,
-    lookup,
     shared_device,
     varied,
 )
 from sce.units import plural
-
-# Where every row has something, and where one that failed has.
-_REQUIRED: list[tuple[tuple[str, ...], type]] = [
-    (("status",), str), (("measure",), str), (("seed",), int), (("settings", "loss.name"), str),
-    (("dataset", "name"), str), (("dataset", "content_hash"), str), (("dataset", "n_items"), int),
-    (("versions",), dict),
-]  # fmt: skip
-_OF_FAILURE = [(("failure", "kind"), str), (("failure", "message"), str)]
 
 
 @dataclass(frozen=True)
@@ -84,7 +75,9 @@ def gather(places: Sequence[Path], only: Sequence[str] = ()) -> list[Comparison]
     found: dict[tuple[str, str], Comparison] = {}
     paths: dict[tuple[str, str], list[str]] = {}
     for path in places:
-        rows = {row["key"]: _name_dataset(row, labels) for row in _read(path)}
+        rows = {
+            row["key"]: _name_dataset(row, labels) for row in read_rows(SweepDirectory(path).rows)
+        }
         for sweep in SweepDirectory(path).read_sweeps():
             if only and sweep.name not in only:
                 continue
@@ -118,28 +111,6 @@ def _name_dataset(row: Row, labels: dict[str, str]) -> Row:
             label = f"{data['name']} ({count})"
         labels[data["content_hash"]] = label
     return row | {"dataset": data | {"name": labels[data["content_hash"]]}}
-
-
-def _read(path: Path) -> list[Row]:
-    file = SweepDirectory(path).rows
-    rows = read_rows(file)
-    for row in rows:
-        if fault := _fault(row):
-            raise InputError(
-                f"{file}: the row of run {row['key']} {fault}, so it is not as a sweep wrote it; "
-                "take the line out, and sweep again if the run is missing then"
-            )
-    return rows
-
-
-def _fault(row: Row) -> str:
-    """The first thing that a row lacks; empty when nothing."""
-    for keys, kind in _REQUIRED + (_OF_FAILURE if row.get("status") == FAILED else []):
-        found = lookup(row, *keys)
-        if not isinstance(found, kind):
-            return f"has {'no' if found is None else 'a strange'} {' '.join(keys)}"
-    known = row["status"] in (FINISHED, FAILED)
-    return "" if known else f"has the unknown status {row['status']!r}"
 
 
 def all_rows(comparisons: Sequence[Comparison]) -> list[Row]:
