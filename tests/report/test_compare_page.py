@@ -1,14 +1,19 @@
+import math
+import re
 import xml.etree.ElementTree as ET
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from sce.errors import InputError
 from sce.experiments.figure_spec import DEFAULT_FIGURES, FigureSpec
 from sce.experiments.store import Row, Sweep
 from sce.report.compare_page import make_files, make_markdown, make_page
 from sce.report.comparison import Comparison
+from sce.training.ranks import read_ranks, write_ranks
 from tests.experiments.made_rows import CPU, GPU, main_rows, make_row
 
 WRITTEN = datetime(2026, 1, 2, 3, 4)
@@ -28,7 +33,7 @@ def test_the_page_says_what_came_out(whole: Comparison) -> None:
     page = make_page([whole], written=WRITTEN)
     assert "<h1>Mine &amp; yours</h1>" in page
     assert "253 runs on 3 datasets; of these, 1 out of memory." in page
-    assert "ml1m: NDCG@10 of SCE (" in page
+    assert "ml1m: test NDCG@10 of SCE (" in page
     assert "ml1m, CE, batch_size 4,096, seed 0 (ffffffffffff)" in page
     assert page.count('class="figure"') == 6
     assert "Popularity reaches NDCG@10 0.0051 on ml1m, 0.0051 on beauty" in page
@@ -52,7 +57,7 @@ def test_the_tile_says_what_the_table_does() -> None:
     ]
     page = make_page([comparison(rows, FigureSpec("table"))], written=WRITTEN)
     assert "over CE⁻ (0.0500), the best other by validation" in page
-    assert "<dd>+20%</dd>" in page
+    assert "<dd>one seed</dd>" in page
     assert "<td><em>+20% (CE⁻)</em></td>" in page
 
 
@@ -68,12 +73,49 @@ def test_the_tile_says_how_far_seeds_spread(gap: float, within: bool) -> None:
     assert "a single seed" not in page
 
 
+def verdict(tmp_path: Path, ce: list[int], sce: list[int], **changes: Any) -> str:
+    """The tile of one run each of CE and SCE, given the ranks of their test users."""
+    rows = []
+    for loss, ranks in (("ce", ce), ("sce", sce)):
+        directory = tmp_path / loss
+        directory.mkdir(exist_ok=True)
+        written = write_ranks(directory, np.array(ranks * 100, np.int32))
+        gains = [1 / math.log2(rank + 1) if 0 < rank <= 10 else 0.0 for rank in ranks]
+        rows.append(make_row(loss, {"loss.name": loss}, test=sum(gains) / len(gains),
+                             users={"test": len(ranks) * 100}, test_ranks=written,
+                             directory=str(directory), **changes))  # fmt: skip
+    page = make_page([comparison(rows, FigureSpec("table"))], written=WRITTEN)
+    found = re.search(r"<dl.*?<dt>(.*?)</dt><dd>(.*?)</dd>", page, re.DOTALL)
+    assert found is not None
+    return f"{found[2]}: {found[1]}"
+
+
+def test_a_change_is_claimed_where_the_users_bear_it_out(tmp_path: Path) -> None:
+    clear = verdict(tmp_path, [0, 0, 9, 3], [0, 2, 1, 1])
+    assert clear.startswith("+228%: ml1m: test NDCG@10 of SCE (0.6577) over CE (0.2003)")
+    assert "a single seed has no spread; 95% interval over 400 test users: +210% to +251%" in clear
+    assert verdict(tmp_path, [0, 0, 9, 3], [0, 0, 3, 9]).startswith("no clear difference: ")
+    early = verdict(tmp_path, [0, 0, 9, 3], [0, 2, 1, 1], best_epoch=5, epochs=5)
+    assert early.startswith("not converged: ")
+    assert early.endswith("the best epoch of 2 runs was the last")
+
+
+def test_ranks_that_were_altered_are_refused(tmp_path: Path) -> None:
+    written = write_ranks(tmp_path, np.array([1, 0], np.int32))
+    assert read_ranks(tmp_path, written).tolist() == [1, 0]  # type: ignore[union-attr]
+    with (tmp_path / "test_ranks.npy").open("r+b") as file:
+        file.seek(-4, 2)
+        file.write(b"\1")
+    with pytest.raises(InputError, match="was altered"):
+        read_ranks(tmp_path, written)
+
+
 def test_the_tile_does_not_compare_memory_of_whole_processes() -> None:
     def page(where: dict[str, Any]) -> str:
         rows = [make_row(loss, {"loss.name": loss}, **where) for loss in ("ce", "sce")]
         return make_page([comparison(rows, FigureSpec("table"))], written=WRITTEN)
 
-    assert "a single seed has no spread; memory +0%" in page(GPU)
+    assert "ranks are not stored; memory +0%" in page(GPU)
     assert "; memory" not in page(CPU)
 
 

@@ -59,8 +59,8 @@ def test_the_best_is_bold_the_second_underlined_and_sce_compared(table: Comparis
     memory = line(table, "peak training memory")
     assert [cell.place for cell in memory.cells] == [SECOND, 0, FIRST]
     assert memory.change == "−66.7% (CE⁻)"
-    ((ours, theirs),) = table.duels
-    assert (ours.dataset, ours.loss, theirs.loss) == ("ml1m", "sce", "ce-")
+    (duel,) = table.duels
+    assert (duel.ours.dataset, duel.ours.loss, duel.theirs.loss) == ("ml1m", "sce", "ce-")
 
 
 def test_where_rivals_differ_each_row_names_its_own() -> None:
@@ -170,6 +170,17 @@ def test_fewer_seeds_in_a_column_are_said() -> None:
     rows.append(make_row("s", {"loss.name": "sce"}))
     table = make_table(group_seeds(rows), FigureSpec("table"))
     assert list(table.caveats()) == ["Not all columns have as many seeds: 1 to 3."]
+
+
+def test_what_was_best_in_its_last_epoch_is_not_compared() -> None:
+    rows = [make_row(loss, {"loss.name": loss}, test=test, best_epoch=9, epochs=epochs)
+            for loss, test, epochs in (("ce", 0.01, 9), ("sce", 0.036, 12))]  # fmt: skip
+    table = make_table(group_seeds(rows), FigureSpec("table"))
+    assert line(table, "NDCG@10").change == "not converged"
+    assert line(table, "peak training memory").change == "+0% (CE)"
+    assert list(table.caveats()) == [
+        "Not converged, as the best epoch was the last: ml1m CE; train longer."
+    ]
 
 
 def test_two_columns_of_a_setting_are_compared() -> None:

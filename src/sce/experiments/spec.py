@@ -146,10 +146,8 @@ def make_plan(
             if isinstance(point, str):
                 notes[point] = None
                 continue
-            content: dict[str, Any] = {"settings": point, "dataset": dataset.content_hash}
-            if spec.measure != "training":
-                content |= {"measure": spec.measure, "steps": spec.steps}
-            key = _digest(content)
+            how = {"measure": spec.measure, "steps": spec.steps}
+            key = run_key(point, dataset.content_hash, **how if spec.measure != "training" else {})
             runs.setdefault(key, PlannedRun(key, dataset, point, spec.measure, spec.steps))
     if not runs:
         raise InputError(f"{spec.name}: there is nothing to run: {'; '.join(notes)}")
@@ -375,6 +373,11 @@ def _variant(spec: SweepSpec, over: Layer) -> str:
             found[name] = [str(error)]
     own = {name: points for name, points in found.items() if points != found[""]}
     return _digest({"measure": [spec.measure, spec.steps], "usual": found[""], "own": own})
+
+
+def run_key(settings: Mapping[str, Any], content_hash: str, **how: Any) -> str:
+    """Key of a run, which follows from its settings and the content of its dataset."""
+    return _digest({"settings": settings, "dataset": content_hash, **how})
 
 
 def _digest(content: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ from sce.data.storage import (
 )
 from sce.errors import InputError
 from sce.experiments.figure_spec import HISTORY, FigureSpec
-from sce.experiments.spec import PlannedRun
+from sce.experiments.spec import PlannedRun, run_key
 from sce.training.run import MANIFEST, NO_WEIGHTS, Run
 
 Row = dict[str, Any]
@@ -42,9 +42,9 @@ _REMOVED = (
     "sweep with it into another --out"
 )
 _RESULT = (
-    *("best_epoch", "epochs", "stopped", "validation", "test", "popularity"),
+    *("best_epoch", "epochs", "stopped", "validation", "test", "users", "popularity"),
     *("seconds", "memory_mib", "memory_measured", "components_mib"),
-    *("tokens_per_second", "device"),
+    *("tokens_per_second", "device", "test_ranks"),
 )
 
 
@@ -170,6 +170,32 @@ def finished_row(
         # A run that went on after a stop knows what it did before.
         wall = max(wall, sum(value for value in (found.get("seconds") or {}).values() if value))
     return _row(run, FINISHED, at_once, wall) | found
+
+
+def row_of(path: Path) -> Row:
+    """The row of a run that `sce train` or `fit` wrote, finished or not."""
+    run = Run.open(path)
+    result = run.result()
+    settings = {
+        f"{section}.{name}": value
+        for section, given in run.config.items()
+        for name, value in given.items()
+    }
+    status: Row = {"status": FINISHED}
+    if result is None:
+        why = "training has not ended; an interrupted run goes on with sce train --resume"
+        status = {"status": FAILED, "failure": {"kind": "not ended", "message": why}}
+    return {
+        "key": run_key(settings, run.dataset.content_hash),
+        **status,
+        "measure": "training",
+        "dataset": asdict(run.dataset) | {"name": Path(run.dataset.path).name},
+        "seed": settings.get("training.seed", 0),
+        "settings": settings,
+        "versions": {"sce": run.sce_version},
+        "directory": str(path),
+        **result_of(result or {}, run.metrics(), run.derived),
+    }
 
 
 def result_of(

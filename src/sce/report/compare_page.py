@@ -3,25 +3,31 @@
 import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sce.experiments.figure_spec import FigureSpec
 from sce.experiments.store import Row
+from sce.report.bootstrap import relative_interval
 from sce.report.charts import make_figures
-from sce.report.comparison import Comparison, all_rows, compares_losses, count_runs, name_failed
+from sce.report.comparison import Comparison, all_rows, count_runs, name_failed
 from sce.report.drawing import Figure
 from sce.report.frame import (
     SeedGroup,
     comparable,
     group_seeds,
     is_resident,
-    name_loss,
+    number,
     relative,
     show_change,
 )
 from sce.report.pages import render
-from sce.report.tables import TEST, all_settings, make_table, show_score
-from sce.units import plural, show_metric
+from sce.report.tables import TEST, Duel, all_settings, make_table, show_score
+from sce.training.ranks import read_ranks
+from sce.units import plural, show_count, show_metric
 
 _ABOUT = (
     "Test events; mean over seeds ± standard deviation. Best bold, second underlined. "
@@ -115,32 +121,58 @@ def _table(comparison: Comparison, spec: FigureSpec) -> dict[str, Any]:
 
 
 def _verdicts(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, str]]:
-    """SCE against the best other loss by validation, on each dataset of the first such table."""
+    """The duels of the first table that has some, in words, and each in a few."""
     tables = (
         make_table(groups, spec)
         for one in comparisons
         for spec in one.sweep.figures
-        if compares_losses(spec) and (groups := one.groups_of(spec))
+        if spec.kind == "table" and (groups := one.groups_of(spec))
     )
-    first = next(tables, None)
-    for ours, other in first.duels if first else ():
-        text = f"{ours.dataset}: NDCG@10 of SCE ({ours.show(TEST, show_score)}) "
-        text += f"over {name_loss(other.loss)} ({other.show(TEST, show_score)}), "
-        text += f"the best other by validation{_how_sure(ours, other)}"
-        saved = relative(ours.mean("memory"), other.mean("memory"))
-        if saved is not None and not is_resident([*ours.rows, *other.rows]):
-            text += f"; memory {show_change(saved)}"
-        yield text, show_change(relative(ours.mean(TEST), other.mean(TEST)))
+    return map(_verdict, next((one.duels for one in tables if one.duels), []))
 
 
-def _how_sure(ours: SeedGroup, other: SeedGroup) -> str:
-    """The difference beside the spread over seeds, in words."""
-    spreads = [one.spread(TEST) for one in (ours, other)]
+def _verdict(duel: Duel) -> tuple[str, str]:
+    """A change only where it is more than chance, as far as seeds and users can tell."""
+    ours, theirs = duel.ours, duel.theirs
+    change = relative(ours.mean(TEST), theirs.mean(TEST))
+    text = f"{ours.dataset}: test NDCG@10 of {duel.name} ({ours.show(TEST, show_score)}) over "
+    text += f"{duel.rival} ({theirs.show(TEST, show_score)}), the best other by validation"
+    spreads = [one.spread(TEST) for one in (ours, theirs)]
     known = [spread for spread in spreads if spread is not None]
+    within = abs((ours.mean(TEST) or 0.0) - (theirs.mean(TEST) or 0.0)) < max(known, default=0.0)
     if len(known) < len(spreads):
-        return "; a single seed has no spread"
-    within = abs((ours.mean(TEST) or 0.0) - (other.mean(TEST) or 0.0)) < max(known)
-    return "; the difference is within the spread of seeds" if within else ""
+        text += "; a single seed has no spread"
+    elif within:
+        text += "; the difference is within the spread of seeds"
+    users = number(ours.rows[0], "users", "test")
+    among = f"{show_count(users)} test users" if users else "test users"
+    interval = None
+    if (ranks := (_ranks(ours), _ranks(theirs))) and all(ranks):
+        interval = relative_interval(*ranks)
+    if interval:
+        text += f"; 95% interval over {among}: {' to '.join(map(show_change, interval))}"
+    else:
+        text += f"; no interval over {among}, as their ranks are not stored"
+    saved = relative(ours.mean("memory"), theirs.mean("memory"))
+    if saved is not None and not is_resident([*ours.rows, *theirs.rows]):
+        text += f"; memory {show_change(saved)}"
+    if duel.unconverged:
+        runs = plural(duel.unconverged, "run")
+        return f"{text}; the best epoch of {runs} was the last", "not converged"
+    if within or (interval and interval[0] <= 0 <= interval[1]):
+        return text, "no clear difference"
+    return text, show_change(change) if known or interval else "one seed"
+
+
+def _ranks(group: SeedGroup) -> list[NDArray[np.int32]]:
+    """The ranks of the test users in each run; empty if any run has not stored them."""
+    found = [
+        read_ranks(Path(row["directory"]), row["test_ranks"])
+        for row in group.rows
+        if row.get("test_ranks") and row.get("directory")
+    ]
+    real = [ranks for ranks in found if ranks is not None]
+    return real if len(real) == len(group.rows) else []
 
 
 def _circumstances(rows: Sequence[Row]) -> Iterator[str]:

@@ -6,10 +6,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from sce.config import setting_names
 from sce.errors import InputError
-from sce.experiments.figure_spec import FigureSpec
-from sce.experiments.store import FAILED, FINISHED, Row, Sweep, SweepDirectory, read_rows
+from sce.experiments.figure_spec import COSTS, FigureSpec
+from sce.experiments.store import (
+    FAILED,
+    FINISHED,
+    Row,
+    Sweep,
+    SweepDirectory,
+    read_rows,
+    row_of,
+)
 from sce.report.frame import (
+    SCORE,
     WHOLE_PROCESS,
     SeedGroup,
     comparable,
@@ -19,6 +29,7 @@ from sce.report.frame import (
     shared_device,
     varied,
 )
+from sce.training.run import MANIFEST
 from sce.units import plural
 
 
@@ -58,6 +69,9 @@ class Comparison:
         if is_resident(done):
             yield f"{WHOLE_PROCESS} It is not ranked."
         yield from self._comparable[1]
+        places = {row["dataset"]["name"] for row in done}
+        if len(done) > 1 and len(places) == len(done):
+            yield "No two runs are on the same data, split in the same way: they stand apart."
 
 
 def compares_losses(spec: FigureSpec) -> bool:
@@ -66,39 +80,63 @@ def compares_losses(spec: FigureSpec) -> bool:
 
 
 def gather(places: Sequence[Path], only: Sequence[str] = ()) -> list[Comparison]:
-    """Read the sweeps of directories; those that compare all losses come first.
+    """Read sweeps and runs from directories; what compares all losses comes first.
 
     The same settings swept into several directories are one comparison, of all their seeds. Other
     settings under the same name are another, told apart by directory. `only` names settings files.
+    Runs are a comparison by themselves, together with what was swept.
     """
     labels: dict[str, str] = {}
     found: dict[tuple[str, str], Comparison] = {}
     paths: dict[tuple[str, str], list[str]] = {}
+    runs: dict[str, Row] = {}
     for path in places:
-        rows = {
-            row["key"]: _name_dataset(row, labels) for row in read_rows(SweepDirectory(path).rows)
-        }
-        for sweep in SweepDirectory(path).read_sweeps():
+        if (path / MANIFEST.file).is_file():
+            row = _name_dataset(row_of(path), labels)
+            if same := runs.get(row["key"]):
+                raise InputError(
+                    f"{same['directory']} and {path} have the same settings, seed and data; leave "
+                    "one out"
+                )
+            runs[row["key"]] = row
+            continue
+        sweeps = SweepDirectory(path).read_sweeps()
+        rows = {row["key"]: row for row in read_rows(SweepDirectory(path).rows)}
+        for key, row in rows.items():
+            rows[key] = _name_dataset(row, labels) | {"directory": str(path / row["run"])}
+        for sweep in sweeps:
             if only and sweep.name not in only:
                 continue
-            key = (sweep.name, sweep.variant)
+            name = (sweep.name, sweep.variant)
             here = [rows[one] for one in sweep.keys if one in rows]
-            if key in found:
-                before = found[key]
+            if name in found:
+                before = found[name]
                 keys = tuple(dict.fromkeys([*before.sweep.keys, *sweep.keys]))
                 sweep, here = replace(before.sweep, keys=keys), once([*before.rows, *here])
-            found[key] = Comparison(sweep, here)
-            paths.setdefault(key, []).append(str(path))
-    if not found:
-        raise InputError(f"there is no sweep called {' or '.join(only)} in {places[0]}")
-    if not any(one.rows for one in found.values()):
-        raise InputError(f"{places[0]} has no rows yet: no run has ended")
+            found[name] = Comparison(sweep, here)
+            paths.setdefault(name, []).append(str(path))
     names = Counter(name for name, _ in found)
     for key, one in found.items():
         if names[key[0]] > 1:  # other settings under the same name
             title = f"{one.sweep.title} ({', '.join(paths[key])})"
             found[key] = replace(one, sweep=replace(one.sweep, title=title))
-    return sorted(found.values(), key=lambda one: not any(map(compares_losses, one.sweep.figures)))
+    swept = sorted(found.values(), key=lambda o: not any(map(compares_losses, o.sweep.figures)))
+    every = once([*runs.values(), *all_rows(swept)])
+    if not found and not runs:
+        raise InputError(f"there is no sweep called {' or '.join(only)} in {places[0]}")
+    if not every:
+        raise InputError(f"{places[0]} has no rows yet: no run has ended")
+    return [*([_side_by_side(every, apart=not found)] if runs else []), *swept]
+
+
+def _side_by_side(rows: Sequence[Row], *, apart: bool) -> Comparison:
+    """Runs as a sweep that nobody planned; each setting has a column of its own, or each loss."""
+    names = varied([SeedGroup((row,)) for row in rows]) if apart else []
+    by = ("loss.name", *(name for name in names if name in setting_names()))
+    fronts = (FigureSpec("pareto", x=cost, by=by) for cost in COSTS)
+    figures = (FigureSpec("table", by=by), FigureSpec("epochs", y=SCORE, by=by), *fronts)
+    keys = tuple(row["key"] for row in rows)
+    return Comparison(Sweep("runs", "Runs side by side", keys, figures), rows)
 
 
 def _name_dataset(row: Row, labels: dict[str, str]) -> Row:

@@ -243,6 +243,12 @@ def show_change(change: float | None) -> str:
     return f"{'+' if change >= 0 else '−'}{show_digits(abs(100 * change))}%"
 
 
+def unconverged(group: SeedGroup) -> int:
+    """How many of its runs were best in their last epoch: longer training may do better."""
+    epochs = [(number(row, "best_epoch"), number(row, "epochs")) for row in group.rows]
+    return sum(best is not None and best == last for best, last in epochs)
+
+
 def shared_device(rows: Iterable[Row]) -> bool:
     """True if a timed run may not have had the device to itself: times compare only roughly."""
     return any(row.get("at_once") != 1 for row in rows if number(row, "seconds", "training"))

@@ -29,6 +29,7 @@ from sce.report.frame import (
     shared_device,
     show_change,
     tell,
+    unconverged,
     varied,
 )
 from sce.units import plural, show_duration, show_memory
@@ -60,6 +61,23 @@ class Line(NamedTuple):
     change: str
 
 
+class Duel(NamedTuple):
+    """The compared column's setting on a dataset, and its rival: the best other by validation.
+
+    Every comparison that is drawn from a table is between these two.
+    """
+
+    name: str
+    ours: SeedGroup
+    rival: str
+    theirs: SeedGroup
+
+    @property
+    def unconverged(self) -> int:
+        """Runs whose best epoch was the last."""
+        return unconverged(self.ours) + unconverged(self.theirs)
+
+
 @dataclass
 class ComparisonTable:
     """The setting that validation chose for each column, and its test metrics."""
@@ -68,22 +86,25 @@ class ComparisonTable:
     lines: list[Line] = field(default_factory=list)
     chosen: list[str] = field(default_factory=list)
     """The settings, in words."""
-    duels: list[tuple[SeedGroup, SeedGroup]] = field(default_factory=list)
-    """For each dataset the compared column's setting, and its rival: of the others the best by
-    validation. Every comparison that is drawn from the table is between these two."""
+    duels: list[Duel] = field(default_factory=list)
     seeds: set[int] = field(default_factory=set)
+    unfinished: list[str] = field(default_factory=list)
+    """Settings with runs whose best epoch was the last."""
 
     def caveats(self) -> Iterator[str]:
-        """A sentence if not all columns have as many seeds."""
+        """Sentences that a reader of the table needs."""
         if len(self.seeds) > 1:
             yield f"Not all columns have as many seeds: {min(self.seeds)} to {max(self.seeds)}."
+        if self.unfinished:
+            those = ", ".join(self.unfinished)
+            yield f"Not converged, as the best epoch was the last: {those}; train longer."
 
 
 def make_table(groups: Sequence[SeedGroup], spec: FigureSpec) -> ComparisonTable:
     """Choose the setting of each column by validation, and put their test metrics side by side."""
     named, differing = group_by(groups, spec.by), varied(groups, across=True)
     columns = [name_group(spec.by, group, named) for group in named]
-    judged = _judged(list(named), spec)
+    judged = _judged(list(named))
     datasets = datasets_of(groups)
     # What others published is for the dataset that they had.
     published = [one for one in spec.published if one.get("dataset", datasets[0]) in datasets]
@@ -102,11 +123,13 @@ def make_table(groups: Sequence[SeedGroup], spec: FigureSpec) -> ComparisonTable
         # Beside other runs, a time is of the company as much as of the loss; of a whole process,
         # most is Python and its libraries.
         unfair = {"time": shared_device(rows), "memory": is_resident(rows)}
-        rival = _rival(picked, judged)
-        duel = (picked[judged], picked[rival]) if judged is not None and rival is not None else ()
-        ours, theirs = duel or (None, None)
-        if ours is not None and theirs is not None:
-            table.duels.append((ours, theirs))
+        table.unfinished += [
+            f"{dataset} {name}"
+            for name, one in zip(columns, picked, strict=True)
+            if one is not None and unconverged(one)
+        ]
+        duel = _duel(columns, picked, judged)
+        table.duels += [duel] if duel else []
         for name, measure, show, higher in _measured(spec):
             fair = not unfair.get(measure)
             cells = _rank(picked, measure, show, higher=higher, fair=fair)
@@ -114,25 +137,33 @@ def make_table(groups: Sequence[SeedGroup], spec: FigureSpec) -> ComparisonTable
                 known = one.get("dataset", dataset) == dataset
                 cells.append(Cell(show(one.get(measure.removeprefix("test.")) if known else None)))
             change = ""
-            if fair and ours is not None and theirs is not None:
-                change = show_change(relative(ours.mean(measure), theirs.mean(measure)))
-                change += f" ({columns[rival or 0]})"
+            if duel and higher and duel.unconverged:
+                change = "not converged"
+            elif duel and fair:
+                change = show_change(relative(duel.ours.mean(measure), duel.theirs.mean(measure)))
+                change += f" ({duel.rival})"
             if any(cell.text != "–" for cell in cells):
                 table.lines.append(Line(dataset, name, cells, change))
     return table
 
 
-def _judged(names: Sequence[Group], spec: FigureSpec) -> int | None:
-    """The column that is compared with the others: SCE's, or the second of two."""
-    if spec.by == ("loss.name",):
-        return names.index(("sce",)) if ("sce",) in names and len(names) > 1 else None
+def _judged(names: Sequence[Group]) -> int | None:
+    """The column that is compared with the others: the one of SCE, or the second of two."""
+    ours = [place for place, group in enumerate(names) if "sce" in group]
+    if len(ours) == 1 < len(names):
+        return ours[0]
     return 1 if len(names) == 2 else None
 
 
-def _rival(picked: Sequence[SeedGroup | None], judged: int | None) -> int | None:
-    """The column that is compared with: of the others the best by validation."""
-    others = [(s.score, -n) for n, s in enumerate(picked) if s is not None and n != judged]
-    return -max(others)[1] if others and judged is not None else None
+def _duel(
+    columns: Sequence[str], picked: Sequence[SeedGroup | None], judged: int | None
+) -> Duel | None:
+    ours = None if judged is None else picked[judged]
+    others = [(s.score, -n, s) for n, s in enumerate(picked) if s is not None and n != judged]
+    if judged is None or ours is None or not others:
+        return None
+    _, place, theirs = max(others, key=lambda one: one[:2])
+    return Duel(columns[judged], ours, columns[-place], theirs)
 
 
 def _measured(spec: FigureSpec) -> Iterator[tuple[str, str, Show, bool]]:
