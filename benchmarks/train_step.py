@@ -125,7 +125,7 @@ def main() -> None:
 
 
 def measure_loop(cell: Row, options: argparse.Namespace) -> Row:
-    """Measure one loop on one catalog size, in this process."""
+    """Measure one loop on one catalogue size, in this process."""
     device = torch.device(options.device, 0) if options.device == "cuda" else torch.device("cpu")
     torch.manual_seed(0)
     ours = cell["loop"] == LOOPS[0]

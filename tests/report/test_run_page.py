@@ -215,7 +215,6 @@ def test_not_every_epoch_need_be_evaluated(run: Run) -> None:
     run.metrics_file.write_text("".join(lines))
     page = Outline(make_page(run))
     assert "best: 0.0800 at epoch 4" in page.words
-    assert "one evaluation, on average 1.25 s" in page.words
     assert page.tags.count("svg") == 8
 
 
@@ -274,17 +273,12 @@ def test_numbers_that_are_none(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("items", "verdict", "hit"),
-    [
-        ("dcb", "hit at rank 1", True),
-        ("bcefgd", "found at rank 6", False),
-        ("bc", "not in the first 2", False),
-    ],
+    ("items", "verdict"),
+    [("dcb", "hit at rank 1"), ("bcefgd", "found at rank 6"), ("bc", "not in the first 2")],
 )
-def test_samples_say_the_rank_of_the_held_out_item(items: str, verdict: str, hit: bool) -> None:
+def test_samples_say_the_rank_of_the_held_out_item(items: str, verdict: str) -> None:
     sample = Sample("u", list("xyzxyz"), "d", list(items), [1.0] * len(items))
-    assert (sample.verdict, sample.is_hit) == (verdict, hit)
-    assert sample.extent == "Last 5 of 6 events"
+    assert sample.verdict == verdict
     assert Sample("u", ["d"], "d", ["b"], [1.0]).verdict == "had before, so left out"
 
 

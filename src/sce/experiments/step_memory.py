@@ -7,7 +7,6 @@ takes and gives back inside.
 """
 
 import gc
-import json
 import sys
 import warnings
 import weakref
@@ -25,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sce.config import Config, load_toml
 from sce.data.batches import DeviceSequences, training_batch
 from sce.data.prepared import PreparedDataset, Sequences
-from sce.data.storage import write_text
+from sce.data.storage import write_json
 from sce.errors import InputError
 from sce.training.device import matmul_precision, resolve_device
 from sce.training.fit import fit
@@ -198,7 +197,7 @@ def main(prepared: Path, *, config: Path, out: Path, steps: int) -> int:
         settings = Config.compose(load_toml(config))
         result = measure_steps(PreparedDataset.load(prepared), settings, steps)
         out.mkdir(parents=True, exist_ok=True)
-        write_text(out / "result.json", json.dumps(result, indent=2) + "\n")
+        write_json(out / "result.json", result)
     except (InputError, OSError) as error:
         print("sce: error: " + " ".join(str(error).split()), file=sys.stderr)
         return 2
