@@ -152,7 +152,7 @@ def test_help_shows_daily_options_first_and_every_setting(capsys: Capture) -> No
         (["--loss", "ce", "--loss.t", "0.5"], "loss.t belongs to gbce, and the loss is ce"),
         (["--loss", "softmax"], '"softmax"'),
         (["--epochs", "many"], '"many"'),
-        (["--epochs", "0"], "training.epochs must be at least 1; got 0"),
+        (["--epochs", "0"], "training.epochs must be from 1 to 2**31 - 1; got 0"),
         (["--epochs", "1", "--training.epochs", "2"], "--training.epochs specified multiple"),
         (["--loss", "ce", "--loss.name", "ce"], "--loss.name specified multiple times"),
         (["--model.name", "bert"], '"bert" for --model.name. Choose from: "sasrec"'),

@@ -23,6 +23,7 @@ from sce.config import (
     setting_types,
 )
 from sce.data.prepared import PreparedDataset
+from sce.errors import settings_as_flags
 from sce.losses import LOSSES
 from sce.models.registry import BACKBONES
 from sce.training.device import resolve_device
@@ -128,11 +129,12 @@ def train(  # noqa: D417 - the settings document themselves
         left_out = f"leaving out its {', '.join(dropped)}"
         say(f"{config} is for another loss than {chosen.loss_name}: {left_out}")
     out = out or Path("runs") / f"{prepared.resolve().name}-{chosen.loss_name}"
-    check_target(out, force=force, resume=resume)
+    with settings_as_flags():
+        check_target(out, force=force, resume=resume)
     resolve_device(chosen.training.device)  # a GPU that is not there is refused first
     dataset = PreparedDataset.load(prepared)
     try:
-        with _plain_warnings():
+        with _plain_warnings(), settings_as_flags():
             network, objective = chosen.build(dataset)
             result = fit(
                 network,
@@ -176,7 +178,8 @@ def _plain_warnings() -> Iterator[None]:
 
 
 def _closing_lines(result: FitResult, out: Path) -> Iterator[tuple[str, str]]:
-    reason = {"patience": "none was better for a while", "epochs": "all that were asked for"}
+    reason = dict.fromkeys(("epochs", "max_steps"), "all that were asked for")
+    reason |= {"patience": "none was better for a while"}
     yield "best", f"epoch {result.best_epoch} of {result.epochs} ({reason[result.stopped]})"
     speeds = {"training": f", {result.tokens_per_second:,.0f} tokens/s", "evaluation": ""}
     for phase, speed in speeds.items():

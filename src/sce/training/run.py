@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from sce.data.prepared import PreparedDataset
-from sce.data.storage import Manifest, map_array
+from sce.data.storage import Manifest, map_array, write_text
 from sce.data.vocabulary import Kind, Vocabulary
-from sce.errors import InputError
+from sce.errors import InputError, named
 from sce.models.base import Backbone, BackboneSettings
 from sce.models.registry import BACKBONES
 from sce.training.checkpoint import read_tensors
@@ -137,6 +137,15 @@ class Run:
             return None
         return self._parse(self.result_file, self.result_file.read_bytes())
 
+    def write_metrics(self, history: Iterable[Mapping[str, Any]]) -> None:
+        """Write the records so far, whatever was there: after a crash that may be ahead of them."""
+        write_text(self.metrics_file, "".join(_line(record) for record in history))
+
+    def add_metrics(self, record: Mapping[str, Any]) -> None:
+        """Add the record of an epoch."""
+        with self.metrics_file.open("a", encoding="utf-8") as file:
+            file.write(_line(record))
+
     def _parse(self, file: Path, text: str | bytes) -> dict[str, Any]:
         try:
             found = json.loads(text)
@@ -211,15 +220,15 @@ def describe_divergence(run: Run) -> str | None:
         return None
     return (
         f"the training of {run.path} diverged at step {found.get('step')} of epoch "
-        f"{found.get('epoch')}: try a lower --learning-rate, {resume_hint(run)}"
+        f"{found.get('epoch')}: try a lower {named('learning_rate')}, {resume_hint(run)}"
     )
 
 
 def resume_hint(run: Run) -> str:
     """The way to train on after a divergence."""
     if run.resume_state.exists():
-        return "with --resume to go on from the last good state"
-    return "with --force to begin anew: there is no state to resume from yet"
+        return f"with {named('resume', True)} to go on from the last good state"
+    return f"with {named('force', True)} to begin anew: there is no state to resume from yet"
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -255,6 +264,10 @@ def _model_settings(run: Run) -> BackboneSettings:
         return kind(**given)
     except InputError as error:
         raise MANIFEST.damaged(run.path, f"{MANIFEST.file}: config.model: {error}") from error
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, allow_nan=False) + "\n"
 
 
 def _open_items(path: Path, kind: Kind, files: Iterable[str], n_items: int) -> Vocabulary:
