@@ -186,7 +186,8 @@ def our_loop(items: int, device: torch.device, options: argparse.Namespace) -> L
     row_wise = items >= options.row_wise_from
     settings = SASRecSettings(dim=options.dim, max_length=options.length)
     with device:  # gigabytes are drawn where they are used
-        model = SASRec(items, settings, sparse_grad=row_wise).train()
+        model = SASRec(items, settings).train()
+    model.sparse_grad = row_wise
     n_buckets, size_x = suggest_sizes(options.batch, options.length)
     loss = ScalableCrossEntropy(
         n_buckets=n_buckets,

@@ -31,8 +31,8 @@ def make_loss() -> ScalableCrossEntropy:
 
 
 def gradient(sparse: bool, histories: Tensor, targets: Tensor, n_items: int) -> Tensor:
-    model, loss = SASRec(n_items, SHAPE, sparse_grad=sparse), make_loss()
-    loss.sparse_grad = sparse
+    model, loss = SASRec(n_items, SHAPE), make_loss()
+    model.sparse_grad = loss.sparse_grad = sparse
     generator = torch.Generator().manual_seed(0)
     loss(model(histories), model.catalogue, targets, generator=generator).backward()
     assert model.catalogue.grad is not None
@@ -53,7 +53,7 @@ def test_lookups_and_loss_add_up_to_the_dense_gradient() -> None:
 def test_a_step_moves_what_it_touched_and_nothing_else() -> None:
     sequences = DeviceSequences.place(lay_out([walk(s, 3 + s % 5) for s in range(20)], range(20)))
     model, loss = SASRec(300, SHAPE), make_loss()
-    other = SASRec(300, SHAPE, sparse_grad=True)
+    other = SASRec(300, SHAPE)
     settings = TrainingSettings(
         learning_rate=0.1, batch_size=3, row_wise=True, catalogue_learning_rate=0.2
     )
@@ -63,7 +63,7 @@ def test_a_step_moves_what_it_touched_and_nothing_else() -> None:
     with sparse_gradients(model, loss, wanted=True):
         step(rows, StepSeeds(1, 2))
     # By hand, with dense gradients and the definition.
-    loss.sparse_grad = True
+    other.sparse_grad = loss.sparse_grad = True
     batch = training_batch(sequences, rows, max_length=6)
     generator = torch.Generator().manual_seed(2)
     loss(other(batch.histories), other.catalogue, batch.targets, generator=generator).backward()
@@ -189,7 +189,7 @@ def test_without_it_gradients_are_dense_whatever_the_loss_is_made_for(
     dataset: PreparedDataset,
 ) -> None:
     # Adam takes no others.
-    model, loss = SASRec(dataset.n_items, SHAPE, sparse_grad=True), make_loss()
-    loss.sparse_grad = True
+    model, loss = SASRec(dataset.n_items, SHAPE), make_loss()
+    model.sparse_grad = loss.sparse_grad = True
     assert cycle_data.train(dataset, loss, model=model, epochs=1).epochs == 1
     assert (model.sparse_grad, loss.sparse_grad) == (True, True)

@@ -23,7 +23,6 @@ from sce.training.settings import TrainingSettings
 
 T = TypeVar("T")
 
-_WIDTHS = 8  # of captured batches: a graph for each is captured when it first occurs
 _BOUNDS = 128  # values of max_targets among captured batches
 
 
@@ -65,8 +64,7 @@ class TrainingStep:
             is neither compiled nor captured.
         device: Where the model is.
         max_length: Maximum history length.
-        captured: Capture the step in CUDA graphs (for a model without length groups, one for each
-            of a few widths). Model and loss must not sync.
+        captured: Capture the step in CUDA graphs. Model and loss must not sync.
 
     On a GPU and where the step is compiled or captured, all batches of as many rows have the same
     length groups: libraries prepare for a shape when it first occurs, as fast attention does for
@@ -99,8 +97,8 @@ class TrainingStep:
         mean = float(self._lengths_of_all.double().mean())
         self.mean_targets = round(len(fullest.values) * mean)
         self._shares: list[float] | None = None  # of long rows, where all batches are cut alike
-        fixed = device.type == "cuda" or settings.compile or captured
-        if isinstance(model, Backbone) and fixed:
+        self.fixed = settings.compile or captured
+        if isinstance(model, Backbone) and (device.type == "cuda" or self.fixed):
             self._shares = shares_longer(self._lengths_of_all, max_length)
         self._groups: dict[int, LengthGroups] = {}  # of batches of so many rows
         self._captured: CapturedSteps | None = None
@@ -129,8 +127,9 @@ class TrainingStep:
             width, groups = self.max_length, self._groups_for_all(len(rows))
             if groups is None or not fits(lengths, groups):
                 width, groups = None, group_by_length(lengths, max(1, int(lengths[0])))
-        else:
-            width, groups = self._width(rows), None
+        else:  # one shape for all that are compiled or captured
+            fixed = len(rows) == self.batch_size and self.fixed
+            width, groups = self.max_length if fixed else None, None
         if self.device.type == "cuda":
             rows = rows.pin_memory()  # the GPU then fetches them while the host goes on
         histories, targets = training_batch(
@@ -153,18 +152,6 @@ class TrainingStep:
             among = len(self._lengths_of_all)
             self._groups[rows] = groups_for_all(self._shares, rows, self.max_length, among)
         return self._groups[rows]
-
-    def _width(self, rows: Tensor) -> int | None:
-        """The width of the batch if its shape is one of few, no less than its longest history."""
-        if len(rows) != self.batch_size:
-            return None
-        if self.compiled_model is not None:
-            return self.max_length
-        if self._captured is None:
-            return None
-        longest = int(self._lengths(rows).max())
-        step = -(-self.max_length // _WIDTHS)
-        return min(self.max_length, -(-longest // step) * step)
 
     def _max_targets(self, rows: Tensor, captured: bool) -> int | None:
         """The bound on the targets of the batch that the loss is given."""
