@@ -4,13 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
-from sce.evaluation.evaluate import Metrics
+from sce.evaluation.evaluate import Metrics, evaluate
 from sce.evaluation.ranking import Popularity
 from sce.losses import CrossEntropy, ScalableCrossEntropy
 from sce.training import trainer
@@ -300,6 +301,35 @@ def test_without_test_users_the_last_weights_are_kept(tmp_path: Path) -> None:
     assert (result.best_epoch, result.test, result.validation) == (2, None, None)
     assert not model.training
     assert (tmp_path / "run" / "best.safetensors").exists()
+
+
+def test_epochs_can_be_evaluated_on_a_sample_of_users(
+    dataset: PreparedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, list[tuple[int, ...]]] = {"validation": [], "test": []}
+
+    def remember(model: Any, data: PreparedDataset, *, split: Any, **options: Any) -> Metrics:
+        asked[split].append(tuple(data.test.users))
+        for row, user in enumerate(data.test.users):  # the events are theirs
+            (place,) = np.flatnonzero(dataset.test.users == user)
+            mine = data.test.items[slice(*data.test.offsets[row : row + 2])]
+            theirs = dataset.test.items[slice(*dataset.test.offsets[place : place + 2])]
+            assert np.array_equal(mine, theirs)
+        return evaluate(model, data, split=split, **options)
+
+    monkeypatch.setattr(trainer, "evaluate", remember)
+    result = train(dataset, validation_users=7, out=tmp_path / "run")
+    (sample,) = set(asked["validation"])  # the same at every epoch, and for popularity
+    assert len(asked["validation"]) == 2 + 1
+    assert len(sample) == 7
+    assert set(asked["test"]) == {tuple(dataset.test.users)}
+    assert result.users == {"validation": 7, "test": len(dataset.test)}
+    train(dataset, validation_users=7, seed=3)
+    assert set(asked["validation"]) == {sample}  # in every run, too
+    written = Run.open(tmp_path / "run").result()
+    assert written is not None
+    assert written["users"] == result.users
+    assert train(dataset, validation_users=99).users["validation"] == len(dataset.test)
 
 
 def test_evaluation_runs_where_the_steps_do(
