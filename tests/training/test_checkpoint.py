@@ -216,7 +216,10 @@ class Largest(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for made in out if isinstance(out, list) else [out]:
-            if made.untyped_storage().data_ptr() not in self.given:
+            if (
+                isinstance(made, torch.Tensor)
+                and made.untyped_storage().data_ptr() not in self.given
+            ):
                 self.bytes = max(self.bytes, made.nbytes)
         return out
 

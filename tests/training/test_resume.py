@@ -20,7 +20,6 @@ from sce.planning import summarize_data
 from sce.training import checkpoint, trainer
 from sce.training.checkpoint import Checkpointer, Trained, read_tensors
 from sce.training.fit import FitResult, fit
-from sce.training.progress import ProgressBar
 from sce.training.run import Run
 from sce.training.signals import TrainingInterrupted
 from sce.training.step import TrainingStep
@@ -284,7 +283,6 @@ def test_a_crash_within_an_epoch_loses_the_steps_since_the_last_save_alone(
 
     go(tmp_path / "unbroken")
     monkeypatch.setattr(checkpoint, "_SHARE", 0)
-    monkeypatch.setattr(ProgressBar, "due", True)
     left, call = STEPS + 3, TrainingStep.__call__
 
     def crashing(*given: Any, **options: Any) -> Any:

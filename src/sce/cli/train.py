@@ -23,7 +23,6 @@ from sce.config import (
     setting_types,
 )
 from sce.data.prepared import PreparedDataset
-from sce.errors import settings_as_flags
 from sce.losses import LOSSES
 from sce.models.registry import BACKBONES
 from sce.training.device import resolve_device
@@ -129,12 +128,11 @@ def train(  # noqa: D417 - the settings document themselves
         left_out = f"leaving out its {', '.join(dropped)}"
         say(f"{config} is for another loss than {chosen.loss_name}: {left_out}")
     out = out or Path("runs") / f"{prepared.resolve().name}-{chosen.loss_name}"
-    with settings_as_flags():
-        check_target(out, force=force, resume=resume)
+    check_target(out, force=force, resume=resume)
     resolve_device(chosen.training.device)  # a GPU that is not there is refused first
     dataset = PreparedDataset.load(prepared)
     try:
-        with _plain_warnings(), settings_as_flags():
+        with _plain_warnings():
             network, objective = chosen.build(dataset)
             result = fit(
                 network,

@@ -225,7 +225,8 @@ class Trainer:
                 result = self.step(batches[number], seeds[number], with_statistics=statistics)
                 monitor.add(result, number + 1, batches[number], targets[number])
                 last = number + 1 == steps
-                if not (last or monitor.full or self.bar.due or self.interrupts.received):
+                save = self.checkpointer.due(60 * settings.save_minutes)
+                if not (last or save or monitor.full or self.bar.due or self.interrupts.received):
                     continue
                 monitor.check()
                 so_far.seconds += time.perf_counter() - begun
@@ -233,7 +234,7 @@ class Trainer:
                 self.bar.step(epoch, number + 1, steps, monitor.last, self._seconds_left())
                 if not last:
                     self.interrupts.check()
-                if self.checkpointer.due(60 * settings.save_minutes):
+                if save:
                     self.save()
                 begun = time.perf_counter()
         self._check_weights()
