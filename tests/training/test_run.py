@@ -69,7 +69,7 @@ def test_opening_a_run_executes_nothing(run: Run) -> None:
     ("damage", "message"),
     [
         (lambda path: shutil.rmtree(path), "does not exist; make it with: sce train"),
-        (lambda path: (path / "run.json").unlink(), "run.json is missing"),
+        (lambda path: (path / "run.json").unlink(), "it has no run.json"),
         (lambda path: (path / "run.json").write_text("{"), "run.json cannot be read"),
         (lambda path: (path / "run.json").write_text("{}"), "is of something else"),
         (lambda path: edit(path, version=1), "has format version 1, and this sce reads version 2"),

@@ -1,6 +1,5 @@
 """Training a model: `fit`, and its result."""
 
-import json
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from sce.data.batches import DeviceSequences
 from sce.data.prepared import PreparedDataset
-from sce.data.storage import write_text
+from sce.data.storage import write_json
 from sce.errors import InputError
 from sce.evaluation.ranking import Popularity
 from sce.losses import LOSSES, DataSummary, Loss, ScalableCrossEntropy
@@ -324,6 +323,5 @@ def _conclude(trainer: Trainer) -> FitResult:
     if trainer.run is not None:
         content: dict[str, Any] = asdict(result)
         del content["history"]
-        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-        write_text(trainer.run.result_file, text)
+        write_json(trainer.run.result_file, content)
     return result

@@ -8,19 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from sce import __version__
+from sce.data.manifest import describe_file, write_array
 from sce.data.prepared import PreparedDataset
 from sce.data.storage import (
     LOCK,
     atomic_directory,
     check_writable,
-    describe_file,
     locked,
     partial_directory,
-    write_array,
-    write_text,
+    write_json,
 )
 from sce.errors import InputError, named
-from sce.training.run import FILES, MANIFEST, DatasetInfo, Run, read_manifest
+from sce.training.run import FILES, MANIFEST, DatasetInfo, Run
 
 # Settings that may change on resuming: the device, whose arithmetic may differ, how often to save,
 # and the epochs (unless the schedule goes by them); after a divergence also those that may help.
@@ -54,7 +53,7 @@ def check_target(path: Path | str, *, force: bool = False, resume: bool = False)
             f"{path} exists; go on with {named('resume', True)}, replace it with "
             f"{named('force', True)}, or choose another directory"
         )
-    files = read_manifest(path)["files"]
+    files = MANIFEST.read(path)["files"]
     known = {MANIFEST.file, LOCK, *files, *FILES}
     known |= {partial_directory(path / name).name for name in (MANIFEST.file, *FILES)}
     others = sorted({file.name for file in path.iterdir()} - known)
@@ -97,7 +96,7 @@ def run_target(
 
         def open_run(derived: Mapping[str, Any]) -> Run:
             if manifest is not None:
-                write_text(path / MANIFEST.file, _pretty(manifest))
+                write_json(path / MANIFEST.file, manifest)
                 return Run.open(path)
             run = start_run(
                 path, dataset, config=config, derived=derived, model=model, replace=exists
@@ -126,8 +125,6 @@ def start_run(
             files[file.name] = describe_file(file)
         info = DatasetInfo(str(dataset.path.resolve()), dataset.content_hash, dataset.n_items)
         manifest = {
-            "format": MANIFEST.format,
-            "version": MANIFEST.version,
             "sce": __version__,
             "model": model,
             "config": dict(config),
@@ -136,7 +133,7 @@ def start_run(
             "item_ids": dataset.item_ids.kind,
             "files": files,
         }
-        (directory / MANIFEST.file).write_text(_pretty(manifest), encoding="utf-8")
+        MANIFEST.write(directory, manifest)
     return Run.open(path)
 
 
@@ -152,7 +149,7 @@ def check_resumable(
     Raises:
         InputError: When other settings, another model or another dataset are given than it had.
     """
-    manifest = read_manifest(path)
+    manifest = MANIFEST.read(path)
     content = manifest["dataset"]["content_hash"]
     if content != dataset.content_hash:
         raise InputError(
@@ -189,9 +186,9 @@ def check_resumable(
 
 def note_divergence(run: Run, *, epoch: int, step: int) -> None:
     """Write into a run that its loss was not finite: resuming then allows remedies."""
-    manifest = read_manifest(run.path)
+    manifest = MANIFEST.read(run.path)
     manifest["diverged"] = {"epoch": epoch, "step": step}
-    write_text(run.path / MANIFEST.file, _pretty(manifest))
+    write_json(run.path / MANIFEST.file, manifest)
 
 
 def _flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,7 +197,3 @@ def _flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
         for section, settings in nested.items()
         for name, value in (settings if isinstance(settings, Mapping) else {"": settings}).items()
     }
-
-
-def _pretty(content: Mapping[str, Any]) -> str:
-    return json.dumps(content, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
