@@ -179,7 +179,7 @@ def test_a_run_that_diverged(run: Run) -> None:
     write_epochs(run, count=2)
     note_divergence(run, epoch=3, step=7)
     page = Outline(make_page(run))
-    assert "diverged at step 7 of epoch 3: try a lower --learning-rate" in page.words
+    assert "diverged at step 7 of epoch 3: try a lower" in page.words
     assert "has not ended" not in page.words
     write_result(run)  # it was resumed, and got over it
     assert "diverged at" not in Outline(make_page(run)).words

@@ -13,7 +13,7 @@ from sce.errors import InputError
 from sce.models.sasrec import SASRec
 from sce.training.checkpoint import write_tensors
 from sce.training.run import Run, describe_divergence, load_model
-from sce.training.run_start import MetricsLog, check_target, note_divergence, start_run
+from sce.training.run_start import check_target, note_divergence, start_run
 from tests.cycle_data import MODEL, make_cycle
 
 CONFIG: dict[str, Any] = {
@@ -195,7 +195,9 @@ def test_targets(run: Run, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert check_target(tmp_path / "empty") is False
     assert check_target(tmp_path / "empty", resume=True) is False
-    with pytest.raises(InputError, match="exists; go on with --resume, replace it with --force"):
+    with pytest.raises(
+        InputError, match="exists; go on with resume=True, replace it with force=True"
+    ):
         check_target(run.path)
     assert check_target(run.path, resume=True) is True
     assert check_target(run.path, force=True) is True
@@ -203,7 +205,7 @@ def test_targets(run: Run, tmp_path: Path) -> None:
     (run.path / "report.html").touch()
     assert check_target(run.path, force=True) is True
     (run.path / "notes.txt").touch()
-    with pytest.raises(InputError, match=r"also holds notes.txt, which --force would delete"):
+    with pytest.raises(InputError, match=r"also holds notes.txt, which force=True would delete"):
         check_target(run.path, force=True)
     assert check_target(run.path, resume=True) is True
     (tmp_path / "file").touch()
@@ -218,20 +220,13 @@ def test_a_run_is_replaced(run: Run, dataset: PreparedDataset) -> None:
     assert not new.best_weights.exists()
 
 
-def test_each_record_is_a_line_at_once(run: Run) -> None:
-    log = MetricsLog(run, [{"epoch": 1}])
-    assert run.metrics() == [{"epoch": 1}]
-    log.write({"epoch": 2})
-    assert run.metrics() == [{"epoch": 1}, {"epoch": 2}]
-
-
 def test_a_divergence_is_told_until_the_run_has_ended(run: Run) -> None:
     assert describe_divergence(run) is None
     note_divergence(run, epoch=2, step=7)
     said = describe_divergence(run)
     assert said is not None
-    assert "diverged at step 7 of epoch 2: try a lower --learning-rate, with --force" in said
+    assert "diverged at step 7 of epoch 2: try a lower learning_rate, with force=True" in said
     run.resume_state.touch()
-    assert "with --resume" in str(describe_divergence(run))
+    assert "with resume=True" in str(describe_divergence(run))
     run.result_file.touch()
     assert describe_divergence(run) is None

@@ -15,7 +15,7 @@ from typing import Any, get_args
 import cyclopts
 
 from sce import __version__
-from sce.errors import InputError
+from sce.errors import InputError, settings_as_flags
 
 VERBS: dict[str, tuple[str, list[str]]] = {
     "prepare": (
@@ -110,6 +110,7 @@ for position, (verb, (summary, examples)) in enumerate(VERBS.items()):
     )
 
 
+@settings_as_flags()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return 0 when done, 2 on wrong input, 130 when interrupted."""
     tokens = list(sys.argv[1:] if arguments is None else arguments)

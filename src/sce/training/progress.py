@@ -65,7 +65,7 @@ class ProgressBar:
 
     def step(self, epoch: int, step: int, of: int, loss: float, seconds_left: float) -> None:
         """Show the progress of the epoch."""
-        facts = f"loss {loss:.4f}  {self._score}{self._memory.now():,.0f} MiB"
+        facts = f"loss {loss:.4f}  {self._score}{self._memory.peak():,.0f} MiB"
         facts += f"  {show_clock(seconds_left)} left"
         self._show(f"epoch {epoch}/{self._epochs}", step, of, facts)
 
