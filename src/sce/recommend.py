@@ -29,9 +29,8 @@ from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 from sce.evaluation.ranking import NOTHING, Ranker, check_depth, largest_norm, last_states, top_k
 from sce.models.registry import BACKBONES
-from sce.training.checkpoint import read_tensors
 from sce.training.device import resolve_device
-from sce.training.run import Run, describe_divergence, load_model
+from sce.training.run import Run, load_model, read_weights
 
 BATCH_SIZE = 256
 # Histories are collected for so many batches, and those of like length put together: less padding.
@@ -129,8 +128,6 @@ class Recommender:
         """
         place = resolve_device(device)
         opened = run if isinstance(run, Run) else Run.open(run)
-        if not opened.best_weights.is_file() and (diverged := describe_divergence(opened)):
-            raise InputError(f"there are no weights yet: {diverged}")
         if model is not None:
             ranker = _with_weights(model, opened, place)
         elif opened.model in BACKBONES:
@@ -297,10 +294,8 @@ def _with_weights(model: nn.Module, run: Run, device: torch.device) -> Ranker:
             "a model is a torch module that maps histories to states and has a `catalogue` of item "
             f"vectors; got {model if isinstance(model, type) else type(model).__name__}"
         )
-    if not run.best_weights.is_file():
-        raise InputError(f"{run.path} has no weights yet: it has not come to its first evaluation")
     try:
-        model.load_state_dict(read_tensors(run.best_weights)[0])
+        model.load_state_dict(read_weights(run))
     except RuntimeError as error:  # names what is missing, and both shapes of what does not fit
         raise InputError(
             f"{type(model).__name__} is not as it was trained in {run.path}: {error}"

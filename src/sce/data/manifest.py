@@ -125,7 +125,7 @@ class Manifest:
                 f"{self.version}; install the sce that wrote it, or {self.remedy}"
             )
         checksum = json_checksum({key: manifest[key] for key in manifest if key != CHECKSUM})
-        if manifest.pop(CHECKSUM, checksum) != checksum:
+        if manifest.pop(CHECKSUM, None) != checksum:
             raise self.damaged(path, f"{self.file} was altered")
         return manifest
 

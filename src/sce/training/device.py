@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from sce import memory
 from sce.errors import InputError
 from sce.evaluation.precision import Precision as Precision
 from sce.evaluation.precision import matmul_precision as matmul_precision
@@ -70,12 +71,7 @@ def free_memory(device: torch.device) -> int | None:
         free, _ = torch.cuda.mem_get_info(device)
         # What torch holds for itself and does not use is as good as free.
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    kib = next((line.split()[1] for line in lines if line.startswith("MemAvailable")), None)
-    return None if kib is None else int(kib) * 1024
+    return memory.free_memory()
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from sce.training.device import (
 )
 from sce.training.optimizer import make_optimizer, row_wise_table, sparse_gradients
 from sce.training.preflight import TrainingWarning, explain_error, preflight
-from sce.training.progress import ProgressBar
+from sce.training.progress import TrainingProgress
 from sce.training.run_start import note_divergence, run_target
 from sce.training.settings import TrainingSettings
 from sce.training.signals import Interrupts, StopRequested, TrainingInterrupted
@@ -178,7 +178,7 @@ def fit(
         memory = PeakMemory(device)
         with (
             Interrupts(wanted=run is not None, say=progress) as interrupts,
-            ProgressBar(
+            TrainingProgress(
                 wanted=progress,
                 epochs=settings.epochs,
                 memory=memory,
@@ -196,7 +196,7 @@ def fit(
                 interrupts=interrupts,
             )
             if run is not None and resume and not run.resume_state.exists():
-                bar.note(f"nothing to resume in {run.path}: starting")
+                bar.print(f"sce: nothing to resume in {run.path}: starting")
             try:
                 trainer.resume()
                 trainer.run_epochs(on_epoch)

@@ -9,7 +9,7 @@ RUN/result.json         the outcome, once training has ended
 RUN/report.html         written by `sce report`
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -180,11 +180,11 @@ def read_weights(run: Run) -> dict[str, Tensor]:
         return with_prefix(read_tensors(run.resume_state)[0], "model.")
     if removed := MANIFEST.read(run.path).get(NO_WEIGHTS):
         raise InputError(f"{run.path} has no weights any more: {removed}")
-    why = caveat(run) or f"go on with: sce train ... {named('resume', True)}"
+    why = describe_divergence(run) or f"go on with: sce train ... {named('resume', True)}"
     raise InputError(f"{run.path} has no weights yet: nothing was saved so far; {why}")
 
 
-def caveat(run: Run) -> str | None:
+def describe_divergence(run: Run) -> str | None:
     """A sentence about a run that diverged, or whose weights were never evaluated; else None."""
     found = MANIFEST.read(run.path).get("diverged")
     if found is not None and not run.result_file.exists():  # else it has got over it

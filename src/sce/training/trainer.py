@@ -19,7 +19,7 @@ from sce.training.capture import StepResult
 from sce.training.checkpoint import Checkpointer, EpochSoFar, Progress, Trained
 from sce.training.device import PeakMemory, matmul_precision
 from sce.training.optimizer import rate_factor, set_rate
-from sce.training.progress import ProgressBar
+from sce.training.progress import TrainingProgress
 from sce.training.run import Run, resume_hint
 from sce.training.settings import TrainingSettings
 from sce.training.signals import Interrupts, StopRequested, TrainingInterrupted
@@ -119,7 +119,7 @@ class Trainer:
         settings: TrainingSettings,
         *,
         run: Run | None,
-        bar: ProgressBar,
+        bar: TrainingProgress,
         memory: PeakMemory,
         interrupts: Interrupts,
     ) -> None:
@@ -154,13 +154,13 @@ class Trainer:
                 )
             found.stopped, found.current = "epochs", EpochSoFar()
         if found.stopped is not None:
-            self.bar.note(f"training has ended already, after epoch {found.epoch}")
+            self.bar.print(f"sce: training has ended already, after epoch {found.epoch}")
             return
         self.run.result_file.unlink(missing_ok=True)
         step = f"step {found.current.step + 1} of {self._steps()}"
         if found.current.step == self._steps():
             step = "its evaluation"
-        self.bar.note(f"going on at epoch {found.epoch + 1}, {step}")
+        self.bar.print(f"sce: going on at epoch {found.epoch + 1}, {step}")
 
     def run_epochs(self, on_epoch: Callable[[Record], object] | None = None) -> None:
         """Train, and leave the model with the weights of its best epoch.
@@ -231,7 +231,7 @@ class Trainer:
                 monitor.check()
                 so_far.seconds += time.perf_counter() - begun
                 so_far.memory_mib = max(so_far.memory_mib, self.memory.peak())
-                self.bar.step(epoch, number + 1, steps, monitor.last, self._seconds_left())
+                self.bar.training(epoch, number + 1, steps, monitor.last, self._seconds_left())
                 if not last:
                     self.interrupts.check()
                 if save:
@@ -260,8 +260,7 @@ class Trainer:
 
         def tell(done: int) -> None:
             self.interrupts.check()
-            if self.bar.due:
-                self.bar.evaluating(split, done, len(dataset.test))
+            self.bar.update(f"evaluating {split}", done, len(dataset.test), "users")
 
         begun = time.perf_counter()
         with self.memory.phase():
