@@ -30,7 +30,7 @@ from sce.errors import InputError
 from sce.evaluation.ranking import NOTHING, Ranker, check_depth, largest_norm, last_states, top_k
 from sce.models.registry import BACKBONES
 from sce.training.device import resolve_device
-from sce.training.run import Run, load_model, read_weights
+from sce.training.run import Run, load_model, read_weights, warn_of
 
 BATCH_SIZE = 256
 # Histories are collected for so many batches, and those of like length put together: less padding.
@@ -139,6 +139,7 @@ class Recommender:
                 f"recommender = Recommender.load({str(opened.path)!r}, model={name}(...)) can, and "
                 'sce.evaluate(recommender.model, dataset, split="test") measures it'
             )
+        warn_of(opened)
         return cls(ranker, opened.item_ids, opened.dataset.content_hash)
 
     @cached_property

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from sce.cli import say
 from sce.cli.output import output_console, show_metrics
 from sce.errors import InputError
 from sce.evaluation.evaluate import evaluate as measure
@@ -15,7 +14,7 @@ from sce.evaluation.ranking import Popularity, Ranker
 from sce.progress import ProgressDisplay
 from sce.recommend import Recommender
 from sce.training.device import resolve_device
-from sce.training.run import Run, describe_divergence
+from sce.training.run import Run
 
 
 def evaluate(
@@ -52,7 +51,6 @@ def evaluate(
         loss: Recommender.load(opened, str(place)).model,
         "popularity": Popularity(dataset.train, dataset.n_items, device=place),
     }
-    say_divergence(opened)
     measured = partial(measure, dataset=dataset, split=split, keep_seen=keep_seen)
     measured = partial(measured, ks=None if k is None else sorted(set(k)), batch_size=batch_size)
     with ProgressDisplay() as display:
@@ -73,9 +71,3 @@ def evaluate(
     if found[loss].seen_targets and not keep_seen:
         line += f", and so are targets among them: {found[loss].seen_targets:,} misses"
     output_console().print(line, soft_wrap=True, markup=False)
-
-
-def say_divergence(run: Run) -> None:
-    """Warn on standard error about a run whose training diverged."""
-    if diverged := describe_divergence(run):
-        say(f"warning: {diverged}")
