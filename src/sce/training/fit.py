@@ -129,7 +129,7 @@ def fit(
     device = resolve_device(settings.device)
     described = {"model": describe_model(model), "loss": {}, "training": asdict(settings)}
     described |= config or {}
-    if out is not None and not described["loss"]:
+    if out is not None and (loss_name is not None or not described["loss"]):
         described["loss"] = describe_loss(loss, loss_name)
     longest = max(1, int(dataset.train.lengths.max(initial=0)) - 1)
     max_length = min(int(getattr(model, "max_length", longest)), longest)
