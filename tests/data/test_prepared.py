@@ -1,9 +1,13 @@
 import errno
+import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +170,33 @@ def test_a_link_to_a_dataset_is_followed(tmp_path: Path) -> None:
     write(tmp_path / "link", force=True, settings={})
     assert (tmp_path / "link").is_symlink()
     assert PreparedDataset.load(tmp_path / "real").settings == {}
+
+
+def test_what_is_loaded_while_it_is_being_replaced_belongs_together(tmp_path: Path) -> None:
+    def write_one(item: int) -> None:
+        sequences = sequences_of([[item] * 4], [item])
+        write(tmp_path / "data", force=True, train=sequences, settings={"item": item})
+
+    write_one(0)
+    if not (child := os.fork()):
+        with suppress(BaseException):
+            for count in itertools.count(1):
+                write_one(count % 3)
+        os._exit(1)
+    try:
+        until, loads, seen = time.monotonic() + 2, 0, set()
+        while time.monotonic() < until:
+            loaded = PreparedDataset.load(tmp_path / "data", verify=loads % 2 == 0)
+            item = loaded.settings["item"]
+            assert loaded.train.items.tolist() == [item] * 4
+            assert loaded.train.users.tolist() == [item]
+            seen.add(item)
+            loads += 1
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    print(f"{loads} loads while the dataset was being replaced")
+    assert seen == {0, 1, 2}
 
 
 # --- what can go wrong while writing
@@ -336,7 +367,7 @@ def test_sequences_know_their_lengths() -> None:
     [
         (np.zeros(3, np.int64), [0, 3], 1, "items .* int64"),
         (np.zeros((3, 1), np.int32), [0, 3], 1, "items .*shape"),
-        (np.zeros(3, np.int32), [0, 3], 2, "one offset more"),
+        (np.zeros(3, np.int32), [0, 3], 2, "3 offsets run from 0"),
         (np.zeros(3, np.int32), [1, 3], 1, "from 0 to 3 items, not .1 3."),
         (np.zeros(3, np.int32), [0, 2], 1, "from 0 to 3 items, not .0 2."),
     ],
@@ -375,11 +406,18 @@ def test_force_never_deletes_what_only_has_the_names_of_ours(
     assert (theirs / "item_ids_mine.npy").read_text() == "dear"
 
 
-def test_the_current_directory_and_the_root_are_refused(
+def test_places_that_cannot_be_are_refused_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="is the current directory"):
-        check_target(".")
-    with pytest.raises(InputError, match="/ exists and holds"):
-        check_target("/")
+    Path("loop").symlink_to("loop")
+    for place, message in [
+        (".", "is the current directory"),
+        ("/", "cannot write /: "),
+        ("loop", "cannot write loop: "),
+        (250 * "n", "cannot write n+: .*File name too long"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            check_target(place)
+    with pytest.raises(InputError, match="loop does not exist"):
+        PreparedDataset.load("loop")

@@ -53,7 +53,7 @@ class Manifest:
     remedy: str  # "prepare it again"
 
     def write(self, directory: Path, content: Mapping[str, Any]) -> None:
-        """Write the manifest of a directory."""
+        """Write the manifest of a directory, whole or not at all."""
         head = {"format": self.format, "version": self.version}
         write_json(directory / self.file, head | dict(content))
 
@@ -75,7 +75,7 @@ class Manifest:
         """
         while True:
             if not path.exists():
-                tidy(path.resolve())
+                tidy(path)
             if not path.exists():
                 command = f"{self.command} --out {path}"
                 raise InputError(f"{path} does not exist; make it with: {command}")
@@ -125,7 +125,7 @@ class Manifest:
                 f"{self.version}; install the sce that wrote it, or {self.remedy}"
             )
         checksum = json_checksum({key: manifest[key] for key in manifest if key != CHECKSUM})
-        if manifest.pop(CHECKSUM, checksum) != checksum:
+        if manifest.pop(CHECKSUM, None) != checksum:
             raise self.damaged(path, f"{self.file} was altered")
         return manifest
 

@@ -1,6 +1,6 @@
 """The prepared dataset on disk: flat integer arrays that training memory-maps; numpy only.
 
-    DIR/dataset.json       format, settings, counts, the size and hash of every file
+    DIR/dataset.json       format, settings, counts, the size and hash of every file; its checksum
     DIR/train_items.npy    int32 [n]          catalogue indices, sequence after sequence
     DIR/train_offsets.npy  int64 [users + 1]  where each sequence begins
     DIR/train_users.npy    int32 [users]      whose it is: codes into the user vocabulary
@@ -9,7 +9,7 @@
     DIR/item_ids_*.npy     the item vocabulary: row i is the id of catalogue index i
 
 Nothing in it depends on when, where or from which files it was made: the same log prepared in the
-same way gives the same bytes, and `content_hash` names them.
+same way gives the same bytes, and the checksum of dataset.json, `content_hash`, names them.
 """
 
 from collections import defaultdict
@@ -46,18 +46,19 @@ class Sequences:
     users: NDArray[np.int32]  # [users] codes into the user vocabulary, ascending
 
     def __post_init__(self) -> None:
-        wanted = {"items": np.int32, "offsets": np.int64, "users": np.int32}
-        for name, dtype in wanted.items():
+        for name, dtype in (("items", np.int32), ("offsets", np.int64), ("users", np.int32)):
             array = getattr(self, name)
             if array.dtype != dtype or array.ndim != 1:
                 raise ValueError(
                     f"{name} must be one-dimensional {np.dtype(dtype)}, "
                     f"got {array.dtype} of shape {array.shape}"
                 )
-        if len(self.offsets) != len(self.users) + 1:
-            raise ValueError(f"{len(self.users)} users need one offset more, not {self.offsets}")
-        if self.offsets[0] != 0 or self.offsets[-1] != len(self.items):
-            raise ValueError(f"offsets run from 0 to {len(self.items)} items, not {self.offsets}")
+        ends = [*self.offsets[:1], *self.offsets[-1:]]
+        if len(self.offsets) != len(self.users) + 1 or ends != [0, len(self.items)]:
+            raise ValueError(
+                f"{len(self.users) + 1} offsets run from 0 to {len(self.items)} items, "
+                f"not {self.offsets}"
+            )
 
     def __len__(self) -> int:
         return len(self.users)
@@ -86,6 +87,11 @@ class PreparedDataset:
     test: Sequences  # history ..., validation target, test target: three events or more each
     user_ids: Vocabulary
     item_ids: Vocabulary
+
+    @property
+    def order(self) -> dict[str, Any]:
+        """Order of each user's events: by, ties, seed, found (`describe_order`), warning."""
+        return dict(self.counts.get("order", {}))
 
     @property
     def n_items(self) -> int:
@@ -148,15 +154,8 @@ def write_prepared(
 ) -> PreparedDataset:
     """Write a prepared dataset, whole or not at all, and open it.
 
-    Args:
-        path: The directory to make.
-        train: Training sequences.
-        test: Sequences to evaluate on, each of three events or more.
-        user_ids: The users that the sequences name.
-        item_ids: The catalogue.
-        settings: Settings of the filters and the split, as JSON can hold them.
-        counts: Counts after each step, likewise.
-        force: Replace a prepared dataset that is already there.
+    Test sequences have three events or more each. `settings` of filters and split and `counts`
+    after each step are kept as JSON. `force` replaces a prepared dataset that is already there.
     """
     for sequences in (train, test):
         for name, ids in (("items", item_ids), ("users", user_ids)):

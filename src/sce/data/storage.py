@@ -21,6 +21,7 @@ from sce.errors import InputError
 
 LOCK = ".lock"
 CHECKSUM = "checksum"  # last member of a JSON object
+_WHOLE = re.compile(rb'"checksum": "[0-9a-f]{32}"}')  # in a line that has all but its end
 # 256 bits of BLAKE2b, about a gigabyte a second on one core; `b2sum -l 256 FILE` shows the same.
 new_digest = partial(hashlib.blake2b, digest_size=32)
 _AT_CWD, _EXCHANGE = -100, 2  # of renameat2
@@ -59,22 +60,23 @@ def atomic_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
     finally:
         if aside.exists() and not place.exists():
             aside.rename(place)
+        if lock is not None:
+            os.close(lock)  # first: it may be that no other can be opened
         for left in (partial_, aside):  # after an exchange the former is what was replaced
             shutil.rmtree(left, ignore_errors=True)
         for parent in made:
             with suppress(OSError):  # not empty
                 parent.rmdir()
-        if lock is not None:
-            os.close(lock)
 
 
-def tidy(place: Path) -> None:
+def tidy(path: Path) -> None:
     """Put back what an interrupted command moved aside; remove what such commands left beside it.
 
     A directory that is being filled is locked by the command that fills it.
     """
-    ours = re.compile(rf"\.{re.escape(place.name)}\.(partial|replaced)-[0-9a-f]{{8}}")
-    with suppress(OSError, InputError):
+    with suppress(OSError, RuntimeError, InputError):  # the second: a loop of links
+        place = path.resolve()
+        ours = re.compile(rf"\.{re.escape(place.name)}\.(partial|replaced)-[0-9a-f]{{8}}")
         for left in place.parent.iterdir():
             kind = ours.fullmatch(left.name)
             if kind and kind[1] == "replaced" and not place.exists():
@@ -179,13 +181,18 @@ def own_file(path: Path | str, flags: int) -> int:
 
 def check_writable(path: Path) -> None:
     """Refuse early a directory that could not be made; tidy up after interrupted commands."""
-    place = path.resolve()
+    try:
+        place = path.resolve()
+        with suppress(FileNotFoundError, NotADirectoryError):  # rather now than when all is done
+            place.with_name(f".{place.name}.replaced-01234567").stat()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InputError(f"cannot write {path}: {error}") from error
     above = next((parent for parent in place.parents if parent.exists()), place)
     if not above.is_dir():
         raise InputError(f"cannot write {path}: {above} is a file")
     if not os.access(above, os.W_OK | os.X_OK):
         raise InputError(f"cannot write {path}: not allowed to write in {above}")
-    tidy(place)
+    tidy(path)
 
 
 def json_checksum(value: Mapping[str, Any]) -> str:
@@ -245,9 +252,6 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     if _WHOLE.search(tail):  # only its end is missing, or altered
         lines.append(tail)
     return [_load(line, f"{path}, line {number},") for number, line in enumerate(lines, 1)]
-
-
-_WHOLE = re.compile(rb'"checksum": "[0-9a-f]{32}"}')
 
 
 def _dump(value: Mapping[str, Any], indent: int | None = None) -> str:

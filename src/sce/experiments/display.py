@@ -15,7 +15,7 @@ from rich.text import Text
 from sce.experiments.runner import Child, SweepRunner
 from sce.experiments.spec import PlannedRun
 from sce.experiments.store import FAILED, FINISHED, Row
-from sce.training.progress import PipedConsole
+from sce.progress import PipedConsole
 from sce.units import show_duration, show_memory
 
 _REFRESH = 0.5  # seconds

@@ -70,11 +70,7 @@ def measure_components(
         model, loss = config.build(dataset)
         model, loss = model.to(device), loss.to(device)
         optimizer = make_optimizer(
-            [*model.parameters(), *loss.parameters()],
-            learning_rate=settings.learning_rate,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-            device=device,
+            [*model.parameters(), *loss.parameters()], settings, device=device
         )
         sequences = DeviceSequences.place(dataset.train, device)
         count = min(settings.batch_size, len(sequences))
