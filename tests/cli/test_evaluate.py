@@ -72,7 +72,7 @@ def test_the_ranks_of_users_are_kept_with_the_run(run: Path, capsys: Capture) ->
     assert ((ranks > 0) & (ranks <= 10)).mean() == pytest.approx(result["test"]["hr@10"])
     (run / "test_ranks.npy").unlink()
     write_json(run / "result.json", {k: v for k, v in result.items() if k != "test_ranks"})
-    assert main(["evaluate", str(run), "--device", "cpu", "-k", "5"]) == 0  # not deep enough
+    assert main(["evaluate", str(run), "--device", "cpu", "--k", "5"]) == 0  # not deep enough
     assert not (run / "test_ranks.npy").exists()
     assert main(["evaluate", str(run), "--device", "cpu"]) == 0
     assert Run.open(run).result() == result
