@@ -58,6 +58,15 @@ def test_a_page_that_cannot_be_made_does_not_replace_one(run: Run, capsys: Captu
     assert (run.path / "report.html").read_text() == "dear"
 
 
+@pytest.mark.parametrize("name", ["run.json", "result.json", "metrics.jsonl"])
+def test_what_is_not_text_is_one_line(run: Run, name: str, capsys: Capture) -> None:
+    whole = (run.path / name).read_bytes()
+    for wrong in (b"\xff\xfe" + whole[2:], whole.replace(b"1", b"3", 1)):
+        (run.path / name).write_bytes(wrong)
+        assert name in complaint(["report", str(run.path)], capsys)
+        assert "altered" in complaint(["compare", str(run.path), str(run.path)], capsys)
+
+
 def test_where_it_cannot_be_written(run: Run, tmp_path: Path, capsys: Capture) -> None:
     line = complaint(["report", str(run.path), "--out", str(tmp_path)], capsys)
     assert "is a directory" in line

@@ -179,6 +179,7 @@ def row_of(path: Path) -> Row:
     settings = {
         f"{section}.{name}": value
         for section, given in run.config.items()
+        if isinstance(given, Mapping)
         for name, value in given.items()
     }
     status: Row = {"status": FINISHED}
