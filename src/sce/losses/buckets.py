@@ -28,9 +28,10 @@ Centres = Literal["random", "states", "mix"]
 
 @dataclass(frozen=True)
 class Buckets:
-    """The states and the items of each bucket, as indices: ascending, but for the kernels'."""
+    """The states and the items of each bucket, as indices."""
 
-    states: Tensor  # [n_buckets, bucket_size_x]
+    states: Tensor  # [p], bucket by bucket; behind the last bucket's come those of none
+    offsets: Tensor  # [n_buckets + 1]: where the states of each bucket begin
     items: Tensor  # [n_buckets, bucket_size_y] into the catalogue
 
 
@@ -247,28 +248,38 @@ def _top_columns(values: Tensor, k: int) -> Tensor:
 
 
 class BucketStatistics(NamedTuple):
-    """The shares that the paper plots over training, as scalar tensors."""
+    """Shares that tell how the buckets lie, as scalar tensors."""
 
     picked_once: Tensor  # of the valid states: those in exactly one bucket
     placed: Tensor  # of the valid states: those in any bucket
     correct_in_bucket: Tensor  # of bucket rows: those whose target is among the bucket's items
+    occupied: Tensor  # of the buckets: those that have any state
 
 
 def count_buckets(buckets: Buckets, targets: Tensor) -> BucketStatistics:
     """Count over the states [n], of which those with a negative target are not valid."""
-    chosen = buckets.states.long()
-    positives = targets.long()[chosen]
-    picks = torch.zeros(len(targets), device=targets.device, dtype=torch.int64)
-    picks.scatter_add_(0, chosen.flatten(), (positives >= 0).long().flatten())
-    correct = torch.zeros((), device=targets.device, dtype=torch.int64)
-    at_once = max(1, _SORTED // max(1, buckets.items.shape[1]))
-    for items, positive in zip(buckets.items.split(at_once), positives.split(at_once), strict=True):
-        items = items.long().sort(dim=1).values
-        column = torch.searchsorted(items, positive).clamp_(max=items.shape[1] - 1)
-        correct += (items.gather(1, column) == positive).sum()
-    states, rows = (targets >= 0).sum().clamp(min=1), (positives >= 0).sum().clamp(min=1)
+    n_buckets, size_y = buckets.items.shape
+    states, device = buckets.states.long(), targets.device
+    place = torch.arange(len(states), device=device)
+    bucket = torch.searchsorted(buckets.offsets[1:].long(), place, right=True)
+    positives = targets.long()[states].masked_fill(bucket == n_buckets, -1)
+    rows = positives >= 0
+    picks = torch.zeros(len(targets), device=device, dtype=torch.int64)
+    picks.scatter_add_(0, states, rows.long())
+    # Buckets and items as one number, sorted: a target is looked up in its bucket.
+    wanted = (bucket << 32) + positives
+    correct = torch.zeros((), device=device, dtype=torch.int64)
+    at_once = max(1, _SORTED // max(1, size_y))
+    for start in range(0, n_buckets, at_once):
+        items = buckets.items[start : start + at_once].long()
+        number = torch.arange(start, start + len(items), device=device).unsqueeze(1)
+        keys = ((number << 32) + items).flatten().sort().values
+        found = keys[torch.searchsorted(keys, wanted).clamp_(max=len(keys) - 1)]
+        correct += (rows & (found == wanted)).sum()
+    valid = (targets >= 0).sum().clamp(min=1)
     return BucketStatistics(
-        picked_once=(picks == 1).sum() / states,
-        placed=(picks > 0).sum() / states,
-        correct_in_bucket=correct / rows,
+        picked_once=(picks == 1).sum() / valid,
+        placed=(picks > 0).sum() / valid,
+        correct_in_bucket=correct / rows.sum().clamp(min=1),
+        occupied=(buckets.offsets[1:] > buckets.offsets[:-1]).sum() / n_buckets,
     )

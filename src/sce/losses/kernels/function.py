@@ -14,13 +14,19 @@ from sce.losses.kernels import bucketed
 from sce.losses.kernels.backward import Saved, bucket_items, grad_states
 from sce.losses.kernels.catalogue import grad_catalogue
 from sce.losses.kernels.centres import prepare
+from sce.losses.kernels.members import (
+    Members,
+    group_by_bucket,
+    nearest_buckets,
+    of_equal_size,
+)
 from sce.losses.kernels.selection import top_rows
 
 
 class FusedOptions(NamedTuple):
     """The settings of a call, in the order of the operator's schema."""
 
-    sizes: list[int]  # n_buckets, bucket_size_x, bucket_size_y
+    sizes: list[int]  # n_buckets, bucket_size_x (0: each state in its nearest), bucket_size_y
     centres: Centres = "random"  # where they are not given
     ignore_index: int = -100
     reduction: str = "mean"
@@ -39,18 +45,22 @@ class Computed(NamedTuple):
     """The results of the forward pass: no two of these share memory."""
 
     loss: Tensor  # scalar, or [n] when not reduced
-    bucket_states: Tensor  # [n_buckets, size_x]
+    bucket_states: Tensor  # [n_buckets, size_x]; size_x is 0 where states choose their bucket
     targets: Tensor  # [n]; -1: ignored
     packed: Tensor  # [n]
     keys: Tensor  # [n_buckets * size_y + n], of which the first part are the buckets' items
     positive_logits: Tensor  # [n]
-    won: Tensor  # [n_buckets, size_x]
-    counts: Tensor  # [n_buckets + 1]
+    won: Tensor  # [n]: the states, by the bucket that won them
+    offsets: Tensor  # [n_buckets + 1]: where those of each bucket begin
+    count: Tensor  # [1]: states that any bucket won
 
     def fused(self) -> Fused:
         """Return the part of it that a caller sees."""
-        items = bucket_items(self.keys, len(self.won), self.targets)
-        return Fused(self.loss, Buckets(self.bucket_states, items), self.targets)
+        items = bucket_items(self.keys, len(self.bucket_states), self.targets)
+        members = Members(self.won, self.offsets)
+        if self.bucket_states.shape[1]:
+            members = of_equal_size(self.bucket_states)
+        return Fused(self.loss, Buckets(*members, items), self.targets)
 
 
 def fused_cross_entropy(
@@ -97,13 +107,21 @@ def compute(
         )
         # Items are written to the keys.
         items = bucket_items(prepared.keys, n_buckets, prepared.targets)
-        chosen = top_rows(
-            prepared.centres, x, size_x, targets=prepared.targets, autocast_dtype=dtype
-        )
         top_rows(prepared.centres, y, items.shape[1], out=items, autocast_dtype=dtype)
-        loss, positive_logits, won, counts = bucketed.forward(
-            x, y, prepared, Buckets(chosen, items), options.reduction, dtype
+        if size_x:
+            chosen = top_rows(
+                prepared.centres, x, size_x, targets=prepared.targets, autocast_dtype=dtype
+            )
+            members = of_equal_size(chosen)
+        else:
+            chosen = items.new_empty(n_buckets, 0)
+            nearest = nearest_buckets(x, prepared.centres, prepared.targets, dtype)
+            members = group_by_bucket(nearest, n_buckets)
+        loss, positive_logits, winners, count = bucketed.forward(
+            x, y, prepared, members, items, options.reduction, dtype
         )
+        if size_x:
+            members = group_by_bucket(winners, n_buckets)
     return Computed(
         prepared.losses if options.reduction == "none" else loss,
         chosen,
@@ -111,8 +129,8 @@ def compute(
         prepared.packed,
         prepared.keys,
         positive_logits,
-        won,
-        counts,
+        *members,
+        count,
     )
 
 
