@@ -5,33 +5,33 @@ import logging
 import pytest
 import torch
 
-from sce.losses import backend
-from sce.losses.backend import choose_backend, why_not_triton
+from sce.losses import ScalableCrossEntropy, backend
+from sce.losses.backend import explain, why_not_triton
 
 STATES, CATALOGUE = torch.ones(3, 8), torch.ones(5, 8)
+TARGETS = torch.arange(3)
 
 
 def test_auto_falls_back_and_says_why_once(caplog: pytest.LogCaptureFixture) -> None:
-    backend._say_once.cache_clear()
+    explain.cache_clear()
     with caplog.at_level(logging.DEBUG, logger="sce"):
-        for _ in range(2):
-            assert choose_backend(STATES, CATALOGUE, "auto") == "torch"
+        for choice in ("auto", "auto", "torch"):
+            assert ScalableCrossEntropy(backend=choice)(STATES, CATALOGUE, TARGETS).isfinite()
     (record,) = caplog.records
     assert record.levelno == logging.DEBUG
     assert record.getMessage() == (
         "the plain PyTorch path is used: the states are on cpu, not on a GPU"
     )
-    assert choose_backend(STATES.double(), CATALOGUE, "auto") == "torch"
 
 
 def test_asked_for_it_says_why_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose_backend(STATES, CATALOGUE, "torch") == "torch"
+    loss = ScalableCrossEntropy(backend="triton")
     with pytest.raises(ValueError, match="'triton' does not work here: the kernels know no torch"):
-        choose_backend(STATES, CATALOGUE.double(), "triton")
+        loss(STATES, CATALOGUE.double(), TARGETS)
     monkeypatch.setattr(backend, "_HAS_TRITON", False)
-    with pytest.raises(ValueError, match="'triton' does not work here: triton is not installed"):
-        choose_backend(STATES, CATALOGUE, "triton")
-    assert choose_backend(STATES, CATALOGUE, "auto") == "torch"
+    for _ in range(2):
+        with pytest.raises(ValueError, match="does not work here: triton is not installed"):
+            loss(STATES, CATALOGUE, TARGETS)
 
 
 def test_what_the_kernels_take(monkeypatch: pytest.MonkeyPatch) -> None:

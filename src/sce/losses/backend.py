@@ -17,20 +17,6 @@ _HAS_TRITON = find_spec("triton") is not None
 logger = logging.getLogger(__name__)
 
 
-def choose_backend(
-    states: Tensor, catalogue: Tensor, backend: Backend
-) -> Literal["triton", "torch"]:
-    """Return "triton" where the kernels run, else "torch"; refuse "triton" where they do not."""
-    reason = why_not_triton(states, catalogue, backend)
-    if reason is None:
-        return "triton"
-    if backend == "triton":
-        raise ValueError(f"backend 'triton' does not work here: {reason}")
-    if backend == "auto":
-        _say_once(reason)
-    return "torch"
-
-
 def why_not_triton(states: Tensor, catalogue: Tensor, backend: Backend) -> str | None:
     """Return the reason why the kernels do not run here, or None; torch.compile can trace it."""
     if backend == "torch":
@@ -54,6 +40,10 @@ def _interpreted() -> bool:
     return INTERPRETED
 
 
-@cache
-def _say_once(reason: str) -> None:
-    logger.debug("the plain PyTorch path is used: %s", reason)
+@cache  # each reason is logged once
+def explain(reason: str, backend: Backend) -> None:
+    """Say why the kernels do not run; refuse to go on without them if they were asked for."""
+    if backend == "triton":
+        raise ValueError(f"backend 'triton' does not work here: {reason}")
+    if backend == "auto":
+        logger.debug("the plain PyTorch path is used: %s", reason)

@@ -16,9 +16,7 @@ from sce.losses.inputs import rounded
 MAX_SCORES = 1 << 23  # held at once (32 MiB in float32)
 # Rows of a run; only runs whose maximum passes a bucket's threshold are looked at row by row.
 RUN = 32
-MAX_PARTS = (
-    64 << 20
-)  # bytes of the catalogue's gradient that the kernels hold before adding them up
+MAX_PARTS = 64 << 20  # bytes of parts of the catalogue's gradient that the kernels hold at once
 LARGE_K = 1024  # items of a bucket beyond which the kernels score every item
 MIXED_STATES = 4  # in a centre of the kind "states"
 _SORTED = 1 << 18  # items of buckets that statistics sort at once: some ten megabytes
@@ -26,12 +24,18 @@ _SORTED = 1 << 18  # items of buckets that statistics sort at once: some ten meg
 Centres = Literal["random", "states", "mix"]
 
 
+class Members(NamedTuple):
+    """The states of the buckets as one list, bucket by bucket."""
+
+    states: Tensor  # [p]; behind the last bucket's come those of none
+    offsets: Tensor  # [n_buckets + 1]: where the states of each bucket begin
+
+
 @dataclass(frozen=True)
 class Buckets:
     """The states and the items of each bucket, as indices."""
 
-    states: Tensor  # [p], bucket by bucket; behind the last bucket's come those of none
-    offsets: Tensor  # [n_buckets + 1]: where the states of each bucket begin
+    members: Members
     items: Tensor  # [n_buckets, bucket_size_y] into the catalogue
 
 
@@ -49,14 +53,11 @@ def suggest_sizes(
     (160, 640)
     """
     for name, value in (("alpha", alpha), ("beta", beta)):
-        if not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+        if not isinstance(value, int | float) or not 0 < value < math.inf:
             raise ValueError(f"{name} must be a positive, finite number, got {value!r}")
-    if not all(math.isfinite(size) and size >= 0 for size in (sequences, mean_length)):
-        raise ValueError(
-            f"sequences and mean_length must be finite and not negative, got {sequences} and "
-            f"{mean_length}"
-        )
     states = sequences * mean_length
+    if not 0 <= states < math.inf:
+        raise ValueError(f"sequences · mean_length must be finite, not negative, got {states}")
     n_buckets = max(1, round(alpha * math.sqrt(states / beta)))
     size_x = max(1, round(alpha * math.sqrt(states * beta)))
     if max(n_buckets, size_x) >= 2**31:
@@ -104,7 +105,7 @@ def draw_centres(
         for rows, weight in zip(drawn, weights, strict=True):
             centres += weight[:, None] * states[rows].to(centres.dtype)
         normal = torch.randn(n_buckets, d, generator=generator, **options)
-        return _of_length_one(centres) + 1 / math.sqrt(d) * normal
+        return of_length_one(centres) + 1 / math.sqrt(d) * normal
     normal = torch.randn(n_buckets, d, generator=generator, **options)
     if kind == "random":
         return normal
@@ -123,38 +124,19 @@ def draw_centres(
 
 
 def round_centres(centres: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round centres to the precision of a half-precision catalogue, which is scored faster so.
+    """Scale centres to length one, and round them to the precision of a half-precision catalogue.
 
-    Their length, which changes nothing, is set to 1 first, because float16 ends at 65,504.
+    They are scored faster so. Their length changes nothing, and float16 ends at 65,504.
     """
-    if dtype not in (torch.float16, torch.bfloat16):
-        return centres
-    return _of_length_one(centres).to(dtype)
+    centres = of_length_one(centres)
+    return centres.to(dtype) if dtype in (torch.float16, torch.bfloat16) else centres
 
 
-def _of_length_one(centres: Tensor) -> Tensor:
+def of_length_one(vectors: Tensor) -> Tensor:
+    """Scale vectors [n, d] to length one."""
     # Squares of large numbers would be infinite: not before the largest is 1.
-    most = centres.abs().amax(dim=1, keepdim=True)
-    return torch.nn.functional.normalize(centres / most.where(most > 0, 1), dim=1)
-
-
-def fill_buckets(
-    states: Tensor,  # [v, d], the valid states only
-    catalogue: Tensor,  # [c, d]
-    centres: Tensor,  # [n_buckets, d]
-    *,
-    bucket_size_x: int,
-    bucket_size_y: int,
-    autocast_dtype: torch.dtype | None = None,
-) -> Buckets:
-    """Give each bucket the states and the items with the largest dot product with its centre.
-
-    With `autocast_dtype`, that of the states and the catalogue rounded to that precision.
-    """
-    return Buckets(
-        top_rows(centres, states, bucket_size_x, autocast_dtype=autocast_dtype),
-        top_rows(centres, catalogue, bucket_size_y, autocast_dtype=autocast_dtype),
-    )
+    most = vectors.abs().amax(dim=1, keepdim=True)
+    return torch.nn.functional.normalize(vectors / most.where(most > 0, 1), dim=1)
 
 
 @torch.no_grad()
@@ -247,6 +229,32 @@ def _top_columns(values: Tensor, k: int) -> Tensor:
     return columns.sort(dim=1).values
 
 
+def nearest_centres(states: Tensor, centres: Tensor) -> Tensor:
+    """Return the centre [n], of length one, nearest to each state; the lowest of equals."""
+    chunks = states.to(centres.dtype).split(max(1, MAX_SCORES // len(centres)))
+    return torch.cat([(chunk @ centres.T).argmax(dim=1) for chunk in chunks])
+
+
+def of_equal_size(bucket_states: Tensor) -> Members:
+    """List the states of buckets [n_buckets, size_x]."""
+    n_buckets, size = bucket_states.shape
+    ends = torch.arange(n_buckets + 1, device=bucket_states.device, dtype=torch.int32)
+    return Members(bucket_states.flatten(), ends * size)
+
+
+def group_by_bucket(bucket_of: Tensor, n_buckets: int) -> Members:
+    """List the states by their bucket [n]; n_buckets: in none."""
+    buckets, states = bucket_of.sort(stable=True)
+    edges = torch.arange(n_buckets + 1, device=buckets.device, dtype=buckets.dtype)
+    return Members(states, torch.searchsorted(buckets, edges, out_int32=True))
+
+
+def bucket_of_places(members: Members) -> Tensor:
+    """Return the bucket of each place in the list [p]; n_buckets: of none."""
+    place = torch.arange(len(members.states), device=members.states.device, dtype=torch.int32)
+    return torch.searchsorted(members.offsets[1:], place, right=True)
+
+
 class BucketStatistics(NamedTuple):
     """Shares that tell how the buckets lie, as scalar tensors."""
 
@@ -259,9 +267,8 @@ class BucketStatistics(NamedTuple):
 def count_buckets(buckets: Buckets, targets: Tensor) -> BucketStatistics:
     """Count over the states [n], of which those with a negative target are not valid."""
     n_buckets, size_y = buckets.items.shape
-    states, device = buckets.states.long(), targets.device
-    place = torch.arange(len(states), device=device)
-    bucket = torch.searchsorted(buckets.offsets[1:].long(), place, right=True)
+    states, offsets, device = buckets.members.states.long(), buckets.members.offsets, targets.device
+    bucket = bucket_of_places(buckets.members)
     positives = targets.long()[states].masked_fill(bucket == n_buckets, -1)
     rows = positives >= 0
     picks = torch.zeros(len(targets), device=device, dtype=torch.int64)
@@ -281,5 +288,5 @@ def count_buckets(buckets: Buckets, targets: Tensor) -> BucketStatistics:
         picked_once=(picks == 1).sum() / valid,
         placed=(picks > 0).sum() / valid,
         correct_in_bucket=correct / rows.sum().clamp(min=1),
-        occupied=(buckets.offsets[1:] > buckets.offsets[:-1]).sum() / n_buckets,
+        occupied=(offsets[1:] > offsets[:-1]).sum() / n_buckets,
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sce.losses.kernels.bucketed import packed_value
 from sce.losses.kernels.launch import ceil_div, launch
-from sce.losses.kernels.members import Members, tile_of_bucket
+from sce.losses.kernels.members import count_tiles, tile_of_bucket
 from sce.losses.kernels.precision import load_rows, product, product_by_slices, weighted_sum
 from sce.losses.kernels.tiles import Tile, Tiles
 
@@ -29,13 +29,9 @@ class Saved(NamedTuple):
     positive_logits: Tensor  # [n]
     won: Tensor  # [n]: the states, by the bucket that won them
     offsets: Tensor  # [n_buckets + 1]: where those of each bucket begin
-    count: Tensor  # [1]: states that any bucket won
+    n_won: Tensor  # [1]: states that any bucket won
+    items: Tensor  # [n_buckets, size_y], of the buckets: the first part of the keys
     autocast_dtype: torch.dtype | None  # of rows in matrix products
-
-    @property
-    def items(self) -> Tensor:
-        """The items of the buckets, [n_buckets, size_y]."""
-        return bucket_items(self.keys, len(self.offsets) - 1, self.targets)
 
 
 def bucket_items(keys: Tensor, n_buckets: int, targets: Tensor) -> Tensor:
@@ -48,7 +44,7 @@ def grad_states(saved: Saved, grad: Tensor, reduction: str) -> Tensor:
     """Return the gradient of the states, [n, d]; `grad` is that of the loss, scalar or [n]."""
     out = torch.zeros(saved.x.shape, device=saved.x.device, dtype=saved.x.dtype)
     tiles = Tiles(saved.x, saved.y, saved.autocast_dtype)
-    programs = Members(saved.won, saved.offsets).tiles(tiles.states.x)
+    programs = count_tiles(saved.won, saved.offsets, tiles.states.x)
     _launch(_grad_states_kernel, programs, saved, grad, out, tiles, tiles.states, reduction)
     return out
 
@@ -73,8 +69,9 @@ def _launch(
     x, y = saved.x, saved.y
     launch(
         kernel, (programs,),
-        x, y, saved.targets, saved.items, saved.positive_logits, saved.packed, saved.won, saved.offsets,
-        saved.count, grad, out, *first, *saved.items.shape, x.shape[1], x.stride(0), y.stride(0),
+        x, y, saved.targets, saved.items, saved.positive_logits, saved.packed, saved.won,
+        saved.offsets, saved.n_won, grad, out, *first, *saved.items.shape, x.shape[1],
+        x.stride(0), y.stride(0),
         REDUCTION=reduction, BLOCK_X=tile.x, BLOCK_Y=tile.y, BLOCK_D=tiles.d, SLICE=tile.slice,
         ROUND=tiles.round, SPLIT=saved.autocast_dtype is not None, PRECISION=tiles.precision,
         num_warps=tile.warps, num_stages=tile.stages,

@@ -10,9 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sce.losses.buckets import Members
 from sce.losses.kernels.centres import NOWHERE, Prepared
 from sce.losses.kernels.launch import ceil_div, launch, power_of_2
-from sce.losses.kernels.members import Members, tile_of_bucket
+from sce.losses.kernels.members import count_tiles, tile_of_bucket
 from sce.losses.kernels.precision import load_rows, product, product_by_slices
 from sce.losses.kernels.tiles import Tiles
 
@@ -45,7 +46,7 @@ def forward(
     tiles = Tiles(x, y, autocast_dtype)
     tile = tiles.forward
     launch(
-        _losses_kernel, (members.tiles(tile.x),),
+        _losses_kernel, (count_tiles(*members, tile.x),),
         x, y, prepared.targets, *members, items, positive_logits, prepared.packed,
         n_buckets, size_y, d, x.stride(0), y.stride(0),
         BLOCK_X=tile.x, BLOCK_Y=tile.y, BLOCK_D=tiles.d, SLICE=tile.slice, ROUND=tiles.round,

@@ -105,7 +105,7 @@ def _add(
     x = saved.x
     launch(
         _add_by_item_kernel, (ceil_div(len(items), _ENTRIES),),
-        items, order, places, x, saved.packed, saved.count, grad, out,
+        items, order, places, x, saved.packed, saved.n_won, grad, out,
         len(items), places.shape[0] * places.shape[1], len(saved.y),
         x.shape[1], x.stride(0), REDUCTION=reduction, SPARSE=sparse, MORE=more, BLOCK=_ENTRIES,
         BLOCK_D=power_of_2(x.shape[1]), ROUND=half_name(saved.autocast_dtype),

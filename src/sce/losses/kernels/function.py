@@ -8,18 +8,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sce.losses.buckets import Buckets, Centres
+from sce.losses.buckets import Buckets, Centres, Members, group_by_bucket, of_equal_size
 from sce.losses.inputs import apply
 from sce.losses.kernels import bucketed
 from sce.losses.kernels.backward import Saved, bucket_items, grad_states
 from sce.losses.kernels.catalogue import grad_catalogue
 from sce.losses.kernels.centres import prepare
-from sce.losses.kernels.members import (
-    Members,
-    group_by_bucket,
-    nearest_buckets,
-    of_equal_size,
-)
+from sce.losses.kernels.members import nearest_buckets
 from sce.losses.kernels.selection import top_rows
 
 
@@ -33,16 +28,8 @@ class FusedOptions(NamedTuple):
     autocast_dtype: torch.dtype | None = None  # of float32 inputs in matrix products
 
 
-class Fused(NamedTuple):
-    """The result of a call."""
-
-    loss: Tensor  # scalar, or [n] when not reduced
-    buckets: Buckets
-    targets: Tensor  # [n]; -1: ignored
-
-
 class Computed(NamedTuple):
-    """The results of the forward pass: no two of these share memory."""
+    """The result of a call: no two of these tensors share memory."""
 
     loss: Tensor  # scalar, or [n] when not reduced
     bucket_states: Tensor  # [n_buckets, size_x]; size_x is 0 where states choose their bucket
@@ -52,15 +39,15 @@ class Computed(NamedTuple):
     positive_logits: Tensor  # [n]
     won: Tensor  # [n]: the states, by the bucket that won them
     offsets: Tensor  # [n_buckets + 1]: where those of each bucket begin
-    count: Tensor  # [1]: states that any bucket won
+    n_won: Tensor  # [1]: states that any bucket won
 
-    def fused(self) -> Fused:
-        """Return the part of it that a caller sees."""
+    @property
+    def buckets(self) -> Buckets:
+        """The states and items of the buckets."""
         items = bucket_items(self.keys, len(self.bucket_states), self.targets)
-        members = Members(self.won, self.offsets)
         if self.bucket_states.shape[1]:
-            members = of_equal_size(self.bucket_states)
-        return Fused(self.loss, Buckets(*members, items), self.targets)
+            return Buckets(of_equal_size(self.bucket_states), items)
+        return Buckets(Members(self.won, self.offsets), items)
 
 
 def fused_cross_entropy(
@@ -68,16 +55,13 @@ def fused_cross_entropy(
     catalogue: Tensor,  # [c, d]
     targets: Tensor,  # [n]
     options: FusedOptions,
-    *,
     centres: Tensor | None = None,  # [n_buckets, d]; None: drawn
     seed: Tensor | None = None,  # [1], of the drawn ones
     sparse_grad: bool = False,
-) -> Fused:
+) -> Computed:
     """Return the loss and the buckets, by an `autograd.Function`: the cheapest to launch."""
-    found = apply(
-        _FusedCrossEntropy, states, catalogue, targets, centres, seed, options, sparse_grad
-    )
-    return Computed(*found).fused()
+    given = (states, catalogue, targets, centres, seed, options, sparse_grad)
+    return Computed(*apply(_FusedCrossEntropy, *given))
 
 
 def compute(
@@ -145,7 +129,9 @@ def differentiate(
     """Return the gradient of the states or of the catalogue, from that of the loss."""
     with _device_of(grad):
         states, catalogue, *computed = saved
-        known = Saved(_rows(states), _rows(catalogue), *computed, autocast_dtype)
+        targets, _, keys, _, _, offsets, _ = computed
+        items = bucket_items(keys, len(offsets) - 1, targets)
+        known = Saved(_rows(states), _rows(catalogue), *computed, items, autocast_dtype)
         return gradient(known, grad.contiguous(), reduction, **options)
 
 

@@ -1,10 +1,4 @@
-"""The states of the buckets as one list, bucket by bucket, and the tiles that it is cut into.
-
-A list of states in several buckets (the paper's) and one of each state in its nearest bucket are
-computed by the same kernels.
-"""
-
-from typing import NamedTuple
+"""The nearest bucket of each state, and the tiles of the list of states by bucket."""
 
 import torch
 import triton
@@ -18,33 +12,9 @@ from sce.losses.kernels.tiles import Tiles
 _BUCKETS = tl.constexpr(1024)  # that a program looks at at once
 
 
-class Members(NamedTuple):
-    """States, bucket by bucket."""
-
-    states: Tensor  # [p]; behind the last bucket's come those of no bucket
-    offsets: Tensor  # [n_buckets + 1] int32: where the states of each bucket begin
-
-    def tiles(self, block: int) -> int:
-        """Return the most tiles of `block` states of one bucket."""
-        return len(self.states) // block + len(self.offsets) - 1
-
-
-def of_equal_size(bucket_states: Tensor) -> Members:
-    """List the states of buckets [n_buckets, size_x]."""
-    n_buckets, size = bucket_states.shape
-    ends = torch.arange(n_buckets + 1, device=bucket_states.device, dtype=torch.int32)
-    return Members(bucket_states.view(-1), ends * size)
-
-
-def group_by_bucket(bucket_of: Tensor, n_buckets: int) -> Members:
-    """List the states by their bucket [n]; n_buckets: in none."""
-    buckets, states = bucket_of.sort(stable=True)
-    offsets = torch.empty(n_buckets + 1, device=bucket_of.device, dtype=torch.int32)
-    launch(
-        _offsets_kernel, (ceil_div(n_buckets + 1, 128),), buckets, offsets, len(buckets), n_buckets,
-        STEPS=len(buckets).bit_length(), BLOCK=128,
-    )  # fmt: skip
-    return Members(states, offsets)
+def count_tiles(states: Tensor, offsets: Tensor, block: int) -> int:
+    """Return the most tiles, each of at most `block` states of one bucket."""
+    return len(states) // block + len(offsets) - 1
 
 
 def nearest_buckets(
@@ -89,24 +59,7 @@ def tile_of_bucket(offsets_ptr, n_buckets, BLOCK: tl.constexpr):
         first += tl.sum(tl.where(mine, begin + (tile - up_to + tiles) * BLOCK, 0), axis=0)
         last += tl.sum(tl.where(mine, end, 0), axis=0)
         before += tl.sum(tiles, axis=0)
-    return bucket.to(tl.int64), first, last
-
-
-@triton.jit
-def _offsets_kernel(
-    buckets_ptr, offsets_ptr, n, n_buckets, STEPS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Find where each bucket begins among buckets in ascending order."""
-    bucket = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    low = bucket * 0
-    high = low + n
-    for _ in range(STEPS):
-        middle = (low + high) // 2
-        open_ = low < high
-        below = tl.load(buckets_ptr + middle, mask=open_, other=0) < bucket
-        low = tl.where(open_ & below, middle + 1, low)
-        high = tl.where(open_ & (below == 0), middle, high)
-    tl.store(offsets_ptr + bucket, low, mask=bucket <= n_buckets)
+    return tl.cast(bucket, tl.int64), first, last
 
 
 @triton.jit
