@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from hypothesis import event, given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from sce.cli import main
 from sce.data import prepared
-from sce.data.prepare import prepare
+from sce.data.prepare import PrepareWarning, prepare
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
 
@@ -168,6 +169,60 @@ def test_any_order_of_the_rows_gives_the_same_bytes(
         assert not (directory / "a").exists()
 
 
+def test_an_order_that_is_no_accident_is_said_and_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chooser = random.Random(0)
+    rows = [  # twenty events a user, two at each time, the smaller item first
+        (f"u{user:03}", f"item {item:02}", 1000 * user + moment)
+        for user in range(100)
+        for moment in range(10)
+        for item in sorted(chooser.sample(range(60), 2))
+    ]
+    arguments = ["prepare", str(write_csv(tmp_path / "log.csv", rows))]
+    assert main([*arguments, "--out", str(tmp_path / "a")]) == 0
+    captured = capsys.readouterr()
+    assert "order      53% of steps join events of one time, and 100% of these" in captured.out
+    assert "Warning" not in captured.err
+    order = PreparedDataset.load(tmp_path / "a").order
+    assert (order["by"], order["ties"], order["seed"]) == ("time", "keep", None)
+    assert order["found"]["ascending_ties"] == 1
+    assert order["warning"] in captured.out
+    with pytest.warns(PrepareWarning, match="--ties shuffle prevents it"):
+        prepare(tmp_path / "log.csv", tmp_path / "b")
+
+    for name, seed in (("c", "1"), ("d", "1"), ("e", "2")):
+        shuffled = [*arguments, "--ties", "shuffle", "--seed", seed, "--out", str(tmp_path / name)]
+        assert main(shuffled) == 0
+    assert "order  " not in capsys.readouterr().out
+    first, same, other = (PreparedDataset.load(tmp_path / name) for name in "cde")
+    assert first.order | {"warning": None} == order | {
+        "ties": "shuffle",
+        "seed": 1,
+        "warning": None,
+    }
+    assert np.array_equal(first.train.items, same.train.items)
+    assert not np.array_equal(first.train.items, other.train.items)
+
+
+def test_a_log_without_times_is_in_the_order_of_its_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, rows in (("a", "ann,x\nbob,y\nann,b\n"), ("b", "ann,a\nbob,z\nbob,y\n")):
+        (tmp_path / f"{name}.csv").write_text("user,item\n" + rows)
+    files, out = [str(tmp_path / f"{name}.csv") for name in "ab"], tmp_path / "data"
+    message = fails([*files, "--out", str(out)], capsys)
+    assert message.endswith("--time-column, or take the rows as in order with --order rows")
+    for option in ("--split temporal", "--quantile 0.5", "--time-unit s", "--time-column item"):
+        fails([*files, "--order", "rows", *option.split(), "--out", str(out)], capsys)
+    dataset = prepare(files, out, order="rows")
+    assert [dataset.item_ids.decode(dataset.test[i]) for i in range(2)] == [
+        ["x", "b", "a"],
+        ["y", "z", "y"],
+    ]
+    assert (dataset.order["by"], dataset.settings["split"]) == ("rows", "leave-one-out")
+
+
 # --- which values the options get
 
 
@@ -221,6 +276,7 @@ def test_iterating_without_a_filter_is_refused(tmp_path: Path) -> None:
         ("LOG --out OUT --quantile 0", "no training users"),
         ("LOG --out OUT --quantile 1", "no test users"),
         ("LOG --out OUT --quantile 1.5", "between 0 and 1"),
+        ("LOG --out OUT --seed 1", "--seed is that of --ties shuffle"),
     ],
 )
 def test_one_line_says_what_is_wrong(

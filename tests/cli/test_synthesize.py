@@ -1,37 +1,39 @@
 from pathlib import Path
+from typing import Any
 
-import cyclopts
+import numpy as np
 import polars as pl
 import pytest
 
 from sce.cli import main
-from sce.cli.synthesize import synthesize
-from sce.errors import InputError
+from sce.data import synthetic
+from sce.data.synthetic import SyntheticSettings, generate
+from tests.complaint import complaint
 
-TINY = ["--items", "200", "--users", "30"]
-
-
-def run(*arguments: str) -> None:
-    app = cyclopts.App(default_parameter=cyclopts.Parameter(negative=()))
-    app.default(synthesize)
-    app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
+TINY = ["synthesize", "--items", "200", "--users", "50"]
 
 
-def test_a_log_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "my log.parquet"
-    run(*TINY, "--out", str(out))
+def test_a_log_is_written_block_by_block(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(synthetic, "BLOCK_USERS", 7)
+    out = tmp_path / "new" / "my log.parquet"
+    assert main([*TINY, "--out", str(out)]) == 0
     frame = pl.read_parquet(out)
-    assert frame["user_id"].n_unique() == 30
+    blocks = zip(*generate(SyntheticSettings(items=200, users=50)), strict=True)
+    assert frame.columns == ["user_id", "item_id", "timestamp"]
+    assert all(map(np.array_equal, frame.get_columns(), map(np.concatenate, blocks)))
+    assert list(out.parent.iterdir()) == [out]
     captured = capsys.readouterr()
-    assert f"{out}: {frame.height:,} interactions of 30 users" in captured.out
-    assert f"next: sce prepare '{out}' --out '{tmp_path / 'my log'}'" in captured.out
+    assert f"{out}: {frame.height:,} interactions of 50 users" in captured.out
+    assert f"next: sce prepare '{out}' --out '{out.with_suffix('')}'" in captured.out
     assert captured.err == f"sce: writing {out}\n"
 
 
 def test_the_seed_decides_and_short_sequences_are_possible(tmp_path: Path) -> None:
     for name, seed in (("one", "1"), ("same", "1"), ("other", "2")):
         out = str(tmp_path / f"{name}.parquet")
-        run(*TINY, "--seed", seed, "--mean-events", "6", "--out", out)
+        assert main([*TINY, "--seed", seed, "--mean-events", "6", "--out", out]) == 0
     one, same, other = (
         pl.read_parquet(tmp_path / f"{name}.parquet") for name in ("one", "same", "other")
     )
@@ -40,23 +42,56 @@ def test_the_seed_decides_and_short_sequences_are_possible(tmp_path: Path) -> No
     assert one.group_by("user_id").len()["len"].min() == 3
 
 
-def test_a_file_is_replaced_only_by_force(tmp_path: Path) -> None:
+def test_a_file_is_replaced_only_by_force(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "log.parquet"
-    run(*TINY, "--out", str(out))
-    with pytest.raises(InputError, match="exists already"):
-        run(*TINY, "--out", str(out))
-    run(*TINY, "--seed", "7", "--out", str(out), "--force")
+    out.write_text("precious")
+    assert "log.parquet exists already; " in complaint([*TINY, "--out", out], capsys)
+    assert out.read_text() == "precious"
+    assert main([*TINY, "--out", str(out), "--force"]) == 0
+    assert pl.read_parquet(out).height > 0
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--out", "log.csv"], "give --out an ending .parquet, not log.csv"),
+        (["--out", "dir.parquet"], "dir.parquet is a directory"),
+        (["--out", "dir.parquet/file/log.parquet"], "cannot write"),
         (["--out", "log.parquet", "--mean-events", "nan"], "--mean-events must be a number"),
     ],
 )
 def test_what_cannot_be_written_is_refused(
-    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    options: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert main(["synthesize", *options]) == 2
+    monkeypatch.chdir(tmp_path)
+    Path("dir.parquet").mkdir()
+    Path("dir.parquet/file").touch()
+    assert main([*TINY, *options]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(pl.exceptions.ComputeError("No space left on device"), 2), (KeyboardInterrupt(), 130)],
+)
+def test_nothing_remains_of_a_file_that_failed(
+    error: BaseException,
+    code: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def half(frame: pl.LazyFrame, path: Path) -> Any:
+        path.write_text("half of it")
+        raise error
+
+    monkeypatch.setattr(pl.LazyFrame, "sink_parquet", half)
+    assert main([*TINY, "--out", str(tmp_path / "log.parquet")]) == code
+    assert (code == 2) == ("No space left on device" in capsys.readouterr().err)
+    assert list(tmp_path.iterdir()) == []

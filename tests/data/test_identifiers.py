@@ -115,4 +115,5 @@ def test_types_that_identify_nothing(column: pl.Series, message: str) -> None:
 def test_text_becomes_integers_only_if_nothing_is_lost(
     text: list[str | None], expected: list[int | str | None]
 ) -> None:
-    assert integers_if_all(pl.Series(text)).to_list() == expected
+    assert integers_if_all(pl.Series(text), fractions=True).to_list() == expected
+    assert integers_if_all(pl.Series(["12.0", "7"])).to_list() == ["12.0", "7"]

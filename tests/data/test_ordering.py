@@ -32,7 +32,7 @@ def test_by_user_then_time_then_input(rows: list[tuple[int, int]]) -> None:
     check_order([user for user, _ in rows], [time for _, time in rows])
 
 
-@pytest.mark.parametrize("spread", [1, 2**50], ids=["one key", "two sorts"])
+@pytest.mark.parametrize("spread", [1, 2**50], ids=["one key", "two keys"])
 def test_many_ties_keep_the_order_of_the_input(spread: int) -> None:
     random = np.random.default_rng(0)
     users = random.integers(0, 20_000, 100_000)
@@ -40,9 +40,6 @@ def test_many_ties_keep_the_order_of_the_input(spread: int) -> None:
     check_order(users.tolist(), times.tolist())
 
 
-@pytest.mark.parametrize("last", [9, 2**62], ids=["one key", "two sorts"])
-def test_sorted_rows_are_returned_as_they_are(last: int) -> None:
-    users = np.array([0, 0, 3], np.int32)
-    items = np.array([5, 4, 3], np.int32)
-    times = np.array([7, 7, last], np.int64)
-    assert sort_rows(users, items, times)[1] is items
+def test_sorted_rows_are_returned_as_they_are() -> None:
+    users, items = np.array([0, 0, 3], np.int32), np.array([5, 4, 3], np.int32)
+    assert sort_rows(users, items, np.array([7, 7, 9], np.int64))[1] is items

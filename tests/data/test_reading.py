@@ -92,13 +92,6 @@ LATE = ":good:" * 200 + "\n"
         ("a.jsonl", LATE + '{"user": 1, "item":\n:good:', r"line 202: malformed JSON \("),
         ("a.jsonl", LATE + "hello\n:good:", r"line 202: malformed JSON \("),
         ("a.jsonl", LATE + "[1, 2]\n:good:", r"line 202: '\[1, 2\]' is no JSON object"),
-        ("a.jsonl", '{"user": true, "item": 1, "ts": 5}\n', "column 'user': .*not Boolean"),
-        (
-            "a.jsonl",
-            '{"user": 1.5, "item": 1, "ts": 5}\n',
-            "column 'user': .*fractions such as 1.5",
-        ),
-        ("a.jsonl", '{"user": [1], "item": 1, "ts": 5}\n', r"column 'user': .*not List\(Int64\)"),
     ],
 )
 def test_the_place_and_the_fault_are_named(
@@ -119,7 +112,7 @@ def test_lines_of_compressed_files(ending: str, refused: Refused, tmp_path: Path
 def test_rows_of_parquet(tmp_path: Path) -> None:
     frame = pl.DataFrame({"user": [1, None, 3, None], "item": ["a", "b", "", "d"], "ts": [1] * 4})
     frame.write_parquet(tmp_path / "a.parquet")
-    with pytest.raises(InputError, match=r"a.parquet, row 2: no user, .*; 2 rows"):
+    with pytest.raises(InputError, match=r"a.parquet, row 2: no user, .*; 3 rows"):
         read_interactions(tmp_path / "a.parquet")
     frame.with_columns(user=1).write_parquet(tmp_path / "b.parquet")
     with pytest.raises(InputError, match=r"b.parquet, row 3: no item, .*; 1 row"):
@@ -165,24 +158,22 @@ def test_a_file_without_rows_among_others(tmp_path: Path) -> None:
 CLICKS = HEADER + "".join(f"{n % 977},{n * 7919 % 5003},{n}\n" for n in range(20_000))
 
 
-@pytest.mark.parametrize("kept", [0.02, 0.5, 0.999, -8, -1])
-def test_a_truncated_gzip_file(kept: float, refused: Refused) -> None:
-    data = gzip.compress(CLICKS.encode())
-    message = refused("a.csv.gz", data[: int(kept * len(data)) if kept > 0 else int(kept)])
-    assert message.startswith("a.csv.gz: this gzip file is truncated or corrupt (")
-
-
-@pytest.mark.parametrize("kept", [0.5, 0.999])
-def test_a_truncated_zstd_file(kept: float, refused: Refused, tmp_path: Path) -> None:
-    data = zstd(CLICKS, tmp_path / "x.zst")
-    message = refused("a.csv.zst", data[: int(kept * len(data))])
-    assert message.startswith("a.csv.zst: this zstd file is truncated or corrupt (")
-
-
-def test_a_truncated_gzip_file_of_json(refused: Refused) -> None:
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        *(("a.csv.gz", kept) for kept in (0.02, 0.5, 0.999, -8, -1)),
+        *(("a.csv.zst", kept) for kept in (0.5, 0.999)),
+        ("a.jsonl.gz", -20),
+    ],
+)
+def test_a_truncated_file(name: str, kept: float, refused: Refused, tmp_path: Path) -> None:
     lines = "".join(f'{{"user": {n}, "item": {n * 7919}, "ts": {n}}}\n' for n in range(5000))
-    message = refused("a.jsonl.gz", gzip.compress(lines.encode())[:-20])
-    assert message.startswith("a.jsonl.gz: this gzip file is truncated or corrupt (")
+    text = lines if "json" in name else CLICKS
+    gz = name.endswith(".gz")
+    data = gzip.compress(text.encode()) if gz else zstd(text, tmp_path / "x.zst")
+    message = refused(name, data[: int(kept * len(data)) if kept > 0 else int(kept)])
+    what = "gzip" if gz else "zstd"
+    assert message.startswith(f"{name}: this {what} file is truncated or corrupt (")
 
 
 def test_a_damaged_gzip_file(refused: Refused) -> None:
@@ -218,22 +209,21 @@ def test_parquet_types_that_cannot_be(tmp_path: Path) -> None:
         read_interactions(path)
 
 
-def test_files_that_name_the_user_differently(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text(HEADER + "1,2,3\n")
-    (tmp_path / "b.csv").write_text("session,item_id,timestamp\n1,2,3\n")
-    with pytest.raises(
-        InputError, match=r"'user_id' in .*a.csv and 'session' in .*b.csv; .*--user"
-    ):
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ("session,item_id,timestamp\n1,2,3\n", "'user_id' in .*a.csv and 'session' in .*b.csv; "),
+        (HEADER + "1,2,2020-01-01\n", "times are numbers .* in .*a.csv and dates in .*b.csv"),
+        (HEADER + "1,2,1500000000000\n", "look like s in .*a.csv and .* like ms in .*b.csv"),
+    ],
+)
+def test_files_that_disagree(other: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(HEADER + "1,2,1580000000\n")
+    (tmp_path / "b.csv").write_text(other)
+    with pytest.raises(InputError, match=message):
         read_interactions(str(tmp_path / "*.csv"))
-    (tmp_path / "b.csv").write_text("User Id,ITEMID,TimeStamp\n1,2,3\n")
-    assert len(read_interactions(str(tmp_path / "*.csv"))) == 2
-
-
-def test_files_with_numbers_and_with_dates(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text(HEADER + "1,2,3\n")
-    (tmp_path / "b.csv").write_text(HEADER + "1,2,2020-01-01\n")
-    with pytest.raises(InputError, match=r"numbers in .*a.csv and dates in .*b.csv"):
-        read_interactions(str(tmp_path / "*.csv"))
+    (tmp_path / "b.csv").write_text("User Id,ITEMID,TimeStamp\n1,2,1500000000000\n")
+    assert len(read_interactions(str(tmp_path / "*.csv"), time_unit="ms")) == 2
 
 
 @pytest.mark.parametrize(
@@ -268,15 +258,6 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         read_interactions(tmp_path / "a.csv")
 
 
-def test_files_in_different_units_of_time_are_refused(tmp_path: Path) -> None:
-    seconds, millis = tmp_path / "a.csv", tmp_path / "b.csv"
-    seconds.write_text("user,item,time\n1,2,1580000000\n")
-    millis.write_text("user,item,time\n1,3,1500000000000\n")
-    with pytest.raises(InputError, match=r"look like s in .*a\.csv and like ms in .*b\.csv"):
-        read_interactions([seconds, millis])
-    assert len(read_interactions([seconds, millis], time_unit="ms")) == 2
-
-
 def test_a_column_name_is_no_pattern(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text("^u.*$,user2,item,ts\na,b,c,1\n")
@@ -287,7 +268,7 @@ def test_a_column_name_is_no_pattern(tmp_path: Path) -> None:
 def test_one_column_cannot_be_two(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text("user_id,item_id,timestamp\n1,2,3\n")
-    with pytest.raises(InputError, match="must be three columns; got 'user_id', 'user_id'"):
+    with pytest.raises(InputError, match="must be different columns; got 'user_id', 'user_id'"):
         read_interactions(file, item_column="user_id")
 
 

@@ -1,6 +1,8 @@
 """Which implementation a loss runs on, and what is said of it."""
 
 import logging
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -45,3 +47,31 @@ def test_what_the_kernels_take(monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_not_triton(wide[:, 1:], wide[:, 1:], "triton") is None
     monkeypatch.setattr(backend, "_interpreted", lambda: False)
     assert why_not_triton(STATES, CATALOGUE, "triton") == "the states are on cpu, not on a GPU"
+
+
+@pytest.mark.parametrize(
+    ("hip", "capability", "reason"),
+    [
+        (None, (8, 0), None),
+        (None, (9, 0), None),
+        (None, (7, 5), "the kernels need compute capability 8.0, A GPU has 7.5"),
+        ("6.4", (9, 4), "the kernels are for NVIDIA GPUs, and this torch is built for ROCm"),
+    ],
+)
+def test_the_gpus_that_the_kernels_run_on(
+    hip: str | None, capability: tuple[int, int], reason: str | None, monkeypatch: Any
+) -> None:
+    major, minor = capability
+    gpu = SimpleNamespace(name="A GPU", major=major, minor=minor)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setattr(backend, "_HAS_TRITON", True)
+    backend._remembered.cache_clear()
+    on_gpu: Any = SimpleNamespace(
+        dtype=torch.float32, shape=STATES.shape, is_cuda=True, device=torch.device("cuda", 0)
+    )
+    try:
+        for choice in ("auto", "triton"):
+            assert why_not_triton(on_gpu, on_gpu, choice) == reason
+    finally:
+        backend._remembered.cache_clear()

@@ -3,16 +3,22 @@
 import math
 import shlex
 import sys
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import Progress
 
-from sce.data.synthetic import SyntheticSettings, write_parquet
+from sce.data.columns import ITEM, TIME, USER
+from sce.data.storage import atomic_file
+from sce.data.synthetic import SyntheticSettings, generate
 from sce.errors import InputError
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 def synthesize(
@@ -42,15 +48,42 @@ def synthesize(
     settings = SyntheticSettings(
         items=items, users=users, seed=seed, mean_events=mean_events, min_events=shortest
     )
+    if out.is_dir():
+        raise InputError(f"{out} is a directory; name a file, such as {out / 'log.parquet'}")
+    if out.exists() and not force:
+        raise InputError(f"{out} exists already; choose another name, or --force to replace it")
+    try:
+        import polars as pl
+        from polars.io.plugins import register_io_source
+    except ModuleNotFoundError as error:
+        raise InputError(
+            "writing parquet needs polars, which is not installed; install it with: "
+            "pip install 'scalable-cross-entropy[prepare]'"
+        ) from error
+
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         print(f"sce: writing {out}", file=sys.stderr, flush=True)
     bar = Progress(console=console, transient=True)
     task = bar.add_task("users", total=users)
-    with bar if console.is_terminal else nullcontext():
-        events = write_parquet(
-            settings, out, replace=force, progress=lambda done: bar.update(task, completed=done)
-        )
+    events = 0
+
+    def frames(
+        columns: list[str] | None, predicate: Any, rows: int | None, batch: int | None
+    ) -> "Iterator[pl.DataFrame]":
+        nonlocal events
+        for block in generate(settings):
+            events += len(block.users)
+            yield pl.DataFrame({USER: block.users, ITEM: block.items, TIME: block.timestamps})
+            bar.update(task, completed=int(block.users[-1]) + 1)
+
+    schema = {USER: pl.Int64, ITEM: pl.Int64, TIME: pl.Int64}
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with bar if console.is_terminal else nullcontext(), atomic_file(out) as partial:
+            register_io_source(frames, schema=schema).sink_parquet(partial)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise InputError(f"cannot write {out}: {error}") from error
     print(f"{out}: {events:,} interactions of {users:,} users with up to {items:,} items")
     dataset = shlex.quote(str(out.with_suffix("")))
     print(f"next: sce prepare {shlex.quote(str(out))} --out {dataset}")

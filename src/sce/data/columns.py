@@ -29,47 +29,41 @@ class Columns(NamedTuple):
 
 
 BY_NAME = Columns()
+NO_TIME = ""  # as the time's column: the rows are in order
 
 
-def find_columns(found: Sequence[str], given: Columns, where: Path) -> tuple[str, str, str]:
+def find_columns(found: Sequence[str], given: Columns, where: Path) -> tuple[str, ...]:
     """Names of the user, item and time columns: as given, else by their usual names."""
-    user, item, time = (
-        find_column(role, found, where, name)
-        for role, name in zip(Columns._fields, given, strict=True)
-    )
-    if len({user, item, time}) < 3:
-        raise InputError(
-            f"{where}: user, item and time must be three columns; got {user!r}, {item!r} and "
-            f"{time!r} (--user-column, --item-column, --time-column)"
-        )
-    return user, item, time
-
-
-def find_column(
-    role: str, found: Sequence[str], where: Path | str, given: str | None = None
-) -> str:
-    """Name of the user, item or time column: as given, else by its usual names."""
-    option = f"--{role}-column"
-    if given is not None:
-        if given not in found:
+    chosen: list[str] = []
+    for role, name in given._asdict().items():
+        if name == NO_TIME:
+            continue
+        option = f"--{role}-column"
+        matches = usual_columns(role, found) if name is None else [name]
+        if name is not None and name not in found:
             raise InputError(
-                f"{where}: no column {given!r} ({option}); its columns are {_listed(found)}"
+                f"{where}: no column {name!r} ({option}); its columns are {_listed(found)}"
             )
-        return given
-    matches = usual_columns(role, found)
-    if not matches:
-        values = any(name[:1].isdigit() for name in found)
+        if not matches:
+            values = any(column[:1].isdigit() for column in found)
+            raise InputError(
+                f"{where}: no column looks like the {role}; its columns are {_listed(found)}"
+                + (" (these look like values; is the header line missing?)" if values else "")
+                + f"; name the right one with {option}"
+                + (", or take the rows as in order with --order rows" if role == "time" else "")
+            )
+        if len(matches) > 1:
+            raise InputError(
+                f"{where}: the columns {_listed(matches)} could all be the {role}; "
+                f"choose one with {option}"
+            )
+        chosen += matches
+    if len(set(chosen)) < len(chosen):
         raise InputError(
-            f"{where}: no column looks like the {role}; its columns are {_listed(found)}"
-            + (" (these look like values; is the header line missing?)" if values else "")
-            + f"; name the right one with {option}"
+            f"{where}: user, item and time must be different columns; got {_listed(chosen)} "
+            "(--user-column, --item-column, --time-column)"
         )
-    if len(matches) > 1:
-        raise InputError(
-            f"{where}: the columns {_listed(matches)} could all be the {role}; "
-            f"choose one with {option}"
-        )
-    return matches[0]
+    return tuple(chosen)
 
 
 def usual_columns(role: str, found: Sequence[str]) -> list[str]:

@@ -10,6 +10,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -38,10 +39,28 @@ def explain(path: Path, fmt: Format, error: BaseException) -> InputError:
     return InputError(f"{path}: malformed {fmt.name} ({reason})")
 
 
-def extra_fields(path: Path, fmt: Format) -> InputError:
-    """The error for a csv file in which some row has more fields than there are columns."""
-    line, what = _first_fault(path, fmt, False) or (0, "some row has more fields than columns")
-    return InputError(f"{path}, line {line}: {what}" if line else f"{path}: {what}")
+def first_objects(path: Path) -> list[dict[str, Any]]:
+    """Objects on the first hundred lines of a jsonl file that are not blank."""
+    lines = (line for line in _lines(path) if line.strip())
+    objects = [json.loads(line) for line in itertools.islice(lines, 100)]
+    if not objects or not all(isinstance(one, dict) for one in objects):
+        raise json.JSONDecodeError("no object", "", 0)
+    return objects
+
+
+def check_json_ids(path: Path, column: str) -> None:
+    """Refuse a line in which an id is neither an integer nor a string of Unicode."""
+    for number, line in enumerate(_lines(path), 1):
+        value = json.loads(line).get(column) if line.strip() else None
+        if (
+            isinstance(value, list | dict | bool)
+            or (isinstance(value, float) and not (value.is_integer() and abs(value) < 2**53))
+            or (isinstance(value, str) and value.encode(errors="ignore").decode() != value)
+        ):
+            raise InputError(
+                f"{path}, line {number}, column {column!r}: ids must be integers or strings, not "
+                f"{json.dumps(value)[:40]}"
+            )
 
 
 def place_of_row(path: Path, fmt: Format, row: int) -> str:
@@ -51,7 +70,8 @@ def place_of_row(path: Path, fmt: Format, row: int) -> str:
     if fmt.layout == "jsonl":
         numbers = (n for n, line in enumerate(_lines(path), 1) if line.strip())
     else:
-        numbers = (n for n, _ in _csv_rows(path, fmt))
+        rows = _csv_rows(path, fmt)
+        numbers = (n for n, _ in itertools.islice(rows, int(fmt.fields is None), None))
     try:
         return f"line {next(itertools.islice(numbers, row, None))}"
     except (csv.Error, pl.exceptions.PolarsError, StopIteration):
@@ -73,33 +93,27 @@ def _first_fault(path: Path, fmt: Format, encoding: bool) -> tuple[int, str] | N
             if empty:
                 return number, "the end, and no JSON object so far"
         else:
-            header = fmt.fields or next(fields for _, fields in _numbered(path, fmt) if fields)
-            columns = len(header)
+            columns = len(fmt.fields or next(_csv_rows(path, fmt))[1])
             for number, fields in _csv_rows(path, fmt):
-                if len(fields) > columns and any(fields[columns:]):
+                if any(fields[columns:]):
                     return number, f"{len(fields)} fields where there are {columns} columns"
     except UnicodeDecodeError as error:
         return number, f"not UTF-8 ({error.reason}); convert the file first"
     except json.JSONDecodeError as error:
         fault = f"{error.msg} at column {error.colno}"
         return number, f"malformed JSON ({fault}); every line must hold one whole object"
+    except RecursionError:
+        return number, "nested too deeply to be read"
     except csv.Error as error:
         begin, fault = error.args
         return begin, f"malformed csv from here on ({fault})"
     except pl.exceptions.PolarsError:
-        return None  # the lines cannot even be told apart
+        pass  # the lines cannot even be told apart
     return None
 
 
 def _csv_rows(path: Path, fmt: Format) -> Iterator[tuple[int, list[str]]]:
-    """Rows after the header, each with the number of the line that it begins on."""
-    rows = _numbered(path, fmt)
-    if fmt.fields is None:
-        next(row for row in rows if row[1])
-    return rows
-
-
-def _numbered(path: Path, fmt: Format) -> Iterator[tuple[int, list[str]]]:
+    """Rows from the first that is not blank, each with the number of the line it begins on."""
     reader = csv.reader(
         _lines(path),
         delimiter=fmt.separator,
@@ -107,11 +121,13 @@ def _numbered(path: Path, fmt: Format) -> Iterator[tuple[int, list[str]]]:
         quoting=csv.QUOTE_NONE if fmt.quote is None else csv.QUOTE_MINIMAL,
         strict=True,
     )
-    begin = 1
+    begin, started = 1, False
     usual = csv.field_size_limit(2**31 - 1)  # else a long text is taken for a fault
     try:
         for fields in reader:
-            yield begin, fields
+            started = started or bool(fields)
+            if started:
+                yield begin, fields
             begin = reader.line_num + 1
     except csv.Error as error:
         raise csv.Error(begin, str(error)) from error
@@ -124,7 +140,8 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _raw_lines(path: Path) -> Iterator[bytes]:
-    if _compression(path) == "zstd":  # which Python reads only from 3.14 on
+    compression = _compression(path)
+    if compression == "zstd":  # which Python reads only from 3.14 on
         text = pl.read_csv(
             path,
             has_header=False,
@@ -135,7 +152,7 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
         )
         yield from ((line or "").encode() + b"\n" for line in text.to_series())
         return
-    with gzip.open(path) if _compression(path) == "gzip" else path.open("rb") as file:
+    with gzip.open(path) if compression == "gzip" else path.open("rb") as file:
         yield from file
 
 

@@ -20,6 +20,8 @@ def open_frame(frame: Any) -> "nw.DataFrame[Any]":
             "data frames need narwhals, which is not installed; install it with: "
             "pip install 'scalable-cross-entropy[prepare]'"
         ) from error
+    except nw.exceptions.DuplicateError as error:
+        raise InputError("the data frame has two columns of one name; rename one") from error
     except TypeError as error:
         what = f"expected files or a data frame of pandas or polars; got {type(frame).__name__}"
         raise InputError(what) from error

@@ -1,42 +1,78 @@
 """From a log of interactions to the dataset that training reads: read, filter, split, write."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
-from sce.data.filtering import drop_repeats as keep_first
-from sce.data.filtering import keep_active
+from sce.data.filtering import drop_repeats, keep_active
 from sce.data.interactions import Tally
+from sce.data.order import describe_order, order_warning, shuffle_ties
 from sce.data.prepared import PreparedDataset, check_target
 from sce.data.splitting import Kind, TestHistory, split_leave_one_out, split_temporal
 from sce.errors import InputError
 
-PRESETS: dict[str | None, dict[str, Any]] = {
-    None: {},
-    "paper": {"min_item_users": 5, "min_user_items": 20},
+_FILTERS: dict[str, Any] = {
+    "drop_repeats": False,
+    "min_item_users": 1,
+    "min_user_items": 1,
+    "iterate": False,
 }
+_PRESETS = {None: _FILTERS, "paper": _FILTERS | {"min_item_users": 5, "min_user_items": 20}}
+
+
+class PrepareWarning(UserWarning):
+    """Data that deceives: a log whose order is that of its storage."""
+
+
+class PrepareOptions(TypedDict, total=False):
+    """Options of `prepare` and of the command; None is the same as not given."""
+
+    format: str
+    """Layout of the files, if their names do not tell; see "sce datasets". [default: auto]"""
+    user_column: str | None
+    """Column of user ids, if it has no usual name (user_id, userid, user ...)."""
+    item_column: str | None
+    """Column of item ids, if it has no usual name."""
+    time_column: str | None
+    """Column of timestamps, if it has no usual name."""
+    time_unit: Literal["s", "ms", "us", "ns"] | None
+    """Unit of timestamps that are numbers, if their size does not tell."""
+    order: Literal["time", "rows"] | None
+    """Order of events: by time, or by row in a log without times, which is split leave-one-out.
+    [default: time]"""
+    ties: Literal["keep", "shuffle"] | None
+    """A user's events of one time: keep the order of their rows, or shuffle. [default: keep]"""
+    seed: int | None
+    """Of --ties shuffle. [default: 0]"""
+    drop_incomplete: bool
+    """Leave out rows without user, item or readable time, instead of refusing."""
+    preset: Literal["paper"] | None
+    """"paper": filters 5 and 20, temporal split at 0.95; other options have precedence."""
+    min_item_users: int | None
+    """Leave out items with fewer distinct users. [default: 1, keeps all]"""
+    min_user_items: int | None
+    """Then leave out users with fewer distinct items. [default: 1, keeps all]"""
+    iterate: bool | None
+    """Repeat both filters until nothing changes."""
+    drop_repeats: bool | None
+    """Keep only a user's first interaction with each item."""
+    split: Kind | None
+    """Test on users active after an instant, or on all last events. [default: temporal]"""
+    quantile: float | None
+    """Temporal: the share of events before the cut. [default: 0.95]"""
+    test_history: TestHistory | None
+    """Temporal: what a test user's history holds. [default: after-cut]"""
+    force: bool
+    """Replace a prepared dataset that is there already."""
 
 
 def prepare(
     source: Any,
     out: Path | str,
     *,
-    format: str = "auto",  # noqa: A002 - the name of the command's option
-    user_column: str | None = None,
-    item_column: str | None = None,
-    time_column: str | None = None,
-    time_unit: Literal["s", "ms", "us", "ns"] | None = None,
-    drop_incomplete: bool = False,
-    preset: Literal["paper"] | None = None,
-    min_item_users: int | None = None,
-    min_user_items: int | None = None,
-    iterate: bool | None = None,
-    drop_repeats: bool | None = None,
-    split: Kind | None = None,
-    quantile: float | None = None,
-    test_history: TestHistory | None = None,
-    force: bool = False,
-    report: Callable[[str], None] | None = None,
+    report: Callable[[str], None] = lambda text: None,
+    **options: Unpack[PrepareOptions],
 ) -> PreparedDataset:
     """Turn a log of interactions into a filtered, split and indexed dataset on disk.
 
@@ -49,44 +85,30 @@ def prepare(
         source: A data frame of pandas or polars; or a csv, tsv, jsonl (each also as .gz or .zst) or
             parquet file, or a pattern, or several of them.
         out: Directory to write.
-        format: Layout of the files, if their names do not tell: see `sce.data.formats.FORMATS`.
-        user_column: Column of user ids, if it has no usual name (user_id, userid, user ...).
-        item_column: Column of item ids, if it has no usual name.
-        time_column: Column of timestamps, if it has no usual name.
-        time_unit: Unit of timestamps that are numbers, if their size does not tell.
-        drop_incomplete: Leave out rows without user, item or readable time, instead of refusing.
-        preset: "paper": filters 5 and 20, temporal split at 0.95; other options have precedence.
-        min_item_users: Leave out items with fewer distinct users; 1 by default, which keeps all.
-        min_user_items: Then leave out users with fewer distinct items; 1 by default.
-        iterate: Repeat both filters until nothing changes.
-        drop_repeats: Keep only a user's first interaction with each item.
-        split: "temporal" (by default): test on users active after an instant; "leave-one-out": on
-            all users' last events.
-        quantile: Temporal: the share of events before the cut; 0.95 by default.
-        test_history: Temporal: what a test user's history holds; "after-cut" by default.
-        force: Replace a prepared dataset that is there already.
         report: Called with a line of text at each step, for showing progress.
+        options: `PrepareOptions` has them all.
 
     Raises:
         InputError: When options contradict each other, the log is malformed, or the directory
             cannot be written.
     """
-    filters: dict[str, Any] = {
-        "drop_repeats": bool(drop_repeats),
-        "min_item_users": 1 if min_item_users is None else min_item_users,
-        "min_user_items": 1 if min_user_items is None else min_user_items,
-        "iterate": bool(iterate),
-    }
-    given = {"min_item_users": min_item_users, "min_user_items": min_user_items}
-    filters |= {name: value for name, value in PRESETS[preset].items() if given[name] is None}
-    temporal: dict[str, Any] = {"quantile": quantile, "test_history": test_history}
-    temporal = {name: value for name, value in temporal.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    filters = dict(_PRESETS[given.pop("preset", None)])
+    filters |= {name: given.pop(name) for name in filters if name in given}
+    by_row, ties = given.get("order") == "rows", given.pop("ties", "keep")
+    seed, force = given.pop("seed", None), given.pop("force", False)
+    split = given.pop("split", "leave-one-out" if by_row else "temporal")
+    temporal = {n: given.pop(n) for n in ("quantile", "test_history") if n in given}
+    if by_row and split == "temporal":
+        raise InputError("a temporal split needs times; with --order rows use leave-one-out")
+    if seed is not None and ties != "shuffle":
+        raise InputError("--seed is that of --ties shuffle; add it, or leave the seed out")
     if split == "leave-one-out" and temporal:
         raise InputError(
             f"--{next(iter(temporal)).replace('_', '-')} belongs to the temporal split, and the "
             "split is leave-one-out; leave one of the two out"
         )
-    if iterate and filters["min_item_users"] == filters["min_user_items"] == 1:
+    if filters["iterate"] and filters["min_item_users"] == filters["min_user_items"] == 1:
         raise InputError(
             "--iterate repeats the filters, and none is set; add --min-item-users or "
             "--min-user-items"
@@ -102,30 +124,31 @@ def prepare(
             "install it with: pip install 'scalable-cross-entropy[prepare]'"
         ) from error
 
-    say = report or (lambda text: None)
-    log = read_interactions(
-        source,
-        format=format,
-        user_column=user_column,
-        item_column=item_column,
-        time_column=time_column,
-        time_unit=time_unit,
-        drop_incomplete=drop_incomplete,
-        report=say,
-    )
+    log = read_interactions(source, report=report, **given)
+    found = describe_order(log)
+    warning = order_warning(found, ties=ties)
+    if warning is not None:
+        warnings.warn(warning, PrepareWarning, stacklevel=2)
+    if ties == "shuffle":
+        log = shuffle_ties(log, seed or 0)
+    order = {
+        "by": "rows" if by_row else "time",
+        "ties": ties,
+        "seed": (seed or 0) if ties == "shuffle" else None,
+        "found": found,
+        "warning": warning,
+    }
     steps = [log.tally("read")]
     if log.dropped:
         steps.insert(0, Tally("rows without user, item or time: left out", 0, 0, log.dropped))
-    say(f"filtering {len(log):,} interactions")
+    report(f"filtering {len(log):,} interactions")
     settings = dict(filters)
     if filters.pop("drop_repeats"):
-        log = keep_first(log, report=steps.append)
+        log = drop_repeats(log, report=steps.append)
     log = keep_active(log, **filters, report=steps.append)
-    say(f"splitting {len(log):,} interactions")
-    if split == "leave-one-out":
-        sequences = split_leave_one_out(log)
-    else:
-        sequences = split_temporal(log, **temporal)
+    report(f"splitting {len(log):,} interactions")
+    divide = split_leave_one_out if split == "leave-one-out" else split_temporal
+    sequences = divide(log, **temporal)
     del log
-    say(f"writing {out}")
-    return sequences.save(out, settings=settings, steps=steps, force=force)
+    report(f"writing {out}")
+    return sequences.save(out, settings=settings, steps=steps, order=order, force=force)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -44,9 +43,10 @@ class Split:
         *,
         settings: Mapping[str, Any] | None = None,
         steps: Sequence[Tally] = (),
+        order: Mapping[str, Any] | None = None,
         force: bool = False,
     ) -> PreparedDataset:
-        """Write a prepared dataset, with the settings of the filters and the counts after each."""
+        """Write a prepared dataset, with filters, counts after each, and what order was found."""
         return write_prepared(
             path,
             train=self.train,
@@ -55,6 +55,7 @@ class Split:
             item_ids=self.item_ids,
             settings={**(settings or {}), "split": self.kind, **self.options},
             counts={
+                "order": dict(order or {}),
                 "steps": [asdict(step) for step in steps],
                 "train": asdict(self.train_tally),
                 "test": asdict(self.test_tally),
@@ -89,31 +90,28 @@ def split_temporal(
         raise InputError(f"--test-history must be one of {words}, got {test_history!r}")
     if not 0 <= quantile <= 1:
         raise InputError(f"--quantile must lie between 0 and 1, got {quantile}")
-    rows = _Rows.of(interactions)
     cut = int(np.quantile(interactions.timestamps, quantile, method="nearest"))
-    late = interactions.timestamps >= cut
-    is_test_user = _present(interactions.users[late], len(interactions.user_ids))
+    n_users = len(interactions.user_ids)
+    is_test_user = _present(interactions.users[interactions.timestamps >= cut], n_users)
     of_test_users = is_test_user.take(interactions.users)
-    train, test = rows.where(~of_test_users), rows.where(of_test_users)
+    train, test = interactions.where(~of_test_users), interactions.where(of_test_users)
     known = _present(train.items, len(interactions.item_ids))
-    late = late[of_test_users]
+    late = test.timestamps >= cut
 
     # What the split leaves out, reason by reason; every row has at most one.
     early = ~late if test_history == "after-cut" else np.zeros_like(late)
     unknown = ~early & ~known.take(test.items)
     usable = ~early & ~unknown
-    n_codes = len(interactions.user_ids)
-    enough = np.bincount(test.users[usable], minlength=n_codes) >= MIN_EVALUATED
-    enough &= np.bincount(test.users[usable & late], minlength=n_codes) >= 2  # both targets
+    enough = np.bincount(test.users[usable], minlength=n_users) >= MIN_EVALUATED
+    enough &= np.bincount(test.users[usable & late], minlength=n_users) >= 2  # both targets
     evaluated = usable & enough.take(test.users)
-    too_few = usable & ~evaluated
 
     moment = f"the cut at quantile {quantile} ({show_time(cut)})"
     after = " from the cut on" if test_history == "after-cut" else ", two of them from the cut on"
     required = f"{MIN_EVALUATED} known events{after}"
     n_test_users = int(np.count_nonzero(is_test_user))
     users = plural(n_test_users, "user")
-    if not len(train.users):
+    if not len(train):
         raise InputError(
             f"no training users: all of the {users} have an event at or after "
             f"{moment}; raise --quantile, or use --split leave-one-out"
@@ -123,25 +121,18 @@ def split_temporal(
             f"no test users: of the {users} with an event at or after {moment}, "
             f"none has {required}; lower --quantile, or use --split leave-one-out"
         )
+    too_few = test.where(usable & ~evaluated)
     left_out = [
         test.where(unknown).tally("test events on items not in training: dropped"),
         replace(
-            test.where(too_few).tally(f"test users without {required}: not evaluated"),
+            too_few.tally(f"test users without {required}: not evaluated"),
             users=n_test_users - int(np.count_nonzero(enough)),  # some have no usable event
         ),
     ]
     if test_history == "after-cut":
         left_out.insert(0, test.where(early).tally("events of test users before the cut: dropped"))
-    return _assemble(
-        interactions,
-        kind="temporal",
-        options={"quantile": quantile, "test_history": test_history},
-        train=train,
-        test=test.where(evaluated),
-        catalogue=known,
-        left_out=left_out,
-        cut=cut,
-    )
+    options = {"quantile": quantile, "test_history": test_history}
+    return _assemble("temporal", options, train, test.where(evaluated), known, left_out, cut)
 
 
 def split_leave_one_out(interactions: Interactions) -> Split:
@@ -150,8 +141,7 @@ def split_leave_one_out(interactions: Interactions) -> Split:
     The catalogue is every item of the log. Users with fewer than three events are trained on
     whole and not evaluated.
     """
-    rows = _Rows.of(interactions)
-    lengths = np.bincount(rows.users, minlength=len(interactions.user_ids))
+    lengths = np.bincount(interactions.users, minlength=len(interactions.user_ids))
     is_evaluated = lengths >= MIN_EVALUATED
     if not is_evaluated.any():
         users = plural(int(np.count_nonzero(lengths)), "user")
@@ -163,27 +153,21 @@ def split_leave_one_out(interactions: Interactions) -> Split:
     ends = np.cumsum(lengths)[is_evaluated]
     for target in (ends - 1, ends - 2):
         trained[target] = False
-    train = rows.where(trained)
-    of_evaluated = is_evaluated.take(rows.users)
-    catalogue = _present(rows.items, len(interactions.item_ids))
-    unseen = catalogue & ~_present(train.items, len(interactions.item_ids))
-    return _assemble(
-        interactions,
-        kind="leave-one-out",
-        options={},
-        train=train,
-        test=rows.where(of_evaluated),
-        catalogue=catalogue,
-        left_out=[
-            rows.where(~of_evaluated).tally(
-                f"users with fewer than {MIN_EVALUATED} events: trained on whole, not evaluated"
-            ),
-            rows.where(unseen.take(rows.items)).tally(
-                "items that occur only as targets: kept in the catalogue, never trained on"
-            ),
-        ],
-        cut=None,
-    )
+    train = interactions.where(trained)
+    of_evaluated = is_evaluated.take(interactions.users)
+    n_items = len(interactions.item_ids)
+    catalogue = _present(interactions.items, n_items)
+    unseen = catalogue & ~_present(train.items, n_items)
+    left_out = [
+        interactions.where(~of_evaluated).tally(
+            f"users with fewer than {MIN_EVALUATED} events: trained on whole, not evaluated"
+        ),
+        interactions.where(unseen.take(interactions.items)).tally(
+            "items that occur only as targets: kept in the catalogue, never trained on"
+        ),
+    ]
+    test = interactions.where(of_evaluated)
+    return _assemble("leave-one-out", {}, train, test, catalogue, left_out, None)
 
 
 def show_time(microseconds: int) -> str:
@@ -195,64 +179,40 @@ def show_time(microseconds: int) -> str:
     return instant.isoformat().replace("+00:00", "Z")
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Some rows of a log, sorted by user and time, in the log's own codes."""
-
-    users: NDArray[np.int32]
-    items: NDArray[np.int32]
-
-    @classmethod
-    def of(cls, interactions: Interactions) -> "_Rows":
-        if not len(interactions):
-            raise InputError("there are no interactions to split")
-        return cls(interactions.users, interactions.items)
-
-    @cached_property
-    def starts(self) -> NDArray[np.int64]:
-        """The first row of each user."""
-        return np.flatnonzero(np.diff(self.users, prepend=np.int32(-1)))
-
-    def where(self, kept: NDArray[np.bool_]) -> "_Rows":
-        return _Rows(self.users[kept], self.items[kept])
-
-    def tally(self, name: str) -> Tally:
-        return Tally.of(name, self.users, self.items)
-
-
 def _assemble(
-    interactions: Interactions,
-    *,
     kind: Kind,
     options: Mapping[str, Any],
-    train: _Rows,
-    test: _Rows,
+    train: Interactions,
+    test: Interactions,
     catalogue: NDArray[np.bool_],
     left_out: Sequence[Tally],
     cut: int | None,
 ) -> Split:
     """Number the users and items that remain, and lay the chosen rows out as sequences."""
-    remaining = np.zeros(len(interactions.user_ids), bool)
-    for rows in (train, test):
-        remaining[rows.users[rows.starts]] = True
-    user_codes, item_codes = (np.cumsum(kept, dtype=np.int32) for kept in (remaining, catalogue))
-    user_codes -= 1
-    item_codes -= 1
-
-    def lay_out(rows: _Rows) -> Sequences:
-        return Sequences(
+    first_rows = [
+        np.flatnonzero(np.diff(rows.users, prepend=np.int32(-1))) for rows in (train, test)
+    ]
+    remaining = np.zeros(len(train.user_ids), bool)
+    for rows, starts in zip((train, test), first_rows, strict=True):
+        remaining[rows.users[starts]] = True
+    user_codes, item_codes = (
+        np.cumsum(kept, dtype=np.int32) - np.int32(1) for kept in (remaining, catalogue)
+    )
+    sequences = [
+        Sequences(
             items=item_codes.take(rows.items),
-            offsets=np.append(rows.starts, len(rows.users)),
-            users=user_codes[rows.users[rows.starts]],
+            offsets=np.append(starts, len(rows)),
+            users=user_codes[rows.users[starts]],
         )
-
+        for rows, starts in zip((train, test), first_rows, strict=True)
+    ]
     return Split(
         kind=kind,
         options=options,
-        train=lay_out(train),
-        test=lay_out(test),
-        user_ids=interactions.user_ids.take(np.flatnonzero(remaining)),
-        item_ids=interactions.item_ids.take(np.flatnonzero(catalogue)),
+        train=sequences[0],
+        test=sequences[1],
+        user_ids=train.user_ids.take(np.flatnonzero(remaining)),
+        item_ids=train.item_ids.take(np.flatnonzero(catalogue)),
         train_tally=train.tally("training"),
         test_tally=test.tally("test"),
         left_out=tuple(left_out),

@@ -8,20 +8,14 @@ block of users has a random stream of its own.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sce.data.columns import ITEM, TIME, USER
-from sce.data.storage import atomic_file
 from sce.errors import InputError
-
-if TYPE_CHECKING:
-    import polars as pl
 
 Integers = NDArray[np.int64]
 
@@ -64,15 +58,14 @@ class SyntheticSettings:
                 f"a catalogue needs two clusters of {self.cluster_size} items or more; got "
                 f"{self.items} items"
             )
-        if self.users < 1 or self.seed < 0:
+        if (
+            self.users < 1
+            or self.seed < 0
+            or not 1 <= self.min_events <= self.mean_events < math.inf
+        ):
             raise InputError(
-                f"users must be at least 1 and the seed not negative; got {self.users} users, "
-                f"seed {self.seed}"
-            )
-        if not 1 <= self.min_events <= self.mean_events < math.inf:
-            raise InputError(
-                "min_events must be at least 1 and mean_events no smaller; got "
-                f"{self.min_events} and {self.mean_events}"
+                "users and min_events must be at least 1, the seed not negative and mean_events no "
+                f"smaller than min_events; got {self}"
             )
 
     @property
@@ -108,60 +101,6 @@ def generate(settings: SyntheticSettings) -> Iterator[Block]:
         )
 
 
-def write_parquet(
-    settings: SyntheticSettings,
-    path: Path | str,
-    *,
-    replace: bool = False,
-    progress: Callable[[int], None] | None = None,
-) -> int:
-    """Write the log as one parquet file, block by block, whole or not at all.
-
-    Args:
-        settings: Settings of the log.
-        path: File to write.
-        replace: Replace a file that is there.
-        progress: Called with the number of users done, after each block.
-
-    Returns:
-        The number of events.
-    """
-    try:
-        import polars as pl
-        from polars.io.plugins import register_io_source
-    except ModuleNotFoundError as error:
-        raise InputError(
-            "writing parquet needs polars, which is not installed; install it with: "
-            "pip install 'scalable-cross-entropy[prepare]'"
-        ) from error
-
-    path = Path(path)
-    if path.is_dir():
-        raise InputError(f"{path} is a directory; name a file, such as {path / 'log.parquet'}")
-    if path.exists() and not replace:
-        raise InputError(f"{path} exists already; choose another name, or --force to replace it")
-    events = 0
-
-    def frames(
-        columns: list[str] | None, predicate: Any, rows: int | None, batch: int | None
-    ) -> "Iterator[pl.DataFrame]":
-        nonlocal events
-        for block in generate(settings):
-            events += len(block.users)
-            yield pl.DataFrame({USER: block.users, ITEM: block.items, TIME: block.timestamps})
-            if progress is not None:
-                progress(int(block.users[-1]) + 1)
-
-    schema = {USER: pl.Int64, ITEM: pl.Int64, TIME: pl.Int64}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(path) as partial:
-            register_io_source(frames, schema=schema).sink_parquet(partial)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise InputError(f"{path} cannot be written: {error}") from error
-    return events
-
-
 def _walk(settings: SyntheticSettings, lengths: Integers, random: np.random.Generator) -> Integers:
     """Popularity ranks of each user's items, [users, longest]."""
     # Longest first: the users still walking are always the first ones.
@@ -188,9 +127,7 @@ def _walk(settings: SyntheticSettings, lengths: Integers, random: np.random.Gene
         # An interruption does not move the walk: it goes on from the item before.
         after[interrupted] = before[interrupted]
         current[:count] = after
-    places = np.empty_like(order)
-    places[order] = np.arange(len(order))
-    return np.ascontiguousarray(ranks[:, places].T)
+    return np.ascontiguousarray(ranks[:, np.argsort(order)].T)
 
 
 def _avoid_repeats(settings: SyntheticSettings, ranks: Integers, seen: Integers) -> Integers:
@@ -215,8 +152,7 @@ def _times(settings: SyntheticSettings, lengths: Integers, random: np.random.Gen
     start = random.random((len(lengths), 1)) * _START_DAYS * _DAY
     mean_gap = _ACTIVE_DAYS * _DAY / settings.mean_events
     gaps = 1 + _exponential(random, (len(lengths), int(lengths.max())), mean=mean_gap)
-    times: Integers = _FIRST_SECOND + start.astype(np.int64) + gaps.cumsum(axis=1)
-    return times
+    return np.asarray(_FIRST_SECOND + start.astype(np.int64) + gaps.cumsum(axis=1))
 
 
 # Items are known here by their rank in popularity. Rank r is in cluster r mod clusters, where it is
@@ -243,8 +179,7 @@ def _successors(settings: SyntheticSettings, ranks: Integers) -> Integers:
     # Odd, so that a rotation of a whole tier (a power of two) visits all of it.
     turns = _hash(settings, clusters, tiers) % np.maximum(size // 2, 1).astype(np.uint64)
     places = first + (places - first + 2 * turns.astype(np.int64) + 1) % size
-    successors: Integers = places * settings.clusters + clusters
-    return successors
+    return np.asarray(places * settings.clusters + clusters)
 
 
 def _neighbours(
@@ -286,8 +221,7 @@ def _zipf(uniform: NDArray[np.float64], sizes: Integers | int, exponent: float) 
     else:
         power = 1 - exponent
         places = (1 + uniform * (ends**power - 1)) ** (1 / power)
-    ranks: Integers = np.minimum(places.astype(np.int64), sizes) - 1
-    return ranks
+    return np.asarray(np.minimum(places.astype(np.int64), sizes) - 1)
 
 
 def _exponential(

@@ -50,25 +50,20 @@ _ISO_8601 = (
 )
 
 
-def check_type(kind: pl.DataType) -> None:
-    """Refuse a type whose values identify nothing: truth values, times, lists, structures."""
-    if not (
+def read_ids(column: pl.Series) -> pl.Series:
+    """Ids as Int64 or String, null where there is none; an empty string is none."""
+    kind = column.dtype
+    if kind == pl.Int64:
+        return column
+    if isinstance(kind, pl.Decimal) and not kind.scale:
+        column = column.cast(pl.Int128)  # how some databases export integers
+    elif not (
         kind.is_integer()
         or kind.is_float()
         or kind in (pl.String, pl.Binary, pl.Null)
         or isinstance(kind, pl.Categorical | pl.Enum)
-        or (isinstance(kind, pl.Decimal) and not kind.scale)
     ):
         raise TypeError(f"ids must be integers or strings, not {kind}")
-
-
-def read_ids(column: pl.Series) -> pl.Series:
-    """Ids as Int64 or String, null where there is none; an empty string is none."""
-    check_type(column.dtype)
-    if column.dtype == pl.Int64:
-        return column
-    if isinstance(column.dtype, pl.Decimal) and not column.dtype.scale:
-        column = column.cast(pl.Int128)  # how some databases export integers
     if column.dtype.is_integer() or column.dtype == pl.Null:
         # Unsigned ones above 2**63 remain whole only as strings.
         fits = column.cast(pl.Int64, strict=False)
@@ -89,12 +84,12 @@ def read_ids(column: pl.Series) -> pl.Series:
     return text.set(empty, None) if empty.any() else text
 
 
-def integers_if_all(text: pl.Series) -> pl.Series:
+def integers_if_all(text: pl.Series, *, fractions: bool = False) -> pl.Series:
     """Text as Int64 if that loses nothing: every value is 0, or a number without leading zero.
 
-    Whole numbers with a fraction of zeros, as tables with gaps are often written (12.0), count.
+    With `fractions`, 12.0 counts as 12: tables with gaps are often written so.
     """
-    whole = text.str.strip_suffix(".0") if text.str.ends_with(".0").any() else text
+    whole = text.str.strip_suffix(".0") if fractions else text
     numbers = whole.cast(pl.Int64, strict=False)
     if numbers.null_count() == text.null_count() and (numbers.cast(pl.String) == whole).all():
         return numbers
@@ -106,40 +101,27 @@ def encode_ids(ids: pl.Series) -> tuple[NDArray[np.int32], Vocabulary]:
     if ids.dtype == pl.Int64:
         low, high = int(ids.min()), int(ids.max())  # type: ignore[arg-type]
         if high - low <= max(_SMALL_RANGE, _RANGE_PER_ROW * len(ids)):
-            return _encode_range(ids.to_numpy(), low, high)
-    codes, distinct = _encode_by_hash(ids.rechunk())
-    if ids.dtype == pl.Int64:
-        return codes, Vocabulary.from_integers(distinct.to_numpy())
-    text = distinct.str.join("").item().encode()
-    return codes, Vocabulary.from_sorted_text(text, distinct.str.len_bytes().to_numpy())
-
-
-def _encode_range(
-    values: NDArray[np.int64], low: int, high: int
-) -> tuple[NDArray[np.int32], Vocabulary]:
-    """Encode integers that lie close together by a table of their whole range."""
-    places = values - low
-    present = np.zeros(high - low + 1, bool)
-    present[places] = True
-    table = np.cumsum(present, dtype=np.int32)
-    table -= 1
-    return table[places], Vocabulary.from_integers(np.flatnonzero(present) + low)
-
-
-def _encode_by_hash(ids: pl.Series) -> tuple[NDArray[np.int32], pl.Series]:
-    """Rank of each id among the distinct ones, and these, sorted.
-
-    Comparing hashes takes a third of the time that comparing strings takes; in the end every id is
-    compared once with the one that its code stands for.
-    """
+            places = ids.to_numpy() - low
+            present = np.zeros(high - low + 1, bool)
+            present[places] = True
+            table = np.cumsum(present, dtype=np.int32)
+            table -= 1
+            return table[places], Vocabulary.from_integers(np.flatnonzero(present) + low)
+        codes, distinct = _rank_by(ids, ids)
+        return codes.to_numpy(), Vocabulary.from_integers(distinct.to_numpy())
+    # Comparing hashes takes a third of the time that comparing strings takes; in the end every id
+    # is compared once with the one that its code stands for.
+    ids = ids.rechunk()
     codes, distinct = _rank_by(ids.hash(), ids)
     if not (distinct.gather(codes) == ids).all():
         # Two ids share a hash: about once in ten million logs of a million ids.
         codes, distinct = _rank_by(ids, ids)
-    return codes.to_numpy(), distinct
+    text = distinct.str.join("").item().encode()
+    return codes.to_numpy(), Vocabulary.from_sorted_text(text, distinct.str.len_bytes().to_numpy())
 
 
 def _rank_by(keys: pl.Series, ids: pl.Series) -> tuple[pl.Series, pl.Series]:
+    """Rank of each id among the distinct ones, and these, sorted; equal keys are equal ids."""
     first_rows = keys.arg_unique()
     distinct = pl.DataFrame({"key": keys.gather(first_rows), "id": ids.gather(first_rows)})
     distinct = distinct.sort("id")
@@ -169,7 +151,7 @@ def read_times(column: pl.Series) -> pl.Series:
     if column.dtype.is_float() or column.dtype.is_decimal():
         return _as_integers_if_whole(column.cast(pl.Float64))
     if column.dtype == pl.Date:
-        return column.cast(pl.Datetime("us"))
+        return column.cast(pl.Datetime("ms"))  # which hold all days; too late ones of "us" wrap
     if isinstance(column.dtype, pl.Datetime):
         return column.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
     if column.dtype == pl.Null:
@@ -186,7 +168,10 @@ def _read_text(column: pl.Series) -> pl.Series:
     if numbers.null_count() == column.null_count():
         return numbers
     instants = _read_iso(trimmed, "us")
-    if _is_finer(trimmed, instants):
+    if (
+        trimmed.str.contains(r"\.\d{7}").any()  # microseconds lose digits,
+        and instants.dt.year().is_between(1678, 2261).all()  # 64 bits of nanoseconds hold them
+    ):
         instants = _read_iso(trimmed, "ns")
     # What fewer values contradict is what was meant: the caller reports those that do.
     return instants if instants.null_count() < numbers.null_count() else numbers
@@ -204,16 +189,6 @@ def _read_iso(text: pl.Series, unit: Literal["us", "ns"]) -> pl.Series:
     return instants
 
 
-def _is_finer(text: pl.Series, instants: pl.Series) -> bool:
-    """True if microseconds lose digits that 64 bits of nanoseconds hold."""
-    lengths = text.str.len_bytes().max()
-    if not isinstance(lengths, int) or lengths <= len("2024-01-01 00:00:00.000000"):
-        return False
-    years = instants.dt.year().drop_nulls()
-    held = not len(years) or bool(years.is_between(1678, 2261).all())
-    return held and bool(text.str.contains(r"\.\d{7}").any())
-
-
 def _as_integers_if_whole(numbers: pl.Series) -> pl.Series:
     finite = numbers.set(~numbers.is_finite(), None)
     whole = (finite == finite.floor()).all() and (finite.abs() < 2.0**53).all()
@@ -222,34 +197,33 @@ def _as_integers_if_whole(numbers: pl.Series) -> pl.Series:
 
 def to_ticks(times: pl.Series, unit: UnitName | None = None) -> Ticks:
     """Ticks of a column that `read_times` gave, without nulls; the unit guessed if not given."""
+    dated = isinstance(times.dtype, pl.Datetime)
     if isinstance(times.dtype, pl.Datetime):
         if unit is not None:
             raise InputError(f"the times are dates, yet --time-unit {unit} was given; leave it out")
-        values = times.to_physical().to_numpy()
-        # Fewer bits to sort by: almost every log has whole seconds.
-        second = 1_000_000_000 // _UNITS[times.dtype.time_unit][1]
-        if not np.any(values % second):
-            return Ticks(values // second, "s")
-        return Ticks(values, times.dtype.time_unit)
+        unit, times = times.dtype.time_unit, times.to_physical()
     numbers = times.to_numpy()
-    low, high = numbers.min().item(), numbers.max().item()
-    largest = max(-low, high)
+    extreme = max(numbers.min().item(), numbers.max().item(), key=abs)
     unit = unit or guess_unit(times)
     length = _UNITS[unit][1]
-    if largest * (length / 1000) > _INT64.max:
+    # As numbers, not only as microseconds: beyond 64 bits they were rounded when they were read.
+    if abs(extreme) * max(length / 1000, 1) >= 2.0**63:
         raise InputError(
-            f"time {high if high == largest else low} in the unit {unit} is beyond what 64 bits of "
-            "microseconds hold; is the unit right (--time-unit)?"
+            f"time {extreme} in the unit {unit} is beyond what 64 bits hold, in microseconds too; "
+            f"{'mend or remove it' if dated else 'is the unit right (--time-unit)?'}"
         )
-    if times.dtype == pl.Int64:
-        return Ticks(numbers, unit)
-    return Ticks(np.rint(numbers * (length / 1000)).astype(np.int64), "us")
+    if times.dtype != pl.Int64:
+        return Ticks(np.rint(numbers * (length / 1000)).astype(np.int64), "us")
+    # Fewer bits to sort by: almost every log of dates has whole seconds.
+    second = 1_000_000_000 // length
+    if dated and not np.any(numbers % second):
+        return Ticks(numbers // second, "s")
+    return Ticks(numbers, unit)
 
 
 def guess_unit(times: pl.Series) -> UnitName:
     """Unit of times that are numbers, by the largest of them."""
-    low, high = times.min(), times.max()
-    largest = max(-float(low), float(high))  # type: ignore[arg-type]
+    largest = max(abs(float(end)) for end in (times.min(), times.max()))  # type: ignore[arg-type]
     return next(name for name, (limit, _) in _UNITS.items() if largest < limit)
 
 
@@ -260,12 +234,9 @@ def sort_rows(
     low, high = int(times.min()), int(times.max())
     time_bits = (high - low).bit_length()
     if int(users.max()).bit_length() + time_bits > 63:
-        # Times so fine or far apart that no number holds them and the user: two sorts.
-        later = (users[1:] > users[:-1]) | ((users[1:] == users[:-1]) & (times[1:] >= times[:-1]))
-        if np.all(later):
-            return users, items, times
+        # Times so fine or far apart that no number holds them and the user.
         rows = pl.DataFrame({"user": users, "item": items, "time": times})
-        rows = rows.sort("time", maintain_order=True).sort("user", maintain_order=True)
+        rows = rows.sort("user", "time", maintain_order=True)
         return rows["user"].to_numpy(), rows["item"].to_numpy(), rows["time"].to_numpy()
     # User and time in one number: a single sort, and no gathering of either afterwards.
     keys = users.astype(np.int64) << time_bits

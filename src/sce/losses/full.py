@@ -149,7 +149,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         with torch.autocast(states.device.type, enabled=False):
             x = states.to(dtype)
             positive_logits, total = x.new_zeros(len(x)), x.new_zeros(len(x))
-            largest = torch.full_like(total, -torch.inf)
+            # Not -inf, whose difference from itself is none: a bias may rule out a whole chunk.
+            largest = torch.full_like(total, torch.finfo(dtype).min)
             for start in range(0, len(catalogue), chunk_size):
                 chunk = slice(start, start + chunk_size)
                 logits = _score_chunk(x, catalogue[chunk].to(dtype), bias, chunk)

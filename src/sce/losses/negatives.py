@@ -165,7 +165,10 @@ def _share(counts: Tensor, power: float, least: float = -math.inf) -> Tensor:
     if counts.dim() != 1:
         raise ValueError(f"counts must be [items], got shape {tuple(counts.shape)}")
     counts = counts.to(torch.float64).clamp(min=least)
-    if not counts.isfinite().all() or (counts < 0).any() or counts.sum() == 0:
-        raise ValueError("counts must be finite, not negative, and not all zero")
     weights = torch.where(counts > 0, counts**power, 0.0)
-    return weights / weights.sum()
+    total = weights.sum()
+    if not counts.isfinite().all() or (counts < 0).any() or not 0 < total < math.inf:
+        raise ValueError(
+            f"counts, to the power {power}, must be finite, not negative, not all zero"
+        )
+    return weights / total

@@ -159,6 +159,12 @@ class ScalableCrossEntropy(Loss):
             size_y = AUTO_TOUCHED if self.sparse_grad else AUTO_ITEMS
         return n_buckets, size_x, min(size_y, n_items)
 
+    def named_sizes(self, n_items: int, max_targets: int) -> dict[str, int]:
+        """Return the sizes of a call that are fixed, by the names of their settings."""
+        sizes = self.sizes(n_items, max_targets)
+        named = zip(("n_buckets", "bucket_size_x", "bucket_size_y"), sizes, strict=True)
+        return {name: size for name, size in named if size}
+
     def forward(
         self,
         states: Tensor,

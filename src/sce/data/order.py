@@ -1,0 +1,121 @@
+"""Order of each user's events: that of the users, or that in which the log is stored?
+
+A step goes from one event of a user to the next. Where events share a time, the order of the rows
+decides: a log that is stored by item then teaches a model the order of the items.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sce.data.interactions import Interactions
+
+_EVENTS = 300_000  # of a sample of users: about so many are looked at
+_SHUFFLES = 3
+_SEED = 0x5CE  # another than anybody chooses for --ties shuffle: twice the same undoes it
+_FEW = 400  # steps: a share of ascending ones is a chance result more easily
+
+
+def describe_order(log: Interactions) -> dict[str, float | None]:
+    """Figures of the order of events; None where a log is too small to tell.
+
+    Returns:
+        tied: Share of steps between events of one time.
+        one_time_users: Share of the users with three events or more whose events share one time.
+        ascending: Share of steps that go to a larger item id, 0.5 by chance.
+        ascending_ties: The same of steps between events of one time.
+        recurrence: How often the same step recurs, relative to each user's events shuffled.
+        recurrence_ties: The same relative to each user's events of one time shuffled.
+    """
+    log = log.where(log.users % max(1, len(log) // _EVENTS) == 0)
+    users, items, times = log.users, log.items, log.timestamps
+    steps = users[1:] == users[:-1]
+    tied = steps & (times[1:] == times[:-1])
+    moved = steps & (items[1:] != items[:-1])
+    up = items[1:] > items[:-1]
+    first = np.flatnonzero(np.diff(users, prepend=np.int32(-1)))
+    last = np.append(first[1:], len(users)) - 1
+    several = last - first >= 2
+    return {
+        "tied": _share(tied[steps]),
+        "one_time_users": _share((times[first] == times[last])[several]),
+        "ascending": _share(up[moved], _FEW),
+        "ascending_ties": _share(up[moved & tied], _FEW),
+        "recurrence": _recurrence(log, users),
+        "recurrence_ties": _recurrence(log, _moments(log)) if tied.any() else None,
+    }
+
+
+def order_warning(found: dict[str, float | None], *, ties: str = "keep") -> str | None:
+    """A sentence about figures of `describe_order` that are no accident."""
+    harmless = (0.0, 0.0, 0.5, 0.5, 2.0, 1.0)  # what an unknown figure counts as
+    pairs = zip(found.values(), harmless, strict=True)
+    tied, one_time, up, tied_up, recurs, ties_recur = (
+        default if value is None else value for value, default in pairs
+    )
+    if one_time >= 0.5:
+        return f"the events of {one_time:.0%} of the users share one time: no order can be learned"
+    if abs(up - 0.5) >= 0.3:
+        return (
+            f"{max(up, 1 - up):.0%} of all steps go to the {'larger' if up > 0.5 else 'smaller'} "
+            "item id: each user's events are sorted by item, and a model learns no more than that"
+        )
+    if recurs < 1.05:
+        return (
+            f"the same steps recur {recurs:.2f} times as often as with each user's events "
+            "shuffled: the order of this log says nothing"
+        )
+    if ties == "shuffle" or tied < 0.01:
+        return None
+    if abs(tied_up - 0.5) >= 0.1:
+        by = f"{tied_up:.0%} of these go to the larger item id (50% by chance)"
+    elif ties_recur >= 1.1:
+        by = f"the same steps recur {ties_recur:.2f} times as often as with these shuffled"
+    else:
+        return None
+    return (
+        f"{tied:.0%} of steps join events of one time, and {by}: unless their order is true, a "
+        "model learns how the log was stored; --ties shuffle prevents it"
+    )
+
+
+def shuffle_ties(log: Interactions, seed: int) -> Interactions:
+    """The log with each user's events of one time in random order."""
+    random = np.random.Generator(np.random.PCG64(seed))
+    return replace(log, items=_shuffled(log.items, _moments(log), random))
+
+
+def _moments(log: Interactions) -> NDArray[np.int64]:
+    """A number for each event, ascending, and equal for those of one user and time."""
+    changes = (log.users[1:] != log.users[:-1]) | (log.timestamps[1:] != log.timestamps[:-1])
+    return np.cumsum(np.append(np.zeros(1, bool), changes))
+
+
+def _share(true: NDArray[np.bool_], least: int = 1) -> float | None:
+    return None if len(true) < least else round(float(np.mean(true)), 4)
+
+
+def _recurrence(log: Interactions, groups: NDArray[Any]) -> float | None:
+    """Pairs of equal steps, relative to the items of each group shuffled; None if uncertain."""
+    random = np.random.Generator(np.random.PCG64(_SEED))
+    items = [log.items, *(_shuffled(log.items, groups, random) for _ in range(_SHUFFLES))]
+    stored, *shuffled = (_equal_steps(log.users, order) for order in items)
+    mean = float(np.mean(shuffled))
+    uncertain = mean < 100 or float(np.std(shuffled)) > 0.03 * mean
+    return None if uncertain else round(stored / mean, 4)
+
+
+def _equal_steps(users: NDArray[np.int32], items: NDArray[np.int32]) -> int:
+    moved = (users[1:] == users[:-1]) & (items[1:] != items[:-1])
+    steps = ((items[:-1].astype(np.int64) << 32) | items[1:])[moved]
+    counts = np.unique(steps, return_counts=True)[1]
+    return int(np.sum(counts * (counts - 1)) // 2)
+
+
+def _shuffled(
+    items: NDArray[np.int32], groups: NDArray[Any], random: np.random.Generator
+) -> NDArray[np.int32]:
+    """Items in random order within their groups, which are numbered in ascending order."""
+    return items[np.argsort(groups + random.random(len(items)))]
