@@ -91,7 +91,11 @@ def test_buckets_and_value_are_those_of_inputs_in_half_precision(
             value, _ = loss.with_statistics(x, y, targets, generator=g, **given)
         values.append(value)
     found, expected, unrounded = (
-        [part.long().sort(dim=1).values for part in (each.states, each.items)] for each in filled
+        [
+            part.long().sort(dim=1).values
+            for part in (each.members.states.view(len(each.items), -1), each.items)
+        ]
+        for each in filled
     )
     assert all(map(torch.equal, found, expected))
     torch.testing.assert_close(values[0], values[1], rtol=1e-6, atol=1e-6)

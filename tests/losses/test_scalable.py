@@ -107,7 +107,7 @@ def test_buckets_of_everything_are_cross_entropy(
     assert_same(loss(states, catalogue, targets), exact, states, catalogue, tolerance=tolerance)
 
 
-CROWDS = {
+CROWDS: dict[str, Callable[[Tensor], Tensor]] = {
     "all alike": lambda x: x[:1].expand_as(x),
     "two clusters": lambda x: x[:1] * (torch.arange(len(x)) % 2 * 2 - 1)[:, None] + 1e-3 * x,
     "one far away": lambda x: torch.cat([1e3 * x[:1], 1e-3 * x[1:]]),
