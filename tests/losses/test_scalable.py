@@ -1,6 +1,7 @@
 """The numbered lines of the specification of Scalable Cross-Entropy, each against the reference."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import pytest
