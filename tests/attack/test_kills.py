@@ -117,10 +117,11 @@ def test_prepare_exits_with_0_only_if_the_dataset_is_whole(
             assert not (place / "data").exists(), handles
         nothing_left(place)
     assert codes == {0, 2}
-    for stream in ("stdout", "stderr"):
+    streams = ("stdout", "stderr") if Path("/dev/full").exists() else ()
+    for stream in streams:
         assert server.run([*PREPARE, "--force"], full=stream).code == 0, stream
         PreparedDataset.load(place / "data")
-    tell(capsys, "prepare with few files or nowhere to print", len(chosen) + 2)
+    tell(capsys, "prepare with few files or nowhere to print", len(chosen) + len(streams))
 
 
 SYSTEM_CALLS = [
