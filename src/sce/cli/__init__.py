@@ -183,6 +183,20 @@ def say(line: str) -> None:
         print(f"sce: {line}", file=sys.stderr, flush=True)
 
 
+@contextmanager
+def telling() -> Iterator[None]:
+    """Print about what is done and kept: an output that cannot be written does not undo it."""
+    try:
+        yield
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        say(f"done, but {_explain(error)}")
+        _leave_dead_streams()
+
+
 def _leave_dead_streams() -> None:
     """Redirect streams without a reader, which the interpreter would stumble over at exit."""
     for stream in (sys.stdout, sys.stderr):
