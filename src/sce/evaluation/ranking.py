@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from sce.data.batches import PADDING, Ragged
-from sce.errors import InputError
+from sce.errors import InputError, named
 from sce.evaluation.precision import matmul_precision
+from sce.memory import require_memory
 
 NOTHING = -1  # in place of an item, where fewer than k are available
 
@@ -53,6 +54,16 @@ def check_depth(k: int, n_items: int) -> None:
         raise InputError(f"k must be at least 1; got {k}")
     if k > n_items:
         raise InputError(f"k is {k:,}, but the catalogue has only {n_items:,} items; ask for fewer")
+
+
+def check_memory(catalogue: Tensor, batch_size: int) -> None:
+    """Refuse to rank for a batch where the host has not the memory for its scores."""
+    if catalogue.device.type == "cpu":
+        chunk = max(_SCORES_AT_ONCE, batch_size * _SMALLEST_CHUNK)
+        scores = 4 * min(chunk, batch_size * len(catalogue))
+        doing = f"ranking {len(catalogue):,} items for {batch_size:,} users at once"
+        remedy = f"free some, or take fewer users at once with {named('batch_size')}"
+        require_memory(1.5 * scores, doing, remedy)
 
 
 def last_states(model: Ranker, histories: Tensor, max_length: int | None) -> Tensor:
@@ -154,6 +165,7 @@ def _rank(
             min(n, scores.shape[1] + len(chunk))
         )
         items = torch.cat([items, first + columns], dim=1).gather(1, places)
+        del products  # before there are those of the next chunk
     rescored = _rescore(states, catalogue, items)
     rescored.masked_fill_((scores == -torch.inf) | rescored.isnan(), -torch.inf)
     items, order = items.sort(dim=1)

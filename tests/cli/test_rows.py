@@ -8,8 +8,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from sce.cli import output
-from sce.cli.output import Format, open_rows
+from sce.cli import rows as rows_module
+from sce.cli.rows import Format, open_rows
 from sce.errors import InputError
 from sce.recommend import Id, Recommended
 
@@ -56,7 +56,7 @@ def test_jsonl(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rows_at_once", [1, 2, 1000])
 def test_parquet(tmp_path: Path, rows_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_ROWS_AT_ONCE", rows_at_once)
+    monkeypatch.setattr(rows_module, "_ROWS_AT_ONCE", rows_at_once)
     write(tmp_path / "rows.parquet", USERS)
     frame = pl.read_parquet(tmp_path / "rows.parquet")
     third = pytest.approx(0.1, rel=1e-6)
@@ -74,7 +74,7 @@ def test_parquet(tmp_path: Path, rows_at_once: int, monkeypatch: pytest.MonkeyPa
 def test_ids_of_two_kinds_become_text_in_parquet(
     tmp_path: Path, late: Id, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "_ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(rows_module, "_ROWS_AT_ONCE", 2)
     write(tmp_path / "rows.parquet", {1: found(5, 6), 2: found(5, 6), late: found(5)})
     frame = pl.read_parquet(tmp_path / "rows.parquet")
     assert frame["user_id"].to_list() == ["1", "1", "2", "2", str(late)]
@@ -108,9 +108,9 @@ def test_the_format_may_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_whatever_goes_wrong_nothing_remains(
     tmp_path: Path, name: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "_ROWS_AT_ONCE", 1)
+    monkeypatch.setattr(rows_module, "_ROWS_AT_ONCE", 1)
     expected = InputError if isinstance(error, OSError) else type(error)
-    with pytest.raises(expected, match="full" if isinstance(error, OSError) else None):
+    with pytest.raises(expected, match="no space left" if isinstance(error, OSError) else None):
         write(tmp_path / name, USERS, error=error)
     assert list(tmp_path.iterdir()) == []
 
