@@ -444,7 +444,8 @@ def test_a_full_disk_is_one_line_and_what_was_written_stays(
     with interrupted_after(99):
         assert main([*arguments, str(whole)]) == 0
         usual = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (whole.stat().st_size - 9, usual[1]))
+        most = 8000 if suffix == "parquet" else whole.stat().st_size - 9  # its text is longer
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, usual[1]))
         try:
             assert main([*arguments, str(out)]) == 2
         finally:

@@ -9,8 +9,8 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from itertools import count, repeat
 from pathlib import Path
@@ -27,36 +27,71 @@ if TYPE_CHECKING:
 Format = Literal["csv", "jsonl", "parquet"]
 COLUMNS = (USER, ITEM, "score", "rank")
 STATE = "state.json"
-
-_ROWS_AT_ONCE = 1 << 18  # of parquet, held in memory
 _INT64 = range(-(2**63), 2**63)
 
 
 class Rows:
-    """Where recommendations go."""
+    """Where recommendations go: csv, or lines of JSON, of which parquet is made at the end."""
 
     state: Mapping[str, Any] | None = None
-    """The last one that was saved by the interrupted command that this one goes on with."""
-    _state_file: Path | None = None
-    _key = ""
+    """The last one saved by the interrupted command that this one goes on with."""
+
+    def __init__(self, stream: TextIO, format_: str) -> None:
+        self._stream, self._format = stream, format_
+        self._csv = csv.writer(stream, lineterminator="\n")
+        self._lacks_header = format_ == "csv"
+        self._state_file: Path | None = None
+        self._key: str | None = None
+        self.text: set[str] = set()
+        """Columns with an id that is no integer of 64 bits, for parquet."""
+
+    def resume(self, state_file: Path, key: str | None, saved: Mapping[str, Any]) -> None:
+        """Save in this file from now on, where there is a key; begin with what was saved there."""
+        self._state_file, self._key, self.state = state_file, key, saved["state"]
+        self._lacks_header = self._lacks_header and not saved["position"]
+        self.text = set(saved["text"])
 
     def add(self, user: "Id", found: "Recommended") -> None:
         """Write one user's, best first."""
-        raise NotImplementedError
+        # str of a float32: the fewest digits that give the same number again.
+        scores: Iterable[str] = map(str, found.scores)
+        if self._format == "csv":
+            self._write_header()
+            self._csv.writerows(zip(repeat(user), found.items, scores, count(1)))
+            return
+        ids = [user, *found.items]
+        if self._format == "parquet":  # all of it as text, and scores with the digits of a float64
+            for column, some in ((USER, ids[:1]), (ITEM, ids[1:])):
+                if not all(isinstance(one, int) and one in _INT64 for one in some):
+                    self.text.add(column)
+            ids, scores = [str(one) for one in ids], map(str, found.scores.tolist())
+        whose, *items = (json.dumps(one, ensure_ascii=False) for one in ids)
+        self._stream.writelines(
+            f'{{"{USER}": {whose}, "{ITEM}": {item}, "score": {score}, "rank": {rank}}}\n'
+            for item, score, rank in zip(items, scores, count(1))
+        )
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Keep the rows so far, and a state, for a command that goes on after them."""
-        if self._state_file is not None:
-            record = {"key": self._key, "position": self.flush(), "state": state}
-            with suppress(InputError):  # a full disk: the state before holds
-                write_json(self._state_file, record)
-
-    def flush(self) -> int:
-        """Put the rows so far on the disk; return where they end."""
-        raise NotImplementedError
+        if self._key is None or self._state_file is None:
+            return
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        position = os.fstat(self._stream.fileno()).st_size
+        record = {"key": self._key, "position": position, "text": [*self.text], "state": state}
+        with suppress(InputError):  # a full disk: the state before holds
+            write_json(self._state_file, record)
 
     def finish(self) -> None:
         """Write what belongs at the end; not called when something went wrong."""
+        self._write_header()
+        self._stream.flush()
+
+    def _write_header(self) -> None:
+        # The header comes with the first row: where nothing can be recommended, nothing is printed.
+        if self._lacks_header:
+            self._csv.writerow(COLUMNS)
+            self._lacks_header = False
 
 
 @contextmanager
@@ -80,39 +115,36 @@ def open_rows(
             raise InputError("parquet is written to a file: name one with --out FILE.parquet")
         if isinstance(sys.stdout, TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")  # whatever the terminal shows
-        rows: Rows = _TextRows(sys.stdout, format_ or "csv")
+        rows = Rows(sys.stdout, format_ or "csv")
         yield rows
         rows.finish()
         return
     chosen = _choose(out, format_, force=force)
-    with atomic_file(out, keep=STATE) as partial, ExitStack() as stack:
+    with atomic_file(out, keep=STATE) as partial:
         state_file = partial.with_name(STATE)
         saved = None
         with suppress(InputError, FileNotFoundError):
             saved = read_json(state_file)
         if saved is None or force or saved["key"] != key:
-            saved = {"position": 0, "state": None}
+            saved = {"position": 0, "text": [], "state": None}
             for left in partial.parent.iterdir():
                 left.unlink()
-        position = saved["position"]
-        if chosen == "parquet":
-            rows = _ParquetRows(partial, position)
-        else:
-            stream = stack.enter_context(partial.open("a", encoding="utf-8", newline=""))
-            if stream.tell() < position:
-                raise InputError(f"{partial} was altered; begin anew with the same command")
-            stream.truncate(position)
-            rows = _TextRows(stream, chosen, begun=position > 0)
-        rows.state = saved["state"]
-        if key is not None:
-            rows._state_file, rows._key = state_file, key
-        try:
-            yield rows
-            rows.finish()
-        except (KeyboardInterrupt, OSError):
-            if state_file.exists():
-                say("what was written is kept: the same command goes on with it")
-            raise
+        text = partial.with_name("rows.jsonl") if chosen == "parquet" else partial
+        with text.open("a", encoding="utf-8", newline="") as stream:
+            if stream.tell() < saved["position"]:
+                raise InputError(f"{text} was altered; begin anew with the same command")
+            stream.truncate(saved["position"])
+            rows = Rows(stream, chosen)
+            rows.resume(state_file, key, saved)
+            try:
+                yield rows
+                rows.finish()
+                if chosen == "parquet":
+                    _write_parquet(text, partial, rows.text)
+            except (KeyboardInterrupt, OSError):
+                if state_file.exists():
+                    say("what was written is kept: the same command goes on with it")
+                raise
 
 
 def _choose(out: Path, format_: Format | None, *, force: bool) -> str:
@@ -126,100 +158,25 @@ def _choose(out: Path, format_: Format | None, *, force: bool) -> str:
     if chosen not in get_args(Format):
         known = ", ".join(f".{name}" for name in get_args(Format))
         raise InputError(f"{out} ends in none of {known}; name it so, or choose with --format")
-    return chosen
-
-
-class _TextRows(Rows):
-    def __init__(self, stream: TextIO, format_: str, *, begun: bool = False) -> None:
-        self._stream, self._writer = stream, csv.writer(stream, lineterminator="\n")
-        self._is_csv = format_ == "csv"
-        self._lacks_header = self._is_csv and not begun
-
-    def add(self, user: "Id", found: "Recommended") -> None:
-        self._write_header()
-        # str of a float32: the fewest digits that give the same number again.
-        rows = zip(repeat(user), found.items, map(str, found.scores), count(1))
-        if self._is_csv:
-            self._writer.writerows(rows)
-            return
-        for user, item, score, rank in rows:
-            ids = json.dumps({USER: user, ITEM: item}, ensure_ascii=False).removesuffix("}")
-            self._stream.write(f'{ids}, "score": {score}, "rank": {rank}}}\n')
-
-    def flush(self) -> int:
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
-        return os.fstat(self._stream.fileno()).st_size
-
-    def finish(self) -> None:
-        self._write_header()
-        self._stream.flush()
-
-    def _write_header(self) -> None:
-        # The header comes with the first row: where nothing can be recommended, nothing is printed.
-        if self._lacks_header:
-            self._writer.writerow(COLUMNS)
-            self._lacks_header = False
-
-
-class _ParquetRows(Rows):
-    """A parquet file, put together from parts of bounded size.
-
-    Ids are integers in the file when all of them are, and text otherwise.
-    """
-
-    def __init__(self, path: Path, parts: int) -> None:
+    if chosen == "parquet":
         try:
-            import polars
+            import polars  # noqa: F401 - rather now than at the end
         except ModuleNotFoundError as error:
             raise InputError(
                 "writing parquet needs polars, which is not installed; install it with: "
                 "pip install 'scalable-cross-entropy[prepare]', or write .csv or .jsonl"
             ) from error
-        self._polars: Any = polars
-        self._path, self._parts = path, parts
-        self._columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+    return chosen
 
-    def add(self, user: "Id", found: "Recommended") -> None:
-        values = ([user] * len(found), found.items, found.scores.tolist(), found.ranks.tolist())
-        for column, more in zip(self._columns.values(), values, strict=True):
-            column.extend(more)
-        if len(self._columns["rank"]) >= _ROWS_AT_ONCE:
-            self.flush()
 
-    def flush(self) -> int:
-        pl = self._polars
-        schema = {"score": pl.Float32, "rank": pl.Int32}
-        for name in (USER, ITEM):
-            ids = self._columns[name]
-            schema[name] = pl.Int64
-            if not all(isinstance(one, int) and one in _INT64 for one in ids):
-                self._columns[name], schema[name] = [str(one) for one in ids], pl.String
-        frame = pl.DataFrame(self._columns, schema_overrides=schema)
-        with self._errors_of_the_system(), self._part(self._parts).open("wb") as file:
-            frame.write_parquet(file)
-            file.flush()
-            os.fsync(file.fileno())
-        self._parts += 1
-        self._columns = {name: [] for name in COLUMNS}
-        return self._parts
+def _write_parquet(text: Path, path: Path, text_columns: set[str]) -> None:
+    """Turn lines of JSON into parquet; ids are integers where all of a column are."""
+    import polars as pl
 
-    def finish(self) -> None:
-        self.flush()
-        pl = self._polars
-        parts = [pl.scan_parquet(self._part(number)) for number in range(self._parts)]
-        for name in (USER, ITEM):
-            if len({part.collect_schema()[name] for part in parts}) > 1:
-                parts = [part.with_columns(pl.col(name).cast(pl.String)) for part in parts]
-        with self._errors_of_the_system():
-            pl.concat(parts).sink_parquet(self._path)
-
-    def _part(self, number: int) -> Path:
-        return self._path.with_name(f"{self._path.name}-{number}")
-
-    @contextmanager
-    def _errors_of_the_system(self) -> Iterator[None]:
-        try:
-            yield
-        except self._polars.exceptions.PolarsError as error:
-            raise OSError(errno.EIO, str(error)) from error
+    given = {USER: pl.String, ITEM: pl.String, "score": pl.Float64, "rank": pl.Int32}
+    rows = pl.scan_ndjson(text, schema=given).cast({"score": pl.Float32})
+    rows = rows.cast({name: pl.Int64 for name in (USER, ITEM) if name not in text_columns})
+    try:
+        rows.sink_parquet(path)
+    except pl.exceptions.PolarsError as error:
+        raise OSError(errno.EIO, str(error)) from error
