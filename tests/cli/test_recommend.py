@@ -14,6 +14,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from sce import progress
 from sce.cli import main
 from sce.cli import recommend as command
 from sce.data.prepared import PreparedDataset
@@ -465,10 +466,23 @@ def test_a_kept_file_that_was_altered_is_not_gone_on_with(run: Run, tmp_path: Pa
         with interrupted_after(19):
             assert main(arguments) == 130
         (partial / name).write_text(content)
+        (partial / ".state.json.partial").mkdir()  # of a kill while the state was being written
         codes = [main(arguments), main([*arguments, "--force"])]
         assert codes == ([2, 0] if name == "found.csv" else [0, 0])
         assert len(read_csv(out.read_text())) == 300
         out.unlink()
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "recommend"])
+def test_without_a_terminal_there_are_lines_now_and_then(
+    verb: str, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(progress, "_FIRST_LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "_LINE_SECONDS", 0.0)
+    assert main([verb, str(run.path), "--batch-size", "8", "--device", "cpu"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    doing, of = ("evaluating sce", 20) if verb == "evaluate" else ("recommending", 30)
+    assert re.match(rf"sce: {doing}: 1?\d of {of} users  .*left", lines[1])
 
 
 def test_rows_are_utf_8_where_the_terminal_is_not(run: Run, tmp_path: Path) -> None:

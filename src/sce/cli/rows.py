@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO, get_args
 
 from sce.cli import say
 from sce.data.columns import ITEM, USER
-from sce.data.storage import atomic_file, read_json, write_json
+from sce.data.storage import atomic_file, empty, read_json, write_json
 from sce.errors import InputError
 
 if TYPE_CHECKING:
@@ -127,8 +127,7 @@ def open_rows(
             saved = read_json(state_file)
         if saved is None or force or saved["key"] != key:
             saved = {"position": 0, "text": [], "state": None}
-            for left in partial.parent.iterdir():
-                left.unlink()
+            empty(partial.parent)
         text = partial.with_name("rows.jsonl") if chosen == "parquet" else partial
         with text.open("a", encoding="utf-8", newline="") as stream:
             if stream.tell() < saved["position"]:

@@ -108,8 +108,7 @@ def atomic_file(path: Path, *, keep: str | None = None) -> Iterator[Path]:
         lock = _make_locked(directory)
         try:
             if kept is None or not kept.exists():
-                for left in directory.iterdir():
-                    left.unlink()
+                empty(directory)
             yield partial
             _sync(partial)
             partial.replace(path)
@@ -125,6 +124,15 @@ def atomic_file(path: Path, *, keep: str | None = None) -> Iterator[Path]:
             os.close(lock)
     except OSError as error:
         raise InputError(f"cannot write {path}: {_reason(error)}") from error
+
+
+def empty(directory: Path) -> None:
+    """Remove all that is in a directory."""
+    for left in directory.iterdir():
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left)
+        else:
+            left.unlink()
 
 
 def partial_directory(path: Path) -> Path:
