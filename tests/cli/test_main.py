@@ -151,6 +151,14 @@ def test_a_terminal_of_ascii_alone() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+def test_a_closed_stderr_leaves_stdout_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["evaluate", "nowhere"]) == 2
+    assert capsys.readouterr().out == ""
+
+
 # Three ways to lose one's reader: while rich prints, while plain text is written, and at the end,
 # when what is still in the buffer goes out.
 LONG = "main(['prepare', '--help'])"

@@ -473,6 +473,16 @@ def test_a_kept_file_that_was_altered_is_not_gone_on_with(run: Run, tmp_path: Pa
         out.unlink()
 
 
+@pytest.mark.parametrize("stream", ["stdin", "stdout"])
+def test_a_closed_stream_is_one_line(
+    stream: str, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    say(monkeypatch, lines_of(HISTORIES))
+    monkeypatch.setattr(sys, stream, None)
+    line = complaint(["recommend", str(run.path), "--histories", "-"], capsys)
+    assert f"standard {stream.removeprefix('std')}put is closed; name a file" in line
+
+
 @pytest.mark.parametrize("verb", ["evaluate", "recommend"])
 def test_without_a_terminal_there_are_lines_now_and_then(
     verb: str, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: Capture

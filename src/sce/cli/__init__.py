@@ -166,8 +166,9 @@ def _complain(message: str) -> int:
 
 def say(line: str) -> None:
     """Write a line to standard error, if anybody reads it."""
-    with suppress(OSError):
-        print(f"sce: {line}", file=sys.stderr, flush=True)
+    if sys.stderr is not None:  # else print would take standard output
+        with suppress(OSError):
+            print(f"sce: {line}", file=sys.stderr, flush=True)
 
 
 def _leave_dead_streams() -> None:

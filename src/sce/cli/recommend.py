@@ -100,12 +100,14 @@ def recommend(
     if out is not None and users_file != STDIN != histories:
         files = [one for one in (weights_file(opened), users_file, histories) if one is not None]
         where = str(recommender.model.catalogue.device)
-        key = _key(files, users, histories is None, options, where, format)
+        content = opened.dataset.content_hash
+        key = _key(files, content, users, histories is None, options, where, format)
     # Rows are kept whenever so many users are done, a whole number of windows.
     window = batch_size * BATCHES_TOGETHER
     saved_every = -(-_SAVED_EVERY // window) * window
     # Not on a terminal that the rows themselves go to.
-    display = ProgressDisplay(wanted=out is not None or not sys.stdout.isatty())
+    on_screen = out is None and sys.stdout is not None and sys.stdout.isatty()
+    display = ProgressDisplay(wanted=not on_screen)
     with display, open_rows(out, format, force=force, key=key) as rows:
         if rows.state is not None:
             account.restore(rows.state)
@@ -144,6 +146,8 @@ def _check_options(
         raise InputError(f"{' and '.join(names)} exclude each other; choose one")
     if histories is not None and data is not None:
         raise InputError("--histories needs no dataset; leave out --data")
+    if STDIN in (users_file, histories) and sys.stdin is None:
+        raise InputError("standard input is closed; name a file instead of -")
 
 
 @dataclass

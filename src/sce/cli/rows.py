@@ -113,6 +113,8 @@ def open_rows(
     if out is None:
         if format_ == "parquet":
             raise InputError("parquet is written to a file: name one with --out FILE.parquet")
+        if sys.stdout is None:
+            raise InputError("standard output is closed; name a file with --out")
         if isinstance(sys.stdout, TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")  # whatever the terminal shows
         rows = Rows(sys.stdout, format_ or "csv")
