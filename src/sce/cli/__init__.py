@@ -7,8 +7,8 @@ A command's module is imported only when that command is called, so `sce --help`
 import errno
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from typing import Any, get_args
 
@@ -161,6 +161,20 @@ def say(line: str) -> None:
     """Write a line to standard error, if anybody reads it."""
     with suppress(OSError):
         print(f"sce: {line}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def telling() -> Iterator[None]:
+    """Print about what is done and kept: an output that cannot be written does not undo it."""
+    try:
+        yield
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        say(f"done, but {_explain(error)}")
+        _leave_dead_streams()
 
 
 def _leave_dead_streams() -> None:

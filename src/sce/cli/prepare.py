@@ -1,7 +1,6 @@
 """`sce prepare`: from a log of interactions to the dataset that training reads."""
 
 import shlex
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
+from sce.cli import say, telling
 from sce.data.prepare import PrepareOptions, PrepareWarning
 from sce.data.prepare import prepare as prepare_dataset
 from sce.data.prepared import PreparedDataset
@@ -34,7 +34,8 @@ def prepare(
     with _progress() as tell, warnings.catch_warnings():
         warnings.simplefilter("ignore", PrepareWarning)  # shown below
         dataset = prepare_dataset(inputs, out, report=tell, **options)
-    _show(dataset)
+    with telling():
+        _show(dataset)
 
 
 @contextmanager
@@ -45,7 +46,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
         with console.status("starting") as status:
             yield lambda text: status.update(f"{escape(text)} ...")
     else:
-        yield lambda text: print(f"sce: {text}", file=sys.stderr, flush=True)
+        yield say
 
 
 def _show(dataset: PreparedDataset) -> None:
