@@ -74,7 +74,7 @@ def stages(out: Path, data: Path | None, jobs: int, options: list[str]) -> list[
             command = [*_sweep(files, out), *several, "--data", *(str(data / d) for d in named)]
             found.append(Stage(name, command, True))
     found.append(Stage("plan", measure("plan_grid", "--fit", *rows("plan_grid"))))
-    found.append(Stage("memory", _sweep(["catalog-memory", "memory-components"], out)))
+    found.append(Stage("memory", _sweep(["catalogue-memory", "memory-components"], out)))
     return found
 
 

@@ -1,4 +1,4 @@
-"""How much time and memory does each loss take on a CPU, over catalog sizes?
+"""How much time and memory does each loss take on a CPU, over catalogue sizes?
 
     python benchmarks/loss_cpu.py
     python benchmarks/loss_cpu.py --items 1000000 --only SCE "SCE, tensor code"
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def measure_cell(cell: Row, batch: int, length: int, dim: int, repeats: int) -> Row:
-    """Measure one loss on one catalog size, in this process."""
+    """Measure one loss on one catalogue size, in this process."""
     loss = contenders(batch * length, room=ROOM_CPU)[cell["loss"]]()
     torch.manual_seed(0)
     # A small call first: it starts the thread pool and loads what is loaded lazily.

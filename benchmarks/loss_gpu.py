@@ -1,4 +1,4 @@
-"""How much time and memory does each loss take on a GPU, over catalog sizes?
+"""How much time and memory does each loss take on a GPU, over catalogue sizes?
 
     python benchmarks/loss_gpu.py --list
     python benchmarks/loss_gpu.py
@@ -49,7 +49,7 @@ def grid() -> list[Row]:
     """
     single, half, million = ["float32"], ["bfloat16"], SIZES[2:3]
     # SCE itself, its plain path, and shapes that are not the usual: large buckets, wide states, a
-    # large batch, and a catalog that fills the GPU.
+    # large batch, and a catalogue that fills the GPU.
     cells = combine(OURS, SIZES[1:], half)
     cells += combine(["SCE, plain path"], SIZES[2:], DTYPES)
     cells += combine(["SCE, sparse gradient"], [*SIZES[2:], 100_000_000], half)
@@ -156,7 +156,7 @@ def _options() -> argparse.Namespace:
 
 
 def measure_cell(cell: Row, repeats: int) -> Row:
-    """Measure one loss on one catalog size and precision, in this process."""
+    """Measure one loss on one catalogue size and precision, in this process."""
     loss = contenders(
         cell["batch"] * cell["length"], buckets=cell.get("buckets"), size_y=cell["bucket_size_y"]
     )[cell["loss"]]()

@@ -38,7 +38,8 @@ from sce.losses import ScalableCrossEntropy
 from sce.models.base import Backbone
 from sce.planning import PLANNED, ROW_WISE, Job, predict
 from sce.training.device import matmul_precision, spare_workspace
-from sce.training.optimizer import RowWise, make_optimizer
+from sce.training.optimizer import make_optimizer
+from sce.training.settings import TrainingSettings
 from sce.training.step import TrainingStep, seeds_of_epoch
 from sce.units import parse_size
 
@@ -131,13 +132,13 @@ def measure_grid(options: argparse.Namespace) -> Iterator[Row]:
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("plan_grid: there is no CUDA device here; --device cpu counts bytes instead")
     device = torch.device("cuda", 0) if options.device == "cuda" else torch.device("cpu")
-    spare_workspace(device)
     at_most = parse_size(options.at_most or ("40GB" if options.device == "cuda" else "500MB"))
     cells = grid(options.losses, options.cells, at_most)
     begun = time.perf_counter()
     for number, cell in enumerate(cells, start=1):
         try:
-            found = measure_cell(cell, device)
+            with spare_workspace(device):
+                found = measure_cell(cell, device)
         except (RuntimeError, ValueError) as error:
             found = {"failed": " ".join(str(error).split())[:200]}
         found["left MiB"] = _clean(device)
@@ -205,14 +206,13 @@ def _step(
         loss.centres = "mix"
         loss.backend = "auto" if on_gpu else "triton"
     model.sparse_grad = row_wise
+    settings = TrainingSettings(batch_size=job.batch, precision=job.precision, row_wise=row_wise)
     optimizer = make_optimizer(
         model.parameters(),
-        learning_rate=1e-3,
-        betas=(0.9, 0.98),
-        weight_decay=0.0,
+        settings,
         device=device,
         capturable=captured,
-        row_wise=RowWise(model.catalogue, 3e-2) if row_wise else None,
+        row_wise=model.catalogue if row_wise else None,
     )
     for group in optimizer.param_groups:
         group["fused"] = True  # as on a GPU
@@ -221,10 +221,9 @@ def _step(
         loss.to(device),
         optimizer,
         sequences,
+        settings,
         device=device,
-        batch_size=job.batch,
         max_length=job.length,
-        precision=job.precision,
         captured=captured,
     )
 

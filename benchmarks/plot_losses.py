@@ -10,43 +10,42 @@ from typing import Any
 import altair as alt
 
 from rows import RESULTS
-from sce.report.drawing import PALETTE, Axis, Curve, Figure, Point, draw_curves
+from sce.experiments.figure_spec import FigureSpec
+from sce.report.charts import make_figures
+from sce.report.drawing import Figure
+from sce.report.frame import group_seeds
 
 NAMES = {
-    "CE, torch": ("full cross-entropy", 5, 0),
-    "CE, Liger, tuned": ("full cross-entropy, Liger, large chunks", 2, 0),
-    "CE, cut-cross-entropy": ("full cross-entropy, cut-cross-entropy", 3, 0),
-    "SCE, tensor code": ("SCE, tensor code", 1, 0),
-    "SCE": ("SCE, this package", 0, 0),
-    "SCE, CUDA graph": ("SCE, this package, as a CUDA graph", 0, 1),
-    "SCE, sparse gradient": ("SCE, this package, sparse gradient", 0, 2),
-}
-MEASURES = {
-    "ms": "milliseconds, forward + backward",
-    "extra MiB": "MiB beyond inputs and gradients",
+    "CE, torch": "full cross-entropy",
+    "CE, Liger, tuned": "full cross-entropy, Liger, large chunks",
+    "CE, cut-cross-entropy": "full cross-entropy, cut-cross-entropy",
+    "SCE, tensor code": "SCE, tensor code",
+    "SCE": "SCE, this package",
+    "SCE, CUDA graph": "SCE, this package, as a CUDA graph",
+    "SCE, sparse gradient": "SCE, this package, sparse gradient",
 }
 SHAPE = {"batch": 128, "dim": 64, "bucket_size_y": 256, "dtype": "bfloat16"}
 
 
 def main() -> None:
     rows = [json.loads(line) for line in (RESULTS / "loss_gpu.jsonl").read_text().splitlines()]
-    rows = [row for row in rows if all(row.get(name) == SHAPE[name] for name in SHAPE)]
+    rows = [row for row in rows if row["loss"] in NAMES and row.items() >= SHAPE.items()]
     failed = {row["loss"] for row in rows if row.get("failed")}
-    rows = sorted((row for row in rows if not row.get("failed")), key=lambda row: row["items"])
-    items = Axis("items in the catalogue", "~s", log=True)
-    charts: list[Any] = []
-    for measure, title in MEASURES.items():
-        curves = [
-            Curve(label + (", then out of memory" if name in failed else ""),
-                  [Point(row["items"], row[measure]) for row in rows if row["loss"] == name],
-                  PALETTE[colour], dash)
-            for name, (label, colour, dash) in NAMES.items()
-        ]  # fmt: skip
-        charts.append(draw_curves(curves, items, Axis(title, "~s", log=True)))
+    groups = group_seeds(as_run(row, failed) for row in rows if not row.get("failed"))
+    specs = [FigureSpec("line", x="items", y=y, log="xy") for y in ("step", "workspace")]
+    charts: list[Any] = [one.chart for spec in specs for one in make_figures(groups, spec)]
     figure = Figure("Time and memory of the losses", "", "", alt.hconcat(*charts))
     path = Path(__file__).parent.parent / "docs" / "figures" / "losses.svg"
     path.write_text(figure.file, encoding="utf-8")
     print(path)
+
+
+def as_run(row: dict[str, Any], failed: set[str]) -> dict[str, Any]:
+    """A measured row as one of a sweep."""
+    name = NAMES[row["loss"]] + (", then out of memory" if row["loss"] in failed else "")
+    dataset = {"name": f"{row['items']}", "content_hash": row["items"], "n_items": row["items"]}
+    kind = {"status": "finished", "measure": "steps", "seed": 0, "dataset": dataset}
+    return row | kind | {"settings": {"loss.name": name}}
 
 
 if __name__ == "__main__":

@@ -40,7 +40,8 @@ from sce.losses import ScalableCrossEntropy, suggest_sizes
 from sce.models.sasrec import SASRec, SASRecSettings
 from sce.training.checkpoint import EpochSoFar
 from sce.training.device import PeakMemory
-from sce.training.optimizer import RowWise, make_optimizer
+from sce.training.optimizer import make_optimizer
+from sce.training.settings import TrainingSettings
 from sce.training.step import TrainingStep, seeds_of_epoch
 from sce.training.trainer import LossMonitor
 
@@ -125,7 +126,7 @@ def main() -> None:
 
 
 def measure_loop(cell: Row, options: argparse.Namespace) -> Row:
-    """Measure one loop on one catalog size, in this process."""
+    """Measure one loop on one catalogue size, in this process."""
     device = torch.device(options.device, 0) if options.device == "cuda" else torch.device("cpu")
     torch.manual_seed(0)
     ours = cell["loop"] == LOOPS[0]
@@ -134,7 +135,7 @@ def measure_loop(cell: Row, options: argparse.Namespace) -> Row:
     make = our_loop if ours else authors_loop
     loop, parts = make(cell["items"], device, options)
     memory = PeakMemory(device)
-    with memory.phase("training"):
+    with memory.phase():
         loop(WARM_UP)
         _wait(device)
         begun = time.perf_counter()
@@ -146,7 +147,7 @@ def measure_loop(cell: Row, options: argparse.Namespace) -> Row:
     found: Row = {
         "tokens/s": round(options.batch * options.length / seconds),
         "ms": round(1000 * seconds, 3),
-        "peak MiB": round(memory.take("training")),
+        "peak MiB": round(memory.peak()),
         "memory": memory.measures,
         "steps": steps,
         "update": "row-wise Adagrad" if row_wise else "Adam",
@@ -185,7 +186,8 @@ def our_loop(items: int, device: torch.device, options: argparse.Namespace) -> L
     row_wise = items >= options.row_wise_from
     settings = SASRecSettings(dim=options.dim, max_length=options.length)
     with device:  # gigabytes are drawn where they are used
-        model = SASRec(items, settings, sparse_grad=row_wise).train()
+        model = SASRec(items, settings).train()
+    model.sparse_grad = row_wise
     n_buckets, size_x = suggest_sizes(options.batch, options.length)
     loss = ScalableCrossEntropy(
         n_buckets=n_buckets,
@@ -193,25 +195,27 @@ def our_loop(items: int, device: torch.device, options: argparse.Namespace) -> L
         bucket_size_y=min(items, options.bucket_size_y),
         sparse_grad=row_wise,
     )
+    chosen = TrainingSettings(
+        batch_size=options.batch,
+        precision=options.precision,
+        compile=options.compile,
+        row_wise=row_wise,
+    )
     optimizer = make_optimizer(
         model.parameters(),
-        learning_rate=1e-3,
-        betas=(0.9, 0.98),
-        weight_decay=0.0,
+        chosen,
         device=device,
         capturable=options.capture,
-        row_wise=RowWise(model.catalogue, 3e-2) if row_wise else None,
+        row_wise=model.catalogue if row_wise else None,
     )
     step = TrainingStep(
         model,
         loss,
         optimizer,
         sequences,
+        chosen,
         device=device,
-        batch_size=options.batch,
         max_length=options.length,
-        precision=options.precision,
-        compiled=options.compile,
         captured=options.capture,
     )
 

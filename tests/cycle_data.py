@@ -68,6 +68,7 @@ def train(
     out: Path | None = None,
     resume: bool = False,
     force: bool = False,
+    loss_name: str | None = None,
     on_epoch: Callable[[dict[str, Any]], object] | None = None,
     **changes: Any,
 ) -> Any:
@@ -80,6 +81,7 @@ def train(
         out=out,
         resume=resume,
         force=force,
+        loss_name=loss_name,
         on_epoch=on_epoch,
         progress=False,
     )

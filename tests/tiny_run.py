@@ -1,6 +1,5 @@
 """A run as training leaves it, without training: for tests of what comes after."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sce.data.prepared import PreparedDataset, write_prepared
+from sce.data.storage import write_json
 from sce.data.vocabulary import Vocabulary
 from sce.models.sasrec import SASRec, SASRecSettings
 from sce.training.checkpoint import write_tensors
@@ -76,8 +76,7 @@ def write_epochs(run: Run, count: int = 4, **changes: Any) -> list[dict[str, Any
             "best": epoch < max(count, 2),
         }
         records.append(record | changes)
-    text = "".join(json.dumps(record) + "\n" for record in records)
-    run.metrics_file.write_text(text, encoding="utf-8")
+    run.write_metrics(records)
     return records
 
 
@@ -94,7 +93,7 @@ def write_result(run: Run, **changes: Any) -> Mapping[str, Any]:
         "tokens_per_second": 361_000.0,
         "device": "a processor",
     } | changes
-    run.result_file.write_text(json.dumps(result), encoding="utf-8")
+    write_json(run.result_file, result)
     return result
 
 

@@ -4,10 +4,12 @@ Each public name is imported from its module when it is first used, so that `imp
 and nobody who wants a loss needs polars.
 """
 
+import re
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # for type checkers and editors: the table below once more
+if TYPE_CHECKING:  # read by type checkers and editors, and, as text, below
     from sce.data.batches import PADDING as PADDING
     from sce.data.filtering import keep_active as keep_active
     from sce.data.prepare import prepare as prepare
@@ -32,29 +34,8 @@ if TYPE_CHECKING:  # for type checkers and editors: the table below once more
 
 __version__ = "0.2.0"
 
-_MODULES = {
-    "PADDING": "sce.data.batches",
-    "BinaryCrossEntropy": "sce.losses",
-    "CrossEntropy": "sce.losses",
-    "GeneralizedBinaryCrossEntropy": "sce.losses",
-    "InputError": "sce.errors",
-    "PreparedDataset": "sce.data.prepared",
-    "Recommender": "sce.recommend",
-    "RowwiseAdagrad": "sce.optim",
-    "SASRec": "sce.models.sasrec",
-    "SASRecSettings": "sce.models.sasrec",
-    "SampledCrossEntropy": "sce.losses",
-    "ScalableCrossEntropy": "sce.losses",
-    "TrainingSettings": "sce.training.settings",
-    "evaluate": "sce.evaluation.evaluate",
-    "fit": "sce.training.fit",
-    "keep_active": "sce.data.filtering",
-    "prepare": "sce.data.prepare",
-    "read_interactions": "sce.data.reading",
-    "scalable_cross_entropy": "sce.losses",
-    "split_leave_one_out": "sce.data.splitting",
-    "split_temporal": "sce.data.splitting",
-}
+_IMPORT = re.compile(r"^    from (sce\S*) import (\w+) as", re.MULTILINE)
+_MODULES = {name: module for module, name in _IMPORT.findall(Path(__file__).read_text("utf-8"))}
 __all__ = ["__version__", *_MODULES]
 
 

@@ -9,8 +9,9 @@ Histories come and go in batches, and the catalogue is scored in chunks: memory 
 the number of histories nor that of users × items, when the `stream` methods are used.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -20,21 +21,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sce.data.batches import PADDING, DeviceSequences, history_batch, seen_items
+from sce.data.batches import DeviceSequences, history_batch, seen_items
 from sce.data.columns import ITEM, USER
 from sce.data.frames import histories_of
 from sce.data.prepared import PreparedDataset, Sequences
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
-from sce.evaluation.ranking import NOTHING, Ranker, top_k
+from sce.evaluation.ranking import NOTHING, Ranker, check_depth, largest_norm, last_states, top_k
 from sce.models.registry import BACKBONES
-from sce.training.checkpoint import read_tensors
 from sce.training.device import resolve_device
-from sce.training.run import Run, describe_divergence, load_model
+from sce.training.run import Run, load_model, read_weights
 
 BATCH_SIZE = 256
 # Histories are collected for so many batches, and those of like length put together: less padding.
 _BATCHES_TOGETHER = 8
+_IDS_AT_ONCE = 1 << 12
 
 Id = int | str
 Histories = Iterable[Any]  # sequences or arrays of ids
@@ -127,8 +128,6 @@ class Recommender:
         """
         place = resolve_device(device)
         opened = run if isinstance(run, Run) else Run.open(run)
-        if not opened.best_weights.is_file() and (diverged := describe_divergence(opened)):
-            raise InputError(f"there are no weights yet: {diverged}")
         if model is not None:
             ranker = _with_weights(model, opened, place)
         elif opened.model in BACKBONES:
@@ -141,6 +140,10 @@ class Recommender:
                 'sce.evaluate(recommender.model, dataset, split="test") measures it'
             )
         return cls(ranker, opened.item_ids, opened.dataset.content_hash)
+
+    @cached_property
+    def _norm(self) -> Tensor:
+        return largest_norm(self.model.catalogue.detach())
 
     @property
     def n_items(self) -> int:
@@ -199,31 +202,6 @@ class Recommender:
 
         return each_window()
 
-    def recommend_users(
-        self,
-        dataset: PreparedDataset,
-        users: Iterable[Id] | None = None,
-        k: int = 10,
-        *,
-        keep_seen: bool = False,
-        batch_size: int = BATCH_SIZE,
-    ) -> dict[Id, Recommended]:
-        """Recommend what comes next for users of the dataset, after all that is known of them.
-
-        Args:
-            dataset: The dataset that the run was trained on.
-            users: The users' own ids; all users by default.
-            k: Items for each.
-            keep_seen: Recommend items that a user has had before too.
-            batch_size: Users at once.
-
-        Returns:
-            By user id, in the order of `users`. A user who is not in the dataset gets no items.
-        """
-        return dict(
-            self.stream_users(dataset, users, k, keep_seen=keep_seen, batch_size=batch_size)
-        )
-
     def stream_users(
         self,
         dataset: PreparedDataset,
@@ -233,7 +211,15 @@ class Recommender:
         keep_seen: bool = False,
         batch_size: int = BATCH_SIZE,
     ) -> Iterator[tuple[Id, Recommended]]:
-        """Yield what `recommend_users` gives, a few batches at a time."""
+        """Yield what may come next for users of the dataset, after all that is known of them.
+
+        Args:
+            dataset: The dataset that the run was trained on.
+            users: The users' own ids; all users by default. One who is not there gets no items.
+            k: Items for each.
+            keep_seen: Recommend items that a user has had before too.
+            batch_size: Users at once.
+        """
         self._check(k, batch_size)
         if self.content_hash not in (None, dataset.content_hash):
             raise InputError(
@@ -242,11 +228,10 @@ class Recommender:
             )
 
         def each_window() -> Iterator[tuple[Id, Recommended]]:
-            chosen: Iterable[Any] = range(len(dataset.user_ids)) if users is None else users
+            chosen = each_id(dataset.user_ids) if users is None else users
             for window in _windows(chosen, batch_size):
-                ids = dataset.user_ids.decode(window) if users is None else _ids(window, None)
-                codes = np.array(window) if users is None else dataset.user_ids.lookup(ids)
-                known = dataset.histories(codes)
+                ids = _ids(window, None)
+                known = dataset.histories(dataset.user_ids.lookup(ids))
                 found = self._rank(known, k, keep_seen, batch_size)
                 for user, one, events in zip(ids, found, known, strict=True):
                     yield user, Recommended(*one, known=len(events))
@@ -289,21 +274,15 @@ class Recommender:
             catalogue.device,
         )
         rows = torch.arange(len(histories))
-        max_length = int(getattr(self.model, "max_length", max(lengths)))
-        given = history_batch(sequences, rows, max_length=max_length, held_out=0).histories
+        most = getattr(self.model, "max_length", None)
+        given = history_batch(sequences, rows, max_length=most or max(lengths), held_out=0)
         seen = None if keep_seen else seen_items(sequences, rows, held_out=0)
-        last = (given != PADDING).sum(1) - 1
-        states = self.model(given)[torch.arange(len(last), device=last.device), last]
-        ranking = top_k(states, catalogue, k, seen=seen)
+        states = last_states(self.model, given.histories, most)
+        ranking = top_k(states, catalogue, k, seen=seen, norm=self._norm)
         return ranking.scores.cpu().numpy(), ranking.items.cpu().numpy()
 
     def _check(self, k: int, batch_size: int) -> None:
-        if k < 1:
-            raise InputError(f"k must be at least 1; got {k}")
-        if k > self.n_items:
-            raise InputError(
-                f"k is {k:,}, but the catalogue has only {self.n_items:,} items; ask for fewer"
-            )
+        check_depth(k, self.n_items)
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1; got {batch_size}")
 
@@ -315,27 +294,19 @@ def _with_weights(model: nn.Module, run: Run, device: torch.device) -> Ranker:
             "a model is a torch module that maps histories to states and has a `catalogue` of item "
             f"vectors; got {model if isinstance(model, type) else type(model).__name__}"
         )
-    if not run.best_weights.is_file():
-        raise InputError(f"{run.path} has no weights yet: it has not come to its first evaluation")
-    weights, _ = read_tensors(run.best_weights)
-    own = model.state_dict()
-    wrong = [
-        f"{name} is {_shape(own, name)} in the model and {_shape(weights, name)} in the run"
-        for name in sorted(own.keys() | weights.keys())
-        if _shape(own, name) != _shape(weights, name)
-    ]
-    if wrong:
-        more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+    try:
+        model.load_state_dict(read_weights(run))
+    except RuntimeError as error:  # names what is missing, and both shapes of what does not fit
         raise InputError(
-            f"{type(model).__name__} is not as it was trained in {run.path}: "
-            f"{'; '.join(wrong[:3])}{more}"
-        )
-    model.load_state_dict(weights)
+            f"{type(model).__name__} is not as it was trained in {run.path}: {error}"
+        ) from error
     return cast("Ranker", model.to(device))
 
 
-def _shape(tensors: Mapping[str, Tensor], name: str) -> str:
-    return str(list(tensors[name].shape)) if name in tensors else "absent"
+def each_id(ids: Vocabulary, first: int = 0) -> Iterator[Id]:
+    """All ids of a vocabulary, from one on."""
+    for begin in range(first, len(ids), _IDS_AT_ONCE):
+        yield from ids.decode(range(begin, min(begin + _IDS_AT_ONCE, len(ids))))
 
 
 def _windows(given: Iterable[T], batch_size: int) -> Iterator[list[T]]:

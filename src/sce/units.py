@@ -2,79 +2,84 @@
 
 import math
 import re
+from collections.abc import Callable
+from functools import wraps
 from typing import TypeGuard
 
 from sce.errors import InputError
 
 _THOUSANDS = [(1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")]
-_UNITS = {
-    "": 1,
-    "b": 1,
-    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", start=1)},
-    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", start=1)},
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", start=1):
     # As graphics cards are sold: "16G" has 16 GiB.
-    **{letter: 1024**power for power, letter in enumerate("kmgt", start=1)},
-}
+    _UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
 _LEAST = 10**6  # bytes that anybody means who gives no unit
 _WRITTEN = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?|\.[0-9]+)\s*([a-z]*)", re.IGNORECASE)
 _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
-def show_metric(value: float | None) -> str:
+def is_number(value: object) -> TypeGuard[float]:
+    """True for finite numbers."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _or_dash(show: Callable[[float], str]) -> Callable[[float | None], str]:
+    """Show what is no number as a dash."""
+    return wraps(show)(lambda value: show(value) if is_number(value) else "–")
+
+
+@_or_dash
+def show_metric(value: float) -> str:
     """A metric between 0 and 1, to four places, or three digits where there are only zeros.
 
     >>> show_metric(0.14235), show_metric(0.0000123), show_metric(None)
     ('0.1424', '0.0000123', '–')
     """
-    if not is_number(value):
-        return "–"
     if 0 < abs(value) < 0.001:
         return f"{value:.{2 - math.floor(math.log10(abs(value)))}f}"
     return f"{value:.4f}"
 
 
-def show_share(value: float | None) -> str:
+@_or_dash
+def show_share(value: float) -> str:
     """A share between 0 and 1, in percent.
 
     >>> show_share(0.398), show_share(1.0), show_share(0.00042)
     ('39.8%', '100%', '0.042%')
     """
-    if not is_number(value):
-        return "–"
     return f"{show_digits(100 * value)}%"
 
 
-def show_count(value: float | None) -> str:
+@_or_dash
+def show_count(value: float) -> str:
     """A whole number with its thousands apart.
 
     >>> show_count(1234567)
     '1,234,567'
     """
-    return f"{value:,.0f}" if is_number(value) else "–"
+    return f"{value:,.0f}"
 
 
-def show_compact(value: float | None) -> str:
+@_or_dash
+def show_compact(value: float) -> str:
     """A number in three digits, thousands as k, millions as M.
 
     >>> [show_compact(n) for n in (0.25, 1500, 36_312_000, -2e9)]
     ['0.25', '1.5k', '36.3M', '-2B']
     """
-    if not is_number(value):
-        return "–"
     for size, letter in _THOUSANDS:
         if abs(value) >= size * 0.9995:  # 999,600 is 1M, not 1000k
             return show_digits(value / size) + letter
     return show_digits(value)
 
 
-def show_digits(value: float | None) -> str:
+@_or_dash
+def show_digits(value: float) -> str:
     """A number in three digits, more where it is large.
 
     >>> [show_digits(n) for n in (1234.5, 12.345, 0.012345, 3.0)]
     ['1,234', '12.3', '0.0123', '3']
     """
-    if not is_number(value):
-        return "–"
     if value == 0:
         return "0"
     places = max(0, 2 - math.floor(math.log10(abs(value))))
@@ -82,38 +87,35 @@ def show_digits(value: float | None) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def show_memory(mebibytes: float | None) -> str:
+@_or_dash
+def show_memory(mebibytes: float) -> str:
     """An amount of memory.
 
     >>> show_memory(451.2), show_memory(3622)
     ('451 MiB', '3.54 GiB')
     """
-    if not is_number(mebibytes):
-        return "–"
-    if mebibytes < 999.5:
-        return f"{show_digits(mebibytes)} MiB"
-    return f"{show_digits(mebibytes / 1024)} GiB"
+    unit, size = ("MiB", 1) if mebibytes < 999.5 else ("GiB", 1024)
+    return f"{show_digits(mebibytes / size)} {unit}"
 
 
-def show_duration(seconds: float | None) -> str:
+@_or_dash
+def show_duration(seconds: float) -> str:
     """A stretch of time in its two largest units.
 
     >>> [show_duration(s) for s in (0.0042, 7.25, 192, 3900, 190_000)]
     ['4.2 ms', '7.25 s', '3 min 12 s', '1 h 05 min', '2 d 4 h']
     """
-    if not is_number(seconds):
-        return "–"
     if seconds < 0.9995:
         return f"{show_digits(1000 * seconds)} ms"
     if seconds < 59.95:
         return f"{show_digits(seconds)} s"
     whole = round(seconds)
-    minutes, hours, days = whole // 60, whole // 3600, whole // 86_400
+    minutes, hours = whole // 60, whole // 3600
     if hours == 0:
         return f"{minutes} min {whole % 60:02d} s"
-    if days == 0:
+    if hours < 24:
         return f"{hours} h {minutes % 60:02d} min"
-    return f"{days} d {hours % 24} h"
+    return f"{hours // 24} d {hours % 24} h"
 
 
 def show_factor(value: float | None, other: float | None) -> str | None:
@@ -127,19 +129,11 @@ def show_factor(value: float | None, other: float | None) -> str | None:
     return f"{show_digits(value / other)}×"
 
 
-def is_number(value: object) -> TypeGuard[float]:
-    """True for finite numbers."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def parse_size(text: str) -> int:
     """Read an amount of memory in bytes.
 
     >>> parse_size("16GB"), parse_size("900 MB"), parse_size("1.5 GiB")
     (16000000000, 900000000, 1610612736)
-
-    Raises:
-        InputError: When it is none.
     """
     found = _WRITTEN.fullmatch(text.strip())
     unit = found[2].lower() if found else ""
@@ -163,9 +157,7 @@ def show_size(size: float) -> str:
     while abs(size) >= 1000 and len(units) > 1:
         size /= 1024
         units.pop(0)
-    if units[0] == "B":
-        return f"{size:.0f} B"
-    digits = 2 if size < 10 else 1 if size < 100 else 0
+    digits = 0 if units[0] == "B" or size >= 100 else 1 if size >= 10 else 2
     return f"{size:,.{digits}f} {units[0]}"
 
 

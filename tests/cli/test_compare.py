@@ -4,9 +4,11 @@ from pathlib import Path
 import pytest
 
 from sce.cli import main
+from sce.data.vocabulary import Vocabulary
 from sce.experiments.figure_spec import DEFAULT_FIGURES, FigureSpec
 from sce.experiments.store import SweepDirectory
 from tests.experiments.made_rows import main_rows, make_row, write_place
+from tests.tiny_run import make_dataset, make_run, write_epochs, write_result
 
 Capture = pytest.CaptureFixture[str]
 
@@ -88,7 +90,7 @@ def test_sweeps_of_one_name_and_other_settings_are_not_mixed(tmp_path: Path) -> 
     assert [("0.1234" in part, "0.4321" in part) for part in parts] == [
         (True, False), (False, True),
     ]  # fmt: skip
-    assert parts[1].startswith(f"The <main> sweep ({tmp_path / 'b'})")
+    assert parts[1].startswith(f"The &lt;main&gt; sweep ({tmp_path / 'b'})")
 
 
 def test_rows_of_another_sweep_are_not_chosen_from(place: SweepDirectory, tmp_path: Path) -> None:
@@ -118,10 +120,50 @@ def test_all_is_written_before_anything_is_said(
     assert len(list((tmp_path / "figures").glob("*.svg"))) == 6
 
 
-def test_a_strange_row_is_one_line(place: SweepDirectory, capsys: Capture) -> None:
-    with place.rows.open("a") as file:
-        file.write('{"key": "abc", "status": "finished"}\n')
-    assert "the row of run abc has no measure" in complaint(["compare", str(place.path)], capsys)
+def test_any_runs_side_by_side(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items, users = Vocabulary.from_integers(range(40)), Vocabulary.from_integers(range(12))
+    data = make_dataset(tmp_path / "ring", items, users)
+    other = make_dataset(tmp_path / "b" / "ring", items, Vocabulary.from_integers(range(9)))
+    runs = [
+        make_run(tmp_path / name, on, loss=loss)
+        for name, on, loss in (("ce", data, "ce"), ("sce", data, "sce"), ("far", other, "ce"))
+    ]
+    for run in runs:
+        write_epochs(run)
+        write_result(run)
+    young = make_run(tmp_path / "young", data, loss="bce")
+    monkeypatch.chdir(tmp_path)
+    paths = [str(run.path) for run in (*runs, young)]
+    assert main(["compare", *paths, "--markdown", "table.md"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["compare.html", "table.md"]
+    text = (tmp_path / "table.md").read_text(encoding="utf-8")
+    assert "4 runs on 2 datasets; of these, 1 not ended." in text
+    assert "| data |  | CE | SCE | SCE over best other by validation |" in text
+    assert "| ring | NDCG@10 | 0.1423 | 0.1423 | +0% (CE) |" in text
+    assert "| ring (2) | NDCG@10 | 0.1423 | – |  |" in text  # other data stands apart
+    page = (tmp_path / "compare.html").read_text(encoding="utf-8")
+    assert "ring: test NDCG@10 of SCE (0.1423) over CE (0.1423)" in page
+    assert "validation NDCG@10</h3>" in page
+    write_place(tmp_path / "swept", [make_row("a", {"loss.name": "bce"}, test=0.2)])
+    assert main(["compare", paths[0], str(tmp_path / "swept"), "--markdown", "table.md"]) == 0
+    text = (tmp_path / "table.md").read_text(encoding="utf-8")
+    assert text.count("## ") == 2
+    assert "| ml1m | NDCG@10 | 0.2000 | – |" in text
+    assert "they stand apart" in text
+    capsys.readouterr()
+    complained = complaint(["compare", paths[0], paths[0]], capsys)
+    assert "have the same settings, seed and data; leave one out" in complained
+
+
+def test_rows_that_were_altered_are_one_line(place: SweepDirectory, capsys: Capture) -> None:
+    whole = place.rows.read_bytes()
+    for wrong in (whole.replace(b"0.0", b"0.9", 1), whole.replace(b"ml1m", b"\xff\xfe", 1)):
+        place.rows.write_bytes(wrong)
+        message = complaint(["compare", str(place.path)], capsys)
+        assert f"{place.rows}, line 1, " in message
+        assert "altered" in message
 
 
 def test_what_cannot_be(place: SweepDirectory, tmp_path: Path, capsys: Capture) -> None:

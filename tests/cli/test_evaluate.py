@@ -9,6 +9,7 @@ import torch
 from sce.cli import main
 from sce.cli.output import show_metrics
 from sce.data.prepared import PreparedDataset, write_prepared
+from sce.data.storage import read_json, write_json
 from sce.evaluation.evaluate import evaluate
 from sce.evaluation.ranking import Popularity, Ranker
 from sce.losses import CrossEntropy
@@ -99,7 +100,7 @@ def test_a_run_that_diverged_at_once(
     )
     note_divergence(run, epoch=1, step=2)
     line = complaint(["evaluate", run.path, "--device", "cpu"], capsys)
-    assert "no weights yet: the training of" in line
+    assert "no weights yet: nothing was saved so far; the training of" in line
     assert "with --force to begin anew" in line
     assert "--resume" not in line
 
@@ -158,9 +159,9 @@ def test_targets_that_were_seen_are_said(tmp_path: Path, capsys: Capture) -> Non
 def test_a_dataset_that_was_moved(run: Path, tmp_path: Path, capsys: Capture) -> None:
     data = make_cycle(tmp_path / "data")
     out = shutil.copytree(run, tmp_path / "run")
-    manifest = json.loads((out / "run.json").read_text())
+    manifest = read_json(out / "run.json")
     manifest["dataset"]["path"] = str(tmp_path / "gone")
-    (out / "run.json").write_text(json.dumps(manifest))
+    write_json(out / "run.json", manifest)
     line = complaint(["evaluate", out], capsys)
     assert f"{tmp_path / 'gone'}, which is not there" in line
     assert "--data DIR" in line
@@ -198,8 +199,8 @@ def test_runs_that_are_none(
 
 
 def test_wrong_options(run: Path, capsys: Capture) -> None:
-    assert "got [0]" in complaint(["evaluate", run, "--k", "0"], capsys)
-    assert "--k names no depth" in complaint(["evaluate", run, "--k"], capsys)
+    assert "k must be at least 1; got 0" in complaint(["evaluate", run, "--k", "0"], capsys)
+    assert "ks names no depth" in complaint(["evaluate", run, "--k"], capsys)
     assert "k is 13, but the catalogue has only 12 items; ask for fewer" in complaint(
         ["evaluate", run, "--k", "5", "13"], capsys
     )

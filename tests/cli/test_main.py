@@ -3,6 +3,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import cyclopts
@@ -14,6 +15,12 @@ from sce.errors import InputError
 from tests.complaint import complaint
 
 Capture = pytest.CaptureFixture[str]
+
+
+def run_sce(arguments: list[str], **streams: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sce", *arguments]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
+    return subprocess.run(command, text=True, check=False, **streams)
 
 
 def test_the_version_is_the_package_version(capsys: Capture) -> None:
@@ -79,6 +86,43 @@ def test_errors_of_the_system_and_of_ours_and_interrupts(
     app.side_effect = KeyboardInterrupt
     assert main(["prepare"]) == 130
     assert capsys.readouterr().err == "sce: interrupted\n"
+
+
+@pytest.mark.parametrize("verb", ["--help", "datasets", "datasets --json"])
+def test_a_full_device_as_standard_output_is_one_line(verb: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = run_sce(verb.split(), stdout=full)
+    assert done.returncode == 2
+    assert done.stderr == ("sce: error: cannot write to standard output: No space left on device\n")
+
+
+def test_names_that_no_file_can_have_or_that_are_not_utf_8(tmp_path: Path, capsys: Capture) -> None:
+    for verb in ("prepare", "train", "evaluate", "recommend", "report", "compare", "sweep"):
+        assert "a NUL byte is no part" in complaint([verb, "a\0b"], capsys)
+    for verb in ("prepare", "recommend"):
+        done = run_sce([verb, os.fsdecode(b"none\xff"), "--out", str(tmp_path / "out")])
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+
+
+def test_what_cannot_be_encoded_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(cli, "app", Mock(side_effect=lambda *_, **__: "a\udcff".encode()))
+    assert r"'a\udcff' cannot be written as utf-8; rename it" in complaint(["prepare"], capsys)
+
+
+def test_a_terminal_of_ascii_alone() -> None:
+    program = (
+        "import sys, sce.cli; from sce.cli.output import show_lines\n"
+        "sce.cli.app = lambda *_, **__: show_lines([('żółw', '10 µs')], 9)\n"
+        "sys.exit(sce.cli.main([]))"
+    )
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, check=False
+    )
+    assert done.stdout == b"\\u017c\\xf3\\u0142w     10 \\xb5s\n"
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 # Three ways to lose one's reader: while rich prints, while plain text is written, and at the end,

@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -121,53 +122,45 @@ def test_every_option_reaches_the_job(capsys: Capture) -> None:
         assert found[names.get(name, name.replace("-", "_"))] == value
 
 
-def test_without_a_gpu_it_predicts_and_says_what_is_missing(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    out = shown(["plan", "--items", "1000"], capsys)
-    assert "there is no GPU here; give --memory to see what fits" in out
-    assert "largest batch" not in out
-    found = as_json(["plan", "--items", "1000"], capsys)
-    assert found["usable_bytes"] is None
-    assert found["losses"][0]["fits"] is None
-    assert found["losses"][0]["tight"] is None
-
-
+@pytest.mark.parametrize("there", [False, True])
 def test_the_memory_of_the_gpu_that_is_there(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    there: bool, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Properties:
-        total_memory = 24 * 2**30
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    properties = SimpleNamespace(total_memory=24 * 2**30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
-    assert as_json(["plan", "--items", "1000"], capsys)["memory_bytes"] == 24 * 2**30
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    arguments = ["plan", "--items", "1000"]
+    found, out = as_json(arguments, capsys), shown(arguments, capsys)
+    assert found["memory_bytes"] == (24 * 2**30 if there else None)
+    assert ("there is no GPU here; give --memory to see what fits" in out) != there
+    assert ("largest batch" in out) == there
+    assert found["losses"][0]["fits"] is (True if there else None)
 
 
-def test_weights_that_do_not_fit_and_what_would(capsys: Capture) -> None:
-    out = shown(["plan", "--items", "100_000_000", "--memory", "16GiB"], capsys)
-    (line,) = [line for line in out.splitlines() if line.startswith("too large")]
-    assert "alone take 95.4 GiB, whatever the loss" in line
-    assert "fit: --dim " in line
-    assert " items" in line
-    out = shown(["plan", "--items", "100_000_000", "--memory", "80GiB"], capsys)
-    (line,) = [line for line in out.splitlines() if line.startswith("too large")]
-    assert "fit: --training.row-wise, or --dim " in line
-    tight = ["plan", "--items", "100_000_000", "--batch", "4096", "--memory", "30GiB"]
-    (line,) = [x for x in shown(tight, capsys).splitlines() if x.startswith("too large")]
-    (row,) = [r for r in as_json(tight, capsys)["losses"] if r["loss"] == "sce row-wise"]
-    assert 0 < row["largest_batch"] < 4096
-    assert f"fit: --training.row-wise --batch-size {row['largest_batch']}, or --dim " in line
+@pytest.mark.parametrize(
+    ("memory", "takes", "fit"),
+    [
+        ("16GiB", "119 GiB", r"--dim \d+ or less"),
+        ("80GiB", "119 GiB", r"--training.row-wise, or --dim \d+ or less"),
+        ("30GiB --batch 4096", "119 GiB", "--training.row-wise --batch-size BATCH, or --dim "),
+        ("520MiB", "119 GiB", "nothing on this GPU"),
+    ],
+)
+def test_what_would_fit_where_one_sequence_does_not(
+    memory: str, takes: str, fit: str, capsys: Capture
+) -> None:
+    arguments = ["plan", "--items", "100_000_000", "--memory", *memory.split()]
+    (line,) = [x for x in shown(arguments, capsys).splitlines() if x.startswith("too large")]
+    (row,) = [r for r in as_json(arguments, capsys)["losses"] if r["loss"] == "sce row-wise"]
+    assert f"one sequence takes {takes}" in line
+    assert re.search("fit: " + fit.replace("BATCH", str(row["largest_batch"])), line)
 
 
-def test_where_sce_does_not_fit_and_others_do(capsys: Capture) -> None:
-    arguments = ["plan", "--items", "3000", "--alpha", "1e6", "--memory", "16GB"]
-    out = shown(arguments, capsys)
-    assert "whatever the loss" not in out
-    (row,) = [row for row in as_json(arguments, capsys)["losses"] if row["loss"] == "bce"]
-    assert f"one sequence fits; other losses do: bce up to {row['largest_batch']:,}" in out
+def test_a_loss_that_holds_nothing_at_the_peak_is_explained(capsys: Capture) -> None:
+    out = shown(ISSUE, capsys)
+    assert " 0 B " in next(row for row in out.splitlines() if row.startswith("sce "))
+    assert re.search(r"of the loss +what it holds at the peak; 0 B: ", out)
 
 
 def test_a_narrow_terminal_shows_what_matters(
@@ -195,16 +188,9 @@ def test_a_reader_that_went_away_is_no_failure() -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-@pytest.mark.parametrize(
-    ("items", "memory", "line"),
-    [
-        ("496", "16GB", "; bucket-size-y of any size fits"),
-        ("10", "520 MiB", "too little not even a batch .* and 512 MiB for the driver"),
-        ("10", "400 MiB", "too little the driver of a GPU takes 512 MiB before training begins"),
-    ],
-)
-def test_all_of_it_or_nothing_fits(items: str, memory: str, line: str, capsys: Capture) -> None:
-    assert re.search(line, shown(["plan", "--items", items, "--memory", memory], capsys))
+def test_a_small_catalogue_fits_into_one_bucket(capsys: Capture) -> None:
+    out = shown(["plan", "--items", "496", "--memory", "16GB"], capsys)
+    assert "; bucket-size-y of any size fits" in out
 
 
 def test_a_batch_that_does_not_fit_and_one_that_does(capsys: Capture) -> None:

@@ -54,7 +54,7 @@ def test_elsewhere(run: Run, tmp_path: Path, capsys: Capture) -> None:
 def test_a_page_that_cannot_be_made_does_not_replace_one(run: Run, capsys: Capture) -> None:
     (run.path / "report.html").write_text("dear")
     run.result_file.write_text("{")
-    assert "result.json cannot be read" in complaint(["report", str(run.path)], capsys)
+    assert "result.json is half-written or altered" in complaint(["report", str(run.path)], capsys)
     assert (run.path / "report.html").read_text() == "dear"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sce.cli import main
+from sce.data.storage import json_line
 from sce.experiments.store import SweepDirectory, read_rows
 from tests.cycle_data import make_cycle
 
@@ -92,7 +93,7 @@ def test_a_dry_run_says_what_is_done_and_runs_nothing(
     (out / "runs" / f"ring-ce-{keys[2]}").mkdir(parents=True)
     (out / "runs" / f"ring-ce-{keys[2]}" / "resume.safetensors").touch()
     rows = [{"key": keys[0], "status": "finished"}, {"key": keys[1], "status": "failed"}]
-    (out / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (out / "rows.jsonl").write_text("".join(map(json_line, rows)))
     assert main(command) == 0
     ends = ["ce seed=3: finished", "bce seed=3: failed", "ce seed=4: half-finished", "bce seed=4"]
     assert capsys.readouterr().out.splitlines() == [

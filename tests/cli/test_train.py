@@ -11,6 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from sce import training
 from sce.cli import app, main
 from sce.cli.train import _DAILY
 from sce.config import setting_names
@@ -152,7 +153,7 @@ def test_help_shows_daily_options_first_and_every_setting(capsys: Capture) -> No
         (["--loss", "ce", "--loss.t", "0.5"], "loss.t belongs to gbce, and the loss is ce"),
         (["--loss", "softmax"], '"softmax"'),
         (["--epochs", "many"], '"many"'),
-        (["--epochs", "0"], "training.epochs must be at least 1; got 0"),
+        (["--epochs", "0"], "training.epochs must be from 1 to 2**31 - 1; got 0"),
         (["--epochs", "1", "--training.epochs", "2"], "--training.epochs specified multiple"),
         (["--loss", "ce", "--loss.name", "ce"], "--loss.name specified multiple times"),
         (["--model.name", "bert"], '"bert" for --model.name. Choose from: "sasrec"'),
@@ -195,6 +196,14 @@ def test_a_directory_that_is_no_run_is_left_alone(
 def test_missing_data_is_one_line(tmp_path: Path, capsys: Capture) -> None:
     line = complaint(["train", tmp_path / "none", "--out", tmp_path / "run"], capsys)
     assert "does not exist; make it with: sce prepare" in line
+
+
+def test_settings_that_messages_name_are_flags() -> None:
+    sources = (Path(training.__file__).parent).glob("*.py")
+    found = {name for file in sources for name in re.findall(r"named\(.([\w.]+)", file.read_text())}
+    short = {flag.removeprefix("--").replace("-", "_") for flag in _DAILY.values()}
+    assert {"batch_size", "training.clip_norm", "loss"} < found
+    assert found <= setting_names() | short | {"resume", "force"}
 
 
 # --- killed and resumed, as real processes
@@ -279,6 +288,7 @@ def test_killed_or_interrupted_and_resumed_gives_the_same_numbers(
 ) -> None:
     command = ["train", str(data), *SMALL, "--batch-size", "4", "--epochs", "12", "--device", "cpu"]
     command += ["--loss.bucket-size-y", "6", "--training.patience", "0"]
+    command += ["--training.save-minutes", "0"]  # within epochs too
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, json.dumps(command), str(tmp_path), "0"],
         capture_output=True,

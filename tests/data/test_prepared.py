@@ -1,9 +1,13 @@
 import errno
+import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from sce.data import prepared, storage
+from sce.data import manifest, prepared, storage
 from sce.data.prepared import PreparedDataset, Sequences, check_target, write_prepared
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
@@ -168,12 +172,39 @@ def test_a_link_to_a_dataset_is_followed(tmp_path: Path) -> None:
     assert PreparedDataset.load(tmp_path / "real").settings == {}
 
 
+def test_what_is_loaded_while_it_is_being_replaced_belongs_together(tmp_path: Path) -> None:
+    def write_one(item: int) -> None:
+        sequences = sequences_of([[item] * 4], [item])
+        write(tmp_path / "data", force=True, train=sequences, settings={"item": item})
+
+    write_one(0)
+    if not (child := os.fork()):
+        with suppress(BaseException):
+            for count in itertools.count(1):
+                write_one(count % 3)
+        os._exit(1)
+    try:
+        until, loads, seen = time.monotonic() + 2, 0, set()
+        while time.monotonic() < until:
+            loaded = PreparedDataset.load(tmp_path / "data", verify=loads % 2 == 0)
+            item = loaded.settings["item"]
+            assert loaded.train.items.tolist() == [item] * 4
+            assert loaded.train.users.tolist() == [item]
+            seen.add(item)
+            loads += 1
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    print(f"{loads} loads while the dataset was being replaced")
+    assert seen == {0, 1, 2}
+
+
 # --- what can go wrong while writing
 
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, count: int, error: BaseException) -> None:
     """Let the writing of array number `count` fail with half of it written."""
-    really_write, seen = storage.write_array, 0
+    really_write, seen = manifest.write_array, 0
 
     def failing(path: Path, array: NDArray[Any]) -> None:
         nonlocal seen
@@ -205,25 +236,6 @@ def test_a_replacement_that_fails_keeps_the_old_dataset(
     before = contents(write(tmp_path / "data").path)
     fail_at(monkeypatch, 4, error)
     with pytest.raises((InputError, KeyboardInterrupt, MemoryError)):
-        write(tmp_path / "data", force=True, settings={})
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]
-    assert contents(tmp_path / "data") == before
-
-
-def test_an_interrupt_between_the_two_renames_puts_the_old_dataset_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = contents(write(tmp_path / "data").path)
-    really_rename, renamed = Path.rename, []
-
-    def rename(self: Path, target: Path) -> Path:
-        renamed.append(self.name)
-        if len(renamed) == 2:
-            raise KeyboardInterrupt
-        return really_rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", rename)
-    with pytest.raises(KeyboardInterrupt):
         write(tmp_path / "data", force=True, settings={})
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
     assert contents(tmp_path / "data") == before
@@ -290,7 +302,6 @@ def cut_manifest(path: Path) -> None:
         (alter_settings, "dataset.json was altered"),
         (cut_manifest, "dataset.json cannot be read"),
         (lambda path: (path / "item_ids_values.npy").unlink(), "item_ids_values.npy is missing"),
-        (lambda path: (path / "dataset.json").unlink(), "dataset.json is missing"),
     ],
 )
 def test_damage_is_named(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
@@ -307,15 +318,14 @@ def test_without_verifying_the_content_is_taken_on_trust(tmp_path: Path) -> None
 
 
 def rewrite_manifest(path: Path, **changes: Any) -> None:
-    manifest = json.loads((path / "dataset.json").read_text()) | changes
-    manifest["content_hash"] = prepared._content_hash(manifest)
-    (path / "dataset.json").write_text(json.dumps(manifest))
+    content = json.loads((path / "dataset.json").read_text()) | changes
+    storage.write_json(path / "dataset.json", content)
 
 
-def test_a_newer_format_is_named(tmp_path: Path) -> None:
+def test_another_version_is_named(tmp_path: Path) -> None:
     write(tmp_path / "data")
-    rewrite_manifest(tmp_path / "data", version=2)
-    with pytest.raises(InputError, match="format version 2, and this sce reads version 1"):
+    rewrite_manifest(tmp_path / "data", version=1)
+    with pytest.raises(InputError, match="format version 1, and this sce reads version 2"):
         PreparedDataset.load(tmp_path / "data")
 
 
@@ -324,8 +334,7 @@ def test_arrays_that_do_not_fit_each_other_are_named(tmp_path: Path) -> None:
     file = tmp_path / "data" / "train_offsets.npy"
     np.save(file, np.array([0, 4, 6]))
     files = json.loads((tmp_path / "data" / "dataset.json").read_text())["files"]
-    files[file.name] = {"bytes": file.stat().st_size, "blake2b": storage.digest_file(file)}
-    rewrite_manifest(tmp_path / "data", files=files)
+    rewrite_manifest(tmp_path / "data", files=files | {file.name: manifest.describe_file(file)})
     with pytest.raises(InputError, match=r"offsets run from 0 to 5 items, not .0 4 6."):
         PreparedDataset.load(tmp_path / "data")
 
@@ -358,7 +367,7 @@ def test_sequences_know_their_lengths() -> None:
     [
         (np.zeros(3, np.int64), [0, 3], 1, "items .* int64"),
         (np.zeros((3, 1), np.int32), [0, 3], 1, "items .*shape"),
-        (np.zeros(3, np.int32), [0, 3], 2, "one offset more"),
+        (np.zeros(3, np.int32), [0, 3], 2, "3 offsets run from 0"),
         (np.zeros(3, np.int32), [1, 3], 1, "from 0 to 3 items, not .1 3."),
         (np.zeros(3, np.int32), [0, 2], 1, "from 0 to 3 items, not .0 2."),
     ],
@@ -370,22 +379,45 @@ def test_sequences_that_contradict_themselves_are_refused(
         Sequences(items, np.array(offsets), np.zeros(users, np.int32))
 
 
-def test_force_replaces_a_damaged_dataset(tmp_path: Path) -> None:
-    damaged = tmp_path / "damaged"
-    damaged.mkdir()
-    (damaged / "dataset.json").write_text("{")
-    (damaged / "train_items.npy").write_bytes(b"")
+def test_force_replaces_a_damaged_dataset_known_by_its_manifest(tmp_path: Path) -> None:
+    write(tmp_path / "data")
+    rewrite_manifest(tmp_path / "data", version=1)
+    alter_byte(tmp_path / "data")
+    (tmp_path / "data" / "test_users.npy").unlink()
     with pytest.raises(InputError, match="or replace it with --force"):
-        check_target(damaged)
-    write(damaged, force=True)
-    PreparedDataset.load(damaged)
+        check_target(tmp_path / "data")
+    write(tmp_path / "data", force=True)
+    PreparedDataset.load(tmp_path / "data")
 
 
-def test_the_current_directory_and_the_root_are_refused(
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"format": "another"}', b'{"files": {}}', None])
+def test_force_never_deletes_what_only_has_the_names_of_ours(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    theirs = tmp_path / "data"
+    if content is None:  # a dataset of ours, with a file of theirs
+        write(theirs)
+    else:
+        theirs.mkdir()
+        (theirs / "dataset.json").write_bytes(content)
+    (theirs / "item_ids_mine.npy").write_text("dear")
+    with pytest.raises(InputError, match=r"holds .*item_ids_mine.npy; choose another directory"):
+        write(theirs, force=True)
+    assert (theirs / "item_ids_mine.npy").read_text() == "dear"
+
+
+def test_places_that_cannot_be_are_refused_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="is the current directory"):
-        check_target(".")
-    with pytest.raises(InputError, match="/ exists and holds"):
-        check_target("/")
+    Path("loop").symlink_to("loop")
+    for place, message in [
+        (".", "is the current directory"),
+        ("/", "cannot write /: "),
+        ("loop", "cannot write loop: "),
+        (250 * "n", "cannot write n+: .*File name too long"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            check_target(place)
+    with pytest.raises(InputError, match="loop does not exist"):
+        PreparedDataset.load("loop")

@@ -1,43 +1,43 @@
+import errno
 import hashlib
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from sce.data.storage import atomic_directory, digest_bytes, digest_file, map_array, write_array
+from sce.data import storage
+from sce.data.storage import (
+    append_json_line,
+    atomic_directory,
+    atomic_file,
+    check_writable,
+    digest_bytes,
+    json_line,
+    read_json,
+    read_json_lines,
+    write_json,
+)
 from sce.errors import InputError
 
-
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.arange(5, dtype=np.int32),
-        np.zeros(0, np.int64),
-        np.arange(12, dtype=np.uint8)[::2],
-        np.array([[1.5, 2.5], [3.5, 4.5]]),
-    ],
-    ids=["plain", "empty", "strided", "two dimensions"],
-)
-def test_arrays_are_written_as_numpy_writes_them(tmp_path: Path, array: NDArray[Any]) -> None:
-    write_array(tmp_path / "ours.npy", array)
-    np.save(tmp_path / "theirs.npy", np.ascontiguousarray(array))
-    assert (tmp_path / "ours.npy").read_bytes() == (tmp_path / "theirs.npy").read_bytes()
-    np.testing.assert_array_equal(map_array(tmp_path / "ours.npy"), array, strict=True)
+RECORD: dict[str, Any] = {"name": "a\u2028b\udc80ż", "loss": 0.1 + 0.2, "nested": {"1": [1, None]}}
 
 
-def test_objects_are_never_unpickled(tmp_path: Path) -> None:
-    np.save(tmp_path / "objects.npy", np.array([{}], object), allow_pickle=True)
-    with pytest.raises(ValueError, match=r"Python objects|allow_pickle"):
-        map_array(tmp_path / "objects.npy")
-
-
-def test_digests_are_those_of_b2sum(tmp_path: Path) -> None:
+def test_digests_are_those_of_b2sum() -> None:
     data = bytes(range(256)) * 5000
-    (tmp_path / "file").write_bytes(data)
-    expected = hashlib.blake2b(data, digest_size=32).hexdigest()
-    assert digest_bytes(data) == digest_file(tmp_path / "file") == expected
+    assert digest_bytes(data) == hashlib.blake2b(data, digest_size=32).hexdigest()
+
+
+# --- directories
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
 
 
 def test_nothing_is_seen_before_all_is_written(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_nothing_is_seen_before_all_is_written(tmp_path: Path) -> None:
         (directory / "file").write_text("content")
         assert not (tmp_path / "a" / "b").exists()
     assert (tmp_path / "a" / "b" / "file").read_text() == "content"
-    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
+    assert names(tmp_path / "a") == ["b"]
 
 
 def test_what_came_there_meanwhile_is_not_replaced(tmp_path: Path) -> None:
@@ -58,4 +58,173 @@ def test_what_came_there_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot write .*/a: "):
         write()
     assert (tmp_path / "a" / "file").read_text() == "theirs"
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert names(tmp_path) == ["a"]
+
+
+def interrupted(place: Path, exchange: bool, when: int, deadly: int) -> bool:
+    """Replace a directory in a child process that gets a signal at call number `when`."""
+    if child := os.fork():
+        return os.waitpid(child, 0)[1] != 0
+    seen = 0
+
+    def counted(really: Callable[..., Any]) -> Callable[..., Any]:
+        def fake(*args: Any, **kwargs: Any) -> Any:
+            nonlocal seen
+            for moment in range(2):  # before and after
+                seen += 1
+                if seen == when:
+                    os.kill(os.getpid(), deadly)
+                if moment == 0:
+                    result = really(*args, **kwargs)
+            return result
+
+        return fake
+
+    code = 1
+    with suppress(BaseException), pytest.MonkeyPatch.context() as patch:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if not exchange:
+            patch.setattr(storage, "_exchange", lambda *_: False)
+        for owner, name in [
+            (storage, "_exchange"),
+            (Path, "rename"),
+            (Path, "mkdir"),
+            (os, "fsync"),
+        ]:
+            patch.setattr(owner, name, counted(getattr(owner, name)))
+        patch.setattr(shutil, "rmtree", counted(shutil.rmtree))
+        with atomic_directory(place, replace=True) as directory:
+            for name in ("one", "two"):
+                (directory / name).write_text("new")
+        code = 0
+    os._exit(code)
+
+
+@pytest.mark.parametrize("deadly", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("exchange", [True, False])
+def test_old_or_new_is_there_after_an_interruption_at_any_moment(
+    tmp_path: Path, exchange: bool, deadly: int
+) -> None:
+    place, outcomes = tmp_path / "data", set()
+    for when in range(1, 100):
+        place.mkdir(exist_ok=True)
+        for name in ("one", "two"):
+            (place / name).write_text("old")
+        was_interrupted = interrupted(place, exchange, when, deadly)
+        if exchange:  # before anybody tidies up
+            assert place.is_dir()
+        check_writable(place)
+        assert names(tmp_path) == ["data"]
+        contents = {(place / name).read_text() for name in ("one", "two")}
+        assert len(contents) == 1
+        outcomes |= contents
+        if not was_interrupted:
+            break
+    assert outcomes == {"old", "new"}
+    assert 10 < when < 99
+
+
+def test_the_leftovers_of_a_living_command_stay(tmp_path: Path) -> None:
+    place = tmp_path / "data"
+    dead, other = tmp_path / ".data.partial-00000000", tmp_path / ".data.partial-thesis"
+    with atomic_directory(place) as directory:
+        dead.mkdir()
+        other.mkdir()
+        check_writable(place)
+        assert names(tmp_path) == sorted([directory.name, other.name])
+    assert names(tmp_path) == sorted([other.name, "data"])
+
+
+# --- files
+
+
+def test_a_file_that_another_command_writes_is_refused(tmp_path: Path) -> None:
+    with atomic_file(tmp_path / "file") as mine:
+        mine.write_text("mine")
+        with pytest.raises(InputError, match="another command is writing"):
+            storage.write_text(tmp_path / "file", "theirs")
+    assert (tmp_path / "file").read_text() == "mine"
+    assert names(tmp_path) == ["file"]
+
+
+def test_links_are_not_written_through(tmp_path: Path) -> None:
+    dear = tmp_path / "dear"
+    dear.mkdir()
+    (dear / "file").write_text("dear")
+    (tmp_path / "lines").symlink_to(dear / "file")
+    (tmp_path / ".file.partial").symlink_to(dear)
+    with pytest.raises(InputError, match=r"lines is a symbolic link, .*; remove it"):
+        append_json_line(tmp_path / "lines", {})
+    with pytest.raises(InputError, match="partial is a symbolic link"):
+        storage.write_text(tmp_path / "file", "ours")
+    assert (dear / "file").read_text() == "dear"
+    assert names(dear) == ["file"]
+
+
+# --- JSON
+
+
+def test_json_reads_as_it_was_written_and_by_others(tmp_path: Path) -> None:
+    write_json(tmp_path / "file", RECORD | {"checksum": "of before"})
+    assert read_json(tmp_path / "file") == RECORD
+    assert list(json.loads((tmp_path / "file").read_text())) == [*RECORD, "checksum"]
+    for _ in range(3):
+        append_json_line(tmp_path / "lines", RECORD)
+    assert (tmp_path / "lines").read_text() == 3 * json_line(RECORD)
+    assert read_json_lines(tmp_path / "lines") == 3 * [RECORD]
+
+
+def test_every_flipped_bit_is_found_or_harmless(tmp_path: Path) -> None:
+    file, lines = tmp_path / "file", tmp_path / "lines"
+    write_json(file, RECORD)
+    lines.write_text(2 * json_line(RECORD))
+    for path, read in [(file, read_json), (lines, read_json_lines)]:
+        whole = path.read_bytes()
+        for bit in [*range(0, 8 * len(whole), 7), *range(8 * len(whole) - 8, 8 * len(whole))]:
+            data = bytearray(whole)
+            data[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(data)
+            with suppress(InputError):
+                assert read(path) in (RECORD, 2 * [RECORD])
+
+
+def test_a_half_written_last_line_is_passed_over_and_replaced(tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    whole = json_line(RECORD).encode()
+    for cut in range(len(whole)):
+        lines.write_bytes(whole + whole[:cut])
+        there = 1 if cut < len(whole) - 1 else 2  # nothing but the end of the line is missing
+        assert read_json_lines(lines) == there * [RECORD]
+        append_json_line(lines, RECORD)
+        assert lines.read_bytes() == (there + 1) * whole
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "is half-written or altered: it is not JSON"),
+        (b"[" * 100_000, "is half-written or altered: it is not JSON"),
+        (b'{"a": "\xff"}', "is half-written or altered: it is not JSON"),
+        (b"[1]", "has no checksum: it was altered, or is of an older sce"),
+        (b'{"a": 1}', "has no checksum: it was altered, or is of an older sce"),
+        (b'{"a": NaN, "checksum": ""}', "was altered: its checksum does not fit"),
+    ],
+)
+def test_other_content_is_named_with_file_and_line(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(InputError, match=f"file {message}"):
+        read_json(tmp_path / "file")
+    (tmp_path / "file").write_bytes(json_line(RECORD).encode() + content + b"\n")
+    with pytest.raises(InputError, match=f"file, line 2, {message}"):
+        read_json_lines(tmp_path / "file")
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(InputError, match=r"cannot write .*lines: no space left"):
+        append_json_line(tmp_path / "lines", RECORD)

@@ -57,6 +57,14 @@ def test_a_lock_that_was_replaced_is_left_to_its_owner(tmp_path: Path) -> None:
         assert (tmp_path / LOCK).stat().st_ino != mine
 
 
+def test_a_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "dear").write_text("dear")
+    (tmp_path / LOCK).symlink_to("dear")
+    with pytest.raises(InputError, match=r"\.lock is a symbolic link"), locked(tmp_path):
+        pass
+    assert (tmp_path / "dear").read_text() == "dear"
+
+
 def test_a_file_system_without_locks_is_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from sce.data.vocabulary import Vocabulary
+from sce.errors import InputError
 
 # Text that UTF-8 can hold; short and from a small alphabet too, so that prefixes are shared.
 TEXT = st.one_of(
@@ -102,6 +103,12 @@ def test_take_refuses_unsorted_codes() -> None:
         Vocabulary.from_strings("abc").take([1, 0])
 
 
+def test_take_refuses_what_does_not_fit_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sce.memory.free_memory", lambda: 20)
+    with pytest.raises(InputError, match=r"choosing 1 of 3 ids needs about \d+ B of memory, and"):
+        Vocabulary.from_strings("abc").take([1])
+
+
 @pytest.mark.parametrize(
     "vocabulary",
     [
@@ -131,12 +138,11 @@ def test_arrays_of_something_else_are_refused() -> None:
     strings = Vocabulary.from_strings(["a", "b"]).arrays()
     with pytest.raises(ValueError, match="kind 'integer'"):
         Vocabulary.from_arrays("integer", strings)
-    with pytest.raises(ValueError, match="do not fit"):
-        Vocabulary.from_arrays("string", strings | {"offsets": strings["offsets"] + 1})
-    with pytest.raises(ValueError, match="do not fit"):
-        Vocabulary.from_arrays("string", strings | {"values": strings["values"][:-1]})
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match=r"'int32'. instead of"):
         Vocabulary.from_arrays("integer", {"values": np.zeros(3, np.int32)})
+    for wrong in ({"offsets": strings["offsets"] + 1}, {"values": strings["values"][:-1]}):
+        with pytest.raises(ValueError, match="do not fit"):
+            Vocabulary.from_arrays("string", strings | wrong)
 
 
 def test_vocabularies_are_equal_by_content() -> None:

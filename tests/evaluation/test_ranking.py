@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sce.errors import InputError
 from sce.evaluation import ranking as ranking_module
-from sce.evaluation.ranking import NOTHING, Popularity, top_k
+from sce.evaluation.ranking import NOTHING, Popularity, last_states, top_k
+from sce.models.sasrec import SASRec
 
 
 def small_integers(seed: int, *shape: int, most: int = 2) -> Tensor:
@@ -83,17 +83,47 @@ def test_ties_on_a_wide_catalogue_go_to_the_lower_id() -> None:
 
 def test_rows_in_doubt_are_settled_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranking_module, "_SCORES_AT_ONCE", 1 << 10)
+    monkeypatch.setattr(ranking_module, "_PRODUCTS_AT_ONCE", 1 << 8)
     states, catalogue = torch.ones(7, 2), torch.ones(500, 2)
-    assert top_k(states, catalogue, 4, chunk_size=500).items.tolist() == [[0, 1, 2, 3]] * 7
+    seen = torch.tensor([1, 3]), torch.tensor([5, 5])
+    found = top_k(states, catalogue, 4, seen=seen, chunk_size=300).items.tolist()
+    assert found == [[0, 1, 2, 3]] * 5 + [[0, 2, 4, 5]] + [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-6])  # 1e-6: scores closer than a product's error
+@pytest.mark.parametrize("dim", [1, 48])
+def test_a_row_has_the_same_scores_and_order_in_any_batch(spread: float, dim: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(64, dim, generator=generator)
+    catalogue = 1 + spread * torch.randn(3000, dim, generator=generator)
+    products = (states[:, None].double() * catalogue.double()).sum(2).float()
+    expected = products.sort(dim=1, descending=True, stable=True)
+    for size, chunk_size in ((64, None), (64, 700), (3, None), (1, None)):
+        parts = [top_k(part, catalogue, 30, chunk_size=chunk_size) for part in states.split(size)]
+        assert torch.equal(torch.cat([one.items for one in parts]), expected.indices[:, :30])
+        assert torch.equal(torch.cat([one.scores for one in parts]), expected.values[:, :30])
+
+
+@pytest.mark.parametrize("dim", [16, 50])
+def test_a_history_has_the_same_state_in_any_batch(dim: int) -> None:
+    torch.manual_seed(0)
+    model = SASRec(100, dim=dim, max_length=50).eval()
+    lengths = torch.arange(1, 51)
+    histories = torch.randint(100, (50, 50)).masked_fill(torch.arange(50) >= lengths[:, None], -1)
+    with torch.no_grad():
+        together = last_states(model, histories, 50)
+        torch.testing.assert_close(together, model(histories)[torch.arange(50), lengths - 1])
+        for order in (torch.arange(50), torch.randperm(50)):
+            for rows in order.split(7):
+                some = histories[rows, : int(lengths[rows].max())]
+                assert torch.equal(last_states(model, some, 50), together[rows])
 
 
 def test_the_two_zeros_tie() -> None:
     states, catalogue = torch.tensor([[1.0]]), torch.tensor([[-0.0], [0.0], [-0.0], [-1.0]])
-    assert top_k(states, catalogue, 3).items.tolist() == [[0, 1, 2]]
-    assert top_k(states, catalogue, 2).items.tolist() == [[0, 1]]
-    # Most products turn -0 into 0 by themselves; some devices may not.
-    positive, negative = ranking_module._key(torch.tensor([0.0, -0.0]), torch.tensor([7, 7]))
-    assert positive == negative
+    found = top_k(states, catalogue, 3)
+    assert found.items.tolist() == [[0, 1, 2]]
+    assert not found.scores.signbit().any()
 
 
 def test_scores_that_are_not_numbers_never_rank() -> None:
@@ -112,11 +142,6 @@ def test_low_precision_is_scored_in_float32() -> None:
     expected = (states.float() @ catalogue.float().T).topk(10)
     assert found.scores.dtype == torch.float32
     assert torch.equal(found.items, expected.indices)
-
-
-def test_k_must_be_positive() -> None:
-    with pytest.raises(InputError, match="k must be at least 1; got 0"):
-        top_k(torch.zeros(1, 1), torch.zeros(1, 1), 0)
 
 
 class Flat(NamedTuple):

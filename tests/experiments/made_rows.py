@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sce.data.storage import append_json_line
 from sce.experiments.figure_spec import FigureSpec
-from sce.experiments.store import Row, Sweep, SweepDirectory, append_row
+from sce.experiments.store import Row, Sweep, SweepDirectory
 
 QUALITY = {"bce": 0.6, "bce+": 0.8, "gbce": 0.82, "ce-": 0.9, "ce": 0.95, "sce": 1.0}
 MEMORY = {"bce": 220.0, "bce+": 900.0, "gbce": 900.0, "ce-": 850.0, "ce": 3400.0, "sce": 300.0}
@@ -105,7 +106,7 @@ def write_place(
     place = SweepDirectory(path)
     place.make()
     for row in rows:
-        append_row(place.rows, row)
+        append_json_line(place.rows, row)
     measure = rows[0]["measure"] if rows else "training"
     keys = tuple(row["key"] for row in rows)
     title = f"The <{name}> sweep"

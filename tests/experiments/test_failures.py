@@ -33,29 +33,3 @@ def test_a_message_has_an_end_and_an_old_word_about_memory_is_not_the_reason() -
     said = "sce: warning: this may run out of memory\n" + "epoch\n" * 9 + "KeyError: " + "x" * 1000
     kind, message = explain_failure(1, said)
     assert (kind, len(message)) == ("error", 404)
-
-
-def test_no_advice_to_go_on_from_what_is_not_kept() -> None:
-    said = "sce: error: the loss became nan; try a lower --learning-rate, with --resume to go on "
-    said += "from the last good state; the best epoch so far, 3, is in runs/x"
-    expected = "the loss became nan; try a lower training.learning_rate"
-    assert explain_failure(2, said)[1] == expected
-    said = said.partition(" with ")[0] + " with --force to begin anew: there is no state yet"
-    assert explain_failure(2, said)[1] == expected
-
-
-@pytest.mark.parametrize(
-    ("of_training", "of_sweep"),
-    [
-        (
-            "a smaller --batch-size, or --loss sce",
-            "a smaller training.batch_size, or loss.name sce",
-        ),
-        ("--training.clip-norm 1", "training.clip_norm 1"),
-        ("a smaller --model.dim or --model.max-length", "a smaller model.dim or model.max_length"),
-        ("start anew: --force", "start anew: --retry-failed"),
-        ("a - b -- c --data x", "a - b -- c --data x"),
-    ],
-)
-def test_advice_is_in_the_words_of_a_sweep(of_training: str, of_sweep: str) -> None:
-    assert explain_failure(2, f"sce: error: {of_training}")[1] == of_sweep

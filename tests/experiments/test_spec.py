@@ -82,7 +82,10 @@ def test_an_empty_file_is_one_run_as_ever(tmp_path: Path) -> None:
         ("[[figures]]\ntitle = 'pie'", "needs a kind"),
         ("[[figures]]\nkind = 'line'", "needs x"),
         ("[[figures]]\nkind = 'pareto'\nx = 'space'", "valid key"),
-        ("[[figures]]\nkind = 'epochs'\ny = 'luck'", "valid keys are picked_once"),
+        (
+            "[[figures]]\nkind = 'epochs'\ny = 'luck'",
+            "valid keys are loss, ",
+        ),
         ("[[figures]]\nkind = 'table'\nby = 'loss'", "by must be a list"),
         ("[[figures]]\nkind = 'table'\ncolour = 'red'", "colour is unknown"),
         ("[[figures]]\nkind = 'table'\nlog = 'z'", "log: z is unknown; valid keys are x, y"),

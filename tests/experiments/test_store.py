@@ -1,15 +1,23 @@
 import json
+import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from sce.data.storage import LOCK, append_json_line, locked, write_json
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
+from sce.experiments.datasets import Dataset
 from sce.experiments.figure_spec import FigureSpec
-from sce.experiments.store import Sweep, SweepDirectory, append_row, read_rows
+from sce.experiments.runner import Child
+from sce.experiments.spec import load_sweep, make_plan
+from sce.experiments.store import Sweep, SweepDirectory, read_rows
 from sce.recommend import Recommender
 from sce.training.run import Run
+from tests.cycle_data import make_cycle
+from tests.experiments.made_rows import write_place
 from tests.tiny_run import make_dataset, make_run
 
 FIGURE = FigureSpec("table", by=("loss.centres",), published=({"name": "x", "hr@10": 0.1},))
@@ -56,13 +64,15 @@ def test_what_is_no_place_for_a_sweep(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{", "cannot be read"), ("[]", "is not of a sweep"),
-     (json.dumps({"format": "sce sweep", "version": 9}), "has version 9")],
+    [({"format": "sce run"}, "is not of a sweep"),
+     ({"format": "sce sweep", "version": 1}, "has version 1; this sce reads 2")],
 )  # fmt: skip
-def test_what_was_altered(tmp_path: Path, content: str, message: str) -> None:
+def test_what_is_of_something_else(
+    tmp_path: Path, content: dict[str, object], message: str
+) -> None:
     place = SweepDirectory(tmp_path / "sweep")
     place.make()
-    (place.path / "sweeps" / "a.json").write_text(content)
+    write_json(place.path / "sweeps" / "a.json", content)
     with pytest.raises(InputError, match=message):
         place.read_sweeps()
 
@@ -73,7 +83,7 @@ def test_a_figure_that_cannot_be_is_named_and_can_be_mended(tmp_path: Path) -> N
     sweep = Sweep("a", "A", ("1",), (FigureSpec("table"),))
     place.write_sweep(sweep)
     file = place.path / "sweeps" / "a.json"
-    file.write_text(file.read_text().replace("loss.name", "loss.nmae"))
+    write_json(file, json.loads(file.read_text().replace("loss.name", "loss.nmae")))
     with pytest.raises(InputError, match=r"a.json: by: loss.nmae is unknown"):
         place.read_sweeps()
     place.write_sweep(sweep)
@@ -132,7 +142,7 @@ def test_of_two_rows_about_one_run_the_later_counts(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     rows = [{"key": "a", "n": 1}, {"key": "b", "n": 2}, {"key": "a", "n": 3}]
     for row in rows:
-        append_row(file, row)
+        append_json_line(file, row)
     assert read_rows(file) == [{"key": "a", "n": 3}, {"key": "b", "n": 2}]
     assert len(file.read_text().splitlines()) == 3
 
@@ -140,10 +150,59 @@ def test_of_two_rows_about_one_run_the_later_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cut", [1, 5, 10])  # the last within a letter
 def test_a_row_that_was_cut_off_harms_no_other(tmp_path: Path, cut: int) -> None:
     file = tmp_path / "rows.jsonl"
-    append_row(file, {"key": "a\u2028"})
+    append_json_line(file, {"key": "a\u2028"})
     with file.open("ab") as out:
         out.write('{"key": "ä"}'.encode()[:cut])
-    append_row(file, {"key": "c"})
+    assert [row["key"] for row in read_rows(file)] == ["a\u2028"]
+    append_json_line(file, {"key": "c"})
     assert [row["key"] for row in read_rows(file)] == ["a\u2028", "c"]
-    with pytest.raises(InputError, match="cannot write"):
-        append_row(tmp_path / "none" / "rows.jsonl", {"key": "a"})
+
+
+def test_every_flipped_bit_of_rows_and_sweeps_is_found(tmp_path: Path) -> None:
+    place = write_place(tmp_path / "sweep", [{"key": key, "measure": "steps"} for key in "ab"])
+    tried = 0
+    for file in (place.rows, place.path / "sweeps" / "main.json"):
+        whole = file.read_bytes()
+        for at in range(len(whole)):
+            file.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << at % 8)]) + whole[at + 1 :])
+            with pytest.raises(InputError, match=re.escape(str(file))):
+                read_rows(place.rows), place.read_sweeps()
+            tried += 1
+        file.write_bytes(whole)
+    assert len(read_rows(place.rows)) == 2
+    print(f"{tried} flipped bits")
+
+
+def test_a_link_in_a_shared_directory_leads_nowhere(tmp_path: Path, cycle: Dataset) -> None:
+    """Somebody else who can write there must not have us overwrite a file of ours."""
+    dear = tmp_path / "dear"
+    dear.write_text("dear")
+    place = write_place(tmp_path / "sweep", [])
+    (run,) = make_plan(load_sweep(write(tmp_path / "mine.toml")), [cycle]).runs
+    for link, opened in (
+        (place.rows, lambda: append_json_line(place.rows, {"key": "a"})),
+        (place.runs / f"{run.name}.log", lambda: Child(run, place.runs, anew=False, lock=None)),
+        (place.path / LOCK, lambda: locked(place.path).__enter__()),
+    ):
+        link.unlink(missing_ok=True)
+        link.symlink_to(dear)
+        with pytest.raises(InputError, match="is a symbolic link"):
+            opened()
+        link.unlink()
+    settings = place.runs / f"{run.name}.toml"
+    settings.unlink()
+    settings.symlink_to(dear)  # written anew, in its place
+    with suppress(InputError):
+        Child(run, place.runs, anew=False, lock=None).kill()
+    assert not settings.is_symlink()
+    assert dear.read_text() == "dear"
+
+
+@pytest.fixture
+def cycle(tmp_path: Path) -> Dataset:
+    return Dataset.of("cycle", make_cycle(tmp_path / "cycle"))
+
+
+def write(file: Path, text: str = "") -> Path:
+    file.write_text(text)
+    return file

@@ -14,7 +14,7 @@ FILES = sorted(FOLDER.glob("*.toml"))
 
 def test_there_is_one_for_each_figure_and_table() -> None:
     assert {file.stem for file in FILES} == {
-        "alpha-beta", "beauty-table", "bucket-size", "catalog-memory", "centres", "default",
+        "alpha-beta", "beauty-table", "bucket-size", "catalogue-memory", "centres", "default",
         "hard-negatives", "main-table", "memory-components", "mix", "pareto",
     }  # fmt: skip
 

@@ -1,37 +1,39 @@
 """Which implementation a loss runs on, and what is said of it."""
 
 import logging
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from sce.losses import backend
-from sce.losses.backend import choose_backend, why_not_triton
+from sce.losses import ScalableCrossEntropy, backend
+from sce.losses.backend import explain, why_not_triton
 
 STATES, CATALOGUE = torch.ones(3, 8), torch.ones(5, 8)
+TARGETS = torch.arange(3)
 
 
 def test_auto_falls_back_and_says_why_once(caplog: pytest.LogCaptureFixture) -> None:
-    backend._say_once.cache_clear()
+    explain.cache_clear()
     with caplog.at_level(logging.DEBUG, logger="sce"):
-        for _ in range(2):
-            assert choose_backend(STATES, CATALOGUE, "auto") == "torch"
+        for choice in ("auto", "auto", "torch"):
+            assert ScalableCrossEntropy(backend=choice)(STATES, CATALOGUE, TARGETS).isfinite()
     (record,) = caplog.records
     assert record.levelno == logging.DEBUG
     assert record.getMessage() == (
         "the plain PyTorch path is used: the states are on cpu, not on a GPU"
     )
-    assert choose_backend(STATES.double(), CATALOGUE, "auto") == "torch"
 
 
 def test_asked_for_it_says_why_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose_backend(STATES, CATALOGUE, "torch") == "torch"
+    loss = ScalableCrossEntropy(backend="triton")
     with pytest.raises(ValueError, match="'triton' does not work here: the kernels know no torch"):
-        choose_backend(STATES, CATALOGUE.double(), "triton")
+        loss(STATES, CATALOGUE.double(), TARGETS)
     monkeypatch.setattr(backend, "_HAS_TRITON", False)
-    with pytest.raises(ValueError, match="'triton' does not work here: triton is not installed"):
-        choose_backend(STATES, CATALOGUE, "triton")
-    assert choose_backend(STATES, CATALOGUE, "auto") == "torch"
+    for _ in range(2):
+        with pytest.raises(ValueError, match="does not work here: triton is not installed"):
+            loss(STATES, CATALOGUE, TARGETS)
 
 
 def test_what_the_kernels_take(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,3 +47,31 @@ def test_what_the_kernels_take(monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_not_triton(wide[:, 1:], wide[:, 1:], "triton") is None
     monkeypatch.setattr(backend, "_interpreted", lambda: False)
     assert why_not_triton(STATES, CATALOGUE, "triton") == "the states are on cpu, not on a GPU"
+
+
+@pytest.mark.parametrize(
+    ("hip", "capability", "reason"),
+    [
+        (None, (8, 0), None),
+        (None, (9, 0), None),
+        (None, (7, 5), "the kernels need compute capability 8.0, A GPU has 7.5"),
+        ("6.4", (9, 4), "the kernels are for NVIDIA GPUs, and this torch is built for ROCm"),
+    ],
+)
+def test_the_gpus_that_the_kernels_run_on(
+    hip: str | None, capability: tuple[int, int], reason: str | None, monkeypatch: Any
+) -> None:
+    major, minor = capability
+    gpu = SimpleNamespace(name="A GPU", major=major, minor=minor)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setattr(backend, "_HAS_TRITON", True)
+    backend._remembered.cache_clear()
+    on_gpu: Any = SimpleNamespace(
+        dtype=torch.float32, shape=STATES.shape, is_cuda=True, device=torch.device("cuda", 0)
+    )
+    try:
+        for choice in ("auto", "triton"):
+            assert why_not_triton(on_gpu, on_gpu, choice) == reason
+    finally:
+        backend._remembered.cache_clear()

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from sce.losses import ScalableCrossEntropy
 from sce.losses.bucketed import bucketed_cross_entropy
-from sce.losses.buckets import Buckets, fill_buckets
+from sce.losses.buckets import Buckets, top_rows
 from tests.losses.test_autocast import Made
 
 
@@ -19,9 +19,8 @@ def problem(
     targets = torch.randint(30, (n,), generator=g)
     centres = torch.randn(6, 5, generator=g, dtype=torch.float64)
     with torch.no_grad():
-        buckets = fill_buckets(
-            states.double(), catalogue.double(), centres, bucket_size_x=7, bucket_size_y=11
-        )
+        rows = ((states.double(), 7), (catalogue.double(), 11))
+        buckets = Buckets(*(top_rows(centres, *given) for given in rows))
     return states, catalogue, targets, buckets
 
 
@@ -104,9 +103,8 @@ def test_rows_gathered_for_many_buckets_are_bounded_as_logits_are(
 ) -> None:
     # Items of all buckets at once would be 50 × 400 rows of 16 numbers, 320,000.
     states, catalogue = torch.randn(500, 16), torch.randn(600, 16)
-    buckets = fill_buckets(
-        states, catalogue, torch.randn(50, 16), bucket_size_x=size_x, bucket_size_y=size_y
-    )
+    centres = torch.randn(50, 16)
+    buckets = Buckets(top_rows(centres, states, size_x), top_rows(centres, catalogue, size_y))
     inputs = states.requires_grad_(), catalogue.requires_grad_(), torch.randint(600, (500,))
     with largest_tensor() as largest:
         losses, _ = bucketed_cross_entropy(*inputs, buckets, max_logits=1 << 14)

@@ -107,7 +107,7 @@ def test_sizes_are_the_papers() -> None:
     assert suggest_sizes(128, 200, alpha=4) == (640, 640)
     assert suggest_sizes(128, 200, beta=4) == (160, 640)
     assert suggest_sizes(1, 0) == (1, 1)
-    with pytest.raises(ValueError, match="mean_length must be finite"):
+    with pytest.raises(ValueError, match="mean_length must be finite, not negative, got nan"):
         suggest_sizes(1, float("nan"))
 
 

@@ -216,6 +216,26 @@ def test_autocast_changes_no_other_loss_than_scalable_cross_entropy(loss: Loss) 
 
 
 @every_loss
+def test_what_is_no_number_is_never_swallowed(loss: Loss) -> None:
+    for spoiled in range(2):  # a state, and the row of a target
+        given = [tensor.detach() for tensor in problem()]
+        row = (2, 5) if spoiled == 0 else int(given[2][2, 5])
+        given[spoiled][row] = torch.nan
+        assert loss(*given, generator=torch.Generator().manual_seed(3)).isnan()
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY if "sce" not in name])
+def test_a_bias_of_minus_infinity_rules_an_item_out(name: str) -> None:
+    states, catalogue, targets = problem(torch.float64)
+    targets = targets.where(targets < 0, targets % 10 + 20)
+    bias = torch.zeros(30, dtype=torch.float64)
+    low = bias.index_fill(0, torch.arange(20), -1e4)  # as good as out
+    bias[:20] = -torch.inf
+    found = run(EVERY[name], states, catalogue, targets, bias=bias)
+    torch.testing.assert_close(found, run(EVERY[name], states, catalogue, targets, bias=low))
+
+
+@every_loss
 def test_only_what_needs_a_gradient_gets_one(loss: Loss) -> None:
     states, catalogue, targets = problem()
     loss(states, catalogue.detach(), targets).backward()

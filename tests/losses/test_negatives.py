@@ -69,8 +69,11 @@ def test_counts_that_cannot_work_are_refused() -> None:
     with pytest.raises(ValueError, match=r"counts must be \[items\], got shape \(2, 2\)"):
         PopularityNegatives(torch.ones(2, 2))
     for bad in ([-1.0, 2.0], [0.0, 0.0], [float("inf"), 1.0]):
-        with pytest.raises(ValueError, match="finite, not negative, and not all zero"):
+        with pytest.raises(ValueError, match="must be finite, not negative, not all zero"):
             PopularityNegatives(torch.tensor(bad))
+    for power in (400.0, -400.0):  # beyond what a number holds
+        with pytest.raises(ValueError, match=f"counts, to the power {power}, must be finite"):
+            PopularityNegatives(torch.tensor([10, 20]), power=power)
     for power in (math.nan, math.inf):
         with pytest.raises(ValueError, match=f"power must be finite, got {power}"):
             PopularityNegatives(torch.ones(3), power=power)

@@ -32,7 +32,7 @@ class Fixed(UniformNegatives):
         super().__init__()
         self.drawn, self.correct = Draw(items, log_expected), log_expected is not None
 
-    def forward(self, rows: int, k: int, n_items: int, targets: Tensor, **_: Any) -> Draw:
+    def forward(self, rows: int, k: int, *_: Any, **__: Any) -> Draw:
         assert self.drawn.items.shape == (rows, k)
         return self.drawn
 
@@ -299,7 +299,7 @@ def test_gbce_without_calibration_is_bce_plus(k: int, t: float) -> None:
 
 def test_the_repr_shows_every_setting() -> None:
     shown = repr(GeneralizedBinaryCrossEntropy(4, t=0.5, reduction="sum"))
-    settings = "n_negatives=4, t=0.5, shared='sequence', ignore_index=-100, reduction='sum'"
+    settings = "ignore_index=-100, reduction='sum', n_negatives=4, shared='sequence', t=0.5"
     assert settings in shown
     assert "(negatives): UniformNegatives()" in shown
     assert "n_negatives=1, shared='position'" in repr(BinaryCrossEntropy())

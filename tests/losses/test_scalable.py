@@ -197,7 +197,6 @@ def test_inside_a_compiled_model_the_result_is_the_same() -> None:
         ({"sparse_grad": 1}, "sparse_grad must be True or False, got 1"),
         ({"beta": 0.0}, "beta must be a positive, finite number, got 0"),
         ({"backend": "cuda"}, "backend must be one of .*, got 'cuda'"),
-        ({"ignore_index": 2**70}, "ignore_index must fit into 64 bits, got 1180591620717411303424"),
     ],
 )
 def test_bad_settings_are_refused(setting: dict[str, Any], message: str) -> None:
@@ -207,14 +206,14 @@ def test_bad_settings_are_refused(setting: dict[str, Any], message: str) -> None
 
 def test_every_setting_is_in_the_repr() -> None:
     chosen: dict[str, Any] = {
+        "ignore_index": -1,
+        "reduction": "sum",
         "bucket_size_y": 5,
         "centres": "mix",
         "n_buckets": 3,
         "bucket_size_x": 4,
         "alpha": 1.5,
         "beta": 0.5,
-        "ignore_index": -1,
-        "reduction": "sum",
         "backend": "torch",
         "sparse_grad": True,
     }
@@ -227,10 +226,10 @@ def test_every_setting_is_in_the_repr() -> None:
     ("centres", "message"),
     [
         ([[1.0] * 8], "centres must be a tensor, got list"),
-        (torch.ones(3, 8, dtype=torch.long), "centres must be floating point, got torch.int64"),
-        (torch.ones(3, 8, dtype=torch.cfloat), "centres must be floating point, got torch.complex"),
-        (torch.ones(3, 8, device="meta"), "where the catalogue is, on cpu, got meta"),
-        (torch.ones(3, 7), r"centres must be \[n_buckets, 8\], got \(3, 7\)"),
+        (torch.ones(3, 8, dtype=torch.long), r"floating point, on cpu, got .*, torch.int64"),
+        (torch.ones(3, 8, dtype=torch.cfloat), r"floating point, on cpu, got .*, torch.complex64"),
+        (torch.ones(3, 8, device="meta"), r"on cpu, got \(3, 8\), torch.float32, on meta"),
+        (torch.ones(3, 7), r"centres must be \[n_buckets, 8\], .* got \(3, 7\)"),
         (torch.full((2, 8), torch.nan), "centres must be finite numbers"),
     ],
 )

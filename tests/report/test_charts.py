@@ -7,7 +7,7 @@ from sce.experiments.store import Row
 from sce.report.charts import make_figures
 from sce.report.drawing import Figure
 from sce.report.frame import group_seeds
-from tests.experiments.made_rows import CPU, GPU, make_row
+from tests.experiments.made_rows import make_row
 
 
 def draw(rows: list[Row], view: FigureSpec) -> Figure:
@@ -56,14 +56,6 @@ def test_a_loss_without_the_setting_is_a_level_across() -> None:
     [
         ([row("a", alpha=1.0), row("b", alpha=2.0)], FigureSpec("line", x="items", y="memory"),
          "Of settings at one place, the best by validation is drawn."),
-        ([row("a", alpha=1.0, validation=None), row("b", alpha=2.0, validation=None)],
-         FigureSpec("line", x="items", y="memory"),
-         "Of settings at one place, the one that reaches highest is drawn."),
-        ([row("a", **CPU)], FigureSpec("pareto"), "Memory is that of the whole process"),
-        ([row("a", **GPU), row("b", "ce", **GPU), row("c", "ce", alpha=2.0, **CPU)],
-         FigureSpec("pareto"), "those of 1 run on cpu, 2 threads"),
-        ([row("a", **GPU), row("b", "ce", **GPU), row("c", "ce", alpha=2.0, **CPU)],
-         FigureSpec("pareto"), "1 setting with no other run cannot be drawn."),
         ([row("a")], FigureSpec("pareto", x="time"), "in proportion to its memory"),
     ],
 )  # fmt: skip

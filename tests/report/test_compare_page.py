@@ -1,15 +1,19 @@
+import math
+import re
 import xml.etree.ElementTree as ET
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from sce.errors import InputError
 from sce.experiments.figure_spec import DEFAULT_FIGURES, FigureSpec
 from sce.experiments.store import Row, Sweep
-from sce.report.compare_page import make_files, make_page
+from sce.report.compare_page import make_files, make_markdown, make_page
 from sce.report.comparison import Comparison
-from sce.report.tables import make_markdown
+from sce.training.ranks import read_ranks, write_ranks
 from tests.experiments.made_rows import CPU, GPU, main_rows, make_row
 
 WRITTEN = datetime(2026, 1, 2, 3, 4)
@@ -29,12 +33,11 @@ def test_the_page_says_what_came_out(whole: Comparison) -> None:
     page = make_page([whole], written=WRITTEN)
     assert "<h1>Mine &amp; yours</h1>" in page
     assert "253 runs on 3 datasets; of these, 1 out of memory." in page
-    assert "ml1m: NDCG@10 of SCE (" in page
+    assert "ml1m: test NDCG@10 of SCE (" in page
     assert "ml1m, CE, batch_size 4,096, seed 0 (ffffffffffff)" in page
     assert page.count('class="figure"') == 6
     assert "Popularity reaches NDCG@10 0.0051 on ml1m, 0.0051 on beauty" in page
     assert "memory ran out (3 &lt;GiB&gt;)" in page
-    assert "Every run had the device to itself." in page
     assert "Measured on a GPU." in page
     assert "on 2026-01-02 at 03:04" in page
     assert len(page.encode()) < 500_000
@@ -43,7 +46,7 @@ def test_the_page_says_what_came_out(whole: Comparison) -> None:
 def test_times_beside_others_are_marked(whole: Comparison) -> None:
     rows = [row | {"at_once": 14} for row in whole.rows]
     page = make_page([comparison(rows, *DEFAULT_FIGURES)], written=WRITTEN)
-    assert "Up to 14 runs shared the device" in page
+    assert "Runs shared the device" in page
 
 
 def test_the_tile_says_what_the_table_does() -> None:
@@ -54,8 +57,8 @@ def test_the_tile_says_what_the_table_does() -> None:
     ]
     page = make_page([comparison(rows, FigureSpec("table"))], written=WRITTEN)
     assert "over CE⁻ (0.0500), the best other by validation" in page
-    assert "<dd>+20%</dd>" in page
-    assert "<td><em>+20%</em></td>" in page
+    assert "<dd>one seed</dd>" in page
+    assert "<td><em>+20% (CE⁻)</em></td>" in page
 
 
 @pytest.mark.parametrize(("gap", "within"), [(0.0005, True), (0.03, False)])
@@ -70,12 +73,49 @@ def test_the_tile_says_how_far_seeds_spread(gap: float, within: bool) -> None:
     assert "a single seed" not in page
 
 
+def verdict(tmp_path: Path, ce: list[int], sce: list[int], **changes: Any) -> str:
+    """The tile of one run each of CE and SCE, given the ranks of their test users."""
+    rows = []
+    for loss, ranks in (("ce", ce), ("sce", sce)):
+        directory = tmp_path / loss
+        directory.mkdir(exist_ok=True)
+        written = write_ranks(directory, np.array(ranks * 100, np.int32))
+        gains = [1 / math.log2(rank + 1) if 0 < rank <= 10 else 0.0 for rank in ranks]
+        rows.append(make_row(loss, {"loss.name": loss}, test=sum(gains) / len(gains),
+                             users={"test": len(ranks) * 100}, test_ranks=written,
+                             directory=str(directory), **changes))  # fmt: skip
+    page = make_page([comparison(rows, FigureSpec("table"))], written=WRITTEN)
+    found = re.search(r"<dl.*?<dt>(.*?)</dt><dd>(.*?)</dd>", page, re.DOTALL)
+    assert found is not None
+    return f"{found[2]}: {found[1]}"
+
+
+def test_a_change_is_claimed_where_the_users_bear_it_out(tmp_path: Path) -> None:
+    clear = verdict(tmp_path, [0, 0, 9, 3], [0, 2, 1, 1])
+    assert clear.startswith("+228%: ml1m: test NDCG@10 of SCE (0.6577) over CE (0.2003)")
+    assert "a single seed has no spread; 95% interval over 400 test users: +210% to +251%" in clear
+    assert verdict(tmp_path, [0, 0, 9, 3], [0, 0, 3, 9]).startswith("no clear difference: ")
+    early = verdict(tmp_path, [0, 0, 9, 3], [0, 2, 1, 1], best_epoch=5, epochs=5)
+    assert early.startswith("not converged: ")
+    assert early.endswith("the best epoch of 2 runs was the last")
+
+
+def test_ranks_that_were_altered_are_refused(tmp_path: Path) -> None:
+    written = write_ranks(tmp_path, np.array([1, 0], np.int32))
+    assert read_ranks(tmp_path, written).tolist() == [1, 0]  # type: ignore[union-attr]
+    with (tmp_path / "test_ranks.npy").open("r+b") as file:
+        file.seek(-4, 2)
+        file.write(b"\1")
+    with pytest.raises(InputError, match="was altered"):
+        read_ranks(tmp_path, written)
+
+
 def test_the_tile_does_not_compare_memory_of_whole_processes() -> None:
     def page(where: dict[str, Any]) -> str:
         rows = [make_row(loss, {"loss.name": loss}, **where) for loss in ("ce", "sce")]
         return make_page([comparison(rows, FigureSpec("table"))], written=WRITTEN)
 
-    assert "a single seed has no spread; memory +0%" in page(GPU)
+    assert "ranks are not stored; memory +0%" in page(GPU)
     assert "; memory" not in page(CPU)
 
 
@@ -119,30 +159,17 @@ def test_a_sweep_without_a_finished_run() -> None:
 
 def test_markdown_of_trainings_and_of_steps(whole: Comparison) -> None:
     text = make_markdown([whole])
-    assert text.startswith("## Mine & yours\n\n253 runs on 3 datasets")
+    assert text.startswith("## Mine &amp; yours\n\n253 runs on 3 datasets")
     assert "| ml1m | NDCG@1, HR@1 |" in text
-    assert "Chosen by validation NDCG@10: ml1m: BCE" in text
+    assert "Chosen: ml1m: BCE" in text
     assert "- ml1m, CE, batch_size 4,096, seed 0 (ffffffffffff): out of memory" in text
     steps = [
         make_row("a", {"loss.name": "ce"}, test=None, validation=None, memory=2048.0,
                  measure="steps")
     ]  # fmt: skip
     table = make_markdown([comparison(steps, FigureSpec("components"), measure="steps")])
-    assert "| loss | ml1m |\n| --- | --- |\n| CE | 2 GiB |" in table
-    two = [
-        make_row(key, {"loss.name": "sce", "training.row_wise": row_wise}, test=None,
-                 validation=None, memory=memory, measure="steps")
-        for key, row_wise, memory in (("a", False, 2048.0), ("b", True, 512.0))
-    ]  # fmt: skip
-    table = make_markdown([comparison(two, FigureSpec("components"), measure="steps")])
-    assert "| SCE, with row_wise | 512 MiB |\n| SCE, without row_wise | 2 GiB |" in table
-    alike = [
-        make_row(key, {"loss.name": "sce", "loss.alpha": alpha}, test=None, validation=None,
-                 memory=memory, measure="steps")
-        for key, alpha, memory in (("a", 2.0, 512.0), ("b", 2.0001, 256.0))
-    ]  # fmt: skip
-    table = make_markdown([comparison(alike, FigureSpec("components"), measure="steps")])
-    assert "| SCE, alpha 2 | 512 MiB |" in table  # of two with one name the larger
+    assert "| data | setting | seeds | peak memory | training time |\n" in table
+    assert "| ml1m | CE | 1 | 2 GiB | 30 s |" in table
 
 
 def test_markdown_says_what_memory_it_is() -> None:
@@ -156,15 +183,8 @@ def test_markdown_says_what_memory_it_is() -> None:
         assert "Memory is that of the whole process" in text(measure, [CPU])
         assert "Memory is that of the whole process" not in text(measure, [GPU])
         assert "those of 1 run on cpu, 2 threads" in text(measure, [CPU, GPU])
-    assert "| CE | 520 MiB |" in text("steps", [CPU, GPU])
-    elsewhere = [
-        make_row(loss, {"loss.name": loss}, measure="steps", **where)
-        for loss, where in (("bce", GPU), ("sce", GPU), ("ce", CPU))
-    ]
-    table = make_markdown([comparison(elsewhere, FigureSpec("components"), measure="steps")])
-    assert "| SCE | 500 MiB |" in table
-    assert "| CE |" not in table  # rather than a row of dashes
-    assert "| CE | 516 MiB ± 5.66 MiB |" in text("steps", [GPU, GPU])
+    assert " | 520 MiB | 30 s |" in text("steps", [CPU, GPU])
+    assert " | 516 MiB ± 5.66 MiB |" in text("steps", [GPU, GPU])
 
 
 def test_two_figures_of_one_title_are_two_files() -> None:

@@ -1,9 +1,5 @@
-import json
 from pathlib import Path
 
-import pytest
-
-from sce.errors import InputError
 from sce.report.comparison import gather
 from tests.experiments.made_rows import NEVER, make_row, write_place
 
@@ -37,25 +33,3 @@ def test_a_run_that_failed_here_and_finished_there_finished(tmp_path: Path) -> N
         (found,) = gather([tmp_path / place for place in order])
         assert [row["status"] for row in found.rows] == ["finished"]
         assert found.groups[0].mean("test.ndcg@10") == 0.5
-
-
-@pytest.mark.parametrize(
-    ("change", "fault"),
-    [
-        ({"dataset": None}, "has no dataset name"),
-        ({"dataset": {"name": "a"}}, "has no dataset content_hash"),
-        ({"settings": {}}, "has no settings loss.name"),
-        ({"seed": "one"}, "has a strange seed"),
-        ({"status": "odd"}, "has the unknown status 'odd'"),
-        ({"status": "failed"}, "has no failure kind"),
-    ],
-)
-def test_a_row_that_is_none_is_refused_by_name(
-    tmp_path: Path, change: dict[str, object], fault: str
-) -> None:
-    place = write_place(tmp_path, [make_row("a", {"loss.name": "ce"})])
-    content = json.dumps(make_row("b", {"loss.name": "ce"}) | change)
-    with place.rows.open("a") as file:
-        file.write(content + "\n")
-    with pytest.raises(InputError, match=f"the row of run b {fault}"):
-        gather([tmp_path])

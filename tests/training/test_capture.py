@@ -18,7 +18,8 @@ from sce.losses import (
 from sce.models.sasrec import SASRec, SASRecSettings
 from sce.training.capture import CapturedSteps, StepResult
 from sce.training.device import same_bits
-from sce.training.optimizer import RowWise, make_optimizer, set_rate, sparse_gradients
+from sce.training.optimizer import make_optimizer, set_rate, sparse_gradients
+from sce.training.settings import TrainingSettings
 from sce.training.step import TrainingStep, seeds_of_epoch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -46,14 +47,20 @@ def train(
 ) -> list[torch.Tensor]:
     device = torch.device("cuda", torch.cuda.current_device())
     model = SASRec(N_ITEMS, SASRecSettings(dim=16, dropout=0.3, max_length=20)).to(device).train()
+    settings = TrainingSettings(
+        learning_rate=1e-2,
+        precision=precision,  # type: ignore[arg-type]
+        clip_norm=clip_norm,
+        batch_size=BATCH,
+        row_wise=row_wise,
+        catalogue_learning_rate=1e-2 if row_wise else None,
+    )
     optimizer = make_optimizer(
         model.parameters(),
-        learning_rate=1e-2,
-        betas=(0.9, 0.98),
-        weight_decay=0.0,
+        settings,
         device=device,
         capturable=captured,
-        row_wise=RowWise(model.catalogue, 1e-2) if row_wise else None,
+        row_wise=model.catalogue if row_wise else None,
     )
     loss = loss or ScalableCrossEntropy(n_buckets=8, bucket_size_x=16, bucket_size_y=32)
     step = TrainingStep(
@@ -61,11 +68,9 @@ def train(
         loss,
         optimizer,
         sequences(device),
+        settings,
         device=device,
         max_length=20,
-        precision=precision,  # type: ignore[arg-type]
-        clip_norm=clip_norm,
-        batch_size=BATCH,
         captured=captured,
     )
     losses, statistics = [], []
@@ -149,8 +154,8 @@ def test_all_batches_of_a_size_have_the_same_shape(captured: bool) -> None:
         CrossEntropy(),
         optimizer,
         sequences(device, mostly_short=True),
+        TrainingSettings(batch_size=BATCH),
         device=device,
-        batch_size=BATCH,
         max_length=20,
         captured=captured,
     )

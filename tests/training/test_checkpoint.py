@@ -1,4 +1,5 @@
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,16 +10,17 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sce.data.storage import partial_directory, write_text
 from sce.errors import InputError
+from sce.training import checkpoint
 from sce.training.checkpoint import (
+    Checkpointer,
     EpochSoFar,
     Progress,
     Trained,
-    load_state,
     read_tensors,
-    save_state,
     write_tensors,
 )
 
@@ -45,9 +47,9 @@ def test_training_goes_on_as_if_nothing_had_been(amsgrad: bool, tmp_path: Path) 
     file = tmp_path / "state"
     one = make_trained(amsgrad=amsgrad)
     move(one, 3)
-    save_state(file, one, Progress(), None)
+    Checkpointer(one, file).save(Progress())
     other = make_trained(seed=1, amsgrad=amsgrad)
-    load_state(file, other)
+    assert Checkpointer(other, file).resume() == Progress()
     move(one, 4)
     move(other, 4)
     mine, theirs = one.tensors()[0], other.tensors()[0]
@@ -71,22 +73,22 @@ def test_progress_and_best_weights_come_back_to_the_bit(tmp_path: Path) -> None:
         best_score=2 / 3,
         stale=4,
     )
-    best = {"0.weight": torch.randn(4, 3)}
-    save_state(tmp_path / "state", trained, progress, best)
-    found, weights = load_state(tmp_path / "state", trained)
-    assert found == progress
-    assert weights is not None
-    assert torch.equal(weights["0.weight"], best["0.weight"])
-    save_state(tmp_path / "state", trained, progress, None)
-    assert load_state(tmp_path / "state", trained)[1] is None
+    one = Checkpointer(trained, tmp_path / "state")
+    one.keep_best()
+    move(trained, 1)
+    one.save(progress)
+    other = Checkpointer(make_trained(seed=1), tmp_path / "state")
+    assert other.resume() == progress
+    assert other.best.keys() == one.best.keys()
+    assert all(torch.equal(value, other.best[name]) for name, value in one.best.items())
 
 
 def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
-    save_state(tmp_path / "state", make_trained(), Progress(), None)
+    Checkpointer(make_trained(), tmp_path / "state").save(Progress())
     other = nn.Linear(9, 9)
     trained = Trained(other, None, torch.optim.Adam(other.parameters()))
-    with pytest.raises(InputError, match="state of another model"):
-        load_state(tmp_path / "state", trained)
+    with pytest.raises(InputError, match="checkpoint of another model"):
+        Checkpointer(trained, tmp_path / "state").resume()
 
 
 def test_tied_weights_and_strides_are_no_obstacle(tmp_path: Path) -> None:
@@ -115,9 +117,9 @@ def test_a_file_that_cannot_be_written_leaves_the_old(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(InputError, match=r"cannot write .*No space left"):
+    with pytest.raises(InputError, match=r"cannot write .*no space left"):
         write_tensors(file, {"a": torch.ones(1)}, {})
-    with pytest.raises(InputError, match=r"cannot write .*No space left"):
+    with pytest.raises(InputError, match=r"cannot write .*no space left"):
         write_text(file, "text")
     assert file.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
@@ -138,8 +140,8 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="half-written or altered"):
         read_tensors(tmp_path / "text")
     write_tensors(tmp_path / "weights", {"a": torch.zeros(1)}, {"format": "other"})
-    with pytest.raises(InputError, match="no training state"):
-        load_state(tmp_path / "weights", make_trained())
+    with pytest.raises(InputError, match="no checkpoint that this sce can read"):
+        Checkpointer(make_trained(), tmp_path / "weights").resume()
 
 
 def rewrite(path: Path, change: Callable[[dict[str, torch.Tensor], dict[str, Any]], None]) -> None:
@@ -189,22 +191,6 @@ def test_an_epoch_sums_up() -> None:
     assert EpochSoFar().summary() == {"loss": 0.0, "buckets": None}
 
 
-@pytest.mark.parametrize("samples", [0, 4])
-def test_an_epoch_opened_again_sums_up_as_before(samples: int) -> None:
-    sums = {"once": 1.0, "all": 2.0} if samples else {}
-    so_far = EpochSoFar(3, 6.0, 4, sums, samples, seconds=7.0, memory_mib=8.0)
-    record = {
-        **so_far.summary(),
-        "steps": 3,
-        "targets": 4,
-        "seconds": {"training": 7.0, "evaluation": 0.0},
-        "memory_mib": {"training": 8.0, "evaluation": None},
-    }
-    again = EpochSoFar.whole(record)
-    assert again.summary() == so_far.summary()
-    assert (again.step, again.targets, again.seconds, again.memory_mib) == (3, 4, 7.0, 8.0)
-
-
 def test_equal_content_gives_equal_files(tmp_path: Path) -> None:
     tensors = {"b": torch.ones(3), "a": torch.zeros(2, dtype=torch.int64), 'ä."': torch.ones(())}
     written = set()
@@ -218,3 +204,35 @@ def test_equal_content_gives_equal_files(tmp_path: Path) -> None:
         assert metadata == {"epoch": "1", "format": 'ü "\n', "version": "2"}
         written.add(file.read_bytes())
     assert len(written) == 1
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the size of the largest tensor that operations made, but for views of a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes, self.given = 0, {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for made in out if isinstance(out, list) else [out]:
+            if (
+                isinstance(made, torch.Tensor)
+                and made.untyped_storage().data_ptr() not in self.given
+            ):
+                self.bytes = max(self.bytes, made.nbytes)
+        return out
+
+
+def test_weights_are_looked_at_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "_CHUNK", 1000)
+    model = nn.Linear(100, 300)
+    trained = Trained(model, None, torch.optim.SGD(model.parameters()))
+    with Largest(model) as largest:
+        assert trained.finite()
+    assert largest.bytes <= 1000 * 4
+    for row, wrong in ((0, math.nan), (299, math.inf)):
+        with torch.no_grad():
+            model.weight[row, 99] = wrong
+        assert not trained.finite()
+        torch.nn.init.zeros_(model.weight)

@@ -6,16 +6,15 @@ import torch
 from torch import nn
 
 from sce.optim import RowwiseAdagrad
-from sce.training.optimizer import RowWise, make_optimizer, rate_factor, set_rate
+from sce.training.optimizer import make_optimizer, rate_factor, set_rate
+from sce.training.settings import TrainingSettings
 
 CPU = torch.device("cpu")
 
 
 def test_adam_as_the_paper_has_it() -> None:
     weight = nn.Parameter(torch.ones(3))
-    optimizer = make_optimizer(
-        [weight], learning_rate=0.1, betas=(0.9, 0.98), weight_decay=0.0, device=CPU
-    )
+    optimizer = make_optimizer([weight], TrainingSettings(learning_rate=0.1), device=CPU)
     weight.grad = torch.tensor([1.0, -2.0, 0.5])
     optimizer.step()
     # The first step of Adam has the size of the learning rate, whatever the gradient's.
@@ -25,9 +24,8 @@ def test_adam_as_the_paper_has_it() -> None:
 
 def test_weight_decay_is_decoupled() -> None:
     weight = nn.Parameter(torch.tensor([10.0]))
-    optimizer = make_optimizer(
-        [weight], learning_rate=0.1, betas=(0.9, 0.98), weight_decay=0.5, device=CPU
-    )
+    settings = TrainingSettings(learning_rate=0.1, weight_decay=0.5)
+    optimizer = make_optimizer([weight], settings, device=CPU)
     weight.grad = torch.zeros(1)
     optimizer.step()
     assert weight.item() == pytest.approx(10.0 * (1 - 0.1 * 0.5))
@@ -51,14 +49,10 @@ def test_the_default_warm_up_is_a_twentieth() -> None:
 def both(rate: float = 0.1, table_rate: float = 0.5) -> torch.optim.Optimizer:
     torch.manual_seed(0)
     weight, table = nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(4, 2))
-    return make_optimizer(
-        [table, weight],
-        learning_rate=rate,
-        betas=(0.9, 0.98),
-        weight_decay=0.0,
-        device=CPU,
-        row_wise=RowWise(table, table_rate),
+    settings = TrainingSettings(
+        learning_rate=rate, row_wise=True, catalogue_learning_rate=table_rate
     )
+    return make_optimizer([table, weight], settings, device=CPU, row_wise=table)
 
 
 def move(weight: torch.Tensor, table: torch.Tensor, *optimizers: torch.optim.Optimizer) -> None:

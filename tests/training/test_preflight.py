@@ -76,7 +76,7 @@ def test_a_full_softmax_that_will_not_fit_is_said_with_what_would(said: Any) -> 
     (line,) = said(gives(LossMemory(forward=200.0 * GIB, backward=300.0 * GIB)))
     assert "about 300.0 GiB (25,600 targets a batch), the model 0.0 GiB" in line
     assert "100.0 GiB are free" in line
-    assert "--loss sce, or --loss.chunk-size 131072" in line
+    assert "ScalableCrossEntropy(), or chunk_size=131072" in line
     assert 100 * GIB > 131072 * 25_600 * 4
 
 
@@ -97,9 +97,9 @@ def test_what_fits_or_is_not_known_is_not_warned_about(said: Any) -> None:
 def test_other_losses_that_will_not_fit(said: Any) -> None:
     large = LossMemory(101.0 * GIB, 0)
     (line,) = said(gives(large, SampledCrossEntropy, n_negatives=9))
-    assert line.endswith("what would fit: a smaller --batch-size, or --loss sce")
+    assert line.endswith("what would fit: a smaller batch_size, or ScalableCrossEntropy()")
     (line,) = said(gives(large, ScalableCrossEntropy))
-    assert line.endswith("what would fit: a smaller --batch-size")
+    assert line.endswith("what would fit: a smaller batch_size")
 
 
 def test_the_model_counts_too(said: Any) -> None:
@@ -122,7 +122,7 @@ def test_events_that_are_not_trained_on(said: Any) -> None:
 def test_buckets_of_the_whole_catalogue(size: Any, said: Any) -> None:
     few = replace(LARGE, n_items=50)
     (line,) = said(ScalableCrossEntropy(bucket_size_y=size), few)
-    assert "every bucket holds all of them, and --loss ce would do the same" in line
+    assert "every bucket holds all of them, and CrossEntropy() would do the same" in line
     assert said(ScalableCrossEntropy(bucket_size_y=49), few) == []
     assert said(ScalableCrossEntropy()) == []
 
@@ -145,8 +145,8 @@ def test_what_is_said_when_memory_did_run_out(loss: nn.Module) -> None:
     for one in (error, *map(RuntimeError, texts), MemoryError()):
         hint = explain_error(one, MODEL, loss, compiled=False)
         assert isinstance(hint, InputError)
-        assert "; try a smaller --batch-size" in str(hint)
-        assert ("--loss sce" in str(hint)) == isinstance(loss, CrossEntropy)
+        assert "; try a smaller batch_size" in str(hint)
+        assert ("ScalableCrossEntropy()" in str(hint)) == isinstance(loss, CrossEntropy)
 
 
 def test_what_torch_really_says_when_memory_runs_out() -> None:

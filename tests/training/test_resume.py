@@ -9,18 +9,20 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
 from sce.evaluation.evaluate import Metrics, evaluate
-from sce.losses import ScalableCrossEntropy
+from sce.losses import LOSSES, ScalableCrossEntropy
 from sce.models.sasrec import SASRec
+from sce.planning import summarize_data
 from sce.training import checkpoint, trainer
-from sce.training.checkpoint import read_tensors
+from sce.training.checkpoint import Checkpointer, Trained, read_tensors
 from sce.training.fit import FitResult, fit
-from sce.training.progress import ProgressBar
 from sce.training.run import Run
 from sce.training.signals import TrainingInterrupted
+from sce.training.step import TrainingStep
 from tests import cycle_data
 from tests.cycle_data import make_cycle
 
@@ -37,12 +39,12 @@ class Hooked(ScalableCrossEntropy):
 
     def __init__(self, at: int = 0, action: Callable[[], None] = lambda: None) -> None:
         super().__init__(n_buckets=4, bucket_size_x=5, bucket_size_y=6)
-        self.left, self._action = at, action
+        self._left, self._action = at, action
 
     def with_statistics(self, *arguments: Any, **options: Any) -> Any:
         # Of every step: an epoch has few.
-        self.left -= 1
-        if self.left == 0:
+        self._left -= 1
+        if self._left == 0:
             self._action()
         return super().with_statistics(*arguments, **options)
 
@@ -259,27 +261,85 @@ def test_records_ahead_of_the_state_are_taken_back(
     dataset: PreparedDataset, unbroken: dict[str, Any], tmp_path: Path
 ) -> None:
     train(dataset, tmp_path / "run", epochs=1)
+    Run.open(tmp_path / "run").add_metrics({"epoch": 2, "loss": 99})
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
-        file.write('{"epoch": 2, "loss": 99}\n{"epoch": 3, "lo')
+        file.write('{"epoch": 3, "lo')
     assert len(Run.open(tmp_path / "run").metrics()) == 2  # the torn line is not one
     train(dataset, tmp_path / "run")
     assert outcome(tmp_path / "run") == unbroken
 
 
-def test_a_long_epoch_is_saved_half_way(
-    dataset: PreparedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["ce", "sce", "ce-", "gbce", "row-wise"])
+def test_a_crash_within_an_epoch_loses_the_steps_since_the_last_save_alone(
+    kind: str, dataset: PreparedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer, "_SAVE_WITHIN_EPOCH", 0.0)
+    name = "sce" if kind == "row-wise" else kind
+    data = summarize_data(dataset.train, dataset.n_items, batch_size=16, max_length=6)
+
+    def go(out: Path) -> None:
+        model = SASRec(dataset.n_items, dim=8, blocks=1, dropout=0.3, max_length=6)
+        loss = LOSSES[name].settings().build(data)
+        changes: dict[str, Any] = {"save_minutes": 0.0, "row_wise": kind == "row-wise"}
+        cycle_data.train(dataset, loss, model=model, out=out, resume=True, **changes)
+
+    go(tmp_path / "unbroken")
     monkeypatch.setattr(checkpoint, "_SHARE", 0)
-    monkeypatch.setattr(ProgressBar, "due", True)
+    left, call = STEPS + 3, TrainingStep.__call__
 
-    def fail() -> None:
-        raise Crash
+    def crashing(*given: Any, **options: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise Crash
+        return call(*given, **options)
 
+    monkeypatch.setattr(TrainingStep, "__call__", crashing)
     with pytest.raises(Crash):
-        train(dataset, tmp_path / "run", Hooked(3, fail))
+        go(tmp_path / "run")
     progress = read_tensors(tmp_path / "run" / "resume.safetensors")[1]["progress"]
-    assert progress["current"]["step"] == 2
+    assert (len(progress["history"]), progress["current"]["step"]) == (1, 2)
+    monkeypatch.undo()
+    go(tmp_path / "run")
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "unbroken")
+
+
+def test_saves_are_so_many_minutes_apart_and_take_a_twentieth_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    keeper = Checkpointer(Trained(nn.Linear(1, 1), None, torch.optim.SGD([torch.ones(1)])), None)
+    assert not keeper.due()  # there is no file
+    keeper.state_file = tmp_path / "state"
+    now = 299.0
+    assert keeper.due()
+    assert not keeper.due(300)
+    now = 300.0
+    assert keeper.due(300)
+    keeper._seconds = 30.0
+    assert not keeper.due(300)
+    now = 600.0
+    assert keeper.due(300)
+
+
+def test_steps_can_be_limited(dataset: PreparedDataset, tmp_path: Path) -> None:
+    result = train(dataset, tmp_path / "run", epochs=9, max_steps=STEPS + 1)
+    assert (result.epochs, result.stopped) == (2, "max_steps")
+    assert [record["steps"] for record in result.history] == [STEPS, 1]
+    assert result.history[-1]["validation"] is not None
+    again = train(
+        dataset,
+        tmp_path / "run",
+        Hooked(1, lambda: pytest.fail("a step was made")),
+        epochs=9,
+        max_steps=STEPS + 1,
+    )
+    assert again.test == result.test
+    with pytest.raises(InputError, match=r"training.max_steps was 4 and is now 5"):
+        train(dataset, tmp_path / "run", epochs=9, max_steps=5)
+    # The steps that were made are those of an unlimited run.
+    whole = train(dataset, tmp_path / "whole", epochs=1)
+    assert whole.history[0]["loss"] == result.history[0]["loss"]
 
 
 def test_resuming_a_finished_run_changes_nothing(
@@ -308,27 +368,13 @@ def test_no_more_epochs_than_are_done(
         assert found["epochs"] == unbroken["epochs"]
 
 
-def test_the_last_epoch_wanted_is_evaluated_though_it_was_not_to_be(
+def test_no_more_epochs_than_are_done_and_none_was_evaluated(
     dataset: PreparedDataset, tmp_path: Path
 ) -> None:
-    train(dataset, tmp_path / "unbroken", evaluate_every=9)
-    interrupt = Hooked(2 * STEPS + 1, lambda: os.kill(os.getpid(), signal.SIGINT))
-    with pytest.raises(TrainingInterrupted):
-        train(dataset, tmp_path / "middle", interrupt, epochs=9, evaluate_every=9)
-    with pytest.raises(InputError, match="in the middle of epoch 3, and none of the 2 before it"):
-        train(dataset, tmp_path / "middle", evaluate_every=9)
-
     with pytest.raises(TrainingInterrupted):
         train(dataset, tmp_path / "run", epochs=9, evaluate_every=9, on_epoch=stop_at(2))
-    train(
-        dataset,
-        tmp_path / "run",
-        Hooked(1, lambda: pytest.fail("a step was made")),
-        evaluate_every=9,
-    )
-    expected, found = outcome(tmp_path / "unbroken"), outcome(tmp_path / "run")
-    assert found["epochs"][1].pop("loss") == pytest.approx(expected["epochs"][1].pop("loss"))
-    assert found == expected
+    with pytest.raises(InputError, match=r"none of the 2 epochs of .* was evaluated; ask for more"):
+        train(dataset, tmp_path / "run", evaluate_every=9)
 
 
 def test_more_epochs_later_keep_the_evaluation_that_was_last(
@@ -417,5 +463,5 @@ def test_a_state_that_is_damaged(dataset: PreparedDataset, tmp_path: Path) -> No
         train(dataset, tmp_path / "run", epochs=2)
     with torch.random.fork_rng():
         checkpoint.write_tensors(state, {"model.x": torch.zeros(1)}, {})
-    with pytest.raises(InputError, match="no training state"):
+    with pytest.raises(InputError, match="no checkpoint that this sce can read"):
         train(dataset, tmp_path / "run", epochs=2)

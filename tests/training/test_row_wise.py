@@ -14,8 +14,9 @@ from sce.losses import CrossEntropy, ScalableCrossEntropy
 from sce.models.sasrec import SASRec, SASRecSettings
 from sce.training.checkpoint import read_tensors
 from sce.training.fit import FitResult
-from sce.training.optimizer import RowWise, make_optimizer, row_wise_table, sparse_gradients
+from sce.training.optimizer import make_optimizer, row_wise_table, sparse_gradients
 from sce.training.run import Run
+from sce.training.settings import TrainingSettings
 from sce.training.signals import TrainingInterrupted
 from sce.training.step import StepSeeds, TrainingStep
 from tests import cycle_data
@@ -30,8 +31,8 @@ def make_loss() -> ScalableCrossEntropy:
 
 
 def gradient(sparse: bool, histories: Tensor, targets: Tensor, n_items: int) -> Tensor:
-    model, loss = SASRec(n_items, SHAPE, sparse_grad=sparse), make_loss()
-    loss.sparse_grad = sparse
+    model, loss = SASRec(n_items, SHAPE), make_loss()
+    model.sparse_grad = loss.sparse_grad = sparse
     generator = torch.Generator().manual_seed(0)
     loss(model(histories), model.catalogue, targets, generator=generator).backward()
     assert model.catalogue.grad is not None
@@ -52,21 +53,17 @@ def test_lookups_and_loss_add_up_to_the_dense_gradient() -> None:
 def test_a_step_moves_what_it_touched_and_nothing_else() -> None:
     sequences = DeviceSequences.place(lay_out([walk(s, 3 + s % 5) for s in range(20)], range(20)))
     model, loss = SASRec(300, SHAPE), make_loss()
-    other = SASRec(300, SHAPE, sparse_grad=True)
-    optimizer = make_optimizer(
-        model.parameters(),
-        learning_rate=0.1,
-        betas=(0.9, 0.98),
-        weight_decay=0.0,
-        device=CPU,
-        row_wise=RowWise(model.catalogue, 0.2),
+    other = SASRec(300, SHAPE)
+    settings = TrainingSettings(
+        learning_rate=0.1, batch_size=3, row_wise=True, catalogue_learning_rate=0.2
     )
-    step = TrainingStep(model, loss, optimizer, sequences, device=CPU, batch_size=3, max_length=6)
+    optimizer = make_optimizer(model.parameters(), settings, device=CPU, row_wise=model.catalogue)
+    step = TrainingStep(model, loss, optimizer, sequences, settings, device=CPU, max_length=6)
     rows = torch.tensor([3, 1, 4])
     with sparse_gradients(model, loss, wanted=True):
         step(rows, StepSeeds(1, 2))
     # By hand, with dense gradients and the definition.
-    loss.sparse_grad = True
+    other.sparse_grad = loss.sparse_grad = True
     batch = training_batch(sequences, rows, max_length=6)
     generator = torch.Generator().manual_seed(2)
     loss(other(batch.histories), other.catalogue, batch.targets, generator=generator).backward()
@@ -109,9 +106,9 @@ class Plain(nn.Module):
 
 def test_who_cannot_be_updated_by_rows() -> None:
     with pytest.raises(InputError, match="only the loss sce has a gradient of those alone"):
-        row_wise_table(SASRec(9, SHAPE), CrossEntropy(), 0.1)
+        row_wise_table(SASRec(9, SHAPE), CrossEntropy())
     with pytest.raises(InputError, match=r"as SASRec has them; Plain does not"):
-        row_wise_table(Plain(9), make_loss(), 0.1)
+        row_wise_table(Plain(9), make_loss())
 
 
 # --- whole runs
@@ -127,12 +124,12 @@ class Stopping(ScalableCrossEntropy):
 
     def __init__(self, at: int) -> None:
         super().__init__(n_buckets=4, bucket_size_x=5, bucket_size_y=3)
-        self.left = at
+        self._left = at
 
     def with_statistics(self, *arguments: Any, **options: Any) -> Any:
         # Of every step: an epoch has few.
-        self.left -= 1
-        if self.left == 0:
+        self._left -= 1
+        if self._left == 0:
             os.kill(os.getpid(), signal.SIGINT)
         return super().with_statistics(*arguments, **options)
 
@@ -177,7 +174,7 @@ def test_rows_learn(dataset: PreparedDataset, tmp_path: Path) -> None:
 def test_after_a_loss_that_is_no_number_the_rate_of_the_catalogue_may_be_lowered(
     dataset: PreparedDataset, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match=r"or --training\.catalogue-learning-rate"):
+    with pytest.raises(InputError, match="or catalogue_learning_rate"):
         train(dataset, tmp_path / "run", catalogue_learning_rate=1e38)
     assert train(dataset, tmp_path / "run", catalogue_learning_rate=0.1).epochs == 3
 
@@ -192,7 +189,7 @@ def test_without_it_gradients_are_dense_whatever_the_loss_is_made_for(
     dataset: PreparedDataset,
 ) -> None:
     # Adam takes no others.
-    model, loss = SASRec(dataset.n_items, SHAPE, sparse_grad=True), make_loss()
-    loss.sparse_grad = True
+    model, loss = SASRec(dataset.n_items, SHAPE), make_loss()
+    model.sparse_grad = loss.sparse_grad = True
     assert cycle_data.train(dataset, loss, model=model, epochs=1).epochs == 1
     assert (model.sparse_grad, loss.sparse_grad) == (True, True)

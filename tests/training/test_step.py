@@ -10,6 +10,7 @@ from sce.data.batches import DeviceSequences, training_batch
 from sce.data.length_groups import LengthGroups
 from sce.losses import CrossEntropy, ScalableCrossEntropy
 from sce.models.sasrec import SASRec, SASRecSettings
+from sce.training.settings import TrainingSettings
 from sce.training.step import StepSeeds, TrainingStep, seeds_of_epoch
 from tests.cycle_data import lay_out, walk
 
@@ -28,8 +29,11 @@ def make_step(
     shape = SASRecSettings(dim=8, blocks=1, dropout=dropout, max_length=6)
     model = model or SASRec(12, shape).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    given: dict[str, Any] = {"device": CPU, "batch_size": 20, "max_length": 6} | options
-    return TrainingStep(model, loss, optimizer, sequences, **given)
+    captured = options.pop("captured", False)
+    chosen = TrainingSettings(**{"batch_size": 20} | options)
+    return TrainingStep(
+        model, loss, optimizer, sequences, chosen, device=CPU, max_length=6, captured=captured
+    )
 
 
 def test_a_step_is_what_one_would_write_by_hand() -> None:
@@ -201,7 +205,7 @@ def test_only_batches_that_fit_run_compiled(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(
         "sce.data.length_groups._at_most", lambda rows, share: 1 if share < 0.7 else rows
     )
-    step = make_step(CrossEntropy(), batch_size=3, compiled=True)
+    step = make_step(CrossEntropy(), batch_size=3, compile=True)
     for rows in ([3, 4, 8], [0, 4, 5], [5, 6]):
         step(torch.tensor(rows), SEEDS)
     assert called == [((1, 6), (2, 3))]
@@ -209,13 +213,13 @@ def test_only_batches_that_fit_run_compiled(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_groups_of_all_batches_have_no_room_for_what_cannot_be() -> None:
     # All of the sequences are one batch: there is no chance in it.
-    assert make_step(CrossEntropy(), compiled=True).batch(torch.arange(20)).length_groups == (
+    assert make_step(CrossEntropy(), compile=True).batch(torch.arange(20)).length_groups == (
         make_step(CrossEntropy()).batch(torch.arange(20)).length_groups
     )
     # Those of a single event are in no batch: all others are as long as can be.
     lengths = 40 * [7] + 400 * [1]
     sequences = DeviceSequences.place(lay_out([walk(0, n) for n in lengths], range(440)))
-    step = make_step(CrossEntropy(), sequences=sequences, compiled=True)
+    step = make_step(CrossEntropy(), sequences=sequences, compile=True)
     batch = step.batch(torch.arange(20))
     assert batch.fixed
     assert batch.length_groups == ((20, 6),)

@@ -4,13 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
-from sce.evaluation.evaluate import Metrics
+from sce.evaluation.evaluate import Metrics, evaluate
 from sce.evaluation.ranking import Popularity
 from sce.losses import CrossEntropy, ScalableCrossEntropy
 from sce.training import trainer
@@ -159,12 +160,12 @@ class Breaks(CrossEntropy):
 
     def __init__(self, at: int) -> None:
         super().__init__()
-        self.left = at
+        self._left = at
 
     def forward(self, *arguments: Any, **options: Any) -> Tensor:
-        self.left -= 1
+        self._left -= 1
         loss = super().forward(*arguments, **options)
-        return loss * torch.nan if self.left <= 0 else loss
+        return loss * torch.nan if self._left <= 0 else loss
 
 
 def test_nan_stops_with_step_batch_and_hint_and_the_good_state_is_kept(
@@ -181,7 +182,7 @@ def test_nan_stops_with_step_batch_and_hint_and_the_good_state_is_kept(
     message = str(caught.value)
     assert "'user0" in message
     assert "and 13 more" in message
-    assert "--learning-rate" in message
+    assert "try a lower learning_rate or clip_norm=1" in message
     assert "the best epoch so far, 1, is in" in message
     assert (out / "resume.safetensors").read_bytes() == good[0]
     assert not (out / "result.json").exists()
@@ -189,7 +190,7 @@ def test_nan_stops_with_step_batch_and_hint_and_the_good_state_is_kept(
 
 def test_after_nan_a_lower_rate_goes_on(dataset: PreparedDataset, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with pytest.raises(DivergenceError, match="with --resume to go on from the last good state"):
+    with pytest.raises(DivergenceError, match="with resume=True to go on from the last good state"):
         train(dataset, Breaks(5), out=out)
 
     def go_on(**changes: Any) -> FitResult:
@@ -210,7 +211,7 @@ def test_after_nan_a_lower_rate_goes_on(dataset: PreparedDataset, tmp_path: Path
 def test_nan_before_anything_was_saved_promises_no_state(
     dataset: PreparedDataset, tmp_path: Path
 ) -> None:
-    with pytest.raises(DivergenceError, match="with --force to begin anew") as caught:
+    with pytest.raises(DivergenceError, match="with force=True to begin anew") as caught:
         train(dataset, Breaks(2), out=tmp_path / "run")
     assert "last good state" not in str(caught.value)
 
@@ -300,6 +301,35 @@ def test_without_test_users_the_last_weights_are_kept(tmp_path: Path) -> None:
     assert (result.best_epoch, result.test, result.validation) == (2, None, None)
     assert not model.training
     assert (tmp_path / "run" / "best.safetensors").exists()
+
+
+def test_epochs_can_be_evaluated_on_a_sample_of_users(
+    dataset: PreparedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, list[tuple[int, ...]]] = {"validation": [], "test": []}
+
+    def remember(model: Any, data: PreparedDataset, *, split: Any, **options: Any) -> Metrics:
+        asked[split].append(tuple(data.test.users))
+        for row, user in enumerate(data.test.users):  # the events are theirs
+            (place,) = np.flatnonzero(dataset.test.users == user)
+            mine = data.test.items[slice(*data.test.offsets[row : row + 2])]
+            theirs = dataset.test.items[slice(*dataset.test.offsets[place : place + 2])]
+            assert np.array_equal(mine, theirs)
+        return evaluate(model, data, split=split, **options)
+
+    monkeypatch.setattr(trainer, "evaluate", remember)
+    result = train(dataset, validation_users=7, out=tmp_path / "run")
+    (sample,) = set(asked["validation"])  # the same at every epoch, and for popularity
+    assert len(asked["validation"]) == 2 + 1
+    assert len(sample) == 7
+    assert set(asked["test"]) == {tuple(dataset.test.users)}
+    assert result.users == {"validation": 7, "test": len(dataset.test)}
+    train(dataset, validation_users=7, seed=3)
+    assert set(asked["validation"]) == {sample}  # in every run, too
+    written = Run.open(tmp_path / "run").result()
+    assert written is not None
+    assert written["users"] == result.users
+    assert train(dataset, validation_users=99).users["validation"] == len(dataset.test)
 
 
 def test_evaluation_runs_where_the_steps_do(

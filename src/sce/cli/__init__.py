@@ -4,16 +4,18 @@ A command's module is imported only when that command is called, so `sce --help`
 `sce evaluate` never needs polars.
 """
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from io import TextIOWrapper
 from typing import Any, get_args
 
 import cyclopts
 
 from sce import __version__
-from sce.errors import InputError
+from sce.errors import InputError, settings_as_flags
 
 VERBS: dict[str, tuple[str, list[str]]] = {
     "prepare": (
@@ -77,6 +79,9 @@ VERBS: dict[str, tuple[str, list[str]]] = {
 """Commands with a summary and examples: `sce NAME` calls the function NAME of sce.cli.NAME."""
 
 
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
 def _convert(kind: Any, tokens: Sequence[cyclopts.Token]) -> Any:
     """Read options as usual, but never round: one and a half epochs are a mistake."""
     if int in (kind, *get_args(kind)):
@@ -105,12 +110,17 @@ for position, (verb, (summary, examples)) in enumerate(VERBS.items()):
     )
 
 
+@settings_as_flags()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return 0 when done, 2 on wrong input, 130 when interrupted."""
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in tokens
     tokens = [token for token in tokens if token != "--debug"]
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may know ASCII alone
     try:
+        if any("\0" in token for token in tokens):
+            raise InputError("a NUL byte is no part of any file name or option")
         code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
         if sys.stdout is not None:
             sys.stdout.flush()  # here a reader that went away is noticed in time
@@ -124,13 +134,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         say("interrupted")
         return 130
-    except (InputError, OSError) as error:
+    except (InputError, OSError, UnicodeEncodeError) as error:
         if debug:
             raise
-        return _complain(str(error))
+        return _complain(_explain(error))
     finally:
         _leave_dead_streams()
     return int(code or 0)
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, UnicodeEncodeError):
+        return f"{error.object[:200]!a} cannot be written as {error.encoding}; rename it"
+    # Errors of files have their names.
+    if isinstance(error, OSError) and error.filename is None and error.errno in _UNWRITABLE:
+        return f"cannot write to standard output: {error.strerror}"
+    return str(error)
 
 
 def _complain(message: str) -> int:

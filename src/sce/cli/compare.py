@@ -1,4 +1,4 @@
-"""`sce compare`: what came of sweeps, side by side."""
+"""`sce compare`: runs and sweeps, side by side."""
 
 from datetime import datetime
 from pathlib import Path
@@ -6,38 +6,42 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from sce.cli.report import needs_report
+from sce.cli.report import needs_report, write_page
 from sce.errors import InputError
 
 
 def compare(
-    *sweeps: Annotated[Path, Parameter(name="DIR", required=True)],
+    *places: Annotated[Path, Parameter(name="DIR", required=True)],
     out: Path | None = None,
     only: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
     csv: Path | None = None,
     markdown: Path | None = None,
     svg: Path | None = None,
 ) -> None:
-    """Put the runs of sweeps side by side: tables, Pareto fronts and curves, on one page.
+    """Put runs side by side: tables, Pareto fronts and curves, on one page.
 
     Validation NDCG@10 chooses the setting of each loss, test events report it.
 
     Args:
-        sweeps: Directories of "sce sweep"; the same settings in several are joined over seeds.
-        out: Page to write; one that is there is replaced. [default: compare.html in the first DIR]
+        places: Directories of "sce train" and "sce sweep"; what differs in nothing but the seed is
+            joined over seeds, and runs on other data stand apart.
+        out: Page to write; one that is there is replaced. [default: compare.html in the first DIR,
+            if it is of a sweep, else here]
         only: Names of settings files, such as pareto, to show only these. [default: all]
         csv: File for every setting: means and standard deviations, or the kind of its failure.
         markdown: File for the tables.
         svg: Directory for the figures, each as a file.
     """
     page, tables, rows = map(needs_report, ("compare_page", "tables", "comparison"))
-    comparisons = rows.gather(sweeps, only or [])
-    target = out or sweeps[0] / "compare.html"
+    comparisons = rows.gather(places, only or [])
+    swept = (places[0] / "sweeps").is_dir()  # a run's directory holds nothing of others
+    page_file = (places[0] if swept else Path()) / "compare.html"
+    target = out or page_file
     written = {target: page.make_page(comparisons, written=datetime.now())}
     if csv is not None:
         written[csv] = tables.to_csv(rows.all_rows(comparisons))
     if markdown is not None:
-        written[markdown] = tables.make_markdown(comparisons)
+        written[markdown] = page.make_markdown(comparisons)
     if svg is not None:
         if svg.exists() and not svg.is_dir():
             raise InputError(f"{svg} is a file; name a directory for the figures")
@@ -49,7 +53,7 @@ def compare(
         if svg is not None:
             svg.mkdir(parents=True, exist_ok=True)
         for path, text in written.items():
-            path.write_text(text, encoding="utf-8")
+            write_page(path if path == page_file else path.resolve(), text)
     except OSError as error:
         where = error.filename or target
         raise InputError(f"cannot write {where}: {error.strerror or error}") from error

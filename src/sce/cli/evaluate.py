@@ -1,20 +1,18 @@
 """`sce evaluate`: unsampled metrics of a run, beside popularity."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
-from rich.console import Console
 
 from sce.cli import say
 from sce.cli.output import output_console, show_metrics
 from sce.errors import InputError
 from sce.evaluation.evaluate import evaluate as measure
 from sce.evaluation.ranking import Popularity, Ranker
+from sce.progress import ProgressDisplay
 from sce.recommend import Recommender
 from sce.training.device import resolve_device
 from sce.training.run import Run, describe_divergence
@@ -44,8 +42,6 @@ def evaluate(
         batch_size: Users at once.
         as_json: Print JSON instead of a table.
     """
-    if k is not None and not k:
-        raise InputError("--k names no depth; leave it out for 1 5 10 20 50")
     opened = Run.open(run)
     place = resolve_device(device)
     dataset = opened.load_dataset(data)
@@ -58,9 +54,13 @@ def evaluate(
     }
     say_divergence(opened)
     measured = partial(measure, dataset=dataset, split=split, keep_seen=keep_seen)
-    measured = partial(measured, ks=sorted(set(k)) if k else None, batch_size=batch_size)
-    with _progress(len(dataset.test)) as tell:
-        found = {name: measured(r, progress=partial(tell, name)) for name, r in rankers.items()}
+    measured = partial(measured, ks=None if k is None else sorted(set(k)), batch_size=batch_size)
+    with ProgressDisplay() as display:
+        tell = partial(display.update, total=len(dataset.test), unit="users")
+        found = {
+            name: measured(ranker, progress=partial(tell, f"evaluating {name}"))
+            for name, ranker in rankers.items()
+        }
     if as_json:
         facts = {"run": str(run), "split": split, "keep_seen": keep_seen}
         of_users = {"users": found[loss].users, "seen_targets": found[loss].seen_targets}
@@ -79,14 +79,3 @@ def say_divergence(run: Run) -> None:
     """Warn on standard error about a run whose training diverged."""
     if diverged := describe_divergence(run):
         say(f"warning: {diverged}")
-
-
-@contextmanager
-def _progress(users: int) -> Iterator[Callable[[str, int], None]]:
-    """On a terminal, say how far an evaluation is."""
-    console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
-        yield lambda name, done: None
-        return
-    with console.status("evaluating") as status:
-        yield lambda name, done: status.update(f"evaluating {name}: {done:,} of {users:,} users")

@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from io import TextIOWrapper
 from itertools import count, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO, get_args
@@ -16,7 +17,7 @@ from rich.table import Table
 from sce.data.columns import ITEM, USER
 from sce.data.storage import atomic_file
 from sce.errors import InputError
-from sce.training.progress import PipedConsole
+from sce.progress import PipedConsole
 
 if TYPE_CHECKING:
     from sce.recommend import Id, Recommended
@@ -101,7 +102,9 @@ def open_rows(out: Path | None, format_: Format | None, *, force: bool = False) 
     if out is None:
         if format_ == "parquet":
             raise InputError("parquet is written to a file: name one with --out FILE.parquet")
-        yield from _finished(_TEXT[format_ or "csv"](sys.stdout))
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")  # whatever the terminal shows
+        yield from _finished(_TextRows(sys.stdout, format_ or "csv"))
         sys.stdout.flush()
         return
     chosen = _choose(out, format_, force=force)
@@ -110,7 +113,7 @@ def open_rows(out: Path | None, format_: Format | None, *, force: bool = False) 
             yield from _finished(_ParquetRows(partial))
         else:
             with partial.open("x", encoding="utf-8", newline="") as stream:
-                yield from _finished(_TEXT[chosen](stream))
+                yield from _finished(_TextRows(stream, chosen))
 
 
 def _finished(rows: Rows) -> Iterator[Rows]:
@@ -132,38 +135,27 @@ def _choose(out: Path, format_: Format | None, *, force: bool) -> str:
     return chosen
 
 
-class _CsvRows(Rows):
-    def __init__(self, stream: TextIO) -> None:
-        self._writer = csv.writer(stream, lineterminator="\n")
-        self._begun = False
+class _TextRows(Rows):
+    def __init__(self, stream: TextIO, format_: str) -> None:
+        self._stream, self._writer = stream, csv.writer(stream, lineterminator="\n")
+        self._is_csv = self._lacks_header = format_ == "csv"
 
     def add(self, user: "Id", found: "Recommended") -> None:
         self.finish()
         # str of a float32: the fewest digits that give the same number again.
-        self._writer.writerows(zip(repeat(user), found.items, map(str, found.scores), count(1)))
+        rows = zip(repeat(user), found.items, map(str, found.scores), count(1))
+        if self._is_csv:
+            self._writer.writerows(rows)
+            return
+        for user, item, score, rank in rows:
+            ids = json.dumps({USER: user, ITEM: item}, ensure_ascii=False).removesuffix("}")
+            self._stream.write(f'{ids}, "score": {score}, "rank": {rank}}}\n')
 
     def finish(self) -> None:
         # The header comes with the first row: where nothing can be recommended, nothing is printed.
-        if not self._begun:
+        if self._lacks_header:
             self._writer.writerow(COLUMNS)
-            self._begun = True
-
-
-class _JsonlRows(Rows):
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def add(self, user: "Id", found: "Recommended") -> None:
-        whose = json.dumps(user, ensure_ascii=False)
-        for rank, (item, score) in enumerate(zip(found.items, found.scores, strict=True), 1):
-            what = json.dumps(item, ensure_ascii=False)
-            # The score as str: json would write a float32 with the digits of a float64.
-            self._stream.write(
-                f'{{"{USER}": {whose}, "{ITEM}": {what}, "score": {score!s}, "rank": {rank}}}\n'
-            )
-
-
-_TEXT = {"csv": _CsvRows, "jsonl": _JsonlRows}
+            self._lacks_header = False
 
 
 class _ParquetRows(Rows):

@@ -111,7 +111,10 @@ def plan(
         options=options,
         **found,
     )
-    planned = plan_job(job, _memory_here() if memory is None else parse_size(memory))
+    size = None if memory is None else parse_size(memory)
+    if size is None and torch.cuda.is_available():
+        size = int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+    planned = plan_job(job, size)
     if as_json:
         print(json.dumps(_as_dict(planned), indent=2))
     else:
@@ -146,12 +149,6 @@ def _sizes(
     return width, found | {"items": dataset.n_items, "users": users, "events": events}
 
 
-def _memory_here() -> int | None:
-    if not torch.cuda.is_available():
-        return None
-    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
-
-
 def _as_dict(found: MemoryPlan) -> dict[str, object]:
     job = asdict(found.job)
     backbone, options = job.pop("backbone"), job.pop("options")
@@ -176,7 +173,6 @@ def _as_dict(found: MemoryPlan) -> dict[str, object]:
         "most_sequences": most_sequences(found.job),
         "largest_bucket_size_y": found.largest_bucket,
         "largest_dim": found.largest_dim,
-        "most_items": found.most_items,
         "calibration": {"source": ERROR.source, "largest_error": ERROR.largest},
     }
 
@@ -190,18 +186,13 @@ def _show(found: MemoryPlan) -> None:
         right = heading in ("peak", *numbers)
         table.add_column(heading, justify="right" if right else "left", no_wrap=True)
     for one in found.losses:
-        fits = [_verdict(one), _batch(found, one)] if known else []
+        verdict = "[yellow]just" if one.tight else "[green]yes" if one.fits else "[red]no"
+        fits = [verdict, _batch(found, one)] if known else []
         sizes = [show_size(getattr(one.peak, part)) for part in (_PARTS if wide else ())]
         table.add_row(one.name, show_size(one.peak.total), *fits, *sizes, one.peak.moment)
     console.print(table)
     console.print()
-    show_lines(_closing_lines(found, wide), width=11)
-
-
-def _verdict(one: PlannedLoss) -> str:
-    if not one.fits:
-        return "[red]no[/red]"
-    return "[yellow]just[/yellow]" if one.tight else "[green]yes[/green]"
+    show_lines(_closing_lines(found, wide), width=13)
 
 
 def _batch(found: MemoryPlan, one: PlannedLoss) -> str:
@@ -229,21 +220,26 @@ def _closing_lines(found: MemoryPlan, wide: bool) -> Iterator[tuple[str, str]]:
             f'the driver has {show_size(CONTEXT)}; "just": by less than {MARGIN:.0%}, the error to '
             "be reckoned with",
         )
-        yield _about_sce(found, found.memory)
+        yield _about_sce(found)
     moments = dict.fromkeys(one.peak.moment for one in found.losses)
     yield "highest in", "; ".join(f"{moment}: {_MOMENTS[moment]}" for moment in moments)
     if wide:
         yield "model", "weights, gradients and Adam's moments; other: data, batch and libraries"
+        yield "of the loss", "what it holds at the peak; 0 B: everything was given back before"
     else:
         yield "parts", f"of the peaks: with --json, or in a terminal of {_WIDE} columns"
     yield (
         "row-wise",
         "--training.row-wise: no moments of the catalogue, and gradients of the touched rows alone",
     )
-    yield "numbers", str(ERROR)
+    yield (
+        "numbers",
+        f"{ERROR.source}; on {ERROR.sizes} sizes the peak was off by {ERROR.mean:.1%} on average "
+        f"and {ERROR.largest:.1%} at most",
+    )
 
 
-def _about_sce(found: MemoryPlan, memory: int) -> tuple[str, str]:
+def _about_sce(found: MemoryPlan) -> tuple[str, str]:
     """Return the line on what fits with sce, or on what would."""
     by_name = {one.name: one for one in found.losses}
     sce, row_wise, bucket = by_name["sce"], by_name[ROW_WISE], found.largest_bucket
@@ -254,32 +250,15 @@ def _about_sce(found: MemoryPlan, memory: int) -> tuple[str, str]:
     if sce.largest_batch:
         or_buckets = f", or with --bucket-size-y {bucket}" if bucket else ""
         return "sce", f"fits with --batch-size {sce.largest_batch}{or_buckets}"
-    driver = show_size(CONTEXT)
-    if memory <= CONTEXT:
-        return "too little", f"the driver of a GPU takes {driver} before training begins"
-    weights = 16 * sum(p.numel() for p in found.job.build_model().parameters())
-    if weights > usable(memory):
-        ways = []
-        if row_wise.largest_batch:
-            more = "" if row_wise.fits else f" --batch-size {row_wise.largest_batch}"
-            ways.append(f"--training.row-wise{more}")
-        if found.largest_dim:
-            ways.append(f"--dim {found.largest_dim} or less")
-        if found.most_items:
-            ways.append(f"at most {found.most_items:,} items")
-        return (
-            "too large",
-            f"with dense updates, weights, their gradients and Adam's moments alone take "
-            f"{show_size(weights)}, whatever the loss and the batch; what would fit: "
-            f"{', or '.join(ways) or 'nothing on this GPU'}",
-        )
-    batches = [f"{x.name} up to {x.largest_batch:,}" for x in found.losses if x.largest_batch]
-    if batches:
-        others = ", ".join(batches)
-        return "sce", f"not even a batch of one sequence fits; other losses do: {others}"
-    least = min(predict(replace(found.job, batch=1), name).total for name in by_name)
+    ways = []
+    if row_wise.largest_batch:
+        more = "" if row_wise.fits else f" --batch-size {row_wise.largest_batch}"
+        ways.append(f"--training.row-wise{more}")
+    if found.largest_dim:
+        ways.append(f"--dim {found.largest_dim} or less")
+    least = predict(replace(found.job, batch=1), "sce").total
     return (
-        "too little",
-        "not even a batch of one sequence fits, whatever the loss: it takes "
-        f"{show_size(least)}, and {driver} for the driver",
+        "too large",
+        f"with sce, a batch of one sequence takes {show_size(least)}, with weights, gradients and "
+        f"Adam's moments; what would fit: {', or '.join(ways) or 'nothing on this GPU'}",
     )

@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
-from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from sce.cli import say
 from sce.cli.output import Format, open_rows
 from sce.data.vocabulary import as_int64
 from sce.errors import InputError
+from sce.progress import ProgressDisplay
 from sce.recommend import BATCH_SIZE, Id, Recommended, Recommender
 from sce.training.run import Run
+from sce.units import plural
 
 STDIN = Path("-")
 _EXAMPLES = 3  # of what was skipped
-_TOLD_EVERY = 100  # users
 _MAY_BE_STDIN = Parameter(allow_leading_hyphen=True)
 
 
@@ -76,22 +76,17 @@ def recommend(
             chosen = (text if as_int64(text) is None else int(text) for text in chosen)
         source = recommender.stream_users(dataset, chosen, **options)
         total = len(users) if users else None if users_file else len(dataset.user_ids)
-    console = Console(stderr=True, highlight=False)
-    # On a terminal, unless the rows themselves go to it.
-    hidden = not console.is_terminal or (out is None and sys.stdout.isatty())
-    columns = (SpinnerColumn(), TextColumn(account.many), MofNCompleteColumn(), TimeElapsedColumn())
-    bar = Progress(*columns, console=console, transient=True)
-    task = bar.add_task(account.many, total=total)
-    with open_rows(out, format, force=force) as rows:
-        with nullcontext() if hidden else bar:
-            for user, found in source:
-                account.count(user, found)
-                if found.known:
-                    rows.add(user, found)
-                if account.given % _TOLD_EVERY == 0:
-                    bar.update(task, completed=account.given)
-        account.check()
-    account.tell()
+    # Not on a terminal that the rows themselves go to.
+    display = ProgressDisplay(wanted=out is not None or not sys.stdout.isatty())
+    with display, open_rows(out, format, force=force) as rows:
+        for user, found in source:
+            account.count(user, found)
+            if found.known:
+                rows.add(user, found)
+            display.update("recommending", account.given, total, account.many)
+        lines = account.conclude()
+    for line in lines:
+        say(line)
 
 
 def _check_options(
@@ -129,7 +124,7 @@ class Account:
         if not found.known:
             self.left_out += 1
             if len(self.left_out_examples) < _EXAMPLES:
-                items = _examples(found.unknown[:_EXAMPLES], len(found.unknown)) or "empty"
+                items = _examples(found.unknown, len(found.unknown)) or "empty"
                 shown = f"{user}: {items}" if self.one == "history" else str(user)
                 self.left_out_examples.append(shown)
             return
@@ -139,46 +134,36 @@ class Account:
         self.unknown += len(found.unknown)
         self.unknown_examples += found.unknown[: _EXAMPLES - len(self.unknown_examples)]
 
-    def check(self) -> None:
-        """Refuse when there was nothing at all that could be used."""
+    def conclude(self) -> list[str]:
+        """Return lines on what was skipped; refuse when there was nothing that could be used."""
         if not self.given:
             raise InputError(f"there are no {self.many}: the input is empty")
+        separator = "; " if self.one == "history" else ", "
+        who = _examples(self.left_out_examples, self.left_out, separator)
+        left_out = f"{self._plural(self.given)}: {self.why_not} ({who})"
         if self.left_out == self.given:
-            raise InputError(f"nothing to recommend for {self._left_out(self.given)}")
-
-    def tell(self) -> None:
-        """Report on standard error what was skipped."""
-        if self.left_out:
-            _warn(f"skipped {self.left_out:,} of {self._left_out(self.given)}")
+            raise InputError(f"nothing to recommend for {left_out}")
+        lines = [f"skipped {self.left_out:,} of {left_out}"] if self.left_out else []
         if self.short:
-            _warn(
+            lines.append(
                 f"{self.short:,} of {self._plural(self.given - self.left_out)} got fewer than "
                 f"{self.k:,} items, the fewest {self.fewest:,}: the rest of the catalogue they "
                 "have had before (--keep-seen recommends that too)"
             )
         if self.unknown:
-            others = "other " if self.left_out else ""
-            items, are = ("item", "is") if self.unknown == 1 else ("items", "are")
-            _warn(
-                f"skipped {self.unknown:,} {items} in the {others}histories that {are} not in the "
-                f"catalogue ({_examples(self.unknown_examples, self.unknown)})"
+            lines.append(
+                f"skipped {plural(self.unknown, 'item')} of histories, not in the catalogue "
+                f"({_examples(self.unknown_examples, self.unknown)})"
             )
-
-    def _left_out(self, of: int) -> str:
-        separator = "; " if self.one == "history" else ", "
-        who = _examples(self.left_out_examples, self.left_out, separator)
-        return f"{self._plural(of)}: {self.why_not} ({who})"
+        return lines
 
     def _plural(self, count: int) -> str:
         return f"{count:,} {self.one if count == 1 else self.many}"
 
 
-def _warn(text: str) -> None:
-    print(f"sce: {text}", file=sys.stderr)
-
-
 def _examples(some: Sequence[object], all_: int, separator: str = ", ") -> str:
-    return separator.join(str(one) for one in some) + (" ..." if all_ > len(some) else "")
+    shown = some[:_EXAMPLES]
+    return separator.join(map(str, shown)) + (" ..." if all_ > len(shown) else "")
 
 
 def _stream_histories(
@@ -208,28 +193,15 @@ def _parse(line: str, number: int) -> tuple[Id, list[Id]]:
         raise ValueError(what) from error
     except RecursionError as error:
         raise ValueError("not a history: nested too deeply") from error
-    expected = 'expected {"user_id": ..., "history": [item ids]}'
-    if not isinstance(record, dict):
-        raise ValueError(f"{expected}, got {_kind(record)}")
-    history = record.get("history")
+    history = record.get("history") if isinstance(record, dict) else None
     if not isinstance(history, list):
-        what = f"history is {_kind(history)}" if "history" in record else "there is no history"
-        raise ValueError(f"{expected}, but {what}")
-    for item in history:
-        if type(item) not in (int, str):
-            raise ValueError(f"item ids are integers or strings, got {_kind(item)} in history")
-    user = record.get("user_id")
-    if user is None:
-        return number, history
-    if type(user) not in (int, str):
-        raise ValueError(f"user_id must be an integer or a string, got {_kind(user)}")
+        raise ValueError(f'expected {{"user_id": ..., "history": [item ids]}}, got {line:.80}')
+    user = number if record.get("user_id") is None else record["user_id"]
+    for one in (user, *history):
+        if type(one) not in (int, str):
+            raise ValueError(f"ids are integers or strings, got {json.dumps(one)}")
     str(user).encode()  # half a surrogate pair could be read, but not written
     return user, history
-
-
-def _kind(value: object) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false"}
-    return "null" if value is None else names.get(type(value), f"the number {value}")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

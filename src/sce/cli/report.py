@@ -27,6 +27,17 @@ def needs_report(module: str) -> Any:
         ) from error
 
 
+def write_page(path: Path, text: str) -> None:
+    """Write a file whole or not at all; a pipe or a device is written as it is."""
+    try:
+        if path.exists() and not path.resolve().is_file():
+            path.write_text(text, encoding="utf-8")
+        else:
+            write_text(path, text)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
 def report(
     run: Annotated[Path, Parameter(name="RUN")],
     /,
@@ -49,9 +60,6 @@ def report(
         raise InputError(f"{target} is a directory; name a file, such as {target / 'report.html'}")
     make_page = needs_report("run_page").make_page
     page = make_page(opened, data=data, device=device)
-    try:
-        write_text(target, page)
-    except OSError as error:
-        raise InputError(f"cannot write {target}: {error.strerror or error}") from error
+    write_page(out.resolve() if out else target, page)
     say_divergence(opened)
     print(target)

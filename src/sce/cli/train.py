@@ -176,7 +176,8 @@ def _plain_warnings() -> Iterator[None]:
 
 
 def _closing_lines(result: FitResult, out: Path) -> Iterator[tuple[str, str]]:
-    reason = {"patience": "none was better for a while", "epochs": "all that were asked for"}
+    reason = dict.fromkeys(("epochs", "max_steps"), "all that were asked for")
+    reason |= {"patience": "none was better for a while"}
     yield "best", f"epoch {result.best_epoch} of {result.epochs} ({reason[result.stopped]})"
     speeds = {"training": f", {result.tokens_per_second:,.0f} tokens/s", "evaluation": ""}
     for phase, speed in speeds.items():

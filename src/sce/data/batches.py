@@ -58,18 +58,11 @@ class DeviceSequences:
         return len(self.lengths)
 
 
-class TrainingBatch(NamedTuple):
-    """Histories and, at each position, the item that came next."""
+class Batch(NamedTuple):
+    """Histories, and the item that came next: at each position, or after each history."""
 
     histories: Tensor  # int64 [b, l], PADDING where there is no event
-    targets: Tensor  # int64 [b, l], IGNORED where there is no event
-
-
-class HistoryBatch(NamedTuple):
-    """Histories and the one item that came next after each."""
-
-    histories: Tensor  # int64 [b, l], PADDING where there is no event
-    targets: Tensor  # int64 [b], IGNORED when nothing was held out
+    targets: Tensor  # int64 [b, l] or [b], IGNORED where there is none
 
 
 class SeenItems(NamedTuple):
@@ -86,28 +79,26 @@ def trainable_rows(sequences: DeviceSequences) -> Tensor:
 
 def training_batch(
     sequences: DeviceSequences, rows: Tensor, *, max_length: int, pad_to: int | None = None
-) -> TrainingBatch:
+) -> Batch:
     """Gather the last `max_length` (event, next event) pairs of each row.
 
     Args:
         sequences: Sequences on the device of the batch.
         rows: Indices of the sequences, int64 [b], on the host.
         max_length: Maximum history length.
-        pad_to: Width of the batch, for static shapes; the longest row by default.
+        pad_to: Width of the batch, for static shapes, `max_length` or more; the longest row by
+            default.
     """
     width = _width(sequences.lengths[rows] - 1, max_length, pad_to)
-    # One event more than the history: the history is all but the last of these, the targets are
-    # all but the first.
+    # The history is all but the last of these events, the targets are all but the first.
     events, real = _windows(sequences, rows, max_length, width, 1)
-    return TrainingBatch(
-        histories=events[:, :-1].masked_fill(~real, PADDING),
-        targets=events[:, 1:].masked_fill(~real, IGNORED),
-    )
+    histories = events[:, :-1].masked_fill(~real, PADDING)
+    return Batch(histories, events[:, 1:].masked_fill(~real, IGNORED))
 
 
 def history_batch(
     sequences: DeviceSequences, rows: Tensor, *, max_length: int, held_out: int
-) -> HistoryBatch:
+) -> Batch:
     """Gather the last `max_length` events before the held-out ones, and the first held-out event.
 
     Args:
@@ -121,9 +112,9 @@ def history_batch(
     events, real = _windows(sequences, rows, max_length, width, held_out)
     histories = events[:, :-1].masked_fill(~real, PADDING)
     if held_out == 0:
-        return HistoryBatch(histories, torch.full_like(histories[:, 0], IGNORED))
+        return Batch(histories, torch.full_like(histories[:, 0], IGNORED))
     ends = sequences.offsets[_upload(rows, sequences) + 1]
-    return HistoryBatch(histories, targets=sequences.items[ends - held_out].long())
+    return Batch(histories, targets=sequences.items[ends - held_out].long())
 
 
 def seen_items(sequences: DeviceSequences, rows: Tensor, *, held_out: int) -> SeenItems:
@@ -155,8 +146,6 @@ def shuffled_batches(
 
 
 def _known_events(sequences: DeviceSequences, rows: Tensor, held_out: int) -> Tensor:
-    if held_out < 0:
-        raise InputError(f"held_out must not be negative; it is {held_out}")
     known = sequences.lengths[rows] - held_out
     if len(known) and int(known.min()) < 0:
         raise InputError(
@@ -169,14 +158,10 @@ def _known_events(sequences: DeviceSequences, rows: Tensor, held_out: int) -> Te
 def _width(available: Tensor, max_length: int, pad_to: int | None) -> int:
     if max_length < 1:
         raise InputError(f"max_length must be at least 1; it is {max_length}")
-    if pad_to is None:
-        longest = int(available.max()) if len(available) else 0
-        return min(max(longest, 1), max_length)
-    if pad_to < max_length:
-        raise InputError(
-            f"pad_to={pad_to} is narrower than max_length={max_length}: histories would be cut"
-        )
-    return pad_to
+    if pad_to is not None:
+        return pad_to
+    longest = int(available.max()) if len(available) else 0
+    return min(max(longest, 1), max_length)
 
 
 def _upload(rows: Tensor, sequences: DeviceSequences) -> Tensor:

@@ -1,6 +1,6 @@
 """The prepared dataset on disk: flat integer arrays that training memory-maps; numpy only.
 
-    DIR/dataset.json       format, settings, counts, the size and hash of every file
+    DIR/dataset.json       format, settings, counts, the size and hash of every file; its checksum
     DIR/train_items.npy    int32 [n]          catalogue indices, sequence after sequence
     DIR/train_offsets.npy  int64 [users + 1]  where each sequence begins
     DIR/train_users.npy    int32 [users]      whose it is: codes into the user vocabulary
@@ -9,42 +9,30 @@
     DIR/item_ids_*.npy     the item vocabulary: row i is the id of catalogue index i
 
 Nothing in it depends on when, where or from which files it was made: the same log prepared in the
-same way gives the same bytes, and `content_hash` names them.
+same way gives the same bytes, and the checksum of dataset.json, `content_hash`, names them.
 """
 
-import json
-import re
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sce.data.storage import (
-    Manifest,
-    atomic_directory,
-    check_writable,
-    describe_file,
-    digest_bytes,
-    map_array,
-    write_array,
-)
+from sce.data.manifest import Manifest, describe_file, write_array
+from sce.data.storage import atomic_directory, check_writable, json_checksum
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 
 MANIFEST = Manifest(
     file="dataset.json",
     format="sce prepared dataset",
-    version=1,
+    version=2,
     noun="prepared dataset",
     command="sce prepare INPUT",
     remedy="prepare it again",
-    is_ours=re.compile(
-        r"dataset\.json|(train|test)_(items|offsets|users)\.npy|(user|item)_ids_\w+\.npy"
-    ).fullmatch,
 )
 MIN_EVALUATED = 3  # a history of at least one event, the validation target, the test target
 
@@ -58,18 +46,19 @@ class Sequences:
     users: NDArray[np.int32]  # [users] codes into the user vocabulary, ascending
 
     def __post_init__(self) -> None:
-        wanted = {"items": np.int32, "offsets": np.int64, "users": np.int32}
-        for name, dtype in wanted.items():
+        for name, dtype in (("items", np.int32), ("offsets", np.int64), ("users", np.int32)):
             array = getattr(self, name)
             if array.dtype != dtype or array.ndim != 1:
                 raise ValueError(
                     f"{name} must be one-dimensional {np.dtype(dtype)}, "
                     f"got {array.dtype} of shape {array.shape}"
                 )
-        if len(self.offsets) != len(self.users) + 1:
-            raise ValueError(f"{len(self.users)} users need one offset more, not {self.offsets}")
-        if self.offsets[0] != 0 or self.offsets[-1] != len(self.items):
-            raise ValueError(f"offsets run from 0 to {len(self.items)} items, not {self.offsets}")
+        ends = [*self.offsets[:1], *self.offsets[-1:]]
+        if len(self.offsets) != len(self.users) + 1 or ends != [0, len(self.items)]:
+            raise ValueError(
+                f"{len(self.users) + 1} offsets run from 0 to {len(self.items)} items, "
+                f"not {self.offsets}"
+            )
 
     def __len__(self) -> int:
         return len(self.users)
@@ -119,36 +108,26 @@ class PreparedDataset:
                 gigabyte. Without it, presence, sizes and shapes are still checked.
         """
         path = Path(path)
-        manifest = MANIFEST.read(path)
-        if manifest.get("content_hash") != _content_hash(manifest):
-            raise MANIFEST.damaged(path, f"{MANIFEST.file} was altered")
-        files: dict[str, dict[str, Any]] = manifest["files"]
-        for name, written in files.items():
-            MANIFEST.check_file(path, name, written, verify=verify)
+        manifest, files = MANIFEST.open(path, verify=verify)
+        # From train_items to train: items; from user_ids_values to user_ids: values.
+        arrays: dict[str, dict[str, NDArray[Any]]] = defaultdict(dict)
+        for name, array in files.items():
+            owner, _, part = Path(name).stem.rpartition("_")
+            arrays[owner][part] = array
+        kinds = manifest["vocabularies"]
         try:
-            # From train_items to train: items; from user_ids_values to user_ids: values.
-            arrays: dict[str, dict[str, NDArray[Any]]] = defaultdict(dict)
-            for name in files:
-                owner, _, part = Path(name).stem.rpartition("_")
-                arrays[owner][part] = map_array(path / name)
-            train, test = (Sequences(**arrays[name]) for name in ("train", "test"))
-            kinds = manifest["vocabularies"]
-            user_ids, item_ids = (
-                Vocabulary.from_arrays(kinds[name], arrays[name])
-                for name in ("user_ids", "item_ids")
+            return cls(
+                path=path,
+                settings=manifest["settings"],
+                counts=manifest["counts"],
+                content_hash=json_checksum(manifest),
+                train=Sequences(**arrays["train"]),
+                test=Sequences(**arrays["test"]),
+                user_ids=Vocabulary.from_arrays(kinds["user_ids"], arrays["user_ids"]),
+                item_ids=Vocabulary.from_arrays(kinds["item_ids"], arrays["item_ids"]),
             )
         except (TypeError, ValueError) as error:
             raise MANIFEST.damaged(path, str(error)) from error
-        return cls(
-            path=path,
-            settings=manifest["settings"],
-            counts=manifest["counts"],
-            content_hash=manifest["content_hash"],
-            train=train,
-            test=test,
-            user_ids=user_ids,
-            item_ids=item_ids,
-        )
 
     def histories(self, users: NDArray[np.int64]) -> list[NDArray[np.int32]]:
         """Every event of these users (codes): a test sequence holds those trained on too."""
@@ -175,15 +154,8 @@ def write_prepared(
 ) -> PreparedDataset:
     """Write a prepared dataset, whole or not at all, and open it.
 
-    Args:
-        path: The directory to make.
-        train: Training sequences.
-        test: Sequences to evaluate on, each of three events or more.
-        user_ids: The users that the sequences name.
-        item_ids: The catalogue.
-        settings: Settings of the filters and the split, as JSON can hold them.
-        counts: Counts after each step, likewise.
-        force: Replace a prepared dataset that is already there.
+    Test sequences have three events or more each. `settings` of filters and split and `counts`
+    after each step are kept as JSON. `force` replaces a prepared dataset that is already there.
     """
     for sequences in (train, test):
         for name, ids in (("items", item_ids), ("users", user_ids)):
@@ -192,33 +164,26 @@ def write_prepared(
                 raise ValueError(f"{name} must lie between 0 and {len(ids) - 1}")
     if len(test) and int(test.lengths.min()) < MIN_EVALUATED:
         raise ValueError(f"a test sequence needs at least {MIN_EVALUATED} items")
-    replace = check_target(path, force=force)
+    exists = check_target(path, force=force)
     arrays = {
         "train": vars(train),
         "test": vars(test),
         "user_ids": user_ids.arrays(),
         "item_ids": item_ids.arrays(),
     }
-    with atomic_directory(Path(path), replace=replace) as directory:
+    with atomic_directory(Path(path), replace=exists) as directory:
         files = {}
         for owner, parts in arrays.items():
             for part, array in parts.items():
                 file = directory / f"{owner}_{part}.npy"
                 write_array(file, array)
                 files[file.name] = describe_file(file)
-        manifest = {
-            "format": MANIFEST.format,
-            "version": MANIFEST.version,
-            "content_hash": "",
-            "settings": dict(settings),
-            "counts": dict(counts),
-            "vocabularies": {"user_ids": user_ids.kind, "item_ids": item_ids.kind},
-            "files": files,
-        }
-        manifest["content_hash"] = _content_hash(manifest)
-        text = json.dumps(manifest, ensure_ascii=False, indent=2, allow_nan=False)
-        (directory / MANIFEST.file).write_text(text + "\n", encoding="utf-8")
-    return PreparedDataset.load(path, verify=False)
+        vocabularies = {"user_ids": user_ids.kind, "item_ids": item_ids.kind}
+        content = {"settings": dict(settings), "counts": dict(counts)}
+        MANIFEST.write(directory, content | {"vocabularies": vocabularies, "files": files})
+        # Opened before it is put in place: what fails, fails while nothing is there.
+        dataset = PreparedDataset.load(directory, verify=False)
+    return replace(dataset, path=Path(path))
 
 
 def check_target(path: Path | str, *, force: bool = False) -> bool:
@@ -228,27 +193,23 @@ def check_target(path: Path | str, *, force: bool = False) -> bool:
         True if a prepared dataset is there, to be replaced.
     """
     path = Path(path)
+    check_writable(path)
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file; name a directory that is not there yet")
     if path.resolve() == Path.cwd():
         raise InputError(f"{path} is the current directory; name one inside it, or another")
-    check_writable(path)
-    found = {file.name for file in path.iterdir()} if path.exists() else set()
+    found = {entry.name: entry.is_dir() for entry in path.iterdir()} if path.exists() else {}
     if not found:
         return False
-    # Whole or damaged, a dataset is known by the names of its files.
-    others = sorted(name for name in found if not MANIFEST.is_ours(name))
+    # By its manifest, not by names: a file of the user's may have any name.
+    ours = MANIFEST.listed(path)
+    others = sorted(name for name in found if name not in ours or found[name])
     if others:
         raise InputError(
             f"{path} exists and holds {', '.join(others[:3])}{' ...' if len(others) > 3 else ''}; "
-            "choose another directory (--force replaces nothing but prepared datasets)"
+            "choose another directory (--force replaces nothing but what a dataset.json of sce "
+            "prepare lists)"
         )
     if not force:
         raise InputError(f"{path} exists; choose another directory, or replace it with --force")
     return True
-
-
-def _content_hash(manifest: Mapping[str, Any]) -> str:
-    """Hash of dataset.json without this hash, and by its digests of every array."""
-    rest = {key: value for key, value in manifest.items() if key != "content_hash"}
-    return digest_bytes(json.dumps(rest, sort_keys=True, ensure_ascii=False).encode())

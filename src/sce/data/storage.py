@@ -1,37 +1,39 @@
-"""Atomic files and directories, locks, digests, arrays and manifests."""
+"""Atomic files and directories, locks, JSON with checksums."""
 
+import ctypes
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import platform
+import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.lib import format as npy
-from numpy.typing import NDArray
-
 from sce.errors import InputError
 
 LOCK = ".lock"
+CHECKSUM = "checksum"  # last member of a JSON object
+_WHOLE = re.compile(rb'"checksum": "[0-9a-f]{32}"}')  # in a line that has all but its end
 # 256 bits of BLAKE2b, about a gigabyte a second on one core; `b2sum -l 256 FILE` shows the same.
 new_digest = partial(hashlib.blake2b, digest_size=32)
+_AT_CWD, _EXCHANGE = -100, 2  # of renameat2
 
 
 @contextmanager
 def atomic_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
     """Give a hidden directory beside `path` to fill, then put it in place in one step.
 
-    Whatever goes wrong inside the block, nothing of it remains. A directory that is replaced is
-    moved aside first and removed last, so that at every instant one of the two lies there whole.
+    Whatever goes wrong inside the block, nothing of it remains. A directory that is replaced
+    exchanges names with the new one. Where the system cannot do that it is moved aside first, and
+    back by whoever asks for it next if we are killed before the new one is there: see `tidy`.
     """
     # A link is followed: the directory it names is the one to be replaced, not the link.
     place = path.resolve()
@@ -40,31 +42,48 @@ def atomic_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
         place.with_name(f".{place.name}.{word}-{token}") for word in ("partial", "replaced")
     )
     made = [parent for parent in place.parents if not parent.exists()]  # the innermost first
+    lock = None
     try:
-        partial_.mkdir(parents=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        lock = _make_locked(partial_)
         yield partial_
-        for file in partial_.iterdir():
+        for file in (*partial_.iterdir(), partial_):
             _sync(file)
-        _sync(partial_)
-        if replace:
-            place.rename(aside)
-        elif place.is_dir():
-            place.rmdir()  # fails unless it is empty
-        partial_.rename(place)
-        _sync(place.parent)
-    except BaseException as error:
+        if not (replace and _exchange(partial_, place)):
+            if replace:
+                place.rename(aside)
+            partial_.rename(place)  # fails if anything but an empty directory is there
+        with suppress(OSError):  # it is there, whole: too late to fail
+            _sync(place.parent)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {_reason(error)}") from error
+    finally:
         if aside.exists() and not place.exists():
             aside.rename(place)
-        shutil.rmtree(partial_, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)  # first: it may be that no other can be opened
+        for left in (partial_, aside):  # after an exchange the former is what was replaced
+            shutil.rmtree(left, ignore_errors=True)
         for parent in made:
-            with suppress(OSError):
+            with suppress(OSError):  # not empty
                 parent.rmdir()
-        if isinstance(error, OSError):
-            raise InputError(f"cannot write {path}: {_reason(error)}") from error
-        raise
-    finally:
-        if place.exists():
-            shutil.rmtree(aside, ignore_errors=True)
+
+
+def tidy(path: Path) -> None:
+    """Put back what an interrupted command moved aside; remove what such commands left beside it.
+
+    A directory that is being filled is locked by the command that fills it.
+    """
+    with suppress(OSError, RuntimeError, InputError):  # the second: a loop of links
+        place = path.resolve()
+        ours = re.compile(rf"\.{re.escape(place.name)}\.(partial|replaced)-[0-9a-f]{{8}}")
+        for left in place.parent.iterdir():
+            kind = ours.fullmatch(left.name)
+            if kind and kind[1] == "replaced" and not place.exists():
+                left.rename(place)
+            elif kind and (lock := _lock(left, os.O_DIRECTORY, certain=True)) is not None:
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(lock)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -83,16 +102,20 @@ def atomic_file(path: Path) -> Iterator[Path]:
     directory = partial_directory(path)
     partial = directory / path.name
     try:
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir()
-        yield partial
-        _sync(partial)
-        partial.replace(path)
-        _sync(path.parent)
+        lock = _make_locked(directory)
+        try:
+            for left in directory.iterdir():
+                left.unlink()
+            yield partial
+            _sync(partial)
+            partial.replace(path)
+            with suppress(OSError):
+                _sync(path.parent)
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+            os.close(lock)
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        raise InputError(f"cannot write {path}: {_reason(error)}") from error
 
 
 def partial_directory(path: Path) -> Path:
@@ -103,7 +126,7 @@ def partial_directory(path: Path) -> Path:
 @contextmanager
 def locked(
     directory: Path, doing: str = "trained in", *, patience: float = 0.0, inherited: bool = False
-) -> Iterator[int | None]:
+) -> Iterator[int]:
     """Hold a directory's lock for the block; it goes with the process that has it.
 
     Args:
@@ -114,11 +137,11 @@ def locked(
             up; the lock's file stays.
 
     Yields:
-        The lock's descriptor; None where the system has no such locks.
+        The lock's descriptor.
     """
     file = directory / LOCK
     until = time.monotonic() + patience
-    while (descriptor := _take(file)) == -1:
+    while (descriptor := _lock(file, os.O_RDWR | os.O_CREAT)) is None:
         if time.monotonic() >= until:
             holder = ""
             with suppress(OSError):  # given up at this moment
@@ -130,44 +153,125 @@ def locked(
             )
         time.sleep(0.2)
     try:
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()} on {platform.node()}".encode())
         yield descriptor
     finally:
-        if descriptor is not None:
-            # Else the whole directory was replaced. Removed before it is given up: who opened it
-            # meanwhile sees that it is gone.
-            if not inherited and _same(descriptor, file):
-                file.unlink()
-            os.close(descriptor)
+        # Else the whole directory was replaced. Removed before it is given up: who opened it
+        # meanwhile sees that it is gone.
+        if not inherited and is_same(descriptor, file):
+            file.unlink()
+        os.close(descriptor)
+
+
+def own_file(path: Path | str, flags: int) -> int:
+    """Open a file to write, for `open(..., opener=own_file)`; a symbolic link is refused.
+
+    In a directory that others can write, a link would lead to any file of the user's.
+    """
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    except OSError:
+        if not Path(path).is_symlink():
+            raise
+        raise InputError(
+            f"{path} is a symbolic link, and another file would be written through it; remove it"
+        ) from None
 
 
 def check_writable(path: Path) -> None:
-    """Refuse early a directory that could not be made."""
-    place = path.resolve()
+    """Refuse early a directory that could not be made; tidy up after interrupted commands."""
+    try:
+        place = path.resolve()
+        with suppress(FileNotFoundError, NotADirectoryError):  # rather now than when all is done
+            place.with_name(f".{place.name}.replaced-01234567").stat()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InputError(f"cannot write {path}: {error}") from error
     above = next((parent for parent in place.parents if parent.exists()), place)
     if not above.is_dir():
         raise InputError(f"cannot write {path}: {above} is a file")
     if not os.access(above, os.W_OK | os.X_OK):
         raise InputError(f"cannot write {path}: not allowed to write in {above}")
+    tidy(path)
 
 
-def write_array(path: Path, array: NDArray[Any]) -> None:
-    """Write a .npy file; unlike `numpy.save`, a full disk is reported as such."""
-    array = np.ascontiguousarray(array)
-    with path.open("wb") as file:
-        npy.write_array_header_1_0(file, npy.header_data_from_array_1_0(array))
-        file.write(array.data)
+def json_checksum(value: Mapping[str, Any]) -> str:
+    """Checksum of a JSON object, however it is laid out."""
+    text = json.dumps(value, ensure_ascii=False)
+    return hashlib.blake2b(text.encode(errors="backslashreplace"), digest_size=16).hexdigest()
 
 
-def map_array(path: Path) -> NDArray[Any]:
-    """Memory-map a .npy file, read-only."""
-    mapped: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    return mapped.view(np.ndarray)  # indexing a memmap costs more than indexing an array
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write an object with its checksum as last member, whole or not at all."""
+    write_text(path, _dump(value, indent=2))
 
 
-def digest_file(path: Path) -> str:
-    """Digest of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, new_digest).hexdigest()
+def read_json(path: Path) -> dict[str, Any]:
+    """Read what `write_json` wrote.
+
+    Raises:
+        InputError: When it is not as it was written.
+    """
+    return _load(path.read_bytes(), str(path))
+
+
+def json_line(record: Mapping[str, Any]) -> str:
+    """A record with its checksum as last member, in one line and with its end."""
+    return _dump(record)
+
+
+def append_json_line(path: Path, record: Mapping[str, Any]) -> None:
+    """Add a line to a file and wait until it is on the disk; a half-written last line goes.
+
+    Raises:
+        InputError: When it cannot be written.
+    """
+    try:
+        with open(path, "ab+", opener=own_file) as file:
+            file.seek(0)
+            content = file.read()
+            tail = content.rpartition(b"\n")[2]
+            if _WHOLE.search(tail):
+                file.write(b"\n")
+            else:
+                file.truncate(len(content) - len(tail))
+            file.write(json_line(record).encode())
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {_reason(error)}") from error
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Read lines of `json_line`; a half-written last one is passed over.
+
+    Raises:
+        InputError: When any other is not as it was written.
+    """
+    *lines, tail = path.read_bytes().split(b"\n")
+    if _WHOLE.search(tail):  # only its end is missing, or altered
+        lines.append(tail)
+    return [_load(line, f"{path}, line {number},") for number, line in enumerate(lines, 1)]
+
+
+def _dump(value: Mapping[str, Any], indent: int | None = None) -> str:
+    content = {key: inner for key, inner in value.items() if key != CHECKSUM}
+    content[CHECKSUM] = json_checksum(content)
+    text = json.dumps(content, ensure_ascii=False, indent=indent, allow_nan=False)
+    # File names may hold bytes that are not UTF-8, which Python has as lone surrogates.
+    return text.encode(errors="backslashreplace").decode() + "\n"
+
+
+def _load(data: bytes, where: str) -> dict[str, Any]:
+    try:
+        content = json.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where} is half-written or altered: it is not JSON") from error
+    if not isinstance(content, dict) or CHECKSUM not in content:
+        raise InputError(f"{where} has no checksum: it was altered, or is of an older sce")
+    if content.pop(CHECKSUM) != json_checksum(content):
+        raise InputError(f"{where} was altered: its checksum does not fit")
+    return content
 
 
 def digest_bytes(data: bytes) -> str:
@@ -175,71 +279,8 @@ def digest_bytes(data: bytes) -> str:
     return new_digest(data).hexdigest()
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """A kind of directory, described by a JSON file with the size and digest of every other."""
-
-    file: str
-    format: str
-    version: int
-    noun: str  # "prepared dataset"
-    command: str  # that makes one: "sce prepare INPUT"
-    remedy: str  # "prepare it again"
-    is_ours: Callable[[str], object]  # true for the names of its files
-
-    def read(self, path: Path) -> dict[str, Any]:
-        """The manifest of a directory; refused unless of this format and version."""
-        if not path.exists():
-            raise InputError(f"{path} does not exist; make it with: {self.command} --out {path}")
-        if not path.is_dir():
-            raise InputError(f"{path} is a file, not a {self.noun} (a directory)")
-        if not (path / self.file).is_file():
-            if any(self.is_ours(entry.name) for entry in path.iterdir()):
-                raise self.damaged(path, f"{self.file} is missing")
-            raise InputError(
-                f"{path} is not a {self.noun}: it has no {self.file}; make one with: {self.command}"
-            )
-        try:
-            manifest = json.loads((path / self.file).read_bytes())
-        except ValueError as error:
-            raise self.damaged(path, f"{self.file} cannot be read") from error
-        if not isinstance(manifest, dict) or manifest.get("format") != self.format:
-            raise InputError(f"{path} is not a {self.noun}: its {self.file} is of something else")
-        if manifest.get("version") != self.version:
-            raise InputError(
-                f"{path} has format version {manifest.get('version')}, and this sce reads version "
-                f"{self.version}; install the sce that wrote it, or {self.remedy}"
-            )
-        return manifest
-
-    def check_file(
-        self, path: Path, name: str, written: Mapping[str, Any], *, verify: bool = True
-    ) -> None:
-        """Refuse a file that is missing, or has another size or digest than it was written with."""
-        file = path / name
-        if not file.is_file():
-            raise self.damaged(path, f"{name} is missing")
-        size = file.stat().st_size
-        if size != written["bytes"]:
-            what = f"{name} has {size:,} bytes and was written with {written['bytes']:,}"
-            raise self.damaged(path, what)
-        if verify and digest_file(file) != written["blake2b"]:
-            raise self.damaged(path, f"the content of {name} was altered")
-
-    def damaged(self, path: Path, what: str) -> InputError:
-        """The error of a directory that is not as it was written."""
-        return InputError(f"{path} is half-written or altered: {what}; {self.remedy}")
-
-
-def describe_file(file: Path) -> dict[str, Any]:
-    """Size and digest of a file, for a manifest."""
-    return {"bytes": file.stat().st_size, "blake2b": digest_file(file)}
-
-
 def _sync(path: Path) -> None:
     """Wait until a file, or the names in a directory, are on the disk."""
-    if path.is_dir() and os.name != "posix":
-        return  # elsewhere a directory cannot be opened
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -247,39 +288,55 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two names in one step; False where the system or the file system cannot."""
+    try:
+        renameat2 = ctypes.CDLL(None).renameat2
+    except AttributeError:
+        return False
+    names = os.fsencode(one), os.fsencode(other)
+    return bool(renameat2(_AT_CWD, names[0], _AT_CWD, names[1], _EXCHANGE) == 0)
+
+
 def _reason(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "no space left on the disk; nothing was kept. Free some space, or write elsewhere"
+        return "no space left on the disk; free some, or write elsewhere"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "not allowed to write there; choose another directory, or change its permissions"
     return f"{error.strerror or error}"
 
 
-def _take(file: Path) -> int | None:
-    """Descriptor of the file, locked; -1 if another process has it, None without locks."""
-    try:
-        import fcntl
-    except ImportError:
-        return None  # Windows: nothing is kept apart there
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return -1
-    except OSError:
-        pass  # a file system without locks: better trained without than not at all
-    if not _same(descriptor, file):  # removed meanwhile by the process that had it
-        os.close(descriptor)
-        return _take(file)
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, f"{os.getpid()} on {platform.node()}".encode())
-    return descriptor
+def _make_locked(directory: Path) -> int:
+    """Make a directory, or take over a dead command's, and lock it."""
+    while True:
+        directory.mkdir(exist_ok=True)
+        with suppress(FileNotFoundError):  # somebody took it for a leftover
+            if (lock := _lock(directory, os.O_DIRECTORY)) is not None:
+                return lock
+            raise InputError(f"another command is writing in {directory}; wait for it to end")
 
 
-def _same(descriptor: int, file: Path) -> bool:
-    """True if the file is still the one that was opened, and not another in its place."""
+def _lock(path: Path, flags: int, *, certain: bool = False) -> int | None:
+    """Descriptor of a file or directory, locked; None if another process has it.
+
+    Where the file system has no locks nobody is kept apart, unless it must be `certain`.
+    """
+    while True:
+        descriptor = own_file(path, flags)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if certain or isinstance(error, BlockingIOError):
+                os.close(descriptor)
+                return None
+        if is_same(descriptor, path):
+            return descriptor
+        os.close(descriptor)  # removed meanwhile by the process that had it
+
+
+def is_same(descriptor: int, path: Path) -> bool:
+    """True if the path is still the one that was opened, and not another in its place."""
     try:
-        return os.path.samestat(os.fstat(descriptor), file.stat())
+        return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False

@@ -13,6 +13,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from sce.memory import require_memory
+
 Kind: TypeAlias = Literal["integer", "string"]
 
 # Strings are compared eight bytes at a time, as one big-endian number; eight zero bytes behind the
@@ -69,20 +71,15 @@ class Vocabulary:
         Raises:
             ValueError: when the arrays cannot be those of a vocabulary of this kind.
         """
-        expected = {
-            "integer": {"values": "int64"},
-            "string": {"values": "uint8", "offsets": "int64"},
-        }
-        types = expected.get(kind, {})
-        if not types or set(types) != set(arrays):
-            raise ValueError(f"no vocabulary: kind {kind!r} with arrays {sorted(arrays)}")
-        sound = all(arrays[k].dtype == types[k] and arrays[k].ndim == 1 for k in types)
+        types = {"values": "int64" if kind == "integer" else "uint8"}
+        if kind == "string":
+            types["offsets"] = "int64"
+        found = {name: str(array.dtype) for name, array in arrays.items() if array.ndim == 1}
+        if found != types:
+            raise ValueError(f"no vocabulary of kind {kind!r}: {found} instead of {types}")
         values, offsets = arrays["values"], arrays.get("offsets")
-        if sound and offsets is not None:
-            ends = offsets[[0, -1]].tolist() if len(offsets) else []
-            sound = ends == [0, len(values) - _WORD]
-        if not sound:
-            raise ValueError(f"no {kind} vocabulary: the arrays' types or lengths do not fit")
+        if offsets is not None and [*offsets[:1], *offsets[-1:]] != [0, len(values) - _WORD]:
+            raise ValueError("no vocabulary of kind 'string': offsets and values do not fit")
         return cls(kind, values, offsets)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -125,15 +122,13 @@ class Vocabulary:
             raise ValueError("codes must be strictly ascending")
         if self.offsets is None:
             return Vocabulary("integer", self.values[chosen])
-        begins = self.offsets[chosen]
-        offsets = np.zeros(len(chosen) + 1, np.int64)
-        np.cumsum(self.offsets[chosen + 1] - begins, out=offsets[1:])
-        # Where each byte comes from: its place in the new array, moved by its string's shift.
-        source = np.arange(offsets[-1])
-        source += np.repeat(begins - offsets[:-1], np.diff(offsets))
-        values = np.zeros(len(source) + _WORD, np.uint8)
-        values[: len(source)] = self.values[source]
-        return Vocabulary("string", values, offsets)
+        ids = f"choosing {len(chosen):,} of {len(self):,} ids"
+        require_memory(4 * self.values.nbytes + self.offsets.nbytes, ids)
+        lengths = np.diff(self.offsets)
+        kept = np.zeros(len(self), bool)
+        kept[chosen] = True
+        values = self.values[:-_WORD][np.repeat(kept, lengths)]
+        return Vocabulary.from_sorted_text(values.tobytes(), lengths[chosen])
 
     def lookup(self, ids: Sequence[int | str] | NDArray[np.integer[Any]]) -> NDArray[np.int64]:
         """Codes of ids, -1 where an id is unknown.

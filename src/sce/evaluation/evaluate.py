@@ -12,10 +12,17 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from sce.data.batches import PADDING, DeviceSequences, Ragged, history_batch, seen_items
+from sce.data.batches import DeviceSequences, Ragged, history_batch, seen_items
 from sce.errors import InputError
 from sce.evaluation.metrics import METRICS, RankCounts
-from sce.evaluation.ranking import NOTHING, Ranker, top_k
+from sce.evaluation.ranking import (
+    NOTHING,
+    Ranker,
+    check_depth,
+    largest_norm,
+    last_states,
+    top_k,
+)
 
 KS = (1, 5, 10, 20, 50)
 HELD_OUT = {"validation": 2, "test": 1}  # events at the end that the history must not contain
@@ -58,8 +65,6 @@ def evaluate(
     keep_seen: bool = False,
     batch_size: int = 512,
     max_length: int | None = None,
-    chunk_size: int | None = None,
-    device: torch.device | str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Metrics:
     """Rank the whole catalogue for every test user and see where the held-out item stands.
@@ -75,36 +80,28 @@ def evaluate(
         batch_size: Users at once.
         max_length: The longest history given to the model; by default its own `max_length`, or
             whole histories when it has none.
-        chunk_size: Items scored at once; the default suits most machines.
-        device: Where the users' events are kept; by default where the catalogue is.
         progress: Called with the number of users done, after each batch.
     """
     _check(model, dataset, split, ks, batch_size)
     ks = KS if ks is None else ks
     catalogue, held_out = model.catalogue.detach(), HELD_OUT[split]
-    sequences = DeviceSequences.place(dataset.test, device or catalogue.device)
-    if max_length is None:
-        max_length = int(getattr(model, "max_length", sequences.lengths.max()))
+    sequences = DeviceSequences.place(dataset.test, catalogue.device)
+    max_length = getattr(model, "max_length", None) if max_length is None else max_length
+    longest = int(sequences.lengths.max()) if max_length is None else max_length
+    norm = largest_norm(catalogue)
     tally = _Tally(ks, len(catalogue), catalogue.device)
     # Users with histories of like length together: less padding.
     by_length = sequences.lengths.argsort(stable=True)
     with _evaluating(model), torch.no_grad():
-        for rows in by_length.split(batch_size):
-            histories, targets = (
-                part.to(catalogue.device)
-                for part in history_batch(sequences, rows, max_length=max_length, held_out=held_out)
+        for users in by_length.split(batch_size):
+            histories, targets = history_batch(
+                sequences, users, max_length=longest, held_out=held_out
             )
-            items, item_rows = (
-                part.to(catalogue.device) for part in seen_items(sequences, rows, held_out=held_out)
-            )
-            ranking = top_k(
-                _last_states(model(histories), histories),
-                catalogue,
-                max(ks),
-                seen=None if keep_seen else (items, item_rows),
-                chunk_size=chunk_size,
-            )
-            tally.count(ranking.items, targets, items == targets[item_rows], item_rows)
+            items, rows = seen_items(sequences, users, held_out=held_out)
+            states = last_states(model, histories, max_length)
+            seen = None if keep_seen else (items, rows)
+            ranking = top_k(states, catalogue, max(ks), seen=seen, norm=norm)
+            tally.count(ranking.items, targets, items == targets[rows], rows)
             if progress is not None:
                 progress(tally.users)
     return tally.metrics()
@@ -145,11 +142,6 @@ class _Tally:
         return Metrics(values=values, users=self.users, seen_targets=int(self.seen_targets))
 
 
-def _last_states(states: Tensor, histories: Tensor) -> Tensor:
-    last = (histories != PADDING).sum(1) - 1
-    return states[torch.arange(len(states), device=states.device), last]
-
-
 @contextmanager
 def _evaluating(model: object) -> Iterator[None]:
     """Put a module and all its parts into evaluation mode, and each back into its own mode."""
@@ -170,12 +162,11 @@ def _check(
 ) -> None:
     if split not in HELD_OUT:
         raise InputError(f"split is validation or test; got {split!r}")
-    if ks is not None and (not ks or min(ks) < 1):
-        raise InputError(f"ks are ranks from 1 on, at least one; got {list(ks)}")
-    if ks is not None and max(ks) > dataset.n_items:
-        raise InputError(
-            f"k is {max(ks):,}, but the catalogue has only {dataset.n_items:,} items; ask for fewer"
-        )
+    if ks is not None:
+        if not ks:
+            raise InputError("ks names no depth; leave it out for 1, 5, 10, 20 and 50")
+        check_depth(min(ks), dataset.n_items)
+        check_depth(max(ks), dataset.n_items)
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1; got {batch_size}")
     if len(model.catalogue) != dataset.n_items:

@@ -1,23 +1,29 @@
 """The k best items for each state, out of the whole catalogue, exactly and in bounded memory.
 
-The catalogue is scored chunk by chunk, and only the best so far are kept. Equal scores are ordered
-by item id, lower first, always: `torch.topk` alone promises nothing about ties.
+The catalogue is scored chunk by chunk, and only the best so far are kept. The bits of a matrix
+product depend on its shape: a user's ranking must not depend on who else is in the batch. So these
+are but candidates, which are scored once more. Equal scores are ordered by item id, lower first.
 """
 
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from sce.data.batches import Ragged
+from sce.data.batches import PADDING, Ragged
 from sce.errors import InputError
 from sce.evaluation.precision import matmul_precision
 
 NOTHING = -1  # in place of an item, where fewer than k are available
 
+_POSITIONS = {"cpu": 1 << 12, "gpu": 1 << 16}  # that a model computes at once
+_WIDTH_STEP = 16  # of histories: they are padded to a multiple
+_SPARE = 16  # candidates beyond k
+_PRODUCTS_AT_ONCE = 1 << 22  # in float64, 32 MiB
 _SCORES_AT_ONCE = 1 << 26  # per chunk, 256 MiB
 _SMALLEST_CHUNK = 1 << 12
+_ITEMS_AT_ONCE = 1 << 18  # copied to float32
 _GROUP = 32
 _EVENTS_AT_ONCE = 1 << 24  # counted by a function that copies its input
 _EXACT_INTEGERS = 1 << 24  # float32 holds every integer up to here
@@ -41,6 +47,37 @@ class Ranking(NamedTuple):
     items: Tensor  # int64 [b, k], NOTHING where there are fewer items
 
 
+def check_depth(k: int, n_items: int) -> None:
+    """Refuse to rank fewer than one item, or more than there are."""
+    if k < 1:
+        raise InputError(f"k must be at least 1; got {k}")
+    if k > n_items:
+        raise InputError(f"k is {k:,}, but the catalogue has only {n_items:,} items; ask for fewer")
+
+
+def last_states(model: Ranker, histories: Tensor, max_length: int | None) -> Tensor:
+    """Return the hidden state after each history [b, l], with the same bits in any batch.
+
+    Products of another shape are computed in another order. So each history is computed in a width
+    that follows from its own length (at most `max_length`), and with a fixed number of others.
+    """
+    lengths = (histories != PADDING).sum(1)
+    widths = lengths.clamp(min=1)
+    if max_length is not None:
+        widths = (-(-widths // _WIDTH_STEP) * _WIDTH_STEP).clamp(max=max_length)
+    positions = _POSITIONS["cpu" if histories.device.type == "cpu" else "gpu"]
+    found, order = [], []
+    for width in widths.unique().tolist():
+        at_once = max(1, positions // width)
+        for rows in (widths == width).nonzero().squeeze(1).split(at_once):
+            numbers = torch.arange(at_once, device=rows.device)
+            given = histories[rows[numbers % len(rows)], :width]
+            given = nn.functional.pad(given, (0, width - given.shape[1]), value=PADDING)
+            found.append(model(given)[numbers[: len(rows)], lengths[rows] - 1])
+            order.append(rows)
+    return torch.cat(found)[torch.cat(order).argsort()]
+
+
 @torch.no_grad()
 def top_k(
     states: Tensor,
@@ -49,6 +86,7 @@ def top_k(
     *,
     seen: tuple[Tensor, Tensor] | None = None,
     chunk_size: int | None = None,
+    norm: Tensor | None = None,
 ) -> Ranking:
     """Rank the k items with the largest product with each state; equal scores by item id.
 
@@ -59,31 +97,108 @@ def top_k(
             small or the others were seen, end in `NOTHING` with score -inf.
         seen: Items never to be ranked: flat item ids, and the row of each.
         chunk_size: Items scored at once; by default so many that the scores take 256 MiB.
+        norm: `largest_norm(catalogue)`, where it is known.
 
-    Scores are computed in float32, without TF32 and whatever autocast says. An item whose score is
-    not a number is never ranked.
+    Scores are those of `_rescore`, whatever the batch and whatever autocast says. An item whose
+    score is not a number is never ranked.
     """
-    if k < 1:
-        raise InputError(f"k must be at least 1; got {k}")
     if chunk_size is None:
         chunk_size = max(_SMALLEST_CHUNK, _SCORES_AT_ONCE // max(1, len(states)))
-    states = states.float()
-    best = torch.empty(len(states), 0, dtype=torch.int64, device=states.device)
     autocast = torch.autocast(states.device.type, enabled=False)
     with autocast, matmul_precision(states.device, "float32"):
-        for first in range(0, len(catalogue), chunk_size):
-            scores = states @ catalogue[first : first + chunk_size].float().T
-            if seen is not None:
-                _mask(scores, *seen, first)
-            best = torch.cat([best, _best_keys(scores, k, first)], dim=1)
-            best = best.topk(min(k, best.shape[1])).values
-    found, items = _unkey(best)
-    items = items.masked_fill(found == -torch.inf, NOTHING)
-    missing = (0, k - best.shape[1])
+        norm = largest_norm(catalogue) if norm is None else norm
+        scores, items = _rank(states.float(), catalogue, k, seen, chunk_size, norm, _SPARE)
+    items = items.masked_fill(scores == -torch.inf, NOTHING)
+    missing = (0, k - items.shape[1])
     return Ranking(
-        scores=torch.nn.functional.pad(found, missing, value=-torch.inf),
-        items=torch.nn.functional.pad(items, missing, value=NOTHING),
+        scores=nn.functional.pad(scores, missing, value=-torch.inf),
+        items=nn.functional.pad(items, missing, value=NOTHING),
     )
+
+
+def largest_norm(catalogue: Tensor) -> Tensor:
+    """The largest norm of an item's vector."""
+    norms = [
+        torch.linalg.vector_norm(chunk.float(), dim=1).nan_to_num().amax()
+        for chunk in catalogue.split(_ITEMS_AT_ONCE)
+    ]
+    return torch.stack(norms).amax()
+
+
+def _rank(
+    states: Tensor,
+    catalogue: Tensor,
+    k: int,
+    seen: tuple[Tensor, Tensor] | None,
+    chunk_size: int,
+    norm: Tensor,
+    spare: int,
+) -> tuple[Tensor, Tensor]:
+    """Rank candidates, the best k + `spare` by a matrix product, by their rescored products.
+
+    Where rounding errors of the matrix product could hide one of the k best, again with more.
+    """
+    n, dim = min(k + spare, len(catalogue)), states.shape[1]
+    scores = states.new_empty(len(states), 0)
+    items = torch.empty(len(states), 0, dtype=torch.int64, device=states.device)
+    for first in range(0, len(catalogue), chunk_size):
+        chunk = catalogue[first : first + chunk_size].float()
+        products = states @ chunk.T
+        if seen is not None:
+            _mask(products, *seen, first)
+        values, columns = _largest(products, min(n, len(chunk)))
+        if values.isnan().any():
+            products.nan_to_num_(-torch.inf, torch.inf, -torch.inf)
+            values, columns = _largest(products, min(n, len(chunk)))
+        scores, places = torch.cat([scores, values], dim=1).topk(
+            min(n, scores.shape[1] + len(chunk))
+        )
+        items = torch.cat([items, first + columns], dim=1).gather(1, places)
+    rescored = _rescore(states, catalogue, items)
+    rescored.masked_fill_((scores == -torch.inf) | rescored.isnan(), -torch.inf)
+    items, order = items.sort(dim=1)
+    best, order = rescored.gather(1, order).sort(dim=1, descending=True, stable=True)
+    best, items = best[:, :k].contiguous(), items.gather(1, order)[:, :k].contiguous()
+    # No other item's product is larger than the last candidate's; both have at most this error.
+    error = (dim + 8) * 2**-24 * torch.linalg.vector_norm(states, dim=1) * norm
+    last = scores[:, -1]
+    in_doubt = (last > -torch.inf) & ~(last + error < best[:, -1])
+    if n == len(catalogue) or not in_doubt.any():
+        return best, items
+    at_once = max(1, _SCORES_AT_ONCE // 8 // min(k + 64 * spare, len(catalogue)))
+    for rows in in_doubt.nonzero().squeeze(1).split(at_once):
+        theirs = None if seen is None else _seen_by(rows, *seen, len(states))
+        best[rows], items[rows] = _rank(
+            states[rows], catalogue, k, theirs, chunk_size, norm, 64 * spare
+        )
+    return best, items
+
+
+def _rescore(states: Tensor, catalogue: Tensor, items: Tensor) -> Tensor:
+    """Products of states [b, d] with some items [b, n] each, of bits that depend on nothing else.
+
+    In float64, and added up in one order, by operations on single elements.
+    """
+    rows, flat = torch.arange(len(items), device=items.device), items.flatten()
+    rows, dim = rows.repeat_interleave(items.shape[1]), states.shape[1]
+    at_once, padded = max(1, _PRODUCTS_AT_ONCE // dim), 1 << (dim - 1).bit_length()
+    found = [states.new_empty(0)]
+    for some, of in zip(flat.split(at_once), rows.split(at_once), strict=True):
+        products = catalogue[some].double() * states[of].double()
+        products = nn.functional.pad(products, (0, padded - dim))
+        while products.shape[1] > 1:
+            left, right = products.chunk(2, dim=1)
+            products = left + right
+        found.append(products[:, 0].float() + 0.0)  # + 0.0: there are two zeros
+    return torch.cat(found).view(items.shape)
+
+
+def _seen_by(rows: Tensor, items: Tensor, of: Tensor, n_rows: int) -> tuple[Tensor, Tensor]:
+    """Seen items of some rows, numbered anew."""
+    places = rows.new_full((n_rows,), -1)
+    places[rows] = torch.arange(len(rows), device=rows.device)
+    kept = places[of] >= 0
+    return items[kept], places[of[kept]]
 
 
 class Popularity:
@@ -122,28 +237,6 @@ def _mask(scores: Tensor, items: Tensor, rows: Tensor, first: int) -> None:
     scores.view(-1).scatter_add_(0, places, penalties)
 
 
-def _best_keys(scores: Tensor, k: int, first: int) -> Tensor:
-    """Return the keys of the k best items of each row of a chunk, in no order."""
-    if scores.shape[1] <= k:
-        scores = scores.masked_fill(scores.isnan(), -torch.inf)
-        return _key(scores, first + torch.arange(scores.shape[1], device=scores.device))
-    # One more than k: a row is in doubt when its last two are equal, as others may be.
-    values, columns = _largest(scores, k + 1)
-    last = values[:, k - 1]
-    in_doubt = (last == values[:, k]) & (last > -torch.inf)
-    not_numbers = values[:, 0].isnan()
-    any_in_doubt, any_not_numbers = torch.stack([in_doubt.any(), not_numbers.any()]).tolist()
-    if any_not_numbers:
-        return _best_keys(scores.masked_fill(scores.isnan(), -torch.inf), k, first)
-    keys = _key(values[:, :k], first + columns[:, :k])
-    if any_in_doubt:
-        items = first + torch.arange(scores.shape[1], device=scores.device)
-        at_once = max(1, _SCORES_AT_ONCE // 8 // scores.shape[1])  # keys take more memory
-        for rows in in_doubt.nonzero().squeeze(1).split(at_once):
-            keys[rows] = _key(scores[rows], items).topk(k).values
-    return keys
-
-
 def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Do what topk does, several times faster on long rows.
 
@@ -163,22 +256,3 @@ def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     columns = torch.cat([columns, rest.expand(rows, -1)], dim=1)
     values, places = values.topk(k)
     return values, columns.gather(1, places)
-
-
-# A key is an integer that orders as (score, then lower item id first) does: the bits of the score,
-# made to order like integers, above the complement of the id.
-
-
-def _key(scores: Tensor, items: Tensor) -> Tensor:
-    bits = (scores + 0.0).view(torch.int32).long()  # + 0.0: there are two zeros
-    return (_reorder(bits) << 32) | (0x7FFFFFFF - items)
-
-
-def _unkey(keys: Tensor) -> tuple[Tensor, Tensor]:
-    scores = _reorder(keys >> 32).to(torch.int32).view(torch.float32)
-    return scores, 0x7FFFFFFF - (keys & 0xFFFFFFFF)
-
-
-def _reorder(bits: Tensor) -> Tensor:
-    # Negative floats order backwards by their bits; this is its own inverse.
-    return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)

@@ -70,16 +70,9 @@ class Dataset:
 def open_datasets(
     entries: Mapping[str, DatasetEntry], given: Sequence[str], place: Path, *, write: bool = True
 ) -> list[Dataset]:
-    """Open the datasets that are given, or else those of the sweep file.
+    """Open the datasets that are given (as PATH or NAME=PATH), or else those of the sweep file.
 
-    Args:
-        entries: The datasets of the sweep file.
-        given: Paths of prepared datasets, perhaps each as NAME=PATH.
-        place: Directory of the synthetic ones.
-        write: Generate synthetic ones that are missing; without it they are only described.
-
-    Raises:
-        InputError: When there is none, or two have the same name or content.
+    Synthetic ones that are missing in `place` are generated; without `write`, only described.
     """
     found = [open_dataset(one) for one in given]
     for one, other in itertools.combinations(found, 2):
@@ -112,11 +105,7 @@ def open_dataset(given: str) -> Dataset:
 
 
 def synthesize(name: str, made: Synthetic, path: Path, *, write: bool = True) -> Dataset:
-    """Generate a dataset, unless it lies at `path` already; without `write`, only describe it.
-
-    Raises:
-        InputError: When something else lies there.
-    """
+    """Generate a dataset, unless it lies at `path` already; without `write`, only describe it."""
     settings: dict[str, Any] = {"synthetic": asdict(made), "split": "leave-one-out"}
     if path.exists():
         found = PreparedDataset.load(path, verify=False)

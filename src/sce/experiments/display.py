@@ -9,18 +9,16 @@ from typing import Any
 
 from rich.console import Group
 from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from sce.experiments.runner import Child, SweepRunner
 from sce.experiments.spec import PlannedRun
 from sce.experiments.store import FAILED, FINISHED, Row
-from sce.training.progress import PipedConsole
+from sce.progress import PipedConsole
 from sce.units import show_duration, show_memory
 
 _REFRESH = 0.5  # seconds
-_BAR = 24  # letters
 _SCORE = "ndcg@10"
 
 
@@ -79,7 +77,7 @@ class SweepDisplay:
 
 
 def draw(sweep: SweepRunner) -> Group:
-    """Draw the sweep as it stands: what runs, a bar, the counts, and the best so far."""
+    """Draw the sweep as it stands: what runs, the counts, and the best so far."""
     table = Table(box=None, pad_edge=False, show_header=False)
     for child in sweep.running:
         course = "saving" if child.stopped else _course(child)
@@ -93,16 +91,13 @@ def draw(sweep: SweepRunner) -> Group:
         words.append(f"stops in {show_duration(max(0.0, sweep.deadline - time.monotonic()))}")
     if sweep.stopping is not None:
         words = [f"{sweep.stopping}: {len(sweep.running)} still saving"]
-    line = Table.grid(padding=(0, 1))
-    line.add_column(width=_BAR)
-    line.add_row(ProgressBar(sweep.total, finished + failed, width=_BAR), ", ".join(words))
     best: dict[str, tuple[float, str]] = {}  # of each dataset, by validation
     for row in sweep.rows.values():
         name, score = row["dataset"]["name"], _score(row, "validation") or -1.0
         best[name] = max(best.get(name, (0.0, "")), (score, row["settings"]["loss.name"]))
     scores = [f"{name} {score:.4f} by {loss}" for name, (score, loss) in best.items() if loss]
-    shown = [Text(f"best validation {_SCORE} so far: {', '.join(scores)}")] if scores else []
-    return Group(table, line, *shown)
+    words += [f"best validation {_SCORE} so far: {', '.join(scores)}"] if scores else []
+    return Group(table, Text(", ".join(words)))
 
 
 def _course(child: Child) -> str:
@@ -122,14 +117,12 @@ def _outcome(row: Row | None) -> str:
         return "stopped for now"
     if row["status"] == FAILED:
         return f"{row['failure']['kind']}: {row['failure']['message']}"
+    scores = {split: _score(row, split) for split in ("validation", "test")}
     words = [
-        f"{split} {_SCORE} {score:.4f}"
-        for split in ("validation", "test")
-        if (score := _score(row, split)) is not None
+        f"{split} {_SCORE} {value:.4f}" for split, value in scores.items() if value is not None
     ]
     words.append(show_memory((row.get("memory_mib") or {}).get("training")))
-    if row.get("wall_seconds") is not None:
-        words.append(show_duration(row["wall_seconds"]))
+    words += [show_duration(row["wall_seconds"])] if row.get("wall_seconds") is not None else []
     return ", ".join(words)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, NamedTuple
 
 from sce.config import nearest, setting_names
 from sce.errors import InputError
@@ -11,24 +11,63 @@ from sce.evaluation.metrics import METRICS
 from sce.losses import LOSSES, BucketStatistics
 from sce.units import is_number
 
-Kind = Literal["pareto", "line", "epochs", "components", "table"]
-
 PAPER_METRICS = (
     *("ndcg@1", "ndcg@5", "ndcg@10", "hr@5", "hr@10"),  # at 1 the two are the same
     *("cov@1", "cov@5", "cov@10"),
 )
 COSTS = ("memory", "time")
-COURSES = (*BucketStatistics._fields, "loss", "validation.ndcg@10")
-MEASURES = (*COSTS, "speed")  # of a run, beside its metrics
+
+
+class Measure(NamedTuple):
+    """A cost: where it is in a row, and its name."""
+
+    keys: tuple[str, ...]
+    label: str
+    unit: str
+
+
+MEASURES = {
+    "memory": Measure(("memory_mib", "training"), "peak training memory", "MiB"),
+    "time": Measure(("seconds", "training"), "training time", "seconds"),
+    "speed": Measure(("tokens_per_second",), "training speed", "tokens per second"),
+    # Of a loss by itself, in the rows of benchmarks.
+    "step": Measure(("ms",), "forward and backward", "milliseconds"),
+    "workspace": Measure(("extra MiB",), "beyond inputs and gradients", "MiB"),
+}
+# The columns of a row's history, and where the numbers are in the notes of an epoch.
+HISTORY = {
+    "loss": ("loss",),
+    "validation.ndcg@10": ("validation", "ndcg@10"),
+    **{name: ("buckets", name) for name in BucketStatistics._fields},
+}
 _METRICS = [f"{kind}@{k}" for kind in METRICS for k in KS]
 _SCORES = [f"{split}.{metric}" for split in ("test", "validation") for metric in _METRICS]
+_SETTINGS = sorted(setting_names())
+
+
+class Chart(NamedTuple):
+    """A kind of figure: the function that draws it, and what may stand on its axes."""
+
+    draw: str
+    x: Collection[str] = ()
+    y: Collection[str] = ()
+
+
+# A new kind of chart is a function, and a line here.
+CHARTS = {
+    "table": Chart("sce.report.tables:make_table"),
+    "pareto": Chart("sce.report.charts:pareto", COSTS, [*MEASURES, *_SCORES]),
+    "line": Chart("sce.report.charts:line", ["items", *_SETTINGS], [*MEASURES, *_SCORES]),
+    "epochs": Chart("sce.report.charts:epochs", y=HISTORY),
+    "components": Chart("sce.report.charts:components"),
+}
 
 
 @dataclass(frozen=True)
 class FigureSpec:
     """A figure for each dataset, or a table."""
 
-    kind: Kind
+    kind: str
     title: str = ""
     text: str = ""
     """A sentence under the title."""
@@ -49,18 +88,14 @@ class FigureSpec:
     """table: columns from elsewhere, each a name, metrics, and the dataset they are of."""
 
     def __post_init__(self) -> None:
-        settings = sorted(setting_names())
-        check_known("kind: ", [self.kind], get_args(Kind))
+        check_known("kind: ", [self.kind], CHARTS)
         if self.kind == "line" and not self.x:
             raise InputError("a figure of kind line needs x")
-        if self.kind in ("line", "pareto"):
-            known = COSTS if self.kind == "pareto" else ("items", *settings)
-            check_known("x: ", [self.x or "memory"], known)
-            check_known("y: ", [self.y], [*MEASURES, *_SCORES])
-        if self.kind == "epochs":
-            check_known("y: ", [self.y], COURSES)
+        for axis in ("x", "y"):
+            if known := getattr(CHARTS[self.kind], axis):
+                check_known(f"{axis}: ", [getattr(self, axis) or "memory"], known)
         check_known("log: ", self.log, "xy")
-        check_known("by: ", self.by, settings)
+        check_known("by: ", self.by, _SETTINGS)
         check_known("losses: ", self.losses, LOSSES)
         check_known("metrics: ", self.metrics, _METRICS)
         for column in self.published:
@@ -74,16 +109,12 @@ class FigureSpec:
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> "FigureSpec":
-        """Make one of a table of a sweep file, or of its JSON.
-
-        Raises:
-            InputError: When something in it is unknown or of the wrong kind.
-        """
+        """Make one of a table of a sweep file, or of its JSON."""
         kinds = {entry.name: str(entry.type) for entry in fields(cls)}
         check_known("figures: ", given, kinds)
         if "kind" not in given:
-            raise InputError(f"a figure needs a kind: one of {', '.join(get_args(Kind))}")
-        lists = [name for name in given if kinds[name].startswith("tuple")]
+            raise InputError(f"a figure needs a kind: one of {', '.join(CHARTS)}")
+        lists = [name for name in given if "tuple" in kinds[name]]
         for name, value in given.items():
             if not isinstance(value, list if name in lists else str):
                 kind = "a list" if name in lists else "a text"
@@ -98,6 +129,5 @@ def check_known(where: str, given: Iterable[object], known: Collection[str]) -> 
             raise InputError(f"{where}{one} is unknown; {nearest(str(one), known)}")
 
 
-STEPS_FIGURES: tuple[FigureSpec, ...] = (FigureSpec("components"),)
-_FRONTS = (FigureSpec("pareto", x=cost) for cost in COSTS)
-DEFAULT_FIGURES: tuple[FigureSpec, ...] = (FigureSpec("table"), *_FRONTS)
+STEPS_FIGURES = (FigureSpec("components"),)
+DEFAULT_FIGURES = (FigureSpec("table"), *(FigureSpec("pareto", x=cost) for cost in COSTS))

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sce.data.storage import append_json_line, own_file, write_text
 from sce.experiments.spec import PlannedRun
 from sce.experiments.store import (
     FAILED,
     Row,
     SweepDirectory,
-    append_row,
     can_resume,
     failed_row,
     finished_row,
@@ -41,32 +41,14 @@ _MEMORY = re.compile(
     re.IGNORECASE,
 )
 _DIVERGENCE = re.compile(r"the loss became|stopped being numbers")
-# Of a state that is not kept: a sweep takes up a run again by itself, or not at all.
-_ADVICE = re.compile(r", with --(resume to go on from the last good state|force to begin anew).*")
-# Options of `sce train` that its messages advise, as a sweep has them: settings, and its own flag.
-_OPTIONS = {
-    "--loss": "loss.name",
-    "--epochs": "training.epochs",
-    "--batch-size": "training.batch_size",
-    "--learning-rate": "training.learning_rate",
-    "--device": "training.device",
-    "--force": "--retry-failed",
-}
-_OPTION = re.compile(r"--[a-z][a-z.-]*[a-z]")
 _LONGEST = 400  # letters of a message
 
 
 class SweepRunner:
-    """Runs a plan, and holds how far it is.
+    """Runs a plan, `jobs` at once, and holds how far it is.
 
-    Args:
-        runs: The plan.
-        directory: Where everything is kept.
-        jobs: Runs at once.
-        seconds: Time budget: then no run starts any more, and running ones are told to save.
-        keep_weights: Keep the weights of finished runs.
-        retry_failed: Run again what failed before.
-        lock: The descriptor of the directory's lock, which every run holds too.
+    After so many `seconds` no run starts any more, and running ones are told to save. Every run
+    holds the directory's `lock`, a descriptor, too.
     """
 
     def __init__(
@@ -194,7 +176,7 @@ class SweepRunner:
         return row
 
     def _keep(self, row: Row) -> Row:
-        append_row(self.directory.rows, row)
+        append_json_line(self.directory.rows, row)
         self.rows[row["key"]] = row
         return row
 
@@ -202,12 +184,7 @@ class SweepRunner:
 class Child:
     """The process of a run: its peak memory is its own. Writes `RUNS/NAME` and `RUNS/NAME.log`.
 
-    Args:
-        run: To be run, or gone on with where it was stopped.
-        runs: The directory of all runs.
-        anew: Do not go on, but start again.
-        lock: A descriptor to hold for as long as it lives.
-        jobs: Runs among which the processor is shared.
+    It goes on where the run was stopped, unless it is to start `anew`.
     """
 
     def __init__(
@@ -220,9 +197,9 @@ class Child:
         self._asked = math.inf  # when it was asked to stop
         self._log = runs / f"{run.name}.log"
         settings = runs / f"{run.name}.toml"
-        settings.write_text(run.to_toml(), encoding="utf-8")
+        write_text(settings, run.to_toml())
         threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
-        with self._log.open("ab") as log:
+        with open(self._log, "ab", opener=own_file) as log:
             self._earlier = log.tell()  # output of earlier attempts
             self._process = subprocess.Popen(
                 _command(run, settings, self.path, anew=anew),
@@ -293,19 +270,14 @@ def _dies_with(parent: int) -> Callable[[], None] | None:
 
 
 def explain_failure(status: int, said: str) -> tuple[str, str]:
-    """Return the kind of a failure, and a message.
+    """The kind of a failure and a message, of an exit status (negative: a signal) and the output.
 
     >>> explain_failure(2, "sce: error: memory ran out (Tried to allocate 3 GiB)")
     ('out of memory', 'memory ran out (Tried to allocate 3 GiB)')
-
-    Args:
-        status: Of the process; negative when a signal ended it.
-        said: Its output.
     """
     lines = [line.strip() for line in said.splitlines() if line.strip()] or ["it said nothing"]
     errors = [line for line in lines if line.startswith("sce: error: ")]
     message = (errors or lines)[-1].removeprefix("sce: error: ")
-    message = _OPTION.sub(_as_setting, _ADVICE.sub("", message))
     message = message if len(message) <= _LONGEST else message[:_LONGEST] + " ..."
     if status < 0:
         why = ": perhaps the system ran out of memory" if status == -9 else ""
@@ -314,10 +286,3 @@ def explain_failure(status: int, said: str) -> tuple[str, str]:
     if _MEMORY.search(ending):
         return OUT_OF_MEMORY, message
     return DIVERGED if _DIVERGENCE.search(ending) else ERROR, message
-
-
-def _as_setting(option: re.Match[str]) -> str:
-    """An option of `sce train` as the settings file and --set name it; others as they are."""
-    if option[0].startswith(("--model.", "--loss.", "--training.")):
-        return option[0].removeprefix("--").replace("-", "_")
-    return _OPTIONS.get(option[0], option[0])

@@ -93,11 +93,7 @@ class Plan:
 
 
 def load_sweep(path: Path) -> SweepSpec:
-    """Read a sweep file.
-
-    Raises:
-        InputError: When it cannot be read, a key is unknown, or a value is of the wrong kind.
-    """
+    """Read a sweep file."""
     try:
         return _read(path.stem, tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
@@ -109,11 +105,7 @@ def load_sweep(path: Path) -> SweepSpec:
 
 
 def parse_overrides(given: Sequence[str]) -> Layer:
-    """Read KEY=VALUE pairs that go over everything else.
-
-    Raises:
-        InputError: When one is not such a pair, or names no setting.
-    """
+    """Read KEY=VALUE pairs that go over everything else."""
     layer: dict[str, dict[str, Any]] = {}
     for pair in given:
         dotted, equals, value = pair.partition("=")
@@ -145,9 +137,6 @@ def make_plan(
         datasets: To run on.
         seeds: Instead of those in the file.
         over: Settings over all others.
-
-    Raises:
-        InputError: When the settings of any run cannot be, or there is none.
     """
     seeds, over = spec.seeds if seeds is None else _read_seeds(list(seeds)), over or {}
     runs: dict[str, PlannedRun] = {}
@@ -157,10 +146,8 @@ def make_plan(
             if isinstance(point, str):
                 notes[point] = None
                 continue
-            content: dict[str, Any] = {"settings": point, "dataset": dataset.content_hash}
-            if spec.measure != "training":
-                content |= {"measure": spec.measure, "steps": spec.steps}
-            key = _digest(content)
+            how = {"measure": spec.measure, "steps": spec.steps}
+            key = run_key(point, dataset.content_hash, **how if spec.measure != "training" else {})
             runs.setdefault(key, PlannedRun(key, dataset, point, spec.measure, spec.steps))
     if not runs:
         raise InputError(f"{spec.name}: there is nothing to run: {'; '.join(notes)}")
@@ -176,29 +163,34 @@ def make_plan(
 
 
 def join_plans(plans: Iterable[Plan]) -> tuple[PlannedRun, ...]:
-    """Put the runs of several plans in one line, each once, labelled by what tells them apart.
-
-    A label has the dataset, the loss, and the settings that differ among the runs of the two; what
-    a loss has otherwise on one dataset than on another counts too.
-    """
+    """Put the runs of several plans in one line, each once, labelled by what tells them apart."""
     runs = list({run.key: run for plan in plans for run in plan.runs}.values())
-    values: dict[tuple[str, str, str], set[str]] = {}
-
-    def group(run: PlannedRun, dotted: str) -> tuple[str, str, str]:
-        name = "" if dotted.startswith("loss.") else run.dataset.name
-        return name, run.settings["loss.name"], dotted
-
-    for run in runs:
-        for dotted, value in run.settings.items():
-            values.setdefault(group(run, dotted), set()).add(json.dumps(value))
+    found = differing(((run.dataset.name, run.settings) for run in runs), across=True)
     labelled = []
     for run in runs:
-        words = [run.dataset.name, run.settings["loss.name"]]
-        for dotted, value in run.settings.items():
-            if dotted != "loss.name" and len(values[group(run, dotted)]) > 1:
-                words.append(f"{dotted.partition('.')[2]}={json.dumps(value)}")
-        labelled.append(replace(run, label=" ".join(words)))
+        data, loss = run.dataset.name, run.settings["loss.name"]
+        words = [
+            f"{name.partition('.')[2]}={json.dumps(value)}"
+            for name, value in run.settings.items()
+            if (data, loss, name) in found or ("", loss, name) in found
+        ]
+        labelled.append(replace(run, label=" ".join([data, loss, *words])))
     return tuple(labelled)
+
+
+def differing(
+    runs: Iterable[tuple[str, Mapping[str, Any]]], *, across: bool
+) -> list[tuple[str, str, str]]:
+    """Settings that differ among runs of one dataset and loss, as dataset, loss and setting.
+
+    With `across`, settings of a loss are compared over all datasets, and the dataset is empty.
+    """
+    values: dict[tuple[str, str, str], set[str]] = {}
+    for dataset, settings in runs:
+        for name, value in settings.items():
+            data = "" if across and name.startswith("loss.") else dataset
+            values.setdefault((data, settings["loss.name"], name), set()).add(json.dumps(value))
+    return [key for key, seen in values.items() if len(seen) > 1]
 
 
 def _read(name: str, content: Mapping[str, Any]) -> SweepSpec:
@@ -241,15 +233,15 @@ def _read_dataset(name: str, given: Any) -> DatasetEntry:
     where = f"[{name}]"
     check_known(f"{where} ", _table(name, given), ("path", "synthetic", *SECTIONS))
     layer = _layer({key: given[key] for key in given if key in SECTIONS}, where)
-    made, path = given.get("synthetic"), given.get("path")
-    if made is not None and path is not None:
-        raise InputError(f"{where} is either found at a path or synthetic: leave one out")
-    if path is not None and not isinstance(path, str):
-        raise InputError(f"{where} path must be a text; got {path!r}")
-    if made is None:
+    path = given.get("path")
+    if "synthetic" not in given:
+        if path is not None and not isinstance(path, str):
+            raise InputError(f"{where} path must be a text; got {path!r}")
         return DatasetEntry(layer, path=path)
-    known = [entry.name for entry in fields(Synthetic)]
-    check_known(f"{where} synthetic.", _table(f"{name}.synthetic", made), known)
+    if path is not None:
+        raise InputError(f"{where} is either found at a path or synthetic: leave one out")
+    made = _table(f"{name}.synthetic", given["synthetic"])
+    check_known(f"{where} synthetic.", made, [entry.name for entry in fields(Synthetic)])
     if missing := [key for key in ("items", "users") if key not in made]:
         raise InputError(f"{where} synthetic needs {' and '.join(missing)}")
     try:
@@ -381,6 +373,11 @@ def _variant(spec: SweepSpec, over: Layer) -> str:
             found[name] = [str(error)]
     own = {name: points for name, points in found.items() if points != found[""]}
     return _digest({"measure": [spec.measure, spec.steps], "usual": found[""], "own": own})
+
+
+def run_key(settings: Mapping[str, Any], content_hash: str, **how: Any) -> str:
+    """Key of a run, which follows from its settings and the content of its dataset."""
+    return _digest({"settings": settings, "dataset": content_hash, **how})
 
 
 def _digest(content: Mapping[str, Any]) -> str:

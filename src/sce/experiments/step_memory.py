@@ -7,7 +7,6 @@ takes and gives back inside.
 """
 
 import gc
-import json
 import sys
 import warnings
 import weakref
@@ -25,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sce.config import Config, load_toml
 from sce.data.batches import DeviceSequences, training_batch
 from sce.data.prepared import PreparedDataset, Sequences
-from sce.data.storage import write_text
+from sce.data.storage import write_json
 from sce.errors import InputError
 from sce.training.device import matmul_precision, resolve_device
 from sce.training.fit import fit
@@ -71,11 +70,7 @@ def measure_components(
         model, loss = config.build(dataset)
         model, loss = model.to(device), loss.to(device)
         optimizer = make_optimizer(
-            [*model.parameters(), *loss.parameters()],
-            learning_rate=settings.learning_rate,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-            device=device,
+            [*model.parameters(), *loss.parameters()], settings, device=device
         )
         sequences = DeviceSequences.place(dataset.train, device)
         count = min(settings.batch_size, len(sequences))
@@ -198,7 +193,7 @@ def main(prepared: Path, *, config: Path, out: Path, steps: int) -> int:
         settings = Config.compose(load_toml(config))
         result = measure_steps(PreparedDataset.load(prepared), settings, steps)
         out.mkdir(parents=True, exist_ok=True)
-        write_text(out / "result.json", json.dumps(result, indent=2) + "\n")
+        write_json(out / "result.json", result)
     except (InputError, OSError) as error:
         print("sce: error: " + " ".join(str(error).split()), file=sys.stderr)
         return 2

@@ -9,11 +9,9 @@
 
 Sweeps that share a directory share the runs they have in common. A row has the settings of a run,
 where and how it ran, and its results: it is all that a comparison needs. Rows are added, never
-changed; of two rows about one run the later counts.
+changed; of two rows about one run the later counts. Rows and sweeps have checksums.
 """
 
-import json
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,27 +20,32 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from sce.data.storage import atomic_file, check_writable, write_text
+from sce.data.storage import (
+    atomic_file,
+    check_writable,
+    read_json,
+    read_json_lines,
+    write_json,
+)
 from sce.errors import InputError
-from sce.experiments.figure_spec import FigureSpec
-from sce.experiments.spec import PlannedRun
-from sce.training.run import NO_WEIGHTS
+from sce.experiments.figure_spec import HISTORY, FigureSpec
+from sce.experiments.spec import PlannedRun, run_key
+from sce.training.run import MANIFEST, NO_WEIGHTS, Run
 
 Row = dict[str, Any]
 
 FINISHED, FAILED = "finished", "failed"
-FORMAT, VERSION = "sce sweep", 1
+FORMAT, VERSION = "sce sweep", 2
 # Said from then on when somebody asks for the weights of a run.
 _REMOVED = (
     "sce sweep removed them when the run ended, as it does without --keep-weights; to have them, "
     "sweep with it into another --out"
 )
 _RESULT = (
-    *("best_epoch", "epochs", "stopped", "validation", "test", "popularity"),
+    *("best_epoch", "epochs", "stopped", "validation", "test", "users", "popularity"),
     *("seconds", "memory_mib", "memory_measured", "components_mib"),
-    *("tokens_per_second", "device"),
+    *("tokens_per_second", "device", "test_ranks"),
 )
-_BUCKETS = ("picked_once", "placed", "correct_in_bucket")
 
 
 @dataclass(frozen=True)
@@ -88,9 +91,6 @@ class SweepDirectory:
         """Remember a sweep; return how many runs are no part of it any more.
 
         The same settings on other data or with other seeds are added to those before.
-
-        Raises:
-            InputError: When another file of the same name has been here.
         """
         file = self.path / "sweeps" / f"{sweep.name}.json"
         before = _read_sweep(file, figures=False) if file.exists() else replace(sweep, keys=())
@@ -105,15 +105,11 @@ class SweepDirectory:
         else:
             gone = len(set(before.keys) - set(keys))
         content = {"format": FORMAT, "version": VERSION} | asdict(sweep) | {"keys": keys}
-        write_text(file, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+        write_json(file, content)
         return gone
 
     def read_sweeps(self) -> list[Sweep]:
-        """Read the sweeps of the directory, by name.
-
-        Raises:
-            InputError: When this is not the directory of a sweep.
-        """
+        """Read the sweeps of the directory, by name."""
         if not self.path.is_dir():
             raise InputError(f"{self.path} does not exist; make it with: sce sweep FILE --out ...")
         files = sorted((self.path / "sweeps").glob("*.json"))
@@ -129,18 +125,17 @@ class SweepDirectory:
         (directory / "resume.safetensors").unlink(missing_ok=True)
         if weights:
             return
-        manifest, best = directory / "run.json", directory / "best.safetensors"
+        best = directory / "best.safetensors"
         try:
-            content = json.loads(manifest.read_bytes())
-            files = dict(content["files"])
-        except (OSError, ValueError, KeyError, TypeError):
+            content = MANIFEST.read(directory)
+        except InputError:
             best.unlink(missing_ok=True)  # perhaps it failed because its directory is damaged
             return
         if best.exists():
-            content[NO_WEIGHTS] = _REMOVED  # first: a mark too early does no harm
-            write_text(manifest, json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+            # First: a mark too early does no harm.
+            MANIFEST.write(directory, content | {NO_WEIGHTS: _REMOVED})
             best.unlink()
-        for name, written in files.items():
+        for name, written in content["files"].items():
             # Runs on one dataset have the same ids: megabytes each, for a large catalogue.
             file, shared = directory / name, self.path / "items" / f"{written['blake2b']}.npy"
             with suppress(OSError, InputError):  # not every file system has links
@@ -157,61 +152,62 @@ def can_resume(directory: Path) -> bool:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read rows, of each run the latest; a line that was cut off by a crash is passed over."""
-    found: dict[str, Row] = {}
-    if path.is_file():
-        for line in path.read_bytes().split(b"\n"):
-            with suppress(ValueError):
-                row = json.loads(line)
-                if isinstance(row, dict) and "key" in row:
-                    found[row["key"]] = row
-    return list(found.values())
-
-
-def append_row(path: Path, row: Row) -> None:
-    """Add a row in one write, and wait until it is on the disk.
-
-    Raises:
-        InputError: When it cannot be written.
-    """
-    line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
-    try:
-        with path.open("ab+") as file:
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":  # a crash cut the last row off
-                    line = "\n" + line
-            file.write(line.encode())
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+    """Read rows, of each run the latest; one that a crash cut off at the end is passed over."""
+    rows = read_json_lines(path) if path.is_file() else []
+    return list({row["key"]: row for row in rows}.values())
 
 
 def finished_row(
     run: PlannedRun, directory: Path, *, at_once: int | None, wall: float | None
 ) -> Row:
-    """Make the row of a run that has finished.
-
-    Args:
-        run: As planned.
-        directory: Of the run.
-        at_once: Most runs at the same time, itself included; None: not known.
-        wall: Seconds from start to end of its process; None: not known.
-    """
-    result = json.loads((directory / "result.json").read_bytes())
-    metrics, manifest = directory / "metrics.jsonl", directory / "run.json"
-    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else []
-    epochs: list[dict[str, Any]] = [json.loads(line) for line in lines]
-    best = next((one for one in epochs if one.get("epoch") == result.get("best_epoch")), {})
+    """The row of a finished run: most runs `at_once`, and seconds of its process, where known."""
+    if run.measure == "steps":
+        found = result_of(read_json(directory / "result.json"))
+    else:
+        opened = Run.open(directory)
+        found = result_of(opened.result() or {}, opened.metrics(), opened.derived)
     if wall is not None:
         # A run that went on after a stop knows what it did before.
-        wall = max(wall, sum(value for value in (result.get("seconds") or {}).values() if value))
-    content = json.loads(manifest.read_bytes()) if manifest.is_file() else {}
+        wall = max(wall, sum(value for value in (found.get("seconds") or {}).values() if value))
+    return _row(run, FINISHED, at_once, wall) | found
+
+
+def row_of(path: Path) -> Row:
+    """The row of a run that `sce train` or `fit` wrote, finished or not."""
+    run = Run.open(path)
+    result = run.result()
+    settings = {
+        f"{section}.{name}": value
+        for section, given in run.config.items()
+        for name, value in given.items()
+    }
+    status: Row = {"status": FINISHED}
+    if result is None:
+        why = "training has not ended; an interrupted run goes on with sce train --resume"
+        status = {"status": FAILED, "failure": {"kind": "not ended", "message": why}}
     return {
-        **_row(run, FINISHED, at_once, wall),
+        "key": run_key(settings, run.dataset.content_hash),
+        **status,
+        "measure": "training",
+        "dataset": asdict(run.dataset) | {"name": Path(run.dataset.path).name},
+        "seed": settings.get("training.seed", 0),
+        "settings": settings,
+        "versions": {"sce": run.sce_version},
+        "directory": str(path),
+        **result_of(result or {}, run.metrics(), run.derived),
+    }
+
+
+def result_of(
+    result: Mapping[str, Any],
+    epochs: Sequence[Mapping[str, Any]] = (),
+    derived: Mapping[str, Any] | None = None,
+) -> Row:
+    """The part of a row that the files of a run say."""
+    best = next((one for one in epochs if one.get("epoch") == result.get("best_epoch")), {})
+    return {
         **{name: result[name] for name in _RESULT if name in result},
-        "derived": content.get("derived", {}),
+        "derived": derived or {},
         "buckets": best.get("buckets"),
         "history": _history(epochs),
     }
@@ -220,9 +216,8 @@ def finished_row(
 def failed_row(
     run: PlannedRun, kind: str, message: str, *, at_once: int | None, wall: float | None
 ) -> Row:
-    """Make the row of a run that failed."""
-    failure = {"kind": kind, "message": message}
-    return _row(run, FAILED, at_once, wall) | {"failure": failure}
+    """The row of a run that failed."""
+    return _row(run, FAILED, at_once, wall) | {"failure": {"kind": kind, "message": message}}
 
 
 def _row(run: PlannedRun, status: str, at_once: int | None, wall: float | None) -> Row:
@@ -249,25 +244,18 @@ def _row(run: PlannedRun, status: str, at_once: int | None, wall: float | None) 
 
 def _history(epochs: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
     """The course of training, column by column, in the digits that a figure can show."""
-    columns: dict[str, list[float | None]] = {
-        "loss": [epoch.get("loss") for epoch in epochs],
-        "validation.ndcg@10": [(epoch.get("validation") or {}).get("ndcg@10") for epoch in epochs],
-    }
-    for name in _BUCKETS:
-        columns[name] = [(epoch.get("buckets") or {}).get(name) for epoch in epochs]
-    return {
-        name: [None if value is None else float(f"{value:.5g}") for value in values]
-        for name, values in columns.items()
-        if any(value is not None for value in values)
-    }
+    columns: dict[str, list[float | None]] = {}
+    for name, (first, *rest) in HISTORY.items():
+        found = [epoch.get(first) for epoch in epochs]
+        for key in rest:
+            found = [(value or {}).get(key) for value in found]
+        columns[name] = [None if value is None else float(f"{value:.5g}") for value in found]
+    return {name: found for name, found in columns.items() if set(found) != {None}}
 
 
 def _read_sweep(file: Path, *, figures: bool = True) -> Sweep:
-    try:
-        content: Any = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise InputError(f"{file} cannot be read: {error}") from error
-    if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
+    content = read_json(file)
+    if content.pop("format", None) != FORMAT:
         raise InputError(f"{file} is not of a sweep")
     if (found := content.pop("version", None)) != VERSION:
         raise InputError(f"{file} has version {found}; this sce reads {VERSION}")

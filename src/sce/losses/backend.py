@@ -17,20 +17,6 @@ _HAS_TRITON = find_spec("triton") is not None
 logger = logging.getLogger(__name__)
 
 
-def choose_backend(
-    states: Tensor, catalogue: Tensor, backend: Backend
-) -> Literal["triton", "torch"]:
-    """Return "triton" where the kernels run, else "torch"; refuse "triton" where they do not."""
-    reason = why_not_triton(states, catalogue, backend)
-    if reason is None:
-        return "triton"
-    if backend == "triton":
-        raise ValueError(f"backend 'triton' does not work here: {reason}")
-    if backend == "auto":
-        _say_once(reason)
-    return "torch"
-
-
 def why_not_triton(states: Tensor, catalogue: Tensor, backend: Backend) -> str | None:
     """Return the reason why the kernels do not run here, or None; torch.compile can trace it."""
     if backend == "torch":
@@ -42,10 +28,26 @@ def why_not_triton(states: Tensor, catalogue: Tensor, backend: Backend) -> str |
             return f"the kernels know no {tensor.dtype}"
     if catalogue.shape[-1:].numel() > MAX_DIM:
         return f"the kernels take up to {MAX_DIM} dimensions, got {catalogue.shape[-1]}"
+    if states.is_cuda:
+        look = _why_not_on if torch.compiler.is_compiling() else _remembered
+        return look(states.device)
     # Triton's interpreter takes tensors on the CPU, but nobody wants it unless they ask for it.
-    if not states.is_cuda and not (backend == "triton" and _interpreted()):
+    if not (backend == "triton" and _interpreted()):
         return f"the states are on {states.device}, not on a GPU"
     return None
+
+
+def _why_not_on(device: torch.device) -> str | None:
+    """Return the reason why the kernels do not run on a GPU: they hold PTX, TF32 and bfloat16."""
+    if torch.version.hip is not None:
+        return "the kernels are for NVIDIA GPUs, and this torch is built for ROCm"
+    gpu = torch.cuda.get_device_properties(device)  # which torch.compile can look at
+    if gpu.major < 8:
+        return f"the kernels need compute capability 8.0, {gpu.name} has {gpu.major}.{gpu.minor}"
+    return None
+
+
+_remembered = cache(_why_not_on)
 
 
 def _interpreted() -> bool:
@@ -54,6 +56,10 @@ def _interpreted() -> bool:
     return INTERPRETED
 
 
-@cache
-def _say_once(reason: str) -> None:
-    logger.debug("the plain PyTorch path is used: %s", reason)
+@cache  # each reason is logged once
+def explain(reason: str, backend: Backend) -> None:
+    """Say why the kernels do not run; refuse to go on without them if they were asked for."""
+    if backend == "triton":
+        raise ValueError(f"backend 'triton' does not work here: {reason}")
+    if backend == "auto":
+        logger.debug("the plain PyTorch path is used: %s", reason)

@@ -1,13 +1,20 @@
 """The base class of every loss, and the sizes that losses are built and planned from."""
 
-import inspect
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
-from sce.losses.inputs import Catalogue, Reduction, check_choice, check_ignore_index
+from sce.losses.inputs import (
+    Catalogue,
+    Inputs,
+    Reduction,
+    check_choice,
+    check_inputs,
+    check_size,
+    reduce,
+)
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,7 @@ class Loss(nn.Module):
 
     def __init__(self, *, ignore_index: int = -100, reduction: str = "mean") -> None:
         super().__init__()
-        check_ignore_index(ignore_index)
+        check_size("ignore_index", ignore_index, least=-(2**63))
         check_choice("reduction", reduction, Reduction)
         self.ignore_index = ignore_index
         self.reduction = reduction
@@ -89,7 +96,7 @@ class Loss(nn.Module):
         catalogue: Catalogue,
         targets: Tensor,
         *,
-        generator: torch.Generator | None = None,
+        generator: Generator | None = None,
         max_targets: int | None = None,
     ) -> Tensor:
         """Return the loss.
@@ -104,18 +111,9 @@ class Loss(nn.Module):
         """
         raise NotImplementedError
 
-    def with_statistics(
-        self,
-        states: Tensor,
-        catalogue: Catalogue,
-        targets: Tensor,
-        *,
-        generator: torch.Generator | None = None,
-        max_targets: int | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the loss and its `statistics`, as scalar tensors."""
-        loss = self(states, catalogue, targets, generator=generator, max_targets=max_targets)
-        return loss, ()
+    def with_statistics(self, *inputs: Any, **options: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the loss of such a call and its `statistics`, as scalar tensors."""
+        return self(*inputs, **options), ()
 
     def is_capturable(self, catalogue: Catalogue) -> bool:
         """True if the call, given `max_targets`, can be captured in a CUDA graph."""
@@ -126,10 +124,35 @@ class Loss(nn.Module):
         return None
 
     def extra_repr(self) -> str:
-        """Show the constructor's arguments; those that are modules show themselves."""
-        names = inspect.signature(type(self)).parameters
-        given = {name: getattr(self, name) for name in names if hasattr(self, name)}
-        return ", ".join(f"{k}={v!r}" for k, v in given.items() if not isinstance(v, nn.Module))
+        """Show the settings; those that are modules show themselves."""
+        settings = {k: v for k, v in vars(self).items() if k != "training" and k[0] != "_"}
+        return ", ".join(f"{k}={v!r}" for k, v in settings.items())
+
+
+class LossOfPositions(Loss):
+    """Base of the losses that are one number for each valid position, and take a bias per item."""
+
+    def forward(
+        self,
+        states: Tensor,
+        catalogue: Catalogue,
+        targets: Tensor,
+        *,
+        generator: Generator | None = None,
+        max_targets: int | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """Return the loss; see `Loss.forward`.
+
+        `bias` [items] is added to the logits of each item; an `nn.Linear` brings its own.
+        """
+        ignored = self.ignore_index
+        inputs = check_inputs(states, catalogue, targets, ignored, bias, max_targets)
+        return reduce(self._losses(inputs, generator), None, inputs, self.reduction)
+
+    def _losses(self, inputs: Inputs, generator: Generator | None) -> Tensor:
+        """Return the loss of each valid position [v], or their sum."""
+        raise NotImplementedError
 
 
 TINY_DATA = DataSummary(1, 1.0, 1.0, torch.ones(1, dtype=torch.int64))

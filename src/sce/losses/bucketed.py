@@ -23,9 +23,9 @@ def bucketed_cross_entropy(
     catalogue: Tensor,  # [c, d]
     targets: Tensor,  # [v]
     buckets: Buckets,
-    *,
     sparse: bool = False,
     autocast_dtype: torch.dtype | None = None,
+    *,
     max_logits: int = MAX_LOGITS,
 ) -> tuple[Tensor, Tensor]:
     """Return each state's largest loss over its buckets [v], and which states were placed [v].
@@ -35,16 +35,8 @@ def bucketed_cross_entropy(
     bucket. With `sparse`, the catalogue's gradient is a coalesced sparse tensor. Factors of
     products are rounded to `autocast_dtype`; sums and gradients are not.
     """
-    losses, winners = apply(
-        _BucketedCrossEntropy,
-        states,
-        catalogue,
-        targets,
-        buckets,
-        sparse,
-        autocast_dtype,
-        max_logits,
-    )
+    given = (states, catalogue, targets, buckets, sparse, autocast_dtype, max_logits)
+    losses, winners = apply(_BucketedCrossEntropy, *given)
     return losses, winners >= 0
 
 
@@ -55,13 +47,13 @@ class _Factors(NamedTuple):
     catalogue: Tensor  # [c, d]
     autocast_dtype: torch.dtype | None
 
+    dtype: torch.dtype  # that is computed in
+
     def x(self, rows: Tensor | slice) -> Tensor:
-        dtype = compute_dtype(self.states, self.catalogue)
-        return rounded(self.states[rows], self.autocast_dtype).to(dtype)
+        return rounded(self.states[rows], self.autocast_dtype).to(self.dtype)
 
     def y(self, items: Tensor) -> Tensor:
-        dtype = compute_dtype(self.states, self.catalogue)
-        return rounded(self.catalogue[items], self.autocast_dtype).to(dtype)
+        return rounded(self.catalogue[items], self.autocast_dtype).to(self.dtype)
 
 
 class _BucketedCrossEntropy(torch.autograd.Function):
@@ -76,7 +68,8 @@ class _BucketedCrossEntropy(torch.autograd.Function):
         autocast_dtype: torch.dtype | None,
         max_logits: int,
     ) -> tuple[Tensor, Tensor]:
-        factors = _Factors(states, catalogue, autocast_dtype)
+        dtype = compute_dtype(states, catalogue)
+        factors = _Factors(states, catalogue, autocast_dtype, dtype)
         with torch.autocast(states.device.type, enabled=False):
             positive_logits = _positive_logits(factors, targets, max_logits)
             losses = _losses(factors, targets, positive_logits, buckets, max_logits)
@@ -93,11 +86,10 @@ class _BucketedCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_losses: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """Push the gradient of each state's loss through the bucket that won, and no other."""
-        states, catalogue, targets, bucket_items, positive_logits, largest, winners = (
-            ctx.saved_tensors
-        )
-        factors = _Factors(states, catalogue, ctx.autocast_dtype)
+        states, catalogue, targets, bucket_items, positive_logits, *saved = ctx.saved_tensors
+        largest, winners = saved
         d, dtype, max_logits = states.shape[1], positive_logits.dtype, ctx.max_logits
+        factors = _Factors(states, catalogue, ctx.autocast_dtype, dtype)
         grad_losses = grad_losses.to(dtype)
         grad_states = torch.zeros_like(states, memory_format=torch.contiguous_format)
         accumulator = None
@@ -116,7 +108,7 @@ class _BucketedCrossEntropy(torch.autograd.Function):
                 if accumulator is not None:
                     accumulator.add(targets[rows][present], (positive_grad * x)[present])
                 size_y = bucket_items.shape[1]
-                step = _items_at_once(rows.shape[1], size_y, d, max_logits // len(rows))
+                step = _at_once(rows.shape[1], size_y, d, max_logits // len(rows))[0]
                 for items in bucket_items[buckets].split(step, dim=1):
                     y = factors.y(items)
                     logits = _negative_logits(x, y, targets[rows], items)
@@ -142,18 +134,13 @@ def _positive_logits(factors: _Factors, targets: Tensor, max_logits: int) -> Ten
 
 
 def _losses(
-    factors: _Factors,
-    targets: Tensor,
-    positive_logits: Tensor,
-    buckets: Buckets,
-    max_logits: int,
+    factors: _Factors, targets: Tensor, positive_logits: Tensor, buckets: Buckets, max_logits: int
 ) -> Tensor:
     """Return the loss of every row of every bucket: [b, x]."""
     # Of the target alone it is 0; the negatives come on top.
     losses = positive_logits.new_zeros(buckets.states.shape)
     size_x, d = buckets.states.shape[1], factors.states.shape[1]
-    step = _items_at_once(size_x, buckets.items.shape[1], d, max_logits)
-    group = _buckets_at_once(size_x, step, d, max_logits)
+    step, group = _at_once(size_x, buckets.items.shape[1], d, max_logits)
     for g in range(0, len(losses), group):
         rows = buckets.states[g : g + group]
         x = factors.x(rows)
@@ -224,8 +211,7 @@ def _by_bucket(
     start = 0
     while start < len(sizes) and sizes[start] > 0:
         width = sizes[start]
-        step = _items_at_once(width, bucket_items.shape[1], d, max_logits)
-        group = _buckets_at_once(width, step, d, max_logits)
+        _, group = _at_once(width, bucket_items.shape[1], d, max_logits)
         buckets = order[start : start + group]
         buckets = buckets[counts[buckets] > 0]
         column = torch.arange(width, device=winners.device)
@@ -236,11 +222,7 @@ def _by_bucket(
     return tiles
 
 
-def _items_at_once(size_x: int, size_y: int, d: int, most: int) -> int:
-    """Return how many items of a bucket fit a chunk: for each a row, and logits."""
-    return max(1, min(size_y, most // max(1, size_x, d)))
-
-
-def _buckets_at_once(size_x: int, size_y: int, d: int, most: int) -> int:
-    """Return how many buckets fit a chunk, with their logits, states and items."""
-    return max(1, most // max(1, size_x * size_y, size_x * d, size_y * d))
+def _at_once(size_x: int, size_y: int, d: int, most: int) -> tuple[int, int]:
+    """Return how many items of a bucket fit a chunk, and how many buckets of so many items."""
+    size_y = max(1, min(size_y, most // max(1, size_x, d)))
+    return size_y, max(1, most // max(1, size_x * size_y, size_x * d, size_y * d))

@@ -16,9 +16,7 @@ from sce.losses.inputs import rounded
 MAX_SCORES = 1 << 23  # held at once (32 MiB in float32)
 # Rows of a run; only runs whose maximum passes a bucket's threshold are looked at row by row.
 RUN = 32
-MAX_PARTS = (
-    64 << 20
-)  # bytes of the catalogue's gradient that the kernels hold before adding them up
+MAX_PARTS = 64 << 20  # bytes of parts of the catalogue's gradient that the kernels hold at once
 LARGE_K = 1024  # items of a bucket beyond which the kernels score every item
 MIXED_STATES = 4  # in a centre of the kind "states"
 _SORTED = 1 << 18  # items of buckets that statistics sort at once: some ten megabytes
@@ -48,14 +46,11 @@ def suggest_sizes(
     (160, 640)
     """
     for name, value in (("alpha", alpha), ("beta", beta)):
-        if not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+        if not isinstance(value, int | float) or not 0 < value < math.inf:
             raise ValueError(f"{name} must be a positive, finite number, got {value!r}")
-    if not all(math.isfinite(size) and size >= 0 for size in (sequences, mean_length)):
-        raise ValueError(
-            f"sequences and mean_length must be finite and not negative, got {sequences} and "
-            f"{mean_length}"
-        )
     states = sequences * mean_length
+    if not 0 <= states < math.inf:
+        raise ValueError(f"sequences · mean_length must be finite, not negative, got {states}")
     n_buckets = max(1, round(alpha * math.sqrt(states / beta)))
     size_x = max(1, round(alpha * math.sqrt(states * beta)))
     if max(n_buckets, size_x) >= 2**31:
@@ -135,25 +130,6 @@ def _of_length_one(centres: Tensor) -> Tensor:
     # Squares of large numbers would be infinite: not before the largest is 1.
     most = centres.abs().amax(dim=1, keepdim=True)
     return torch.nn.functional.normalize(centres / most.where(most > 0, 1), dim=1)
-
-
-def fill_buckets(
-    states: Tensor,  # [v, d], the valid states only
-    catalogue: Tensor,  # [c, d]
-    centres: Tensor,  # [n_buckets, d]
-    *,
-    bucket_size_x: int,
-    bucket_size_y: int,
-    autocast_dtype: torch.dtype | None = None,
-) -> Buckets:
-    """Give each bucket the states and the items with the largest dot product with its centre.
-
-    With `autocast_dtype`, that of the states and the catalogue rounded to that precision.
-    """
-    return Buckets(
-        top_rows(centres, states, bucket_size_x, autocast_dtype=autocast_dtype),
-        top_rows(centres, catalogue, bucket_size_y, autocast_dtype=autocast_dtype),
-    )
 
 
 @torch.no_grad()

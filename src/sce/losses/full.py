@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from sce.losses.base import BatchShape, DataSummary, Loss, LossMemory, LossSettings
-from sce.losses.inputs import Catalogue, apply, check_inputs, check_size, compute_dtype, reduce
+from sce.losses.base import BatchShape, DataSummary, LossMemory, LossOfPositions, LossSettings
+from sce.losses.inputs import Catalogue, Inputs, apply, check_size, compute_dtype
 
 
-class CrossEntropy(Loss):
+class CrossEntropy(LossOfPositions):
     """The exact softmax cross-entropy over the catalogue.
 
     Computed in float32 or wider, whatever the precision of the inputs or of autocast: logits in
@@ -35,53 +35,27 @@ class CrossEntropy(Loss):
     """
 
     def __init__(
-        self,
-        *,
-        chunk_size: int | None = None,
-        ignore_index: int = -100,
-        reduction: str = "mean",
+        self, *, chunk_size: int | None = None, ignore_index: int = -100, reduction: str = "mean"
     ) -> None:
         super().__init__(ignore_index=ignore_index, reduction=reduction)
         if chunk_size is not None:
             check_size("chunk_size", chunk_size)
         self.chunk_size = chunk_size
 
-    def forward(
-        self,
-        states: Tensor,
-        catalogue: Catalogue,
-        targets: Tensor,
-        *,
-        generator: torch.Generator | None = None,
-        max_targets: int | None = None,
-        bias: Tensor | None = None,
-    ) -> Tensor:
-        """Return the loss; see `Loss.forward`.
-
-        `bias` [items] is added to the logits of each item; an `nn.Linear` brings its own.
-        """
-        inputs = check_inputs(
-            states,
-            catalogue,
-            targets,
-            ignore_index=self.ignore_index,
-            bias=bias,
-            max_targets=max_targets,
-        )
-        x, y, bias = inputs.states, inputs.catalogue, inputs.bias
+    def _losses(self, inputs: Inputs, generator: torch.Generator | None) -> Tensor:
+        x, y, bias, targets = inputs.states, inputs.catalogue, inputs.bias, inputs.targets
         losses: Tensor
         if self.chunk_size is None:
             with torch.autocast(x.device.type, enabled=False):
                 logits = functional.linear(x.to(inputs.dtype), y.to(inputs.dtype), bias)
-            losses = functional.cross_entropy(logits, inputs.targets, reduction="none")
+            return functional.cross_entropy(logits, targets, reduction="none")
+        rows = len(x) * self.chunk_size // len(y)  # with as many logits as a chunk
+        summed = self.reduction != "none" and inputs.valid is None and bias is None
+        if summed and _is_faster_by_torch(x, y, rows):
+            losses = apply(_ChunkedByTorch, x, y, targets, rows)
         else:
-            rows = len(x) * self.chunk_size // len(y)  # with as many logits as a chunk
-            summed = self.reduction != "none" and max_targets is None and bias is None
-            if summed and _is_faster_by_torch(x, y, rows):
-                total: Tensor = apply(_ChunkedByTorch, x, y, inputs.targets, rows)
-                return total / len(x) if self.reduction == "mean" else total
-            losses = apply(_ChunkedCrossEntropy, x, y, bias, inputs.targets, self.chunk_size)
-        return reduce(losses, None, inputs, self.reduction)
+            losses = apply(_ChunkedCrossEntropy, x, y, bias, targets, self.chunk_size)
+        return losses
 
     def is_capturable(self, catalogue: Catalogue) -> bool:
         """True if the call, given `max_targets`, can be captured in a CUDA graph."""
@@ -175,7 +149,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         with torch.autocast(states.device.type, enabled=False):
             x = states.to(dtype)
             positive_logits, total = x.new_zeros(len(x)), x.new_zeros(len(x))
-            largest = torch.full_like(total, -torch.inf)
+            # Not -inf, whose difference from itself is none: a bias may rule out a whole chunk.
+            largest = torch.full_like(total, torch.finfo(dtype).min)
             for start in range(0, len(catalogue), chunk_size):
                 chunk = slice(start, start + chunk_size)
                 logits = _score_chunk(x, catalogue[chunk].to(dtype), bias, chunk)

@@ -14,12 +14,7 @@ class CatalogueGradient:
     """
 
     def __init__(
-        self,
-        catalogue: Tensor,
-        touched: Iterable[Tensor],
-        dtype: torch.dtype,
-        *,
-        sparse: bool = False,
+        self, catalogue: Tensor, touched: Iterable[Tensor], dtype: torch.dtype, sparse: bool = False
     ) -> None:
         self.catalogue, self.sparse = catalogue, sparse
         self.slots: Tensor | None = None
@@ -43,13 +38,8 @@ class CatalogueGradient:
             return self.sum
         values = self.sum.to(self.catalogue.dtype)
         if self.sparse:
-            return torch.sparse_coo_tensor(
-                self.rows.unsqueeze(0),
-                values,
-                self.catalogue.shape,
-                is_coalesced=True,
-                check_invariants=False,
-            )
+            given = (self.rows.unsqueeze(0), values, self.catalogue.shape)
+            return torch.sparse_coo_tensor(*given, is_coalesced=True, check_invariants=False)
         dense = torch.zeros_like(self.catalogue, memory_format=torch.contiguous_format)
         dense[self.rows] = values
         return dense
@@ -76,16 +66,10 @@ def _add_sorted(total: Tensor, rows: Tensor, values: Tensor) -> None:
     """
     if rows.numel() == 0:  # a segment must have something in it
         return
-    ordered, order = _sort(rows)
+    ordered, order = rows.to(torch.int32).sort(stable=True)  # half the passes of 64 bits
     distinct, lengths = torch.unique_consecutive(ordered, return_counts=True)
     sums: Tensor = torch.segment_reduce(values[order], "sum", lengths=lengths, unsafe=True)
     total.index_add_(0, distinct, sums)
-
-
-def _sort(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort rows, equal ones in order. As 32 bits they take CUDA half as many passes."""
-    ordered, order = rows.to(torch.int32).sort(stable=True)
-    return ordered, order
 
 
 def _add_captured(total: Tensor, rows: Tensor, values: Tensor) -> None:
@@ -93,7 +77,7 @@ def _add_captured(total: Tensor, rows: Tensor, values: Tensor) -> None:
     n = len(rows)
     if n == 0:
         return
-    ordered, order = _sort(rows)
+    ordered, order = rows.to(torch.int32).sort(stable=True)
     first = torch.ones_like(ordered, dtype=torch.bool)
     torch.ne(ordered[1:], ordered[:-1], out=first[1:])
     # Behind the last run come empty ones, whose sums are 0: rows repeat with these alone.

@@ -1,8 +1,9 @@
 """Arguments of a loss: the kinds of catalogues, checks, valid positions, reduction."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, SupportsFloat, get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,11 @@ Catalogue = Tensor | nn.Embedding | nn.Linear
 Reduction = Literal["mean", "sum", "none"]
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_INTEGERS = (torch.int64, torch.int32)
+_REFUSED = {
+    "padding_idx": "and padding is no item: give the rows of items alone, embedding.weight[1:]",
+    "max_norm": "which a loss does not apply: give embedding.weight to do without",
+}
 
 
 @dataclass(frozen=True)
@@ -57,16 +63,9 @@ def unwrap_catalogue(catalogue: Catalogue) -> tuple[Tensor, Tensor | None]:
             "catalogue must be a tensor [items, d], an nn.Embedding or an nn.Linear, got "
             f"{type(catalogue).__name__}"
         )
-    if catalogue.padding_idx is not None:
-        raise ValueError(
-            f"catalogue is an nn.Embedding with padding_idx={catalogue.padding_idx}, and padding "
-            "is no item: give the rows of the items alone, such as embedding.weight[1:]"
-        )
-    if catalogue.max_norm is not None:
-        raise ValueError(
-            f"catalogue is an nn.Embedding with max_norm={catalogue.max_norm}, which shortens rows "
-            "as they are looked up, and a loss does not: give embedding.weight to do without"
-        )
+    for name, remedy in _REFUSED.items():
+        if getattr(catalogue, name) is not None:
+            raise ValueError(f"catalogue is an nn.Embedding with {name}, {remedy}")
     return catalogue.weight, None
 
 
@@ -74,7 +73,6 @@ def check_inputs(
     states: Tensor,  # [..., d]
     catalogue: Catalogue,
     targets: Tensor,  # [...]
-    *,
     ignore_index: int,
     bias: Tensor | None = None,  # [items]
     max_targets: int | None = None,
@@ -123,35 +121,26 @@ def check_arguments(
         given["bias"] = bias
     for name, tensor in given.items():
         check_tensor(name, tensor)
-        if name != "targets" and tensor.dtype not in _DTYPES:
-            raise TypeError(
-                f"{name} must be floating point (float64, float32, bfloat16 or float16), got "
-                f"{tensor.dtype}"
-            )
+        dtypes = _INTEGERS if name == "targets" else _DTYPES
+        if tensor.dtype not in dtypes:
+            kind = "item indices" if name == "targets" else "floating point"
+            names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            raise TypeError(f"{name} must be {kind} ({names}), got {tensor.dtype}")
     _refuse(torch._C._functorch.is_batchedtensor, "vmap", *given.values())
-    if targets.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"targets must be int64 or int32 item indices, got {targets.dtype}")
-    if states.dim() < 1:
-        raise ValueError("states must have a last dimension of size d, got a scalar")
-    if catalogue.dim() != 2 or catalogue.numel() == 0:
+    x, y = tuple(states.shape), tuple(catalogue.shape)
+    if len(y) != 2 or 0 in y:
+        raise ValueError(f"catalogue must be [items, d] and not empty, got shape {y}")
+    if x[-1:] != y[1:]:
+        raise ValueError(f"states {x} and catalogue {y} differ in their last dimension")
+    if targets.shape != x[:-1]:
         raise ValueError(
-            f"catalogue must be [items, d] and not empty, got shape {tuple(catalogue.shape)}"
+            f"targets must have the shape of states without the last dimension, {x[:-1]}, got "
+            f"{tuple(targets.shape)}"
         )
-    if states.shape[-1] != catalogue.shape[1]:
-        raise ValueError(
-            f"states and catalogue differ in their last dimension: states {tuple(states.shape)}, "
-            f"catalogue {tuple(catalogue.shape)}"
-        )
-    if targets.shape != states.shape[:-1]:
-        raise ValueError(
-            f"targets must have the shape of states without the last dimension, "
-            f"{tuple(states.shape[:-1])}, got {tuple(targets.shape)}"
-        )
-    if bias is not None and bias.shape != catalogue.shape[:1]:
-        raise ValueError(
-            f"bias must be one number per item, [{len(catalogue)}], got shape {tuple(bias.shape)}"
-        )
-    if any(tensor.device != states.device for tensor in given.values()):
+    if bias is not None and bias.shape != y[:1]:
+        raise ValueError(f"bias must be one number per item, {y[:1]}, got {tuple(bias.shape)}")
+    device = states.device
+    if any(tensor.device != device for tensor in given.values()):
         devices = ", ".join(f"{name} on {tensor.device}" for name, tensor in given.items())
         raise ValueError(f"the arguments of a loss must be on one device, got {devices}")
 
@@ -197,21 +186,12 @@ def check_choice(name: str, value: object, choices: Any) -> None:
         raise ValueError(f"{name} must be one of {get_args(choices)}, got {value!r}")
 
 
-def check_ignore_index(value: int) -> None:
-    """Refuse an ignore_index that no target can equal."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        hint = "to ignore nothing, leave it at -100"
-        raise TypeError(f"ignore_index must be an integer, got {value!r}; {hint}")
-    if not -(2**63) <= value < 2**63:
-        raise ValueError(f"ignore_index must fit into 64 bits, got {value}")
-
-
-def check_size(name: str, value: int) -> None:
-    """Refuse a size that is not a whole number, or is below 1."""
+def check_size(name: str, value: int, least: int = 1) -> None:
+    """Refuse a size that is not a whole number, or is too small."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an integer, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
 def check_flag(name: str, value: bool) -> None:
@@ -221,20 +201,23 @@ def check_flag(name: str, value: bool) -> None:
 
 
 def check_number(name: str, value: float) -> None:
-    """Refuse anything but a number."""
-    if isinstance(value, bool) or not hasattr(value, "__float__"):
+    """Refuse anything but a finite number."""
+    if isinstance(value, bool) or not isinstance(value, SupportsFloat):
         raise TypeError(f"{name} must be a number, got {value!r}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
 
 
 def apply(function: type[Function], *arguments: Any) -> Any:
     """Apply an autograd function of ours; torch.func, which cannot transform it, is refused."""
-    tensors = (argument for argument in arguments if isinstance(argument, Tensor))
-    _refuse(torch._C._functorch.is_functorch_wrapped_tensor, "grad, jacrev, ...", *tensors)
+    _refuse(torch._C._functorch.is_functorch_wrapped_tensor, "grad, jacrev, ...", *arguments)
     return function.apply(*arguments)
 
 
-def _refuse(is_transformed: Callable[[Tensor], bool], name: str, *tensors: Tensor) -> None:
-    if not torch.compiler.is_compiling() and any(is_transformed(tensor) for tensor in tensors):
+def _refuse(is_transformed: Callable[[Tensor], bool], name: str, *given: Any) -> None:
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is None:
+        return
+    if any(isinstance(tensor, Tensor) and is_transformed(tensor) for tensor in given):
         raise TypeError(
             f"this loss does not work inside torch.func ({name}): its gradient is written by hand. "
             "Call backward() or torch.autograd.grad on its result"
@@ -242,7 +225,7 @@ def _refuse(is_transformed: Callable[[Tensor], bool], name: str, *tensors: Tenso
 
 
 def reduce(losses: Tensor, counted: Tensor | None, inputs: Inputs, reduction: str) -> Tensor:
-    """Reduce the losses [v] of the valid positions.
+    """Reduce the losses [v] of the valid positions; but for "none", their sum may be given.
 
     The mean is over the `counted` [v] (None: all), and 0 if there are none; losses that are not
     counted must be 0. "none" gives the losses in the shape of the targets, 0 where ignored.
@@ -253,5 +236,5 @@ def reduce(losses: Tensor, counted: Tensor | None, inputs: Inputs, reduction: st
         return inputs.put(losses).reshape(inputs.positions)
     if reduction == "sum":
         return losses.sum()
-    count = len(losses) if counted is None else counted.sum()
+    count = len(inputs.index) if counted is None else counted.sum()
     return losses.sum() / torch.as_tensor(count, device=losses.device).clamp(min=1)

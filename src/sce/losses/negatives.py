@@ -7,7 +7,7 @@ import math
 from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from sce.losses.inputs import check_flag, check_number, check_tensor
 
@@ -40,13 +40,14 @@ class Negatives(Protocol):
         rows: int,
         k: int,
         n_items: int,
-        targets: Tensor,  # [v] of the batch's valid positions
+        targets: Tensor,
         *,
-        generator: torch.Generator | None = None,
+        generator: Generator | None = None,
     ) -> Draw:
         """Draw k items of 0 ... n_items - 1 for each row, on the device of the targets.
 
-        Fewer than k are fine. With `correct`, the draw has `log_expected`.
+        The targets [v] are those of the batch's valid positions. Fewer than k items are fine. With
+        `correct`, the draw has `log_expected`.
         """
 
 
@@ -68,13 +69,7 @@ class UniformNegatives(nn.Module):
     correct = False
 
     def forward(
-        self,
-        rows: int,
-        k: int,
-        n_items: int,
-        targets: Tensor,
-        *,
-        generator: torch.Generator | None = None,
+        self, rows: int, k: int, n_items: int, targets: Tensor, generator: Generator | None = None
     ) -> Draw:
         """Draw k items for each row."""
         items = torch.randint(n_items, (rows, k), device=targets.device, generator=generator)
@@ -101,22 +96,15 @@ class PopularityNegatives(nn.Module):
         self.log_share = weights.log().float()
 
     def forward(
-        self,
-        rows: int,
-        k: int,
-        n_items: int,
-        targets: Tensor,
-        *,
-        generator: torch.Generator | None = None,
+        self, rows: int, k: int, n_items: int, targets: Tensor, generator: Generator | None = None
     ) -> Draw:
         """Draw k items for each row."""
         _check_items(self.cumulative, n_items)
         if self.cumulative.device != targets.device:
             self.cumulative = self.cumulative.to(targets.device)
             self.log_share = self.log_share.to(targets.device)
-        uniform = torch.rand(
-            (rows, k), dtype=torch.float64, device=targets.device, generator=generator
-        )
+        device, wide = targets.device, torch.float64
+        uniform = torch.rand((rows, k), dtype=wide, device=device, generator=generator)
         # The last entry is the sum of all, up to rounding: scaling by it keeps the search inside.
         items = torch.searchsorted(self.cumulative, uniform * self.cumulative[-1], right=True)
         items = items.clamp_(max=n_items - 1)
@@ -144,13 +132,7 @@ class InBatchNegatives(nn.Module):
         self.log_share = None if counts is None else _share(counts, 1.0, least=1.0).log().float()
 
     def forward(
-        self,
-        rows: int,
-        k: int,
-        n_items: int,
-        targets: Tensor,
-        *,
-        generator: torch.Generator | None = None,
+        self, rows: int, k: int, n_items: int, targets: Tensor, generator: Generator | None = None
     ) -> Draw:
         """Draw k targets of the batch for each row."""
         if len(targets) == 0:
@@ -167,7 +149,7 @@ class InBatchNegatives(nn.Module):
         return Draw(items, self.log_share[items] + math.log(k))
 
     def extra_repr(self) -> str:
-        """Show the settings in the module's repr."""
+        """Show the settings."""
         counts = "of the batch" if self.log_share is None else "given"
         return f"counts={counts}, correct={self.correct}"
 
@@ -180,12 +162,13 @@ def _check_items(counts: Tensor, n_items: int) -> None:
 def _share(counts: Tensor, power: float, least: float = -math.inf) -> Tensor:
     check_tensor("counts", counts)
     check_number("power", power)
-    if not math.isfinite(power):
-        raise ValueError(f"power must be finite, got {power}")
     if counts.dim() != 1:
         raise ValueError(f"counts must be [items], got shape {tuple(counts.shape)}")
     counts = counts.to(torch.float64).clamp(min=least)
-    if not counts.isfinite().all() or (counts < 0).any() or counts.sum() == 0:
-        raise ValueError("counts must be finite, not negative, and not all zero")
     weights = torch.where(counts > 0, counts**power, 0.0)
-    return weights / weights.sum()
+    total = weights.sum()
+    if not counts.isfinite().all() or (counts < 0).any() or not 0 < total < math.inf:
+        raise ValueError(
+            f"counts, to the power {power}, must be finite, not negative, not all zero"
+        )
+    return weights / total

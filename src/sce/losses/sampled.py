@@ -4,21 +4,20 @@ torch.func cannot transform them (their gradients are written by hand, in bounde
 backward() or torch.autograd.grad.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.nn.functional import logsigmoid, softplus
 
-from sce.losses.base import BatchShape, DataSummary, Loss, LossMemory, LossSettings
+from sce.losses.base import BatchShape, DataSummary, LossMemory, LossOfPositions, LossSettings
 from sce.losses.inputs import (
     Catalogue,
+    Inputs,
     check_choice,
-    check_inputs,
     check_number,
     check_size,
-    reduce,
     unwrap_catalogue,
 )
 from sce.losses.negatives import (
@@ -28,11 +27,13 @@ from sce.losses.negatives import (
     UniformNegatives,
     check_negatives,
 )
-from sce.losses.scoring import MAX_GATHERED, SampledScores, Sharing, score_negatives
+from sce.losses.scoring import MAX_GATHERED, Sharing, score_negatives
 
 
-class SampledLoss(Loss):
-    """Base of the losses over sampled negatives, which differ in `_losses` alone.
+class SampledLoss(LossOfPositions):
+    """Base of the losses over sampled negatives, which differ in `_combine` alone.
+
+    `max_targets` is for samplers that do not depend on the targets, uniform or by popularity.
 
     Args:
         n_negatives: Negatives drawn, k.
@@ -73,42 +74,17 @@ class SampledLoss(Loss):
                 "correct=False"
             )
 
-    def forward(
-        self,
-        states: Tensor,
-        catalogue: Catalogue,
-        targets: Tensor,
-        *,
-        generator: torch.Generator | None = None,
-        max_targets: int | None = None,
-        bias: Tensor | None = None,
-    ) -> Tensor:
-        """Return the loss; see `Loss.forward`.
-
-        `bias` [items] is added to the logits of each item; an `nn.Linear` brings its own.
-        `max_targets` is for samplers that do not depend on the targets, uniform or by popularity.
-        """
-        if max_targets is not None and not _ignores_targets(self.negatives):
+    def _losses(self, inputs: Inputs, generator: Generator | None) -> Tensor:
+        if inputs.valid is not None and not _ignores_targets(self.negatives):
             raise ValueError(
                 "max_targets is for samplers that do not look at the targets, UniformNegatives and "
                 f"PopularityNegatives: places that are not in use have none. Got {self.negatives}"
             )
-        inputs = check_inputs(
-            states,
-            catalogue,
-            targets,
-            ignore_index=self.ignore_index,
-            bias=bias,
-            max_targets=max_targets,
-        )
-        scores = score_negatives(
-            inputs, self.negatives, self.n_negatives, shared=self.shared, generator=generator
-        )
-        losses = self._losses(scores, len(inputs.catalogue))
-        return reduce(losses, None, inputs, self.reduction)
+        given = (inputs, self.negatives, self.n_negatives, self.shared, generator)
+        return self._combine(*score_negatives(*given), len(inputs.catalogue))
 
-    def _losses(self, scores: SampledScores, n_items: int) -> Tensor:
-        """Return the loss of each valid position, [v]."""
+    def _combine(self, positive_logits: Tensor, negative_logits: Tensor, n_items: int) -> Tensor:
+        """Return the loss of each valid position [v], of which negatives have -inf if masked."""
         raise NotImplementedError
 
     def is_capturable(self, catalogue: Catalogue) -> bool:
@@ -162,8 +138,7 @@ class SampledCrossEntropy(SampledLoss):
     takes_correction = True
     logit_copies = 3
 
-    def _losses(self, scores: SampledScores, n_items: int) -> Tensor:
-        positive_logits, negative_logits = scores
+    def _combine(self, positive_logits: Tensor, negative_logits: Tensor, n_items: int) -> Tensor:
         logits = torch.cat([positive_logits.unsqueeze(1), negative_logits], dim=1)
         return -logits.log_softmax(dim=1)[:, 0]
 
@@ -175,28 +150,20 @@ class BinaryCrossEntropy(SampledLoss):
     Arguments: see `SampledLoss`.
     """
 
-    def __init__(
-        self,
-        n_negatives: int = 1,
-        *,
-        negatives: Negatives | None = None,
-        shared: Sharing | None = None,
-        ignore_index: int = -100,
-        reduction: str = "mean",
-    ) -> None:
-        super().__init__(
-            n_negatives,
-            negatives=negatives,
-            shared=shared,
-            ignore_index=ignore_index,
-            reduction=reduction,
-        )
+    t = 0.0
 
-    def _losses(self, scores: SampledScores, n_items: int) -> Tensor:
-        return _binary(scores, positive_weight=1.0)
+    def __init__(self, n_negatives: int = 1, **options: Any) -> None:
+        super().__init__(n_negatives, **options)
+
+    def _combine(self, positive_logits: Tensor, negative_logits: Tensor, n_items: int) -> Tensor:
+        share = min(1.0, self.n_negatives / max(1, n_items - 1))
+        # -log(1 - σ(s)) is softplus(s): finite at any logit, and 0 at -inf. Above the threshold
+        # torch returns s itself, which is exact there.
+        negative = softplus(negative_logits, threshold=40.0).sum(dim=1)
+        return negative - (1.0 - self.t * (1.0 - share)) * logsigmoid(positive_logits)
 
 
-class GeneralizedBinaryCrossEntropy(SampledLoss):
+class GeneralizedBinaryCrossEntropy(BinaryCrossEntropy):
     """gBCE: BCE⁺ with the positive's part scaled down to undo overconfidence from sampling.
 
     The positive enters as -β·log σ(s⁺), which is finite at any logit, with
@@ -205,44 +172,17 @@ class GeneralizedBinaryCrossEntropy(SampledLoss):
     which undoes the sampling in full. Other arguments: see `SampledLoss`.
     """
 
-    def __init__(
-        self,
-        n_negatives: int,
-        *,
-        t: float = 0.75,
-        negatives: Negatives | None = None,
-        shared: Sharing | None = None,
-        ignore_index: int = -100,
-        reduction: str = "mean",
-    ) -> None:
-        super().__init__(
-            n_negatives,
-            negatives=negatives,
-            shared=shared,
-            ignore_index=ignore_index,
-            reduction=reduction,
-        )
+    def __init__(self, n_negatives: int, *, t: float = 0.75, **options: Any) -> None:
+        super().__init__(n_negatives, **options)
         check_number("t", t)
         if not 0.0 <= t <= 1.0:
             raise ValueError(f"t must lie in [0, 1], got {t}")
         self.t = t
 
-    def _losses(self, scores: SampledScores, n_items: int) -> Tensor:
-        share = min(1.0, self.n_negatives / max(1, n_items - 1))
-        return _binary(scores, positive_weight=1.0 - self.t * (1.0 - share))
-
 
 def _ignores_targets(negatives: Negatives) -> bool:
     """True if a sampler is known to draw without looking at the targets."""
     return type(negatives) in (UniformNegatives, PopularityNegatives)
-
-
-def _binary(scores: SampledScores, *, positive_weight: float) -> Tensor:
-    """Return -w·log σ(s⁺) - Σ log(1 - σ(s⁻)), [v]."""
-    # -log(1 - σ(s)) is softplus(s): finite at any logit, and 0 at -inf. Above the threshold torch
-    # returns s itself, which is exact there.
-    negative = softplus(scores.negative_logits, threshold=40.0).sum(dim=1)
-    return negative - positive_weight * logsigmoid(scores.positive_logits)
 
 
 def _piece(rows: float, width: int) -> float:
@@ -259,9 +199,12 @@ class _SampledSettings(LossSettings):
 
     def build(self, data: DataSummary) -> SampledLoss:
         """Make the loss."""
-        given: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        correct = self.loss.takes_correction
-        return self.loss(**given | {"negatives": make_sampler(self.negatives, data, correct)})
+        check_choice("negatives", self.negatives, Sampler)
+        given: dict[str, Any] = vars(self) | {"negatives": UniformNegatives()}
+        if self.negatives != "uniform":
+            make = PopularityNegatives if self.negatives == "popularity" else InBatchNegatives
+            given["negatives"] = make(data.item_counts, correct=self.loss.takes_correction)
+        return self.loss(**given)
 
 
 @dataclass(frozen=True)
@@ -301,13 +244,3 @@ class SampledCrossEntropySettings(BCEPlusSettings):
     """Settings of CE⁻."""
 
     loss = SampledCrossEntropy
-
-
-def make_sampler(name: Sampler, data: DataSummary, correct: bool) -> Negatives:
-    """Make a sampler by its name."""
-    check_choice("negatives", name, Sampler)
-    if name == "uniform":
-        return UniformNegatives()
-    if name == "popularity":
-        return PopularityNegatives(data.item_counts, correct=correct)
-    return InBatchNegatives(data.item_counts, correct=correct)

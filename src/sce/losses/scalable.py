@@ -6,13 +6,12 @@ large inner products, instead of over the whole catalogue.
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from sce.losses.backend import MAX_DIM, Backend, choose_backend, why_not_triton
+from sce.losses.backend import MAX_DIM, Backend, explain, why_not_triton
 from sce.losses.base import BatchShape, DataSummary, Loss, LossMemory, LossSettings
 from sce.losses.bucketed import bucketed_cross_entropy
 from sce.losses.buckets import (
@@ -24,13 +23,14 @@ from sce.losses.buckets import (
     Centres,
     count_buckets,
     draw_centres,
-    fill_buckets,
     round_centres,
     score_bytes,
     suggest_sizes,
+    top_rows,
 )
 from sce.losses.inputs import (
     Catalogue,
+    Inputs,
     active_autocast_dtype,
     check_arguments,
     check_choice,
@@ -114,12 +114,9 @@ class ScalableCrossEntropy(Loss):
         check_flag("sparse_grad", sparse_grad)
         suggest_sizes(1, 1, alpha=alpha, beta=beta)  # refuses what is not positive and finite
         check_choice("backend", backend, Backend)
-        self.bucket_size_y = bucket_size_y
-        self.centres = centres
-        self.n_buckets = n_buckets
-        self.bucket_size_x = bucket_size_x
-        self.alpha = alpha
-        self.beta = beta
+        self.bucket_size_y, self.centres = bucket_size_y, centres
+        self.n_buckets, self.bucket_size_x = n_buckets, bucket_size_x
+        self.alpha, self.beta = alpha, beta
         self.backend: Backend = backend
         self.sparse_grad = sparse_grad
 
@@ -149,7 +146,7 @@ class ScalableCrossEntropy(Loss):
         catalogue: Catalogue,
         targets: Tensor,
         *,
-        generator: torch.Generator | None = None,
+        generator: Generator | None = None,
         max_targets: int | None = None,
         centres: Tensor | None = None,
     ) -> Tensor:
@@ -161,31 +158,22 @@ class ScalableCrossEntropy(Loss):
         return self._run(states, catalogue, targets, generator, max_targets, centres)[0]
 
     def with_statistics(
-        self,
-        states: Tensor,
-        catalogue: Catalogue,
-        targets: Tensor,
-        *,
-        generator: torch.Generator | None = None,
-        max_targets: int | None = None,
-        centres: Tensor | None = None,
+        self, states: Tensor, catalogue: Catalogue, targets: Tensor, **options: Any
     ) -> tuple[Tensor, BucketStatistics]:
         """Return the loss, and shares of states placed and targets found in its buckets."""
-        loss, buckets, marked = self._run(
-            states, catalogue, targets, generator, max_targets, centres
-        )
-        return loss, count_buckets(buckets, marked)
+        return self._run(states, catalogue, targets, **options, counted=True)
 
     def _run(
         self,
         states: Tensor,
         catalogue: Catalogue,
         targets: Tensor,
-        generator: torch.Generator | None,
-        max_targets: int | None,
-        centres: Tensor | None,
-    ) -> tuple[Tensor, Buckets, Tensor]:
-        """Return the loss, the buckets, and the targets of their states, negative if not valid."""
+        generator: Generator | None = None,
+        max_targets: int | None = None,
+        centres: Tensor | None = None,
+        counted: bool = False,
+    ) -> tuple[Tensor, Any]:
+        """Return the loss and, if they are to be counted, the statistics."""
         catalogue = _weight(catalogue)
         check_arguments(states, catalogue, targets)
         if centres is not None:
@@ -197,91 +185,65 @@ class ScalableCrossEntropy(Loss):
                 "sparse_grad gives the catalogue a sparse gradient, which torch takes no further: "
                 "the catalogue must be the parameter itself, not what was computed from one"
             )
-        fused = why_not_triton(states, catalogue, self.backend) is None and targets.numel() > 0
-        path = self._fused if fused else self._plain
+        reason = why_not_triton(states, catalogue, self.backend)
+        fused, compiling = reason is None and targets.numel() > 0, torch.compiler.is_compiling()
         # A compiled graph holds the kernels, but no sparse tensors and no generators.
-        in_graph = fused and not self.sparse_grad and generator is None
-        if torch.compiler.is_compiling() and not in_graph:
-            path = torch.compiler.disable(path)  # the decorator takes seconds to import
+        if compiling and (not fused or self.sparse_grad or generator is not None):
+            run = torch.compiler.disable(self._run)  # the decorator takes seconds to import
+            return run(states, catalogue, targets, generator, max_targets, centres, counted)  # type: ignore[no-any-return]
         sizes = self.sizes(len(catalogue), max_targets or max(1, targets.numel()))
         autocast_dtype = active_autocast_dtype(states, catalogue)
-        return path(states, catalogue, targets, generator, centres, sizes, autocast_dtype)
+        if fused:
+            from sce.losses import kernels
 
-    def _plain(
-        self,
-        states: Tensor,
-        catalogue: Tensor,
-        targets: Tensor,
-        generator: torch.Generator | None,
-        centres: Tensor | None,
-        sizes: tuple[int, int, int],
-        autocast_dtype: torch.dtype | None,
-    ) -> tuple[Tensor, Buckets, Tensor]:
-        """Place the states and compute the loss in plain PyTorch."""
-        choose_backend(states, catalogue, self.backend)  # says why not the kernels
-        inputs = check_inputs(states, catalogue, targets, ignore_index=self.ignore_index)
-        x, n_buckets, size_x, size_y = inputs.states, *sizes
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            seen = rounded(x, autocast_dtype)
             if centres is None:
-                centres = draw_centres(seen, n_buckets, self.centres, generator=generator)
-                centres = round_centres(centres, autocast_dtype or catalogue.dtype)
-            # A state that is not finite may fall into no bucket, and would then go unnoticed.
-            sound = seen.isfinite().all()
-            buckets = fill_buckets(
-                seen,
-                catalogue,
-                centres.to(inputs.dtype),
-                bucket_size_x=size_x,
-                bucket_size_y=size_y,
-                autocast_dtype=autocast_dtype,
+                seed = kernels.draw_seed(states.device, generator)
+            else:
+                sizes, seed = (len(centres), *sizes[1:]), None
+            options = kernels.FusedOptions(
+                list(sizes), self.centres, self.ignore_index, self.reduction, autocast_dtype
             )
+            x = states if states.dim() == 2 else states.reshape(-1, states.shape[-1])
+            given = (x, catalogue, targets.reshape(-1), options, centres, seed)
+            if compiling:
+                found = kernels.fused_operator(*given)
+            else:
+                found = kernels.fused_cross_entropy(*given, self.sparse_grad)
+            loss = found.loss if self.reduction != "none" else found.loss.reshape(targets.shape)
+            return loss, count_buckets(found.buckets, found.targets) if counted else None
+        if reason is not None:
+            explain(reason, self.backend)
+        inputs = check_inputs(states, catalogue, targets, self.ignore_index)
+        with torch.no_grad(), torch.autocast(states.device.type, enabled=False):
+            buckets, sound = self._fill(inputs, sizes, centres, generator, autocast_dtype)
         losses, placed = bucketed_cross_entropy(
-            x,
-            catalogue,
-            inputs.targets,
-            buckets,
-            sparse=self.sparse_grad,
-            autocast_dtype=autocast_dtype,
+            inputs.states, catalogue, inputs.targets, buckets, self.sparse_grad, autocast_dtype
         )
         losses = losses * torch.where(sound, 1.0, torch.nan).to(losses.dtype)
-        return reduce(losses, placed, inputs, self.reduction), buckets, inputs.targets
+        loss = reduce(losses, placed, inputs, self.reduction)
+        return loss, count_buckets(buckets, inputs.targets) if counted else None
 
-    def _fused(
+    def _fill(
         self,
-        states: Tensor,
-        catalogue: Tensor,
-        targets: Tensor,
-        generator: torch.Generator | None,
-        centres: Tensor | None,
+        inputs: Inputs,
         sizes: tuple[int, int, int],
+        centres: Tensor | None,
+        generator: Generator | None,
         autocast_dtype: torch.dtype | None,
-    ) -> tuple[Tensor, Buckets, Tensor]:
-        """Place the states and compute the loss by the kernels: no sync."""
-        from sce.losses import kernels
-
+    ) -> tuple[Buckets, Tensor]:
+        """Return the buckets, in plain PyTorch, and if all states are finite."""
         n_buckets, size_x, size_y = sizes
-        options = kernels.FusedOptions(
-            [n_buckets if centres is None else len(centres), size_x, size_y],
-            self.centres,
-            self.ignore_index,
-            self.reduction,
-            autocast_dtype,
+        seen = rounded(inputs.states, autocast_dtype)
+        if centres is None:
+            centres = draw_centres(seen, n_buckets, self.centres, generator=generator)
+            centres = round_centres(centres, autocast_dtype or inputs.catalogue.dtype)
+        centres = centres.to(inputs.dtype)
+        buckets = Buckets(
+            top_rows(centres, seen, size_x, autocast_dtype=autocast_dtype),
+            top_rows(centres, inputs.catalogue, size_y, autocast_dtype=autocast_dtype),
         )
-        run: Any = kernels.fused_operator
-        if not torch.compiler.is_compiling():
-            run = partial(kernels.fused_cross_entropy, sparse_grad=self.sparse_grad)
-        loss, buckets, marked = run(
-            states.reshape(-1, states.shape[-1]),
-            catalogue,
-            targets.reshape(-1),
-            options,
-            centres=centres,
-            seed=kernels.draw_seed(states.device, generator) if centres is None else None,
-        )
-        if self.reduction == "none":
-            loss = loss.reshape(targets.shape)
-        return loss, buckets, marked
+        # A state that is not finite may fall into no bucket, and would then go unnoticed.
+        return buckets, seen.isfinite().all()
 
     def is_capturable(self, catalogue: Catalogue) -> bool:
         """True if a call with this catalogue can be captured in a CUDA graph: the kernels run."""
@@ -330,13 +292,11 @@ class ScalableCrossEntropySettings(LossSettings):
 
     def build(self, data: DataSummary) -> ScalableCrossEntropy:
         """Make the loss, with buckets for the mean batch: the shapes in a step stay the same."""
-        n_buckets, size_x = suggest_sizes(1, data.targets, alpha=self.alpha, beta=self.beta)
-        return ScalableCrossEntropy(
-            bucket_size_y="auto" if self.bucket_size_y is None else self.bucket_size_y,
-            centres=self.centres,
-            n_buckets=n_buckets if self.n_buckets is None else self.n_buckets,
-            bucket_size_x=size_x if self.bucket_size_x is None else self.bucket_size_x,
-        )
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        rule = {"alpha": given.pop("alpha"), "beta": given.pop("beta")}
+        n_buckets, size_x = suggest_sizes(1, data.targets, **rule)
+        sizes = {"n_buckets": n_buckets, "bucket_size_x": size_x}
+        return ScalableCrossEntropy(**sizes | given)
 
 
 def scalable_cross_entropy(
@@ -344,7 +304,7 @@ def scalable_cross_entropy(
     catalogue: Catalogue,
     targets: Tensor,
     *,
-    generator: torch.Generator | None = None,
+    generator: Generator | None = None,
     max_targets: int | None = None,
     centres: Tensor | None = None,
     **settings: Any,
@@ -367,15 +327,13 @@ def _weight(catalogue: Catalogue) -> Tensor:
 
 def _check_centres(centres: Tensor, catalogue: Tensor) -> None:
     check_tensor("centres", centres)
-    if not centres.is_floating_point():
-        raise TypeError(f"centres must be floating point, got {centres.dtype}")
-    if centres.device != catalogue.device:
+    d, device = catalogue.shape[1], catalogue.device
+    fits = centres.dim() == 2 and centres.shape[1] == d and len(centres) > 0
+    if not fits or not centres.is_floating_point() or centres.device != device:
         raise ValueError(
-            f"centres must be where the catalogue is, on {catalogue.device}, got {centres.device}"
+            f"centres must be [n_buckets, {d}], floating point, on {device}, got "
+            f"{tuple(centres.shape)}, {centres.dtype}, on {centres.device}"
         )
-    d = catalogue.shape[1]
-    if centres.dim() != 2 or centres.shape[1] != d or len(centres) == 0:
-        raise ValueError(f"centres must be [n_buckets, {d}], got {tuple(centres.shape)}")
     # Where looking at values is free: not on a GPU, nor while a graph is made.
     looks = centres.device.type == "cpu" and not torch.compiler.is_compiling()
     if looks and not centres.isfinite().all():

@@ -4,7 +4,7 @@ Rows of negatives, and logits of padding, exist for a few sequences or positions
 and backward: only the logits of valid positions grow with the batch.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,27 +20,22 @@ Sharing = Literal["position", "sequence", "batch"]
 MAX_GATHERED = 1 << 21
 
 
-class SampledScores(NamedTuple):
-    """Logits of the valid positions, in float32 or wider."""
-
-    positive_logits: Tensor  # [v]
-    negative_logits: Tensor  # [v, k], corrected; -inf for a negative that equals the target
-
-
 def score_negatives(
     inputs: Inputs,
     negatives: Negatives,
     n_negatives: int,
-    *,
     shared: Sharing,
     generator: torch.Generator | None,
-) -> SampledScores:
-    """Draw the negatives, score them, and mask those that equal the target."""
+) -> tuple[Tensor, Tensor]:
+    """Draw negatives, and return the logits of the valid positions, in float32 or wider.
+
+    Those with the targets [v], and those with the negatives [v, k]: corrected, and -inf where a
+    negative equals the target.
+    """
     if torch.compiler.is_compiling():
         # The number of valid positions is not known while compiling: the graph breaks here.
-        return torch.compiler.disable(score_negatives)(  # type: ignore[no-any-return]
-            inputs, negatives, n_negatives, shared=shared, generator=generator
-        )
+        given = (inputs, negatives, n_negatives, shared, generator)
+        return torch.compiler.disable(score_negatives)(*given)  # type: ignore[no-any-return]
     length = inputs.positions[-1] if inputs.positions else 1
     n_sequences = inputs.positions[:-1].numel()
     sequence = inputs.index // max(1, length)  # [v] the sequence of each position
@@ -80,7 +75,7 @@ def score_negatives(
             is_target = drawn == inputs.targets[part].unsqueeze(1)
             negative_logits[part].masked_fill_(is_target, -torch.inf)
             del drawn, is_target
-    return SampledScores(positive_logits, negative_logits)
+    return positive_logits, negative_logits
 
 
 def _score(inputs: Inputs, items: Tensor, shared: Sharing, length: int) -> tuple[Tensor, Tensor]:

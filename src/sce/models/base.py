@@ -2,7 +2,6 @@
 
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from sce.data.length_groups import LengthGroups
@@ -59,5 +58,5 @@ class BackboneSettings(Protocol):
     def max_length(self) -> int:
         """Maximum history length."""
 
-    def build(self, n_items: int, *, seed: int | torch.Generator = 0) -> Backbone:
+    def build(self, n_items: int, *, seed: int = 0) -> Backbone:
         """Make the model with new weights, which follow from the seed alone."""

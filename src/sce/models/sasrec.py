@@ -56,7 +56,7 @@ class SASRecSettings:
         if not 0 <= self.dropout < 1:
             raise InputError(f"dropout is a share from 0 to below 1; got {self.dropout}")
 
-    def build(self, n_items: int, *, seed: int | torch.Generator = 0) -> "SASRec":
+    def build(self, n_items: int, *, seed: int = 0) -> "SASRec":
         """Make the model with new weights."""
         return SASRec(n_items, self, seed=seed)
 
@@ -64,8 +64,8 @@ class SASRecSettings:
 class SASRec(Backbone):
     """Histories in, one hidden state per event out; scores are `states @ catalogue.T`.
 
-    Nothing in `forward` depends on the values in a batch or is a sync, so a step can be compiled
-    and captured.
+    Nothing in `forward` depends on the values in a batch or is a sync, so a step can be compiled,
+    captured and exported.
 
     >>> SASRec(1000, dim=32, max_length=50)(torch.tensor([[3, 7, 5]])).shape
     torch.Size([1, 3, 32])
@@ -78,8 +78,7 @@ class SASRec(Backbone):
         n_items: int,
         settings: SASRecSettings | None = None,
         *,
-        seed: int | torch.Generator = 0,
-        sparse_grad: bool = False,
+        seed: int = 0,
         **options: Any,
     ) -> None:
         """Make a model with new weights.
@@ -89,15 +88,12 @@ class SASRec(Backbone):
             settings: The settings, all at once.
             seed: The initial weights follow from it alone; the global random state is neither
                 read nor moved.
-            sparse_grad: Give the catalogue a sparse gradient, of the rows that were looked up, for
-                optimizers that update those alone. It can be set later.
             options: Settings by name, as in `SASRec(n_items, dim=64)`: see `SASRecSettings`.
         """
         super().__init__()
         if n_items < 1:
             raise InputError(f"a model needs at least one item; got {n_items}")
         self.settings = replace(settings or SASRecSettings(), **options)
-        self.sparse_grad = sparse_grad
         dim, dropout = self.settings.dim, self.settings.dropout
         self.catalogue = nn.Parameter(torch.empty(n_items, dim))
         self.positions = nn.Parameter(torch.empty(self.settings.max_length, dim))
@@ -115,12 +111,10 @@ class SASRec(Backbone):
         where values are not looked at: an index out of bounds).
         """
         self._check(histories)
-        if length_groups is None:
-            groups: LengthGroups = ((histories.shape[0], histories.shape[1]),)
-        else:
-            groups = length_groups
+        rows, length = histories.shape
+        groups = ((rows, length),) if length_groups is None else length_groups
+        if length_groups is not None:
             _check_groups(histories, groups)
-        length = histories.shape[1]
         columns = torch.arange(length, device=histories.device)
         real = histories != PADDING
         events = real.sum(1, keepdim=True)
@@ -169,12 +163,10 @@ class SASRec(Backbone):
             raise InputError("this model takes histories padded on the right, without gaps")
 
     @torch.no_grad()
-    def _initialise(self, seed: int | torch.Generator) -> None:
+    def _initialise(self, seed: int) -> None:
         if self.catalogue.is_meta:
             return  # made to be counted, or to be filled from a file
-        generator = seed
-        if not isinstance(generator, torch.Generator):
-            generator = torch.Generator(device=self.catalogue.device).manual_seed(generator)
+        generator = torch.Generator(device=self.catalogue.device).manual_seed(seed)
         for weight in (self.catalogue, self.positions):
             nn.init.xavier_uniform_(weight, generator=generator)
         for block in self.blocks:
@@ -222,8 +214,7 @@ class Block(nn.Module):
         states = normed + self._attend(normed, states, groups, missing)
         normed = self.forward_norm(states)
         inner = F.relu(self.dropout(self.inner(normed)))
-        out: Tensor = normed + self.dropout(self.outer(inner))
-        return out
+        return normed + self.dropout(self.outer(inner))  # type: ignore[no-any-return]
 
     def _attend(
         self, queries: Tensor, states: Tensor, groups: LengthGroups, missing: Tensor | None
@@ -237,8 +228,7 @@ class Block(nn.Module):
             self._attend_in_group(query.pop(0), key_value.pop(0), group, lacking)
             for group, lacking in zip(groups, lack, strict=True)
         ]
-        out: Tensor = self.attention_out(_join(attended))
-        return out
+        return self.attention_out(_join(attended))  # type: ignore[no-any-return]
 
     def _attend_in_group(
         self, query: Tensor, key_value: Tensor, group: tuple[int, int], missing: Tensor | None
@@ -270,7 +260,7 @@ class Block(nn.Module):
         an addition to its logit, brought in by one more dimension of query and key.
         """
         empty_key, empty_value = (
-            half.unflatten(0, (1, self.heads, 1, -1)).expand(len(query), -1, _SINKS, -1)
+            half.unflatten(0, (1, self.heads, 1, -1)).expand(query.shape[0], -1, _SINKS, -1)
             for half in self.key_value.bias.to(key.dtype).chunk(2)
         )
         count = missing.to(torch.promote_types(key.dtype, torch.float32))
@@ -292,12 +282,11 @@ class Block(nn.Module):
         for projection in (self.query, self.key_value):
             nn.init.uniform_(projection.weight, -bound, bound, generator=generator)
             nn.init.zeros_(projection.bias)
-        nn.init.xavier_uniform_(self.attention_out.weight, generator=generator)
         nn.init.zeros_(self.attention_out.bias)
+        nn.init.xavier_uniform_(self.attention_out.weight, generator=generator)
         for layer in (self.inner, self.outer):
             nn.init.xavier_uniform_(layer.weight, generator=generator)
-            bound = 1 / math.sqrt(dim)
-            nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+            nn.init.uniform_(layer.bias, -(dim**-0.5), dim**-0.5, generator=generator)
 
 
 def _check_groups(histories: Tensor, groups: LengthGroups) -> None:
@@ -325,12 +314,12 @@ def _pack(tensor: Tensor, groups: LengthGroups) -> Tensor:
 
 def _unpack(states: Tensor, groups: LengthGroups, length: int) -> Tensor:
     """States [n, d] as a batch [b, l, d]; zeros where there is no group."""
-    if len(groups) == 1 and groups[0][1] == length:
-        whole: Tensor = states.unflatten(0, groups[0])
-        return whole
     each = states.split([rows * width for rows, width in groups])
-    found = zip(each, groups, strict=True)
-    return _join([F.pad(s.unflatten(0, group), (0, 0, 0, length - group[1])) for s, group in found])
+    found = [part.unflatten(0, group) for part, group in zip(each, groups, strict=True)]
+    lacking = [length - width for _, width in groups]
+    return _join(
+        [F.pad(p, (0, 0, 0, lack)) if lack else p for p, lack in zip(found, lacking, strict=True)]
+    )
 
 
 def _join(tensors: list[Tensor]) -> Tensor:
@@ -339,6 +328,4 @@ def _join(tensors: list[Tensor]) -> Tensor:
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:
     """A layer without weights yet: its constructor would draw them from the global generator."""
-    device = torch.get_default_device()
-    layer = nn.Linear(inputs, outputs, device="meta")
-    return layer if device.type == "meta" else layer.to_empty(device=device)
+    return nn.Linear(inputs, outputs, device="meta").to_empty(device=torch.get_default_device())

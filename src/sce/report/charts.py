@@ -1,14 +1,15 @@
-"""The charts of sweeps, one function for each kind; CHARTS is the table of them."""
+"""The charts of sweeps, one function for each kind; `CHARTS` in figure_spec.py lists them."""
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pkgutil import resolve_name
 from typing import NamedTuple
 
 import altair as alt
 import polars as pl
 
-from sce.experiments.figure_spec import MEASURES, FigureSpec
+from sce.experiments.figure_spec import CHARTS, HISTORY, MEASURES, FigureSpec
 from sce.losses import LOSSES
 from sce.report.drawing import (
     DASHES,
@@ -27,27 +28,24 @@ from sce.report.drawing import (
 )
 from sce.report.frame import (
     SCORE,
-    WHOLE_PROCESS,
+    TOLD,
     Group,
     SeedGroup,
     Show,
     best,
-    comparable,
     datasets_of,
-    describe,
     front,
     group_by,
     is_resident,
-    left_out,
     name_group,
     name_metric,
+    tell,
     varied,
     with_most_seeds,
 )
 from sce.report.record import PHASES
 from sce.units import (
     is_number,
-    plural,
     show_count,
     show_digits,
     show_duration,
@@ -82,40 +80,28 @@ class Course(NamedTuple):
 
 # A new chart of epochs is an entry here, by the name that sweeps know it by.
 COURSES = {
-    "loss": Course("training loss", {"loss": ("loss",)}, show_digits, Axis("loss"),
+    "loss": Course("training loss", {"loss": HISTORY["loss"]}, show_digits, Axis("loss"),
                    "Mean of the epoch", "Learning"),
-    SCORE: Course("validation NDCG@10", {"NDCG@10": ("validation", "ndcg@10")}, show_metric,
+    SCORE: Course("validation NDCG@10", {"NDCG@10": HISTORY[SCORE]}, show_metric,
                   Axis("NDCG@10", zero=True),
                   "Each test user's last event but one, in a ranking of the whole catalogue",
                   "Learning"),
     "seconds": Course("time per epoch", {phase: ("seconds", phase) for phase in PHASES},
                       show_duration, Axis("seconds", zero=True), "Seconds", "Memory and time"),
     "speed": Course("training speed", {"tokens per second": ("tokens_per_second",)}, show_count,
-                    Axis("tokens per second", "~s", zero=True), "Tokens without padding",
+                    Axis("tokens per second", "s", zero=True), "Tokens without padding",
                     "Memory and time"),
     "picked_once": Course("states picked once",
-                          {"in exactly one bucket": ("buckets", "picked_once"),
-                           "in any bucket": ("buckets", "placed")}, show_share, _SHARE,
+                          {"in exactly one bucket": HISTORY["picked_once"],
+                           "in any bucket": HISTORY["placed"]}, show_share, _SHARE,
                           "Share of a batch's states; one that is in many buckets takes others' "
                           "places", "Buckets"),
     "placed": Course("states in any bucket", {}, show_share, _SHARE),
     "correct_in_bucket": Course("correct items in their buckets",
-                                {"correct item": ("buckets", "correct_in_bucket")}, show_share,
+                                {"correct item": HISTORY["correct_in_bucket"]}, show_share,
                                 _SHARE, "Share of bucket rows whose own correct item is among the "
                                 "bucket's items", "Buckets"),
 }  # fmt: skip
-_COSTS = {
-    "memory": ("peak training memory", ", MiB"),
-    "time": ("training time", ", seconds"),
-    "speed": ("training speed", ", tokens per second"),
-}
-_SHOWN: dict[str, tuple[str, Show]] = {
-    "test NDCG@10": ("test.ndcg@10", show_metric),
-    "validation NDCG@10": (SCORE, show_metric),
-    "peak memory": ("memory", show_memory),
-    "training time": ("time", show_duration),
-}
-_HEADS = ("setting", *_SHOWN, "seeds")
 _WIDE = 4.0  # times the smallest: a logarithmic axis of costs from here on
 _LARGEST = 200.0  # area of the largest dot
 
@@ -123,60 +109,53 @@ _LARGEST = 200.0  # area of the largest dot
 def make_figures(groups: Sequence[SeedGroup], spec: FigureSpec) -> list[Figure]:
     """Draw a spec: a figure for each dataset, or one across all of them."""
     chosen = [group for group in groups if not spec.losses or group.loss in spec.losses]
-    draw = CHARTS[spec.kind]
-    if spec.kind == "line" and spec.x == "items":
-        found = [draw(chosen, spec, "")]
-    else:
-        found = [
-            draw([group for group in chosen if group.dataset == dataset], spec, dataset)
-            for dataset in datasets_of(chosen)
-        ]
+    draw: Callable[..., Figure | None] = resolve_name(CHARTS[spec.kind].draw)
+    found = [
+        draw([group for group in chosen if dataset in ("", group.dataset)], spec, dataset)
+        for dataset in ([""] if spec.x == "items" else datasets_of(chosen))
+    ]
     return [figure for figure in found if figure is not None]
 
 
 def pareto(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figure | None:
     """Quality against memory or time, with the Pareto front of each curve."""
     cost = spec.x or "memory"
-    alike = comparable(groups)
-    named, names = group_by(alike, spec.by), varied(alike)
-    largest = max((one.mean("memory") or 0.0 for one in alike), default=0.0)
+    named, names = group_by(groups, spec.by), varied(groups)
+    largest = max((one.mean("memory") or 0.0 for one in groups), default=0.0)
     told: list[list[str]] = []
     curves, prices = [], []
     for group, members in named.items():
-        joined = [id(one) for one in front(members, cost)]
-        points = []
+        joined, points = front(members, cost), []
         for one in sorted(members, key=lambda one: one.mean(cost) or 0.0):
             price, value, memory = (one.mean(name) for name in (cost, spec.y, "memory"))
             if price is None or value is None:
                 continue
             prices.append(price)
-            told.append(_tell(one, names))
+            told.append(tell(one, names))
             area = Point.size
             if cost == "time":  # in proportion to memory; the smallest can still be seen
                 area = max(12.0, _LARGEST * memory / largest) if memory else _LARGEST / 4
-            spread, faint = one.spread(spec.y) or 0.0, id(one) not in joined
-            points.append(Point(price, value, _hover(told[-1]), spread, faint, area))
+            spread = one.spread(spec.y) or 0.0
+            points.append(Point(price, value, _hover(told[-1]), spread, one not in joined, area))
         curves.append(_curve(named, group, spec, points))
     if not prices:
         return None
-    text = spec.text or "Joined: no setting as cheap did better on validation events."
-    if cost == "time" and not spec.text:
-        text += " The area of a dot is in proportion to its memory."
+    text = "Joined: no setting as cheap did better on validation events."
+    text += " The area of a dot is in proportion to its memory." if cost == "time" else ""
     wide = "x" in spec.log or max(prices) > _WIDE * min(prices) > 0
     return Figure(
         spec.title or f"{dataset}: {_name(spec.y)} against {_name(cost)}",
-        " ".join([text, *_caveats(groups, spec)]),
+        spec.text or text,
         in_words(curves, _name(spec.y)),
-        draw_curves(curves, _axis(cost, log=wide), _axis(spec.y, "y" in spec.log), extended=True),
-        _HEADS,
+        draw_curves(curves, _axis(cost, wide), _axis(spec.y, "y" in spec.log), extended=True),
+        TOLD,
         told,
     )
 
 
 def line(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figure | None:
     """A measure against one setting, or against the size of the catalogue."""
-    alike = comparable(groups)
-    named, names = group_by(alike, spec.by), varied(alike)
+    named, names = group_by(groups, spec.by), varied(groups)
     curves: list[Curve] = []
     told: list[list[str]] = []
     several = False
@@ -191,7 +170,7 @@ def line(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figure 
             one = max(with_most_seeds(here), key=lambda one: (one.score, one.mean(spec.y) or 0.0))
             value = one.mean(spec.y)
             if value is not None:
-                told.append(_tell(one, names, "" if dataset else f"{show_count(at)} items"))
+                told.append(tell(one, names, "" if dataset else f"{show_count(at)} items"))
                 point = Point(at, value, _hover(told[-1]), one.spread(spec.y) or 0.0)
                 if math.isnan(at):  # a loss without this setting is a level across
                     level = point
@@ -203,13 +182,13 @@ def line(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figure 
         return None
     label = "items in the catalogue" if spec.x == "items" else spec.x.rpartition(".")[2]
     title = f"{_name(spec.y)} against {label}"
-    x = Axis(label, "~s", log="x" in spec.log)
+    choice = "Of settings at one place, the best by validation is drawn." if several else ""
     return Figure(
         spec.title or (f"{dataset}: {title}" if dataset else title.capitalize()),
-        " ".join([spec.text, *_caveats(groups, spec, several=several)]).strip(),
+        f"{spec.text} {choice}".strip(),
         in_words(curves, _name(spec.y)),
-        draw_curves(curves, x, _axis(spec.y, "y" in spec.log)),
-        _HEADS,
+        draw_curves(curves, Axis(label, "s", log="x" in spec.log), _axis(spec.y, "y" in spec.log)),
+        TOLD,
         told,
     )
 
@@ -249,8 +228,7 @@ def epochs(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figur
 
 def components(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figure | None:
     """The peak memory of a step as stacked bars: shares of its components, and their sum."""
-    alike = comparable(groups)
-    named = group_by(alike, spec.by)
+    named = group_by(groups, spec.by)
     bars: dict[str, list[float]] = {}
     for group, members in named.items():
         parts = [
@@ -260,13 +238,13 @@ def components(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> F
             bars[name_group(spec.by, group, named)] = max(parts, key=sum)
     if not bars:
         return None
-    text = spec.text or f"At the peak of a step; {show_count(alike[0].value('items'))} items."
-    if not spec.text and is_resident(alike):
+    text = f"At the peak of a step; {show_count(groups[0].value('items'))} items."
+    if is_resident(row for one in groups for row in one.rows):
         text += " Bytes of live tensors, not of the process: there was no GPU."
     sums = {bar: show_memory(sum(sizes)) for bar, sizes in bars.items()}
     return Figure(
         spec.title or f"{dataset}: memory by component",
-        " ".join([text, *left_out(groups)]),
+        spec.text or text,
         "; ".join(f"{bar} {total}" for bar, total in sums.items()) + ".",
         _stack(bars, sums),
         ["loss", *COMPONENTS.values(), "sum"],
@@ -298,36 +276,21 @@ def _stack(bars: Mapping[str, list[float]], sums: Mapping[str, str]) -> alt.TopL
     return alt.layer(stacked, summed).properties(width=WIDTH - 70, height=alt.Step(34))
 
 
-# A new kind of figure is a function above, a line here, and its name in experiments.
-CHARTS: dict[str, Callable[[Sequence[SeedGroup], FigureSpec, str], Figure | None]] = {
-    "pareto": pareto,
-    "line": line,
-    "epochs": epochs,
-    "components": components,
-}
-
-
 def _name(measure: str) -> str:
     """A measure as people say it: "test.ndcg@10" is test NDCG@10."""
     split, _, metric = measure.partition(".")
-    return _COSTS[measure][0] if measure in _COSTS else f"{split} {name_metric(metric)}"
+    return MEASURES[measure].label if measure in MEASURES else f"{split} {name_metric(metric)}"
 
 
 def _axis(measure: str, log: bool) -> Axis:
-    if measure in _COSTS:
-        return Axis("".join(_COSTS[measure]), "~s", log=log)
+    if measure in MEASURES:
+        return Axis(f"{_name(measure)}, {MEASURES[measure].unit}", "s", log=log)
     return Axis(_name(measure), log=log)
 
 
-def _tell(one: SeedGroup, names: Sequence[str], more: str = "") -> list[str]:
-    label = ", ".join(filter(None, [describe(one, names), more]))
-    shown = (one.show(measure, show) for measure, show in _SHOWN.values())
-    return [label, *shown, str(len(one.rows))]
-
-
 def _hover(row: Sequence[str]) -> str:
-    pairs = [f"{head} {cell}" for head, cell in zip(_HEADS, row, strict=True) if cell != "–"]
-    return "\n".join([row[0], *pairs[1:]])
+    pairs = list(zip(TOLD, row, strict=True))[1:]
+    return "\n".join([row[0], *(f"{head} {cell}" for head, cell in pairs if cell != "–")])
 
 
 def _curve(
@@ -341,30 +304,10 @@ def _curve(
     firsts, others = (list(dict.fromkeys(one[part] for one in named))
                       for part in (slice(1), slice(1, None)))  # fmt: skip
     colour = PALETTE[firsts.index(group[:1]) % len(PALETTE)]
-    if isinstance(group[0], str) and group[0] in LOSSES:
+    if group[0] in LOSSES:
         colour = loss_colour(group[0])
     dash = others.index(group[1:]) % len(DASHES)
     return Curve(name_group(spec.by, group, named), points, colour, dash, level)
-
-
-def _caveats(
-    groups: Sequence[SeedGroup], spec: FigureSpec, *, several: bool = False
-) -> Iterator[str]:
-    """Sentences that a reader of the figure needs."""
-    if several:
-        validated = any(one.mean(SCORE) is not None for one in groups)
-        rule = "best by validation" if validated else "one that reaches highest"
-        yield f"Of settings at one place, the {rule} is drawn."
-    cost = spec.x or "memory" if spec.kind == "pareto" else spec.y
-    alike = comparable(groups)
-    if (spec.kind == "pareto" or cost == "memory") and is_resident(alike):
-        yield WHOLE_PROCESS
-    if cost in MEASURES:
-        yield from left_out(groups)
-        pairs = [(one.mean(cost), kept.mean(cost)) for one, kept in zip(groups, alike, strict=True)]
-        gone = sum(before is not None and after is None for before, after in pairs)
-        if gone:
-            yield f"{plural(gone, 'setting')} with no other run cannot be drawn."
 
 
 def in_words(curves: Sequence[Curve], measure: str, show: Show = show_digits) -> str:

@@ -3,45 +3,42 @@
 import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sce.experiments.figure_spec import FigureSpec
-from sce.experiments.store import FAILED, Row
+from sce.experiments.store import Row
+from sce.report.bootstrap import relative_interval
 from sce.report.charts import make_figures
-from sce.report.comparison import Comparison, all_rows, compares_losses, count_runs, name_failed
+from sce.report.comparison import Comparison, all_rows, count_runs, name_failed
 from sce.report.drawing import Figure
 from sce.report.frame import (
-    SCORE,
     SeedGroup,
     comparable,
-    datasets_of,
-    describe,
     group_seeds,
     is_resident,
-    left_out,
-    name_loss,
+    number,
     relative,
     show_change,
-    varied,
 )
 from sce.report.pages import render
-from sce.report.tables import caveats, chosen_lines, make_table, show_score
-from sce.units import plural, show_duration, show_memory, show_metric
+from sce.report.tables import TEST, Duel, all_settings, make_table, show_score
+from sce.training.ranks import read_ranks
+from sce.units import plural, show_count, show_metric
 
-_TEST = "test.ndcg@10"
 _ABOUT = (
     "Test events; mean over seeds ± standard deviation. Best bold, second underlined. "
-    "Validation NDCG@10 chose each column's setting, among those with the most seeds."
+    "Validation NDCG@10 chose the setting of each column, among those with the most seeds."
 )
 
 
 def make_page(comparisons: Sequence[Comparison], *, written: datetime) -> str:
     """Make the page of comparisons, in their order; `written` is the time in the footer."""
-    rows = all_rows(comparisons)
-    groups = group_seeds(rows)
-    failed = [
-        (name, row["failure"]["kind"], row["failure"]["message"]) for name, row in name_failed(rows)
-    ]
+    rows, told = comparable(all_rows(comparisons))
+    failed = name_failed(rows)
     return render(
         "compare.html",
         comparisons[0].sweep.title if len(comparisons) == 1 else "Losses side by side",
@@ -51,14 +48,14 @@ def make_page(comparisons: Sequence[Comparison], *, written: datetime) -> str:
         parts=[_part(comparison) for comparison in comparisons],
         failed=failed,
         failed_title=f"{plural(len(failed), 'run')} that failed",
-        everything=list(_everything(groups)),
-        apart=" ".join(
-            f"{dataset}: {sentence}"
-            for dataset in datasets_of(groups)
-            for sentence in left_out(one for one in groups if one.dataset == dataset)
-        ),
-        circumstances=_circumstances(rows),
+        everything=all_settings(group_seeds(rows)),
+        circumstances=" ".join([*told, *_circumstances(rows)]),
     )
+
+
+def make_markdown(comparisons: Sequence[Comparison]) -> str:
+    """The tables of all comparisons as Markdown."""
+    return render("compare.md", "", written=datetime.now(), parts=map(_part, comparisons))
 
 
 def make_files(comparisons: Sequence[Comparison]) -> dict[str, str]:
@@ -81,10 +78,9 @@ def _figures(comparison: Comparison) -> list[Figure]:
 
 def _part(comparison: Comparison) -> dict[str, Any]:
     """One section: its tables, then its figures."""
-    specs = comparison.sweep.figures
     tables = [
         _table(comparison, spec)
-        for spec in specs
+        for spec in comparison.sweep.figures
         if spec.kind == "table" and comparison.groups_of(spec)
     ]
     figures = _figures(comparison)
@@ -92,13 +88,15 @@ def _part(comparison: Comparison) -> dict[str, Any]:
     if not (tables or figures):
         done = "measured what its figures show" if comparison.groups else "finished yet"
         notice = f"No run of this sweep has {done}."
-    timed = figures and any(spec.kind == "pareto" and spec.x == "time" for spec in specs)
     return {
         "title": comparison.sweep.title,
+        "lead": count_runs([comparison]),
         "tables": tables,
         "figures": figures,
-        "about_time": _about_time(comparison.rows) if timed else "",
+        "caveats": " ".join(comparison.caveats()),
         "notice": notice,
+        "settings": all_settings(comparison.groups),
+        "failed": name_failed(comparison.rows),
     }
 
 
@@ -113,77 +111,81 @@ def _table(comparison: Comparison, spec: FigureSpec) -> dict[str, Any]:
     popularity = [f"Popularity reaches NDCG@10 {told}."] if told else []
     return {
         "table": made,
+        "rows": [
+            [one.dataset, one.name, *(c.markdown for c in one.cells), one.change][: len(made.heads)]
+            for one in made.lines
+        ],
         "name": spec.title or comparison.sweep.title,
-        "about": " ".join([_ABOUT, *caveats(made), *popularity]),
-        "chosen": chosen_lines(made),
+        "about": " ".join([_ABOUT, *made.caveats(), *popularity]),
     }
 
 
-def _about_time(rows: Sequence[Row]) -> str:
-    most = [row.get("at_once") for row in rows if row["status"] != FAILED]
-    known = [count for count in most if count is not None]
-    if len(known) == len(most) and max(known, default=1) == 1:
-        return "Every run had the device to itself."
-    if not known:
-        return "It is not known how many runs shared the device: these times compare only roughly."
-    return (
-        f"Up to {max(known)} runs shared the device: these times are longer than those of a run "
-        "alone, and compare only roughly."
-    )
-
-
 def _verdicts(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, str]]:
-    """SCE against the best other loss by validation, on each dataset of the first such table."""
+    """The duels of the first table that has some, in words, and each in a few."""
     tables = (
         make_table(groups, spec)
         for one in comparisons
         for spec in one.sweep.figures
-        if compares_losses(spec) and (groups := one.groups_of(spec))
+        if spec.kind == "table" and (groups := one.groups_of(spec))
     )
-    first = next(tables, None)
-    for ours, other in first.duels if first else ():
-        text = f"{ours.dataset}: NDCG@10 of SCE ({ours.show(_TEST, show_score)}) "
-        text += f"over {name_loss(other.loss)} ({other.show(_TEST, show_score)}), "
-        text += f"the best other by validation{_how_sure(ours, other)}"
-        saved = relative(ours.mean("memory"), other.mean("memory"))
-        if saved is not None and not is_resident([ours, other]):
-            text += f"; memory {show_change(saved)}"
-        yield text, show_change(relative(ours.mean(_TEST), other.mean(_TEST)))
+    return map(_verdict, next((one.duels for one in tables if one.duels), []))
 
 
-def _how_sure(ours: SeedGroup, other: SeedGroup) -> str:
-    """The difference beside the spread over seeds, in words."""
-    spreads = [one.spread(_TEST) for one in (ours, other)]
+def _verdict(duel: Duel) -> tuple[str, str]:
+    """A change only where it is more than chance, as far as seeds and users can tell."""
+    ours, theirs = duel.ours, duel.theirs
+    change = relative(ours.mean(TEST), theirs.mean(TEST))
+    text = f"{ours.dataset}: test NDCG@10 of {duel.name} ({ours.show(TEST, show_score)}) over "
+    text += f"{duel.rival} ({theirs.show(TEST, show_score)}), the best other by validation"
+    spreads = [one.spread(TEST) for one in (ours, theirs)]
     known = [spread for spread in spreads if spread is not None]
+    within = abs((ours.mean(TEST) or 0.0) - (theirs.mean(TEST) or 0.0)) < max(known, default=0.0)
     if len(known) < len(spreads):
-        return "; a single seed has no spread"
-    within = abs((ours.mean(_TEST) or 0.0) - (other.mean(_TEST) or 0.0)) < max(known)
-    return "; the difference is within the spread of seeds" if within else ""
+        text += "; a single seed has no spread"
+    elif within:
+        text += "; the difference is within the spread of seeds"
+    users = number(ours.rows[0], "users", "test")
+    among = f"{show_count(users)} test users" if users else "test users"
+    interval = None
+    if (ranks := (_ranks(ours), _ranks(theirs))) and all(ranks):
+        interval = relative_interval(*ranks)
+    if interval:
+        text += f"; 95% interval over {among}: {' to '.join(map(show_change, interval))}"
+    else:
+        text += f"; no interval over {among}, as their ranks are not stored"
+    saved = relative(ours.mean("memory"), theirs.mean("memory"))
+    if saved is not None and not is_resident([*ours.rows, *theirs.rows]):
+        text += f"; memory {show_change(saved)}"
+    if duel.unconverged:
+        runs = plural(duel.unconverged, "run")
+        return f"{text}; the best epoch of {runs} was the last", "not converged"
+    if within or (interval and interval[0] <= 0 <= interval[1]):
+        return text, "no clear difference"
+    return text, show_change(change) if known or interval else "one seed"
 
 
-def _everything(groups: Sequence[SeedGroup]) -> Iterator[list[str]]:
-    """A row for each setting, on each dataset the best by validation first."""
-    names = varied(groups)
-    for dataset in datasets_of(groups):
-        here = comparable([group for group in groups if group.dataset == dataset])
-        for group in sorted(here, key=lambda group: -group.score):
-            yield [
-                *(dataset, describe(group, names), str(len(group.rows))),
-                *(group.show(name, show_score) for name in (_TEST, SCORE)),
-                *(group.show("memory", show_memory), group.show("time", show_duration)),
-            ]
+def _ranks(group: SeedGroup) -> list[NDArray[np.int32]]:
+    """The ranks of the test users in each run; empty if any run has not stored them."""
+    found = [
+        read_ranks(Path(row["directory"]), row["test_ranks"])
+        for row in group.rows
+        if row.get("test_ranks") and row.get("directory")
+    ]
+    real = [ranks for ranks in found if ranks is not None]
+    return real if len(real) == len(group.rows) else []
 
 
-def _circumstances(rows: Sequence[Row]) -> str:
-    devices, measured = (
-        sorted({str(row[name]) for row in rows if row.get(name)})
-        for name in ("device", "memory_measured")
-    )
+def _circumstances(rows: Sequence[Row]) -> Iterator[str]:
     versions = {
         ", ".join(f"{name} {value}" for name, value in row["versions"].items() if value)
         for row in rows
     }
-    words = [f"Measured on {' and '.join(devices)}."] if devices else []
-    words += [f"Memory is the {' or the '.join(measured)}."] if measured else []
-    words += [f"With {'; or '.join(sorted(versions))}."] if any(versions) else []
-    return " ".join(words)
+    devices, measured = (
+        {str(row[name]) for row in rows if row.get(name)} for name in ("device", "memory_measured")
+    )
+    if devices:
+        yield f"Measured on {' and '.join(sorted(devices))}."
+    if measured:
+        yield f"Memory is the {' or the '.join(sorted(measured))}."
+    if any(versions):
+        yield f"With {'; or '.join(sorted(versions))}."

@@ -1,24 +1,36 @@
 """Sweeps and their rows, read from directories, as the page and the tables need them."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from sce.config import setting_names
 from sce.errors import InputError
-from sce.experiments.figure_spec import FigureSpec
-from sce.experiments.store import FAILED, FINISHED, Row, Sweep, SweepDirectory, read_rows
-from sce.report.frame import SeedGroup, describe, group_seeds, lookup, varied
+from sce.experiments.figure_spec import COSTS, FigureSpec
+from sce.experiments.store import (
+    FAILED,
+    FINISHED,
+    Row,
+    Sweep,
+    SweepDirectory,
+    read_rows,
+    row_of,
+)
+from sce.report.frame import (
+    SCORE,
+    WHOLE_PROCESS,
+    SeedGroup,
+    comparable,
+    describe,
+    group_seeds,
+    is_resident,
+    shared_device,
+    varied,
+)
+from sce.training.run import MANIFEST
 from sce.units import plural
-
-# Where every row has something, and where one that failed has.
-_REQUIRED: list[tuple[tuple[str, ...], type]] = [
-    (("status",), str), (("measure",), str), (("seed",), int), (("settings", "loss.name"), str),
-    (("dataset", "name"), str), (("dataset", "content_hash"), str), (("dataset", "n_items"), int),
-    (("versions",), dict),
-]  # fmt: skip
-_OF_FAILURE = [(("failure", "kind"), str), (("failure", "message"), str)]
 
 
 @dataclass(frozen=True)
@@ -29,18 +41,37 @@ class Comparison:
     rows: Sequence[Row]
 
     @cached_property
+    def _comparable(self) -> tuple[list[Row], list[str]]:
+        return comparable(self.rows)
+
+    @cached_property
     def groups(self) -> list[SeedGroup]:
-        """The finished runs, over seeds."""
-        return group_seeds(self.rows)
+        """The finished runs, over seeds; memory and time as far as they compare."""
+        return group_seeds(self._comparable[0])
 
     def groups_of(self, spec: FigureSpec) -> list[SeedGroup]:
-        """The groups that a spec is about; a table is about whole trainings."""
+        """The groups that a table is about: whole trainings."""
         return [
             group
             for group in self.groups
             if (not spec.losses or group.loss in spec.losses)
-            and (spec.kind != "table" or group.value("measure") == "training")
+            and group.value("measure") == "training"
         ]
+
+    def caveats(self) -> Iterator[str]:
+        """Sentences that a reader of memory and time needs."""
+        done = [row for row in self._comparable[0] if row["status"] == FINISHED]
+        if shared_device(done):
+            yield (
+                "Runs shared the device, or may have: their times are longer than those of a run "
+                "alone, compare only roughly, and are not ranked."
+            )
+        if is_resident(done):
+            yield f"{WHOLE_PROCESS} It is not ranked."
+        yield from self._comparable[1]
+        places = {row["dataset"]["name"] for row in done}
+        if len(done) > 1 and len(places) == len(done):
+            yield "No two runs are on the same data, split in the same way: they stand apart."
 
 
 def compares_losses(spec: FigureSpec) -> bool:
@@ -49,44 +80,63 @@ def compares_losses(spec: FigureSpec) -> bool:
 
 
 def gather(places: Sequence[Path], only: Sequence[str] = ()) -> list[Comparison]:
-    """Read the sweeps of directories; those that compare all losses come first.
+    """Read sweeps and runs from directories; what compares all losses comes first.
 
     The same settings swept into several directories are one comparison, of all their seeds. Other
-    settings under the same name are another, told apart by directory.
-
-    Args:
-        places: Directories that sweeps wrote.
-        only: Names of settings files, to read only these; all by default.
-
-    Raises:
-        InputError: When one is no such directory, or there is nothing to compare.
+    settings under the same name are another, told apart by directory. `only` names settings files.
+    Runs are a comparison by themselves, together with what was swept.
     """
     labels: dict[str, str] = {}
     found: dict[tuple[str, str], Comparison] = {}
     paths: dict[tuple[str, str], list[str]] = {}
+    runs: dict[str, Row] = {}
     for path in places:
-        rows = {row["key"]: _name_dataset(row, labels) for row in _read(path)}
-        for sweep in SweepDirectory(path).read_sweeps():
+        if (path / MANIFEST.file).is_file():
+            row = _name_dataset(row_of(path), labels)
+            if same := runs.get(row["key"]):
+                raise InputError(
+                    f"{same['directory']} and {path} have the same settings, seed and data; leave "
+                    "one out"
+                )
+            runs[row["key"]] = row
+            continue
+        sweeps = SweepDirectory(path).read_sweeps()
+        rows = {row["key"]: row for row in read_rows(SweepDirectory(path).rows)}
+        for key, row in rows.items():
+            rows[key] = _name_dataset(row, labels) | {"directory": str(path / row["run"])}
+        for sweep in sweeps:
             if only and sweep.name not in only:
                 continue
-            key = (sweep.name, sweep.variant)
+            name = (sweep.name, sweep.variant)
             here = [rows[one] for one in sweep.keys if one in rows]
-            if key in found:
-                before = found[key]
+            if name in found:
+                before = found[name]
                 keys = tuple(dict.fromkeys([*before.sweep.keys, *sweep.keys]))
                 sweep, here = replace(before.sweep, keys=keys), once([*before.rows, *here])
-            found[key] = Comparison(sweep, here)
-            paths.setdefault(key, []).append(str(path))
-    if not found:
-        raise InputError(f"there is no sweep called {' or '.join(only)} in {places[0]}")
-    if not any(one.rows for one in found.values()):
-        raise InputError(f"{places[0]} has no rows yet: no run has ended")
+            found[name] = Comparison(sweep, here)
+            paths.setdefault(name, []).append(str(path))
     names = Counter(name for name, _ in found)
     for key, one in found.items():
         if names[key[0]] > 1:  # other settings under the same name
             title = f"{one.sweep.title} ({', '.join(paths[key])})"
             found[key] = replace(one, sweep=replace(one.sweep, title=title))
-    return sorted(found.values(), key=lambda one: not any(map(compares_losses, one.sweep.figures)))
+    swept = sorted(found.values(), key=lambda o: not any(map(compares_losses, o.sweep.figures)))
+    every = once([*runs.values(), *all_rows(swept)])
+    if not found and not runs:
+        raise InputError(f"there is no sweep called {' or '.join(only)} in {places[0]}")
+    if not every:
+        raise InputError(f"{places[0]} has no rows yet: no run has ended")
+    return [*([_side_by_side(every, apart=not found)] if runs else []), *swept]
+
+
+def _side_by_side(rows: Sequence[Row], *, apart: bool) -> Comparison:
+    """Runs as a sweep that nobody planned; each setting has a column of its own, or each loss."""
+    names = varied([SeedGroup((row,)) for row in rows]) if apart else []
+    by = ("loss.name", *(name for name in names if name in setting_names()))
+    fronts = (FigureSpec("pareto", x=cost, by=by) for cost in COSTS)
+    figures = (FigureSpec("table", by=by), FigureSpec("epochs", y=SCORE, by=by), *fronts)
+    keys = tuple(row["key"] for row in rows)
+    return Comparison(Sweep("runs", "Runs side by side", keys, figures), rows)
 
 
 def _name_dataset(row: Row, labels: dict[str, str]) -> Row:
@@ -99,28 +149,6 @@ def _name_dataset(row: Row, labels: dict[str, str]) -> Row:
             label = f"{data['name']} ({count})"
         labels[data["content_hash"]] = label
     return row | {"dataset": data | {"name": labels[data["content_hash"]]}}
-
-
-def _read(path: Path) -> list[Row]:
-    file = SweepDirectory(path).rows
-    rows = read_rows(file)
-    for row in rows:
-        if fault := _fault(row):
-            raise InputError(
-                f"{file}: the row of run {row['key']} {fault}, so it is not as a sweep wrote it; "
-                "take the line out, and sweep again if the run is missing then"
-            )
-    return rows
-
-
-def _fault(row: Row) -> str:
-    """The first thing that a row lacks; empty when nothing."""
-    for keys, kind in _REQUIRED + (_OF_FAILURE if row.get("status") == FAILED else []):
-        found = lookup(row, *keys)
-        if not isinstance(found, kind):
-            return f"has {'no' if found is None else 'a strange'} {' '.join(keys)}"
-    known = row["status"] in (FINISHED, FAILED)
-    return "" if known else f"has the unknown status {row['status']!r}"
 
 
 def all_rows(comparisons: Sequence[Comparison]) -> list[Row]:
@@ -152,12 +180,16 @@ def count_runs(comparisons: Sequence[Comparison]) -> str:
     return words + (f" {missing:,} more of the sweep {have} not been run yet." if missing else "")
 
 
-def name_failed(rows: Sequence[Row]) -> list[tuple[str, Row]]:
-    """The failed runs, each named by its differences from the other runs."""
+def name_failed(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
+    """The failed runs, named by their differences from the other runs; kind and message."""
     groups = [SeedGroup((row,)) for row in rows]
     names = varied(groups)
     return [
-        (f"{one.dataset}, {describe(one, names)}, seed {row['seed']} ({row['key']})", row)
+        (
+            f"{one.dataset}, {describe(one, names)}, seed {row['seed']} ({row['key']})",
+            row["failure"]["kind"],
+            row["failure"]["message"],
+        )
         for one, row in zip(groups, rows, strict=True)
         if row["status"] == FAILED
     ]

@@ -67,14 +67,15 @@ class Axis:
     """One axis: its title, and how its numbers are written."""
 
     title: str
-    format: str = "~r"
+    format: str | None = None
+    """None, or "s" for k and M: all ticks have as many digits."""
     log: bool = False
     zero: bool = False
     whole: bool = False
 
     def encode(self, values: Sequence[float]) -> dict[str, Any]:
         """Options of an Altair channel for values along the axis."""
-        axis: dict[str, Any] = {"format": self.format, "tickCount": 5}
+        axis: dict[str, Any] = {"tickCount": 5} | ({"format": self.format} if self.format else {})
         scale: dict[str, Any] = {"zero": self.zero, "nice": not self.whole}
         if self.whole:  # epochs
             first, last = int(min(values)), int(max(values))
@@ -82,6 +83,7 @@ class Axis:
             axis |= {"format": "d", "values": list(range(-(-first // step) * step, last + 1, step))}
             scale |= {"domain": [first, last] if last > first else [first - 0.5, first + 0.5]}
         if self.log:
+            axis["format"] = "~s"
             scale = {"type": "log", "nice": False, "padding": 12}
         return {"title": self.title, "axis": alt.Axis(**axis), "scale": alt.Scale(**scale)}
 
@@ -164,15 +166,10 @@ def draw_curves(
     extended: bool = False,
     also: Sequence[alt.Chart] = (),
 ) -> alt.TopLevelMixin:
-    """Draw curves with their spreads.
+    """Draw curves with their spreads, and the layers of `also` over the same scales.
 
-    Args:
-        curves: In the order of the legend.
-        x: The lower axis.
-        y: The upright axis.
-        area: Draw spreads as areas, and no dots.
-        extended: Continue each curve to the right edge: nothing that costs more is better.
-        also: Further layers over the same scales.
+    With `area`, spreads are areas, and there are no dots. `extended` continues each curve to the
+    right edge: nothing that costs more is better.
     """
     frame = pl.DataFrame(
         [_row(c, p, y) for c in curves for p in c.points

@@ -1,22 +1,22 @@
 """Rows over seeds: means and spreads, the best of each loss, Pareto fronts.
 
-Validation chooses, test reports: nothing here looks at a test metric to choose by it. Memory and
-time compare only among runs that measured them in one way, on one device: a sweep can be begun on a
-laptop and continued on a GPU.
+Validation chooses, test reports: nothing here looks at a test metric to choose by it.
 """
 
 import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sce.evaluation.metrics import METRICS
+from sce.experiments.figure_spec import MEASURES
+from sce.experiments.spec import differing
 from sce.experiments.store import FINISHED, Row
 from sce.losses import LOSSES
-from sce.units import is_number, plural, show_digits
+from sce.units import is_number, plural, show_digits, show_duration, show_memory, show_metric
 
 SCORE = "validation.ndcg@10"  # settings are chosen by it
 WHOLE_PROCESS = "Memory is that of the whole process, libraries included: there was no GPU."
@@ -24,13 +24,14 @@ WHOLE_PROCESS = "Memory is that of the whole process, libraries included: there 
 Show = Callable[[float | None], str]
 Group = tuple[Any, ...]  # the values of the settings that are grouped by
 
-_SEED = "training.seed"
-_NAMED = {
-    "memory": ("memory_mib", "training"),
-    "time": ("seconds", "training"),
-    "speed": ("tokens_per_second",),
-    "items": ("dataset", "n_items"),
+_SHOWN: dict[str, tuple[str, Show]] = {
+    "test NDCG@10": ("test.ndcg@10", show_metric),
+    "validation NDCG@10": (SCORE, show_metric),
+    "peak memory": ("memory", show_memory),
+    "training time": ("time", show_duration),
 }
+TOLD = ["setting", "seeds", *_SHOWN]
+_NAMED = {name: one.keys for name, one in MEASURES.items()} | {"items": ("dataset", "n_items")}
 _COSTS = ("memory_mib", "seconds", "tokens_per_second", "components_mib", "memory_measured",
           "device")  # fmt: skip
 
@@ -48,7 +49,7 @@ def number(record: Any, *keys: str) -> float | None:
     return found if is_number(found) else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SeedGroup:
     """One setting on one dataset: the runs that differ in nothing but the seed."""
 
@@ -64,25 +65,24 @@ class SeedGroup:
         """The name of the loss."""
         return str(self.rows[0]["settings"]["loss.name"])
 
-    def values(self, name: str) -> list[Any]:
-        """Each run's "test.ndcg@10", "memory", "time", "items", or a setting by its name."""
-        if name in self.rows[0]["settings"]:
-            return [row["settings"][name] for row in self.rows]
-        keys = _NAMED.get(name) or name.split(".", 1)
-        return [lookup(row, *keys) for row in self.rows]
-
     def value(self, name: str) -> Any:
-        """A value that all its runs share, such as a setting."""
-        return self.values(name)[0]
+        """A value that all its runs share: a setting, "measure" or "items"."""
+        settings = self.rows[0]["settings"]
+        return settings[name] if name in settings else lookup(self.rows[0], *_keys(name))
+
+    def values(self, name: str) -> list[float]:
+        """The numbers of the seeds that have one: "test.ndcg@10", "memory", "time"."""
+        found = (number(row, *_keys(name)) for row in self.rows)
+        return [value for value in found if value is not None]
 
     def mean(self, name: str) -> float | None:
         """Mean over the seeds that have the value."""
-        found = list(filter(is_number, self.values(name)))
+        found = self.values(name)
         return statistics.fmean(found) if found else None
 
     def spread(self, name: str) -> float | None:
         """Standard deviation over the seeds; None for a single one."""
-        found = list(filter(is_number, self.values(name)))
+        found = self.values(name)
         return statistics.stdev(found) if len(found) > 1 else None
 
     def show(self, name: str, show: Show) -> str:
@@ -97,20 +97,21 @@ class SeedGroup:
         return -math.inf if found is None else found
 
 
+def _keys(name: str) -> Sequence[str]:
+    return _NAMED.get(name) or name.split(".", 1)
+
+
 def group_seeds(rows: Iterable[Row], status: str = FINISHED) -> list[SeedGroup]:
     """Group the rows of a status that differ in nothing but the seed."""
     groups: dict[str, list[Row]] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: int(row["seed"])):
         if row["status"] == status:
-            settings = {name: value for name, value in row["settings"].items() if name != _SEED}
             # Neither measured steps beside a training nor failures of two kinds are seeds.
-            how = (row["measure"], row.get("steps"), lookup(row, "failure", "kind"))
+            how = [row["measure"], row.get("steps"), lookup(row, "failure", "kind")]
+            settings = row["settings"] | {"training.seed": None}
             key = (row["dataset"]["content_hash"], how, settings)
             groups.setdefault(json.dumps(key, sort_keys=True), []).append(row)
-    return [
-        SeedGroup(tuple(sorted(found, key=lambda row: int(row["seed"]))))
-        for found in groups.values()
-    ]
+    return [SeedGroup(tuple(found)) for found in groups.values()]
 
 
 def datasets_of(groups: Iterable[SeedGroup]) -> list[str]:
@@ -187,20 +188,20 @@ def varied(groups: Iterable[SeedGroup], *, across: bool = False) -> list[str]:
 
     With `across`, also settings of a loss that differ from one dataset to another.
     """
-    values: dict[tuple[str, str, str], set[str]] = {}
-    for group in groups:
-        for name, value in group.rows[0]["settings"].items():
-            everywhere = across and name.startswith("loss.")
-            key = ("" if everywhere else group.dataset, group.loss, name)
-            values.setdefault(key, set()).add(json.dumps(value))
-    differing = dict.fromkeys(name for (*_, name), seen in values.items() if len(seen) > 1)
-    return [name for name in differing if name not in (_SEED, "loss.name")]
+    found = differing(((one.dataset, one.rows[0]["settings"]) for one in groups), across=across)
+    return [name for name in dict.fromkeys(name for *_, name in found) if name != "training.seed"]
 
 
 def describe(group: SeedGroup, names: Sequence[str]) -> str:
     """A setting by its loss, and by the settings that vary."""
     shown = ["loss.name", *names]
     return name_group(shown, tuple(group.value(name) for name in shown))
+
+
+def tell(group: SeedGroup, names: Sequence[str], more: str = "") -> list[str]:
+    """A setting in words and numbers, under the heads of TOLD."""
+    label = ", ".join(filter(None, [describe(group, names), more]))
+    return [label, str(len(group.rows)), *(group.show(*one) for one in _SHOWN.values())]
 
 
 def with_most_seeds(groups: Iterable[SeedGroup]) -> list[SeedGroup]:
@@ -226,12 +227,6 @@ def front(groups: Iterable[SeedGroup], cost: str) -> list[SeedGroup]:
     return found
 
 
-def shared_device(groups: Iterable[SeedGroup]) -> bool:
-    """True if a timed run may not have had the device to itself: times compare only roughly."""
-    timed = (row for group in groups for row in group.rows if number(row, *_NAMED["time"]))
-    return any(row.get("at_once") != 1 for row in timed)
-
-
 def relative(value: float | None, other: float | None) -> float | None:
     """By which share a value is above another."""
     return None if value is None or not other else value / other - 1
@@ -248,51 +243,51 @@ def show_change(change: float | None) -> str:
     return f"{'+' if change >= 0 else '−'}{show_digits(abs(100 * change))}%"
 
 
-def conditions_of(row: Row) -> str | None:
+def unconverged(group: SeedGroup) -> int:
+    """How many of its runs were best in their last epoch: longer training may do better."""
+    epochs = [(number(row, "best_epoch"), number(row, "epochs")) for row in group.rows]
+    return sum(best is not None and best == last for best, last in epochs)
+
+
+def shared_device(rows: Iterable[Row]) -> bool:
+    """True if a timed run may not have had the device to itself: times compare only roughly."""
+    return any(row.get("at_once") != 1 for row in rows if number(row, "seconds", "training"))
+
+
+def is_resident(rows: Iterable[Row]) -> bool:
+    """True if any memory is that of a whole process: most of it is not the loss's."""
+    return any("resident" in (_conditions(row) or "") for row in rows)
+
+
+def comparable(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
+    """The same rows, with memory and time measured in one way on one device for each dataset.
+
+    A sweep can be begun on a laptop and continued on a GPU. What most of a dataset's runs have
+    counts; others lose their memory and time, keep their metrics, and are told of in sentences.
+    """
+    found: dict[str, Counter[str]] = {}
+    for row in rows:
+        here = found.setdefault(row["dataset"]["name"], Counter())
+        here.update(filter(None, [_conditions(row)]))
+    told, kept = [], {}
+    for name, counts in found.items():
+        first, *others = sorted(counts, key=lambda one: (-counts[one], "resident" in one)) or [""]
+        kept[name] = first
+        if others:
+            those = " and ".join(f"{plural(counts[one], 'run')} on {one}" for one in others)
+            told.append(f"Memory and time on {name} are those measured on {first}; those of "
+                        f"{those} are left out.")  # fmt: skip
+    stripped = [
+        row if _conditions(row) in (None, kept[row["dataset"]["name"]])
+        else {name: value for name, value in row.items() if name not in _COSTS}
+        for row in rows
+    ]  # fmt: skip
+    return stripped, told
+
+
+def _conditions(row: Row) -> str | None:
     """The device of a run and its measure of memory; None if it measured neither."""
     if not (row.get("memory_mib") or row.get("seconds")):
         return None
     measured = row.get("memory_measured") or "memory measured somehow"
     return f"{row.get('device') or 'an unknown device'} ({measured})"
-
-
-def is_resident(groups: Iterable[SeedGroup]) -> bool:
-    """True if any memory is that of a whole process: most of it is not the loss's."""
-    return any("resident" in (conditions_of(row) or "") for one in groups for row in one.rows)
-
-
-def comparable(groups: Sequence[SeedGroup]) -> list[SeedGroup]:
-    """The same groups, with memory and time under one set of conditions only.
-
-    These are the conditions of most groups, on a GPU where two are as common. Other runs lose their
-    memory and time, and keep their metrics.
-    """
-    kept = _most_common(groups)
-
-    def strip(row: Row) -> Row:
-        if conditions_of(row) == kept:
-            return row
-        return {name: value for name, value in row.items() if name not in _COSTS}
-
-    return [SeedGroup(tuple(map(strip, group.rows))) for group in groups]
-
-
-def left_out(groups: Iterable[SeedGroup]) -> Iterator[str]:
-    """A sentence about the runs whose memory and time `comparable` drops, if any."""
-    groups = list(groups)
-    kept = _most_common(groups)
-    others = Counter(conditions_of(row) for group in groups for row in group.rows)
-    told = [
-        f"{plural(count, 'run')} on {one}"
-        for one, count in sorted(others.items(), key=lambda pair: str(pair[0]))
-        if one not in (None, kept)
-    ]
-    if told:
-        those = " and ".join(told)
-        yield f"Memory and time are those measured on {kept}; those of {those} are left out."
-
-
-def _most_common(groups: Iterable[SeedGroup]) -> str | None:
-    found = [{conditions_of(row) for row in group.rows} - {None} for group in groups]
-    counts = Counter(str(one) for here in found for one in here)
-    return max(counts, key=lambda one: (counts[one], "resident" not in one, one), default=None)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,14 +10,12 @@ from sce.data.prepared import PreparedDataset
 from sce.recommend import Id, Recommender
 from sce.report.frame import lookup, name_loss, number
 from sce.training.run import Run
-from sce.units import plural
 
 METRIC = "ndcg@10"  # training stops by it
 PHASES = ("training", "evaluation")
 RANKERS = ("model", "popularity")
 SHOWN = 5  # recommendations of each user
 DEPTH = 50  # how far down the held-out item is looked for
-TAIL = 5  # last events of a history
 
 
 @dataclass(frozen=True)
@@ -36,18 +34,12 @@ class Record:
         """Read the notes that a run has written so far."""
         epochs, result = run.metrics(), run.result()
         best: Mapping[str, Any] = next((one for one in reversed(epochs) if one.get("best")), {})
-        peaks = {
-            phase: max(
-                (v for one in epochs if (v := number(one, "memory_mib", phase))), default=None
-            )
-            for phase in PHASES
-        }
-        speeds = [speed for one in epochs if (speed := number(one, "tokens_per_second"))]
+        last: Mapping[str, Any] = epochs[-1] if epochs else {}
         so_far = {
             "best_epoch": best.get("epoch"),
             "validation": best.get("validation"),
-            "memory_mib": peaks,
-            "tokens_per_second": sum(speeds) / len(speeds) if speeds else None,
+            "memory_mib": last.get("memory_mib"),
+            "tokens_per_second": last.get("tokens_per_second"),
         }
         written = {name: value for name, value in (result or {}).items() if value is not None}
         return cls(run, epochs, so_far | written, ended=result is not None)
@@ -74,8 +66,7 @@ class Record:
         return number(self.result, *(() if of == "model" else (of,)), split, name)
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """A test user's recommendations beside the held-out event."""
 
     user: Id
@@ -92,24 +83,13 @@ class Sample:
         return self.items.index(self.target) + 1 if self.target in self.items else None
 
     @property
-    def is_hit(self) -> bool:
-        """True if the held-out item is among those shown."""
-        return self.rank is not None and self.rank <= SHOWN
-
-    @property
     def verdict(self) -> str:
         """The rank in words."""
         if self.rank is not None:
-            return f"{'hit' if self.is_hit else 'found'} at rank {self.rank}"
+            return f"{'hit' if self.rank <= SHOWN else 'found'} at rank {self.rank}"
         if self.target in self.history:
             return "had before, so left out"
         return f"not in the first {len(self.items)}"
-
-    @property
-    def extent(self) -> str:
-        """Which part of the history is shown."""
-        count = len(self.history)
-        return f"{f'Last {TAIL} of' if count > TAIL else 'All'} {plural(count, 'event')}"
 
 
 def draw_samples(

@@ -11,16 +11,16 @@ from sce.evaluation.evaluate import KS
 from sce.evaluation.metrics import METRICS
 from sce.models.registry import BACKBONES
 from sce.recommend import Recommender
+from sce.report.charts import COURSES
 from sce.report.frame import Show, name_metric, number
 from sce.report.pages import render
-from sce.report.record import METRIC, PHASES, RANKERS, SHOWN, TAIL, Record, Sample, draw_samples
+from sce.report.record import METRIC, PHASES, RANKERS, SHOWN, Record, Sample, draw_samples
 from sce.report.run_charts import draw_run
 from sce.training.run import Run, describe_divergence
 from sce.units import (
     plural,
     show_compact,
     show_count,
-    show_digits,
     show_duration,
     show_factor,
     show_memory,
@@ -33,30 +33,15 @@ _STOPPED = {
     "epochs": "training ran to its last epoch",
 }
 _EPOCH_COLUMNS: dict[str, tuple[tuple[str, ...], Show]] = {
-    "loss": (("loss",), show_digits),
-    "validation NDCG@10": (("validation", METRIC), show_metric),
-    "validation HR@10": (("validation", "hr@10"), show_metric),
-    "training": (("seconds", "training"), show_duration),
-    "evaluation": (("seconds", "evaluation"), show_duration),
-    "tokens per second": (("tokens_per_second",), show_count),
-    "training peak": (("memory_mib", "training"), show_memory),
-    "evaluation peak": (("memory_mib", "evaluation"), show_memory),
-    "picked once": (("buckets", "picked_once"), show_share),
-    "in any bucket": (("buckets", "placed"), show_share),
-    "correct in bucket": (("buckets", "correct_in_bucket"), show_share),
-}
+    name: (keys, course.show) for course in COURSES.values() for name, keys in course.lines.items()
+} | {f"{phase} peak": (("memory_mib", phase), show_memory) for phase in PHASES}
 
 
 def make_page(run: Run, *, data: Path | None = None, device: str = "cpu") -> str:
-    """Read a run and make its page; the page says why anything is missing.
+    """Make the page of a run, which says why anything is missing.
 
-    Args:
-        run: The run.
-        data: Where its dataset lies now, if it was moved.
-        device: Where the sample recommendations are computed.
-
-    Raises:
-        InputError: When `data` is not the dataset of the run.
+    `data` is where its dataset lies now, if it was moved; sample recommendations are computed on
+    the `device`.
     """
     counts: Mapping[str, Any] = {}
     samples: Sequence[Sample] | str
@@ -82,10 +67,9 @@ def make_page(run: Run, *, data: Path | None = None, device: str = "cpu") -> str
             for split in ("test", "validation")
             if record.metric(split, METRIC) is not None
         ],
-        cost=_cost(record),
+        measured=" ".join(_measured(record)),
         samples=samples,
         shown=SHOWN,
-        tail=TAIL,
         unread=unread,
         steps=list(_steps(counts)),
         settings=list(
@@ -133,7 +117,8 @@ def _headline(record: Record) -> dict[str, Any]:
         *((f"{split} {name_metric(name)}", show_metric(record.metric(split, name)))
           for name in ("hr@10", "cov@10")),
         (f"training time, {plural(len(seconds), 'epoch')}", show_duration(sum(seconds) or None)),
-        ("peak memory of training", show_memory(number(record.result, "memory_mib", "training"))),
+        *((f"peak memory of {phase}", show_memory(number(record.result, "memory_mib", phase)))
+          for phase in PHASES),
         ("tokens per second in training", show_compact(speed)),
     ]  # fmt: skip
     return {
@@ -143,12 +128,8 @@ def _headline(record: Record) -> dict[str, Any]:
         "better": value is not None and other is not None and value > other,
         "sentence": f"{'; '.join(filter(None, clauses))}.",
         "notice": notice,
-        "tiles": _known(tiles),
+        "tiles": [(name, value) for name, value in tiles if value != "–"],
     }
-
-
-def _known(tiles: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [(name, value) for name, value in tiles if value != "–"]
 
 
 def _metrics(record: Record, split: str) -> dict[str, Any]:
@@ -172,19 +153,12 @@ def _metrics(record: Record, split: str) -> dict[str, Any]:
     }
 
 
-def _cost(record: Record) -> dict[str, Any]:
-    tiles = [
-        (f"peak memory of {phase}", show_memory(number(record.result, "memory_mib", phase)))
-        for phase in PHASES
-    ]
-    for phase, what in zip(PHASES, ("epoch of training", "evaluation"), strict=True):
-        real = [value for _, value in record.course("seconds", phase)]
-        mean = sum(real) / len(real) if real else None
-        tiles.append((f"one {what}, on average", show_duration(mean)))
+def _measured(record: Record) -> Iterator[str]:
     device, measured = (record.result.get(name) for name in ("device", "memory_measured"))
-    facts = [f"Measured on {device}."] if device else []
-    facts += [f"Memory is the {measured}."] if measured else []
-    return {"facts": " ".join(facts), "tiles": _known(tiles)}
+    if device:
+        yield f"Measured on {device}."
+    if measured:
+        yield f"Memory is the {measured}."
 
 
 def _steps(counts: Mapping[str, Any]) -> Iterator[list[str]]:

@@ -4,50 +4,55 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from sce.experiments.figure_spec import FigureSpec
+from markupsafe import Markup
+
+from sce.experiments.figure_spec import MEASURES, FigureSpec
 from sce.experiments.store import FAILED, Row
-from sce.losses import LOSSES
-from sce.report.comparison import Comparison, count_runs, name_failed
 from sce.report.frame import (
-    WHOLE_PROCESS,
+    TOLD,
     Group,
     SeedGroup,
     Show,
     best,
     comparable,
-    conditions_of,
     datasets_of,
     describe,
     group_by,
     group_seeds,
     is_resident,
-    left_out,
     lookup,
     name_group,
     name_metric,
     relative,
     shared_device,
     show_change,
+    tell,
+    unconverged,
     varied,
 )
 from sce.units import plural, show_duration, show_memory
 
 FIRST, SECOND = 1, 2
+TEST = "test.ndcg@10"
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """A value, its spread over seeds, and its place among the best."""
 
     text: str
     spread: str = ""
     place: int = 0  # FIRST, SECOND, or neither
 
+    @property
+    def markdown(self) -> Markup:
+        """As Markdown."""
+        mark = ("{}", "**{}**", "<u>{}</u>")[self.place]
+        return Markup(mark).format(self.text) + (self.spread and f" ± {self.spread}")
 
-@dataclass(frozen=True)
-class Line:
+
+class Line(NamedTuple):
     """A row of the table."""
 
     dataset: str
@@ -56,90 +61,109 @@ class Line:
     change: str
 
 
+class Duel(NamedTuple):
+    """The compared column's setting on a dataset, and its rival: the best other by validation.
+
+    Every comparison that is drawn from a table is between these two.
+    """
+
+    name: str
+    ours: SeedGroup
+    rival: str
+    theirs: SeedGroup
+
+    @property
+    def unconverged(self) -> int:
+        """Runs whose best epoch was the last."""
+        return unconverged(self.ours) + unconverged(self.theirs)
+
+
 @dataclass
 class ComparisonTable:
     """The setting that validation chose for each column, and its test metrics."""
 
-    columns: list[str]
-    change: str  # the title of the last column
+    heads: list[str]
     lines: list[Line] = field(default_factory=list)
-    chosen: list[tuple[SeedGroup, str]] = field(default_factory=list)  # and the same in words
-    duels: list[tuple[SeedGroup, SeedGroup]] = field(default_factory=list)
-    """For each dataset the compared column's setting, and its rival: of the others the best by
-    validation. Every comparison that is drawn from the table is between these two."""
-    left_out: list[str] = field(default_factory=list)
-    """Sentences about runs whose memory and time are not in it."""
+    chosen: list[str] = field(default_factory=list)
+    """The settings, in words."""
+    duels: list[Duel] = field(default_factory=list)
+    seeds: set[int] = field(default_factory=set)
+    unfinished: list[str] = field(default_factory=list)
+    """Settings with runs whose best epoch was the last."""
 
-    @property
-    def heads(self) -> list[str]:
-        """The titles of all columns."""
-        return ["data", "", *self.columns, *([self.change] if self.change else [])]
+    def caveats(self) -> Iterator[str]:
+        """Sentences that a reader of the table needs."""
+        if len(self.seeds) > 1:
+            yield f"Not all columns have as many seeds: {min(self.seeds)} to {max(self.seeds)}."
+        if self.unfinished:
+            those = ", ".join(self.unfinished)
+            yield f"Not converged, as the best epoch was the last: {those}; train longer."
 
 
 def make_table(groups: Sequence[SeedGroup], spec: FigureSpec) -> ComparisonTable:
     """Choose the setting of each column by validation, and put their test metrics side by side."""
-    named = group_by(groups, spec.by)
+    named, differing = group_by(groups, spec.by), varied(groups, across=True)
     columns = [name_group(spec.by, group, named) for group in named]
-    judged, differing = _judged(list(named), spec), varied(groups, across=True)
+    judged = _judged(list(named))
     datasets = datasets_of(groups)
-    apart, rivals = [], {}
-    picks: dict[str, list[SeedGroup | None]] = {}
-    for dataset in datasets:
-        here = [best(s for s in members if s.dataset == dataset) for members in named.values()]
-        real = [one for one in here if one is not None]
-        alike = iter(comparable(real))
-        picks[dataset] = [None if one is None else next(alike) for one in here]
-        rivals[dataset] = _rival(picks[dataset], judged)
-        words = f"{dataset}: " if len(datasets) > 1 else ""
-        apart += [words + sentence for sentence in left_out(real)]
-    faced = {rival for rival in rivals.values() if rival is not None}
-    over = columns[min(faced)] if len(faced) == 1 else "best other by validation"
-    title = "" if judged is None else f"{columns[judged]} over {over}"
     # What others published is for the dataset that they had.
     published = [one for one in spec.published if one.get("dataset", datasets[0]) in datasets]
-    columns += [str(one.get("name", "published")) for one in published]
-    table = ComparisonTable(columns, title, left_out=apart)
-    for dataset, picked in picks.items():
+    table = ComparisonTable(["data", "", *columns])
+    table.heads += [str(one.get("name", "published")) for one in published]
+    table.heads += [] if judged is None else [f"{columns[judged]} over best other by validation"]
+    for dataset in datasets:
+        picked = [best(s for s in members if s.dataset == dataset) for members in named.values()]
         real = [one for one in picked if one is not None]
-        table.chosen += [(one, describe(one, differing)) for one in real]
-        rival = rivals[dataset]
-        ours = None if judged is None else picked[judged]
-        theirs = None if rival is None else picked[rival]
-        against = f" ({columns[rival]})" if rival is not None and len(faced) > 1 else ""
-        if ours is not None and theirs is not None:
-            table.duels.append((ours, theirs))
+        table.chosen += [
+            f"{dataset}: {describe(one, differing)} ({plural(len(one.rows), 'seed')})"
+            for one in real
+        ]
+        table.seeds |= {len(one.rows) for one in real}
+        rows = [row for one in real for row in one.rows]
+        # Beside other runs, a time is of the company as much as of the loss; of a whole process,
+        # most is Python and its libraries.
+        unfair = {"time": shared_device(rows), "memory": is_resident(rows)}
+        table.unfinished += [
+            f"{dataset} {name}"
+            for name, one in zip(columns, picked, strict=True)
+            if one is not None and unconverged(one)
+        ]
+        duel = _duel(columns, picked, judged)
+        table.duels += [duel] if duel else []
         for name, measure, show, higher in _measured(spec):
-            fair = _is_fair(measure, real)
+            fair = not unfair.get(measure)
             cells = _rank(picked, measure, show, higher=higher, fair=fair)
             for one in published:
                 known = one.get("dataset", dataset) == dataset
                 cells.append(Cell(show(one.get(measure.removeprefix("test.")) if known else None)))
             change = ""
-            if fair and ours is not None and theirs is not None:
-                change = show_change(relative(ours.mean(measure), theirs.mean(measure))) + against
-            table.lines.append(Line(dataset, name, cells, change))
+            if duel and higher and duel.unconverged:
+                change = "not converged"
+            elif duel and fair:
+                change = show_change(relative(duel.ours.mean(measure), duel.theirs.mean(measure)))
+                change += f" ({duel.rival})"
+            if any(cell.text != "–" for cell in cells):
+                table.lines.append(Line(dataset, name, cells, change))
     return table
 
 
-def _judged(names: Sequence[Group], spec: FigureSpec) -> int | None:
-    """The column that is compared with the others: SCE's, or the second of two."""
-    if spec.by == ("loss.name",):
-        return names.index(("sce",)) if ("sce",) in names and len(names) > 1 else None
+def _judged(names: Sequence[Group]) -> int | None:
+    """The column that is compared with the others: the one of SCE, or the second of two."""
+    ours = [place for place, group in enumerate(names) if "sce" in group]
+    if len(ours) == 1 < len(names):
+        return ours[0]
     return 1 if len(names) == 2 else None
 
 
-def _rival(picked: Sequence[SeedGroup | None], judged: int | None) -> int | None:
-    """The column that is compared with: of the others the best by validation."""
-    others = [(s.score, -n) for n, s in enumerate(picked) if s is not None and n != judged]
-    return -max(others)[1] if others and judged is not None else None
-
-
-def _is_fair(measure: str, groups: Sequence[SeedGroup]) -> bool:
-    """True if the measure depends on the loss alone, so that it can be ranked."""
-    if measure == "time":  # beside other runs, it is of the company as much as of the loss
-        return not shared_device(groups)
-    # Of a whole process, most is Python and its libraries.
-    return measure != "memory" or not is_resident(groups)
+def _duel(
+    columns: Sequence[str], picked: Sequence[SeedGroup | None], judged: int | None
+) -> Duel | None:
+    ours = None if judged is None else picked[judged]
+    others = [(s.score, -n, s) for n, s in enumerate(picked) if s is not None and n != judged]
+    if judged is None or ours is None or not others:
+        return None
+    _, place, theirs = max(others, key=lambda one: one[:2])
+    return Duel(columns[judged], ours, columns[-place], theirs)
 
 
 def _measured(spec: FigureSpec) -> Iterator[tuple[str, str, Show, bool]]:
@@ -147,8 +171,8 @@ def _measured(spec: FigureSpec) -> Iterator[tuple[str, str, Show, bool]]:
     for metric in spec.metrics:
         same = metric == "ndcg@1" and "hr@1" not in spec.metrics
         yield "NDCG@1, HR@1" if same else name_metric(metric), f"test.{metric}", show_score, True
-    yield "peak training memory", "memory", show_memory, False
-    yield "training time", "time", show_duration, False
+    yield MEASURES["memory"].label, "memory", show_memory, False
+    yield MEASURES["time"].label, "time", show_duration, False
 
 
 def show_score(value: float | None) -> str:
@@ -171,102 +195,34 @@ def _rank(
     ]
 
 
-def chosen_lines(table: ComparisonTable) -> list[str]:
-    """The settings that validation chose, in words."""
-    return [
-        f"{one.dataset}: {words} ({plural(len(one.rows), 'seed')})" for one, words in table.chosen
-    ]
+def all_settings(groups: Sequence[SeedGroup]) -> tuple[list[str], list[list[str]]]:
+    """Heads, and a row for each setting, on each dataset the best by validation first.
 
-
-def caveats(table: ComparisonTable) -> Iterator[str]:
-    """Sentences that a reader of the table needs."""
-    groups = [one for one, _ in table.chosen]
-    counts = {len(one.rows) for one in groups}
-    if len(counts) > 1:
-        yield f"Not all columns have as many seeds: {min(counts)} to {max(counts)}."
-    if shared_device(groups):
-        yield "Runs shared the device, or may have: times compare only roughly, and are not ranked."
-    if is_resident(groups):
-        yield f"{WHOLE_PROCESS} It is not ranked."
-    yield from table.left_out
-
-
-def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "".join(f"| {' | '.join(line)} |\n" for line in [heads, ["---"] * len(heads), *rows])
-
-
-def to_markdown(table: ComparisonTable) -> str:
-    """As Markdown."""
-    marks = {FIRST: "**{}**", SECOND: "<u>{}</u>"}
-    rows, before = [], ""
-    for line in table.lines:
-        cells = [
-            marks.get(cell.place, "{}").format(cell.text) + (cell.spread and f" ± {cell.spread}")
-            for cell in line.cells
-        ]
-        name = line.dataset if line.dataset != before else ""
-        rows.append([name, line.name, *cells, *([line.change] if table.change else [])])
-        before = line.dataset
-    return _markdown(table.heads, rows)
-
-
-def make_markdown(comparisons: Sequence[Comparison]) -> str:
-    """The tables of all comparisons, with the settings that were chosen, as Markdown."""
-    parts = []
-    for comparison in comparisons:
-        parts.append(f"## {comparison.sweep.title}\n\n{count_runs([comparison])}\n")
-        tables = [spec for spec in comparison.sweep.figures if spec.kind == "table"]
-        for spec in tables or [FigureSpec("table")]:
-            if groups := comparison.groups_of(spec):
-                made = make_table(groups, spec)
-                chosen = f"Chosen by validation NDCG@10: {'; '.join(chosen_lines(made))}."
-                parts += [to_markdown(made), " ".join([*caveats(made), chosen]) + "\n"]
-        if comparison.sweep.measure == "steps":
-            parts += _memory_markdown(comparison.groups)
-        for name, row in name_failed(comparison.rows):
-            parts.append(f"- {name}: {row['failure']['kind']}\n")
-    return "\n".join(parts)
-
-
-def _memory_markdown(groups: Sequence[SeedGroup]) -> Iterator[str]:
-    """Peak memory of measured steps: rows for losses and their settings, columns for datasets."""
-    names, alike = datasets_of(groups), comparable(groups)
-    rows = []
-    for loss in LOSSES:
-        ours = [one for one in alike if one.loss == loss and one.mean("memory") is not None]
-        found: dict[str, dict[str, str]] = {}
-        for group in sorted(ours, key=lambda group: group.mean("memory") or 0.0):
-            cells = found.setdefault(describe(group, varied(ours)), {})
-            cells[group.dataset] = group.show("memory", show_memory)  # of one name, the larger
-        rows += [
-            [label, *(cells.get(name, "–") for name in names)]
-            for label, cells in sorted(found.items())
-        ]
-    yield _markdown(["loss", *names], rows)
-    told = [*([WHOLE_PROCESS] if is_resident(alike) else []), *left_out(groups)]
-    if told:
-        yield " ".join(told) + "\n"
+    Columns without a value are left out.
+    """
+    names, order = varied(groups), datasets_of(groups)
+    ranked = sorted(groups, key=lambda one: (order.index(one.dataset), -one.score))
+    rows = [["data", *TOLD], *([one.dataset, *tell(one, names)] for one in ranked)]
+    known = [n for n in range(len(rows[0])) if any(row[n] != "–" for row in rows[1:])]
+    heads, *rows = ([row[n] for n in known] for row in rows)
+    return heads, rows
 
 
 def to_csv(rows: Sequence[Row]) -> str:
     """Every setting with its means and spreads, finished or failed: a line each, for other tools.
 
-    Memory, time and speed are of the runs on the device that is named; how many of the seeds ran
-    elsewhere is in the column `left_out`.
+    Memory, time and speed are of the runs on the device that is named.
     """
-    groups, failed = group_seeds(rows), group_seeds(rows, FAILED)
-    settings = sorted({name for one in [*groups, *failed] for name in one.rows[0]["settings"]})
-    metrics = sorted({name for one in groups for name in one.value("test") or {}})
+    rows = comparable(rows)[0]
+    groups = [*group_seeds(rows), *group_seeds(rows, FAILED)]
+    settings = sorted({name for one in groups for name in one.rows[0]["settings"]})
+    metrics = sorted({name for one in groups for name in one.rows[0].get("test") or {}})
     measured = [f"{split}.{name}" for split in ("validation", "test") for name in metrics]
     measured += ["memory", "time", "speed"]
     lines: list[dict[str, Any]] = []
-    alike = {
-        dataset: iter(comparable([one for one in groups if one.dataset == dataset]))
-        for dataset in datasets_of(groups)
-    }
-    for one in [*(next(alike[group.dataset]) for group in groups), *failed]:
+    for one in groups:
         first = one.rows[0]
-        kept = [row for row in one.rows if conditions_of(row)]
+        device = next((row for row in one.rows if row.get("device")), first)
         lines.append(
             {
                 "dataset": one.dataset,
@@ -275,9 +231,8 @@ def to_csv(rows: Sequence[Row]) -> str:
                 "status": first["status"],
                 "failure": lookup(first, "failure", "kind"),
                 "at_once": max(row.get("at_once") or 0 for row in one.rows) or None,
-                "device": kept[0].get("device") if kept else None,
-                "memory_measured": kept[0].get("memory_measured") if kept else None,
-                "left_out": None if first["status"] == FAILED else len(one.rows) - len(kept),
+                "device": device.get("device"),
+                "memory_measured": device.get("memory_measured"),
                 **{name: one.value(name) for name in settings if name != "training.seed"},
                 **{name: one.mean(name) for name in measured},
                 **{f"{name}.std": one.spread(name) for name in measured},

@@ -24,6 +24,7 @@ FORMAT, VERSION = "sce training state", "3"
 _METADATA = "sce"  # the one key of a header: the library lays several out by chance
 # Saving takes no more than one part in so many of the time: at most that much work is lost.
 _SHARE = 20
+_CHUNK = 2**22  # numbers looked at together
 
 
 @dataclass
@@ -37,19 +38,6 @@ class EpochSoFar:
     samples: int = 0  # of the statistics
     seconds: float = 0.0
     memory_mib: float = 0.0
-
-    @classmethod
-    def whole(cls, record: Mapping[str, Any]) -> "EpochSoFar":
-        """All steps of an epoch done, as its record has it."""
-        return cls(
-            step=record["steps"],
-            loss_sum=record["loss"] * record["targets"],
-            targets=record["targets"],
-            statistics=record["buckets"] or {},
-            samples=1 if record["buckets"] else 0,
-            seconds=record["seconds"]["training"],
-            memory_mib=record["memory_mib"]["training"],
-        )
 
     def summary(self) -> dict[str, Any]:
         """The mean loss over the targets, and the mean statistics of the loss, if any."""
@@ -117,41 +105,10 @@ class Trained:
             self.optimizer.state[parameter][key] = value
 
     def finite(self) -> bool:
-        """True if every weight is a finite number."""
-        return all(bool(p.detach().isfinite().all()) for p in self.modules.parameters())
-
-
-def save_state(
-    path: Path, trained: Trained, progress: Progress, best: Mapping[str, Tensor] | None
-) -> None:
-    """Write the state to resume from, with the `best` weights if those are not the last ones."""
-    tensors, scalars = trained.tensors()
-    tensors |= {f"best.{name}": value for name, value in (best or {}).items()}
-    metadata = {
-        "format": FORMAT,
-        "version": VERSION,
-        "progress": asdict(progress),
-        "optimizer_scalars": scalars,
-    }
-    write_tensors(path, tensors, metadata)
-
-
-def load_state(path: Path, trained: Trained) -> tuple[Progress, dict[str, Tensor] | None]:
-    """Restore model, loss and optimizer from what `save_state` wrote; return progress and best.
-
-    Raises:
-        InputError: When the file is not such a state, or one of another model.
-    """
-    tensors, metadata = read_tensors(path)
-    if metadata.get("format") != FORMAT or metadata.get("version") != VERSION:
-        raise InputError(f"{path} is no training state that this sce can read; start anew: --force")
-    try:
-        trained.restore(tensors, metadata["optimizer_scalars"])
-    except (RuntimeError, KeyError) as error:
-        raise InputError(f"{path} is the state of another model: {error}") from error
-    fields = metadata["progress"]
-    progress = Progress(**(fields | {"current": EpochSoFar(**fields["current"])}))
-    return progress, with_prefix(tensors, "best.") or None
+        """True if every weight is a finite number; looked at in chunks, to take no memory."""
+        weights = [p.detach().reshape(-1) for p in self.modules.parameters()]
+        chunks = (chunk for weight in weights for chunk in weight.split(_CHUNK))
+        return all(bool(chunk.isfinite().all()) for chunk in chunks)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
@@ -220,25 +177,43 @@ def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]
 class Checkpointer:
     """Saves checkpoints, if given a file for them; keeps the best weights on the CPU."""
 
-    def __init__(self, trained: Trained, state_file: Path | None, best_file: Path | None) -> None:
+    def __init__(
+        self, trained: Trained, state_file: Path | None = None, best_file: Path | None = None
+    ) -> None:
         self.trained, self.state_file, self.best_file = trained, state_file, best_file
         self.best: dict[str, Tensor] = {}  # on the host: there may be gigabytes of it
         self._best_on_disk = 0  # the epoch
         self._saved_at, self._seconds = time.monotonic(), 0.0
 
     def resume(self) -> Progress | None:
-        """Restore everything from the checkpoint; None where there is none."""
-        if self.state_file is None or not self.state_file.exists():
+        """Restore everything from the checkpoint; None where there is none.
+
+        Raises:
+            InputError: When the file is no checkpoint, or one of another model.
+        """
+        path = self.state_file
+        if path is None or not path.exists():
             return None
-        progress, best = load_state(self.state_file, self.trained)
+        tensors, metadata = read_tensors(path)
+        if metadata.get("format") != FORMAT or metadata.get("version") != VERSION:
+            raise InputError(f"{path} is no checkpoint that this sce can read; start anew")
+        try:
+            self.trained.restore(tensors, metadata["optimizer_scalars"])
+        except (RuntimeError, KeyError) as error:
+            raise InputError(f"{path} is the checkpoint of another model: {error}") from error
+        fields = metadata["progress"]
+        progress = Progress(**(fields | {"current": EpochSoFar(**fields["current"])}))
         if progress.best_epoch:
-            self.best = best or self._weights()
+            self.best = with_prefix(tensors, "best.")
+            if not self.best:
+                self.keep_best()
             self.save_best(progress)  # a crash may have come between the two files
         return progress
 
     def keep_best(self) -> None:
         """Remember the weights as they are now."""
-        self.best = self._weights()
+        weights = self.trained.modules.state_dict()
+        self.best = {name: value.detach().to("cpu", copy=True) for name, value in weights.items()}
 
     def restore_best(self) -> None:
         """Give model and loss the weights of the best epoch."""
@@ -254,8 +229,17 @@ class Checkpointer:
         if self.state_file is None:
             return
         begun = time.monotonic()
+        tensors, scalars = self.trained.tensors()
         best_is_last = progress.best_epoch == progress.epoch and progress.current.step == 0
-        save_state(self.state_file, self.trained, progress, None if best_is_last else self.best)
+        if not best_is_last:
+            tensors |= {f"best.{name}": value for name, value in self.best.items()}
+        metadata = {
+            "format": FORMAT,
+            "version": VERSION,
+            "progress": asdict(progress),
+            "optimizer_scalars": scalars,
+        }
+        write_tensors(self.state_file, tensors, metadata)
         self.save_best(progress)
         self._saved_at = time.monotonic()
         self._seconds = self._saved_at - begun
@@ -266,7 +250,3 @@ class Checkpointer:
             weights = with_prefix(self.best, "model.")
             write_tensors(self.best_file, weights, {"epoch": progress.best_epoch})
             self._best_on_disk = progress.best_epoch
-
-    def _weights(self) -> dict[str, Tensor]:
-        weights = self.trained.modules.state_dict()
-        return {name: value.detach().to("cpu", copy=True) for name, value in weights.items()}

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +11,14 @@ from pathlib import Path
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from sce import memory
 from sce.errors import InputError
 from sce.evaluation.precision import Precision as Precision
 from sce.evaluation.precision import matmul_precision as matmul_precision
 
 _WORKSPACE, _SMALL, _SAME_BITS = "CUBLAS_WORKSPACE_CONFIG", ":4096:1", ":4096:8"  # KiB, how many
 _MIB = 2**20
+_SAMPLE_SECONDS = 0.02
 
 
 def resolve_device(name: str) -> torch.device:
@@ -68,42 +71,33 @@ def free_memory(device: torch.device) -> int | None:
         free, _ = torch.cuda.mem_get_info(device)
         # What torch holds for itself and does not use is as good as free.
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    kib = next((line.split()[1] for line in lines if line.startswith("MemAvailable")), None)
-    return None if kib is None else int(kib) * 1024
-
-
-def cpu_has_bf16() -> bool:
-    """True if the processor computes in bf16; torch imitates it, slowly, where it does not."""
-    try:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    except (AttributeError, RuntimeError):
-        return True  # torch does not tell; then neither do we
+    return memory.free_memory()
 
 
 @contextmanager
-def quiet_bf16(device: torch.device) -> Iterator[None]:
-    """Hide, inside the block, the warning of torch about a CPU without bf16."""
-    if device.type != "cpu":
-        yield
-        return
+def quiet_bf16() -> Iterator[None]:
+    """Hide, inside the block, torch's traceback about a CPU without bf16."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "mkldnn_matmul failed", UserWarning)
         yield
 
 
-def spare_workspace(device: torch.device) -> None:
+@contextmanager
+def spare_workspace(device: torch.device, size: str = _SMALL) -> Iterator[None]:
     """Let cuBLAS keep less memory for itself, unless the environment says how much.
 
     On Hopper it takes 32 MiB for each thread and stream that multiplies matrices, of which training
-    has two, on older GPUs 8; with 4 MiB training was as fast (docs/paper.md). It looks at this when
-    it is first used.
+    has two, on older GPUs 8; with 4 MiB training was as fast (docs/paper.md). It looks at the
+    environment when it is first used, and the environment is as before after the block.
     """
-    if device.type == "cuda":
-        os.environ.setdefault(_WORKSPACE, _SMALL)
+    if device.type != "cuda" or _WORKSPACE in os.environ:
+        yield
+        return
+    os.environ[_WORKSPACE] = size
+    try:
+        yield
+    finally:
+        del os.environ[_WORKSPACE]
 
 
 @contextmanager
@@ -112,80 +106,75 @@ def same_bits(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    # cuBLAS reads this when it starts; without it, torch refuses to promise anything.
-    if os.environ.get(_WORKSPACE, _SMALL) == _SMALL:
-        os.environ[_WORKSPACE] = _SAME_BITS
     before = torch.are_deterministic_algorithms_enabled()
     only_warn = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        # The fused kernels of attention sum their gradients in any order.
-        with sdpa_kernel(SDPBackend.MATH):
+    # The fused kernels of attention sum their gradients in any order; and without workspaces of
+    # its choice, torch refuses to promise anything of cuBLAS.
+    with spare_workspace(device, _SAME_BITS), sdpa_kernel(SDPBackend.MATH):
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
             yield
-    finally:
-        torch.use_deterministic_algorithms(before, warn_only=only_warn)
+        finally:
+            torch.use_deterministic_algorithms(before, warn_only=only_warn)
 
 
 class PeakMemory:
     """Peak memory of phases of the work, each by itself.
 
     On a GPU it is the memory that torch allocated. On a CPU it is the resident memory of the whole
-    process, Python and libraries included; where the system cannot reset its peak, a phase shows
-    the highest since the process began. `measures` says which.
+    process, Python and libraries included: exact where a phase takes more than any before it, else
+    the highest of samples, fifty a second, which may miss a shorter peak. The system's own
+    record of the peak is read, and left to others as it is.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.mib: dict[str, float] = {}  # by phase, the highest so far
-        if device.type == "cuda":
-            self.measures = "GPU memory allocated"
-        elif _reset_resident_peak():
-            self.measures = "resident memory of the process"
-        else:
-            self.measures = "highest resident memory since the process began"
+        on_gpu = device.type == "cuda"
+        self.measures = "GPU memory allocated" if on_gpu else "resident memory of the process"
+        self._sampled = 0.0  # of the phase under way
+        self._before = 0.0  # the peak of the process when it began
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self) -> Iterator[None]:
         """Measure the peak of the block."""
+        over = threading.Event()
+        sampling = threading.Thread(target=self._sample, args=(over,), daemon=True)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-        else:
-            _reset_resident_peak()
+            over.set()
+        self._sampled, self._before = _resident_mib()
+        sampling.start()
         try:
             yield
         finally:
-            self.mib[name] = max(self.mib.get(name, 0.0), self.now())
+            over.set()
+            sampling.join()
 
-    def now(self) -> float:
-        """The peak of the phase under way, in MiB."""
+    def peak(self) -> float:
+        """The peak of the phase under way, or of the last one, in MiB."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device) / _MIB
-        return _resident_peak() / _MIB
+        resident, peak = _resident_mib()
+        self._sampled = max(self._sampled, resident)
+        return peak if peak > self._before else self._sampled
 
-    def take(self, name: str) -> float:
-        """Return a phase's peak in MiB, and forget it."""
-        return self.mib.pop(name, 0.0)
+    def _sample(self, over: threading.Event) -> None:
+        while not over.wait(_SAMPLE_SECONDS):
+            self._sampled = max(self._sampled, _resident_mib()[0])
 
 
-def _reset_resident_peak() -> bool:
-    """Set the peak of resident memory to what is resident now; False where that is impossible."""
+def _resident_mib() -> tuple[float, float]:
+    """Resident memory of the process now, and its peak since it began."""
     try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
-
-
-def _resident_peak() -> int:
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM"):
-                return int(line.split()[1]) * 1024
-    except OSError:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        kib = {line.split()[0]: float(line.split()[1]) for line in lines if line.startswith("Vm")}
+        return kib["VmRSS:"] / 1024, kib["VmHWM:"] / 1024
+    except (OSError, KeyError):
         pass
     try:
         import resource
     except ImportError:
-        return 0  # Windows
+        return 0.0, 0.0  # Windows
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    peak_mib = peak / _MIB if sys.platform == "darwin" else peak / 1024
+    return peak_mib, peak_mib

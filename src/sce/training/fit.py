@@ -1,10 +1,7 @@
 """Training a model: `fit`, and its result."""
 
-import json
-import re
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +11,14 @@ from torch import Tensor, nn
 
 from sce.data.batches import DeviceSequences
 from sce.data.prepared import PreparedDataset
-from sce.data.storage import write_text
+from sce.data.storage import write_json
 from sce.errors import InputError
 from sce.evaluation.ranking import Popularity
 from sce.losses import LOSSES, DataSummary, Loss, ScalableCrossEntropy
-from sce.models.base import Backbone
 from sce.models.registry import BACKBONES
 from sce.planning import summarize_data
 from sce.training.checkpoint import Trained
+from sce.training.describe import describe_loss, describe_model, name_model
 from sce.training.device import (
     PeakMemory,
     device_name,
@@ -33,7 +30,7 @@ from sce.training.device import (
 )
 from sce.training.optimizer import make_optimizer, row_wise_table, sparse_gradients
 from sce.training.preflight import TrainingWarning, explain_error, preflight
-from sce.training.progress import ProgressBar
+from sce.training.progress import TrainingProgress
 from sce.training.run_start import note_divergence, run_target
 from sce.training.settings import TrainingSettings
 from sce.training.signals import Interrupts, StopRequested, TrainingInterrupted
@@ -54,13 +51,15 @@ class FitResult:
     epochs: int
     """Epochs trained."""
     stopped: str
-    """By "patience", or because the "epochs" were over."""
+    """By "patience", or because the "epochs" or "max_steps" were over."""
     validation: Values | None
     """Validation metrics of the best epoch."""
     test: Values | None
     """Test metrics of the best epoch; None when the dataset has no test users."""
+    users: dict[str, int]
+    """Users evaluated on "validation", a sample with `validation_users`, and on "test": all."""
     popularity: dict[str, Values] | None
-    """Metrics of the most popular items, on "validation" and "test"; None without test users."""
+    """Metrics of the most popular items on "validation" and "test", of the same users."""
     seconds: dict[str, float]
     """Seconds of "training" alone, and of "evaluation"."""
     memory_mib: dict[str, float | None]
@@ -85,6 +84,7 @@ def fit(
     resume: bool = False,
     force: bool = False,
     config: Mapping[str, Any] | None = None,
+    loss_name: str | None = None,
     on_epoch: Callable[[Record], object] | None = None,
     progress: bool = True,
 ) -> FitResult:
@@ -114,6 +114,8 @@ def fit(
         resume: Resume the run in `out`, if there is one.
         force: Replace the run in `out`.
         config: The settings of model and loss to be kept with the run.
+        loss_name: The loss in run.json, by which resuming knows it, if its class and attributes do
+            not say all. A partial, a lambda or a closure needs one, if there is `out`.
         on_epoch: Called with the record of each epoch, which is a line of metrics.jsonl.
         progress: Show progress on stderr.
 
@@ -121,16 +123,14 @@ def fit(
         InputError: When what was given cannot work, or the loss stops being a number.
         TrainingInterrupted: After Ctrl-C or SIGTERM, when the state has been saved in `out`.
     """
-    # Check.
     settings = settings or TrainingSettings()
     _check_arguments(model, loss, dataset, settings)
-    table = None
-    if settings.catalogue_learning_rate is not None:  # with row_wise alone
-        table = row_wise_table(model, loss, settings.catalogue_learning_rate)
+    table = row_wise_table(model, loss) if settings.row_wise else None
     device = resolve_device(settings.device)
-
-    # Describe.
-    kind, described = _describe(model, loss, settings, config)
+    described = {"model": describe_model(model), "loss": {}, "training": asdict(settings)}
+    described |= config or {}
+    if out is not None and not described["loss"]:
+        described["loss"] = describe_loss(loss, loss_name)
     longest = max(1, int(dataset.train.lengths.max(initial=0)) - 1)
     max_length = min(int(getattr(model, "max_length", longest)), longest)
 
@@ -138,11 +138,11 @@ def fit(
     gpus = [device.index] if device.type == "cuda" else []
     with (
         run_target(
-            out, dataset, config=described, model=kind, resume=resume, force=force
+            out, dataset, config=described, model=name_model(model), resume=resume, force=force
         ) as open_run,
         torch.random.fork_rng(devices=gpus),
-        same_bits(device) if settings.deterministic else nullcontext(),
-        quiet_bf16(device),
+        same_bits(device) if settings.deterministic else spare_workspace(device),
+        quiet_bf16(),
         sparse_gradients(model, loss, wanted=table is not None),
     ):
         data = summarize_data(
@@ -154,33 +154,23 @@ def fit(
             warnings.warn(text, TrainingWarning, stacklevel=2)
 
         # Place data and weights; build the step.
-        if not settings.deterministic:
-            spare_workspace(device)
         sequences = _place(dataset, device)
         model.to(device)
         loss_module = loss.to(device) if isinstance(loss, nn.Module) else None
-        capture = _can_capture(model, loss, settings, device)
+        captured = _can_capture(model, loss, settings, device)
+        parameters = [*model.parameters(), *(loss_module.parameters() if loss_module else ())]
         optimizer = make_optimizer(
-            [*model.parameters(), *(loss_module.parameters() if loss_module else ())],
-            learning_rate=settings.learning_rate,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-            device=device,
-            capturable=capture,
-            row_wise=table,
+            parameters, settings, device=device, capturable=captured, row_wise=table
         )
         step = TrainingStep(
             model,
             loss,
             optimizer,
             sequences,
+            settings,
             device=device,
-            batch_size=settings.batch_size,
             max_length=max_length,
-            precision=settings.precision,
-            clip_norm=settings.clip_norm,
-            compiled=settings.compile,
-            captured=capture,
+            captured=captured,
         )
 
         # Open the run, train, conclude.
@@ -188,7 +178,7 @@ def fit(
         memory = PeakMemory(device)
         with (
             Interrupts(wanted=run is not None, say=progress) as interrupts,
-            ProgressBar(
+            TrainingProgress(
                 wanted=progress,
                 epochs=settings.epochs,
                 memory=memory,
@@ -206,7 +196,7 @@ def fit(
                 interrupts=interrupts,
             )
             if run is not None and resume and not run.resume_state.exists():
-                bar.note(f"nothing to resume in {run.path}: starting")
+                bar.print(f"sce: nothing to resume in {run.path}: starting")
             try:
                 trainer.resume()
                 trainer.run_epochs(on_epoch)
@@ -253,33 +243,6 @@ def _check_arguments(model: object, loss: object, dataset: object, settings: obj
         )
 
 
-def _name(model: nn.Module) -> str:
-    """The model's name in `BACKBONES`, or the class of a user's own, also if derived from ours."""
-    for name, entry in BACKBONES.items():
-        if type(model) is entry.backbone:
-            return name
-    return f"{type(model).__module__}.{type(model).__qualname__}"
-
-
-def _describe(
-    model: nn.Module,
-    loss: Callable[..., Tensor],
-    settings: TrainingSettings,
-    config: Mapping[str, Any] | None,
-) -> tuple[str, dict[str, Any]]:
-    """Name the model, and give every setting as run.json keeps it."""
-    kind = _name(model)
-    of_model: dict[str, Any] = {"name": kind}
-    if isinstance(model, Backbone):
-        of_model |= vars(model.settings)
-    else:
-        of_model["parameters"] = sum(p.numel() for p in model.parameters())
-    name = repr(loss) if isinstance(loss, nn.Module) else getattr(loss, "__qualname__", "")
-    name = re.sub(" at 0x[0-9a-f]+", "", name)  # an address is another in each process
-    described = {"model": of_model, "loss": {"name": name}, "training": asdict(settings)}
-    return kind, described | dict(config or {})
-
-
 def _derived(loss: object, data: DataSummary, step: TrainingStep) -> dict[str, Any]:
     """Values for run.json that follow from settings and dataset."""
     found: dict[str, Any] = {"targets_per_batch": round(data.targets, 1)}
@@ -306,7 +269,7 @@ def _can_capture(
     """
     syncs = isinstance(loss, Loss) and not loss.is_capturable(model.catalogue)
     if settings.capture is None:
-        ours = _name(model) in BACKBONES and type(loss) in {e.loss for e in LOSSES.values()}
+        ours = name_model(model) in BACKBONES and type(loss) in {e.loss for e in LOSSES.values()}
         return device.type == "cuda" and ours and not syncs
     if settings.capture and device.type != "cuda":
         raise InputError(f"training.capture captures CUDA graphs, and the device is {device}")
@@ -320,44 +283,45 @@ def _can_capture(
 
 def _conclude(trainer: Trainer) -> FitResult:
     """Evaluate the model, which has its best weights now, and complete its run."""
-    progress, dataset, memory = trainer.progress, trainer.dataset, trainer.memory
+    progress, dataset = trainer.progress, trainer.dataset
     history = progress.history
-    best = next((r for r in history if r["epoch"] == progress.best_epoch), None)
     model: Any = trainer.trained.model.eval()
-    test, popularity, seconds, peak = None, None, 0.0, 0.0
-    if len(dataset.test):
-        test, seconds = trainer.measure(model, "test")
-        peak = memory.take("evaluation")
+    test = trainer.measure(model, "test") if len(dataset.test) else None
+    popularity = None
+    if test is not None:
         popular = Popularity(dataset.train, dataset.n_items, device=trainer.step.device)
         popularity = {
-            "validation": trainer.measure(popular, "validation")[0],
-            "test": trainer.measure(popular, "test")[0],
+            "validation": trainer.measure(popular, "validation").metrics.values,
+            "test": trainer.measure(popular, "test").metrics.values,
         }
-    evaluations = [r["memory_mib"]["evaluation"] for r in history if r["validation"] is not None]
-    trained_for = sum(r["seconds"]["training"] for r in history)
+    seconds = {
+        phase: sum(record["seconds"][phase] for record in history)
+        for phase in ("training", "evaluation")
+    }
+    peaks = [record["memory_mib"] for record in history]
+    peak = {"training": max(one["training"] for one in peaks), "evaluation": None}
+    if test is not None:
+        seconds["evaluation"] += test.seconds
+        peak["evaluation"] = max([test.mib, *(one["evaluation"] or 0.0 for one in peaks)])
     result = FitResult(
         best_epoch=progress.best_epoch,
         epochs=progress.epoch,
         stopped=progress.stopped or "epochs",
-        validation=best["validation"] if best else None,
-        test=test,
+        validation=next(
+            (r["validation"] for r in history if r["epoch"] == progress.best_epoch), None
+        ),
+        test=None if test is None else test.metrics.values,
+        users={"validation": len(trainer.validation.test), "test": len(dataset.test)},
         popularity=popularity,
-        seconds={
-            "training": trained_for,
-            "evaluation": seconds + sum(r["seconds"]["evaluation"] for r in history),
-        },
-        memory_mib={
-            "training": max(r["memory_mib"]["training"] for r in history),
-            "evaluation": max([peak, *evaluations]) if test is not None else None,
-        },
-        memory_measured=memory.measures,
-        tokens_per_second=sum(r["targets"] for r in history) / max(trained_for, 1e-9),
+        seconds=seconds,
+        memory_mib=peak,
+        memory_measured=trainer.memory.measures,
+        tokens_per_second=sum(r["targets"] for r in history) / max(seconds["training"], 1e-9),
         device=device_name(trainer.step.device),
         history=history,
     )
     if trainer.run is not None:
         content: dict[str, Any] = asdict(result)
         del content["history"]
-        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-        write_text(trainer.run.result_file, text)
+        write_json(trainer.run.result_file, content)
     return result

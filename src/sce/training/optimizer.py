@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,8 +12,7 @@ from sce.errors import InputError
 from sce.losses import Loss
 from sce.models.base import Backbone
 from sce.optim import RowwiseAdagrad
-
-Schedule = Literal["constant", "warmup-cosine"]
+from sce.training.settings import Schedule, TrainingSettings
 
 _WARMUP_SHARE = 0.05
 NEEDS_SCE = (
@@ -23,46 +22,38 @@ NEEDS_SCE = (
 )
 
 
-class RowWise(NamedTuple):
-    """A table of which a step updates the touched rows alone."""
-
-    table: nn.Parameter
-    learning_rate: float
-
-
 def make_optimizer(
     parameters: Iterable[nn.Parameter],
+    settings: TrainingSettings,
     *,
-    learning_rate: float,
-    betas: tuple[float, float],
-    weight_decay: float,
     device: torch.device,
     capturable: bool = False,
-    row_wise: RowWise | None = None,
+    row_wise: nn.Parameter | None = None,
 ) -> torch.optim.Optimizer:
     """Make Adam as the paper uses it; a weight decay is decoupled, as in AdamW.
 
-    `capturable` keeps learning rates on the device, so that a CUDA graph can hold the step;
-    row-wise Adagrad updates the `row_wise` table instead.
+    `capturable` keeps learning rates on the device, so that a CUDA graph can hold the step; of the
+    table `row_wise`, row-wise Adagrad updates the touched rows.
     """
 
     def rate(value: float) -> float | torch.Tensor:
         return torch.tensor(value, device=device) if capturable else value
 
-    kind = torch.optim.AdamW if weight_decay else torch.optim.Adam
+    kind = torch.optim.AdamW if settings.weight_decay else torch.optim.Adam
     adam = kind(
-        [p for p in parameters if row_wise is None or p is not row_wise.table],
-        lr=rate(learning_rate),
-        betas=betas,
-        weight_decay=weight_decay,
+        [p for p in parameters if p is not row_wise],
+        lr=rate(settings.learning_rate),
+        betas=settings.betas,
+        weight_decay=settings.weight_decay,
         capturable=capturable,
         fused=device.type == "cuda",  # one pass over the weights instead of a dozen
     )
-    adam.param_groups[0]["initial_lr"] = learning_rate
+    adam.param_groups[0]["initial_lr"] = settings.learning_rate
     if row_wise is None:
         return adam
-    adagrad = RowwiseAdagrad([row_wise.table], lr=rate(row_wise.learning_rate))
-    adagrad.param_groups[0]["initial_lr"] = row_wise.learning_rate
+    assert settings.catalogue_learning_rate is not None  # as with settings.row_wise
+    adagrad = RowwiseAdagrad([row_wise], lr=rate(settings.catalogue_learning_rate))
+    adagrad.param_groups[0]["initial_lr"] = settings.catalogue_learning_rate
     return _Together(adam, adagrad)
 
 
@@ -112,7 +103,7 @@ def set_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
             group["lr"] = rate
 
 
-def row_wise_table(model: nn.Module, loss: object, learning_rate: float) -> RowWise:
+def row_wise_table(model: nn.Module, loss: object) -> nn.Parameter:
     """The catalogue, to be updated by its touched rows alone.
 
     Raises:
@@ -126,7 +117,7 @@ def row_wise_table(model: nn.Module, loss: object, learning_rate: float) -> RowW
             "`catalogue` a sparse gradient while `sparse_grad` is True, as SASRec has them; "
             f"{type(model).__name__} does not"
         )
-    return RowWise(model.catalogue, learning_rate)
+    return model.catalogue
 
 
 @contextmanager

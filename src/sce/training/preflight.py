@@ -10,10 +10,10 @@ from torch import nn
 
 from sce.data.batches import PADDING
 from sce.data.prepared import PreparedDataset
-from sce.errors import InputError
-from sce.losses import BatchShape, CrossEntropy, DataSummary, Loss, ScalableCrossEntropy
+from sce.errors import InputError, named
+from sce.losses import LOSSES, BatchShape, CrossEntropy, DataSummary, Loss, ScalableCrossEntropy
 from sce.models.registry import BACKBONES
-from sce.training.device import cpu_has_bf16, free_memory
+from sce.training.device import free_memory
 from sce.training.settings import TrainingSettings
 
 _GIB = 2**30
@@ -49,8 +49,8 @@ def preflight(
         )
     if settings.precision == "tf32" and device.type != "cuda":
         yield f"tf32 is a precision of GPUs; on {device.type} it is float32"
-    if settings.precision == "bf16" and device.type == "cpu" and not cpu_has_bf16():
-        yield "this processor has no bf16 arithmetic: training will be slower than in float32"
+    if settings.precision == "bf16" and device.type == "cpu":
+        yield "bf16 is slower than float32 on a CPU that does not compute in it"
 
 
 def _about_data(dataset: PreparedDataset, batch_size: int, max_length: int) -> Iterator[str]:
@@ -66,12 +66,12 @@ def _about_data(dataset: PreparedDataset, batch_size: int, max_length: int) -> I
         yield (
             f"{int((targets > max_length).sum()):,} training histories are longer than "
             f"{max_length:,} events: what came before is not trained on, {unused:,} of "
-            f"{events:,} events; a larger --model.max-length would use more"
+            f"{events:,} events; a larger {named('model.max_length')} would use more"
         )
     if trainable < batch_size:
         yield (
             f"there are {trainable:,} training users and a batch has {batch_size:,}: each epoch "
-            "is one step; consider a smaller --batch-size"
+            f"is one step; consider a smaller {named('batch_size')}"
         )
 
 
@@ -82,13 +82,14 @@ def _about_buckets(loss: ScalableCrossEntropy, data: DataSummary) -> Iterator[st
     if size >= data.n_items:
         yield (
             f"bucket_size_y is {size:,} and the catalogue has {data.n_items:,} "
-            "items: every bucket holds all of them, and --loss ce would do the same for less"
+            f"items: every bucket holds all of them, and {_other_loss('ce')} would do the same for "
+            "less"
         )
     if loss.bucket_size_x is not None and loss.bucket_size_x > data.targets:
         yield (
             f"bucket_size_x is {loss.bucket_size_x:,} and a mean batch has {data.targets:,.0f} "
-            "targets: buckets hold all of them; consider a larger --batch-size or a smaller "
-            "--loss.alpha"
+            f"targets: buckets hold all of them; consider a larger {named('batch_size')} or a "
+            f"smaller {named('loss.alpha')}"
         )
 
 
@@ -117,13 +118,18 @@ def _about_memory(loss: object, model: Any, data: DataSummary, free: int | None)
     if isinstance(loss, CrossEntropy):
         fits = int(max(0, free - weights) / 4 / (data.targets * 4))  # floats, in a quarter of it
         chunk = 1 << max(0, fits.bit_length() - 1)
-        yield f"{what}; what would fit: --loss sce, or --loss.chunk-size {chunk}"
+        smaller = named("loss.chunk_size", chunk)
+        yield f"{what}; what would fit: {_other_loss('sce')}, or {smaller}"
     else:
-        yield f"{what}; what would fit: a smaller --batch-size{_or_sce(loss)}"
+        yield f"{what}; what would fit: a smaller {named('batch_size')}{_or_sce(loss)}"
 
 
 def _or_sce(loss: object) -> str:
-    return "" if isinstance(loss, ScalableCrossEntropy) else ", or --loss sce"
+    return "" if isinstance(loss, ScalableCrossEntropy) else f", or {_other_loss('sce')}"
+
+
+def _other_loss(name: str) -> str:
+    return named("loss", name, python=f"{LOSSES[name].loss.__name__}()")
 
 
 def explain_error(error: Exception, model: nn.Module, loss: object, *, compiled: bool) -> Exception:
@@ -141,7 +147,7 @@ def explain_error(error: Exception, model: nn.Module, loss: object, *, compiled:
     first = text[2] or text[0].partition(". ")[0]
     out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
     if out_of_memory or any(sign in str(error) for sign in _NO_MEMORY):
-        hint = f"try a smaller --batch-size{_or_sce(loss)}"
+        hint = f"try a smaller {named('batch_size')}{_or_sce(loss)}"
         return InputError(f"memory ran out ({first.rstrip('.')}); {hint}")
     # Dynamo and Inductor have many errors of their own, which are all RuntimeErrors.
     if compiled and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):

@@ -1,30 +1,29 @@
-"""Starting and resuming runs: the directory is checked, locked, created; epochs are logged."""
+"""Starting and resuming runs: the directory is checked, locked, created."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from sce import __version__
+from sce.data.manifest import describe_file, write_array
 from sce.data.prepared import PreparedDataset
 from sce.data.storage import (
     LOCK,
     atomic_directory,
     check_writable,
-    describe_file,
     locked,
     partial_directory,
-    write_array,
-    write_text,
+    write_json,
 )
-from sce.errors import InputError
-from sce.training.run import FILES, MANIFEST, DatasetInfo, Run, read_manifest
+from sce.errors import InputError, named
+from sce.training.run import FILES, MANIFEST, DatasetInfo, Run
 
-# Settings that may change on resuming: the number of epochs (unless the schedule goes by it), and
-# the device, whose arithmetic may differ; after a divergence also those that may help.
-_DEVICE, _EPOCHS = "training.device", "training.epochs"
+# Settings that may change on resuming: the device, whose arithmetic may differ, how often to save,
+# and the epochs (unless the schedule goes by them); after a divergence also those that may help.
+_FREE = ("training.device", "training.save_minutes")
 _REMEDIES = (
     "training.learning_rate",
     "training.catalogue_learning_rate",
@@ -44,23 +43,24 @@ def check_target(path: Path | str, *, force: bool = False, resume: bool = False)
     """
     path = Path(path)
     if force and resume:
-        raise InputError("--force replaces a run and --resume goes on with it: choose one")
+        given = named("force", True), named("resume", True)
+        raise InputError("{} replaces a run and {} goes on with it: choose one".format(*given))
     check_writable(path)
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return False
     if not force and not resume:
         raise InputError(
-            f"{path} exists; go on with --resume, replace it with --force, or choose another "
-            "directory"
+            f"{path} exists; go on with {named('resume', True)}, replace it with "
+            f"{named('force', True)}, or choose another directory"
         )
-    files = read_manifest(path)["files"]
+    files = MANIFEST.read(path)["files"]
     known = {MANIFEST.file, LOCK, *files, *FILES}
     known |= {partial_directory(path / name).name for name in (MANIFEST.file, *FILES)}
     others = sorted({file.name for file in path.iterdir()} - known)
     if force and others:
         raise InputError(
             f"{path} also holds {', '.join(others[:3])}{' ...' if len(others) > 3 else ''}, which "
-            "--force would delete; move it elsewhere first"
+            f"{named('force', True)} would delete; move it elsewhere first"
         )
     return True
 
@@ -90,13 +90,14 @@ def run_target(
     with ExitStack() as locks:
         if exists:
             locks.enter_context(locked(path))
-        changed = None
+        manifest = None
         if exists and resume:
-            changed = check_resumable(path, dataset, config=config, model=model)
+            manifest = check_resumable(path, dataset, config=config, model=model)
 
         def open_run(derived: Mapping[str, Any]) -> Run:
-            if changed is not None:
-                return resume_run(path, config, changed)
+            if manifest is not None:
+                write_json(path / MANIFEST.file, manifest)
+                return Run.open(path)
             run = start_run(
                 path, dataset, config=config, derived=derived, model=model, replace=exists
             )
@@ -124,8 +125,6 @@ def start_run(
             files[file.name] = describe_file(file)
         info = DatasetInfo(str(dataset.path.resolve()), dataset.content_hash, dataset.n_items)
         manifest = {
-            "format": MANIFEST.format,
-            "version": MANIFEST.version,
             "sce": __version__,
             "model": model,
             "config": dict(config),
@@ -134,22 +133,7 @@ def start_run(
             "item_ids": dataset.item_ids.kind,
             "files": files,
         }
-        (directory / MANIFEST.file).write_text(_pretty(manifest), encoding="utf-8")
-    return Run.open(path)
-
-
-def resume_run(path: Path, config: Mapping[str, Any], changed: Mapping[str, Any]) -> Run:
-    """Open a run to resume, with settings of which some have `changed` from these values.
-
-    run.json keeps what helped against a divergence under "before", in their order.
-    """
-    if changed:
-        manifest = read_manifest(path)
-        manifest.pop("diverged", None)
-        manifest["config"] = dict(config)
-        if remedies := {name: was for name, was in changed.items() if name in _REMEDIES}:
-            manifest["before"] = [*manifest.get("before", ()), remedies]
-        write_text(path / MANIFEST.file, _pretty(manifest))
+        MANIFEST.write(directory, manifest)
     return Run.open(path)
 
 
@@ -159,32 +143,33 @@ def check_resumable(
     """Compare what is given with what the run was begun with.
 
     Returns:
-        The settings that have changed, by name, as they were.
+        The manifest to go on with, in which "before" keeps, in their order, settings that were
+        changed against a divergence.
 
     Raises:
         InputError: When other settings, another model or another dataset are given than it had.
     """
-    manifest = read_manifest(path)
+    manifest = MANIFEST.read(path)
     content = manifest["dataset"]["content_hash"]
     if content != dataset.content_hash:
         raise InputError(
             f"{path} was trained on a dataset with content {content[:12]}, and {dataset.path} has "
             f"content {dataset.content_hash[:12]}: resume with the former"
         )
-    before, now = _flatten(manifest["config"]), _flatten(json.loads(json.dumps(config)))
     if manifest["model"] != model:
         raise InputError(f"{path} trains {manifest['model']}, not {model}")
-    free = {_DEVICE, *(_REMEDIES if manifest.get("diverged") else ())}
+    before, now = _flatten(manifest["config"]), _flatten(json.loads(json.dumps(config)))
+    free = {*_FREE, *(_REMEDIES if manifest.get("diverged") else ())}
     if before.get("training.schedule") == "constant":
-        free.add(_EPOCHS)
-    differing = {
+        free.add("training.epochs")
+    changed = {
         name: before.get(name)
         for name in sorted(before.keys() | now.keys())
         if before.get(name) != now.get(name)
     }
     refused = [
         f"{name} was {was!r} and is now {now.get(name)!r}"
-        for name, was in differing.items()
+        for name, was in changed.items()
         if name not in free
     ]
     if refused:
@@ -192,31 +177,18 @@ def check_resumable(
             f"{path} cannot be resumed with other settings: {'; '.join(refused)}; give those "
             "that it was begun with"
         )
-    return differing
+    if changed:
+        manifest.pop("diverged", None)
+    if remedies := {name: was for name, was in changed.items() if name in _REMEDIES}:
+        manifest["before"] = [*manifest.get("before", ()), remedies]
+    return manifest | {"config": dict(config)}
 
 
 def note_divergence(run: Run, *, epoch: int, step: int) -> None:
     """Write into a run that its loss was not finite: resuming then allows remedies."""
-    manifest = read_manifest(run.path)
+    manifest = MANIFEST.read(run.path)
     manifest["diverged"] = {"epoch": epoch, "step": step}
-    write_text(run.path / MANIFEST.file, _pretty(manifest))
-
-
-class MetricsLog:
-    """Writes the record of an epoch as a line of metrics.jsonl as soon as it is finished.
-
-    It begins with the records so far, whatever the file holds: after a crash that may be ahead of
-    the checkpoint.
-    """
-
-    def __init__(self, run: Run, history: Sequence[Mapping[str, Any]]) -> None:
-        self._file = run.metrics_file
-        write_text(self._file, "".join(_line(record) for record in history))
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        """Add the record of an epoch."""
-        with self._file.open("a", encoding="utf-8") as file:
-            file.write(_line(record))
+    write_json(run.path / MANIFEST.file, manifest)
 
 
 def _flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,11 +197,3 @@ def _flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
         for section, settings in nested.items()
         for name, value in (settings if isinstance(settings, Mapping) else {"": settings}).items()
     }
-
-
-def _pretty(content: Mapping[str, Any]) -> str:
-    return json.dumps(content, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
-
-
-def _line(record: Mapping[str, Any]) -> str:
-    return json.dumps(record, allow_nan=False) + "\n"

@@ -2,14 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
 from sce.errors import InputError
 from sce.training.device import Precision
-from sce.training.optimizer import Schedule
 
-_MOST = 2**31 - 1  # of anything that is counted
-_SEEDS = 2**63  # torch's generators take no more
+Schedule = Literal["constant", "warmup-cosine"]
+
 _CATALOGUE_RATE = 3e-2
 
 
@@ -34,6 +33,14 @@ class TrainingSettings:
     run has more."""
     evaluation_batch_size: int = 512
     """Users evaluated at once."""
+    validation_users: int | None = None
+    """Evaluate epochs on a random sample of so many test users, the same in every epoch and run;
+    the last evaluation, on test, is of all. [default: all]"""
+    max_steps: int | None = None
+    """Stop after so many steps, if the epochs are not over before. [default: never]"""
+    save_minutes: float = 5.0
+    """Save within an epoch, to resume from there, when the last save was so many minutes ago; less
+    often where saving would take more than a twentieth of the time."""
     betas: tuple[float, float] = (0.9, 0.98)
     """Adam's averaging of gradients and of their squares."""
     weight_decay: float = 0.0
@@ -61,21 +68,20 @@ class TrainingSettings:
     """On a GPU too, give the same bits each time; slower. A CPU does in any case."""
 
     def __post_init__(self) -> None:
-        counts = ("epochs", "batch_size", "evaluate_every", "evaluation_batch_size")
-        not_negative = ("patience", "weight_decay", "warmup_steps")
+        counts = {"epochs", "batch_size", "evaluate_every", "evaluation_batch_size"}
+        counts |= {"validation_users", "max_steps"}
+        not_negative = ("patience", "weight_decay", "warmup_steps", "save_minutes")
         positive = ("learning_rate", "catalogue_learning_rate", "clip_norm")
         for name, value in vars(self).items():
             if value is None:
                 continue
-            if name in counts and value < 1:
-                raise InputError(f"training.{name} must be at least 1; got {value}")
-            if name in counts and value > _MOST:
-                raise InputError(f"training.{name} must be at most {_MOST:,}")
+            if name in counts and not 1 <= value < 2**31:
+                raise InputError(f"training.{name} must be from 1 to 2**31 - 1; got {value}")
             if name in not_negative and not 0 <= value < math.inf:
                 raise InputError(f"training.{name} must not be negative; got {value}")
             if name in positive and not 0 < value < math.inf:
                 raise InputError(f"training.{name} must be above 0; got {value}")
-        if not 0 <= self.seed < _SEEDS:
+        if not 0 <= self.seed < 2**63:  # torch's generators take no more
             raise InputError(f"training.seed lies between 0 and 2**63 - 1; got {self.seed}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise InputError(f"training.betas are two numbers from 0 to below 1; got {self.betas}")
@@ -84,30 +90,17 @@ class TrainingSettings:
                 raise InputError(
                     f"training.{name} is one of {', '.join(choices)}; got {getattr(self, name)!r}"
                 )
-        if self.warmup_steps is not None and self.schedule == "constant":
-            raise InputError(
-                "training.warmup_steps belongs to the schedule warmup-cosine, and the schedule is "
-                "constant; leave one of the two out"
-            )
-        self._check_row_wise()
-
-    def _check_row_wise(self) -> None:
-        if not self.row_wise:
-            if self.catalogue_learning_rate is not None:
-                raise InputError(
-                    "training.catalogue_learning_rate belongs to training.row_wise, which is off; "
-                    "leave it out, or turn row_wise on"
-                )
-            return
-        if self.catalogue_learning_rate is None:
+        if self.row_wise and self.catalogue_learning_rate is None:
             object.__setattr__(self, "catalogue_learning_rate", _CATALOGUE_RATE)
-        why = {
-            "clip_norm": "the entries of each row are added up in the update, after the norm",
-            "weight_decay": "it moves every row at every step",
-        }
-        for name, reason in why.items():
-            if getattr(self, name):
+        constant = self.schedule == "constant"
+        for name, other, clash, reason in (
+            ("warmup_steps", "schedule constant", constant, "it belongs to warmup-cosine"),
+            ("catalogue_learning_rate", "row_wise off", not self.row_wise, "it belongs to it"),
+            ("clip_norm", "row_wise", self.row_wise, "entries of a row are added up after it"),
+            ("weight_decay", "row_wise", self.row_wise, "it moves every row at every step"),
+        ):
+            if clash and getattr(self, name) not in (None, 0.0):
                 raise InputError(
-                    f"training.{name} does not go with training.row_wise ({reason}); leave one of "
+                    f"training.{name} does not go with training.{other} ({reason}); leave one of "
                     "the two out"
                 )

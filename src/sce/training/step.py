@@ -19,11 +19,10 @@ from sce.errors import InputError
 from sce.losses import Loss
 from sce.models.base import Backbone
 from sce.training.capture import CapturedSteps, StepResult
-from sce.training.device import Precision
+from sce.training.settings import TrainingSettings
 
 T = TypeVar("T")
 
-_WIDTHS = 8  # of captured batches: a graph for each is captured when it first occurs
 _BOUNDS = 128  # values of max_targets among captured batches
 
 
@@ -61,14 +60,11 @@ class TrainingStep:
         loss: As for `fit`. A `Loss` is given the generator of the step, and `max_targets`.
         optimizer: Over the parameters of both; capturable if the step is to be captured.
         sequences: The training sequences, on the device or on the host.
+        settings: Batch size, precision, clipping and compilation are read. A batch with fewer rows
+            is neither compiled nor captured.
         device: Where the model is.
-        batch_size: Rows of a batch; one with fewer is neither compiled nor captured.
         max_length: Maximum history length.
-        precision: "bf16" runs model and loss under autocast.
-        clip_norm: The largest norm of the gradient.
-        compiled: Compile the model for one shape of batch.
-        captured: Capture the step in CUDA graphs (for a model without length groups, one for each
-            of a few widths). Model and loss must not sync.
+        captured: Capture the step in CUDA graphs. Model and loss must not sync.
 
     On a GPU and where the step is compiled or captured, all batches of as many rows have the same
     length groups: libraries prepare for a shape when it first occurs, as fast attention does for
@@ -81,32 +77,30 @@ class TrainingStep:
         loss: Callable[..., Tensor],
         optimizer: torch.optim.Optimizer,
         sequences: DeviceSequences,
+        settings: TrainingSettings,
         *,
         device: torch.device,
-        batch_size: int,
         max_length: int,
-        precision: Precision = "float32",
-        clip_norm: float | None = None,
-        compiled: bool = False,
         captured: bool = False,
     ) -> None:
         self.model, self.loss, self.optimizer, self.sequences = model, loss, optimizer, sequences
-        self.device, self.batch_size, self.max_length = device, batch_size, max_length
-        self.autocast, self.clip_norm = precision == "bf16", clip_norm
-        self.compiled_model = _compile(model, device, captured) if compiled else None
+        self.device, self.max_length, self.captured = device, max_length, captured
+        self.batch_size, self.clip_norm = settings.batch_size, settings.clip_norm
+        self.autocast = settings.precision == "bf16"
+        self.compiled_model = _compile(model, device, captured) if settings.compile else None
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.statistics = loss.statistics if isinstance(loss, Loss) else ()
         self.generator = torch.Generator(device) if isinstance(loss, Loss) else None
         self._lengths_of_all = self._lengths(trainable_rows(sequences))
-        fullest = self._lengths_of_all.topk(min(batch_size, len(self._lengths_of_all)))
+        fullest = self._lengths_of_all.topk(min(self.batch_size, len(self._lengths_of_all)))
         self.max_targets = int(fullest.values.sum())
         mean = float(self._lengths_of_all.double().mean())
         self.mean_targets = round(len(fullest.values) * mean)
         self._shares: list[float] | None = None  # of long rows, where all batches are cut alike
-        if isinstance(model, Backbone) and (device.type == "cuda" or compiled or captured):
+        self.fixed = settings.compile or captured
+        if isinstance(model, Backbone) and (device.type == "cuda" or self.fixed):
             self._shares = shares_longer(self._lengths_of_all, max_length)
         self._groups: dict[int, LengthGroups] = {}  # of batches of so many rows
-        self.captured = captured
         self._captured: CapturedSteps | None = None
         if captured:
             generators = [] if self.generator is None else [self.generator]
@@ -133,8 +127,9 @@ class TrainingStep:
             width, groups = self.max_length, self._groups_for_all(len(rows))
             if groups is None or not fits(lengths, groups):
                 width, groups = None, group_by_length(lengths, max(1, int(lengths[0])))
-        else:
-            width, groups = self._width(rows), None
+        else:  # one shape for all that are compiled or captured
+            fixed = len(rows) == self.batch_size and self.fixed
+            width, groups = self.max_length if fixed else None, None
         if self.device.type == "cuda":
             rows = rows.pin_memory()  # the GPU then fetches them while the host goes on
         histories, targets = training_batch(
@@ -157,18 +152,6 @@ class TrainingStep:
             among = len(self._lengths_of_all)
             self._groups[rows] = groups_for_all(self._shares, rows, self.max_length, among)
         return self._groups[rows]
-
-    def _width(self, rows: Tensor) -> int | None:
-        """The width of the batch if its shape is one of few, no less than its longest history."""
-        if len(rows) != self.batch_size:
-            return None
-        if self.compiled_model is not None:
-            return self.max_length
-        if self._captured is None:
-            return None
-        longest = int(self._lengths(rows).max())
-        step = -(-self.max_length // _WIDTHS)
-        return min(self.max_length, -(-longest // step) * step)
 
     def _max_targets(self, rows: Tensor, captured: bool) -> int | None:
         """The bound on the targets of the batch that the loss is given."""

@@ -2,25 +2,25 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sce.data.batches import shuffled_batches, trainable_rows
-from sce.data.prepared import PreparedDataset
-from sce.errors import InputError
-from sce.evaluation.evaluate import evaluate
+from sce.data.prepared import PreparedDataset, Sequences
+from sce.errors import InputError, named
+from sce.evaluation.evaluate import Metrics, evaluate
 from sce.evaluation.ranking import Ranker
 from sce.training.capture import StepResult
 from sce.training.checkpoint import Checkpointer, EpochSoFar, Progress, Trained
 from sce.training.device import PeakMemory, matmul_precision
 from sce.training.optimizer import rate_factor, set_rate
-from sce.training.progress import ProgressBar
+from sce.training.progress import TrainingProgress
 from sce.training.run import Run, resume_hint
-from sce.training.run_start import MetricsLog
 from sce.training.settings import TrainingSettings
 from sce.training.signals import Interrupts, StopRequested, TrainingInterrupted
 from sce.training.step import TrainingStep, seeds_of_epoch
@@ -29,7 +29,6 @@ Record = dict[str, Any]  # of an epoch: a line of metrics.jsonl
 
 SCORE = "ndcg@10"  # by which epochs are compared
 
-_SAVE_WITHIN_EPOCH = 600.0  # seconds after which an epoch is saved half-way
 _STATISTICS_PER_EPOCH = 20  # at most
 CHECK_EVERY = 50  # steps: at most so many are done on broken weights
 
@@ -101,6 +100,14 @@ class LossMonitor:
         self._statistics.clear()
 
 
+class Measured(NamedTuple):
+    """An evaluation, its time and its peak memory."""
+
+    metrics: Metrics
+    seconds: float
+    mib: float
+
+
 class Trainer:
     """Trains a model until the epochs or the patience are over; writes nothing without a run."""
 
@@ -112,16 +119,19 @@ class Trainer:
         settings: TrainingSettings,
         *,
         run: Run | None,
-        bar: ProgressBar,
+        bar: TrainingProgress,
         memory: PeakMemory,
         interrupts: Interrupts,
     ) -> None:
         self.trained, self.step, self.dataset, self.settings = trained, step, dataset, settings
         self.run, self.bar, self.memory, self.interrupts = run, bar, memory, interrupts
         self.rows = trainable_rows(step.sequences)
-        self.steps = math.ceil(len(self.rows) / settings.batch_size)
+        self.steps = math.ceil(len(self.rows) / settings.batch_size)  # of a whole epoch
+        self.total = min(settings.epochs * self.steps, settings.max_steps or math.inf)
+        self.epochs = math.ceil(self.total / self.steps)
+        self.validation = _sample_users(dataset, settings.validation_users)
         self.progress = Progress()
-        files = (None, None) if run is None else (run.resume_state, run.best_weights)
+        files = () if run is None else (run.resume_state, run.best_weights)
         self.checkpointer = Checkpointer(trained, *files)
 
     def resume(self) -> None:
@@ -130,37 +140,27 @@ class Trainer:
         if self.run is None or found is None:
             return
         self.progress = found
-        if found.epoch > self.settings.epochs:
+        if found.epoch > self.epochs:
             raise InputError(
-                f"{self.run.path} has {found.epoch} epochs already, and {self.settings.epochs} are "
-                "asked for"
+                f"{self.run.path} has {found.epoch} epochs already, and {self.epochs} are asked for"
             )
-        if found.stopped == "epochs" and found.epoch < self.settings.epochs:
+        if found.stopped == "epochs" and found.epoch < self.epochs:
             found.stopped = None
-        if found.stopped is None and found.epoch == self.settings.epochs:
-            self._end_here(found, self.run)
+        if found.stopped is None and found.epoch == self.epochs:
+            if not found.best_epoch:
+                raise InputError(
+                    f"none of the {found.epoch} epochs of {self.run.path} was evaluated; ask for "
+                    "more epochs"
+                )
+            found.stopped, found.current = "epochs", EpochSoFar()
         if found.stopped is not None:
-            self.bar.note(f"training has ended already, after epoch {found.epoch}")
+            self.bar.print(f"sce: training has ended already, after epoch {found.epoch}")
             return
         self.run.result_file.unlink(missing_ok=True)
-        step = f"step {found.current.step + 1} of {self.steps}"
-        if found.current.step == self.steps:
+        step = f"step {found.current.step + 1} of {self._steps()}"
+        if found.current.step == self._steps():
             step = "its evaluation"
-        self.bar.note(f"going on at epoch {found.epoch + 1}, {step}")
-
-    def _end_here(self, found: Progress, run: Run) -> None:
-        """More epochs were to come, and now no more are wanted than are done."""
-        unevaluated = len(self.dataset.test) and found.history[-1]["validation"] is None
-        if unevaluated and found.current.step == 0:
-            # The last epoch is evaluated in any case: open it again, at its end.
-            found.current = EpochSoFar.whole(found.history.pop())
-            return
-        if not found.best_epoch:
-            raise InputError(
-                f"{run.path} is in the middle of epoch {found.epoch + 1}, and none of the "
-                f"{found.epoch} before it was evaluated; ask for more epochs"
-            )
-        found.stopped, found.current = "epochs", EpochSoFar()
+        self.bar.print(f"sce: going on at epoch {found.epoch + 1}, {step}")
 
     def run_epochs(self, on_epoch: Callable[[Record], object] | None = None) -> None:
         """Train, and leave the model with the weights of its best epoch.
@@ -168,14 +168,15 @@ class Trainer:
         Raises:
             TrainingInterrupted: After a signal, when the state has been saved.
         """
-        log = None if self.run is None else MetricsLog(self.run, self.progress.history)
+        if self.run is not None:
+            self.run.write_metrics(self.progress.history)
         try:
             while self.progress.stopped is None:
                 self.interrupts.check()
                 self._train()
-                record = self._finish(*self._evaluate())
-                if log is not None:
-                    log.write(record)
+                record = self._finish(self._evaluate())
+                if self.run is not None:
+                    self.run.add_metrics(record)
                 self.bar.epoch(record, self._seconds_left())
                 if self.progress.stopped is not None or self.checkpointer.due():
                     self.save()
@@ -188,10 +189,14 @@ class Trainer:
             progress = self.progress
             raise TrainingInterrupted(
                 f"stopped in epoch {progress.epoch + 1} after step {progress.current.step} of "
-                f"{self.steps}; everything is saved in {self.run.path}",
+                f"{self._steps()}; everything is saved in {self.run.path}",
                 stop.signal_number,
             ) from stop
         self.checkpointer.restore_best()
+
+    def _steps(self) -> int:
+        """Steps of the epoch under way, which max_steps may cut short."""
+        return int(min(self.steps, self.total - self.progress.epoch * self.steps))
 
     def _train(self) -> None:
         """Do the steps of the epoch that are still to be done."""
@@ -205,42 +210,34 @@ class Trainer:
             statistics=self.step.statistics,
             explain=self._explain_divergence,
         )
-        total = settings.epochs * self.steps
+        steps = self._steps()
         statistics_every = -(-self.steps // _STATISTICS_PER_EPOCH)
         self.trained.model.train()
         begun = time.perf_counter()
-        with matmul_precision(self.step.device, settings.precision), self._measured(so_far):
-            for number in range(so_far.step, self.steps):
+        with matmul_precision(self.step.device, settings.precision), self.memory.phase():
+            for number in range(so_far.step, steps):
                 done = (epoch - 1) * self.steps + number
-                factor = rate_factor(settings.schedule, done, total, settings.warmup_steps)
-                set_rate(self.step.optimizer, factor)
-                result = self.step(
-                    batches[number],
-                    seeds[number],
-                    with_statistics=number % statistics_every == 0,
+                factor = rate_factor(
+                    settings.schedule, done, int(self.total), settings.warmup_steps
                 )
+                set_rate(self.step.optimizer, factor)
+                statistics = number % statistics_every == 0
+                result = self.step(batches[number], seeds[number], with_statistics=statistics)
                 monitor.add(result, number + 1, batches[number], targets[number])
-                if not (monitor.full or self.bar.due or self.interrupts.received):
+                last = number + 1 == steps
+                save = self.checkpointer.due(60 * settings.save_minutes)
+                if not (last or save or monitor.full or self.bar.due or self.interrupts.received):
                     continue
                 monitor.check()
                 so_far.seconds += time.perf_counter() - begun
-                self.bar.step(epoch, number + 1, self.steps, monitor.last, self._seconds_left())
-                if number + 1 < self.steps:
+                so_far.memory_mib = max(so_far.memory_mib, self.memory.peak())
+                self.bar.training(epoch, number + 1, steps, monitor.last, self._seconds_left())
+                if not last:
                     self.interrupts.check()
-                if self.checkpointer.due(_SAVE_WITHIN_EPOCH):
+                if save:
                     self.save()
                 begun = time.perf_counter()
-            monitor.check()
-            so_far.seconds += time.perf_counter() - begun
         self._check_weights()
-
-    @contextmanager
-    def _measured(self, so_far: EpochSoFar) -> Iterator[None]:
-        try:
-            with self.memory.phase("training"):
-                yield
-        finally:
-            so_far.memory_mib = max(so_far.memory_mib, self.memory.take("training"))
 
     def _batches(self, seed: int) -> tuple[Sequence[Tensor], list[int]]:
         """The rows of each batch of an epoch, and how many targets each has."""
@@ -250,45 +247,41 @@ class Trainer:
         lengths = (self.step.sequences.lengths[order] - 1).clamp(max=self.step.max_length)
         return order.split(size), [int(part.sum()) for part in lengths.split(size)]
 
-    def _evaluate(self) -> tuple[dict[str, float] | None, float]:
-        """The metrics on the validation events if it is time for them, and the seconds taken."""
+    def _evaluate(self) -> Measured | None:
+        """The metrics on the validation events, if it is time for them."""
         epoch = self.progress.epoch + 1
-        due = epoch % self.settings.evaluate_every == 0 or epoch == self.settings.epochs
-        if not due or not len(self.dataset.test):
-            return None, 0.0
+        due = epoch % self.settings.evaluate_every == 0 or epoch == self.epochs
         model: Any = self.trained.model
-        return self.measure(model, "validation")
+        return self.measure(model, "validation") if due and len(self.dataset.test) else None
 
-    def measure(
-        self, ranker: Ranker, split: Literal["validation", "test"]
-    ) -> tuple[dict[str, float], float]:
-        """Evaluate a model or a baseline, with its memory; return the metrics and the seconds."""
-        users = len(self.dataset.test)
+    def measure(self, ranker: Ranker, split: Literal["validation", "test"]) -> Measured:
+        """Evaluate a model or a baseline, on all test users or the sample for validation."""
+        dataset = self.validation if split == "validation" else self.dataset
 
         def tell(done: int) -> None:
             self.interrupts.check()
-            if self.bar.due:
-                self.bar.evaluating(split, done, users)
+            self.bar.update(f"evaluating {split}", done, len(dataset.test), "users")
 
         begun = time.perf_counter()
-        with self.memory.phase("evaluation"):
+        with self.memory.phase():
             metrics = self.step.on_capture_stream(
                 lambda: evaluate(
                     ranker,
-                    self.dataset,
+                    dataset,
                     split=split,
                     batch_size=self.settings.evaluation_batch_size,
                     progress=tell,
                 )
             )
-        return metrics.values, time.perf_counter() - begun
+        return Measured(metrics, time.perf_counter() - begun, self.memory.peak())
 
-    def _finish(self, validation: dict[str, float] | None, seconds: float) -> Record:
+    def _finish(self, measured: Measured | None) -> Record:
         """Close the epoch: its record, whether it is the best, and whether it is the last."""
         progress, so_far = self.progress, self.progress.current
         epoch = progress.epoch + 1
+        validation = None if measured is None else measured.metrics.values
         # Without anything to compare by, the latest is the best.
-        score = validation[SCORE] if validation is not None else None
+        score = None if validation is None else validation[SCORE]
         is_best = not len(self.dataset.test) if score is None else score > progress.best_score
         if is_best:
             progress.best_epoch, progress.stale = epoch, 0
@@ -299,13 +292,16 @@ class Trainer:
         record: Record = {
             "epoch": epoch,
             **so_far.summary(),
-            "steps": self.steps,
+            "steps": so_far.step,
             "targets": so_far.targets,
-            "seconds": {"training": so_far.seconds, "evaluation": seconds},
+            "seconds": {
+                "training": so_far.seconds,
+                "evaluation": 0.0 if measured is None else measured.seconds,
+            },
             "tokens_per_second": so_far.targets / max(so_far.seconds, 1e-9),
             "memory_mib": {
                 "training": so_far.memory_mib,
-                "evaluation": self.memory.take("evaluation") if validation else None,
+                "evaluation": None if measured is None else measured.mib,
             },
             "validation": validation,
             "best": is_best,
@@ -314,8 +310,9 @@ class Trainer:
         progress.current = EpochSoFar()
         if self.settings.patience and progress.stale >= self.settings.patience:
             progress.stopped = "patience"
-        elif epoch >= self.settings.epochs:
-            progress.stopped = "epochs"
+        elif epoch >= self.epochs:
+            whole = self.total == self.settings.epochs * self.steps
+            progress.stopped = "epochs" if whole else "max_steps"
         return record
 
     def save(self) -> None:
@@ -337,11 +334,12 @@ class Trainer:
             users = ", ".join(repr(ids[int(train.users[row])]) for row in rows[:3])
             more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
             what += f", in the batch of users {users}{more}"
-        catalogue = "--training.catalogue-learning-rate"
-        other = catalogue if self.settings.row_wise else "--training.clip-norm 1"
-        hint = f"try a lower --learning-rate or {other}"
+        other = named("training.clip_norm", 1)
+        if self.settings.row_wise:
+            other = named("training.catalogue_learning_rate")
+        hint = f"try a lower {named('learning_rate')} or {other}"
         if self.settings.precision != "float32":
-            hint += ", or --training.precision float32"
+            hint += f", or {named('training.precision', 'float32')}"
         kept = ""
         if self.run is not None:
             kept = f", {resume_hint(self.run)}"
@@ -352,9 +350,17 @@ class Trainer:
     def _seconds_left(self) -> float:
         """Seconds until the last epoch ends."""
         history, so_far = self.progress.history, self.progress.current
-        share = so_far.step / self.steps
-        left = self.settings.epochs - len(history) - share
-        if not history:
-            return left * so_far.seconds / max(share, 1e-9)
-        spent = sum(sum(record["seconds"].values()) for record in history)
-        return float(left * spent / len(history))
+        done = so_far.step + sum(record["steps"] for record in history)
+        spent = so_far.seconds + sum(sum(record["seconds"].values()) for record in history)
+        return float((self.total - done) * spent / max(done, 1))
+
+
+def _sample_users(dataset: PreparedDataset, count: int | None) -> PreparedDataset:
+    """The dataset with so many of its test users: the same in every epoch and run."""
+    test = dataset.test
+    if count is None or count >= len(test):
+        return dataset
+    rows = np.sort(np.random.default_rng(0).choice(len(test), count, replace=False))
+    parts = [test.items[test.offsets[row] : test.offsets[row + 1]] for row in rows]
+    offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+    return replace(dataset, test=Sequences(np.concatenate(parts), offsets, test.users[rows]))

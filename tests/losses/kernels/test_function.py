@@ -32,13 +32,12 @@ def check_against_the_plain_path(
     valid = targets >= 0
     with torch.no_grad():
         centres = buckets.draw_centres(states[valid], b, "mix").float()
-        sizes: dict[str, Any] = {"bucket_size_x": size_x, "bucket_size_y": size_y}
-        plain = buckets.fill_buckets(states[valid], catalogue, centres, **sizes)
+        rows = ((states[valid], size_x), (catalogue, size_y))
+        plain = buckets.Buckets(*(buckets.top_rows(centres, *given) for given in rows))
     options = kernels.FusedOptions([b, size_x, size_y], reduction="none")
-    found, fused, marked = kernels.fused_cross_entropy(
-        states, catalogue, targets, options, centres=centres
-    )
-    assert torch.equal(marked.long(), targets.masked_fill(~valid, -1))
+    result = kernels.fused_cross_entropy(states, catalogue, targets, options, centres=centres)
+    found, fused = result.loss, result.buckets
+    assert torch.equal(result.targets.long(), targets.masked_fill(~valid, -1))
     assert torch.equal(fused.items.long().sort(dim=1).values, plain.items)
     index = valid.nonzero().squeeze(1)
     if plain.states.shape[1] == fused.states.shape[1]:

@@ -4,7 +4,7 @@ Imported only when a GPU asks for them: nothing else needs triton.
 """
 
 from sce.losses.kernels.centres import draw_seed
-from sce.losses.kernels.function import Fused, FusedOptions, fused_cross_entropy
+from sce.losses.kernels.function import FusedOptions, fused_cross_entropy
 from sce.losses.kernels.operator import fused_operator
 
-__all__ = ["Fused", "FusedOptions", "draw_seed", "fused_cross_entropy", "fused_operator"]
+__all__ = ["FusedOptions", "draw_seed", "fused_cross_entropy", "fused_operator"]

@@ -28,12 +28,8 @@ class Saved(NamedTuple):
     positive_logits: Tensor  # [n]
     won: Tensor  # [n_buckets, size_x]
     counts: Tensor  # [n_buckets + 1]
+    items: Tensor  # [n_buckets, size_y], of the buckets: the first part of the keys
     autocast_dtype: torch.dtype | None  # of rows in matrix products
-
-    @property
-    def items(self) -> Tensor:
-        """The items of the buckets, [n_buckets, size_y]."""
-        return bucket_items(self.keys, len(self.won), self.targets)
 
 
 def bucket_items(keys: Tensor, n_buckets: int, targets: Tensor) -> Tensor:

@@ -27,16 +27,8 @@ class FusedOptions(NamedTuple):
     autocast_dtype: torch.dtype | None = None  # of float32 inputs in matrix products
 
 
-class Fused(NamedTuple):
-    """The result of a call."""
-
-    loss: Tensor  # scalar, or [n] when not reduced
-    buckets: Buckets
-    targets: Tensor  # [n]; -1: ignored
-
-
 class Computed(NamedTuple):
-    """The results of the forward pass: no two of these share memory."""
+    """The result of a call: no two of these tensors share memory."""
 
     loss: Tensor  # scalar, or [n] when not reduced
     bucket_states: Tensor  # [n_buckets, size_x]
@@ -47,10 +39,11 @@ class Computed(NamedTuple):
     won: Tensor  # [n_buckets, size_x]
     counts: Tensor  # [n_buckets + 1]
 
-    def fused(self) -> Fused:
-        """Return the part of it that a caller sees."""
+    @property
+    def buckets(self) -> Buckets:
+        """The states and items of the buckets."""
         items = bucket_items(self.keys, len(self.won), self.targets)
-        return Fused(self.loss, Buckets(self.bucket_states, items), self.targets)
+        return Buckets(self.bucket_states, items)
 
 
 def fused_cross_entropy(
@@ -58,16 +51,13 @@ def fused_cross_entropy(
     catalogue: Tensor,  # [c, d]
     targets: Tensor,  # [n]
     options: FusedOptions,
-    *,
     centres: Tensor | None = None,  # [n_buckets, d]; None: drawn
     seed: Tensor | None = None,  # [1], of the drawn ones
     sparse_grad: bool = False,
-) -> Fused:
+) -> Computed:
     """Return the loss and the buckets, by an `autograd.Function`: the cheapest to launch."""
-    found = apply(
-        _FusedCrossEntropy, states, catalogue, targets, centres, seed, options, sparse_grad
-    )
-    return Computed(*found).fused()
+    given = (states, catalogue, targets, centres, seed, options, sparse_grad)
+    return Computed(*apply(_FusedCrossEntropy, *given))
 
 
 def compute(
@@ -127,7 +117,9 @@ def differentiate(
     """Return the gradient of the states or of the catalogue, from that of the loss."""
     with _device_of(grad):
         states, catalogue, *computed = saved
-        known = Saved(_rows(states), _rows(catalogue), *computed, autocast_dtype)
+        targets, _, keys, _, won, _ = computed
+        items = bucket_items(keys, len(won), targets)
+        known = Saved(_rows(states), _rows(catalogue), *computed, items, autocast_dtype)
         return gradient(known, grad.contiguous(), reduction, **options)
 
 

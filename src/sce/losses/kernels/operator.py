@@ -7,14 +7,7 @@ from torch import Tensor
 
 from sce.losses.kernels import backward
 from sce.losses.kernels import catalogue as catalogue_kernels
-from sce.losses.kernels.function import (
-    Computed,
-    Fused,
-    FusedOptions,
-    compute,
-    differentiate,
-    save,
-)
+from sce.losses.kernels.function import Computed, FusedOptions, compute, differentiate, save
 
 
 def fused_operator(
@@ -22,13 +15,11 @@ def fused_operator(
     catalogue: Tensor,  # [c, d]
     targets: Tensor,  # [n]
     options: FusedOptions,
-    *,
     centres: Tensor | None = None,  # [n_buckets, d]; None: drawn
     seed: Tensor | None = None,  # [1], of the drawn ones
-) -> Fused:
+) -> Computed:
     """Return the result of `fused_cross_entropy`; the catalogue's gradient is always dense."""
-    found = scalable_cross_entropy(states, catalogue, targets, centres, seed, *options)
-    return Computed(*found).fused()
+    return Computed(*scalable_cross_entropy(states, catalogue, targets, centres, seed, *options))
 
 
 @torch.library.custom_op("sce::scalable_cross_entropy", mutates_args=())

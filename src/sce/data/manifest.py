@@ -1,0 +1,159 @@
+"""Directories of arrays, described by a manifest with the size and digest of each."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from sce.data.storage import CHECKSUM, is_same, json_checksum, new_digest, tidy, write_json
+from sce.errors import InputError
+
+
+def write_array(path: Path, array: NDArray[Any]) -> None:
+    """Write a .npy file; unlike `numpy.save`, a full disk is reported as such."""
+    array = np.ascontiguousarray(array)
+    with path.open("wb") as file:
+        npy.write_array_header_1_0(file, npy.header_data_from_array_1_0(array))
+        file.write(array.data)
+
+
+def map_array(file: BufferedReader) -> NDArray[Any]:
+    """Memory-map an open .npy file of `write_array`, read-only."""
+    version = npy.read_magic(file)
+    shape, _, dtype = npy.read_array_header_1_0(file)
+    if version != (1, 0) or dtype.hasobject:
+        raise ValueError(f"not an array of numbers in version 1.0 of the format, but {dtype}")
+    mapped: NDArray[Any] = np.memmap(file, dtype, "r", file.tell(), shape)
+    return mapped.view(np.ndarray)  # indexing a memmap costs more than indexing an array
+
+
+def describe_file(file: Path) -> dict[str, Any]:
+    """Size and digest of a file, for a manifest."""
+    with file.open("rb") as opened:
+        return {"bytes": os.fstat(opened.fileno()).st_size, "blake2b": _digest(opened)}
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A kind of directory, described by a JSON file with the size and digest of every other."""
+
+    file: str
+    format: str
+    version: int
+    noun: str  # "prepared dataset"
+    command: str  # that makes one: "sce prepare INPUT"
+    remedy: str  # "prepare it again"
+
+    def write(self, directory: Path, content: Mapping[str, Any]) -> None:
+        """Write the manifest of a directory, whole or not at all."""
+        head = {"format": self.format, "version": self.version}
+        write_json(directory / self.file, head | dict(content))
+
+    def read(self, path: Path) -> dict[str, Any]:
+        """The manifest of a directory; refused unless whole and of this format and version."""
+        return self.open(path, arrays=False)[0]
+
+    def open(
+        self, path: Path, *, arrays: bool = True, verify: bool = True
+    ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """The manifest of a directory, and its arrays by the names of their files, memory-mapped.
+
+        They belong together, also while the directory is being replaced.
+
+        Args:
+            path: The directory.
+            arrays: Open them.
+            verify: Compare their digests, of the very bytes that are mapped; sizes always are.
+        """
+        while True:
+            if not path.exists():
+                tidy(path)
+            if not path.exists():
+                command = f"{self.command} --out {path}"
+                raise InputError(f"{path} does not exist; make it with: {command}")
+            if not path.is_dir():
+                raise InputError(f"{path} is a file, not a {self.noun} (a directory)")
+            directory = os.open(path, os.O_RDONLY)
+            try:
+                manifest = self._parse(path, directory)
+                files = manifest["files"].items() if arrays else ()
+                return manifest, {
+                    name: self._map(path, directory, name, written, verify)
+                    for name, written in files
+                }
+            except InputError:
+                if is_same(directory, path):
+                    raise
+            finally:
+                os.close(directory)
+
+    def listed(self, path: Path) -> set[str]:
+        """Names of the manifest and its files; none unless it is of this kind, whole or not."""
+        try:
+            manifest = json.loads((path / self.file).read_bytes())
+            return {self.file, *manifest["files"]} if manifest["format"] == self.format else set()
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return set()
+
+    def damaged(self, path: Path, what: str) -> InputError:
+        """The error of a directory that is not as it was written."""
+        return InputError(f"{path} is half-written or altered: {what}; {self.remedy}")
+
+    def _parse(self, path: Path, directory: int) -> dict[str, Any]:
+        try:
+            with _open_in(directory, self.file) as file:
+                manifest = json.loads(file.read().decode())
+        except FileNotFoundError:
+            raise InputError(
+                f"{path} is not a {self.noun}: it has no {self.file}; make one with: {self.command}"
+            ) from None
+        except (ValueError, RecursionError) as error:
+            raise self.damaged(path, f"{self.file} cannot be read") from error
+        if not isinstance(manifest, dict) or manifest.get("format") != self.format:
+            raise InputError(f"{path} is not a {self.noun}: its {self.file} is of something else")
+        if manifest.get("version") != self.version:
+            raise InputError(
+                f"{path} has format version {manifest.get('version')}, and this sce reads version "
+                f"{self.version}; install the sce that wrote it, or {self.remedy}"
+            )
+        checksum = json_checksum({key: manifest[key] for key in manifest if key != CHECKSUM})
+        if manifest.pop(CHECKSUM, None) != checksum:
+            raise self.damaged(path, f"{self.file} was altered")
+        return manifest
+
+    def _map(
+        self, path: Path, directory: int, name: str, written: Mapping[str, Any], verify: bool
+    ) -> NDArray[Any]:
+        """Map a file; refuse it with another size or digest than it was written with."""
+        try:
+            with _open_in(directory, name) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size != written["bytes"]:
+                    what = f"{name} has {size:,} bytes and was written with {written['bytes']:,}"
+                    raise self.damaged(path, what)
+                if verify and _digest(file) != written["blake2b"]:
+                    raise self.damaged(path, f"the content of {name} was altered")
+                file.seek(0)
+                return map_array(file)
+        except FileNotFoundError:
+            raise self.damaged(path, f"{name} is missing") from None
+        except InputError:
+            raise
+        except ValueError as error:
+            raise self.damaged(path, f"{name}: {error}") from error
+
+
+def _digest(file: BufferedReader) -> str:
+    return hashlib.file_digest(file, new_digest).hexdigest()
+
+
+def _open_in(directory: int, name: str) -> BufferedReader:
+    return open(name, "rb", opener=lambda file, flags: os.open(file, flags, dir_fd=directory))

@@ -1,0 +1,76 @@
+"""Free memory of the host. Allocations never fail on Linux by default: the process is killed."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from sce.errors import InputError
+from sce.units import show_size
+
+_ROOT = Path("/")  # of the system's files; tests have their own
+
+
+def free_memory() -> int | None:
+    """Bytes that this process could still allocate; None where the system does not tell.
+
+    The least of what the host has, what every control group above this process may still take, and
+    what `ulimit -v` leaves.
+    """
+    found = [*_numbers("proc/meminfo", r"MemAvailable:\s+(\d+) kB", unit=1024), *_groups()]
+    limits = _numbers("proc/self/limits", r"Max address space\s+(\d+)")
+    mapped = _numbers("proc/self/status", r"VmSize:\s+(\d+) kB", unit=1024)
+    found += [limit - used for limit, used in zip(limits, mapped, strict=False)]
+    return max(0, min(found)) if found else None
+
+
+def require_memory(
+    needed: float, doing: str, remedy: str = "free some, or use a machine that has more"
+) -> None:
+    """Refuse a step that needs more memory than is free, before it begins.
+
+    Args:
+        needed: Bytes.
+        doing: The step, as the subject of a sentence: "sorting 20,000,000 rows".
+        remedy: What the user can do.
+
+    Raises:
+        InputError: When it does not fit.
+    """
+    free = free_memory()
+    if free is not None and needed > free:
+        raise InputError(
+            f"{doing} needs about {show_size(needed)} of memory, and {show_size(free)} is free; "
+            f"{remedy}"
+        )
+
+
+def _groups() -> Iterator[int]:
+    """Limit less use of every control group of this process, of either version of the interface."""
+    for line in _text("proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            root, limit, used = "sys/fs/cgroup/memory", "limit_in_bytes", "usage_in_bytes"
+        elif not controllers:
+            root, limit, used = "sys/fs/cgroup", "max", "current"
+        else:
+            continue
+        names = Path(path.lstrip("/"))
+        for group in (names, *names.parents):
+            folder = f"{root}/{group}"
+            most, taken = (_numbers(f"{folder}/memory.{n}", r"\A(\d+)$") for n in (limit, used))
+            if most and taken:
+                # Files in the page cache count as used and make room when it is wanted.
+                kinds = r"(?m)^(?:in)?active_file (\d+)"
+                cached = _numbers(f"{folder}/memory.stat", kinds)
+                yield most[0] - taken[0] + sum(cached)
+
+
+def _numbers(file: str, pattern: str, unit: int = 1) -> list[int]:
+    return [int(found) * unit for found in re.findall(pattern, _text(file))]
+
+
+def _text(file: str) -> str:
+    try:
+        return (_ROOT / file).read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,32 @@
+"""Where each test user's target stood with the best weights, kept beside result.json."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sce.data.manifest import describe_file, write_array
+from sce.data.storage import atomic_file
+from sce.errors import InputError
+
+RANKS = "test_ranks.npy"
+
+
+def write_ranks(directory: Path, ranks: NDArray[np.int32]) -> dict[str, Any]:
+    """Store ranks from 1 (0: not ranked), in the dataset's order; return size and digest."""
+    with atomic_file(directory / RANKS) as file:
+        write_array(file, ranks)
+    return describe_file(directory / RANKS)
+
+
+def read_ranks(directory: Path, written: Mapping[str, Any]) -> NDArray[np.int32] | None:
+    """Read ranks of this size and digest; None where they were taken away."""
+    file = directory / RANKS
+    if not file.is_file():
+        return None
+    if describe_file(file) != written:
+        raise InputError(f"{file} was altered; sce evaluate {directory} writes it again")
+    found: NDArray[np.int32] = np.load(file, allow_pickle=False)
+    return found

@@ -1,0 +1,159 @@
+"""Real sce commands in processes that are killed, or refused a system call, at a chosen moment.
+
+A server imports sce once and forks a child for each command: python -m tests.attack.faulty. Moments
+are counted by Python's audit events, so that no function of sce needs to be known here.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from errno import ENOSPC
+from pathlib import Path
+from typing import Any, NoReturn
+
+import sce
+
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_EVENTS = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link")
+
+
+def sample(moments: int, default: int) -> list[int]:
+    """Moments to attack at: `default` of them, or as many as SCE_ATTACK says."""
+    wanted = int(os.environ.get("SCE_ATTACK", default))
+    return sorted(random.Random(0).sample(range(1, moments + 1), min(wanted, moments)))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a command."""
+
+    code: int  # negative: the signal that killed it
+    moments: int  # counted until then; 0 if it was killed
+    error: str
+
+
+class Server:
+    """Runs commands in a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        # A sweep starts processes of its own, in that directory.
+        self.environment = {**os.environ, "PYTHONPATH": str(Path(sce.__file__).parents[1])}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.attack.faulty", str(directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=self.environment,
+        )
+
+    def run(
+        self,
+        arguments: Sequence[str],
+        *,
+        when: int = 0,
+        refuse: bool = False,
+        exchange: bool = True,
+    ) -> Outcome:
+        """Run a command.
+
+        Args:
+            arguments: Of sce.
+            when: Number of the moment at which it is killed; 0: none.
+            refuse: Say that the disk is full then, instead of killing.
+            exchange: False: a system that cannot exchange two names.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        request = {"arguments": list(arguments), "when": when}
+        request |= {"refuse": refuse, "exchange": exchange}
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        status, moments = json.loads(self._process.stdout.readline())
+        error = (self.directory / ".stderr").read_text(errors="replace")
+        assert "Traceback" not in error, error
+        return Outcome(os.waitstatus_to_exitcode(status), moments, error)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def _serve() -> None:
+    import importlib
+
+    from sce.cli import VERBS
+
+    for verb in VERBS:
+        importlib.import_module(f"sce.cli.{verb}")
+    for name in ("polars", "sce.data.reading", "sce.training.fit", "torch._dynamo"):
+        importlib.import_module(name)
+    os.chdir(sys.argv[1])
+    for line in sys.stdin:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if not child:
+            _run(json.loads(line), writer)
+        os.close(writer)
+        status = os.waitpid(child, 0)[1]
+        with os.fdopen(reader) as pipe:
+            print(json.dumps([status, int(pipe.read() or 0)]), flush=True)
+
+
+def _run(request: dict[str, Any], report: int) -> NoReturn:
+    from sce.cli import main
+    from sce.data import storage
+
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        opened = os.open(f".{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(opened, descriptor)
+    if not request["exchange"]:
+        storage._exchange = lambda *_: False
+    here, seen, really_sync = str(Path.cwd()), 0, os.fsync
+
+    def reached() -> None:
+        nonlocal seen
+        seen += 1
+        if seen != request["when"]:
+            return
+        if request["refuse"]:
+            raise OSError(ENOSPC, "No space left on device")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "ctypes.dlsym":
+            counts = "renameat2" in arguments
+        elif event in _EVENTS or (event == "open" and arguments[2] & _WRITES):
+            # Names relative to a directory's descriptor are of `shutil.rmtree`.
+            place = os.fsdecode(arguments[0]) if not isinstance(arguments[0], int) else "/"
+            counts = not place.startswith("/") or place.startswith(here)
+        else:
+            counts = False
+        if counts:
+            reached()
+
+    def sync(fd: Any) -> None:
+        reached()
+        really_sync(fd)
+
+    os.fsync = sync
+    sys.addaudithook(hook)
+    code = 1
+    with suppress(SystemExit):
+        code = main(request["arguments"])
+    moments = seen
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.write(report, str(moments).encode())
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _serve()

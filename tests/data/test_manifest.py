@@ -1,0 +1,32 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from sce.data.manifest import map_array, write_array
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(5, dtype=np.int32),
+        np.zeros(0, np.int64),
+        np.arange(12, dtype=np.uint8)[::2],
+        np.array([[1.5, 2.5], [3.5, 4.5]]),
+    ],
+    ids=["plain", "empty", "strided", "two dimensions"],
+)
+def test_arrays_are_written_as_numpy_writes_them(tmp_path: Path, array: NDArray[Any]) -> None:
+    write_array(tmp_path / "ours.npy", array)
+    np.save(tmp_path / "theirs.npy", np.ascontiguousarray(array))
+    assert (tmp_path / "ours.npy").read_bytes() == (tmp_path / "theirs.npy").read_bytes()
+    with (tmp_path / "ours.npy").open("rb") as file:
+        np.testing.assert_array_equal(map_array(file), array, strict=True)
+
+
+def test_objects_are_never_unpickled(tmp_path: Path) -> None:
+    np.save(tmp_path / "objects.npy", np.array([{}], object), allow_pickle=True)
+    with (tmp_path / "objects.npy").open("rb") as file, pytest.raises(ValueError, match="object"):
+        map_array(file)

@@ -1,0 +1,159 @@
+"""A loss is known by its type and settings: in another process the same, and another is another."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sce.data.prepared import PreparedDataset
+from sce.errors import InputError
+from sce.losses import (
+    BinaryCrossEntropy,
+    CrossEntropy,
+    PopularityNegatives,
+    SampledCrossEntropy,
+    ScalableCrossEntropy,
+)
+from sce.losses.negatives import Draw
+from sce.models.sasrec import SASRec
+from sce.training.describe import describe_loss, describe_model
+from sce.training.run import Run
+from tests.cycle_data import make_cycle, train
+
+
+class LastItems:
+    """A sampler of one's own."""
+
+    correct = False
+
+    def __init__(self, first: int = 0) -> None:
+        self.first, self._cache = first, object()
+
+    def __call__(self, rows: int, k: int, n_items: int, targets: Tensor, **_: object) -> Draw:
+        return Draw(torch.arange(n_items - k, n_items).expand(rows, k), None)
+
+
+class Own(nn.Module):
+    def __init__(self, power: float, inner: nn.Module) -> None:
+        super().__init__()
+        self.power, self.inner, self.weight = power, inner, nn.Parameter(torch.rand(3))
+
+    def forward(self, *given: Any) -> Tensor:
+        found: Tensor = self.inner(*given)
+        return found
+
+
+def plain(states: Tensor, catalogue: Tensor, targets: Tensor) -> Tensor:
+    found: Tensor = CrossEntropy()(states, catalogue, targets)
+    return found
+
+
+def closure(scale: float) -> Callable[..., Tensor]:
+    def loss(*given: Any) -> Tensor:
+        return scale * plain(*given)
+
+    return loss
+
+
+def by_popularity(*counts: float, power: float = 1.0) -> SampledCrossEntropy:
+    return SampledCrossEntropy(4, negatives=PopularityNegatives(torch.tensor(counts), power=power))
+
+
+# Each differs from its neighbour in one setting, or in kind.
+DIFFERENT: list[Any] = [
+    CrossEntropy(),
+    CrossEntropy(chunk_size=8),
+    ScalableCrossEntropy(),
+    ScalableCrossEntropy(alpha=3.0),
+    SampledCrossEntropy(4, negatives=LastItems()),
+    SampledCrossEntropy(4, negatives=LastItems(3)),
+    by_popularity(1, 2, 3),
+    by_popularity(1, 2, 4),
+    by_popularity(1, 2, 4, power=0.5),
+    BinaryCrossEntropy(2),
+    Own(1.0, CrossEntropy()),
+    Own(2.0, CrossEntropy()),
+    Own(2.0, CrossEntropy(chunk_size=8)),
+    plain,
+    LastItems(1),
+]
+
+
+def test_every_loss_is_told_from_every_other() -> None:
+    found = [describe_loss(loss) for loss in DIFFERENT]
+    assert len({str(one) for one in found}) == len(found)
+    assert [one["name"] for one in found[:5]] == ["ce", "ce", "sce", "sce", "ce-"]
+    assert found[4]["negatives"] == {"name": f"{__name__}.LastItems", "first": 0}
+    assert found[-2] == {"name": f"{__name__}.plain"}
+
+
+def test_no_address_no_weight_and_no_switch_of_training_is_in_it() -> None:
+    one, other = (SampledCrossEntropy(4, negatives=LastItems()) for _ in range(2))
+    assert describe_loss(one) == describe_loss(other.eval())
+    assert "0x" not in str(describe_loss(one))
+    assert describe_loss(Own(1.0, one)) == describe_loss(Own(1.0, other))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda *given: plain(*given),
+        partial(plain),
+        closure(2.0),
+        CrossEntropy().forward,
+        Own(partial(plain), CrossEntropy()),  # type: ignore[arg-type]
+    ],
+)
+def test_what_cannot_be_told_from_another_wants_a_name(loss: Any) -> None:
+    with pytest.raises(InputError, match=r"cannot be told from another .*loss_name="):
+        describe_loss(loss)
+    assert describe_loss(loss, "mine") == {"name": "mine"}
+
+
+def test_a_run_goes_on_with_the_loss_of_that_name_alone(tmp_path: Path) -> None:
+    dataset = make_cycle(tmp_path / "data")
+    out = tmp_path / "run"
+    with pytest.raises(InputError, match="loss_name"):
+        train(dataset, partial(plain), out=out)
+    assert not out.exists()
+    train(dataset, partial(plain), out=out, loss_name="twice", epochs=1)
+    assert Run.open(out).loss == "twice"
+    with pytest.raises(InputError, match="was 'twice' and is now 'thrice'"):
+        train(dataset, partial(plain), out=out, loss_name="thrice", resume=True)
+    with pytest.raises(InputError, match="was 'twice' and is now 'ce'"):
+        train(dataset, out=out, resume=True)
+    assert train(dataset, partial(plain), out=out, loss_name="twice", resume=True).epochs == 2
+    assert train(dataset, partial(plain)).epochs == 2  # without a run there is nothing to name
+
+
+def test_a_sampler_of_ones_own_resumes_in_another_process(tmp_path: Path) -> None:
+    dataset, out = make_cycle(tmp_path / "data"), tmp_path / "run"
+    script = (
+        "import sys; from pathlib import Path; from tests.training.test_describe import go_on;"
+        "go_on(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))"
+    )
+    for epochs in (1, 2):
+        subprocess.run(
+            [sys.executable, "-c", script, dataset.path, out, str(epochs)], check=True, timeout=120
+        )
+    assert len(Run.open(out).metrics()) == 2
+
+
+def go_on(data: Path, out: Path, epochs: int) -> None:
+    loss = SampledCrossEntropy(4, negatives=LastItems())
+    train(PreparedDataset.load(data), loss, out=out, resume=True, epochs=epochs)
+
+
+def test_a_model_is_named_with_its_settings() -> None:
+    assert describe_model(SASRec(3, dim=8))["dim"] == 8
+    assert describe_model(SASRec(3))["name"] == "sasrec"
+    assert describe_model(nn.Linear(2, 3)) == {
+        "name": "torch.nn.modules.linear.Linear",
+        "parameters": 9,
+    }
