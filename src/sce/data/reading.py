@@ -109,7 +109,10 @@ def read_interactions(
     rows = _concatenate(tables, time_unit)
     dropped = sum(table.dropped for table in tables)
     del tables
-    report(f"encoding the ids of {rows.height:,} rows")
+    doing = f"encoding the ids of {rows.height:,} rows"
+    needed = rows.height * (90 if pl.String in rows.dtypes else 60)
+    require_memory(needed, doing, mapped=2.5 * needed)
+    report(doing)
     ticks = to_ticks(rows[TIME], time_unit)
     with ThreadPoolExecutor(2) as pool:
         (users, user_ids), (items, item_ids) = pool.map(encode_ids, (rows[USER], rows[ITEM]))
@@ -210,15 +213,18 @@ def _read_file(path: Path, fmt: Format, given: Columns, drop_incomplete: bool) -
 
 def _check_memory(path: Path, fmt: Format) -> None:
     """Refuse a file of more rows than memory holds, by its size and the length of its lines."""
+    to_begin = 3e8 + 2e8 * pl.thread_pool_size()  # of address space, for threads
+    require_memory(0, f"reading {path}", mapped=to_begin)
     if fmt.layout == "parquet":
-        rows = pl.scan_parquet(path, glob=False).select(pl.len()).collect().item()
-        length = 24.0
+        rows, length = pl.scan_parquet(path, glob=False).select(pl.len()).collect().item(), 24.0
+        to_begin = 0
     else:
         lines = first_lines(path)
         length = max(1.0, sum(map(len, lines)) / max(1, len(lines)))
-        rows = path.stat().st_size * (4 if path.suffix.lower() in COMPRESSIONS else 1) / length
-    needed = rows * min(length, 40) * 3.5  # 20 M rows take 1.6 to 3 GB
-    require_memory(needed, f"preparing {rows:,.0f} rows of {path}", mapped=3 * needed)
+        packed = path.suffix.lower() in COMPRESSIONS
+        rows = path.stat().st_size * (4 if packed else 1) / length
+    needed = rows * min(length, 40) * 3.5  # 20 M rows take 1.6 to 3 GB, and map 4 to 8
+    require_memory(needed, f"preparing {rows:,.0f} rows of {path}", mapped=to_begin + 3.5 * needed)
 
 
 def _read_frame(frame: Any, given: Columns, drop_incomplete: bool) -> Table:
