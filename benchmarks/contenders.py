@@ -106,15 +106,12 @@ def contenders(
         room: Logits held at once by the losses of others, where that is tuned.
     """
     n_buckets, size_x = (buckets, buckets) if buckets else suggest_sizes(1, n_states)
-    ours: dict[str, Any] = {
-        "n_buckets": n_buckets,
-        "bucket_size_x": size_x,
-        "bucket_size_y": size_y,
-    }
+    ours: dict[str, Any] = {"n_buckets": n_buckets, "bucket_size_y": size_y}
+    paper = ours | {"bucket_size_x": size_x}
     theirs: dict[str, Any] = {"n_buckets": n_buckets, "size_x": size_x, "size_y": size_y}
     return {
         "SCE": lambda: ScalableCrossEntropy(**ours),
-        "SCE, mix": lambda: ScalableCrossEntropy(**ours, centres="mix"),
+        "SCE, paper": lambda: ScalableCrossEntropy.paper(**paper),
         "SCE, CUDA graph": lambda: ScalableCrossEntropy(**ours),
         "SCE, sparse gradient": lambda: ScalableCrossEntropy(**ours | {"sparse_grad": True}),
         "SCE, plain path": lambda: ScalableCrossEntropy(**ours, backend="torch"),

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from rows import keep, provenance
-from sce.losses import ScalableCrossEntropy, suggest_sizes
+from sce.losses import ScalableCrossEntropy
 
 # What makes a row another one: with the same it is replaced.
 SIZES = ("items", "states", "dim", "bucket_size_y", "dtype", "sparse_grad")
@@ -39,12 +39,8 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("kernel_profile: there is no CUDA device here")
     dtype = getattr(torch, options.dtype)
-    n_buckets, size_x = suggest_sizes(1, options.states)
     loss = ScalableCrossEntropy(
-        n_buckets=n_buckets,
-        bucket_size_x=size_x,
-        bucket_size_y=options.bucket_size_y,
-        sparse_grad=options.sparse_grad,
+        bucket_size_y=options.bucket_size_y, sparse_grad=options.sparse_grad
     )
     states = torch.randn(options.states, options.dim, device="cuda", dtype=dtype)
     catalogue = torch.randn(options.items, options.dim, device="cuda", dtype=dtype)

@@ -66,7 +66,7 @@ def grid() -> list[Row]:
     # Which loss when.
     cells += combine((*OURS, "CE, chunked", "CE-", "BCE", "gBCE"), SIZES, single)
     cells += combine(["CE"], SIZES[:3], single)
-    cells += combine(["SCE, mix"], SIZES[1:3], DTYPES)
+    cells += combine(["SCE, paper"], SIZES[1:3], DTYPES)
     return [*cells, *combine(["SCE"], [100_000_000], half)]
 
 

@@ -188,10 +188,8 @@ def our_loop(items: int, device: torch.device, options: argparse.Namespace) -> L
     with device:  # gigabytes are drawn where they are used
         model = SASRec(items, settings).train()
     model.sparse_grad = row_wise
-    n_buckets, size_x = suggest_sizes(options.batch, options.length)
     loss = ScalableCrossEntropy(
-        n_buckets=n_buckets,
-        bucket_size_x=size_x,
+        n_buckets=suggest_sizes(options.batch, options.length)[0],
         bucket_size_y=min(items, options.bucket_size_y),
         sparse_grad=row_wise,
     )

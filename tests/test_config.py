@@ -75,7 +75,11 @@ def test_another_loss_leaves_out_what_is_not_its_own(
 
 
 def test_a_config_comes_back_from_its_dictionary() -> None:
-    for loss in ({"name": "ce-"}, {"n_buckets": 3, "bucket_size_x": 4}, {"alpha": 3.0}):
+    for loss in (
+        {"name": "ce-"},
+        {"n_buckets": 3, "coverage": False, "bucket_size_x": 4},
+        {"alpha": 3.0},
+    ):
         config = Config.compose({"loss": loss})
         assert Config.compose(config.to_dict()) == config
 
@@ -142,7 +146,7 @@ def test_a_key_with_one_letter_wrong_names_the_right_one(data: st.DataObject) ->
         ({"loss": {"name": "gbce", "t": 2.0}}, r"loss: t must lie in \[0, 1\], got 2.0"),
         ({"loss": {"size": 2}}, "loss: .*'size'"),
         ({"model": {"dim": 0}}, "model: dim must be at least 1; got 0"),
-        ({"training": {"epochs": 0}}, "^training.epochs must be at least 1; got 0"),
+        ({"training": {"epochs": 0}}, "^training.epochs must be from 1 to .*; got 0"),
         ({"training": {"row_wise": True}, "loss": {"name": "ce"}}, "row_wise .* the loss is ce$"),
     ],
 )
@@ -171,7 +175,8 @@ def test_model_and_loss_are_built_for_the_dataset(tmp_path: Path) -> None:
     assert tuple(model.catalogue.shape) == (12, 8)
     mean = (dataset.train.lengths - 1).clip(max=4).mean()
     assert isinstance(loss, ScalableCrossEntropy)
-    assert loss.n_buckets == round(2 * (10 * mean) ** 0.5) == loss.bucket_size_x
+    assert loss.n_buckets == round(2 * (10 * mean) ** 0.5)
+    assert loss.coverage
     assert loss.sizes(dataset.n_items, 1)[2] == 12
     with pytest.raises(InputError, match=r"loss: alpha 1e.* buckets"):
         Config.compose({"loss": {"alpha": 1e18}}).build(dataset)
@@ -180,7 +185,7 @@ def test_model_and_loss_are_built_for_the_dataset(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "given"),
     [
-        ("sce", {"centres": "mix", "bucket_size_y": 5, "n_buckets": 3, "bucket_size_x": 7}),
+        ("sce", {"centres": "mix", "bucket_size_y": 5, "n_buckets": 3, "coverage": False}),
         ("ce", {"chunk_size": 5}),
         ("gbce", {"n_negatives": 3, "shared": "batch", "t": 0.5}),
     ],

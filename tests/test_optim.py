@@ -257,7 +257,12 @@ def test_the_gradient_of_the_loss_moves_its_rows_alone(make: Callable[..., Any])
     table = nn.Parameter(torch.randn(60, 8))
     before = table.data.clone()
     loss = ScalableCrossEntropy(
-        n_buckets=3, bucket_size_x=4, bucket_size_y=5, backend="torch", sparse_grad=True
+        n_buckets=3,
+        coverage=False,
+        bucket_size_x=4,
+        bucket_size_y=5,
+        backend="torch",
+        sparse_grad=True,
     )
     loss(torch.randn(20, 8), table, torch.arange(20)).backward()
     assert table.grad is not None
@@ -280,7 +285,12 @@ def test_a_gradient_of_static_size_moves_the_same_rows(monkeypatch: pytest.Monke
     for capturing in (False, True):
         table = nn.Parameter(start.clone())
         loss = ScalableCrossEntropy(
-            n_buckets=3, bucket_size_x=8, bucket_size_y=10, backend="triton", sparse_grad=True
+            n_buckets=3,
+            coverage=False,
+            bucket_size_x=8,
+            bucket_size_y=10,
+            backend="triton",
+            sparse_grad=True,
         )
         value = loss(states, table, targets, generator=torch.Generator(device).manual_seed(0))
         with monkeypatch.context() as patch:

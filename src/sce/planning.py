@@ -293,8 +293,7 @@ def _plan_loss(job: Job, name: str, memory: int | None) -> PlannedLoss:
     loss, peak = job.build_loss(name), predict(job, name)
     found: Mapping[str, Any] = vars(loss)
     if isinstance(loss, ScalableCrossEntropy):
-        sizes = loss.sizes(job.items, int(job.shape.max_targets))
-        found = dict(zip(("n_buckets", "bucket_size_x", "bucket_size_y"), sizes, strict=True))
+        found = loss.named_sizes(job.items, int(job.shape.max_targets))
     names = [option.name for option in fields(LOSSES[PLANNED[name]].settings)]
     sizes_of = {key: found[key] for key in names if isinstance(found.get(key), int)}
     if memory is None:

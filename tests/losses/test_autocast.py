@@ -14,7 +14,7 @@ from sce.losses.buckets import MAX_SCORES, Buckets, count_buckets
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 # Small: without a GPU the kernels run in an interpreter.
-SIZES: dict[str, Any] = {"n_buckets": 2, "bucket_size_x": 8, "bucket_size_y": 9}
+SIZES: dict[str, Any] = {"n_buckets": 2, "coverage": False, "bucket_size_x": 8, "bucket_size_y": 9}
 HALF = [torch.bfloat16, torch.float16]
 
 
@@ -77,7 +77,7 @@ def test_buckets_and_value_are_those_of_inputs_in_half_precision(
     given: dict[str, Any] = {"centres": centres()} if settings.pop("given", False) else {}
     sizes, (states, catalogue, targets) = SIZES, problem()
     if GPU or backend == "torch":  # so many that rounded centres, too, make a difference
-        sizes = {"n_buckets": 30, "bucket_size_x": 100, "bucket_size_y": 500}
+        sizes = {"n_buckets": 30, "coverage": False, "bucket_size_x": 100, "bucket_size_y": 500}
         states, catalogue, targets = problem(n=400, c=6000)
     loss = ScalableCrossEntropy(backend=backend, reduction="none", **sizes, **settings)
     values = []
@@ -91,7 +91,11 @@ def test_buckets_and_value_are_those_of_inputs_in_half_precision(
             value, _ = loss.with_statistics(x, y, targets, generator=g, **given)
         values.append(value)
     found, expected, unrounded = (
-        [part.long().sort(dim=1).values for part in (each.states, each.items)] for each in filled
+        [
+            part.long().sort(dim=1).values
+            for part in (each.members.states.view(len(each.items), -1), each.items)
+        ]
+        for each in filled
     )
     assert all(map(torch.equal, found, expected))
     torch.testing.assert_close(values[0], values[1], rtol=1e-6, atol=1e-6)
@@ -108,7 +112,12 @@ def test_gradients_are_those_of_rounded_values_and_not_rounded(
 ) -> None:
     *inputs, targets = problem(1, n=30, c=60)
     exact = [in_half(x, dtype).detach().double().requires_grad_() for x in inputs]
-    options: dict[str, Any] = {"bucket_size_x": 12, "bucket_size_y": 20, "reduction": reduction}
+    options: dict[str, Any] = {
+        "coverage": False,
+        "bucket_size_x": 12,
+        "bucket_size_y": 20,
+        "reduction": reduction,
+    }
     middle = centres(3)
     expected = ScalableCrossEntropy(backend="torch", **options)(
         *exact, targets, centres=middle.double()
@@ -176,7 +185,7 @@ def test_a_state_that_rounding_makes_infinite_is_noticed(backend: Any) -> None:
     targets[0] = 1
     with torch.no_grad():
         states[0] = -1e5  # float16 ends at 65,504
-    loss = ScalableCrossEntropy(backend=backend, bucket_size_x=2, bucket_size_y=3)
+    loss = ScalableCrossEntropy(backend=backend, coverage=False, bucket_size_x=2, bucket_size_y=3)
     middle = states[-1:].detach().abs()  # whose bucket it is not in
     assert run(loss, states, catalogue, targets, centres=middle)[0].isfinite()
     assert run(loss, states, catalogue, targets, centres=middle, under=torch.bfloat16)[0] > 0
@@ -208,7 +217,12 @@ def test_the_catalogue_is_never_copied(n_buckets: int) -> None:
     assert catalogue.numel() > MAX_SCORES
     states, targets = torch.randn(20, 64, requires_grad=True), torch.randint(150_000, (20,))
     loss = ScalableCrossEntropy(
-        n_buckets=n_buckets, bucket_size_x=9, bucket_size_y=30, backend="torch", sparse_grad=True
+        n_buckets=n_buckets,
+        coverage=False,
+        bucket_size_x=9,
+        bucket_size_y=30,
+        backend="torch",
+        sparse_grad=True,
     )
     with Made(catalogue) as made:
         with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from sce.losses import ScalableCrossEntropy
 from sce.losses.bucketed import bucketed_cross_entropy
-from sce.losses.buckets import Buckets, top_rows
+from sce.losses.buckets import Buckets, group_by_bucket, of_equal_size, top_rows
 from tests.losses.test_autocast import Made
 
 
@@ -19,8 +19,8 @@ def problem(
     targets = torch.randint(30, (n,), generator=g)
     centres = torch.randn(6, 5, generator=g, dtype=torch.float64)
     with torch.no_grad():
-        rows = ((states.double(), 7), (catalogue.double(), 11))
-        buckets = Buckets(*(top_rows(centres, *given) for given in rows))
+        members = of_equal_size(top_rows(centres, states.double(), 7))
+        buckets = Buckets(members, top_rows(centres, catalogue.double(), 11))
     return states, catalogue, targets, buckets
 
 
@@ -90,7 +90,7 @@ def test_a_sparse_gradient_is_the_dense_one_without_the_other_rows(dtype: torch.
 def test_nothing_of_the_size_of_the_catalogue_is_made_for_a_sparse_gradient() -> None:
     catalogue = torch.randn(4000, 16, requires_grad=True)
     states, targets = torch.randn(10, 16, requires_grad=True), torch.randint(4000, (10,))
-    buckets = Buckets(torch.arange(10).view(2, 5), torch.arange(12).view(2, 6))
+    buckets = Buckets(of_equal_size(torch.arange(10).view(2, 5)), torch.arange(12).view(2, 6))
     losses, _ = bucketed_cross_entropy(states, catalogue, targets, buckets, sparse=True)
     with Made(catalogue) as made:
         losses.sum().backward()
@@ -104,12 +104,30 @@ def test_rows_gathered_for_many_buckets_are_bounded_as_logits_are(
     # Items of all buckets at once would be 50 × 400 rows of 16 numbers, 320,000.
     states, catalogue = torch.randn(500, 16), torch.randn(600, 16)
     centres = torch.randn(50, 16)
-    buckets = Buckets(top_rows(centres, states, size_x), top_rows(centres, catalogue, size_y))
+    members = of_equal_size(top_rows(centres, states, size_x))
+    buckets = Buckets(members, top_rows(centres, catalogue, size_y))
     inputs = states.requires_grad_(), catalogue.requires_grad_(), torch.randint(600, (500,))
     with largest_tensor() as largest:
         losses, _ = bucketed_cross_entropy(*inputs, buckets, max_logits=1 << 14)
         losses.sum().backward()
     assert largest.numel <= max(1 << 14, 50 * size_x, 50 * size_y)
+
+
+def test_a_bucket_of_all_states_is_computed_in_pieces(largest_tensor: Any) -> None:
+    states, catalogue = torch.randn(3000, 16), torch.randn(600, 16)
+    members = group_by_bucket(torch.ones(3000, dtype=torch.int64), 3)
+    buckets = Buckets(members, torch.arange(120).view(3, 40))
+    inputs = states.requires_grad_(), catalogue.requires_grad_(), torch.randint(600, (3000,))
+    results = []
+    for size in (1 << 12, 1 << 24):
+        with largest_tensor() as largest:
+            losses, placed = bucketed_cross_entropy(*inputs, buckets, max_logits=size)
+            grads = torch.autograd.grad(losses.sum(), inputs[:2])
+        assert placed.all()
+        assert size > 1 << 20 or largest.numel <= max(1 << 12, 3000 * 16)  # the gradient
+        results.append((losses, *grads))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_logits_far_apart_give_no_nan() -> None:

@@ -10,6 +10,9 @@ from sce.losses.buckets import (
     Buckets,
     count_buckets,
     draw_centres,
+    group_by_bucket,
+    nearest_centres,
+    of_equal_size,
     round_centres,
     suggest_sizes,
     top_rows,
@@ -144,7 +147,9 @@ def test_long_centres_in_half_precision_point_where_they_did() -> None:
         torch.testing.assert_close(
             rounded.float(), normalize(centres, dim=1), rtol=2**-8, atol=2**-10
         )
-    assert round_centres(centres, torch.float32) is centres
+    torch.testing.assert_close(
+        round_centres(centres, torch.float32).norm(dim=1), torch.ones(len(centres))
+    )
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(1e30, 1.0), (2.0, 1e-30)])
@@ -171,13 +176,30 @@ def test_centres_of_states_are_sums_of_four_with_positive_weights_and_as_much_no
 
 
 def test_statistics_of_a_worked_example() -> None:
-    example = Buckets(
-        states=torch.tensor([[0, 1], [1, 2], [1, 3]]), items=torch.tensor([[9, 5], [7, 4], [0, 7]])
-    )
+    members = of_equal_size(torch.tensor([[0, 1], [1, 2], [1, 3]]))
+    example = Buckets(members, items=torch.tensor([[9, 5], [7, 4], [0, 7]]))
     found = count_buckets(example, torch.tensor([5, 7, 8, -1, 3]))
     assert found.picked_once == 2 / 4  # states 0 and 2; 3 has no target, 4 is nowhere
     assert found.placed == 3 / 4
     assert found.correct_in_bucket == 3 / 5  # 5 in the first, 7 in the second and in the third
+    assert found.occupied == 1
+
+
+def test_statistics_of_states_that_choose_their_bucket() -> None:
+    members = group_by_bucket(torch.tensor([2, 0, 2, 3, 0]), 3)
+    assert members.states.tolist() == [1, 4, 0, 2, 3]
+    assert members.offsets.tolist() == [0, 2, 2, 4]
+    found = count_buckets(
+        Buckets(members, torch.tensor([[7, 4], [5, 6], [1, 2]])), torch.tensor([1, 7, 3, -1, 4])
+    )
+    assert [value.item() for value in found] == pytest.approx([1, 1, 3 / 4, 2 / 3])
+
+
+def test_the_nearest_centre_is_the_lowest_of_equals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "MAX_SCORES", 6)  # two states at a time
+    centres = torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0]])
+    states = torch.tensor([[2.0, 1.0], [1.0, 3.0], [1.0, 1.0], [0.0, 0.0], [-1.0, -2.0]])
+    assert nearest_centres(states, centres).tolist() == [1, 0, 0, 0, 1]
 
 
 @pytest.mark.parametrize("at_once", [1, 13, 1 << 18])
@@ -189,7 +211,7 @@ def test_statistics_do_not_depend_on_how_many_items_are_sorted_at_once(
     states = torch.randint(40, (7, 9), generator=generator).int()
     targets = torch.randint(-1, 30, (40,), generator=generator)
     monkeypatch.setattr(buckets, "_SORTED", at_once)
-    found = count_buckets(Buckets(states, items), targets)
+    found = count_buckets(Buckets(of_equal_size(states), items), targets)
     rows = [(s, b) for b in range(7) for s in states[b].tolist() if targets[s] >= 0]
     correct = sum(int(targets[s]) in items[b].tolist() for s, b in rows)
     assert found.correct_in_bucket == pytest.approx(correct / len(rows))

@@ -26,7 +26,12 @@ from sce.losses.inputs import unwrap_catalogue
 from sce.losses.negatives import Draw
 
 DATA = DataSummary(30, 4.0, 10.0, torch.arange(30) + 1)
-SIZES: dict[str, Any] = {"n_buckets": 13, "bucket_size_x": 13, "bucket_size_y": 20}
+SIZES: dict[str, Any] = {
+    "n_buckets": 13,
+    "coverage": False,
+    "bucket_size_x": 13,
+    "bucket_size_y": 20,
+}
 EVERY: dict[str, Loss] = {name: entry.settings().build(DATA) for name, entry in LOSSES.items()} | {
     "ce in chunks": CrossEntropy(chunk_size=7),
     "ce- by position": SampledCrossEntropy(5, shared="position"),
@@ -188,8 +193,12 @@ class AllItems:
         CrossEntropy(chunk_size=7),
         CrossEntropy(chunk_size=7, reduction="none"),  # which is not torch's to compute
         SampledCrossEntropy(64, negatives=AllItems()),
-        ScalableCrossEntropy(n_buckets=2, bucket_size_x=32, bucket_size_y=64, backend="torch"),
-        ScalableCrossEntropy(n_buckets=2, bucket_size_x=32, bucket_size_y=64, backend="triton"),
+        ScalableCrossEntropy(
+            n_buckets=2, coverage=False, bucket_size_x=32, bucket_size_y=64, backend="torch"
+        ),
+        ScalableCrossEntropy(
+            n_buckets=2, coverage=False, bucket_size_x=32, bucket_size_y=64, backend="triton"
+        ),
     ],
     ids=["ce", "ce in chunks", "ce in chunks of ours", "ce-", "sce", "sce, kernels"],
 )

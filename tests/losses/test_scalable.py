@@ -1,6 +1,7 @@
 """The numbered lines of the specification of Scalable Cross-Entropy, each against the reference."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -53,7 +54,7 @@ def assert_same(a: Tensor, b: Tensor, *inputs: Tensor, tolerance: float = 1e-12)
     c=st.integers(1, 30),
     d=st.integers(1, 9),
     n_buckets=st.integers(1, 6),
-    size_x=st.integers(1, 25),
+    size_x=st.integers(0, 25),
     size_y=st.integers(1, 40),
     ignored=st.sampled_from([0.0, 0.3, 1.0]),
     whole=st.booleans(),
@@ -74,11 +75,14 @@ def test_equals_the_reference_on_ragged_shapes_ties_and_clamped_sizes(
     states, catalogue, targets = problem(seed, n=n, c=c, d=d, ignored=ignored)
     g = torch.Generator().manual_seed(seed)
     centres = torch.randn(n_buckets, d, generator=g, dtype=torch.float64)
+    if size_x == 0:  # with coverage, where centres are scaled: equal ones need not stay so
+        whole = False
     if whole:  # small whole numbers: duplicated rows and equal scores everywhere, exactly
         states = states.detach().round().clamp(-1, 1).requires_grad_()
         catalogue = catalogue.detach().round().clamp(-1, 1).requires_grad_()
         centres = centres.round().clamp(-1, 1)
-    sizes: dict[str, Any] = {"bucket_size_x": size_x, "bucket_size_y": size_y}
+    sizes: dict[str, Any] = {"coverage": size_x == 0, "bucket_size_y": size_y}
+    sizes["bucket_size_x"] = size_x or None
     found = scalable_cross_entropy(
         states, catalogue, targets, centres=centres, reduction=reduction, **sizes
     )
@@ -94,17 +98,55 @@ def test_equals_the_reference_on_ragged_shapes_ties_and_clamped_sizes(
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 @pytest.mark.parametrize("centres", ["random", "states", "mix"])
-def test_full_coverage_is_cross_entropy(dtype: torch.dtype, tolerance: float, centres: Any) -> None:
+@pytest.mark.parametrize("sizes", [{}, {"coverage": False, "bucket_size_x": 50}])
+def test_buckets_of_everything_are_cross_entropy(
+    dtype: torch.dtype, tolerance: float, centres: Any, sizes: dict[str, Any]
+) -> None:
     states, catalogue, targets = problem(1, n=50, c=70, dtype=dtype)
-    loss = ScalableCrossEntropy(n_buckets=3, bucket_size_x=50, bucket_size_y=70, centres=centres)
+    loss = ScalableCrossEntropy(n_buckets=3, bucket_size_y=70, centres=centres, **sizes)
     exact = functional.cross_entropy(states @ catalogue.T, targets)
     assert_same(loss(states, catalogue, targets), exact, states, catalogue, tolerance=tolerance)
+
+
+CROWDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "all alike": lambda x: x[:1].expand_as(x),
+    "two clusters": lambda x: x[:1] * (torch.arange(len(x)) % 2 * 2 - 1)[:, None] + 1e-3 * x,
+    "one far away": lambda x: torch.cat([1e3 * x[:1], 1e-3 * x[1:]]),
+    "at nought": torch.zeros_like,
+}
+
+
+@pytest.mark.parametrize("n_buckets", [1, 3, 50])
+@pytest.mark.parametrize("crowd", CROWDS)
+def test_crowded_states_are_all_in_a_bucket(crowd: str, n_buckets: int) -> None:
+    states, catalogue, targets = problem(3, n=20)
+    states = CROWDS[crowd](states.detach()).clone().requires_grad_()
+    centres = torch.randn(n_buckets, 8, generator=torch.Generator().manual_seed(1)).double()
+    loss = ScalableCrossEntropy(bucket_size_y=7)
+    found, statistics = loss.with_statistics(states, catalogue, targets, centres=centres)
+    assert statistics.placed == statistics.picked_once == 1
+    expected = reference_scalable_cross_entropy(
+        states, catalogue, targets, centres, bucket_size_y=7, coverage=True
+    )
+    assert_same(found, expected, states, catalogue, tolerance=1e-9)
+
+
+def test_the_paper_s_states_in_a_bucket_are_refused_with_coverage() -> None:
+    with pytest.raises(ValueError, match="leave it out, or give coverage=False"):
+        ScalableCrossEntropy(bucket_size_x=3)
+    assert not ScalableCrossEntropy.paper().coverage
+    assert ScalableCrossEntropy().coverage
 
 
 def test_a_loss_of_zero_still_counts_in_the_mean() -> None:
     # State 0 is alone with its own target: loss exactly 0. State 1 has one other item.
     inputs = torch.eye(2), torch.tensor([[2.0, 0.0], [0.0, 2.0], [0.0, 1.0]]), torch.tensor([0, 2])
-    given: dict[str, Any] = {"centres": torch.eye(2), "bucket_size_x": 1, "bucket_size_y": 1}
+    given: dict[str, Any] = {
+        "centres": torch.eye(2),
+        "coverage": False,
+        "bucket_size_x": 1,
+        "bucket_size_y": 1,
+    }
     per_state = scalable_cross_entropy(*inputs, reduction="none", **given)
     assert per_state[0] == 0 < per_state[1]
     torch.testing.assert_close(scalable_cross_entropy(*inputs, **given), per_state[1] / 2)
@@ -114,7 +156,7 @@ def test_a_loss_of_zero_still_counts_in_the_mean() -> None:
 def test_half_precision_is_scored_in_float32(dtype: torch.dtype) -> None:
     states, catalogue, targets = problem(7, dtype=dtype)
     centres = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
-    sizes: dict[str, Any] = {"bucket_size_x": 12, "bucket_size_y": 9}
+    sizes: dict[str, Any] = {"coverage": False, "bucket_size_x": 12, "bucket_size_y": 9}
     loss = scalable_cross_entropy(states, catalogue, targets, centres=centres, **sizes)
     expected = reference_scalable_cross_entropy(states, catalogue, targets, centres, **sizes)
     assert loss.dtype == torch.float32
@@ -131,9 +173,9 @@ def test_many_small_gradients_of_a_half_precision_catalogue_are_not_rounded_away
     n = 512
     states = torch.ones(n, 1, dtype=torch.bfloat16)
     catalogue = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
-    loss = ScalableCrossEntropy(n_buckets=1, bucket_size_x=n, bucket_size_y=2, reduction="sum")(
-        states, catalogue, torch.zeros(n, dtype=torch.long)
-    )
+    loss = ScalableCrossEntropy(
+        n_buckets=1, coverage=False, bucket_size_x=n, bucket_size_y=2, reduction="sum"
+    )(states, catalogue, torch.zeros(n, dtype=torch.long))
     (grad,) = torch.autograd.grad(loss, catalogue)
     assert grad.flatten().tolist() == [-n / 2, n / 2]
 
@@ -141,7 +183,7 @@ def test_many_small_gradients_of_a_half_precision_catalogue_are_not_rounded_away
 def test_statistics_are_what_a_loop_counts() -> None:
     states, catalogue, targets = problem(11, n=30, c=40)
     centres = torch.randn(5, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    loss = ScalableCrossEntropy(bucket_size_x=7, bucket_size_y=11)
+    loss = ScalableCrossEntropy(coverage=False, bucket_size_x=7, bucket_size_y=11)
     value, stats = loss.with_statistics(states, catalogue, targets, centres=centres)
     assert torch.equal(value, loss(states, catalogue, targets, centres=centres))
     valid = [i for i in range(30) if targets[i] != -100]
@@ -166,13 +208,15 @@ def test_nan_is_never_swallowed(where: str, centres: Any) -> None:
         states, catalogue, targets = problem(13, ignored=0.0, dtype=torch.float32)
         with torch.no_grad():
             (states if where == "states" else catalogue)[row, 2] = float("nan")
-        loss = ScalableCrossEntropy(n_buckets=2, bucket_size_x=3, bucket_size_y=4, centres=centres)
+        loss = ScalableCrossEntropy(
+            n_buckets=2, coverage=False, bucket_size_x=3, bucket_size_y=4, centres=centres
+        )
         assert loss(states, catalogue, targets).isnan()
 
 
 def test_inside_a_compiled_model_the_result_is_the_same() -> None:
     states, catalogue, targets = problem(15, dtype=torch.float32)
-    loss = ScalableCrossEntropy(n_buckets=4, bucket_size_x=9, bucket_size_y=60)
+    loss = ScalableCrossEntropy(n_buckets=4, coverage=False, bucket_size_x=9, bucket_size_y=60)
     head = torch.nn.Linear(8, 8)
 
     def step(x: Tensor) -> Tensor:
@@ -210,6 +254,7 @@ def test_every_setting_is_in_the_repr() -> None:
         "reduction": "sum",
         "bucket_size_y": 5,
         "centres": "mix",
+        "coverage": False,
         "n_buckets": 3,
         "bucket_size_x": 4,
         "alpha": 1.5,
@@ -255,7 +300,13 @@ def test_an_infinite_state_in_no_bucket_is_noticed() -> None:
         states[7, 0] = -float("inf")
     centres = torch.ones(1, 8, dtype=torch.float64)
     loss = scalable_cross_entropy(
-        states, catalogue, targets, centres=centres, bucket_size_x=3, bucket_size_y=4
+        states,
+        catalogue,
+        targets,
+        centres=centres,
+        coverage=False,
+        bucket_size_x=3,
+        bucket_size_y=4,
     )
     assert loss.isnan()
 
@@ -265,7 +316,7 @@ def test_no_tensor_grows_with_buckets_by_catalogue_or_by_bucket_logits(largest_t
     states = torch.randn(4096, 4, requires_grad=True)
     catalogue = torch.randn(200_000, 4, requires_grad=True)
     targets = torch.randint(200_000, (4096,))
-    loss = ScalableCrossEntropy(n_buckets=64, bucket_size_x=64, bucket_size_y=4096)
+    loss = ScalableCrossEntropy(n_buckets=64, coverage=False, bucket_size_x=64, bucket_size_y=4096)
     with largest_tensor() as largest:
         loss(states, catalogue, targets).backward()
     assert largest.numel <= max(MAX_SCORES, MAX_LOGITS) < 12_800_000
@@ -274,12 +325,13 @@ def test_no_tensor_grows_with_buckets_by_catalogue_or_by_bucket_logits(largest_t
 @pytest.mark.parametrize(
     ("n_items", "settings", "sizes"),
     [
-        (60, {}, (20, 20, 60)),
-        (5000, {}, (20, 20, 2048)),
-        (5000, {"sparse_grad": True}, (20, 20, 256)),
-        (100, {"sparse_grad": True}, (20, 20, 100)),
-        (5000, {"bucket_size_y": 9, "alpha": 3.0, "beta": 4.0}, (15, 60, 9)),
-        (5000, {"n_buckets": 7, "bucket_size_y": 9000}, (7, 20, 5000)),
+        (60, {}, (20, 0, 60)),
+        (5000, {}, (20, 0, 2048)),
+        (5000, {"sparse_grad": True}, (20, 0, 256)),
+        (100, {"sparse_grad": True}, (20, 0, 100)),
+        (5000, {"bucket_size_y": 9, "alpha": 3.0, "beta": 4.0}, (15, 0, 9)),
+        (5000, {"n_buckets": 7, "bucket_size_y": 9000}, (7, 0, 5000)),
+        (5000, {"coverage": False, "alpha": 3.0, "beta": 4.0}, (15, 60, 2048)),
     ],
 )
 def test_nothing_need_be_said_of_sizes(
@@ -292,7 +344,8 @@ def test_nothing_need_be_said_of_sizes(
     n_buckets, size_x, size_y = sizes
     named = ScalableCrossEntropy(
         n_buckets=n_buckets,
-        bucket_size_x=size_x,
+        coverage=loss.coverage,
+        bucket_size_x=size_x or None,
         bucket_size_y=size_y,
         sparse_grad=loss.sparse_grad,
     )
@@ -318,7 +371,13 @@ def test_the_papers_loss_is_the_reference_around_its_centres(mix: bool) -> None:
     )
     found = loss(states, catalogue, targets, generator=seeded(0))
     expected = reference_scalable_cross_entropy(
-        states, catalogue, targets, centres, bucket_size_x=size_x, bucket_size_y=size_y
+        states,
+        catalogue,
+        targets,
+        centres,
+        coverage=False,
+        bucket_size_x=size_x,
+        bucket_size_y=size_y,
     )
     assert_same(found, expected, states, catalogue)
     with pytest.raises(TypeError, match="mix must be True or False, got 'no'"):

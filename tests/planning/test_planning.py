@@ -200,7 +200,7 @@ def test_a_plan_of_every_loss() -> None:
     assert set(LOSSES) <= set(by_name)
     assert not by_name["ce"].fits
     assert by_name["sce"].fits
-    sce = {"n_buckets": 320, "bucket_size_x": 320, "bucket_size_y": 2048}
+    sce = {"n_buckets": 320, "bucket_size_y": 2048}
     assert by_name["sce"].sizes == sce
     assert by_name[ROW_WISE].sizes == sce | {"bucket_size_y": 256}
     assert by_name["ce chunked"].sizes == {"chunk_size": 1024}

@@ -191,8 +191,7 @@ def test_sizes_of_buckets_follow_from_the_mean_batch_as_by_the_command_line(
     (targets,) = given  # the same at every step
     assert loss.sizes(dataset.n_items, targets) == by_name.sizes(dataset.n_items, 1)
     derived = Run.open(tmp_path / "run").derived
-    names = ("n_buckets", "bucket_size_x", "bucket_size_y")
-    assert tuple(derived[name] for name in names) == by_name.sizes(dataset.n_items, 1)
+    assert by_name.named_sizes(dataset.n_items, 1).items() <= derived.items()
     assert derived["targets_per_batch"] == round(data.targets, 1)
 
 

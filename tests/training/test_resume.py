@@ -38,7 +38,7 @@ class Hooked(ScalableCrossEntropy):
     """Does something at a step, counted from 1 over this process."""
 
     def __init__(self, at: int = 0, action: Callable[[], None] = lambda: None) -> None:
-        super().__init__(n_buckets=4, bucket_size_x=5, bucket_size_y=6)
+        super().__init__(n_buckets=4, coverage=False, bucket_size_x=5, bucket_size_y=6)
         self._left, self._action = at, action
 
     def with_statistics(self, *arguments: Any, **options: Any) -> Any:

@@ -27,7 +27,9 @@ SHAPE = SASRecSettings(dim=8, blocks=1, dropout=0.0, max_length=6)
 
 
 def make_loss() -> ScalableCrossEntropy:
-    return ScalableCrossEntropy(n_buckets=4, bucket_size_x=5, bucket_size_y=3, backend="torch")
+    return ScalableCrossEntropy(
+        n_buckets=4, coverage=False, bucket_size_x=5, bucket_size_y=3, backend="torch"
+    )
 
 
 def gradient(sparse: bool, histories: Tensor, targets: Tensor, n_items: int) -> Tensor:
@@ -123,7 +125,7 @@ class Stopping(ScalableCrossEntropy):
     """Sends a signal at a step."""
 
     def __init__(self, at: int) -> None:
-        super().__init__(n_buckets=4, bucket_size_x=5, bucket_size_y=3)
+        super().__init__(n_buckets=4, coverage=False, bucket_size_x=5, bucket_size_y=3)
         self._left = at
 
     def with_statistics(self, *arguments: Any, **options: Any) -> Any:

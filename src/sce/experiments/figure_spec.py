@@ -74,8 +74,8 @@ class FigureSpec:
     x: str = ""
     """pareto: memory or time; line: a setting such as loss.alpha, or items."""
     y: str = "test.ndcg@10"
-    """test.METRIC, memory or time; epochs: picked_once, placed, correct_in_bucket, loss, or
-    validation.ndcg@10."""
+    """test.METRIC, memory or time; epochs: picked_once, placed, correct_in_bucket, occupied, loss,
+    or validation.ndcg@10."""
     by: tuple[str, ...] = ("loss.name",)
     """Settings that make a curve or a column of their own."""
     losses: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sce.losses.buckets import Buckets
+from sce.losses.buckets import Buckets, Members, bucket_of_places, group_by_bucket
 from sce.losses.gradients import CatalogueGradient
 from sce.losses.inputs import apply, compute_dtype, rounded
 
@@ -73,7 +73,7 @@ class _BucketedCrossEntropy(torch.autograd.Function):
         with torch.autocast(states.device.type, enabled=False):
             positive_logits = _positive_logits(factors, targets, max_logits)
             losses = _losses(factors, targets, positive_logits, buckets, max_logits)
-            largest, winners = _winners(losses, buckets.states, len(states))
+            largest, winners = _winners(losses, buckets.members, len(states))
         largest = torch.where(winners >= 0, largest, 0.0)
         ctx.sparse, ctx.autocast_dtype, ctx.max_logits = sparse, autocast_dtype, max_logits
         ctx.save_for_backward(
@@ -96,8 +96,11 @@ class _BucketedCrossEntropy(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             touched = [targets, *bucket_items]
             accumulator = CatalogueGradient(catalogue, touched, dtype, sparse=ctx.sparse)
+        n_buckets, size_y = bucket_items.shape
+        won = group_by_bucket(winners.where(winners >= 0, n_buckets), n_buckets)
         with torch.autocast(states.device.type, enabled=False):
-            for buckets, rows, present in _by_bucket(winners, bucket_items, d, max_logits):
+            for buckets, places, present in _tiles(won, size_y, d, max_logits):
+                rows = won.states[places]
                 x = factors.x(rows)  # [g, r, d]
                 scale = torch.where(present, grad_losses[rows], 0.0)  # [g, r]
                 # Filling has logits of a bucket that its loss is not of: none may overflow.
@@ -107,7 +110,6 @@ class _BucketedCrossEntropy(torch.autograd.Function):
                 grad_x = positive_grad * factors.y(targets[rows])
                 if accumulator is not None:
                     accumulator.add(targets[rows][present], (positive_grad * x)[present])
-                size_y = bucket_items.shape[1]
                 step = _at_once(rows.shape[1], size_y, d, max_logits // len(rows))[0]
                 for items in bucket_items[buckets].split(step, dim=1):
                     y = factors.y(items)
@@ -136,19 +138,20 @@ def _positive_logits(factors: _Factors, targets: Tensor, max_logits: int) -> Ten
 def _losses(
     factors: _Factors, targets: Tensor, positive_logits: Tensor, buckets: Buckets, max_logits: int
 ) -> Tensor:
-    """Return the loss of every row of every bucket: [b, x]."""
-    # Of the target alone it is 0; the negatives come on top.
-    losses = positive_logits.new_zeros(buckets.states.shape)
-    size_x, d = buckets.states.shape[1], factors.states.shape[1]
-    step, group = _at_once(size_x, buckets.items.shape[1], d, max_logits)
-    for g in range(0, len(losses), group):
-        rows = buckets.states[g : g + group]
+    """Return the loss of every state in every bucket of its own: [p]."""
+    members, size_y, d = buckets.members, buckets.items.shape[1], factors.states.shape[1]
+    losses = positive_logits.new_zeros(members.states.shape)
+    for numbers, places, present in _tiles(members, size_y, d, max_logits):
+        rows = members.states[places]
         x = factors.x(rows)
-        for items in buckets.items[g : g + group].split(step, dim=1):
+        # Of the target alone it is 0; the negatives come on top.
+        loss = positive_logits.new_zeros(rows.shape)
+        step = _at_once(rows.shape[1], size_y, d, max_logits // len(rows))[0]
+        for items in buckets.items[numbers].split(step, dim=1):
             logits = _negative_logits(x, factors.y(items), targets[rows], items)
-            more = _consume_logsumexp(logits, above=positive_logits[rows])
-            losses[g : g + group] = torch.logaddexp(losses[g : g + group], more)
+            loss = torch.logaddexp(loss, _consume_logsumexp(logits, above=positive_logits[rows]))
             del logits
+        losses[places[present]] = loss[present]
     return losses
 
 
@@ -178,46 +181,47 @@ def _negative_logits(
     return logits.scatter_(2, column, kept)
 
 
-def _winners(losses: Tensor, bucket_states: Tensor, n_states: int) -> tuple[Tensor, Tensor]:
+def _winners(losses: Tensor, members: Members, n_states: int) -> tuple[Tensor, Tensor]:
     """Return each state's largest loss, and the lowest bucket that has it (-1: in no bucket)."""
-    n_buckets = len(bucket_states)
-    flat = bucket_states.flatten()
+    n_buckets, states = len(members.offsets) - 1, members.states
     largest = losses.new_full((n_states,), -torch.inf)
-    largest.scatter_reduce_(0, flat, losses.flatten(), reduce="amax")
-    number = torch.arange(n_buckets, device=losses.device).unsqueeze(1).expand_as(bucket_states)
+    largest.scatter_reduce_(0, states, losses, reduce="amax")
     # `not less` rather than `equal`: NaN is nobody's equal, and its row must win, not vanish.
-    wins = (losses < largest[bucket_states]).logical_not_()
+    wins = (losses < largest[states]).logical_not_()
     lowest = torch.full((n_states,), n_buckets, device=losses.device)
-    lowest.scatter_reduce_(0, flat, torch.where(wins, number, n_buckets).flatten(), reduce="amin")
+    bucket = torch.where(wins, bucket_of_places(members), n_buckets)
+    lowest.scatter_reduce_(0, states, bucket, reduce="amin")
     return largest, torch.where(lowest == n_buckets, -1, lowest)
 
 
-def _by_bucket(
-    winners: Tensor, bucket_items: Tensor, d: int, max_logits: int
+def _tiles(
+    members: Members, size_y: int, d: int, max_logits: int
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Group the winning states by bucket, as (buckets [g], rows [g, r], present [g, r]) tiles.
+    """Cut the list of states into tiles: buckets [g], places [g, r], and which are present [g, r].
 
-    Buckets with similar numbers of winners share a tile, so that little of it is filling.
+    Buckets with similar numbers of states share a tile, so that little of it is filling; one with
+    very many is cut.
     """
-    placed = (winners >= 0).nonzero().squeeze(1)
-    if placed.numel() == 0:
-        return []
-    rows = placed[winners[placed].argsort(stable=True)]  # by bucket, then by state
-    counts = torch.bincount(winners[placed], minlength=len(bucket_items))
-    ends = counts.cumsum(0)
+    offsets = members.offsets.long()
+    most = max(1, max_logits // d)
+    pieces = (offsets.diff() + most - 1) // most
+    buckets = torch.repeat_interleave(pieces)
+    number = (
+        torch.arange(len(buckets), device=offsets.device) - (pieces.cumsum(0) - pieces)[buckets]
+    )
+    first = offsets[buckets] + number * most
+    counts = (offsets[buckets + 1] - first).clamp_(max=most)
     order = counts.argsort(stable=True, descending=True)
-    sizes = counts[order].tolist()
-    tiles = []
+    widths = counts[order].tolist()
+    tiles: list[tuple[Tensor, Tensor, Tensor]] = []
     start = 0
-    while start < len(sizes) and sizes[start] > 0:
-        width = sizes[start]
-        _, group = _at_once(width, bucket_items.shape[1], d, max_logits)
-        buckets = order[start : start + group]
-        buckets = buckets[counts[buckets] > 0]
-        column = torch.arange(width, device=winners.device)
-        present = column < counts[buckets].unsqueeze(1)
-        first = (ends - counts)[buckets].unsqueeze(1)
-        tiles.append((buckets, rows[(first + column).clamp_(max=len(rows) - 1)], present))
+    while start < len(widths):
+        _, group = _at_once(widths[start], size_y, d, max_logits)
+        some = order[start : start + group]
+        column = torch.arange(widths[start], device=offsets.device)
+        present = column < counts[some].unsqueeze(1)
+        places = (first[some].unsqueeze(1) + column).clamp_(max=len(members.states) - 1)
+        tiles.append((buckets[some], places, present))
         start += group
     return tiles
 

@@ -24,11 +24,18 @@ _SORTED = 1 << 18  # items of buckets that statistics sort at once: some ten meg
 Centres = Literal["random", "states", "mix"]
 
 
+class Members(NamedTuple):
+    """The states of the buckets as one list, bucket by bucket."""
+
+    states: Tensor  # [p]; behind the last bucket's come those of none
+    offsets: Tensor  # [n_buckets + 1]: where the states of each bucket begin
+
+
 @dataclass(frozen=True)
 class Buckets:
-    """The states and the items of each bucket, as indices: ascending, but for the kernels'."""
+    """The states and the items of each bucket, as indices."""
 
-    states: Tensor  # [n_buckets, bucket_size_x]
+    members: Members
     items: Tensor  # [n_buckets, bucket_size_y] into the catalogue
 
 
@@ -98,7 +105,7 @@ def draw_centres(
         for rows, weight in zip(drawn, weights, strict=True):
             centres += weight[:, None] * states[rows].to(centres.dtype)
         normal = torch.randn(n_buckets, d, generator=generator, **options)
-        return _of_length_one(centres) + 1 / math.sqrt(d) * normal
+        return of_length_one(centres) + 1 / math.sqrt(d) * normal
     normal = torch.randn(n_buckets, d, generator=generator, **options)
     if kind == "random":
         return normal
@@ -117,19 +124,19 @@ def draw_centres(
 
 
 def round_centres(centres: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round centres to the precision of a half-precision catalogue, which is scored faster so.
+    """Scale centres to length one, and round them to the precision of a half-precision catalogue.
 
-    Their length, which changes nothing, is set to 1 first, because float16 ends at 65,504.
+    They are scored faster so. Their length changes nothing, and float16 ends at 65,504.
     """
-    if dtype not in (torch.float16, torch.bfloat16):
-        return centres
-    return _of_length_one(centres).to(dtype)
+    centres = of_length_one(centres)
+    return centres.to(dtype) if dtype in (torch.float16, torch.bfloat16) else centres
 
 
-def _of_length_one(centres: Tensor) -> Tensor:
+def of_length_one(vectors: Tensor) -> Tensor:
+    """Scale vectors [n, d] to length one."""
     # Squares of large numbers would be infinite: not before the largest is 1.
-    most = centres.abs().amax(dim=1, keepdim=True)
-    return torch.nn.functional.normalize(centres / most.where(most > 0, 1), dim=1)
+    most = vectors.abs().amax(dim=1, keepdim=True)
+    return torch.nn.functional.normalize(vectors / most.where(most > 0, 1), dim=1)
 
 
 @torch.no_grad()
@@ -222,29 +229,64 @@ def _top_columns(values: Tensor, k: int) -> Tensor:
     return columns.sort(dim=1).values
 
 
+def nearest_centres(states: Tensor, centres: Tensor) -> Tensor:
+    """Return the centre [n], of length one, nearest to each state; the lowest of equals."""
+    chunks = states.to(centres.dtype).split(max(1, MAX_SCORES // len(centres)))
+    return torch.cat([(chunk @ centres.T).argmax(dim=1) for chunk in chunks])
+
+
+def of_equal_size(bucket_states: Tensor) -> Members:
+    """List the states of buckets [n_buckets, size_x]."""
+    n_buckets, size = bucket_states.shape
+    ends = torch.arange(n_buckets + 1, device=bucket_states.device, dtype=torch.int32)
+    return Members(bucket_states.flatten(), ends * size)
+
+
+def group_by_bucket(bucket_of: Tensor, n_buckets: int) -> Members:
+    """List the states by their bucket [n]; n_buckets: in none."""
+    buckets, states = bucket_of.sort(stable=True)
+    edges = torch.arange(n_buckets + 1, device=buckets.device, dtype=buckets.dtype)
+    return Members(states, torch.searchsorted(buckets, edges, out_int32=True))
+
+
+def bucket_of_places(members: Members) -> Tensor:
+    """Return the bucket of each place in the list [p]; n_buckets: of none."""
+    place = torch.arange(len(members.states), device=members.states.device, dtype=torch.int32)
+    return torch.searchsorted(members.offsets[1:], place, right=True)
+
+
 class BucketStatistics(NamedTuple):
-    """The shares that the paper plots over training, as scalar tensors."""
+    """Shares that tell how the buckets lie, as scalar tensors."""
 
     picked_once: Tensor  # of the valid states: those in exactly one bucket
     placed: Tensor  # of the valid states: those in any bucket
     correct_in_bucket: Tensor  # of bucket rows: those whose target is among the bucket's items
+    occupied: Tensor  # of the buckets: those that have any state
 
 
 def count_buckets(buckets: Buckets, targets: Tensor) -> BucketStatistics:
     """Count over the states [n], of which those with a negative target are not valid."""
-    chosen = buckets.states.long()
-    positives = targets.long()[chosen]
-    picks = torch.zeros(len(targets), device=targets.device, dtype=torch.int64)
-    picks.scatter_add_(0, chosen.flatten(), (positives >= 0).long().flatten())
-    correct = torch.zeros((), device=targets.device, dtype=torch.int64)
-    at_once = max(1, _SORTED // max(1, buckets.items.shape[1]))
-    for items, positive in zip(buckets.items.split(at_once), positives.split(at_once), strict=True):
-        items = items.long().sort(dim=1).values
-        column = torch.searchsorted(items, positive).clamp_(max=items.shape[1] - 1)
-        correct += (items.gather(1, column) == positive).sum()
-    states, rows = (targets >= 0).sum().clamp(min=1), (positives >= 0).sum().clamp(min=1)
+    n_buckets, size_y = buckets.items.shape
+    states, offsets, device = buckets.members.states.long(), buckets.members.offsets, targets.device
+    bucket = bucket_of_places(buckets.members)
+    positives = targets.long()[states].masked_fill(bucket == n_buckets, -1)
+    rows = positives >= 0
+    picks = torch.zeros(len(targets), device=device, dtype=torch.int64)
+    picks.scatter_add_(0, states, rows.long())
+    # Buckets and items as one number, sorted: a target is looked up in its bucket.
+    wanted = (bucket << 32) + positives
+    correct = torch.zeros((), device=device, dtype=torch.int64)
+    at_once = max(1, _SORTED // max(1, size_y))
+    for start in range(0, n_buckets, at_once):
+        items = buckets.items[start : start + at_once].long()
+        number = torch.arange(start, start + len(items), device=device).unsqueeze(1)
+        keys = ((number << 32) + items).flatten().sort().values
+        found = keys[torch.searchsorted(keys, wanted).clamp_(max=len(keys) - 1)]
+        correct += (rows & (found == wanted)).sum()
+    valid = (targets >= 0).sum().clamp(min=1)
     return BucketStatistics(
-        picked_once=(picks == 1).sum() / states,
-        placed=(picks > 0).sum() / states,
-        correct_in_bucket=correct / rows,
+        picked_once=(picks == 1).sum() / valid,
+        placed=(picks > 0).sum() / valid,
+        correct_in_bucket=correct / rows.sum().clamp(min=1),
+        occupied=(offsets[1:] > offsets[:-1]).sum() / n_buckets,
     )

@@ -1,4 +1,4 @@
-"""Algorithm 1 of the paper, line by line: slow, obvious, and the oracle of every test.
+"""Algorithm 1 of the paper, line by line, or with coverage: slow, obvious, every test's oracle.
 
 Loops over buckets and states, in float64, differentiable through autograd. Never use it to train.
 """
@@ -13,8 +13,9 @@ def reference_scalable_cross_entropy(
     targets: Tensor,  # [n]
     centres: Tensor,  # [n_buckets, d]
     *,
-    bucket_size_x: int,
     bucket_size_y: int,
+    bucket_size_x: int | None = None,
+    coverage: bool = False,  # each state is in the bucket with the nearest centre
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> Tensor:
@@ -22,9 +23,13 @@ def reference_scalable_cross_entropy(
     X, Y, B = states.double(), catalogue.double(), centres.double()
     valid = [i for i in range(len(X)) if targets[i] != ignore_index]
     largest: dict[int, Tensor] = {}  # state -> its largest loss so far
-    for b in B:
+    cosines = X.detach() @ (B / B.norm(dim=1, keepdim=True)).T
+    nearest = {i: max(range(len(B)), key=lambda k: float(cosines[i, k])) for i in valid}
+    for k, b in enumerate(B):
         with torch.no_grad():
             in_bucket = sorted(valid, key=lambda i: (-float(X[i] @ b), i))[:bucket_size_x]
+            if coverage:
+                in_bucket = [i for i in valid if nearest[i] == k]
             items = sorted(range(len(Y)), key=lambda j: (-float(Y[j] @ b), j))[:bucket_size_y]
         for i in in_bucket:
             target = int(targets[i])

@@ -23,6 +23,10 @@ from sce.losses.buckets import (
     Centres,
     count_buckets,
     draw_centres,
+    group_by_bucket,
+    nearest_centres,
+    of_equal_size,
+    of_length_one,
     round_centres,
     score_bytes,
     suggest_sizes,
@@ -71,15 +75,19 @@ class ScalableCrossEntropy(Loss):
         centres: Where the buckets lie. "random": standard normal vectors, in all directions alike.
             "states": a few hidden states, mixed, and as much noise. "mix": the paper's Mix, sums of
             all hidden states with random weights.
+        coverage: Every hidden state is in one bucket, that with the nearest centre. Without it, as
+            in the paper, each bucket takes the `bucket_size_x` hidden states nearest to its centre:
+            some are in several buckets, of which the one with the largest loss counts, and some in
+            none, which do not count.
         n_buckets: Number of buckets. Default: α √(targets / β).
-        bucket_size_x: Hidden states in a bucket. Default: α √(targets · β).
-        alpha: How densely the buckets cover the states, for the two defaults: a state is in α²
-            buckets on average.
-        beta: Many small buckets (below 1) or few large ones (above 1), for the two defaults.
+        bucket_size_x: Hidden states in a bucket, without `coverage`. Default: α √(targets · β).
+        alpha: How many buckets there are, and without `coverage` how densely they cover the hidden
+            states: each is in α² buckets on average.
+        beta: Many small buckets (below 1) or few large ones (above 1).
         ignore_index: The target of positions that do not count, such as padding.
-        reduction: "mean" over the states that fell into any bucket, "sum", or "none", with 0 for
-            positions that are ignored and for states that fell into no bucket (few, by default:
-            `with_statistics` says what share was placed).
+        reduction: "mean" over the states that are in any bucket, "sum", or "none", with 0 for
+            positions that are ignored and for states that are in no bucket (`with_statistics` says
+            what share is in one).
         backend: "triton" are fused GPU kernels, "torch" is plain PyTorch on any device; "auto"
             takes the kernels where they run.
         sparse_grad: Give the catalogue a sparse gradient of the rows that are in any bucket or a
@@ -95,6 +103,7 @@ class ScalableCrossEntropy(Loss):
         *,
         bucket_size_y: int | Literal["auto"] = "auto",
         centres: Centres = "random",
+        coverage: bool = True,
         n_buckets: int | None = None,
         bucket_size_x: int | None = None,
         alpha: float = 2.0,
@@ -112,9 +121,15 @@ class ScalableCrossEntropy(Loss):
             check_size("bucket_size_y", bucket_size_y)
         check_choice("centres", centres, Centres)
         check_flag("sparse_grad", sparse_grad)
+        check_flag("coverage", coverage)
+        if coverage and bucket_size_x is not None:
+            raise ValueError(
+                "bucket_size_x belongs to the paper's rule, where each bucket takes so many hidden "
+                "states: leave it out, or give coverage=False"
+            )
         suggest_sizes(1, 1, alpha=alpha, beta=beta)  # refuses what is not positive and finite
         check_choice("backend", backend, Backend)
-        self.bucket_size_y, self.centres = bucket_size_y, centres
+        self.bucket_size_y, self.centres, self.coverage = bucket_size_y, centres, coverage
         self.n_buckets, self.bucket_size_x = n_buckets, bucket_size_x
         self.alpha, self.beta = alpha, beta
         self.backend: Backend = backend
@@ -127,18 +142,28 @@ class ScalableCrossEntropy(Loss):
         """Make the loss of the publication, with its Mix or without; settings: as above."""
         check_flag("mix", mix)
         centres: Centres = "mix" if mix else "random"
-        return cls(bucket_size_y=bucket_size_y, centres=centres, **settings)
+        return cls(bucket_size_y=bucket_size_y, centres=centres, coverage=False, **settings)
 
     def sizes(self, n_items: int, max_targets: int) -> tuple[int, int, int]:
-        """Return the number of buckets, and the states and items in each, for a call."""
-        n_buckets, size_x = self.n_buckets, self.bucket_size_x
+        """Return the number of buckets, and the states and items in each, for a call.
+
+        With `coverage` a bucket has any number of states, which is 0 here.
+        """
+        n_buckets, size_x = self.n_buckets, 0 if self.coverage else self.bucket_size_x
         if n_buckets is None or size_x is None:
             suggested = suggest_sizes(1, max_targets, alpha=self.alpha, beta=self.beta)
-            n_buckets, size_x = n_buckets or suggested[0], size_x or suggested[1]
+            n_buckets = suggested[0] if n_buckets is None else n_buckets
+            size_x = suggested[1] if size_x is None else size_x
         size_y = self.bucket_size_y
         if size_y == "auto":
             size_y = AUTO_TOUCHED if self.sparse_grad else AUTO_ITEMS
         return n_buckets, size_x, min(size_y, n_items)
+
+    def named_sizes(self, n_items: int, max_targets: int) -> dict[str, int]:
+        """Return the sizes of a call that are fixed, by the names of their settings."""
+        sizes = self.sizes(n_items, max_targets)
+        named = zip(("n_buckets", "bucket_size_x", "bucket_size_y"), sizes, strict=True)
+        return {name: size for name, size in named if size}
 
     def forward(
         self,
@@ -153,7 +178,8 @@ class ScalableCrossEntropy(Loss):
         """Return the loss; see `Loss.forward`.
 
         The default sizes follow from `max_targets` (None: as many as there are positions).
-        `centres` [n_buckets, d] take the place of random ones.
+        `centres` [n_buckets, d] take the place of random ones; with `coverage` their length counts
+        for nothing.
         """
         return self._run(states, catalogue, targets, generator, max_targets, centres)[0]
 
@@ -178,6 +204,8 @@ class ScalableCrossEntropy(Loss):
         check_arguments(states, catalogue, targets)
         if centres is not None:
             _check_centres(centres, catalogue)
+            if self.coverage:
+                centres = of_length_one(centres)
         if max_targets is not None:
             check_size("max_targets", max_targets)
         if self.sparse_grad and catalogue.requires_grad and not catalogue.is_leaf:
@@ -238,12 +266,13 @@ class ScalableCrossEntropy(Loss):
             centres = draw_centres(seen, n_buckets, self.centres, generator=generator)
             centres = round_centres(centres, autocast_dtype or inputs.catalogue.dtype)
         centres = centres.to(inputs.dtype)
-        buckets = Buckets(
-            top_rows(centres, seen, size_x, autocast_dtype=autocast_dtype),
-            top_rows(centres, inputs.catalogue, size_y, autocast_dtype=autocast_dtype),
-        )
+        if size_x:
+            members = of_equal_size(top_rows(centres, seen, size_x))
+        else:
+            members = group_by_bucket(nearest_centres(seen, centres), len(centres))
+        items = top_rows(centres, inputs.catalogue, size_y, autocast_dtype=autocast_dtype)
         # A state that is not finite may fall into no bucket, and would then go unnoticed.
-        return buckets, seen.isfinite().all()
+        return Buckets(members, items), seen.isfinite().all()
 
     def is_capturable(self, catalogue: Catalogue) -> bool:
         """True if a call with this catalogue can be captured in a CUDA graph: the kernels run."""
@@ -255,12 +284,13 @@ class ScalableCrossEntropy(Loss):
         n, d = shape.positions, shape.dim
         n_buckets, size_x, size_y = self.sizes(shape.n_items, int(shape.max_targets))
         members, places = n_buckets * min(size_x, n), n_buckets * size_y
-        # For each state: target, loss and bucket, own logit, key; for each place in a bucket: one.
-        kept = 20 * n + 4 * (members + places)
+        # For each state: target, loss and bucket, own logit, key, and its number in the list by
+        # bucket; for each place in a bucket: one.
+        kept = 28 * n + 4 * (members + places)
         # The largest scores of groups of items, for large buckets of every item.
         scored = shape.n_items if size_y > LARGE_K else math.sqrt(shape.n_items * size_y)
         scores = min(4 * n_buckets * scored, score_bytes(shape.n_items, d, size_y))
-        forward = kept + 4 * members + 4 * n + 4 * n_buckets * d + scores
+        forward = kept + 24 * n + 4 * n_buckets * d + scores
         # The gradient of the states; parts of the catalogue's, of as many buckets as have room, and
         # their keys, sorted with their order, of which the sort makes copies.
         parts = min(4 * places * d, max(MAX_PARTS, 4 * size_y * d))
@@ -281,21 +311,27 @@ class ScalableCrossEntropySettings(LossSettings):
     """Items in a bucket. [default: 2,048, with training.row-wise 256, or the whole catalogue]"""
     centres: Centres = "random"
     """Where the buckets lie: in all directions alike, near hidden states, or by the paper's Mix."""
+    coverage: bool = True
+    """Every hidden state is in its nearest bucket. Without it, as in the paper, a bucket takes the
+    hidden states nearest to it: some are in several, some in none, which do not count."""
     alpha: float = 2.0
-    """Density of the buckets: a hidden state is in alpha² of them on average."""
+    """How many buckets there are; without coverage, a hidden state is in alpha² of them on average.
+    """
     beta: float = 1.0
     """Many small buckets (below 1) or few large ones (above 1)."""
     n_buckets: int | None = None
     """Number of buckets. [default: from alpha, beta and the mean batch]"""
     bucket_size_x: int | None = None
-    """Hidden states in a bucket. [default: from alpha, beta and the mean batch]"""
+    """Hidden states in a bucket, without coverage. [default: from alpha, beta, the mean batch]"""
 
     def build(self, data: DataSummary) -> ScalableCrossEntropy:
         """Make the loss, with buckets for the mean batch: the shapes in a step stay the same."""
         given = {name: value for name, value in vars(self).items() if value is not None}
         rule = {"alpha": given.pop("alpha"), "beta": given.pop("beta")}
         n_buckets, size_x = suggest_sizes(1, data.targets, **rule)
-        sizes = {"n_buckets": n_buckets, "bucket_size_x": size_x}
+        sizes = {"n_buckets": n_buckets}
+        if not self.coverage:
+            sizes["bucket_size_x"] = size_x
         return ScalableCrossEntropy(**sizes | given)
 
 

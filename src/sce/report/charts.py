@@ -96,6 +96,8 @@ COURSES = {
                            "in any bucket": HISTORY["placed"]}, show_share, _SHARE,
                           "Share of a batch's states; one that is in many buckets takes others' "
                           "places", "Buckets"),
+    "occupied": Course("buckets with any state", {"any state": HISTORY["occupied"]}, show_share,
+                       _SHARE, "Share of the buckets that any state of the batch is in", "Buckets"),
     "placed": Course("states in any bucket", {}, show_share, _SHARE),
     "correct_in_bucket": Course("correct items in their buckets",
                                 {"correct item": HISTORY["correct_in_bucket"]}, show_share,

@@ -248,8 +248,7 @@ def _derived(loss: object, data: DataSummary, step: TrainingStep) -> dict[str, A
     """Values for run.json that follow from settings and dataset."""
     found: dict[str, Any] = {"targets_per_batch": round(data.targets, 1)}
     if isinstance(loss, ScalableCrossEntropy):
-        names = ("n_buckets", "bucket_size_x", "bucket_size_y")
-        found |= zip(names, loss.sizes(data.n_items, step.mean_targets), strict=True)
+        found |= loss.named_sizes(data.n_items, step.mean_targets)
     return found
 
 

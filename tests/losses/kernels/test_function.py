@@ -32,16 +32,25 @@ def check_against_the_plain_path(
     valid = targets >= 0
     with torch.no_grad():
         centres = buckets.draw_centres(states[valid], b, "mix").float()
-        rows = ((states[valid], size_x), (catalogue, size_y))
-        plain = buckets.Buckets(*(buckets.top_rows(centres, *given) for given in rows))
+        if size_x:
+            members = buckets.of_equal_size(buckets.top_rows(centres, states[valid], size_x))
+        else:
+            centres = buckets.round_centres(centres, dtype)
+            nearest = buckets.nearest_centres(states[valid].float(), centres.float())
+            members = buckets.group_by_bucket(nearest, b)
+        plain = buckets.Buckets(members, buckets.top_rows(centres.float(), catalogue, size_y))
     options = kernels.FusedOptions([b, size_x, size_y], reduction="none")
     result = kernels.fused_cross_entropy(states, catalogue, targets, options, centres=centres)
     found, fused = result.loss, result.buckets
     assert torch.equal(result.targets.long(), targets.masked_fill(~valid, -1))
     assert torch.equal(fused.items.long().sort(dim=1).values, plain.items)
     index = valid.nonzero().squeeze(1)
-    if plain.states.shape[1] == fused.states.shape[1]:
-        assert torch.equal(fused.states.long().sort(dim=1).values, index[plain.states])
+    if size_x == 0:
+        assert torch.equal(fused.members.offsets, members.offsets)
+        assert torch.equal(fused.members.states[: len(index)], index[members.states])
+    elif size_x <= len(index):
+        chosen = fused.members.states.long().view(b, size_x).sort(dim=1).values
+        assert torch.equal(chosen, index[members.states].view(b, size_x))
     expected, _ = bucketed.bucketed_cross_entropy(states[valid], catalogue, targets[valid], plain)
     assert (found[~valid] == 0).all()
     scale = d**0.5
@@ -62,6 +71,7 @@ def test_fuzz_against_the_plain_path(seed: int, dtype: torch.dtype) -> None:
     n, c, d8, b, size_x, size_y = integers(
         seed, (1, 90), (1, 200), (1, 8), (1, 6), (1, 100), (1, 210)
     )
+    size_x *= seed % 2  # 0: each state in its nearest bucket
     check_against_the_plain_path(seed, n, c, 8 * d8, b, size_x, size_y, dtype)
 
 
@@ -69,18 +79,20 @@ def test_fuzz_against_the_plain_path(seed: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("d", [16, 24, 40, 72, 128, 136, 256, 264, 512] if GPU else WIDTHS)
 def test_every_width_against_the_plain_path(d: int, dtype: torch.dtype) -> None:
     n, c, b, size_x, size_y = (500, 3000, 20, 100, 150) if GPU else (20, 30, 3, 9, 8)
-    check_against_the_plain_path(d, n, c, d, b, size_x, size_y, dtype)
+    for size in (size_x, 0):
+        check_against_the_plain_path(d, n, c, d, b, size, size_y, dtype)
 
 
+@pytest.mark.parametrize("sizes", [{}, {"coverage": False, "bucket_size_x": 10}], ids=str)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_the_front_door_gives_the_same_with_either_backend(reduction: str) -> None:
+def test_the_front_door_gives_the_same_with_either_backend(
+    reduction: str, sizes: dict[str, Any]
+) -> None:
     states, catalogue, targets = problem(1, *((60, 150) if GPU else (25, 40)), 16)
     centres = buckets.draw_centres(states[targets >= 0].detach(), 4, "mix")
     results = []
     for backend in ("triton", "torch"):
-        loss = ScalableCrossEntropy(
-            bucket_size_x=10, bucket_size_y=12, reduction=reduction, backend=backend
-        )
+        loss = ScalableCrossEntropy(bucket_size_y=12, reduction=reduction, backend=backend, **sizes)
         value, stats = loss.with_statistics(states, catalogue, targets, centres=centres)
         assert value.shape == (targets.shape if reduction == "none" else ())
         grads = torch.autograd.grad(value.sum(), (states, catalogue))
@@ -93,7 +105,12 @@ def test_the_front_door_gives_the_same_with_either_backend(reduction: str) -> No
 def test_a_generator_repeats_bit_for_bit_and_leaves_the_global_one_alone(kind: Any) -> None:
     states, catalogue, targets = problem(2, 15, 20, 16)
     loss = ScalableCrossEntropy(
-        n_buckets=2, bucket_size_x=5, bucket_size_y=4, centres=kind, backend="triton"
+        n_buckets=2,
+        coverage=False,
+        bucket_size_x=5,
+        bucket_size_y=4,
+        centres=kind,
+        backend="triton",
     )
     before = torch.cuda.get_rng_state() if GPU else torch.get_rng_state()
     runs = []
@@ -109,7 +126,9 @@ def test_a_generator_repeats_bit_for_bit_and_leaves_the_global_one_alone(kind: A
 
 def test_no_valid_position_and_strided_inputs() -> None:
     states, catalogue, targets = problem(3, 15, 20, 8)
-    loss = ScalableCrossEntropy(n_buckets=2, bucket_size_x=5, bucket_size_y=6, backend="triton")
+    loss = ScalableCrossEntropy(
+        n_buckets=2, coverage=False, bucket_size_x=5, bucket_size_y=6, backend="triton"
+    )
     nothing = loss(states, catalogue, torch.full_like(targets, -100))
     assert nothing == 0
     for grad in torch.autograd.grad(nothing, (states, catalogue)):
@@ -134,7 +153,7 @@ def test_sizes_by_the_rule_and_any_number_for_what_does_not_count() -> None:
         centres = torch.randn(sizes[0], 16, generator=torch.Generator().manual_seed(0)).to(DEVICE)
         value = loss(states, catalogue, given, centres=centres)
         found.append((*sizes, value, *torch.autograd.grad(value, (states, catalogue))))
-    assert found[0][:3] == (10, 10, 12)
+    assert found[0][:3] == (10, 0, 12)
     torch.testing.assert_close(found[0], found[1])
     torch.testing.assert_close(found[1], found[2], rtol=1e-5, atol=1e-5)
 
@@ -155,7 +174,14 @@ def test_rows_further_apart_than_32_bits_count(tmp_path: Path) -> None:
         far_states, far_catalogue = spread("states", states), spread("catalogue", catalogue)
     for x, y in ((states, catalogue), (far_states, far_catalogue)):
         value = scalable_cross_entropy(
-            x, y, targets, centres=centres, bucket_size_x=8, bucket_size_y=5, backend="triton"
+            x,
+            y,
+            targets,
+            centres=centres,
+            coverage=False,
+            bucket_size_x=8,
+            bucket_size_y=5,
+            backend="triton",
         )
         found.append((value, *torch.autograd.grad(value, (x, y))))
     assert all(map(torch.equal, *found))
@@ -173,7 +199,9 @@ def test_states_as_centres_look_where_the_states_are(backend: str) -> None:
 
 def test_torch_func_is_refused() -> None:
     states, catalogue, targets = problem(3, 9, 20, 8)
-    loss = ScalableCrossEntropy(n_buckets=1, bucket_size_x=5, bucket_size_y=6, backend="triton")
+    loss = ScalableCrossEntropy(
+        n_buckets=1, coverage=False, bucket_size_x=5, bucket_size_y=6, backend="triton"
+    )
     with pytest.raises(TypeError, match=r"does not work inside torch.func \(grad, jacrev"):
         torch.func.grad(lambda x: loss(x, catalogue, targets))(states.detach())
 
@@ -186,8 +214,8 @@ def test_the_tensors_need_not_be_on_the_current_gpu() -> None:
         states, catalogue, targets = (x.detach().to(device) for x in problem(3, 30, 50, 8))
         catalogue.requires_grad_()
         value = scalable_cross_entropy(
-            states, catalogue, targets, n_buckets=3, bucket_size_x=5, bucket_size_y=6,
-            backend="triton", generator=g,
+            states, catalogue, targets, n_buckets=3, coverage=False, bucket_size_x=5,
+            bucket_size_y=6, backend="triton", generator=g,
         )  # fmt: skip
         results.append([x.cpu() for x in (value, *torch.autograd.grad(value, catalogue))])
     for a, b in zip(*results, strict=True):

@@ -72,7 +72,12 @@ def test_drawn_centres_are_those_of_states_in_half_precision(
 
     monkeypatch.setattr(function, "top_rows", spy)
     loss = ScalableCrossEntropy(
-        n_buckets=9, bucket_size_x=3, bucket_size_y=4, backend="triton", centres=kind
+        n_buckets=9,
+        coverage=False,
+        bucket_size_x=3,
+        bucket_size_y=4,
+        backend="triton",
+        centres=kind,
     )
     *inputs, targets = problem(6, 12, 20, 8)
     for enabled in (True, False):
@@ -109,7 +114,12 @@ def test_wide_rows_that_are_rounded_give_the_gradients_of_rounded_values(
     *inputs, targets = problem(d, 24, 40, d)
     exact = [x.detach().half().double().requires_grad_() for x in inputs]
     centres = torch.randn(2, d, generator=torch.Generator().manual_seed(d)).to(DEVICE)
-    options: dict[str, Any] = {"bucket_size_x": 9, "bucket_size_y": 20, "reduction": reduction}
+    options: dict[str, Any] = {
+        "coverage": False,
+        "bucket_size_x": 9,
+        "bucket_size_y": 20,
+        "reduction": reduction,
+    }
     plain = ScalableCrossEntropy(backend="torch", **options)
     expected = plain(*exact, targets, centres=centres.double())
     with torch.autocast(DEVICE, dtype=torch.float16):

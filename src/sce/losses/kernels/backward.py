@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sce.losses.kernels.bucketed import bucket_and_tile, packed_value
+from sce.losses.kernels.bucketed import packed_value
 from sce.losses.kernels.launch import ceil_div, launch
+from sce.losses.kernels.members import count_tiles, tile_of_bucket
 from sce.losses.kernels.precision import load_rows, product, product_by_slices, weighted_sum
 from sce.losses.kernels.tiles import Tile, Tiles
 
@@ -26,8 +27,9 @@ class Saved(NamedTuple):
     packed: Tensor  # [n]
     keys: Tensor  # [n_buckets * size_y + n]
     positive_logits: Tensor  # [n]
-    won: Tensor  # [n_buckets, size_x]
-    counts: Tensor  # [n_buckets + 1]
+    won: Tensor  # [n]: the states, by the bucket that won them
+    offsets: Tensor  # [n_buckets + 1]: where those of each bucket begin
+    n_won: Tensor  # [1]: states that any bucket won
     items: Tensor  # [n_buckets, size_y], of the buckets: the first part of the keys
     autocast_dtype: torch.dtype | None  # of rows in matrix products
 
@@ -40,10 +42,9 @@ def bucket_items(keys: Tensor, n_buckets: int, targets: Tensor) -> Tensor:
 
 def grad_states(saved: Saved, grad: Tensor, reduction: str) -> Tensor:
     """Return the gradient of the states, [n, d]; `grad` is that of the loss, scalar or [n]."""
-    n_buckets, size_x = saved.won.shape
     out = torch.zeros(saved.x.shape, device=saved.x.device, dtype=saved.x.dtype)
     tiles = Tiles(saved.x, saved.y, saved.autocast_dtype)
-    programs = ceil_div(size_x, tiles.states.x) * n_buckets
+    programs = count_tiles(saved.won, saved.offsets, tiles.states.x)
     _launch(_grad_states_kernel, programs, saved, grad, out, tiles, tiles.states, reduction)
     return out
 
@@ -65,11 +66,12 @@ def _launch(
     kernel: Any, programs: int, saved: Saved, grad: Tensor, out: Tensor, tiles: Tiles, tile: Tile,
     reduction: str, *first: int,
 ) -> None:  # fmt: skip
-    x, y, won = saved.x, saved.y, saved.won
+    x, y = saved.x, saved.y
     launch(
         kernel, (programs,),
-        x, y, saved.targets, saved.items, saved.positive_logits, saved.packed, won, saved.counts,
-        grad, out, *first, *won.shape, saved.items.shape[1], x.shape[1], x.stride(0), y.stride(0),
+        x, y, saved.targets, saved.items, saved.positive_logits, saved.packed, saved.won,
+        saved.offsets, saved.n_won, grad, out, *first, *saved.items.shape, x.shape[1],
+        x.stride(0), y.stride(0),
         REDUCTION=reduction, BLOCK_X=tile.x, BLOCK_Y=tile.y, BLOCK_D=tiles.d, SLICE=tile.slice,
         ROUND=tiles.round, SPLIT=saved.autocast_dtype is not None, PRECISION=tiles.precision,
         num_warps=tile.warps, num_stages=tile.stages,
@@ -96,11 +98,11 @@ def _grad_states_kernel(
     positive_ptr,
     packed_ptr,
     won_ptr,
-    counts_ptr,
+    offsets_ptr,
+    count_ptr,
     grad_ptr,
     out_ptr,
     n_buckets,
-    size_x,
     size_y,
     d,
     stride_x,
@@ -114,18 +116,16 @@ def _grad_states_kernel(
     SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    bucket, tile = bucket_and_tile(size_x, BLOCK_X)
-    first = tile * BLOCK_X
-    count = tl.load(counts_ptr + bucket)
-    if first < count:
+    bucket, first, last = tile_of_bucket(offsets_ptr, n_buckets, BLOCK_X)
+    if first < last:
         i_x = first + tl.arange(0, BLOCK_X)
-        in_x = i_x < count
-        row = tl.load(won_ptr + bucket * size_x + i_x, mask=in_x, other=0)
+        in_x = i_x < last
+        row = tl.load(won_ptr + i_x, mask=in_x, other=0)
         target = tl.load(targets_ptr + row, mask=in_x, other=0)
         loss = packed_value(tl.load(packed_ptr + row, mask=in_x, other=0))
         positive = tl.load(positive_ptr + row, mask=in_x, other=0.0)
         scale = tl.full((BLOCK_X,), 1.0, tl.float32)
-        scale *= common_scale(grad_ptr, counts_ptr + n_buckets, REDUCTION)
+        scale *= common_scale(grad_ptr, count_ptr, REDUCTION)
         if REDUCTION == "none":
             scale = tl.load(grad_ptr + row, mask=in_x, other=0.0).to(tl.float32)
         if SLICE == BLOCK_D:
@@ -164,12 +164,12 @@ def _grad_places_kernel(
     positive_ptr,
     packed_ptr,
     won_ptr,
-    counts_ptr,
+    offsets_ptr,
+    count_ptr,
     grad_ptr,
     out_ptr,  # [·, size_y, d], from the first bucket on
     first,
     n_buckets,
-    size_x,
     size_y,
     d,
     stride_x,
@@ -183,19 +183,19 @@ def _grad_places_kernel(
     SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    bucket, tile = bucket_and_tile(size_y, BLOCK_Y)
-    bucket += first
-    i_y = tile * BLOCK_Y + tl.arange(0, BLOCK_Y)
+    tiles = tl.cdiv(size_y, BLOCK_Y)
+    bucket = (first + tl.program_id(0) // tiles).to(tl.int64)
+    i_y = tl.program_id(0) % tiles * BLOCK_Y + tl.arange(0, BLOCK_Y)
     in_y = i_y < size_y
     item = tl.load(bucket_items_ptr + bucket * size_y + i_y, mask=in_y, other=-1)
     if SLICE == BLOCK_D:
         y = load_rows(y_ptr, item, in_y, stride_y, 0, d, BLOCK_D, ROUND)
-    count = tl.load(counts_ptr + bucket)
+    last = tl.load(offsets_ptr + bucket + 1)
     grad = tl.zeros((BLOCK_Y, BLOCK_D), tl.float32)
-    for start in range(0, count, BLOCK_X):
+    for start in range(tl.load(offsets_ptr + bucket), last, BLOCK_X):
         i_x = start + tl.arange(0, BLOCK_X)
-        in_x = i_x < count
-        row = tl.load(won_ptr + bucket * size_x + i_x, mask=in_x, other=0)
+        in_x = i_x < last
+        row = tl.load(won_ptr + i_x, mask=in_x, other=0)
         target = tl.load(targets_ptr + row, mask=in_x, other=0)
         positive = tl.load(positive_ptr + row, mask=in_x, other=0.0)
         loss = packed_value(tl.load(packed_ptr + row, mask=in_x, other=0))
@@ -216,7 +216,7 @@ def _grad_places_kernel(
             grad += tl.dot(weights, x.to(tl.float32), input_precision="tf32x3")
         else:
             grad += weighted_sum(weights, x, ROUND, SPLIT, PRECISION)
-    grad *= common_scale(grad_ptr, counts_ptr + n_buckets, REDUCTION)
+    grad *= common_scale(grad_ptr, count_ptr, REDUCTION)
     i_d = tl.arange(0, BLOCK_D)
     tl.store(
         out_ptr + ((bucket - first) * size_y + i_y)[:, None] * d + i_d[None, :],

@@ -10,62 +10,59 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sce.losses.buckets import Buckets
+from sce.losses.buckets import Members
 from sce.losses.kernels.centres import NOWHERE, Prepared
 from sce.losses.kernels.launch import ceil_div, launch, power_of_2
+from sce.losses.kernels.members import count_tiles, tile_of_bucket
 from sce.losses.kernels.precision import load_rows, product, product_by_slices
 from sce.losses.kernels.tiles import Tiles
 
 _NOWHERE = tl.constexpr(NOWHERE)
+_STATES = 1024  # that a program adds up
 
 
 def forward(
     x: Tensor,  # [n, d]
     y: Tensor,  # [c, d]
     prepared: Prepared,
-    buckets: Buckets,
+    members: Members,
+    items: Tensor,  # [n_buckets, size_y]
     reduction: str,
     autocast_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the loss, each state's positive logit [n], and the states that each bucket won.
+    """Return the loss, positive logits [n], the bucket that won each state [n], and their count.
 
-    The last as their rows [n_buckets, size_x] and their counts [n_buckets + 1], the last in all.
+    A state that is in no bucket has the bucket n_buckets.
     """
-    bucket_states, bucket_items = buckets.states, buckets.items
-    (n_buckets, size_x), size_y, d = bucket_states.shape, bucket_items.shape[1], x.shape[1]
-    positive_logits = torch.empty(len(x), device=x.device, dtype=torch.float32)
-    won = torch.empty(n_buckets, size_x, device=x.device, dtype=torch.int32)
-    counts = torch.empty(n_buckets + 1, device=x.device, dtype=torch.int32)
-    sums = torch.empty(n_buckets, device=x.device, dtype=torch.float32)
-    loss = torch.empty((), device=x.device, dtype=torch.float32)
+    n, device = len(x), x.device
+    (n_buckets, size_y), d = items.shape, x.shape[1]
+    positive_logits = torch.empty(n, device=device, dtype=torch.float32)
+    winners = torch.empty(n, device=device, dtype=torch.int32)
+    count = torch.empty(1, device=device, dtype=torch.int32)
+    loss = torch.empty((), device=device, dtype=torch.float32)
+    parts = ceil_div(n, _STATES)
+    sums = torch.empty(parts, device=device, dtype=torch.float32)
+    counts = torch.empty(parts, device=device, dtype=torch.int32)
     tiles = Tiles(x, y, autocast_dtype)
     tile = tiles.forward
     launch(
-        _losses_kernel, (ceil_div(size_x, tile.x) * n_buckets,),
-        x, y, prepared.targets, bucket_states, bucket_items, positive_logits, prepared.packed,
-        size_x, size_y, d, x.stride(0), y.stride(0),
+        _losses_kernel, (count_tiles(*members, tile.x),),
+        x, y, prepared.targets, *members, items, positive_logits, prepared.packed,
+        n_buckets, size_y, d, x.stride(0), y.stride(0),
         BLOCK_X=tile.x, BLOCK_Y=tile.y, BLOCK_D=tiles.d, SLICE=tile.slice, ROUND=tiles.round,
         PRECISION=tiles.precision, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     launch(
-        _winners_kernel, (n_buckets,),
-        prepared.packed, prepared.targets, prepared.status, bucket_states, won, counts,
-        sums, prepared.losses, prepared.keys, size_x, bucket_items.numel(),
-        BLOCK=min(1024, power_of_2(size_x)), num_warps=4,
+        _winners_kernel, (parts,),
+        prepared.packed, prepared.targets, prepared.status, winners, counts, sums,
+        prepared.losses, prepared.keys, n, n_buckets, items.numel(), BLOCK=_STATES,
     )  # fmt: skip
     launch(
         _reduce_kernel, (1,),
-        sums, counts, prepared.status, loss, n_buckets, MEAN=reduction == "mean",
-        BLOCK=power_of_2(n_buckets), num_warps=4,
+        sums, counts, prepared.status, loss, count, parts, MEAN=reduction == "mean",
+        BLOCK=power_of_2(parts), num_warps=4,
     )  # fmt: skip
-    return loss, positive_logits, won, counts
-
-
-@triton.jit
-def bucket_and_tile(size, BLOCK: tl.constexpr):
-    """Return the bucket and the tile of this program: only one axis of a grid is long."""
-    tiles = tl.cdiv(size, BLOCK)
-    return (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
+    return loss, positive_logits, winners, count
 
 
 @triton.jit
@@ -89,11 +86,12 @@ def _losses_kernel(
     x_ptr,
     y_ptr,
     targets_ptr,
-    bucket_states_ptr,
+    states_ptr,
+    offsets_ptr,
     bucket_items_ptr,
     positive_ptr,
     packed_ptr,
-    size_x,
+    n_buckets,
     size_y,
     d,
     stride_x,
@@ -105,46 +103,47 @@ def _losses_kernel(
     ROUND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    bucket, tile = bucket_and_tile(size_x, BLOCK_X)
-    i_x = tile * BLOCK_X + tl.arange(0, BLOCK_X)
-    in_x = i_x < size_x
-    row = tl.load(bucket_states_ptr + bucket * size_x + i_x, mask=in_x, other=0)
-    target = tl.load(targets_ptr + row, mask=in_x, other=-1)
-    counts = in_x & (target >= 0)
-    if SLICE == BLOCK_D:
-        x = load_rows(x_ptr, row, counts, stride_x, 0, d, BLOCK_D, ROUND)
-        positive_y = load_rows(y_ptr, target, counts, stride_y, 0, d, BLOCK_D, ROUND)
-        positive = tl.sum(x.to(tl.float32) * positive_y.to(tl.float32), axis=1)
-    else:
-        positive = tl.zeros((BLOCK_X,), tl.float32)
-        for first in range(0, d, SLICE):
-            part = load_rows(x_ptr, row, counts, stride_x, first, d, SLICE, ROUND)
-            positive_y = load_rows(y_ptr, target, counts, stride_y, first, d, SLICE, ROUND)
-            positive += tl.sum(part.to(tl.float32) * positive_y.to(tl.float32), axis=1)
-    largest = positive  # the target always counts; the negatives come on top
-    total = tl.full((BLOCK_X,), 1.0, tl.float32)
-    for start in range(0, size_y, BLOCK_Y):
-        i_y = start + tl.arange(0, BLOCK_Y)
-        in_y = i_y < size_y
-        item = tl.load(bucket_items_ptr + bucket * size_y + i_y, mask=in_y, other=-1)
+    bucket, first, last = tile_of_bucket(offsets_ptr, n_buckets, BLOCK_X)
+    if first < last:
+        i_x = first + tl.arange(0, BLOCK_X)
+        in_x = i_x < last
+        row = tl.load(states_ptr + i_x, mask=in_x, other=0)
+        target = tl.load(targets_ptr + row, mask=in_x, other=-1)
+        counts = in_x & (target >= 0)
         if SLICE == BLOCK_D:
-            y = load_rows(y_ptr, item, in_y, stride_y, 0, d, BLOCK_D, ROUND)
-            logits = product(x, y, PRECISION)
+            x = load_rows(x_ptr, row, counts, stride_x, 0, d, BLOCK_D, ROUND)
+            positive_y = load_rows(y_ptr, target, counts, stride_y, 0, d, BLOCK_D, ROUND)
+            positive = tl.sum(x.to(tl.float32) * positive_y.to(tl.float32), axis=1)
         else:
-            logits = product_by_slices(
-                x_ptr, row, counts, stride_x, y_ptr, item, in_y, stride_y, d,
-                SLICE, ROUND, ROUND, PRECISION,
-            )  # fmt: skip
-        other = in_y[None, :] & (item[None, :] != target[:, None])
-        logits = tl.where(other, logits, float("-inf"))
-        now = tl.maximum(largest, tl.max(logits, axis=1))
-        total = total * tl.exp(largest - now) + tl.sum(tl.exp(logits - now[:, None]), axis=1)
-        largest = now
-    loss = (largest - positive) + tl.log(total)
-    # A maximum does not depend on the order: the same bucket wins in every run.
-    tl.atomic_max(packed_ptr + row, _pack(loss, bucket), mask=counts, sem="relaxed")
-    # Several buckets write the same number to the same place: a state has one positive logit.
-    tl.store(positive_ptr + row, positive, mask=counts)
+            positive = tl.zeros((BLOCK_X,), tl.float32)
+            for first in range(0, d, SLICE):
+                part = load_rows(x_ptr, row, counts, stride_x, first, d, SLICE, ROUND)
+                positive_y = load_rows(y_ptr, target, counts, stride_y, first, d, SLICE, ROUND)
+                positive += tl.sum(part.to(tl.float32) * positive_y.to(tl.float32), axis=1)
+        largest = positive  # the target always counts; the negatives come on top
+        total = tl.full((BLOCK_X,), 1.0, tl.float32)
+        for start in range(0, size_y, BLOCK_Y):
+            i_y = start + tl.arange(0, BLOCK_Y)
+            in_y = i_y < size_y
+            item = tl.load(bucket_items_ptr + bucket * size_y + i_y, mask=in_y, other=-1)
+            if SLICE == BLOCK_D:
+                y = load_rows(y_ptr, item, in_y, stride_y, 0, d, BLOCK_D, ROUND)
+                logits = product(x, y, PRECISION)
+            else:
+                logits = product_by_slices(
+                    x_ptr, row, counts, stride_x, y_ptr, item, in_y, stride_y, d,
+                    SLICE, ROUND, ROUND, PRECISION,
+                )  # fmt: skip
+            other = in_y[None, :] & (item[None, :] != target[:, None])
+            logits = tl.where(other, logits, float("-inf"))
+            now = tl.maximum(largest, tl.max(logits, axis=1))
+            total = total * tl.exp(largest - now) + tl.sum(tl.exp(logits - now[:, None]), axis=1)
+            largest = now
+        loss = (largest - positive) + tl.log(total)
+        # A maximum does not depend on the order: the same bucket wins in every run.
+        tl.atomic_max(packed_ptr + row, _pack(loss, bucket), mask=counts, sem="relaxed")
+        # Several buckets write the same number to the same place: a state has one positive logit.
+        tl.store(positive_ptr + row, positive, mask=counts)
 
 
 @triton.jit
@@ -152,48 +151,47 @@ def _winners_kernel(
     packed_ptr,  # [n]
     targets_ptr,  # [n]
     status_ptr,
-    bucket_states_ptr,  # [n_buckets, size_x]
-    won_ptr,  # [n_buckets, size_x]: the states that a bucket won, first
-    counts_ptr,  # [n_buckets]
-    sums_ptr,  # [n_buckets]
+    winners_ptr,  # [n]
+    counts_ptr,  # [parts]
+    sums_ptr,  # [parts]
     losses_ptr,  # [n]
     keys_ptr,  # [n_places + n]
-    size_x,
+    n,
+    n_buckets,
     n_places,
     BLOCK: tl.constexpr,
 ):
-    bucket = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    packed = tl.load(packed_ptr + row, mask=row < n, other=_NOWHERE)
+    placed = packed != _NOWHERE
+    winner = (2147483647 - (packed & 0xFFFFFFFF)).to(tl.int32)
+    tl.store(winners_ptr + row, tl.where(placed, winner, n_buckets), mask=row < n)
     sound = tl.load(status_ptr + 1) != 0
-    count = 0
-    total = 0.0
-    for start in range(0, size_x, BLOCK):
-        i = start + tl.arange(0, BLOCK)
-        in_x = i < size_x
-        row = tl.load(bucket_states_ptr + bucket * size_x + i, mask=in_x, other=0)
-        packed = tl.load(packed_ptr + row, mask=in_x, other=_NOWHERE)
-        wins = (packed != _NOWHERE) & ((packed & 0xFFFFFFFF) == 2147483647 - bucket)
-        loss = tl.where(sound, packed_value(packed), float("nan"))
-        place = count + tl.cumsum(wins.to(tl.int32), axis=0) - 1
-        tl.store(won_ptr + bucket * size_x + place, row, mask=wins)
-        tl.store(losses_ptr + row, loss, mask=wins)
-        target = tl.load(targets_ptr + row, mask=wins, other=0)
-        tl.store(keys_ptr + n_places + row, target, mask=wins)
-        count += tl.sum(wins.to(tl.int32), axis=0)
-        total += tl.sum(tl.where(wins, loss, 0.0), axis=0)
-    tl.store(counts_ptr + bucket, count)
-    tl.store(sums_ptr + bucket, total)
+    loss = tl.where(sound, packed_value(packed), float("nan"))
+    tl.store(losses_ptr + row, loss, mask=placed)
+    target = tl.load(targets_ptr + row, mask=placed, other=0)
+    tl.store(keys_ptr + n_places + row, target, mask=placed)
+    tl.store(counts_ptr + tl.program_id(0), tl.sum(placed.to(tl.int32), axis=0))
+    tl.store(sums_ptr + tl.program_id(0), tl.sum(tl.where(placed, loss, 0.0), axis=0))
 
 
 @triton.jit
 def _reduce_kernel(
-    sums_ptr, counts_ptr, status_ptr, loss_ptr, n_buckets, MEAN: tl.constexpr, BLOCK: tl.constexpr
+    sums_ptr,
+    counts_ptr,
+    status_ptr,
+    loss_ptr,
+    count_ptr,
+    parts,
+    MEAN: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     i = tl.arange(0, BLOCK)
-    total = tl.sum(tl.load(sums_ptr + i, mask=i < n_buckets, other=0.0), axis=0)
-    count = tl.sum(tl.load(counts_ptr + i, mask=i < n_buckets, other=0), axis=0)
+    total = tl.sum(tl.load(sums_ptr + i, mask=i < parts, other=0.0), axis=0)
+    count = tl.sum(tl.load(counts_ptr + i, mask=i < parts, other=0), axis=0)
     # A state that is not finite may fall into no bucket, and would then go unnoticed.
     total = tl.where(tl.load(status_ptr + 1) != 0, total, float("nan"))
     if MEAN:
         total = total / tl.maximum(count, 1)
     tl.store(loss_ptr, total)
-    tl.store(counts_ptr + n_buckets, count)
+    tl.store(count_ptr, count)

@@ -105,8 +105,8 @@ def _add(
     x = saved.x
     launch(
         _add_by_item_kernel, (ceil_div(len(items), _ENTRIES),),
-        items, order, places, x, saved.packed, saved.counts, grad, out,
-        len(items), places.shape[0] * places.shape[1], len(saved.items), len(saved.y),
+        items, order, places, x, saved.packed, saved.n_won, grad, out,
+        len(items), places.shape[0] * places.shape[1], len(saved.y),
         x.shape[1], x.stride(0), REDUCTION=reduction, SPARSE=sparse, MORE=more, BLOCK=_ENTRIES,
         BLOCK_D=power_of_2(x.shape[1]), ROUND=half_name(saved.autocast_dtype),
         num_warps=adding_warps(x.shape[1]),
@@ -182,12 +182,11 @@ def _add_by_item_kernel(
     places_ptr,
     x_ptr,
     packed_ptr,
-    counts_ptr,
+    count_ptr,
     grad_ptr,
     out_ptr,
     n,
     n_places,
-    n_buckets,
     n_items,
     d,
     stride_x,
@@ -203,7 +202,7 @@ def _add_by_item_kernel(
     mask = item < n_items  # what belongs to no item sorts behind the last
     if tl.max(mask.to(tl.int32), axis=0) > 0:
         i_d = tl.arange(0, BLOCK_D)
-        common = common_scale(grad_ptr, counts_ptr + n_buckets, REDUCTION)
+        common = common_scale(grad_ptr, count_ptr, REDUCTION)
         rows = _entries(
             i, mask, order_ptr, places_ptr, x_ptr, packed_ptr, grad_ptr, common,
             n_places, d, stride_x, REDUCTION, BLOCK_D, ROUND,

@@ -8,19 +8,20 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sce.losses.buckets import Buckets, Centres
+from sce.losses.buckets import Buckets, Centres, Members, group_by_bucket, of_equal_size
 from sce.losses.inputs import apply
 from sce.losses.kernels import bucketed
 from sce.losses.kernels.backward import Saved, bucket_items, grad_states
 from sce.losses.kernels.catalogue import grad_catalogue
 from sce.losses.kernels.centres import prepare
+from sce.losses.kernels.members import nearest_buckets
 from sce.losses.kernels.selection import top_rows
 
 
 class FusedOptions(NamedTuple):
     """The settings of a call, in the order of the operator's schema."""
 
-    sizes: list[int]  # n_buckets, bucket_size_x, bucket_size_y
+    sizes: list[int]  # n_buckets, bucket_size_x (0: each state in its nearest), bucket_size_y
     centres: Centres = "random"  # where they are not given
     ignore_index: int = -100
     reduction: str = "mean"
@@ -31,19 +32,22 @@ class Computed(NamedTuple):
     """The result of a call: no two of these tensors share memory."""
 
     loss: Tensor  # scalar, or [n] when not reduced
-    bucket_states: Tensor  # [n_buckets, size_x]
+    bucket_states: Tensor  # [n_buckets, size_x]; size_x is 0 where states choose their bucket
     targets: Tensor  # [n]; -1: ignored
     packed: Tensor  # [n]
     keys: Tensor  # [n_buckets * size_y + n], of which the first part are the buckets' items
     positive_logits: Tensor  # [n]
-    won: Tensor  # [n_buckets, size_x]
-    counts: Tensor  # [n_buckets + 1]
+    won: Tensor  # [n]: the states, by the bucket that won them
+    offsets: Tensor  # [n_buckets + 1]: where those of each bucket begin
+    n_won: Tensor  # [1]: states that any bucket won
 
     @property
     def buckets(self) -> Buckets:
         """The states and items of the buckets."""
-        items = bucket_items(self.keys, len(self.won), self.targets)
-        return Buckets(self.bucket_states, items)
+        items = bucket_items(self.keys, len(self.bucket_states), self.targets)
+        if self.bucket_states.shape[1]:
+            return Buckets(of_equal_size(self.bucket_states), items)
+        return Buckets(Members(self.won, self.offsets), items)
 
 
 def fused_cross_entropy(
@@ -87,13 +91,21 @@ def compute(
         )
         # Items are written to the keys.
         items = bucket_items(prepared.keys, n_buckets, prepared.targets)
-        chosen = top_rows(
-            prepared.centres, x, size_x, targets=prepared.targets, autocast_dtype=dtype
-        )
         top_rows(prepared.centres, y, items.shape[1], out=items, autocast_dtype=dtype)
-        loss, positive_logits, won, counts = bucketed.forward(
-            x, y, prepared, Buckets(chosen, items), options.reduction, dtype
+        if size_x:
+            chosen = top_rows(
+                prepared.centres, x, size_x, targets=prepared.targets, autocast_dtype=dtype
+            )
+            members = of_equal_size(chosen)
+        else:
+            chosen = items.new_empty(n_buckets, 0)
+            nearest = nearest_buckets(x, prepared.centres, prepared.targets, dtype)
+            members = group_by_bucket(nearest, n_buckets)
+        loss, positive_logits, winners, count = bucketed.forward(
+            x, y, prepared, members, items, options.reduction, dtype
         )
+        if size_x:
+            members = group_by_bucket(winners, n_buckets)
     return Computed(
         prepared.losses if options.reduction == "none" else loss,
         chosen,
@@ -101,8 +113,8 @@ def compute(
         prepared.packed,
         prepared.keys,
         positive_logits,
-        won,
-        counts,
+        *members,
+        count,
     )
 
 
@@ -117,8 +129,8 @@ def differentiate(
     """Return the gradient of the states or of the catalogue, from that of the loss."""
     with _device_of(grad):
         states, catalogue, *computed = saved
-        targets, _, keys, _, won, _ = computed
-        items = bucket_items(keys, len(won), targets)
+        targets, _, keys, _, _, offsets, _ = computed
+        items = bucket_items(keys, len(offsets) - 1, targets)
         known = Saved(_rows(states), _rows(catalogue), *computed, items, autocast_dtype)
         return gradient(known, grad.contiguous(), reduction, **options)
 

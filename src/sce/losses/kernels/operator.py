@@ -34,7 +34,7 @@ def scalable_cross_entropy(
     ignore_index: int,
     reduction: str,
     autocast_dtype: torch.dtype | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Run the forward pass. The result is a `Computed`: a schema knows only its parts."""
     options = FusedOptions(sizes, kind, ignore_index, reduction, autocast_dtype)
     return compute(states, catalogue, targets, centres, seed, options)
@@ -57,8 +57,9 @@ def _(states: Tensor, catalogue: Tensor, *others: Any) -> Computed:
         packed=empty(n, dtype=torch.int64),
         keys=empty(n_buckets * size_y + n),
         positive_logits=empty(n, dtype=torch.float32),
-        won=empty(n_buckets, size_x),
-        counts=empty(n_buckets + 1),
+        won=empty(n, dtype=torch.int64),
+        offsets=empty(n_buckets + 1),
+        n_won=empty(1),
     )
 
 
