@@ -31,6 +31,7 @@ from sce.training.device import (
 from sce.training.optimizer import make_optimizer, row_wise_table, sparse_gradients
 from sce.training.preflight import TrainingWarning, explain_error, preflight
 from sce.training.progress import TrainingProgress
+from sce.training.ranks import write_ranks
 from sce.training.run_start import note_divergence, run_target
 from sce.training.settings import TrainingSettings
 from sce.training.signals import Interrupts, StopRequested, TrainingInterrupted
@@ -322,5 +323,7 @@ def _conclude(trainer: Trainer) -> FitResult:
     if trainer.run is not None:
         content: dict[str, Any] = asdict(result)
         del content["history"]
+        if test is not None:
+            content["test_ranks"] = write_ranks(trainer.run.path, test.metrics.ranks)
         write_json(trainer.run.result_file, content)
     return result

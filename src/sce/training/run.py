@@ -6,6 +6,7 @@ RUN/metrics.jsonl       a record for each epoch
 RUN/best.safetensors    weights of the best epoch so far
 RUN/resume.safetensors  the checkpoint to resume from: see checkpoint.py
 RUN/result.json         the outcome, once training has ended
+RUN/test_ranks.npy      rank of each test user's target: see ranks.py
 RUN/report.html         written by `sce report`
 """
 
@@ -25,9 +26,11 @@ from sce.errors import InputError, named
 from sce.models.base import Backbone
 from sce.models.registry import BACKBONES
 from sce.training.checkpoint import read_tensors, with_prefix
+from sce.training.ranks import RANKS
 
 # Beside run.json and the vocabulary.
-FILES = ("metrics.jsonl", "best.safetensors", "resume.safetensors", "result.json", "report.html")
+FILES = ("metrics.jsonl", "best.safetensors", "resume.safetensors", "result.json", RANKS,
+         "report.html")  # fmt: skip
 MANIFEST = Manifest(
     file="run.json",
     format="sce run",
