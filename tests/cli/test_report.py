@@ -7,6 +7,7 @@ from sce.cli import main
 from sce.data.vocabulary import Vocabulary
 from sce.training.run import Run
 from sce.training.run_start import note_divergence
+from tests.complaint import complaint
 from tests.tiny_run import make_dataset, make_run, write_epochs, write_result
 
 Capture = pytest.CaptureFixture[str]
@@ -19,15 +20,6 @@ def run(tmp_path: Path) -> Run:
     write_epochs(made)
     write_result(made)
     return made
-
-
-def complaint(arguments: list[str], capsys: Capture) -> str:
-    assert main(arguments) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("sce: error: ")
-    assert captured.err.count("\n") == 1
-    return captured.err
 
 
 def test_the_page_lies_in_the_run(run: Run, capsys: Capture) -> None:
