@@ -222,13 +222,26 @@ def test_runs_that_are_none(
     assert "best.safetensors is half-written or altered" in complaint(["evaluate", broken], capsys)
 
 
+@pytest.mark.parametrize(
+    ("free", "doing"),
+    [(1000, "loading .*best.safetensors"), (50_000, "ranking 12 items for 9,999 users at once")],
+)
+@pytest.mark.parametrize("verb", ["evaluate", "recommend"])
+def test_too_little_memory_is_said_before_it_is_taken(
+    verb: str, free: int, doing: str, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr("sce.memory.free_memory", lambda: free)
+    line = complaint([verb, run, "--batch-size", "9999", "--device", "cpu"], capsys)
+    assert re.search(rf"{doing} needs about .*iB of memory, and .*B is free; ", line)
+
+
 def test_wrong_options(run: Path, capsys: Capture) -> None:
     assert "k must be at least 1; got 0" in complaint(["evaluate", run, "--k", "0"], capsys)
-    assert "ks names no depth" in complaint(["evaluate", run, "--k"], capsys)
+    assert "--k names no depth" in complaint(["evaluate", run, "--k"], capsys)
     assert "k is 13, but the catalogue has only 12 items; ask for fewer" in complaint(
         ["evaluate", run, "--k", "5", "13"], capsys
     )
-    assert "batch_size must be at least 1" in complaint(
+    assert "--batch-size must be at least 1" in complaint(
         ["evaluate", run, "--batch-size", "0"], capsys
     )
     assert "train" in complaint(["evaluate", run, "--split", "train"], capsys)

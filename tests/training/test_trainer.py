@@ -2,6 +2,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sce.data.batches import DeviceSequences, trainable_rows
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
 from sce.evaluation.evaluate import Metrics, evaluate
@@ -20,7 +22,7 @@ from sce.training.checkpoint import Checkpointer, EpochSoFar, read_tensors
 from sce.training.fit import FitResult, TrainingWarning
 from sce.training.run import Run
 from sce.training.step import TrainingStep
-from sce.training.trainer import CHECK_EVERY, DivergenceError, LossMonitor
+from sce.training.trainer import CHECK_EVERY, DivergenceError, LossMonitor, Trainer
 from tests.cycle_data import make_cycle, small_model, train
 
 ONE_STEP = pytest.mark.filterwarnings("ignore:there are 48 training users")
@@ -29,6 +31,23 @@ ONE_STEP = pytest.mark.filterwarnings("ignore:there are 48 training users")
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
     return make_cycle(tmp_path_factory.mktemp("data") / "cycle")
+
+
+def test_an_epoch_has_every_row_once_in_an_order_of_its_seed(dataset: PreparedDataset) -> None:
+    sequences = DeviceSequences.place(dataset.train)
+    made: Any = SimpleNamespace(
+        rows=trainable_rows(sequences),
+        settings=SimpleNamespace(batch_size=7),
+        step=SimpleNamespace(sequences=sequences, max_length=4),
+    )
+    before = torch.get_rng_state()
+    (first, targets), (again, _), (other, _) = (Trainer._batches(made, seed) for seed in (1, 1, 2))
+    assert torch.equal(before, torch.get_rng_state())
+    assert [len(rows) for rows in first] == [7] * 6 + [6]
+    assert torch.cat(list(first)).sort().values.tolist() == made.rows.tolist()
+    assert [rows.tolist() for rows in first] == [rows.tolist() for rows in again]
+    assert [rows.tolist() for rows in first] != [rows.tolist() for rows in other]
+    assert targets == [sum(min(len(dataset.train[int(r)]) - 1, 4) for r in rows) for rows in first]
 
 
 def test_the_schedule_is_as_the_settings_say(

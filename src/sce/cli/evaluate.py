@@ -15,7 +15,7 @@ from sce.cli.output import output_console, show_metrics
 from sce.data.storage import locked, write_json
 from sce.errors import InputError
 from sce.evaluation.evaluate import evaluate as measure
-from sce.evaluation.ranking import Popularity, Ranker
+from sce.evaluation.ranking import Popularity, Ranker, check_memory
 from sce.progress import ProgressDisplay
 from sce.recommend import Recommender
 from sce.training.device import resolve_device
@@ -57,6 +57,7 @@ def evaluate(
         loss: Recommender.load(opened, str(place)).model,
         "popularity": Popularity(dataset.train, dataset.n_items, device=place),
     }
+    check_memory(rankers[loss].catalogue, batch_size)
     say_divergence(opened)
     measured = partial(measure, dataset=dataset, split=split, keep_seen=keep_seen)
     measured = partial(measured, ks=None if k is None else sorted(set(k)), batch_size=batch_size)

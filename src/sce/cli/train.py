@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypedDict, get_args
 from cyclopts import Group, Parameter
 from docstring_parser import parse_from_object
 
-from sce.cli import say
+from sce.cli import say, telling
 from sce.cli.output import show_lines, show_metrics
 from sce.config import (
     DEFAULT_NAMES,
@@ -147,10 +147,11 @@ def train(  # noqa: D417 - the settings document themselves
     except TrainingInterrupted as interruption:
         say(f"{interruption}; go on with the same command and --resume")
         return interruption.exit_code
-    if result.test is not None and result.popularity is not None:
-        rows = {chosen.loss_name: result.test, "popularity": result.popularity["test"]}
-        show_metrics(rows, title="test")
-    show_lines(_closing_lines(result, out), width=12)
+    with telling():
+        if result.test is not None and result.popularity is not None:
+            rows = {chosen.loss_name: result.test, "popularity": result.popularity["test"]}
+            show_metrics(rows, title="test")
+        show_lines(_closing_lines(result, out), width=12)
     return 0
 
 

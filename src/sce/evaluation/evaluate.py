@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sce.data.batches import DeviceSequences, Ragged, history_batch, seen_items
-from sce.errors import InputError
+from sce.errors import InputError, named
 from sce.evaluation.metrics import METRICS, RankCounts
 from sce.evaluation.ranking import (
     NOTHING,
@@ -174,11 +174,13 @@ def _check(
         raise InputError(f"split is validation or test; got {split!r}")
     if ks is not None:
         if not ks:
-            raise InputError("ks names no depth; leave it out for 1, 5, 10, 20 and 50")
+            raise InputError(
+                f"{named('k', python='ks')} names no depth; leave it out for 1, 5, 10, 20 and 50"
+            )
         check_depth(min(ks), dataset.n_items)
         check_depth(max(ks), dataset.n_items)
     if batch_size < 1:
-        raise InputError(f"batch_size must be at least 1; got {batch_size}")
+        raise InputError(f"{named('batch_size')} must be at least 1; got {batch_size}")
     if len(model.catalogue) != dataset.n_items:
         raise InputError(
             f"the model ranks {len(model.catalogue)} items, but the dataset has "
