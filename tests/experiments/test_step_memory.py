@@ -76,7 +76,8 @@ def test_the_peak_is_that_of_a_step_in_one_piece(made: PreparedDataset, loss: st
             del value, histories, targets
         whole = counted.peak() / MIB
     found = measure_components(made, chosen, torch.device("cpu"))
-    assert found["peak"] == pytest.approx(whole, rel=0.02)
+    # Dropout differs, and with it which states are in a bucket, and how many in the fullest.
+    assert found["peak"] == pytest.approx(whole, rel=0.2 if loss == "sce" else 0.02)
 
 
 def test_live_tensors_are_counted_until_they_go() -> None:
