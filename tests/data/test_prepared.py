@@ -390,7 +390,10 @@ def test_force_replaces_a_damaged_dataset_known_by_its_manifest(tmp_path: Path) 
     PreparedDataset.load(tmp_path / "data")
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b'{"format": "another"}', b'{"files": {}}', None])
+THEIRS = b'{"format": "another", "files": {"item_ids_mine.npy": 1}}'
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"files": {}}', THEIRS, None])
 def test_force_never_deletes_what_only_has_the_names_of_ours(
     tmp_path: Path, content: bytes | None
 ) -> None:
