@@ -214,8 +214,8 @@ def test_times(attack: Attack) -> None:
         # Beside a sound time of the same kind, the sound one first.
         other = "2020-01-01" if "-" in text[1:] and "e" not in text else "5"
         path = attack.write("a.csv", HEADER + f'1,3,{other}\n1,2,"{text}"\n')
-        wanted = expected if isinstance(expected, str) else None
-        attack.expect(f"csv {text!r} beside {other}", wanted, path)
+        beside = expected if isinstance(expected, str) else None
+        attack.expect(f"csv {text!r} beside {other}", beside, path)
     columns: list[tuple[pl.Series, Any]] = [
         *((pl.Series([n]).cast(pl.Datetime("ms")), BEYOND) for n in (2**62, -(2**62))),
         (pl.Series([2**62]).cast(pl.Datetime("us")), 2**62),
@@ -317,7 +317,7 @@ def test_names(attack: Attack) -> None:
         ("/dev/null", "is a pipe or a device"),
         (attack.folder, "is a directory"),
         *((f"{scheme}://x/a.csv", "no such file") for scheme in ("http", "s3")),
-        *((one, "expected files or a data frame") for one in (5, None, {})),
+        *((one, "expected files or a data frame") for one in (5, None, dict[str, int]())),
     ]
     for source, message in refused:
         attack.expect(f"name {source!r:.60}", message, source)
@@ -378,7 +378,7 @@ def test_damage_anywhere_is_no_traceback(attack: Attack) -> None:
         ("$SCE prepare $'\\xff.csv' --out data", 2, "no name in UTF-8"),
         ("PYTHONIOENCODING=ascii $SCE prepare ü.csv --out dätä", 0, ""),
         ("$SCE prepare a.csv --out $'data\\xff'", None, ""),
-        ("ulimit -v 1000000; $SCE prepare a.csv --out data", 2, "error: reading a.csv needs about"),
+        ("ulimit -v 900000; $SCE prepare a.csv --out data", 2, "error: reading a.csv needs about"),
     ],
 )
 def test_a_shell_is_answered(command: str, code: int | None, message: str, tmp_path: Path) -> None:
