@@ -226,7 +226,7 @@ def test_histories_are_taken_as_they_are_needed() -> None:
     for _ in range(200):
         next(stream)
     assert model.largest <= 4096 / 4  # positions at once, of four events each
-    assert taken <= 200 + 10 * recommend._BATCHES_TOGETHER
+    assert taken <= 200 + 10 * recommend.BATCHES_TOGETHER
 
 
 # --- loading

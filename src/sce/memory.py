@@ -7,6 +7,9 @@ from pathlib import Path
 from sce.errors import InputError
 from sce.units import show_size
 
+_RAN_OUT = re.compile(
+    r"(?i)out of memory|not enough memory|can.?t allocate memory|memory allocation"
+)
 _ROOT = Path("/")  # of the system's files; tests have their own
 
 
@@ -54,6 +57,18 @@ def _address_space() -> list[int]:
     limits = _numbers("proc/self/limits", r"Max address space\s+(\d+)")
     mapped = _numbers("proc/self/status", r"VmSize:\s+(\d+) kB", unit=1024)
     return [limit - used for limit, used in zip(limits, mapped, strict=False)]
+
+
+def ran_out(error: BaseException) -> str | None:
+    """The first line of an error which says that memory ran out; None for any other error.
+
+    It may be of Python, numpy, torch (of a GPU or not), or a panic of polars: no `Exception`.
+    """
+    said = str(error).strip().partition("\n")[0].rstrip(".")
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return said or "an allocation failed"
+    panic = type(error).__name__ == "PanicException"
+    return said if (panic or isinstance(error, RuntimeError)) and _RAN_OUT.search(said) else None
 
 
 def _groups() -> Iterator[int]:

@@ -26,15 +26,24 @@ from sce.data.columns import ITEM, USER
 from sce.data.frames import histories_of
 from sce.data.prepared import PreparedDataset, Sequences
 from sce.data.vocabulary import Vocabulary
-from sce.errors import InputError
-from sce.evaluation.ranking import NOTHING, Ranker, check_depth, largest_norm, last_states, top_k
+from sce.errors import InputError, named
+from sce.evaluation.ranking import (
+    NOTHING,
+    Ranker,
+    check_depth,
+    check_memory,
+    largest_norm,
+    last_states,
+    top_k,
+)
+from sce.memory import require_memory
 from sce.models.registry import BACKBONES
 from sce.training.device import resolve_device
-from sce.training.run import Run, load_model, read_weights
+from sce.training.run import Run, load_model, read_weights, warn_of
 
 BATCH_SIZE = 256
 # Histories are collected for so many batches, and those of like length put together: less padding.
-_BATCHES_TOGETHER = 8
+BATCHES_TOGETHER = 8
 _IDS_AT_ONCE = 1 << 12
 
 Id = int | str
@@ -128,6 +137,8 @@ class Recommender:
         """
         place = resolve_device(device)
         opened = run if isinstance(run, Run) else Run.open(run)
+        if (file := weights_file(opened)).is_file():  # read, and copied into the model
+            require_memory(2 * file.stat().st_size, f"loading {file}")
         if model is not None:
             ranker = _with_weights(model, opened, place)
         elif opened.model in BACKBONES:
@@ -139,6 +150,7 @@ class Recommender:
                 f"recommender = Recommender.load({str(opened.path)!r}, model={name}(...)) can, and "
                 'sce.evaluate(recommender.model, dataset, split="test") measures it'
             )
+        warn_of(opened)
         return cls(ranker, opened.item_ids, opened.dataset.content_hash)
 
     @cached_property
@@ -284,7 +296,8 @@ class Recommender:
     def _check(self, k: int, batch_size: int) -> None:
         check_depth(k, self.n_items)
         if batch_size < 1:
-            raise InputError(f"batch_size must be at least 1; got {batch_size}")
+            raise InputError(f"{named('batch_size')} must be at least 1; got {batch_size}")
+        check_memory(self.model.catalogue, batch_size)
 
 
 def _with_weights(model: nn.Module, run: Run, device: torch.device) -> Ranker:
@@ -303,15 +316,20 @@ def _with_weights(model: nn.Module, run: Run, device: torch.device) -> Ranker:
     return cast("Ranker", model.to(device))
 
 
-def each_id(ids: Vocabulary, first: int = 0) -> Iterator[Id]:
-    """All ids of a vocabulary, from one on."""
-    for begin in range(first, len(ids), _IDS_AT_ONCE):
-        yield from ids.decode(range(begin, min(begin + _IDS_AT_ONCE, len(ids))))
+def weights_file(run: Run) -> Path:
+    """The file that a run's weights are read from."""
+    return run.best_weights if run.best_weights.is_file() else run.resume_state
+
+
+def each_id(ids: Vocabulary) -> Iterator[Id]:
+    """All ids of a vocabulary."""
+    for first in range(0, len(ids), _IDS_AT_ONCE):
+        yield from ids.decode(range(first, min(first + _IDS_AT_ONCE, len(ids))))
 
 
 def _windows(given: Iterable[T], batch_size: int) -> Iterator[list[T]]:
     rest = iter(given)
-    while window := list(islice(rest, batch_size * _BATCHES_TOGETHER)):
+    while window := list(islice(rest, batch_size * BATCHES_TOGETHER)):
         yield window
 
 

@@ -9,11 +9,12 @@ import torch
 from sce.cli import main
 from sce.cli.output import show_metrics
 from sce.data.prepared import PreparedDataset, write_prepared
-from sce.data.storage import read_json, write_json
+from sce.data.storage import locked, read_json, write_json
 from sce.evaluation.evaluate import evaluate
 from sce.evaluation.ranking import Popularity, Ranker
 from sce.losses import CrossEntropy
 from sce.training.fit import fit
+from sce.training.ranks import read_ranks
 from sce.training.run import Run, load_model
 from sce.training.run_start import note_divergence, start_run
 from sce.training.settings import TrainingSettings
@@ -61,6 +62,29 @@ def test_the_table_has_the_numbers_that_training_found(run: Path, capsys: Captur
     assert captured.out.startswith(
         f"NDCG@10 {model:.4f} against {popular:.4f} of popularity: {model / popular:.2f} times as "
     )
+
+
+def test_the_ranks_of_users_are_kept_with_the_run(run: Path, capsys: Capture) -> None:
+    result = Run.open(run).result()
+    assert result is not None
+    ranks = read_ranks(run, result["test_ranks"])  # as training left them
+    assert ranks is not None
+    assert ((ranks > 0) & (ranks <= 10)).mean() == pytest.approx(result["test"]["hr@10"])
+    (run / "test_ranks.npy").unlink()
+    write_json(run / "result.json", {k: v for k, v in result.items() if k != "test_ranks"})
+    assert main(["evaluate", str(run), "--device", "cpu", "--k", "5"]) == 0  # not deep enough
+    assert not (run / "test_ranks.npy").exists()
+    assert main(["evaluate", str(run), "--device", "cpu"]) == 0
+    assert Run.open(run).result() == result
+    again = read_ranks(run, result["test_ranks"])
+    assert again is not None
+    assert (again == ranks).all()
+    with locked(run):
+        (run / "test_ranks.npy").unlink()
+        capsys.readouterr()
+        assert main(["evaluate", str(run), "--device", "cpu"]) == 0
+    assert "the ranks of the test users were not stored: " in capsys.readouterr().err
+    assert main(["evaluate", str(run), "--device", "cpu"]) == 0
 
 
 def test_worse_than_popularity_is_said(capsys: Capture) -> None:
@@ -198,13 +222,26 @@ def test_runs_that_are_none(
     assert "best.safetensors is half-written or altered" in complaint(["evaluate", broken], capsys)
 
 
+@pytest.mark.parametrize(
+    ("free", "doing"),
+    [(1000, "loading .*best.safetensors"), (50_000, "ranking 12 items for 9,999 users at once")],
+)
+@pytest.mark.parametrize("verb", ["evaluate", "recommend"])
+def test_too_little_memory_is_said_before_it_is_taken(
+    verb: str, free: int, doing: str, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr("sce.memory.free_memory", lambda: free)
+    line = complaint([verb, run, "--batch-size", "9999", "--device", "cpu"], capsys)
+    assert re.search(rf"{doing} needs about .*iB of memory, and .*B is free; ", line)
+
+
 def test_wrong_options(run: Path, capsys: Capture) -> None:
     assert "k must be at least 1; got 0" in complaint(["evaluate", run, "--k", "0"], capsys)
-    assert "ks names no depth" in complaint(["evaluate", run, "--k"], capsys)
+    assert "--k names no depth" in complaint(["evaluate", run, "--k"], capsys)
     assert "k is 13, but the catalogue has only 12 items; ask for fewer" in complaint(
         ["evaluate", run, "--k", "5", "13"], capsys
     )
-    assert "batch_size must be at least 1" in complaint(
+    assert "--batch-size must be at least 1" in complaint(
         ["evaluate", run, "--batch-size", "0"], capsys
     )
     assert "train" in complaint(["evaluate", run, "--split", "train"], capsys)

@@ -7,7 +7,9 @@ from typing import Any
 from unittest.mock import Mock
 
 import cyclopts
+import numpy as np
 import pytest
+import torch
 
 from sce import cli
 from sce.cli import VERBS, main
@@ -88,6 +90,30 @@ def test_errors_of_the_system_and_of_ours_and_interrupts(
     assert capsys.readouterr().err == "sce: interrupted\n"
 
 
+class PanicException(BaseException):  # as polars' are
+    pass
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        np._core._exceptions._ArrayMemoryError((10**9,), np.dtype(np.float64)),  # type: ignore[attr-defined]
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't "
+                     "allocate memory: you tried to allocate 4000 bytes."),
+        PanicException("memory allocation of 8000 bytes failed"),
+    ],
+)  # fmt: skip
+def test_running_out_of_memory_is_one_line(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(cli, "app", Mock(side_effect=error))
+    assert "memory ran out (" in complaint(["prepare"], capsys)
+    with pytest.raises(type(error)):
+        main(["prepare", "--debug"])
+
+
 @pytest.mark.parametrize("verb", ["--help", "datasets", "datasets --json"])
 def test_a_full_device_as_standard_output_is_one_line(verb: str) -> None:
     with Path("/dev/full").open("w") as full:
@@ -123,6 +149,14 @@ def test_a_terminal_of_ascii_alone() -> None:
     )
     assert done.stdout == b"\\u017c\\xf3\\u0142w     10 \\xb5s\n"
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_closed_stderr_leaves_stdout_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["evaluate", "nowhere"]) == 2
+    assert capsys.readouterr().out == ""
 
 
 # Three ways to lose one's reader: while rich prints, while plain text is written, and at the end,

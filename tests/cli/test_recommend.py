@@ -3,20 +3,27 @@ import io
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 
+from sce import progress
 from sce.cli import main
+from sce.cli import recommend as command
 from sce.data.prepared import PreparedDataset
 from sce.data.vocabulary import Vocabulary
+from sce.models.sasrec import SASRec
 from sce.recommend import Id, Recommender
+from sce.training.checkpoint import write_tensors
 from sce.training.run import Run
-from tests.tiny_run import make_dataset, make_run
+from tests.tiny_run import MODEL, make_dataset, make_run
 
 Capture = pytest.CaptureFixture[str]
 NAMES = [f'"item", {n:02d}' for n in range(40)]  # csv must quote them
@@ -322,7 +329,7 @@ def test_k_larger_than_the_catalogue_names_both(run: Run, capsys: Capture) -> No
         (["--out", "nowhere/found.csv"], "there is no directory nowhere"),
         (["--format", "parquet"], "--out FILE.parquet"),
         (["--format", "xml"], "xml"),
-        (["--batch-size", "0"], "batch_size must be at least 1"),
+        (["--batch-size", "0"], "--batch-size must be at least 1"),
         (["-k", "0"], "k must be at least 1"),
         (["--device", "abacus"], "abacus"),
     ],
@@ -346,6 +353,146 @@ def test_a_file_that_is_there_is_kept(run: Run, tmp_path: Path, capsys: Capture)
     assert out.read_text() == "dear"
     assert main([*arguments, "--force"]) == 0
     assert out.read_text().startswith(HEADER)
+
+
+# --- to go on where one was interrupted
+
+
+@contextmanager
+def interrupted_after(users: int) -> Iterator[list[Id]]:
+    """Raise Ctrl-C in the middle of the work; gives the users that were counted."""
+    counted: list[Id] = []
+    usual = command.Account.count
+
+    def count(account: Any, user: Id, found: Any) -> None:
+        if len(counted) == users:
+            raise KeyboardInterrupt
+        counted.append(user)
+        usual(account, user, found)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "_SAVED_EVERY", 8)
+        patch.setattr(command.Account, "count", count)
+        yield counted
+
+
+def source_of(kind: str, tmp_path: Path) -> list[str]:
+    if kind == "all":
+        return []
+    given = tmp_path / "given"
+    histories: dict[Id, list[Id]] = {n: [NAMES[n], "plum"] for n in range(20)}
+    histories[20] = ["pear"]
+    text = "\n".join(["7", *map(str, range(100, 130))])
+    given.write_text(lines_of(histories) if kind == "--histories" else text)
+    return [kind, str(given)]
+
+
+@pytest.mark.parametrize("kind", ["all", "--users-file", "--histories"])
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_the_same_command_goes_on(
+    run: Run, tmp_path: Path, suffix: str, kind: str, capsys: Capture
+) -> None:
+    whole, out = tmp_path / f"whole.{suffix}", tmp_path / f"found.{suffix}"
+    arguments = ["recommend", str(run.path), *source_of(kind, tmp_path), "--batch-size", "1"]
+    with interrupted_after(99) as everybody:
+        assert main([*arguments, "--out", str(whole)]) == 0
+    lines = capsys.readouterr().err
+    arguments += ["--out", str(out)]
+    for stop, begun in ((5, 0), (19, 0), (3, 16)):
+        with interrupted_after(stop) as counted:
+            assert main(arguments) == 130
+        assert counted == everybody[begun : begun + stop]
+        err = capsys.readouterr().err
+        assert ("the same command goes on" in err) == (stop != 5)
+        assert not out.exists()
+    with interrupted_after(99) as counted:
+        assert main(arguments) == 0
+    assert counted == everybody[16:]
+    many = "histories" if kind == "--histories" else "users"
+    assert capsys.readouterr().err == f"sce: going on after 16 {many}\n{lines}"
+    assert out.read_bytes() == whole.read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} <= {whole.name, out.name, "given"}
+
+
+@pytest.mark.parametrize(
+    "change", [["-k", "3"], ["--keep-seen"], ["--force"], ["weights"], ["given"]]
+)
+def test_another_command_begins_anew(
+    dataset: PreparedDataset, tmp_path: Path, change: list[str]
+) -> None:
+    run, out = make_run(tmp_path / "run", dataset), tmp_path / "found.csv"
+    source = source_of("--users-file", tmp_path)
+    arguments = ["recommend", str(run.path), *source, "--batch-size", "1", "--out", str(out)]
+    with interrupted_after(19):
+        assert main(arguments) == 130
+    if change == ["weights"]:
+        write_tensors(run.best_weights, SASRec(dataset.n_items, MODEL, seed=2).state_dict(), {})
+    elif change == ["given"]:
+        Path(source[1]).write_text("\n".join(map(str, range(101, 130))))
+    else:
+        arguments += change
+    with interrupted_after(99) as counted:
+        assert main(arguments) == 0
+    assert len(counted) == (29 if change == ["given"] else 31)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_a_full_disk_is_one_line_and_what_was_written_stays(
+    run: Run, tmp_path: Path, suffix: str, capsys: Capture
+) -> None:
+    whole, out = tmp_path / f"whole.{suffix}", tmp_path / f"found.{suffix}"
+    arguments = ["recommend", str(run.path), "--batch-size", "1", "--out"]
+    with interrupted_after(99):
+        assert main([*arguments, str(whole)]) == 0
+        usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+        most = 8000 if suffix == "parquet" else whole.stat().st_size - 9  # its text is longer
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, usual[1]))
+        try:
+            assert main([*arguments, str(out)]) == 2
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+        kept, error = capsys.readouterr().err.splitlines()
+        assert "the same command goes on" in kept
+        assert error.startswith(f"sce: error: cannot write {out}: ")
+        assert main([*arguments, str(out)]) == 0
+    assert out.read_bytes() == whole.read_bytes()
+
+
+def test_a_kept_file_that_was_altered_is_not_gone_on_with(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "found.csv"
+    arguments = ["recommend", str(run.path), "--batch-size", "1", "--out", str(out)]
+    partial = tmp_path / ".found.csv.partial"
+    for name, content in (("found.csv", "x"), ("state.json", "{}")):
+        with interrupted_after(19):
+            assert main(arguments) == 130
+        (partial / name).write_text(content)
+        (partial / ".state.json.partial").mkdir()  # of a kill while the state was being written
+        codes = [main(arguments), main([*arguments, "--force"])]
+        assert codes == ([2, 0] if name == "found.csv" else [0, 0])
+        assert len(read_csv(out.read_text())) == 300
+        out.unlink()
+
+
+@pytest.mark.parametrize("stream", ["stdin", "stdout"])
+def test_a_closed_stream_is_one_line(
+    stream: str, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    say(monkeypatch, lines_of(HISTORIES))
+    monkeypatch.setattr(sys, stream, None)
+    line = complaint(["recommend", str(run.path), "--histories", "-"], capsys)
+    assert f"standard {stream.removeprefix('std')}put is closed; name a file" in line
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "recommend"])
+def test_without_a_terminal_there_are_lines_now_and_then(
+    verb: str, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(progress, "_FIRST_LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "_LINE_SECONDS", 0.0)
+    assert main([verb, str(run.path), "--batch-size", "8", "--device", "cpu"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    doing, of = ("evaluating sce", 20) if verb == "evaluate" else ("recommending", 30)
+    assert re.match(rf"sce: {doing}: 1?\d of {of} users  .*left", lines[1])
 
 
 def test_rows_are_utf_8_where_the_terminal_is_not(run: Run, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_statistics_change_nothing_else() -> None:
     told = make_step(loss)(torch.arange(5), SEEDS, with_statistics=True)
     assert torch.equal(plain.loss, told.loss)
     assert told.statistics is not None
-    assert told.statistics.shape == (3,)
+    assert told.statistics.shape == (4,)
     assert make_step(CrossEntropy())(torch.arange(5), SEEDS, with_statistics=True)[1] is None
 
 

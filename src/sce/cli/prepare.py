@@ -8,6 +8,7 @@ from typing import Annotated, Unpack
 from cyclopts import Parameter
 from rich.filesize import decimal
 
+from sce.cli import telling
 from sce.cli.output import output_console, plain_table, show_lines
 from sce.data.prepare import PrepareOptions, PrepareWarning
 from sce.data.prepare import prepare as prepare_dataset
@@ -29,7 +30,8 @@ def prepare(
     with ProgressDisplay(animated=True) as display, warnings.catch_warnings():
         warnings.simplefilter("ignore", PrepareWarning)  # shown below
         dataset = prepare_dataset(inputs, out, report=display.step, **options)
-    _show(dataset)
+    with telling():
+        _show(dataset)
 
 
 def _show(dataset: PreparedDataset) -> None:

@@ -1,27 +1,42 @@
 """`sce recommend`: from a trained run to items for users of the dataset, or for anybody."""
 
+import hashlib
 import json
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
+import torch
 from cyclopts import Parameter
 
+from sce import __version__
 from sce.cli import say
-from sce.cli.output import Format, open_rows
+from sce.cli.rows import Format, open_rows
+from sce.data.storage import new_digest
 from sce.data.vocabulary import as_int64
 from sce.errors import InputError
 from sce.progress import ProgressDisplay
-from sce.recommend import BATCH_SIZE, Id, Recommended, Recommender
+from sce.recommend import (
+    BATCH_SIZE,
+    BATCHES_TOGETHER,
+    Id,
+    Recommended,
+    Recommender,
+    each_id,
+    weights_file,
+)
 from sce.training.run import Run
 from sce.units import plural
 
 STDIN = Path("-")
 _EXAMPLES = 3  # of what was skipped
+_SAVED_EVERY = 2048  # users, or more
+T = TypeVar("T")
 _MAY_BE_STDIN = Parameter(allow_leading_hyphen=True)
 
 
@@ -51,42 +66,71 @@ def recommend(
             [item ids, oldest first]}; - is standard input. Without user_id, the line's number.
         data: The run's dataset, if it was moved. Histories need none.
         k: How many items for each user.
-        out: File to write: .csv, .jsonl or .parquet. [default: csv to standard output]
+        out: File to write: .csv, .jsonl or .parquet; the same command goes on where it was
+            interrupted. [default: csv to standard output]
         format: Format of the output, if the file's name does not tell.
         keep_seen: Recommend items that the user has had before too.
         device: auto, cpu, cuda or cuda:N.
         batch_size: Users at once.
-        force: Replace the file that is there already.
+        force: Replace the file that is there already, and begin anew.
     """
     _check_options(users, users_file, histories, data)
     opened = Run.open(run)
     recommender = Recommender.load(opened, device)
     options: dict[str, Any] = {"k": k, "keep_seen": keep_seen, "batch_size": batch_size}
     # Everything that can be refused is refused before the file is opened.
+    total = None
     if histories is not None:
         account = Account("history", "histories", "none of their items is in the catalogue", k)
-        source, total = _stream_histories(recommender, histories, options), None
+        source = _stream_histories(recommender, account.rest(_lines(histories)), histories, options)
     else:
         account = Account("user", "users", "they are not in the dataset", k)
         dataset = opened.load_dataset(data)
-        chosen: Iterable[Id] | None = users
+        chosen: Iterable[Id] = users or each_id(dataset.user_ids)
         if users_file is not None:
             chosen = (text for _, text in _lines(users_file))
-        if chosen is not None and dataset.user_ids.kind == "integer":
-            chosen = (text if as_int64(text) is None else int(text) for text in chosen)
-        source = recommender.stream_users(dataset, chosen, **options)
-        total = len(users) if users else None if users_file else len(dataset.user_ids)
+        else:
+            total = len(users or dataset.user_ids)
+        if dataset.user_ids.kind == "integer":
+            chosen = (one if as_int64(one) is None else int(one) for one in chosen)
+        source = recommender.stream_users(dataset, account.rest(chosen), **options)
+    key = None
+    if out is not None and users_file != STDIN != histories:
+        files = [one for one in (weights_file(opened), users_file, histories) if one is not None]
+        where = str(recommender.model.catalogue.device)
+        content = opened.dataset.content_hash
+        key = _key(files, content, users, histories is None, options, where, format)
+    # Rows are kept whenever so many users are done, a whole number of windows.
+    window = batch_size * BATCHES_TOGETHER
+    saved_every = -(-_SAVED_EVERY // window) * window
     # Not on a terminal that the rows themselves go to.
-    display = ProgressDisplay(wanted=out is not None or not sys.stdout.isatty())
-    with display, open_rows(out, format, force=force) as rows:
+    on_screen = out is None and sys.stdout is not None and sys.stdout.isatty()
+    display = ProgressDisplay(wanted=not on_screen)
+    with display, open_rows(out, format, force=force, key=key) as rows:
+        if rows.state is not None:
+            account.restore(rows.state)
+            display.print(f"sce: going on after {account.given:,} {account.many}")
         for user, found in source:
             account.count(user, found)
             if found.known:
                 rows.add(user, found)
             display.update("recommending", account.given, total, account.many)
+            if account.given % saved_every == 0:
+                rows.save(asdict(account))
         lines = account.conclude()
     for line in lines:
         say(line)
+
+
+def _key(files: Iterable[Path], *others: object) -> str | None:
+    """A digest of all that decides about the rows; None where a file can be read but once."""
+    digest = new_digest(json.dumps([__version__, torch.__version__, *others], default=str).encode())
+    for path in files:
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, new_digest).digest())
+    return digest.hexdigest()
 
 
 def _check_options(
@@ -100,6 +144,8 @@ def _check_options(
         raise InputError(f"{' and '.join(names)} exclude each other; choose one")
     if histories is not None and data is not None:
         raise InputError("--histories needs no dataset; leave out --data")
+    if STDIN in (users_file, histories) and sys.stdin is None:
+        raise InputError("standard input is closed; name a file instead of -")
 
 
 @dataclass
@@ -117,6 +163,14 @@ class Account:
     fewest: int = 0
     unknown: int = 0
     unknown_examples: list[Id] = field(default_factory=list)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on counting after what an interrupted command has counted."""
+        vars(self).update(state)
+
+    def rest(self, given: Iterable[T]) -> Iterator[T]:
+        """Those that are still to be counted, once iterating begins."""
+        yield from islice(given, self.given, None)
 
     def count(self, user: Id, found: Recommended) -> None:
         """Count one user."""
@@ -167,12 +221,15 @@ def _examples(some: Sequence[object], all_: int, separator: str = ", ") -> str:
 
 
 def _stream_histories(
-    recommender: Recommender, path: Path, options: dict[str, Any]
+    recommender: Recommender,
+    lines: Iterable[tuple[int, str]],
+    path: Path,
+    options: dict[str, Any],
 ) -> Iterator[tuple[Id, Recommended]]:
     waiting: deque[Id] = deque()  # users whose histories are being ranked
 
     def each_history() -> Iterator[list[Id]]:
-        for number, text in _lines(path):
+        for number, text in lines:
             try:
                 user, history = _parse(text, number)
             except ValueError as error:

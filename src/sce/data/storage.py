@@ -93,29 +93,46 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path, *, keep: str | None = None) -> Iterator[Path]:
     """Give a file to write, then put it in place once its bytes are on the disk.
 
     It lies in a directory of its own, with whatever temporary files come with it: what a crash
-    leaves is in one place, and the next time it goes.
+    leaves is in one place, and the next time it goes. Unless there is a file named `keep` in it:
+    then it stays, also when the block is interrupted, for the next command to go on with; bad
+    input ends that.
     """
     directory = partial_directory(path)
     partial = directory / path.name
+    kept = None if keep is None else directory / keep
     try:
         lock = _make_locked(directory)
         try:
-            for left in directory.iterdir():
-                left.unlink()
+            if kept is None or not kept.exists():
+                empty(directory)
             yield partial
             _sync(partial)
             partial.replace(path)
+            kept = None
             with suppress(OSError):
                 _sync(path.parent)
+        except InputError:
+            kept = None
+            raise
         finally:
-            shutil.rmtree(directory, ignore_errors=True)
+            if kept is None or not kept.exists():
+                shutil.rmtree(directory, ignore_errors=True)
             os.close(lock)
     except OSError as error:
         raise InputError(f"cannot write {path}: {_reason(error)}") from error
+
+
+def empty(directory: Path) -> None:
+    """Remove all that is in a directory."""
+    for left in directory.iterdir():
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left)
+        else:
+            left.unlink()
 
 
 def partial_directory(path: Path) -> Path:

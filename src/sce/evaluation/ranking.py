@@ -12,14 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from sce.data.batches import PADDING, Ragged
-from sce.errors import InputError
+from sce.errors import InputError, named
 from sce.evaluation.precision import matmul_precision
+from sce.memory import require_memory
 
 NOTHING = -1  # in place of an item, where fewer than k are available
 
 _POSITIONS = {"cpu": 1 << 12, "gpu": 1 << 16}  # that a model computes at once
 _WIDTH_STEP = 16  # of histories: they are padded to a multiple
-_SPARE = 16  # candidates beyond k
+_SPARE, _SPARE_IN_DOUBT = 16, 1 << 12  # candidates beyond k
 _PRODUCTS_AT_ONCE = 1 << 22  # in float64, 32 MiB
 _SCORES_AT_ONCE = 1 << 26  # per chunk, 256 MiB
 _SMALLEST_CHUNK = 1 << 12
@@ -53,6 +54,16 @@ def check_depth(k: int, n_items: int) -> None:
         raise InputError(f"k must be at least 1; got {k}")
     if k > n_items:
         raise InputError(f"k is {k:,}, but the catalogue has only {n_items:,} items; ask for fewer")
+
+
+def check_memory(catalogue: Tensor, batch_size: int) -> None:
+    """Refuse to rank for a batch where the host has not the memory for its scores."""
+    if catalogue.device.type == "cpu":
+        chunk = max(_SCORES_AT_ONCE, batch_size * _SMALLEST_CHUNK)
+        scores = 4 * min(chunk, batch_size * len(catalogue))
+        doing = f"ranking {len(catalogue):,} items for {batch_size:,} users at once"
+        remedy = f"free some, or take fewer users at once with {named('batch_size')}"
+        require_memory(1.5 * scores, doing, remedy)
 
 
 def last_states(model: Ranker, histories: Tensor, max_length: int | None) -> Tensor:
@@ -107,7 +118,7 @@ def top_k(
     autocast = torch.autocast(states.device.type, enabled=False)
     with autocast, matmul_precision(states.device, "float32"):
         norm = largest_norm(catalogue) if norm is None else norm
-        scores, items = _rank(states.float(), catalogue, k, seen, chunk_size, norm, _SPARE)
+        scores, items = _rank(states.float(), catalogue, k, seen, chunk_size, norm)
     items = items.masked_fill(scores == -torch.inf, NOTHING)
     missing = (0, k - items.shape[1])
     return Ranking(
@@ -132,46 +143,68 @@ def _rank(
     seen: tuple[Tensor, Tensor] | None,
     chunk_size: int,
     norm: Tensor,
-    spare: int,
 ) -> tuple[Tensor, Tensor]:
-    """Rank candidates, the best k + `spare` by a matrix product, by their rescored products.
+    """Rank candidates, the best of a matrix product, by their rescored products.
 
-    Where rounding errors of the matrix product could hide one of the k best, again with more.
+    Where its rounding errors could hide one of the k best, many more are rescored. Among thousands
+    of items which are that close, those with the largest product in the matrix are taken.
     """
-    n, dim = min(k + spare, len(catalogue)), states.shape[1]
+    n = min(k + _SPARE, len(catalogue))
+    scores, items = _candidates(states, catalogue, n, seen, chunk_size)
+    best, found = _order(states, catalogue, scores, items, k)
+    # No other item's product is larger than the last candidate's; both have at most this error.
+    norms = torch.linalg.vector_norm(states, dim=1)
+    error = (states.shape[1] + 8) * 2**-24 * norms * norm
+    last = scores[:, -1]
+    in_doubt = (last > -torch.inf) & ~(last + error < best[:, -1])
+    if n == len(catalogue) or not in_doubt.any():
+        return best, found
+    n = min(k + _SPARE_IN_DOUBT, len(catalogue))
+    for rows in in_doubt.nonzero().squeeze(1).split(max(1, _SCORES_AT_ONCE // 8 // chunk_size)):
+        theirs = None if seen is None else _seen_by(rows, *seen, len(states))
+        some = _candidates(states[rows], catalogue, n, theirs, chunk_size, ties_by_id=True)
+        best[rows], found[rows] = _order(states[rows], catalogue, *some, k)
+    return best, found
+
+
+def _candidates(
+    states: Tensor,
+    catalogue: Tensor,
+    n: int,
+    seen: tuple[Tensor, Tensor] | None,
+    chunk_size: int,
+    *,
+    ties_by_id: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The n items with the largest products, in float32, and these, in falling order."""
     scores = states.new_empty(len(states), 0)
     items = torch.empty(len(states), 0, dtype=torch.int64, device=states.device)
     for first in range(0, len(catalogue), chunk_size):
-        chunk = catalogue[first : first + chunk_size].float()
-        products = states @ chunk.T
+        products = states @ catalogue[first : first + chunk_size].float().T
         if seen is not None:
             _mask(products, *seen, first)
-        values, columns = _largest(products, min(n, len(chunk)))
+        largest, most = _largest_by_id if ties_by_id else _largest, min(n, products.shape[1])
+        values, columns = largest(products, most)
         if values.isnan().any():
             products.nan_to_num_(-torch.inf, torch.inf, -torch.inf)
-            values, columns = _largest(products, min(n, len(chunk)))
-        scores, places = torch.cat([scores, values], dim=1).topk(
-            min(n, scores.shape[1] + len(chunk))
-        )
-        items = torch.cat([items, first + columns], dim=1).gather(1, places)
+            values, columns = largest(products, most)
+        del products  # before there are those of the next chunk
+        scores, items = torch.cat([scores, values], 1), torch.cat([items, first + columns], 1)
+        # Items of earlier chunks come first: a stable sort keeps the lower ids.
+        scores, places = scores.sort(dim=1, descending=True, stable=True)
+        scores, items = scores[:, :n], items.gather(1, places[:, :n])
+    return scores, items
+
+
+def _order(
+    states: Tensor, catalogue: Tensor, scores: Tensor, items: Tensor, k: int
+) -> tuple[Tensor, Tensor]:
+    """The k best of the candidates, rescored; equal scores by item id."""
     rescored = _rescore(states, catalogue, items)
     rescored.masked_fill_((scores == -torch.inf) | rescored.isnan(), -torch.inf)
     items, order = items.sort(dim=1)
     best, order = rescored.gather(1, order).sort(dim=1, descending=True, stable=True)
-    best, items = best[:, :k].contiguous(), items.gather(1, order)[:, :k].contiguous()
-    # No other item's product is larger than the last candidate's; both have at most this error.
-    error = (dim + 8) * 2**-24 * torch.linalg.vector_norm(states, dim=1) * norm
-    last = scores[:, -1]
-    in_doubt = (last > -torch.inf) & ~(last + error < best[:, -1])
-    if n == len(catalogue) or not in_doubt.any():
-        return best, items
-    at_once = max(1, _SCORES_AT_ONCE // 8 // min(k + 64 * spare, len(catalogue)))
-    for rows in in_doubt.nonzero().squeeze(1).split(at_once):
-        theirs = None if seen is None else _seen_by(rows, *seen, len(states))
-        best[rows], items[rows] = _rank(
-            states[rows], catalogue, k, theirs, chunk_size, norm, 64 * spare
-        )
-    return best, items
+    return best[:, :k].contiguous(), items.gather(1, order)[:, :k].contiguous()
 
 
 def _rescore(states: Tensor, catalogue: Tensor, items: Tensor) -> Tensor:
@@ -179,16 +212,15 @@ def _rescore(states: Tensor, catalogue: Tensor, items: Tensor) -> Tensor:
 
     In float64, and added up in one order, by operations on single elements.
     """
-    rows, flat = torch.arange(len(items), device=items.device), items.flatten()
-    rows, dim = rows.repeat_interleave(items.shape[1]), states.shape[1]
-    at_once, padded = max(1, _PRODUCTS_AT_ONCE // dim), 1 << (dim - 1).bit_length()
-    found = [states.new_empty(0)]
-    for some, of in zip(flat.split(at_once), rows.split(at_once), strict=True):
-        products = catalogue[some].double() * states[of].double()
-        products = nn.functional.pad(products, (0, padded - dim))
-        while products.shape[1] > 1:
-            left, right = products.chunk(2, dim=1)
-            products = left + right
+    rows, dim = torch.arange(len(items), device=items.device), states.shape[1]
+    at_once, found = max(1, _PRODUCTS_AT_ONCE // dim), [states.new_empty(0)]
+    pairs = items.flatten().split(at_once), rows.repeat_interleave(items.shape[1]).split(at_once)
+    for some, of in zip(*pairs, strict=True):
+        products, width = catalogue[some].double().mul_(states[of]), dim
+        while width > 1:
+            half = width // 2
+            products[:, :half] += products[:, width - half : width]
+            width -= half
         found.append(products[:, 0].float() + 0.0)  # + 0.0: there are two zeros
     return torch.cat(found).view(items.shape)
 
@@ -256,3 +288,12 @@ def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     columns = torch.cat([columns, rest.expand(rows, -1)], dim=1)
     values, places = values.topk(k)
     return values, columns.gather(1, places)
+
+
+def _largest_by_id(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Do what topk does, with ties by column: topk of integers that order as both together do."""
+    bits = (scores + 0.0).view(torch.int32).long()  # + 0.0: there are two zeros
+    bits = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # negative floats order backwards
+    columns = torch.arange(scores.shape[1], device=scores.device)
+    columns = 0x7FFFFFFF - (((bits << 32) | (0x7FFFFFFF - columns)).topk(k).values & 0xFFFFFFFF)
+    return scores.gather(1, columns), columns

@@ -1,5 +1,6 @@
 import csv
 import json
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from sce.cli import output
-from sce.cli.output import Format, open_rows
+from sce.cli.rows import Format, Rows, open_rows
 from sce.errors import InputError
 from sce.recommend import Id, Recommended
 
@@ -54,13 +54,11 @@ def test_jsonl(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("rows_at_once", [1, 2, 1000])
-def test_parquet(tmp_path: Path, rows_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_ROWS_AT_ONCE", rows_at_once)
+def test_parquet(tmp_path: Path) -> None:
     write(tmp_path / "rows.parquet", USERS)
     frame = pl.read_parquet(tmp_path / "rows.parquet")
-    third = pytest.approx(0.1, rel=1e-6)
-    assert frame.rows() == [(7, 'a,"b"', 2.0, 1), (7, "ż", third, 2), (9, "c", 2.0, 1)]
+    second = float(np.float32(0.1))  # to the bit
+    assert frame.rows() == [(7, 'a,"b"', 2.0, 1), (7, "ż", second, 2), (9, "c", 2.0, 1)]
     assert frame.schema == {
         "user_id": pl.Int64,
         "item_id": pl.String,
@@ -71,10 +69,7 @@ def test_parquet(tmp_path: Path, rows_at_once: int, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("late", ["last", 2**64])
-def test_ids_of_two_kinds_become_text_in_parquet(
-    tmp_path: Path, late: Id, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(output, "_ROWS_AT_ONCE", 2)
+def test_ids_of_two_kinds_become_text_in_parquet(tmp_path: Path, late: Id) -> None:
     write(tmp_path / "rows.parquet", {1: found(5, 6), 2: found(5, 6), late: found(5)})
     frame = pl.read_parquet(tmp_path / "rows.parquet")
     assert frame["user_id"].to_list() == ["1", "1", "2", "2", str(late)]
@@ -106,11 +101,10 @@ def test_the_format_may_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
     "error", [InputError("bad line"), KeyboardInterrupt(), OSError(28, "full")]
 )
 def test_whatever_goes_wrong_nothing_remains(
-    tmp_path: Path, name: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, name: str, error: BaseException
 ) -> None:
-    monkeypatch.setattr(output, "_ROWS_AT_ONCE", 1)
     expected = InputError if isinstance(error, OSError) else type(error)
-    with pytest.raises(expected, match="full" if isinstance(error, OSError) else None):
+    with pytest.raises(expected, match="no space left" if isinstance(error, OSError) else None):
         write(tmp_path / name, USERS, error=error)
     assert list(tmp_path.iterdir()) == []
 
@@ -125,6 +119,25 @@ def test_a_file_that_is_there_is_kept_until_the_new_one_is_whole(tmp_path: Path)
     assert out.read_text() == "dear"
     write(out, USERS, force=True)
     assert out.read_text().endswith("9,c,2.0,1\n")
+
+
+def test_a_disk_that_is_full_when_parquet_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, finish = resource.getrlimit(resource.RLIMIT_FSIZE), Rows.finish
+
+    def fill_up(rows: Rows) -> None:
+        finish(rows)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, usual[1]))
+
+    monkeypatch.setattr(Rows, "finish", fill_up)
+    users = {user: found(*range(user, user + 50)) for user in range(99)}
+    try:
+        with pytest.raises(InputError, match=r"cannot write .*rows\.parquet: "):
+            write(tmp_path / "rows.parquet", users)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_parquet_needs_polars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

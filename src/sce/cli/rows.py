@@ -1,0 +1,183 @@
+"""Recommendations as csv, jsonl or parquet.
+
+A file appears only when all of it is written. Until then its rows lie in a hidden directory, with
+the state of the command that writes them: the same command goes on from there.
+"""
+
+import csv
+import errno
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from io import TextIOWrapper
+from itertools import count, repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TextIO, get_args
+
+from sce.cli import say
+from sce.data.columns import ITEM, USER
+from sce.data.storage import atomic_file, empty, read_json, write_json
+from sce.errors import InputError
+
+if TYPE_CHECKING:
+    from sce.recommend import Id, Recommended
+
+Format = Literal["csv", "jsonl", "parquet"]
+COLUMNS = (USER, ITEM, "score", "rank")
+STATE = "state.json"
+_INT64 = range(-(2**63), 2**63)
+
+
+class Rows:
+    """Where recommendations go: csv, or lines of JSON, of which parquet is made at the end."""
+
+    state: Mapping[str, Any] | None = None
+    """The last one saved by the interrupted command that this one goes on with."""
+
+    def __init__(self, stream: TextIO, format_: str) -> None:
+        self._stream, self._format = stream, format_
+        self._csv = csv.writer(stream, lineterminator="\n")
+        self._lacks_header = format_ == "csv"
+        self._state_file: Path | None = None
+        self._key: str | None = None
+        self.text: set[str] = set()
+        """Columns with an id that is no integer of 64 bits, for parquet."""
+
+    def resume(self, state_file: Path, key: str | None, saved: Mapping[str, Any]) -> None:
+        """Save in this file from now on, where there is a key; begin with what was saved there."""
+        self._state_file, self._key, self.state = state_file, key, saved["state"]
+        self._lacks_header = self._lacks_header and not saved["position"]
+        self.text = set(saved["text"])
+
+    def add(self, user: "Id", found: "Recommended") -> None:
+        """Write one user's, best first."""
+        # str of a float32: the fewest digits that give the same number again.
+        scores: Iterable[str] = map(str, found.scores)
+        if self._format == "csv":
+            self._write_header()
+            self._csv.writerows(zip(repeat(user), found.items, scores, count(1)))
+            return
+        ids = [user, *found.items]
+        if self._format == "parquet":  # all of it as text, and scores with the digits of a float64
+            for column, some in ((USER, ids[:1]), (ITEM, ids[1:])):
+                if not all(isinstance(one, int) and one in _INT64 for one in some):
+                    self.text.add(column)
+            ids, scores = [str(one) for one in ids], map(str, found.scores.tolist())
+        whose, *items = (json.dumps(one, ensure_ascii=False) for one in ids)
+        self._stream.writelines(
+            f'{{"{USER}": {whose}, "{ITEM}": {item}, "score": {score}, "rank": {rank}}}\n'
+            for item, score, rank in zip(items, scores, count(1))
+        )
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Keep the rows so far, and a state, for a command that goes on after them."""
+        if self._key is None or self._state_file is None:
+            return
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        position = os.fstat(self._stream.fileno()).st_size
+        record = {"key": self._key, "position": position, "text": [*self.text], "state": state}
+        with suppress(InputError):  # a full disk: the state before holds
+            write_json(self._state_file, record)
+
+    def finish(self) -> None:
+        """Write what belongs at the end; not called when something went wrong."""
+        self._write_header()
+        self._stream.flush()
+
+    def _write_header(self) -> None:
+        # The header comes with the first row: where nothing can be recommended, nothing is printed.
+        if self._lacks_header:
+            self._csv.writerow(COLUMNS)
+            self._lacks_header = False
+
+
+@contextmanager
+def open_rows(
+    out: Path | None, format_: Format | None, *, force: bool = False, key: str | None = None
+) -> Iterator[Rows]:
+    """Open a file, or standard output, for rows.
+
+    Args:
+        out: The file; None is standard output.
+        format_: How it is written; by default as the file's name says, on standard output csv.
+        force: Replace a file that is there already; begin anew what was interrupted.
+        key: All that decides about the rows: an interrupted command with the same key is gone on
+            with. None: it is not.
+
+    Raises:
+        InputError: When it cannot be written, or not in this format.
+    """
+    if out is None:
+        if format_ == "parquet":
+            raise InputError("parquet is written to a file: name one with --out FILE.parquet")
+        if sys.stdout is None:
+            raise InputError("standard output is closed; name a file with --out")
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")  # whatever the terminal shows
+        rows = Rows(sys.stdout, format_ or "csv")
+        yield rows
+        rows.finish()
+        return
+    chosen = _choose(out, format_, force=force)
+    with atomic_file(out, keep=STATE) as partial:
+        state_file = partial.with_name(STATE)
+        saved = None
+        with suppress(InputError, FileNotFoundError):
+            saved = read_json(state_file)
+        if saved is None or force or saved["key"] != key:
+            saved = {"position": 0, "text": [], "state": None}
+            empty(partial.parent)
+        text = partial.with_name("rows.jsonl") if chosen == "parquet" else partial
+        with text.open("a", encoding="utf-8", newline="") as stream:
+            if stream.tell() < saved["position"]:
+                raise InputError(f"{text} was altered; begin anew with the same command")
+            stream.truncate(saved["position"])
+            rows = Rows(stream, chosen)
+            rows.resume(state_file, key, saved)
+            try:
+                yield rows
+                rows.finish()
+                if chosen == "parquet":
+                    _write_parquet(text, partial, rows.text)
+            except (KeyboardInterrupt, OSError):
+                if state_file.exists():
+                    say("what was written is kept: the same command goes on with it")
+                raise
+
+
+def _choose(out: Path, format_: Format | None, *, force: bool) -> str:
+    if out.exists() and not out.is_file():
+        raise InputError(f"{out} is not a file; name one, such as recommendations.csv")
+    if out.exists() and not force:
+        raise InputError(f"{out} exists; choose another name, or replace it with --force")
+    if not out.parent.is_dir():
+        raise InputError(f"cannot write {out}: there is no directory {out.parent}")
+    chosen = format_ or out.suffix.lower().removeprefix(".")
+    if chosen not in get_args(Format):
+        known = ", ".join(f".{name}" for name in get_args(Format))
+        raise InputError(f"{out} ends in none of {known}; name it so, or choose with --format")
+    if chosen == "parquet":
+        try:
+            import polars  # noqa: F401 - rather now than at the end
+        except ModuleNotFoundError as error:
+            raise InputError(
+                "writing parquet needs polars, which is not installed; install it with: "
+                "pip install 'scalable-cross-entropy[prepare]', or write .csv or .jsonl"
+            ) from error
+    return chosen
+
+
+def _write_parquet(text: Path, path: Path, text_columns: set[str]) -> None:
+    """Turn lines of JSON into parquet; ids are integers where all of a column are."""
+    import polars as pl
+
+    given = {USER: pl.String, ITEM: pl.String, "score": pl.Float64, "rank": pl.Int32}
+    rows = pl.scan_ndjson(text, schema=given).cast({"score": pl.Float32})
+    rows = rows.cast({name: pl.Int64 for name in (USER, ITEM) if name not in text_columns})
+    try:
+        rows.sink_parquet(path)
+    except pl.exceptions.PolarsError as error:
+        raise OSError(errno.EIO, str(error)) from error
