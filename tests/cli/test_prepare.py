@@ -249,6 +249,15 @@ def test_presets_and_the_options_that_override_them(
     assert (settings["drop_repeats"], settings["split"]) == (False, "temporal")
 
 
+@pytest.mark.parametrize("name", ["split", "order", "ties", "preset", "test_history", "time_unit"])
+def test_a_word_that_is_no_choice_is_refused(name: str, tmp_path: Path) -> None:
+    options: Any = {name: "leave_one_out"}
+    with pytest.raises(InputError, match=f"{name} is one of .*; got 'leave_one_out'"):
+        prepare(pl.DataFrame(), tmp_path / "data", **options)
+    with pytest.raises(TypeError, match="tyes"):
+        prepare(pl.DataFrame(), tmp_path / "data", tyes="shuffle")  # type: ignore[call-arg]
+
+
 def test_iterating_without_a_filter_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--iterate repeats the filters, and none is set"):
         prepare("log.csv", tmp_path / "data", iterate=True)
@@ -277,6 +286,7 @@ def test_iterating_without_a_filter_is_refused(tmp_path: Path) -> None:
         ("LOG --out OUT --quantile 1", "no test users"),
         ("LOG --out OUT --quantile 1.5", "between 0 and 1"),
         ("LOG --out OUT --seed 1", "--seed is that of --ties shuffle"),
+        ("LOG --out OUT --ties shuffle --seed -1", "0 or more; got -1"),
     ],
 )
 def test_one_line_says_what_is_wrong(

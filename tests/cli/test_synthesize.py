@@ -59,6 +59,7 @@ def test_a_file_is_replaced_only_by_force(
         (["--out", "log.csv"], "give --out an ending .parquet, not log.csv"),
         (["--out", "dir.parquet"], "dir.parquet is a directory"),
         (["--out", "dir.parquet/file/log.parquet"], "cannot write"),
+        (["--out", "log.parquet", "--mean-events", "1e9"], "of memory, and"),
         (["--out", "log.parquet", "--mean-events", "nan"], "--mean-events must be a number"),
     ],
 )

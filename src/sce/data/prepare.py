@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack, get_args, get_type_hints
 
 from sce.data.filtering import drop_repeats, keep_active
 from sce.data.interactions import Tally
@@ -93,6 +93,10 @@ def prepare(
             cannot be written.
     """
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    for name, kind in get_type_hints(PrepareOptions).items():
+        words = [word for choice in get_args(kind) for word in get_args(choice)]
+        if words and name in given and given[name] not in words:
+            raise InputError(f"{name} is one of {', '.join(words)}; got {given[name]!r}")
     filters = dict(_PRESETS[given.pop("preset", None)])
     filters |= {name: given.pop(name) for name in filters if name in given}
     by_row, ties = given.get("order") == "rows", given.pop("ties", "keep")
@@ -101,8 +105,8 @@ def prepare(
     temporal = {n: given.pop(n) for n in ("quantile", "test_history") if n in given}
     if by_row and split == "temporal":
         raise InputError("a temporal split needs times; with --order rows use leave-one-out")
-    if seed is not None and ties != "shuffle":
-        raise InputError("--seed is that of --ties shuffle; add it, or leave the seed out")
+    if seed is not None and (ties != "shuffle" or seed < 0):
+        raise InputError(f"--seed is that of --ties shuffle, 0 or more; got {seed}, --ties {ties}")
     if split == "leave-one-out" and temporal:
         raise InputError(
             f"--{next(iter(temporal)).replace('_', '-')} belongs to the temporal split, and the "

@@ -213,7 +213,7 @@ def _read_file(path: Path, fmt: Format, given: Columns, drop_incomplete: bool) -
 
 def _check_memory(path: Path, fmt: Format) -> None:
     """Refuse a file of more rows than memory holds, by its size and the length of its lines."""
-    to_begin = 3e8 + 2e8 * pl.thread_pool_size()  # of address space, for threads
+    to_begin = 6e8 + 1e8 * pl.thread_pool_size()  # of address space, for threads
     require_memory(0, f"reading {path}", mapped=to_begin)
     if fmt.layout == "parquet":
         rows, length = pl.scan_parquet(path, glob=False).select(pl.len()).collect().item(), 24.0

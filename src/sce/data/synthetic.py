@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sce.errors import InputError
+from sce.memory import require_memory
 
 Integers = NDArray[np.int64]
 
@@ -91,6 +92,8 @@ def generate(settings: SyntheticSettings) -> Iterator[Block]:
         extra = _exponential(random, count, mean=settings.mean_events - settings.min_events)
         longest = int(_LONGEST * settings.mean_events)
         lengths = np.minimum(settings.min_events + extra, longest)
+        events = count * int(lengths.max())
+        require_memory(40 * events, f"a block of users with up to {lengths.max():,} events")
         ranks = _walk(settings, lengths, random)
         times = _times(settings, lengths, random)
         real = np.arange(lengths.max()) < lengths[:, None]
