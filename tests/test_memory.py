@@ -77,3 +77,10 @@ def test_a_system_that_does_not_tell_refuses_nothing(
     monkeypatch.setattr(memory, "_ROOT", tmp_path)
     assert memory.free_memory() is None
     memory.require_memory(1e30, "anything")
+
+
+def test_address_space_may_be_needed_beyond_what_is_used(root: Path) -> None:
+    memory.require_memory(GIB, "reading", mapped=99 * GIB)
+    limits(root, str(4 * GIB))
+    with pytest.raises(InputError, match=r"reading needs about 3\.50 GiB .* and 3\.00 GiB is free"):
+        memory.require_memory(GIB, "reading", mapped=3.5 * GIB)

@@ -20,14 +20,16 @@ def free_memory() -> int | None:
     what `ulimit -v` leaves.
     """
     found = [*_numbers("proc/meminfo", r"MemAvailable:\s+(\d+) kB", unit=1024), *_groups()]
-    limits = _numbers("proc/self/limits", r"Max address space\s+(\d+)")
-    mapped = _numbers("proc/self/status", r"VmSize:\s+(\d+) kB", unit=1024)
-    found += [limit - used for limit, used in zip(limits, mapped, strict=False)]
+    found += _address_space()
     return max(0, min(found)) if found else None
 
 
 def require_memory(
-    needed: float, doing: str, remedy: str = "free some, or use a machine that has more"
+    needed: float,
+    doing: str,
+    remedy: str = "free some, or use a machine that has more",
+    *,
+    mapped: float = 0,
 ) -> None:
     """Refuse a step that needs more memory than is free, before it begins.
 
@@ -35,16 +37,26 @@ def require_memory(
         needed: Bytes.
         doing: The step, as the subject of a sentence: "sorting 20,000,000 rows".
         remedy: What the user can do.
+        mapped: Bytes of address space, which `ulimit -v` limits; some libraries map much more of it
+            than they use, and end the process where they cannot.
 
     Raises:
         InputError: When it does not fit.
     """
-    free = free_memory()
-    if free is not None and needed > free:
-        raise InputError(
-            f"{doing} needs about {show_size(needed)} of memory, and {show_size(free)} is free; "
-            f"{remedy}"
-        )
+    wanted = [(needed, free_memory()), *((mapped, left) for left in _address_space())]
+    for size, free in wanted:
+        if free is not None and size > free:
+            raise InputError(
+                f"{doing} needs about {show_size(size)} of memory, and {show_size(free)} is free; "
+                f"{remedy}"
+            )
+
+
+def _address_space() -> list[int]:
+    """Bytes that this process may still map under `ulimit -v`; nothing without a limit."""
+    limits = _numbers("proc/self/limits", r"Max address space\s+(\d+)")
+    mapped = _numbers("proc/self/status", r"VmSize:\s+(\d+) kB", unit=1024)
+    return [limit - used for limit, used in zip(limits, mapped, strict=False)]
 
 
 def ran_out(error: BaseException) -> str | None:

@@ -7,6 +7,7 @@ are counted by Python's audit events, so that no function of sce needs to be kno
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -60,6 +61,8 @@ class Server:
         when: int = 0,
         refuse: bool = False,
         exchange: bool = True,
+        handles: int = 0,
+        full: str = "",
     ) -> Outcome:
         """Run a command.
 
@@ -68,11 +71,14 @@ class Server:
             when: Number of the moment at which it is killed; 0: none.
             refuse: Say that the disk is full then, instead of killing.
             exchange: False: a system that cannot exchange two names.
+            handles: Number of files that may be open at once.
+            full: "stdout" or "stderr": which of them nothing can be written to.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        request = {"arguments": list(arguments), "when": when}
-        request |= {"refuse": refuse, "exchange": exchange}
+        request = {"arguments": list(arguments), "when": when, "refuse": refuse}
+        request |= {"exchange": exchange, "handles": handles, "full": full}
+        (self.directory / ".stderr").write_text("")
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         status, moments = json.loads(self._process.stdout.readline())
@@ -112,8 +118,12 @@ def _run(request: dict[str, Any], report: int) -> NoReturn:
     from sce.data import storage
 
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
-        opened = os.open(f".{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        place = "/dev/full" if request["full"] == name else f".{name}"
+        opened = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.dup2(opened, descriptor)
+        os.close(opened)
+    if request["handles"]:
+        resource.setrlimit(resource.RLIMIT_NOFILE, 2 * (request["handles"],))
     if not request["exchange"]:
         storage._exchange = lambda *_: False
     here, seen, really_sync = str(Path.cwd()), 0, os.fsync
@@ -149,8 +159,8 @@ def _run(request: dict[str, Any], report: int) -> NoReturn:
     with suppress(SystemExit):
         code = main(request["arguments"])
     moments = seen
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):
+        sys.stdout.flush()
     os.write(report, str(moments).encode())
     os._exit(code)
 

@@ -1,12 +1,16 @@
 """A flipped bit in any file is reported in a sentence with exit 2, or changes no result."""
 
+import json
 import os
 import random
+import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from sce.cli import main
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
 from tests.cycle_data import make_cycle
@@ -14,6 +18,21 @@ from tests.cycle_data import make_cycle
 pytestmark = pytest.mark.timeout(3600)
 
 Capture = pytest.CaptureFixture[str]
+SMALL = ["--model.dim", "8", "--model.blocks", "1", "--model.max-length", "6", "--epochs", "2"]
+SETTINGS = """
+[base]
+model.dim = 8
+model.blocks = 1
+model.max_length = 6
+training.epochs = 1
+training.batch_size = 16
+training.device = "cpu"
+[[grid]]
+loss.name = ["ce"]
+"""
+
+
+_TIMES = re.compile(r"[\d.,]+ (s|ms|min|users/s)\b|[\d-]+ at [\d:]+")  # that differ each time
 
 
 @pytest.fixture(scope="module")
@@ -62,3 +81,52 @@ def test_a_dataset(place: Path, capsys: Capture) -> None:
         return repr([*kept, *(array.tolist() for array in arrays)])
 
     attack(place / "data", use, 300, "a dataset", capsys)
+
+
+def commanded(capsys: Capture, *commands: list[str]) -> str:
+    """Output of commands; InputError, after a single line, for exit 2."""
+    output = ""
+    for command in commands:
+        capsys.readouterr()
+        code = main(command)
+        printed = capsys.readouterr()
+        if code == 2:
+            assert printed.err.splitlines()[-1].startswith("sce: error: "), printed.err
+            raise InputError(printed.err)
+        assert code == 0, printed.err
+        output += printed.out
+    return _TIMES.sub("", output)
+
+
+def test_a_run(place: Path, capsys: Capture) -> None:
+    data, run, page = place / "data", place / "run", place / "page.html"
+    train = ["train", str(data), "--out", str(run), "--device", "cpu", *SMALL]
+    assert main(train) == 0
+    histories = place / "histories.jsonl"
+    known = PreparedDataset.load(data).item_ids.decode([0, 1])
+    histories.write_text(json.dumps({"user_id": "me", "history": known}) + "\n")
+
+    def use() -> str:
+        return commanded(
+            capsys,
+            ["evaluate", str(run)],
+            ["recommend", str(run), "--histories", str(histories), "-k", "3"],
+            ["report", str(run), "--out", str(page)],
+            [*train, "--resume"],
+        ) + _TIMES.sub("", page.read_text(encoding="utf-8"))
+
+    attack(run, use, 7, "a run", capsys)
+
+
+def test_a_sweep(place: Path, capsys: Capture) -> None:
+    sweep, file, page = place / "sweep", place / "tiny.toml", place / "compare.html"
+    file.write_text(SETTINGS)
+    again = ["sweep", str(file), "--data", str(place / "data"), "--out", str(sweep)]
+    assert main(again) == 0
+
+    def use() -> str:
+        compare = ["compare", str(sweep), "--out", str(page)]
+        return commanded(capsys, compare) + _TIMES.sub("", page.read_text(encoding="utf-8"))
+
+    attack(sweep, use, 12, "a sweep", capsys)
+    shutil.rmtree(sweep)

@@ -452,7 +452,9 @@ def test_damage_anywhere_is_no_traceback(attack: Attack) -> None:
         ("cat a.csv | $SCE prepare /dev/stdin --format csv --out data", 2, "is a pipe or a device"),
         ("$SCE prepare /dev/stdin --format csv --out data < a.csv", 0, ""),
         ("$SCE prepare $'\\xff.csv' --out data", 2, "no name in UTF-8"),
+        ("PYTHONIOENCODING=ascii $SCE prepare ü.csv --out dätä", 0, ""),
         ("$SCE prepare a.csv --out $'data\\xff'", None, ""),
+        ("ulimit -v 1000000; $SCE prepare a.csv --out data", 2, "error: reading a.csv needs about"),
     ],
 )
 def test_a_shell_is_answered(command: str, code: int | None, message: str, tmp_path: Path) -> None:
@@ -462,7 +464,9 @@ def test_a_shell_is_answered(command: str, code: int | None, message: str, tmp_p
     done = subprocess.run(
         ["bash", "-c", command.replace("$SCE", f"{sys.executable} -m sce")],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(Path(errors.__file__).parents[1])},
+        env=os.environ
+        | {"PYTHONPATH": str(Path(errors.__file__).parents[1])}
+        | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "POLARS_MAX_THREADS"), "1"),
         capture_output=True,
         check=False,
     )

@@ -101,6 +101,29 @@ def test_prepare(
     tell(capsys, f"prepare {way} {'disk full' if refuse else 'killed'}", len(chosen))
 
 
+def test_prepare_exits_with_0_only_if_the_dataset_is_whole(
+    server: Server, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = [*(7 + number for number in sample(24, 4)), 64]
+    codes = set()
+    for handles in chosen:
+        done = server.run(PREPARE, handles=handles)
+        codes.add(done.code)
+        if done.code == 0:
+            PreparedDataset.load(place / "data")
+            shutil.rmtree(place / "data")
+        else:
+            assert done.code == 2, (handles, done)
+            assert not (place / "data").exists(), handles
+        nothing_left(place)
+    assert codes == {0, 2}
+    streams = ("stdout", "stderr") if Path("/dev/full").exists() else ()
+    for stream in streams:
+        assert server.run([*PREPARE, "--force"], full=stream).code == 0, stream
+        PreparedDataset.load(place / "data")
+    tell(capsys, "prepare with few files or nowhere to print", len(chosen) + len(streams))
+
+
 SYSTEM_CALLS = [
     *(("renameat2", 1, name) for name in ("TERM", "KILL")),
     *(("unlinkat", when, "KILL") for when in (1, 5)),

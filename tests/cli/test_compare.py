@@ -7,6 +7,7 @@ from sce.cli import main
 from sce.data.vocabulary import Vocabulary
 from sce.experiments.figure_spec import DEFAULT_FIGURES, FigureSpec
 from sce.experiments.store import SweepDirectory
+from tests.complaint import complaint
 from tests.experiments.made_rows import main_rows, make_row, write_place
 from tests.tiny_run import make_dataset, make_run, write_epochs, write_result
 
@@ -16,14 +17,6 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture
 def place(tmp_path: Path) -> SweepDirectory:
     return write_place(tmp_path / "sweep", list(main_rows(1)), *DEFAULT_FIGURES)
-
-
-def complaint(arguments: list[str], capsys: Capture) -> str:
-    assert main(arguments) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    return captured.err
 
 
 def test_the_page_lies_beside_the_rows(place: SweepDirectory, capsys: Capture) -> None:

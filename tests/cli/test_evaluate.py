@@ -9,11 +9,12 @@ import torch
 from sce.cli import main
 from sce.cli.output import show_metrics
 from sce.data.prepared import PreparedDataset, write_prepared
-from sce.data.storage import read_json, write_json
+from sce.data.storage import locked, read_json, write_json
 from sce.evaluation.evaluate import evaluate
 from sce.evaluation.ranking import Popularity, Ranker
 from sce.losses import CrossEntropy
 from sce.training.fit import fit
+from sce.training.ranks import read_ranks
 from sce.training.run import Run, load_model
 from sce.training.run_start import note_divergence, start_run
 from sce.training.settings import TrainingSettings
@@ -61,6 +62,29 @@ def test_the_table_has_the_numbers_that_training_found(run: Path, capsys: Captur
     assert captured.out.startswith(
         f"NDCG@10 {model:.4f} against {popular:.4f} of popularity: {model / popular:.2f} times as "
     )
+
+
+def test_the_ranks_of_users_are_kept_with_the_run(run: Path, capsys: Capture) -> None:
+    result = Run.open(run).result()
+    assert result is not None
+    ranks = read_ranks(run, result["test_ranks"])  # as training left them
+    assert ranks is not None
+    assert ((ranks > 0) & (ranks <= 10)).mean() == pytest.approx(result["test"]["hr@10"])
+    (run / "test_ranks.npy").unlink()
+    write_json(run / "result.json", {k: v for k, v in result.items() if k != "test_ranks"})
+    assert main(["evaluate", str(run), "--device", "cpu", "--k", "5"]) == 0  # not deep enough
+    assert not (run / "test_ranks.npy").exists()
+    assert main(["evaluate", str(run), "--device", "cpu"]) == 0
+    assert Run.open(run).result() == result
+    again = read_ranks(run, result["test_ranks"])
+    assert again is not None
+    assert (again == ranks).all()
+    with locked(run):
+        (run / "test_ranks.npy").unlink()
+        capsys.readouterr()
+        assert main(["evaluate", str(run), "--device", "cpu"]) == 0
+    assert "the ranks of the test users were not stored: " in capsys.readouterr().err
+    assert main(["evaluate", str(run), "--device", "cpu"]) == 0
 
 
 def test_worse_than_popularity_is_said(capsys: Capture) -> None:

@@ -7,6 +7,7 @@ from sce.cli import main
 from sce.data.vocabulary import Vocabulary
 from sce.training.run import Run
 from sce.training.run_start import note_divergence
+from tests.complaint import complaint
 from tests.tiny_run import make_dataset, make_run, write_epochs, write_result
 
 Capture = pytest.CaptureFixture[str]
@@ -19,15 +20,6 @@ def run(tmp_path: Path) -> Run:
     write_epochs(made)
     write_result(made)
     return made
-
-
-def complaint(arguments: list[str], capsys: Capture) -> str:
-    assert main(arguments) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("sce: error: ")
-    assert captured.err.count("\n") == 1
-    return captured.err
 
 
 def test_the_page_lies_in_the_run(run: Run, capsys: Capture) -> None:
@@ -56,6 +48,15 @@ def test_a_page_that_cannot_be_made_does_not_replace_one(run: Run, capsys: Captu
     run.result_file.write_text("{")
     assert "result.json is half-written or altered" in complaint(["report", str(run.path)], capsys)
     assert (run.path / "report.html").read_text() == "dear"
+
+
+@pytest.mark.parametrize("name", ["run.json", "result.json", "metrics.jsonl"])
+def test_what_is_not_text_is_one_line(run: Run, name: str, capsys: Capture) -> None:
+    whole = (run.path / name).read_bytes()
+    for wrong in (b"\xff\xfe" + whole[2:], whole.replace(b"1", b"3", 1)):
+        (run.path / name).write_bytes(wrong)
+        assert name in complaint(["report", str(run.path)], capsys)
+        assert "altered" in complaint(["compare", str(run.path), str(run.path)], capsys)
 
 
 def test_where_it_cannot_be_written(run: Run, tmp_path: Path, capsys: Capture) -> None:

@@ -11,6 +11,7 @@ import pytest
 from sce.cli import main
 from sce.data.storage import json_line
 from sce.experiments.store import SweepDirectory, read_rows
+from tests.complaint import complaint
 from tests.cycle_data import make_cycle
 
 Capture = pytest.CaptureFixture[str]
@@ -40,15 +41,6 @@ def file(tmp_path: Path) -> Path:
     made = tmp_path / "ring.toml"
     made.write_text(SETTINGS)
     return made
-
-
-def complaint(arguments: list[str], capsys: Capture) -> str:
-    assert main(arguments) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("sce: error: ")
-    assert captured.err.count("\n") == 1
-    return captured.err
 
 
 def test_a_sweep(data: Path, file: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -14,7 +14,6 @@ from sce.data.batches import (
     DeviceSequences,
     history_batch,
     seen_items,
-    shuffled_batches,
     trainable_rows,
     training_batch,
 )
@@ -117,35 +116,6 @@ def test_rows_of_one_event_train_nothing_and_are_left_out() -> None:
     assert len(sequences) == 4
 
 
-@given(n=st.integers(0, 20), batch_size=st.integers(1, 8), seed=st.integers(0, 5))
-@settings(max_examples=50, deadline=None)
-def test_an_epoch_has_every_row_once_and_the_last_batch_too(
-    n: int, batch_size: int, seed: int
-) -> None:
-    rows = torch.arange(n) * 3
-    batches = list(
-        shuffled_batches(rows, batch_size, generator=torch.Generator().manual_seed(seed))
-    )
-    again = list(shuffled_batches(rows, batch_size, generator=torch.Generator().manual_seed(seed)))
-
-    assert sorted(torch.cat(batches).tolist() if n else []) == rows.tolist()
-    if n:
-        assert [len(batch) for batch in batches[:-1]] == [batch_size] * (len(batches) - 1)
-        assert len(batches) == -(-n // batch_size)
-    assert all(torch.equal(one, other) for one, other in zip(batches, again, strict=True))
-
-
-def test_epochs_differ_and_leave_the_global_state_alone() -> None:
-    generator = torch.Generator().manual_seed(0)
-    before = torch.get_rng_state()
-    first, second = (
-        torch.cat(list(shuffled_batches(torch.arange(50), 8, generator=generator)))
-        for _ in range(2)
-    )
-    assert not torch.equal(first, second)
-    assert torch.equal(before, torch.get_rng_state())
-
-
 @pytest.mark.filterwarnings("error")
 def test_memory_mapped_items_are_shared_without_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "items.npy"
@@ -163,7 +133,5 @@ def test_what_cannot_be_a_batch_is_refused() -> None:
         history_batch(sequences, rows, max_length=3, held_out=2)
     with pytest.raises(InputError, match="max_length must be at least 1"):
         training_batch(sequences, rows, max_length=0)
-    with pytest.raises(InputError, match="at least one row"):
-        list(shuffled_batches(rows, 0))
     with pytest.raises(InputError, match="no events"):
         place([[]])

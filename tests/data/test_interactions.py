@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sce import memory
 from sce.data.interactions import Interactions, Tally
 from sce.data.reading import read_interactions
 from sce.errors import InputError
@@ -184,11 +185,26 @@ def test_only_the_columns_that_matter_are_read(
 
     monkeypatch.setattr(pl.LazyFrame, "collect", spy)
     assert len(read_interactions(path)) == 30
-    scans = [plan for plan in plans if "SCAN" in plan.upper()]
+    scans = [plan for plan in plans if "SCAN" in plan.upper() and "len()" not in plan]
     assert scans
     # Of a csv file one more is read, which betrays rows that are too long.
     width = {"log.csv": "4/10", "log.jsonl": r"(\*|3)/3", "log.parquet": "3/9"}[name]
     assert all(re.search(f"PROJECT {width} COLUMNS", plan) for plan in scans)
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.csv.gz", "log.jsonl", "log.parquet"])
+def test_more_rows_than_memory_holds_are_refused_before_they_are_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(table(20_000), tmp_path / name)
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemAvailable: 400 kB\n")
+    monkeypatch.setattr(memory, "_ROOT", tmp_path)
+    needs = r"^preparing [12]\d,\d\d\d rows of .* needs about .* of memory, and 400 KiB is free"
+    with pytest.raises(InputError, match=needs):
+        read_interactions(path)
+    with pytest.raises(InputError, match=r"^encoding the ids of 20,000 rows needs about 1\.1"):
+        read_interactions(table(20_000))
 
 
 def test_columns_by_option(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def test_metrics_by_hand() -> None:
     found = evaluate(LastItem(10), dataset, split="test", ks=(1, 4))
     assert found.users == 3
     assert found.seen_targets == 1
+    assert found.ranks.tolist() == [1, 4, 0]
     assert found["hr@1"] == pytest.approx(1 / 3)
     assert found["hr@4"] == pytest.approx(2 / 3)
     assert found["ndcg@4"] == pytest.approx((1 + 1 / math.log2(5)) / 3)
@@ -127,6 +128,7 @@ def test_equals_a_loop_over_users(
     )
     assert found.values == pytest.approx(naive_metrics(model, sequences, k, held_out, keep_seen))
     assert found.users == len(sequences)
+    assert (found.ranks > 0).mean() == pytest.approx(found[f"hr@{k}"])
     assert found.seen_targets == sum(row[-held_out] in row[:-held_out] for row in sequences)
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from sce.experiments.datasets import Dataset, Synthetic
-from sce.experiments.spec import load_sweep, make_plan
+from sce.experiments.spec import load_sweep, make_plan, parse_overrides
+from sce.experiments.store import read_rows
 from tests.cycle_data import make_cycle
 
 FOLDER = Path(__file__).parents[2] / "experiments"
@@ -51,3 +52,14 @@ def test_the_main_table_and_the_fronts_share_their_runs(tmp_path: Path) -> None:
     assert keys["main-table"] < keys["pareto"]
     assert len(keys["bucket-size"] & keys["main-table"]) == 12
     assert len(keys["centres"] & keys["main-table"]) == 6
+
+
+@pytest.mark.parametrize("name", ["ml1m", "beauty", "globo"])
+def test_a_sweep_goes_on_from_the_rows_that_are_kept(name: str) -> None:
+    """Whoever adds a setting adds it to these rows: their keys follow from all settings."""
+    rows = {row["key"]: row for row in read_rows(FOLDER / "results" / f"{name}.jsonl")}
+    data = next(iter(rows.values()))["dataset"]
+    dataset = Dataset(name, Path(), data["content_hash"], data["n_items"])
+    over = parse_overrides(["training.precision=bf16", "training.compile=true"])
+    planned = make_plan(load_sweep(FOLDER / "main-table.toml"), [dataset], over=over).runs
+    assert {run.key for run in planned} <= set(rows)

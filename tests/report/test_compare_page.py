@@ -93,7 +93,7 @@ def verdict(tmp_path: Path, ce: list[int], sce: list[int], **changes: Any) -> st
 def test_a_change_is_claimed_where_the_users_bear_it_out(tmp_path: Path) -> None:
     clear = verdict(tmp_path, [0, 0, 9, 3], [0, 2, 1, 1])
     assert clear.startswith("+228%: ml1m: test NDCG@10 of SCE (0.6577) over CE (0.2003)")
-    assert "a single seed has no spread; 95% interval over 400 test users: +210% to +251%" in clear
+    assert "a single seed has no spread; over 400 test users +210% to +251% (95%)" in clear
     assert verdict(tmp_path, [0, 0, 9, 3], [0, 0, 3, 9]).startswith("no clear difference: ")
     early = verdict(tmp_path, [0, 0, 9, 3], [0, 2, 1, 1], best_epoch=5, epochs=5)
     assert early.startswith("not converged: ")
@@ -115,7 +115,7 @@ def test_the_tile_does_not_compare_memory_of_whole_processes() -> None:
         rows = [make_row(loss, {"loss.name": loss}, **where) for loss in ("ce", "sce")]
         return make_page([comparison(rows, FigureSpec("table"))], written=WRITTEN)
 
-    assert "ranks are not stored; memory +0%" in page(GPU)
+    assert "over test users no interval¹; memory +0%" in page(GPU)
     assert "; memory" not in page(CPU)
 
 

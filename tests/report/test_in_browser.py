@@ -105,3 +105,14 @@ def test_keys_reach_every_table_that_scrolls(browser: Browser, page: Path) -> No
     assert browser.evaluate(
         "[...document.querySelectorAll('.scroll')].every(e => e.tabIndex === 0 && e.ariaLabel)"
     )
+
+
+@needs_browser
+def test_tables_that_scroll_say_so_on_a_telephone(browser: Browser, page: Path) -> None:
+    browser.open(page, width=360)
+    found = browser.evaluate("""
+      [...document.querySelectorAll('.scroll')].filter(e => !e.closest('details')).map(e =>
+        [e.scrollWidth > e.clientWidth, parseFloat(getComputedStyle(e, '::before').height) > 0])
+    """)
+    assert [True, True] in found
+    assert all(scrolls == says for scrolls, says in found)

@@ -270,9 +270,33 @@ def test_numbers_that_are_none(run: Run) -> None:
     assert "nan" not in page.words.lower().split()
 
 
+def test_samples_are_hits_and_others(tmp_path: Path) -> None:
+    users = Vocabulary.from_integers(range(90))
+    run = make_run(tmp_path / "run", make_dataset(tmp_path / "data", ITEMS, users))
+    page = make_page(run)
+    assert re.search(r"Of 60 test users at equal distances, \d+ had what came next among", page)
+    assert page.count('class="verdict hit"') == page.count('class="verdict"') == 3
+
+
+def test_what_preparing_found_about_the_order_is_kept(tmp_path: Path) -> None:
+    data = make_dataset(tmp_path / "data", ITEMS, USERS)
+    found = {"by": "time", "ties": "keep", "found": {"tied": 0.5}, "warning": "42% ascend"}
+    dataset = write_prepared(
+        tmp_path / "b", train=data.train, test=data.test, user_ids=data.user_ids,
+        item_ids=data.item_ids, settings={}, counts={"order": found},
+    )  # fmt: skip
+    page = make_page(make_run(tmp_path / "run", dataset))
+    assert "Order of events: by time, ties keep. Beware: 42% ascend." in page
+
+
+def test_a_best_epoch_that_was_the_last_is_said(run: Run) -> None:
+    assert "longer training may do better" not in finished(run).words
+    assert "longer training may do better" in finished(run, best_epoch=4).words
+
+
 @pytest.mark.parametrize(
     ("items", "verdict"),
-    [("dcb", "hit at rank 1"), ("bcefgd", "found at rank 6"), ("bc", "not in the first 2")],
+    [("dcb", "hit at rank 1"), ("bcefghijklmd", "found at rank 12"), ("bc", "not in the first 2")],
 )
 def test_samples_say_the_rank_of_the_held_out_item(items: str, verdict: str) -> None:
     sample = Sample("u", list("xyzxyz"), "d", list(items), [1.0] * len(items))

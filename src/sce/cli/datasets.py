@@ -5,10 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
+from sce.cli.output import output_console, plain_table
 from sce.data.formats import FORMATS
 
 
@@ -92,11 +90,8 @@ def datasets(
         rows = [asdict(dataset) | {"command": dataset.command} for dataset in DATASETS]
         print(json.dumps(rows, indent=2))
         return
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 100  # a pipe has no edge; commands and addresses below are never wrapped
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("dataset")
+    console = output_console()
+    table = plain_table("dataset")
     for heading in ("users", "items", "interactions"):
         table.add_column(heading, justify="right")
     table.add_column("counted")

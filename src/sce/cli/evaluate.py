@@ -1,21 +1,26 @@
 """`sce evaluate`: unsampled metrics of a run, beside popularity."""
 
 import json
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 from cyclopts import Parameter
+from numpy.typing import NDArray
 
 from sce.cli import say
 from sce.cli.output import output_console, show_metrics
+from sce.data.storage import locked, write_json
 from sce.errors import InputError
 from sce.evaluation.evaluate import evaluate as measure
 from sce.evaluation.ranking import Popularity, Ranker, check_memory
 from sce.progress import ProgressDisplay
 from sce.recommend import Recommender
 from sce.training.device import resolve_device
-from sce.training.run import Run, describe_divergence
+from sce.training.ranks import read_ranks, write_ranks
+from sce.training.run import Run
 
 
 def evaluate(
@@ -53,7 +58,6 @@ def evaluate(
         "popularity": Popularity(dataset.train, dataset.n_items, device=place),
     }
     check_memory(rankers[loss].catalogue, batch_size)
-    say_divergence(opened)
     measured = partial(measure, dataset=dataset, split=split, keep_seen=keep_seen)
     measured = partial(measured, ks=None if k is None else sorted(set(k)), batch_size=batch_size)
     with ProgressDisplay() as display:
@@ -62,6 +66,8 @@ def evaluate(
             name: measured(ranker, progress=partial(tell, f"evaluating {name}"))
             for name, ranker in rankers.items()
         }
+    if split == "test" and k is None and not keep_seen:
+        _keep_ranks(opened, found[loss].ranks)
     if as_json:
         facts = {"run": str(run), "split": split, "keep_seen": keep_seen}
         of_users = {"users": found[loss].users, "seen_targets": found[loss].seen_targets}
@@ -76,7 +82,16 @@ def evaluate(
     output_console().print(line, soft_wrap=True, markup=False)
 
 
-def say_divergence(run: Run) -> None:
-    """Warn on standard error about a run whose training diverged."""
-    if diverged := describe_divergence(run):
-        say(f"warning: {diverged}")
+def _keep_ranks(run: Run, ranks: NDArray[np.int32]) -> None:
+    """Store the users' ranks with a finished run that has none; "sce compare" needs them."""
+    result = run.result()
+    if result is None:
+        return
+    with suppress(InputError):  # what was altered is written anew
+        if read_ranks(run.path, result.get("test_ranks") or {}) is not None:
+            return
+    try:
+        with locked(run.path):
+            write_json(run.result_file, result | {"test_ranks": write_ranks(run.path, ranks)})
+    except (InputError, OSError) as error:
+        say(f"warning: the ranks of the test users were not stored: {error}")

@@ -1,23 +1,19 @@
 """`sce prepare`: from a log of interactions to the dataset that training reads."""
 
 import shlex
-import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Unpack
 
 from cyclopts import Parameter
-from rich import box
-from rich.console import Console
 from rich.filesize import decimal
-from rich.markup import escape
-from rich.table import Table
 
+from sce.cli import telling
+from sce.cli.output import output_console, plain_table, show_lines
 from sce.data.prepare import PrepareOptions, PrepareWarning
 from sce.data.prepare import prepare as prepare_dataset
 from sce.data.prepared import PreparedDataset
+from sce.progress import ProgressDisplay
 
 
 def prepare(
@@ -31,29 +27,15 @@ def prepare(
         inputs: csv, tsv, jsonl (each also as .gz or .zst) or parquet files, or patterns.
         out: Directory to write.
     """
-    with _progress() as tell, warnings.catch_warnings():
+    with ProgressDisplay(animated=True) as display, warnings.catch_warnings():
         warnings.simplefilter("ignore", PrepareWarning)  # shown below
-        dataset = prepare_dataset(inputs, out, report=tell, **options)
-    _show(dataset)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """Show the step: a spinner on a terminal, else a line each."""
-    console = Console(stderr=True, highlight=False)
-    if console.is_terminal:
-        with console.status("starting") as status:
-            yield lambda text: status.update(f"{escape(text)} ...")
-    else:
-        yield lambda text: print(f"sce: {text}", file=sys.stderr, flush=True)
+        dataset = prepare_dataset(inputs, out, report=display.step, **options)
+    with telling():
+        _show(dataset)
 
 
 def _show(dataset: PreparedDataset) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 200  # a pipe has no edge to wrap at
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("")
+    table = plain_table("")
     columns = ("users", "items", "interactions")
     for heading in (*columns, "density"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -67,16 +49,15 @@ def _show(dataset: PreparedDataset) -> None:
             density = f"{row['interactions'] / pairs:.4%}" if pairs else ""
             table.add_row(row["name"], *cells, density)
         table.add_section()
+    console = output_console()
     console.print(table)
     console.print()
     size = sum(file.stat().st_size for file in dataset.path.iterdir())
-    lines = {
-        "catalogue": f"{dataset.n_items:,} items",
-        "cut": counts["cut"] and f"{counts['cut']} (quantile {dataset.settings['quantile']})",
-        "order": dataset.order["warning"],
-        "written": f"{dataset.path} ({decimal(size)}, content {dataset.content_hash[:12]})",
-        "next": f"sce train {shlex.quote(str(dataset.path))}",
-    }
-    for name, value in lines.items():
-        if value is not None:
-            console.print(f"{name:<11}{value}", soft_wrap=True, markup=False)
+    lines = [
+        ("catalogue", f"{dataset.n_items:,} items"),
+        ("cut", counts["cut"] and f"{counts['cut']} (quantile {dataset.settings['quantile']})"),
+        ("order", dataset.order["warning"]),
+        ("written", f"{dataset.path} ({decimal(size)}, content {dataset.content_hash[:12]})"),
+        ("next", f"sce train {shlex.quote(str(dataset.path))}"),
+    ]
+    show_lines(((name, value) for name, value in lines if value is not None), 11)

@@ -2,20 +2,17 @@
 
 import math
 import shlex
-import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
-from rich.console import Console
-from rich.progress import Progress
 
 from sce.data.columns import ITEM, TIME, USER
 from sce.data.storage import atomic_file
 from sce.data.synthetic import SyntheticSettings, generate
 from sce.errors import InputError
+from sce.progress import ProgressDisplay
 
 if TYPE_CHECKING:
     import polars as pl
@@ -61,12 +58,7 @@ def synthesize(
             "pip install 'scalable-cross-entropy[prepare]'"
         ) from error
 
-    console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
-        print(f"sce: writing {out}", file=sys.stderr, flush=True)
-    bar = Progress(console=console, transient=True)
-    task = bar.add_task("users", total=users)
-    events = 0
+    display, events, doing = ProgressDisplay(), 0, f"writing {out}"
 
     def frames(
         columns: list[str] | None, predicate: Any, rows: int | None, batch: int | None
@@ -75,12 +67,13 @@ def synthesize(
         for block in generate(settings):
             events += len(block.users)
             yield pl.DataFrame({USER: block.users, ITEM: block.items, TIME: block.timestamps})
-            bar.update(task, completed=int(block.users[-1]) + 1)
+            display.update(doing, int(block.users[-1]) + 1, users, "users")
 
     schema = {USER: pl.Int64, ITEM: pl.Int64, TIME: pl.Int64}
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with bar if console.is_terminal else nullcontext(), atomic_file(out) as partial:
+        with display, atomic_file(out) as partial:
+            display.step(doing)
             register_io_source(frames, schema=schema).sink_parquet(partial)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise InputError(f"cannot write {out}: {error}") from error

@@ -7,7 +7,6 @@ evaluation row whose last events are held out. Rows shorter than the batch is wi
 """
 
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -130,19 +129,6 @@ def seen_items(sequences: DeviceSequences, rows: Tensor, *, held_out: int) -> Se
     firsts = starts - (known.cumsum(0) - known)
     positions = firsts[batch_rows] + torch.arange(total, device=device)
     return SeenItems(items=sequences.items[positions].long(), rows=batch_rows)
-
-
-def shuffled_batches(
-    rows: Tensor, batch_size: int, *, generator: torch.Generator | None = None
-) -> Iterator[Tensor]:
-    """Yield the rows in random order, `batch_size` at a time, each exactly once.
-
-    The last batch may be smaller. The generator is the host's: all devices get the same order.
-    """
-    if batch_size < 1:
-        raise InputError(f"a batch needs at least one row; batch_size is {batch_size}")
-    order = torch.randperm(len(rows), generator=generator)
-    yield from rows[order].split(batch_size)
 
 
 def _known_events(sequences: DeviceSequences, rows: Tensor, held_out: int) -> Tensor:

@@ -8,6 +8,7 @@ import csv
 import gzip
 import itertools
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,10 +40,16 @@ def explain(path: Path, fmt: Format, error: BaseException) -> InputError:
     return InputError(f"{path}: malformed {fmt.name} ({reason})")
 
 
+def first_lines(path: Path) -> list[bytes]:
+    """The first hundred lines of a file that is no parquet."""
+    return list(itertools.islice(_raw_lines(path, 100), 100))
+
+
 def first_objects(path: Path) -> list[dict[str, Any]]:
-    """Objects on the first hundred lines of a jsonl file that are not blank."""
-    lines = (line for line in _lines(path) if line.strip())
-    objects = [json.loads(line) for line in itertools.islice(lines, 100)]
+    """Objects on the first hundred lines of a jsonl file, blank ones aside."""
+    objects = [
+        json.loads(line.decode(errors="replace")) for line in first_lines(path) if line.strip()
+    ]
     if not objects or not all(isinstance(one, dict) for one in objects):
         raise json.JSONDecodeError("no object", "", 0)
     return objects
@@ -139,7 +146,7 @@ def _lines(path: Path) -> Iterator[str]:
     return (line.decode(errors="replace") for line in _raw_lines(path))
 
 
-def _raw_lines(path: Path) -> Iterator[bytes]:
+def _raw_lines(path: Path, most: int | None = None) -> Iterator[bytes]:
     compression = _compression(path)
     if compression == "zstd":  # which Python reads only from 3.14 on
         text = pl.read_csv(
@@ -148,12 +155,16 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
             separator="\x01",
             quote_char=None,
             infer_schema=False,
+            n_rows=most,
             glob=False,
         )
         yield from ((line or "").encode() + b"\n" for line in text.to_series())
         return
-    with gzip.open(path) if compression == "gzip" else path.open("rb") as file:
-        yield from file
+    try:
+        with gzip.open(path) if compression == "gzip" else path.open("rb") as file:
+            yield from file
+    except (EOFError, zlib.error) as error:
+        raise OSError(str(error)) from error
 
 
 def _compression(path: Path) -> str | None:

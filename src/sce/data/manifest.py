@@ -124,8 +124,7 @@ class Manifest:
                 f"{path} has format version {manifest.get('version')}, and this sce reads version "
                 f"{self.version}; install the sce that wrote it, or {self.remedy}"
             )
-        checksum = json_checksum({key: manifest[key] for key in manifest if key != CHECKSUM})
-        if manifest.pop(CHECKSUM, None) != checksum:
+        if manifest.pop(CHECKSUM, None) != json_checksum(manifest):
             raise self.damaged(path, f"{self.file} was altered")
         return manifest
 

@@ -16,8 +16,8 @@ import polars as pl
 from polars import selectors
 
 from sce.data.columns import ITEM, NO_TIME, TIME, USER, Columns, find_columns, fold
-from sce.data.faults import check_json_ids, explain, first_objects, place_of_row
-from sce.data.formats import FORMATS, Format, choose_format
+from sce.data.faults import check_json_ids, explain, first_lines, first_objects, place_of_row
+from sce.data.formats import COMPRESSIONS, FORMATS, Format, choose_format
 from sce.data.frames import open_frame
 from sce.data.interactions import Interactions
 from sce.data.values import (
@@ -31,6 +31,7 @@ from sce.data.values import (
     to_ticks,
 )
 from sce.errors import InputError
+from sce.memory import require_memory
 from sce.units import plural, show_size
 
 Chosen: TypeAlias = tuple[str, ...]  # columns of user, item and, if wanted, time, by a file's names
@@ -108,7 +109,10 @@ def read_interactions(
     rows = _concatenate(tables, time_unit)
     dropped = sum(table.dropped for table in tables)
     del tables
-    report(f"encoding the ids of {rows.height:,} rows")
+    doing = f"encoding the ids of {rows.height:,} rows"
+    needed = rows.height * (90 if pl.String in rows.dtypes else 60)
+    require_memory(needed, doing, mapped=2.5 * needed)
+    report(doing)
     ticks = to_ticks(rows[TIME], time_unit)
     with ThreadPoolExecutor(2) as pool:
         (users, user_ids), (items, item_ids) = pool.map(encode_ids, (rows[USER], rows[ITEM]))
@@ -198,12 +202,29 @@ def _read_file(path: Path, fmt: Format, given: Columns, drop_incomplete: bool) -
     wanted = Columns(*(usual if mine is None else mine for mine, usual in pairs))
     readers = {"csv": _read_csv, "jsonl": _read_jsonl, "parquet": _read_parquet}
     try:
+        _check_memory(path, fmt)
         columns, raw = readers[fmt.layout](path, fmt, wanted)
     except pl.exceptions.NoDataError as error:
         raise InputError(f"{path}: the file is empty") from error
     except _UNREADABLE as error:
         raise explain(path, fmt, error) from error
     return _complete_rows(path, fmt, columns, raw, drop_incomplete)
+
+
+def _check_memory(path: Path, fmt: Format) -> None:
+    """Refuse a file of more rows than memory holds, by its size and the length of its lines."""
+    to_begin = 3e8 + 2e8 * pl.thread_pool_size()  # of address space, for threads
+    require_memory(0, f"reading {path}", mapped=to_begin)
+    if fmt.layout == "parquet":
+        rows, length = pl.scan_parquet(path, glob=False).select(pl.len()).collect().item(), 24.0
+        to_begin = 0
+    else:
+        lines = first_lines(path)
+        length = max(1.0, sum(map(len, lines)) / max(1, len(lines)))
+        packed = path.suffix.lower() in COMPRESSIONS
+        rows = path.stat().st_size * (4 if packed else 1) / length
+    needed = rows * min(length, 40) * 3.5  # 20 M rows take 1.6 to 3 GB, and map 4 to 8
+    require_memory(needed, f"preparing {rows:,.0f} rows of {path}", mapped=to_begin + 3.5 * needed)
 
 
 def _read_frame(frame: Any, given: Columns, drop_incomplete: bool) -> Table:

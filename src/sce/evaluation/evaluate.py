@@ -1,15 +1,17 @@
 """Unsampled metrics of a model on held-out events, batch after batch of users.
 
-Memory does not grow with the number of users: what is kept is how many targets stood at which rank,
-and one bit per item and k. Both are the same for any order of the users, and so the result.
+What is kept is how many targets stood at which rank, the rank of each (four bytes a user), and one
+bit per item and k. Both are the same for any order of the users, and so the result.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sce.data.batches import DeviceSequences, Ragged, history_batch, seen_items
@@ -50,6 +52,10 @@ class Metrics:
     """Users evaluated."""
     seen_targets: int
     """Users whose target had occurred in their history: misses, unless seen items are kept."""
+    ranks: NDArray[np.int32] = field(
+        default_factory=lambda: np.empty(0, np.int32), compare=False, repr=False
+    )
+    """Rank of each user's target, from 1; 0 where it was not among the first max(ks)."""
 
     def __getitem__(self, name: str) -> float:
         """Return one value, such as `metrics["ndcg@10"]`."""
@@ -89,7 +95,7 @@ def evaluate(
     max_length = getattr(model, "max_length", None) if max_length is None else max_length
     longest = int(sequences.lengths.max()) if max_length is None else max_length
     norm = largest_norm(catalogue)
-    tally = _Tally(ks, len(catalogue), catalogue.device)
+    tally = _Tally(ks, len(sequences), len(catalogue), catalogue.device)
     # Users with histories of like length together: less padding.
     by_length = sequences.lengths.argsort(stable=True)
     with _evaluating(model), torch.no_grad():
@@ -101,7 +107,7 @@ def evaluate(
             states = last_states(model, histories, max_length)
             seen = None if keep_seen else (items, rows)
             ranking = top_k(states, catalogue, max(ks), seen=seen, norm=norm)
-            tally.count(ranking.items, targets, items == targets[rows], rows)
+            tally.count(users, ranking.items, targets, items == targets[rows], rows)
             if progress is not None:
                 progress(tally.users)
     return tally.metrics()
@@ -110,18 +116,22 @@ def evaluate(
 class _Tally:
     """Counts over the rankings so far, on the device."""
 
-    def __init__(self, ks: Sequence[int], n_items: int, device: torch.device) -> None:
+    def __init__(self, ks: Sequence[int], n_users: int, n_items: int, device: torch.device) -> None:
         self.ks, self.depth, self.n_items, self.users = tuple(ks), max(ks), n_items, 0
         # One place more in each: for targets that are not ranked, and for ranks without an item.
         self.at_rank = torch.zeros(self.depth + 1, dtype=torch.int64, device=device)
         self.recommended = torch.zeros(len(ks), n_items + 1, dtype=torch.bool, device=device)
         self.seen_targets = torch.zeros((), dtype=torch.int64, device=device)
+        self.ranks = torch.zeros(n_users, dtype=torch.int32, device=device)
 
-    def count(self, items: Tensor, targets: Tensor, repeats: Tensor, rows: Tensor) -> None:
+    def count(
+        self, users: Tensor, items: Tensor, targets: Tensor, repeats: Tensor, rows: Tensor
+    ) -> None:
         """Count rankings [b, depth], given which past events (and whose) were the target."""
         hits = items == targets[:, None]
         ranks = torch.where(hits.any(1), hits.int().argmax(1), self.depth)
         self.at_rank.index_add_(0, ranks, torch.ones_like(ranks))
+        self.ranks[users] = torch.where(ranks < self.depth, ranks + 1, 0).int()
         items = torch.where(items == NOTHING, self.n_items, items)
         for place, k in enumerate(self.ks):
             self.recommended[place, items[:, :k]] = True
@@ -139,7 +149,7 @@ class _Tally:
             for k in self.ks
             for name, metric in METRICS.items()
         }
-        return Metrics(values=values, users=self.users, seen_targets=int(self.seen_targets))
+        return Metrics(values, self.users, int(self.seen_targets), self.ranks.cpu().numpy())
 
 
 @contextmanager

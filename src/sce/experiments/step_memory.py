@@ -1,9 +1,8 @@
 """Peak memory of a few training steps, and by component: nothing is evaluated, nothing is kept.
 
-The steps are those of `fit`, on a sample of the training users and without test users. Then one
-step is done in stages; experiments/README.md says what its components are. On a GPU torch's
-allocator counts. Elsewhere it is the bytes of the tensors alive, which leaves out what an operation
-takes and gives back inside.
+The steps are those of `fit`, without test users. Then one step is done in stages;
+experiments/README.md says what its components are. On a GPU torch's allocator counts. Elsewhere it
+is the bytes of the tensors alive, which leaves out what an operation takes and gives back inside.
 """
 
 import gc
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import cyclopts
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,25 +23,25 @@ from sce.config import Config, load_toml
 from sce.data.batches import DeviceSequences, training_batch
 from sce.data.prepared import PreparedDataset, Sequences
 from sce.data.storage import write_json
-from sce.errors import InputError
+from sce.errors import InputError, TrainingWarning
 from sce.training.device import matmul_precision, resolve_device
 from sce.training.fit import fit
 from sce.training.optimizer import make_optimizer
-from sce.training.preflight import TrainingWarning
 
 COMPONENTS = ("weights", "optimizer", "activations", "gradients", "loss", "backward")
 _MIB = 2**20
 
 
 def measure_steps(dataset: PreparedDataset, config: Config, steps: int) -> dict[str, Any]:
-    """Train for about so many steps; return the content of result.json."""
-    model, loss = config.build(dataset)  # sized for all of the data
-    few = _sample(dataset, steps * config.training.batch_size, config.training.seed)
-    epochs = -(-steps // -(-len(few.train) // config.training.batch_size))
-    settings = replace(config.training, epochs=epochs, patience=0)
+    """Train for so many steps, without test users; return the content of result.json."""
+    model, loss = config.build(dataset)
+    empty = dataset.test
+    empty = Sequences(empty.items[:0], empty.offsets[:1], empty.users[:0])
+    untested = replace(dataset, test=empty)
+    settings = replace(config.training, epochs=steps, max_steps=steps)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrainingWarning)  # that there are no test users
-        result = asdict(fit(model, loss, few, settings=settings, progress=False))
+        result = asdict(fit(model, loss, untested, settings=settings, progress=False))
     del result["history"], model, loss
     gc.collect()  # what training took is not to be measured again
     device = resolve_device(config.training.device)
@@ -116,22 +114,6 @@ def measure_components(
     parts |= {"backward": max(0, whole - base - sum(parts.values()))}
     found = {name: size / _MIB for name, size in parts.items()}
     return found | {"peak": sum(found.values())}
-
-
-def _sample(dataset: PreparedDataset, count: int, seed: int) -> PreparedDataset:
-    """The dataset with so many of its training users, drawn at random, and none to test."""
-    train = dataset.train
-    usable = np.flatnonzero(train.lengths >= 2)
-    if not len(usable):
-        raise InputError("there is nothing to train on: no sequence has two events")
-    chosen = np.sort(np.random.default_rng(seed).permutation(usable)[:count])
-    parts = [train.items[train.offsets[row] : train.offsets[row + 1]] for row in chosen]
-    offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
-    return replace(
-        dataset,
-        train=Sequences(np.concatenate(parts), offsets, train.users[chosen]),
-        test=Sequences(train.items[:0], offsets[:1], train.users[:0]),
-    )
 
 
 def _bytes(*tensors: Tensor | None) -> int:

@@ -111,7 +111,10 @@ class SweepDirectory:
     def read_sweeps(self) -> list[Sweep]:
         """Read the sweeps of the directory, by name."""
         if not self.path.is_dir():
-            raise InputError(f"{self.path} does not exist; make it with: sce sweep FILE --out ...")
+            what = "is a file" if self.path.exists() else "does not exist"
+            raise InputError(
+                f"{self.path} {what}; a directory is made by: sce sweep FILE --out ..."
+            )
         files = sorted((self.path / "sweeps").glob("*.json"))
         if not files:
             raise InputError(
@@ -179,6 +182,7 @@ def row_of(path: Path) -> Row:
     settings = {
         f"{section}.{name}": value
         for section, given in run.config.items()
+        if isinstance(given, Mapping)
         for name, value in given.items()
     }
     status: Row = {"status": FINISHED}

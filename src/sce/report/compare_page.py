@@ -33,18 +33,21 @@ _ABOUT = (
     "Test events; mean over seeds ± standard deviation. Best bold, second underlined. "
     "Validation NDCG@10 chose the setting of each column, among those with the most seeds."
 )
+_NO_RANKS = "¹ The ranks of the test users are not stored; sce evaluate RUN stores them."
 
 
 def make_page(comparisons: Sequence[Comparison], *, written: datetime) -> str:
     """Make the page of comparisons, in their order; `written` is the time in the footer."""
     rows, told = comparable(all_rows(comparisons))
+    verdicts = list(_verdicts(comparisons))
     failed = name_failed(rows)
     return render(
         "compare.html",
         comparisons[0].sweep.title if len(comparisons) == 1 else "Losses side by side",
         written=written,
         lead=count_runs(comparisons),
-        verdicts=list(_verdicts(comparisons)),
+        verdicts=verdicts,
+        note=_NO_RANKS if any("no interval" in text for text, _ in verdicts) else "",
         parts=[_part(comparison) for comparison in comparisons],
         failed=failed,
         failed_title=f"{plural(len(failed), 'run')} that failed",
@@ -146,13 +149,10 @@ def _verdict(duel: Duel) -> tuple[str, str]:
         text += "; the difference is within the spread of seeds"
     users = number(ours.rows[0], "users", "test")
     among = f"{show_count(users)} test users" if users else "test users"
-    interval = None
-    if (ranks := (_ranks(ours), _ranks(theirs))) and all(ranks):
-        interval = relative_interval(*ranks)
-    if interval:
-        text += f"; 95% interval over {among}: {' to '.join(map(show_change, interval))}"
-    else:
-        text += f"; no interval over {among}, as their ranks are not stored"
+    ranks = _ranks(ours), _ranks(theirs)
+    interval = relative_interval(*ranks) if all(ranks) else None
+    text += f"; over {among} "
+    text += f"{' to '.join(map(show_change, interval))} (95%)" if interval else "no interval¹"
     saved = relative(ours.mean("memory"), theirs.mean("memory"))
     if saved is not None and not is_resident([*ours.rows, *theirs.rows]):
         text += f"; memory {show_change(saved)}"

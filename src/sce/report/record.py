@@ -10,11 +10,13 @@ from sce.data.prepared import PreparedDataset
 from sce.recommend import Id, Recommender
 from sce.report.frame import lookup, name_loss, number
 from sce.training.run import Run
+from sce.units import plural
 
 METRIC = "ndcg@10"  # training stops by it
 PHASES = ("training", "evaluation")
 RANKERS = ("model", "popularity")
-SHOWN = 5  # recommendations of each user
+SHOWN = 10  # recommendations of each user; a hit is among them
+LOOKED_AT, EACH = 200, 3  # test users, and how many of hits and of others are shown
 DEPTH = 50  # how far down the held-out item is looked for
 
 
@@ -83,25 +85,37 @@ class Sample(NamedTuple):
         return self.items.index(self.target) + 1 if self.target in self.items else None
 
     @property
+    def is_hit(self) -> bool:
+        """True if the held-out item is among those shown."""
+        return self.rank is not None and self.rank <= SHOWN
+
+    @property
     def verdict(self) -> str:
         """The rank in words."""
         if self.rank is not None:
-            return f"{'hit' if self.rank <= SHOWN else 'found'} at rank {self.rank}"
+            return f"{'hit' if self.is_hit else 'found'} at rank {self.rank}"
         if self.target in self.history:
             return "had before, so left out"
         return f"not in the first {len(self.items)}"
 
 
-def draw_samples(
-    recommender: Recommender, dataset: PreparedDataset, count: int = 6
-) -> list[Sample]:
-    """Take test users at equal distances, so that nobody chooses the pretty ones."""
-    rows = np.unique(np.linspace(0, len(dataset.test) - 1, count).round().astype(int))
+def draw_samples(recommender: Recommender, dataset: PreparedDataset) -> tuple[list[Sample], str]:
+    """Recommend to test users at equal distances; some with a hit, some without, and a sentence."""
+    rows = np.unique(np.linspace(0, len(dataset.test) - 1, LOOKED_AT).round().astype(int))
     users = dataset.user_ids.decode(dataset.test.users[rows])
     sequences = [dataset.item_ids.decode(dataset.test[int(row)]) for row in rows]
     depth = min(DEPTH, recommender.n_items)
     found = recommender.recommend([events[:-1] for events in sequences], k=depth)
-    return [
+    samples = [
         Sample(user, history, target, best.items, best.scores.tolist())
         for user, (*history, target), best in zip(users, sequences, found, strict=True)
     ]
+    hits = [one for one in samples if one.is_hit]
+    others = [one for one in samples if not one.is_hit]
+    told = (
+        f"Of {plural(len(samples), 'test user')} at equal distances, {len(hits)} had what came "
+        f"next among the first {SHOWN} recommendations. Here are the first of these, and the first "
+        "of the others: the end of the history, the recommendations with their scores, and what "
+        "came next."
+    )
+    return hits[: EACH + max(0, EACH - len(others))] + others[: 2 * EACH - len(hits[:EACH])], told

@@ -1,6 +1,6 @@
 """The page of a run, finished or not. Any number may be missing: the run may be young."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from sce.report.frame import Show, name_metric, number
 from sce.report.pages import render
 from sce.report.record import METRIC, PHASES, RANKERS, SHOWN, Record, Sample, draw_samples
 from sce.report.run_charts import draw_run
-from sce.training.run import Run, describe_divergence
+from sce.training.run import Run, caveat
 from sce.units import (
     plural,
     show_compact,
@@ -44,16 +44,16 @@ def make_page(run: Run, *, data: Path | None = None, device: str = "cpu") -> str
     the `device`.
     """
     counts: Mapping[str, Any] = {}
-    samples: Sequence[Sample] | str
+    samples: list[Sample] = []
     unread = ""
     try:
         dataset = run.load_dataset(data, verify=False)
     except InputError as error:
         if data is not None:
             raise
-        unread = samples = f"The dataset could not be read: {error}."
+        unread = told = f"The dataset could not be read: {error}."
     else:
-        counts, samples = dataset.counts, _samples(run, dataset, device)
+        counts, (samples, told) = dataset.counts, _samples(run, dataset, device)
     record = Record.read(run)
     return render(
         "run.html",
@@ -69,7 +69,9 @@ def make_page(run: Run, *, data: Path | None = None, device: str = "cpu") -> str
         ],
         measured=" ".join(_measured(record)),
         samples=samples,
+        told=told,
         shown=SHOWN,
+        order=_order(counts.get("order")),
         unread=unread,
         steps=list(_steps(counts)),
         settings=list(
@@ -79,13 +81,14 @@ def make_page(run: Run, *, data: Path | None = None, device: str = "cpu") -> str
     )
 
 
-def _samples(run: Run, dataset: PreparedDataset, device: str) -> Sequence[Sample] | str:
+def _samples(run: Run, dataset: PreparedDataset, device: str) -> tuple[list[Sample], str]:
+    """Samples and a sentence about them, or why there are none."""
     if not len(dataset.test):
-        return "The dataset has no test users to recommend for."
+        return [], "The dataset has no test users to recommend for."
     try:
         recommender = Recommender.load(run, device)
     except InputError as error:
-        return f"There are no recommendations to show: {error}."
+        return [], f"There are no recommendations to show: {error}."
     return draw_samples(recommender, dataset)
 
 
@@ -100,11 +103,12 @@ def _headline(record: Record) -> dict[str, Any]:
     clauses = [
         f"{backbone} trained with {record.loss_name} on a catalogue of {items} items",
         f"the weights kept are those of epoch {best} of {done}" if best is not None else "",
+        "longer training may do better" if best == done and record.ended else "",
         _STOPPED.get(str(record.result.get("stopped")), ""),
     ]
-    notice, diverged = "", describe_divergence(record.run)
-    if not record.ended and diverged is not None:
-        notice = f"{diverged[:1].upper()}{diverged[1:]}."
+    notice, warning = "", caveat(record.run)
+    if not record.ended and warning is not None:
+        notice = f"{warning[:1].upper()}{warning[1:]}."
     elif not record.ended:
         notice = (
             "This training has not ended: it is still going, or it was interrupted "
@@ -169,6 +173,16 @@ def _steps(counts: Mapping[str, Any]) -> Iterator[list[str]]:
             users, items, events = found
             density = events / users / items if users and items and events else None
             yield [str(tally.get("name", "")), *map(show_count, found), show_share(density)]
+
+
+def _order(found: Any) -> str:
+    """A sentence of what preparing found about the order of events."""
+    if not isinstance(found, Mapping):
+        return ""
+    words = [f"{name} {value}" for name, value in found.items() if isinstance(value, str | int)]
+    told = [one for one in words if not one.startswith("warning ")]
+    warning = found.get("warning")
+    return f"Order of events: {', '.join(told)}." + (f" Beware: {warning}." if warning else "")
 
 
 def _epochs(record: Record) -> dict[str, Any]:

@@ -160,7 +160,7 @@ def _duel(
 ) -> Duel | None:
     ours = None if judged is None else picked[judged]
     others = [(s.score, -n, s) for n, s in enumerate(picked) if s is not None and n != judged]
-    if judged is None or ours is None or not others:
+    if judged is None or ours is None or not others or ours.mean(TEST) is None:
         return None
     _, place, theirs = max(others, key=lambda one: one[:2])
     return Duel(columns[judged], ours, columns[-place], theirs)

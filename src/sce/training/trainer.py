@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sce.data.batches import shuffled_batches, trainable_rows
+from sce.data.batches import trainable_rows
 from sce.data.prepared import PreparedDataset, Sequences
 from sce.errors import InputError, named
 from sce.evaluation.evaluate import Metrics, evaluate
@@ -243,7 +243,7 @@ class Trainer:
         """The rows of each batch of an epoch, and how many targets each has."""
         size = self.settings.batch_size
         generator = torch.Generator().manual_seed(seed)
-        order = torch.cat(list(shuffled_batches(self.rows, size, generator=generator)))
+        order = self.rows[torch.randperm(len(self.rows), generator=generator)]
         lengths = (self.step.sequences.lengths[order] - 1).clamp(max=self.step.max_length)
         return order.split(size), [int(part.sum()) for part in lengths.split(size)]
 
