@@ -64,18 +64,20 @@ def test_the_peak_is_that_of_a_step_in_one_piece(made: PreparedDataset, loss: st
         model, criterion = chosen.build(made)
         optimizer = torch.optim.Adam(model.parameters())
         sequences = DeviceSequences.place(made.train, "cpu")
+        rows = sequences.lengths.argsort(descending=True)[:BATCH]
         for _ in range(2):
             counted.forget_peak()
             optimizer.zero_grad()
-            histories, targets = training_batch(sequences, torch.arange(BATCH), max_length=LENGTH)
-            value = criterion(model(histories), model.catalogue, targets)
+            histories, targets = training_batch(sequences, rows, max_length=LENGTH)
+            draws = torch.Generator().manual_seed(0)
+            value = criterion(model(histories), model.catalogue, targets, generator=draws)
             value.backward()
             optimizer.step()
             del value, histories, targets
         whole = counted.peak() / MIB
     found = measure_components(made, chosen, torch.device("cpu"))
-    # What falls into the buckets of the two steps differs, and with it how many rows they touch.
-    assert found["peak"] == pytest.approx(whole, rel=0.1 if loss == "sce" else 0.02)
+    # Dropout differs, and with it which states are in a bucket, and how many in the fullest.
+    assert found["peak"] == pytest.approx(whole, rel=0.2 if loss == "sce" else 0.02)
 
 
 def test_live_tensors_are_counted_until_they_go() -> None:

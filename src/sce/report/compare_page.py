@@ -161,7 +161,7 @@ def _verdict(duel: Duel) -> tuple[str, str]:
         return f"{text}; the best epoch of {runs} was the last", "not converged"
     if within or (interval and interval[0] <= 0 <= interval[1]):
         return text, "no clear difference"
-    return text, show_change(change) if known or interval else "one seed"
+    return text, show_change(change) if len(known) == 2 or interval else "one seed"
 
 
 def _ranks(group: SeedGroup) -> list[NDArray[np.int32]]:

@@ -13,15 +13,13 @@ from sce.data.batches import PADDING
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError, named
 from sce.losses import LOSSES, BatchShape, CrossEntropy, DataSummary, Loss, ScalableCrossEntropy
+from sce.memory import ran_out
 from sce.models.registry import BACKBONES
 from sce.training.device import free_memory
 from sce.training.settings import TrainingSettings
 
 _GIB = 2**30
 _UNUSED = 0.1  # share of the events that is worth a word
-
-# Words of torch's CPU allocator, in one version or another.
-_NO_MEMORY = ("DefaultCPUAllocator", "can't allocate memory", "not enough memory")
 
 
 def preflight(
@@ -135,32 +133,24 @@ def explained_errors(model: nn.Module, loss: object, *, compiled: bool) -> Itera
     try:
         yield
     except (IndexError, RuntimeError, MemoryError) as error:
-        explained = _explain(error, model, loss, compiled=compiled)
-        if explained is error:
-            raise
-        raise explained from error
-
-
-def _explain(error: Exception, model: nn.Module, loss: object, *, compiled: bool) -> Exception:
-    if isinstance(error, IndexError):
+        first = " ".join(str(error).split()).partition(". ")[0]
+        # Dynamo and Inductor have many errors of their own, which are all RuntimeErrors.
+        by_compiler = type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
         ours = type(model) in {entry.backbone for entry in BACKBONES.values()}
-        if ours or not _raised_in(model, error):
-            return error
-        return InputError(
-            f"{type(model).__name__} failed on a batch of histories ({error}): they are padded "
-            f"with sce.PADDING, which is {PADDING} and no row of a table; look items up with "
-            "histories.clamp(min=0), and leave out where histories == sce.PADDING"
-        )
-    text = " ".join(str(error).split()).partition("DefaultCPUAllocator: ")
-    first = text[2] or text[0].partition(". ")[0]
-    out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    if out_of_memory or any(sign in str(error) for sign in _NO_MEMORY):
-        hint = f"try a smaller {named('batch_size')}{_or_sce(loss)}"
-        return InputError(f"memory ran out ({first.rstrip('.')}); {hint}")
-    # Dynamo and Inductor have many errors of their own, which are all RuntimeErrors.
-    if compiled and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-        return InputError(f"the model could not be compiled ({first}); leave out compile")
-    return error
+        if reason := ran_out(error):
+            hint = f"try a smaller {named('batch_size')}{_or_sce(loss)}"
+            text = f"memory ran out ({reason}); {hint}"
+        elif compiled and by_compiler:
+            text = f"the model could not be compiled ({first}); leave out compile"
+        elif isinstance(error, IndexError) and not ours and _raised_in(model, error):
+            text = (
+                f"{type(model).__name__} failed on a batch of histories ({error}): they are padded "
+                f"with sce.PADDING, which is {PADDING} and no row of a table; look items up with "
+                "histories.clamp(min=0), and leave out where histories == sce.PADDING"
+            )
+        else:
+            raise
+        raise InputError(text) from error
 
 
 def _raised_in(model: nn.Module, error: BaseException) -> bool:
