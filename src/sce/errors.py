@@ -1,4 +1,4 @@
-"""The one error that means: the user gave something that cannot work; and names for messages."""
+"""The error and the warning that are for users, and how their messages name settings."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +12,10 @@ class InputError(ValueError):
 
     The command line shows it as one line and exits with code 2; in Python it is a `ValueError`.
     """
+
+
+class TrainingWarning(UserWarning):
+    """Training, or what was trained, is perhaps not as it was meant."""
 
 
 @contextmanager

@@ -39,7 +39,7 @@ from sce.evaluation.ranking import (
 from sce.memory import require_memory
 from sce.models.registry import BACKBONES
 from sce.training.device import resolve_device
-from sce.training.run import Run, load_model, read_weights
+from sce.training.run import Run, load_model, read_weights, warn_of
 
 BATCH_SIZE = 256
 # Histories are collected for so many batches, and those of like length put together: less padding.
@@ -150,6 +150,7 @@ class Recommender:
                 f"recommender = Recommender.load({str(opened.path)!r}, model={name}(...)) can, and "
                 'sce.evaluate(recommender.model, dataset, split="test") measures it'
             )
+        warn_of(opened)
         return cls(ranker, opened.item_ids, opened.dataset.content_hash)
 
     @cached_property

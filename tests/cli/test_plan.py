@@ -59,7 +59,7 @@ def test_a_row_for_each_loss_plain_in_a_pipe(capsys: Capture) -> None:
     assert rows["sce"][at:].startswith("yes")
     assert "; 256 negatives; chunks of 1,024 items" in out
     assert "14.9 GiB, of which 14.4 GiB can be used" in out
-    assert "--loss.bucket-size-y 2048 --loss.n-buckets 320 --loss.bucket-size-x 320" in out
+    assert "--loss.bucket-size-y 2048 --loss.n-buckets 320" in out
     assert "by less than 15%, the error to be reckoned with" in out
 
 

@@ -15,9 +15,12 @@ from sce import training
 from sce.cli import app, main
 from sce.cli.train import _DAILY
 from sce.config import setting_names
+from sce.errors import TrainingWarning
 from sce.losses import LOSSES
+from sce.recommend import Recommender
 from sce.training.checkpoint import read_tensors
 from sce.training.run import Run
+from sce.training.step import TrainingStep
 from tests.complaint import complaint
 from tests.cycle_data import make_cycle
 
@@ -196,6 +199,36 @@ def test_a_directory_that_is_no_run_is_left_alone(
 def test_missing_data_is_one_line(tmp_path: Path, capsys: Capture) -> None:
     line = complaint(["train", tmp_path / "none", "--out", tmp_path / "run"], capsys)
     assert "does not exist; make it with: sce prepare" in line
+
+
+def test_a_run_stopped_before_its_first_evaluation_can_be_used(
+    data: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, call = tmp_path / "run", TrainingStep.__call__
+
+    def interrupted(*given: Any, **options: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return call(*given, **options)
+
+    monkeypatch.setattr(TrainingStep, "__call__", interrupted)
+    assert main(["train", str(data), "--out", str(out), *QUICK]) == 128 + signal.SIGTERM
+    monkeypatch.undo()
+    assert not (out / "best.safetensors").exists()
+    capsys.readouterr()
+    notice = f"sce: warning: {out} was stopped before its first evaluation: these are its latest "
+    notice += "weights; go on with --resume\n"
+    assert main(["evaluate", str(out), "--device", "cpu", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == notice
+    assert json.loads(captured.out)["users"] == 24
+    (tmp_path / "histories.jsonl").write_text('{"history": [100, 101]}\n')
+    found = ["--histories", str(tmp_path / "histories.jsonl"), "-k", "3", "--device", "cpu"]
+    assert main(["recommend", str(out), *found]) == 0
+    assert notice in capsys.readouterr().err
+    with pytest.warns(TrainingWarning, match="these are its latest weights; go on with resume=Tr"):
+        recommender = Recommender.load(out, "cpu")
+    weights = read_tensors(out / "resume.safetensors")[0]["model.catalogue"]
+    assert torch.equal(recommender.model.catalogue, weights)
 
 
 def test_settings_that_messages_name_are_flags() -> None:

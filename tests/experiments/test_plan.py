@@ -107,7 +107,7 @@ def test_a_dataset_has_its_own_and_losses_take_what_they_know(
     ("text", "message"),
     [
         ("loss.name = 'ce'\nloss.centres = 'mix'", r"on cycle: .*centres"),
-        ("training.epochs = 0", r"epochs must be from 1"),
+        ("training.epochs = 0", r"epochs must be from 1 to"),
     ],
 )
 def test_what_no_run_can_have_is_refused_before_the_first(

@@ -1,12 +1,16 @@
 """A loss is known by its type and settings: in another process the same, and another is another."""
 
+import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -37,6 +41,10 @@ class LastItems:
 
     def __call__(self, rows: int, k: int, n_items: int, targets: Tensor, **_: object) -> Draw:
         return Draw(torch.arange(n_items - k, n_items).expand(rows, k), None)
+
+
+class Colour(Enum):
+    RED, BLUE = 1, 2
 
 
 class Own(nn.Module):
@@ -80,13 +88,19 @@ DIFFERENT: list[Any] = [
     Own(1.0, CrossEntropy()),
     Own(2.0, CrossEntropy()),
     Own(2.0, CrossEntropy(chunk_size=8)),
+    Own(math.inf, CrossEntropy()),
+    Own(np.float32(3), CrossEntropy()),  # type: ignore[arg-type]
+    Own(torch.ones(3, dtype=torch.bfloat16), CrossEntropy()),  # type: ignore[arg-type]
+    Own(np.ones(3), CrossEntropy()),  # type: ignore[arg-type]
+    Own(Colour.RED, CrossEntropy()),  # type: ignore[arg-type]
+    Own(Colour.BLUE, CrossEntropy()),  # type: ignore[arg-type]
     plain,
     LastItems(1),
 ]
 
 
 def test_every_loss_is_told_from_every_other() -> None:
-    found = [describe_loss(loss) for loss in DIFFERENT]
+    found = [json.loads(json.dumps(describe_loss(one), allow_nan=False)) for one in DIFFERENT]
     assert len({str(one) for one in found}) == len(found)
     assert [one["name"] for one in found[:5]] == ["ce", "ce", "sce", "sce", "ce-"]
     assert found[4]["negatives"] == {"name": f"{__name__}.LastItems", "first": 0}

@@ -20,7 +20,7 @@ from sce.losses import (
 )
 from sce.models.sasrec import SASRec
 from sce.training import preflight as module
-from sce.training.preflight import explain_error, preflight
+from sce.training.preflight import explained_errors, preflight
 from sce.training.settings import TrainingSettings
 from tests.cycle_data import lay_out, make_cycle
 
@@ -134,6 +134,16 @@ def test_buckets_beyond_the_batch(said: Any) -> None:
     assert said(ScalableCrossEntropy(coverage=False, bucket_size_x=8, n_buckets=2), small) == []
 
 
+def explain(error: Exception, loss: nn.Module | None = None) -> str:
+    """The sentence that an error of training becomes."""
+    with (
+        pytest.raises(InputError) as caught,
+        explained_errors(MODEL, loss or CrossEntropy(), compiled=True),
+    ):
+        raise error
+    return str(caught.value)
+
+
 @pytest.mark.parametrize("loss", [CrossEntropy(), ScalableCrossEntropy()])
 def test_what_is_said_when_memory_did_run_out(loss: nn.Module) -> None:
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 5 GiB. GPU 0 has ...")
@@ -142,29 +152,27 @@ def test_what_is_said_when_memory_did_run_out(loss: nn.Module) -> None:
         "[enforce fail at alloc_cpu.cpp:98] data. DefaultCPUAllocator: not enough memory: you "
         "tried to allocate 400000000000000 bytes.",
     ]
-    for one in (error, *map(RuntimeError, texts), MemoryError()):
-        hint = explain_error(one, MODEL, loss, compiled=False)
-        assert isinstance(hint, InputError)
-        assert "; try a smaller batch_size" in str(hint)
-        assert ("ScalableCrossEntropy()" in str(hint)) == isinstance(loss, CrossEntropy)
-
-
-def test_what_torch_really_says_when_memory_runs_out() -> None:
     with pytest.raises(RuntimeError) as caught:
-        torch.empty(2**60)
-    assert "memory ran out" in str(
-        explain_error(caught.value, MODEL, CrossEntropy(), compiled=False)
-    )
+        torch.empty(2**60)  # what torch really says
+    for one in (error, *map(RuntimeError, texts), MemoryError(), caught.value):
+        hint = explain(one, loss)
+        assert "memory ran out" in hint
+        assert "; try a smaller batch_size" in hint
+        assert ("ScalableCrossEntropy()" in hint) == isinstance(loss, CrossEntropy)
 
 
 def test_what_is_said_when_compiling_failed() -> None:
     from torch._dynamo.exc import InternalTorchDynamoError
 
-    error = InternalTorchDynamoError("no compiler")
-    hint = explain_error(error, MODEL, CrossEntropy(), compiled=True)
-    assert str(hint) == "the model could not be compiled (no compiler); leave out compile"
+    hint = explain(InternalTorchDynamoError("no compiler"))
+    assert hint == "the model could not be compiled (no compiler); leave out compile"
 
 
 def test_other_errors_stay_what_they_are() -> None:
     error = RuntimeError("shapes do not match")
-    assert explain_error(error, MODEL, CrossEntropy(), compiled=True) is error
+    with (
+        pytest.raises(RuntimeError) as caught,
+        explained_errors(MODEL, CrossEntropy(), compiled=True),
+    ):
+        raise error
+    assert caught.value is error

@@ -246,7 +246,7 @@ def test_a_crash_at_any_write_and_resuming_is_exact(
             assert outcome(out) == unbroken, f"crash {crashes}"
         else:
             break
-    assert crashes == 20  # two for each of ten calls
+    assert crashes == 24  # two for each of twelve calls
     assert sorted(file.name for file in out.iterdir()) == [
         "best.safetensors",
         "items_values.npy",
@@ -254,6 +254,7 @@ def test_a_crash_at_any_write_and_resuming_is_exact(
         "result.json",
         "resume.safetensors",
         "run.json",
+        "test_ranks.npy",
     ]
 
 

@@ -12,7 +12,7 @@ from sce.data.storage import write_json
 from sce.errors import InputError
 from sce.models.sasrec import SASRec
 from sce.training.checkpoint import write_tensors
-from sce.training.run import Run, describe_divergence, load_model
+from sce.training.run import Run, caveat, load_model
 from sce.training.run_start import check_target, note_divergence, start_run
 from tests.cycle_data import MODEL, make_cycle
 
@@ -201,12 +201,12 @@ def test_a_run_is_replaced(run: Run, dataset: PreparedDataset) -> None:
 
 
 def test_a_divergence_is_told_until_the_run_has_ended(run: Run) -> None:
-    assert describe_divergence(run) is None
+    assert caveat(run) is None
     note_divergence(run, epoch=2, step=7)
-    said = describe_divergence(run)
+    said = caveat(run)
     assert said is not None
     assert "diverged at step 7 of epoch 2: try a lower learning_rate, with force=True" in said
     run.resume_state.touch()
-    assert "with resume=True" in str(describe_divergence(run))
+    assert "with resume=True" in str(caveat(run))
     run.result_file.touch()
-    assert describe_divergence(run) is None
+    assert caveat(run) is None

@@ -1,5 +1,6 @@
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,11 +20,11 @@ from sce.losses import BucketStatistics, CrossEntropy, ScalableCrossEntropy
 from sce.training import trainer
 from sce.training.capture import StepResult
 from sce.training.checkpoint import Checkpointer, EpochSoFar, read_tensors
-from sce.training.fit import FitResult, TrainingWarning
+from sce.training.fit import FitResult, TrainingWarning, fit
 from sce.training.run import Run
 from sce.training.step import TrainingStep
 from sce.training.trainer import CHECK_EVERY, DivergenceError, LossMonitor, Trainer
-from tests.cycle_data import make_cycle, small_model, train
+from tests.cycle_data import make_cycle, settings, small_model, train
 
 ONE_STEP = pytest.mark.filterwarnings("ignore:there are 48 training users")
 
@@ -349,6 +350,19 @@ def test_epochs_can_be_evaluated_on_a_sample_of_users(
     assert written is not None
     assert written["users"] == result.users
     assert train(dataset, validation_users=99).users["validation"] == len(dataset.test)
+
+
+def test_without_a_terminal_there_are_lines_within_an_epoch_and_while_evaluating(
+    dataset: PreparedDataset, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("_FIRST_LINE_SECONDS", "_LINE_SECONDS"):
+        monkeypatch.setattr(f"sce.progress.{name}", 0.0)
+    chosen = settings(evaluation_batch_size=8, epochs=1)
+    fit(small_model(dataset), CrossEntropy(), dataset, settings=chosen)
+    lines = capsys.readouterr().err.splitlines()
+    assert re.match(r"sce: epoch 1/1: 2 of 3 steps .*loss \d\.\d+ .* left", lines[1])
+    assert any(line.startswith("sce: evaluating validation: 8 of 24 users") for line in lines)
+    assert any(line.startswith("sce: evaluating test: 16 of 24 users") for line in lines)
 
 
 def test_evaluation_runs_where_the_steps_do(

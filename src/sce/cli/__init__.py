@@ -7,6 +7,7 @@ A command's module is imported only when that command is called, so `sce --help`
 import errno
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
@@ -15,7 +16,7 @@ from typing import Any, get_args
 import cyclopts
 
 from sce import __version__
-from sce.errors import InputError, settings_as_flags
+from sce.errors import InputError, TrainingWarning, settings_as_flags
 from sce.memory import ran_out
 
 VERBS: dict[str, tuple[str, list[str]]] = {
@@ -111,7 +112,26 @@ for position, (verb, (summary, examples)) in enumerate(VERBS.items()):
     )
 
 
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Show each of our warnings as one line; those of others as ever."""
+    usual, said = warnings.showwarning, set()
+
+    def show(message: Any, category: type[Warning], *args: Any, **kwargs: Any) -> None:
+        if not issubclass(category, TrainingWarning):
+            usual(message, category, *args, **kwargs)
+        elif str(message) not in said:
+            said.add(str(message))
+            say(f"warning: {message}")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", TrainingWarning)
+        warnings.showwarning = show
+        yield
+
+
 @settings_as_flags()
+@_plain_warnings()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return 0 when done, 2 on wrong input, 130 when interrupted."""
     tokens = list(sys.argv[1:] if arguments is None else arguments)

@@ -20,7 +20,7 @@ from sce.progress import ProgressDisplay
 from sce.recommend import Recommender
 from sce.training.device import resolve_device
 from sce.training.ranks import read_ranks, write_ranks
-from sce.training.run import Run, describe_divergence
+from sce.training.run import Run
 
 
 def evaluate(
@@ -58,7 +58,6 @@ def evaluate(
         "popularity": Popularity(dataset.train, dataset.n_items, device=place),
     }
     check_memory(rankers[loss].catalogue, batch_size)
-    say_divergence(opened)
     measured = partial(measure, dataset=dataset, split=split, keep_seen=keep_seen)
     measured = partial(measured, ks=None if k is None else sorted(set(k)), batch_size=batch_size)
     with ProgressDisplay() as display:
@@ -96,9 +95,3 @@ def _keep_ranks(run: Run, ranks: NDArray[np.int32]) -> None:
             write_json(run.result_file, result | {"test_ranks": write_ranks(run.path, ranks)})
     except (InputError, OSError) as error:
         say(f"warning: the ranks of the test users were not stored: {error}")
-
-
-def say_divergence(run: Run) -> None:
-    """Warn on standard error about a run whose training diverged."""
-    if diverged := describe_divergence(run):
-        say(f"warning: {diverged}")

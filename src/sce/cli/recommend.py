@@ -16,7 +16,6 @@ from cyclopts import Parameter
 
 from sce import __version__
 from sce.cli import say
-from sce.cli.evaluate import say_divergence
 from sce.cli.rows import Format, open_rows
 from sce.data.storage import new_digest
 from sce.data.vocabulary import as_int64
@@ -78,7 +77,6 @@ def recommend(
     _check_options(users, users_file, histories, data)
     opened = Run.open(run)
     recommender = Recommender.load(opened, device)
-    say_divergence(opened)
     options: dict[str, Any] = {"k": k, "keep_seen": keep_seen, "batch_size": batch_size}
     # Everything that can be refused is refused before the file is opened.
     total = None

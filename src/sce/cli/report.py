@@ -6,10 +6,9 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from sce.cli.evaluate import say_divergence
 from sce.data.storage import write_text
 from sce.errors import InputError
-from sce.training.run import Run
+from sce.training.run import Run, warn_of
 
 _EXTRA = ("altair", "vl_convert", "jinja2", "polars")
 
@@ -61,5 +60,5 @@ def report(
     make_page = needs_report("run_page").make_page
     page = make_page(opened, data=data, device=device)
     write_page(out.resolve() if out else target, page)
-    say_divergence(opened)
+    warn_of(opened)
     print(target)

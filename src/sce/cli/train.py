@@ -1,9 +1,7 @@
 """`sce train`: from a prepared dataset to a trained model and its run directory."""
 
 import shlex
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, get_args
@@ -27,7 +25,6 @@ from sce.losses import LOSSES
 from sce.models.registry import BACKBONES
 from sce.training.device import resolve_device
 from sce.training.fit import FitResult, fit
-from sce.training.preflight import TrainingWarning
 from sce.training.run_start import check_target
 from sce.training.signals import TrainingInterrupted
 
@@ -132,18 +129,17 @@ def train(  # noqa: D417 - the settings document themselves
     resolve_device(chosen.training.device)  # a GPU that is not there is refused first
     dataset = PreparedDataset.load(prepared)
     try:
-        with _plain_warnings():
-            network, objective = chosen.build(dataset)
-            result = fit(
-                network,
-                objective,
-                dataset,
-                settings=chosen.training,
-                out=out,
-                resume=resume,
-                force=force,
-                config=chosen.to_dict(),
-            )
+        network, objective = chosen.build(dataset)
+        result = fit(
+            network,
+            objective,
+            dataset,
+            settings=chosen.training,
+            out=out,
+            resume=resume,
+            force=force,
+            config=chosen.to_dict(),
+        )
     except TrainingInterrupted as interruption:
         say(f"{interruption}; go on with the same command and --resume")
         return interruption.exit_code
@@ -159,27 +155,12 @@ def train(  # noqa: D417 - the settings document themselves
 train.__annotations__ |= {section: _options(section) | None for section in SECTIONS}
 
 
-@contextmanager
-def _plain_warnings() -> Iterator[None]:
-    """Show our warnings as one line each; those of others as ever."""
-    usual = warnings.showwarning
-
-    def show(message: Any, category: type[Warning], *args: Any, **kwargs: Any) -> None:
-        if issubclass(category, TrainingWarning):
-            say(f"warning: {message}")
-        else:
-            usual(message, category, *args, **kwargs)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", TrainingWarning)
-        warnings.showwarning = show
-        yield
-
-
 def _closing_lines(result: FitResult, out: Path) -> Iterator[tuple[str, str]]:
     reason = dict.fromkeys(("epochs", "max_steps"), "all that were asked for")
     reason |= {"patience": "none was better for a while"}
     yield "best", f"epoch {result.best_epoch} of {result.epochs} ({reason[result.stopped]})"
+    if result.users["validation"] < result.users["test"]:
+        yield "", f"by a sample of {result.users['validation']:,} of {result.users['test']:,} users"
     speeds = {"training": f", {result.tokens_per_second:,.0f} tokens/s", "evaluation": ""}
     for phase, speed in speeds.items():
         peak = result.memory_mib[phase]

@@ -23,11 +23,10 @@ from sce.config import Config, load_toml
 from sce.data.batches import DeviceSequences, training_batch
 from sce.data.prepared import PreparedDataset, Sequences
 from sce.data.storage import write_json
-from sce.errors import InputError
+from sce.errors import InputError, TrainingWarning
 from sce.training.device import matmul_precision, resolve_device
 from sce.training.fit import fit
 from sce.training.optimizer import make_optimizer
-from sce.training.preflight import TrainingWarning
 
 COMPONENTS = ("weights", "optimizer", "activations", "gradients", "loss", "backward")
 _MIB = 2**20

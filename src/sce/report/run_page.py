@@ -16,7 +16,7 @@ from sce.report.frame import Show, name_metric, number
 from sce.report.pages import render
 from sce.report.record import METRIC, PHASES, RANKERS, SHOWN, Record, Sample, draw_samples
 from sce.report.run_charts import draw_run
-from sce.training.run import Run, describe_divergence
+from sce.training.run import Run, caveat
 from sce.units import (
     plural,
     show_compact,
@@ -106,9 +106,9 @@ def _headline(record: Record) -> dict[str, Any]:
         "longer training may do better" if best == done and record.ended else "",
         _STOPPED.get(str(record.result.get("stopped")), ""),
     ]
-    notice, diverged = "", describe_divergence(record.run)
-    if not record.ended and diverged is not None:
-        notice = f"{diverged[:1].upper()}{diverged[1:]}."
+    notice, warning = "", caveat(record.run)
+    if not record.ended and warning is not None:
+        notice = f"{warning[:1].upper()}{warning[1:]}."
     elif not record.ended:
         notice = (
             "This training has not ended: it is still going, or it was interrupted "

@@ -1,6 +1,8 @@
 """Names and settings of model and loss for run.json: a run is resumed with the same alone."""
 
+import math
 from collections.abc import Callable, Mapping
+from enum import Enum
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -55,13 +57,19 @@ class _Nameless(Exception):  # noqa: N818 - becomes an InputError
 
 def _describe(value: Any) -> Any:
     """A value as JSON; an object by its class and public attributes."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, torch.dtype | torch.device | Enum):
+        return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # which JSON does not have
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, torch.dtype | torch.device):
-        return str(value)
-    if isinstance(value, Tensor | np.ndarray):
-        array = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
-        return {"shape": list(array.shape), "digest": digest_bytes(array.tobytes())[:16]}
+    if isinstance(value, Tensor):
+        flat = value.detach().cpu().reshape(-1).view(torch.uint8).numpy()
+        return {"shape": list(value.shape), "digest": digest_bytes(flat.tobytes())[:16]}
+    if isinstance(value, np.ndarray):
+        return _describe(torch.from_numpy(value))
     if isinstance(value, list | tuple):
         return [_describe(one) for one in value]
     if isinstance(value, Mapping):

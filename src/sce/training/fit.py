@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sce.data.batches import DeviceSequences
 from sce.data.prepared import PreparedDataset
 from sce.data.storage import write_json
-from sce.errors import InputError
+from sce.errors import InputError, TrainingWarning
 from sce.evaluation.ranking import Popularity
 from sce.losses import LOSSES, DataSummary, Loss, ScalableCrossEntropy
 from sce.models.registry import BACKBONES
@@ -29,7 +29,7 @@ from sce.training.device import (
     spare_workspace,
 )
 from sce.training.optimizer import make_optimizer, row_wise_table, sparse_gradients
-from sce.training.preflight import TrainingWarning, explain_error, preflight
+from sce.training.preflight import explained_errors, preflight
 from sce.training.progress import TrainingProgress
 from sce.training.ranks import write_ranks
 from sce.training.run_start import note_divergence, run_target
@@ -130,7 +130,7 @@ def fit(
     device = resolve_device(settings.device)
     described = {"model": describe_model(model), "loss": {}, "training": asdict(settings)}
     described |= config or {}
-    if out is not None and not described["loss"]:
+    if out is not None and (loss_name is not None or not described["loss"]):
         described["loss"] = describe_loss(loss, loss_name)
     longest = max(1, int(dataset.train.lengths.max(initial=0)) - 1)
     max_length = min(int(getattr(model, "max_length", longest)), longest)
@@ -144,6 +144,7 @@ def fit(
         torch.random.fork_rng(devices=gpus),
         same_bits(device) if settings.deterministic else spare_workspace(device),
         quiet_bf16(),
+        explained_errors(model, loss, compiled=settings.compile),
         sparse_gradients(model, loss, wanted=table is not None),
     ):
         data = summarize_data(
@@ -212,11 +213,6 @@ def fit(
                     trainer.checkpointer.save_best(trainer.progress)
                     note_divergence(run, epoch=error.epoch, step=error.step)
                 raise
-            except (IndexError, RuntimeError, MemoryError) as error:
-                explained = explain_error(error, model, loss, compiled=settings.compile)
-                if explained is error:
-                    raise
-                raise explained from error
 
 
 def _check_arguments(model: object, loss: object, dataset: object, settings: object) -> None:

@@ -3,6 +3,7 @@
 import math
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,10 +22,6 @@ _UNUSED = 0.1  # share of the events that is worth a word
 
 # Words of torch's CPU allocator, in one version or another.
 _NO_MEMORY = ("DefaultCPUAllocator", "can't allocate memory", "not enough memory")
-
-
-class TrainingWarning(UserWarning):
-    """Training goes on, but perhaps not as it was meant."""
 
 
 def preflight(
@@ -132,8 +129,19 @@ def _other_loss(name: str) -> str:
     return named("loss", name, python=f"{LOSSES[name].loss.__name__}()")
 
 
-def explain_error(error: Exception, model: nn.Module, loss: object, *, compiled: bool) -> Exception:
-    """Turn an error of a training step into what to do about it, where that is known."""
+@contextmanager
+def explained_errors(model: nn.Module, loss: object, *, compiled: bool) -> Iterator[None]:
+    """Turn errors of training into what to do about them, where that is known."""
+    try:
+        yield
+    except (IndexError, RuntimeError, MemoryError) as error:
+        explained = _explain(error, model, loss, compiled=compiled)
+        if explained is error:
+            raise
+        raise explained from error
+
+
+def _explain(error: Exception, model: nn.Module, loss: object, *, compiled: bool) -> Exception:
     if isinstance(error, IndexError):
         ours = type(model) in {entry.backbone for entry in BACKBONES.values()}
         if ours or not _raised_in(model, error):

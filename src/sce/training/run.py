@@ -10,6 +10,7 @@ RUN/test_ranks.npy      rank of each test user's target: see ranks.py
 RUN/report.html         written by `sce report`
 """
 
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,15 +23,15 @@ from sce.data.manifest import Manifest
 from sce.data.prepared import PreparedDataset
 from sce.data.storage import append_json_line, json_line, read_json, read_json_lines, write_text
 from sce.data.vocabulary import Vocabulary
-from sce.errors import InputError, named
+from sce.errors import InputError, TrainingWarning, named
 from sce.models.base import Backbone
 from sce.models.registry import BACKBONES
 from sce.training.checkpoint import read_tensors, with_prefix
 from sce.training.ranks import RANKS
 
 # Beside run.json and the vocabulary.
-FILES = ("metrics.jsonl", "best.safetensors", "resume.safetensors", "result.json", RANKS,
-         "report.html")  # fmt: skip
+_TENSORS = ("best.safetensors", "resume.safetensors")
+FILES = ("metrics.jsonl", "result.json", "report.html", RANKS, *_TENSORS)
 MANIFEST = Manifest(
     file="run.json",
     format="sce run",
@@ -183,11 +184,11 @@ def read_weights(run: Run) -> dict[str, Tensor]:
         return with_prefix(read_tensors(run.resume_state)[0], "model.")
     if removed := MANIFEST.read(run.path).get(NO_WEIGHTS):
         raise InputError(f"{run.path} has no weights any more: {removed}")
-    why = describe_divergence(run) or f"go on with: sce train ... {named('resume', True)}"
+    why = caveat(run) or f"go on with: sce train ... {named('resume', True)}"
     raise InputError(f"{run.path} has no weights yet: nothing was saved so far; {why}")
 
 
-def describe_divergence(run: Run) -> str | None:
+def caveat(run: Run) -> str | None:
     """A sentence about a run that diverged, or whose weights were never evaluated; else None."""
     found = MANIFEST.read(run.path).get("diverged")
     if found is not None and not run.result_file.exists():  # else it has got over it
@@ -201,6 +202,12 @@ def describe_divergence(run: Run) -> str | None:
             f"go on with {named('resume', True)}"
         )
     return None
+
+
+def warn_of(run: Run) -> None:
+    """Warn of a run that is not as it should be."""
+    if text := caveat(run):
+        warnings.warn(text, TrainingWarning, stacklevel=3)
 
 
 def resume_hint(run: Run) -> str:
