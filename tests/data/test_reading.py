@@ -67,7 +67,7 @@ LATE = ":good:" * 200 + "\n"
         (
             "a.csv",
             ":header:1,2,3\n,5,6\n",
-            "line 3: no user, .*; 1 row of this file must be mended",
+            "line 3: no user, .*; 1 row of it must be mended",
         ),
         ("a.csv", ":header:1,2,2020-01-01\n1,2,2020-02-30\n", "line 3: cannot read '2020-02-30'"),
         ("a.csv", '\nuser,item,note,ts\n1,2,"two\nlines",3\n\n1,,x,3\n', "line 6: no item"),

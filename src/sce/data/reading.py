@@ -282,7 +282,7 @@ def _complete_rows(
         fault = f"no {Columns._fields[place]}, column {column!r} is empty"
     raise InputError(
         f"{path}, {place_of_row(path, fmt, bad[0])}: {fault}; {plural(len(bad), 'row')} "
-        f"of this file must be mended or removed, or left out with {named('drop_incomplete', True)}"
+        f"of it must be mended or removed, or left out with {named('drop_incomplete', True)}"
     )
 
 

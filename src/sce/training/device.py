@@ -57,7 +57,7 @@ def _cuda(device: torch.device) -> torch.device:
             "cuda", torch.cuda.current_device() if device.index is None else device.index
         )
     raise InputError(
-        f"device {device} was asked for, but {why}; use {named('device', 'cpu')}, or auto"
+        f"device {device} was asked for, but {why}; use {named('device', 'cpu')} or auto"
     )
 
 
