@@ -359,7 +359,7 @@ def test_a_file_that_is_there_is_kept(run: Run, tmp_path: Path, capsys: Capture)
 
 
 @contextmanager
-def interrupted_after(users: int) -> Iterator[list[Id]]:
+def interrupted_after(users: int, saved_every: int = 8) -> Iterator[list[Id]]:
     """Raise Ctrl-C in the middle of the work; gives the users that were counted."""
     counted: list[Id] = []
     usual = command.Account.count
@@ -371,9 +371,20 @@ def interrupted_after(users: int) -> Iterator[list[Id]]:
         usual(account, user, found)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "_SAVED_EVERY", 8)
+        patch.setattr(command, "_SAVED_EVERY", saved_every)
         patch.setattr(command.Account, "count", count)
         yield counted
+
+
+def test_rows_of_slow_users_are_kept_by_time(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    arguments = ["recommend", str(run.path), "--batch-size", "1", "--out", str(tmp_path / "a.csv")]
+    monkeypatch.setattr(command, "_SAVED_AFTER", 0)
+    with interrupted_after(12, saved_every=1000):
+        assert main(arguments) == 130
+    assert main(arguments) == 0
+    assert "going on after 8 users" in capsys.readouterr().err
 
 
 def source_of(kind: str, tmp_path: Path) -> list[str]:

@@ -173,8 +173,8 @@ def test_pairs_of_a_large_catalogue_keep_apart(
     [
         ((9, 1), r"item filter: no item has 9 distinct users.*has 2"),
         ((1, 9), r"user filter: no user has 9 distinct items.*has 3"),
-        ((0, 1), "min-item-users .*got 0"),
-        ((1, 0), "min-user-items .*got 0"),
+        ((0, 1), "min_item_users .*got 0"),
+        ((1, 0), "min_user_items .*got 0"),
     ],
 )
 def test_minimums_that_leave_nothing_or_mean_nothing(

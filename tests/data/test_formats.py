@@ -120,7 +120,7 @@ def test_another_file_than_the_format_says(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"not the format gowalla: .* 3 fields where 5 are"):
         read_interactions(path, format="gowalla")
     path.write_text('{"user_id": "a", "item": 3}\n')
-    with pytest.raises(InputError, match=r"no column 'business_id' \(--item-column\)"):
+    with pytest.raises(InputError, match=r"no column 'business_id' \(item_column\)"):
         read_interactions(path, format="yelp")
 
 
@@ -150,7 +150,9 @@ def test_the_name_tells_the_format(name: str, expected: str) -> None:
 
 @pytest.mark.parametrize("name", ["a.txt", "a", "a.gz", "a.xlsx"])
 def test_a_name_that_tells_no_format(name: str) -> None:
-    with pytest.raises(InputError, match=rf"^{name}: .*\.csv.*\.parquet.*\.gz.*--format.*gowalla"):
+    with pytest.raises(
+        InputError, match=rf"^{name}: .*\.csv.*\.parquet.*\.gz.*with format.*gowalla"
+    ):
         choose_format(Path(name))
 
 
@@ -211,17 +213,17 @@ def test_a_missing_column_names_those_found_and_the_option(found: list[str], rol
     message = str(caught.value)
     assert message.startswith("a.csv: ")
     assert all(repr(name) in message for name in found)
-    assert f"--{role}-column" in message
+    assert f"with {role}_column" in message
     assert "header" not in message
 
 
 def test_a_column_that_is_said_but_missing() -> None:
-    with pytest.raises(InputError, match=r"no column 'who' \(--user-column\); .*'user_id', 'ts'"):
+    with pytest.raises(InputError, match=r"no column 'who' \(user_column\); .*'user_id', 'ts'"):
         find_columns(["user_id", "ts"], Columns(user="who"), Path("a.csv"))
 
 
 def test_two_columns_that_could_be_meant() -> None:
-    with pytest.raises(InputError, match=r"'user_id', 'Session ID' could .* with --user-column"):
+    with pytest.raises(InputError, match=r"'user_id', 'Session ID' could .* with user_column"):
         find_columns(["user_id", "Session ID", "item", "ts"], Columns(), Path("a.csv"))
 
 

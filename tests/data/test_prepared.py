@@ -121,7 +121,7 @@ def test_the_same_content_gives_the_same_bytes_anywhere(tmp_path: Path) -> None:
 
 def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     before = contents(write(tmp_path / "data").path)
-    with pytest.raises(InputError, match=r"data exists; .*--force"):
+    with pytest.raises(InputError, match=r"data exists; .*force=True"):
         write(tmp_path / "data", settings={})
     assert contents(tmp_path / "data") == before
 
@@ -353,7 +353,7 @@ def test_force_replaces_a_damaged_dataset_known_by_its_manifest(tmp_path: Path) 
     rewrite_manifest(tmp_path / "data", version=1)
     alter_byte(tmp_path / "data")
     (tmp_path / "data" / "test_users.npy").unlink()
-    with pytest.raises(InputError, match="or replace it with --force"):
+    with pytest.raises(InputError, match="or replace it with force=True"):
         check_target(tmp_path / "data")
     write(tmp_path / "data", force=True)
     PreparedDataset.load(tmp_path / "data")

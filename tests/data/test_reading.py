@@ -54,7 +54,7 @@ def zstd(text: str, path: Path) -> bytes:
 def test_a_row_that_lacks_something(row: str, fault: str, refused: Refused) -> None:
     message = refused("a.csv", HEADER + "1,2,3\n4,5,6\n" + row + "\n7,8,9\n" + row + "\n")
     assert message.startswith(f"a.csv, line 4: {fault}; 2 rows ")
-    assert message.endswith("or left out with --drop-incomplete")
+    assert message.endswith("or left out with drop_incomplete=True")
 
 
 LONG = "x" * 200_000  # beyond what Python's csv takes unless told to
@@ -67,7 +67,7 @@ LATE = ":good:" * 200 + "\n"
         (
             "a.csv",
             ":header:1,2,3\n,5,6\n",
-            "line 3: no user, .*; 1 row of this file must be mended",
+            "line 3: no user, .*; 1 row of it must be mended",
         ),
         ("a.csv", ":header:1,2,2020-01-01\n1,2,2020-02-30\n", "line 3: cannot read '2020-02-30'"),
         ("a.csv", '\nuser,item,note,ts\n1,2,"two\nlines",3\n\n1,,x,3\n', "line 6: no item"),
@@ -83,7 +83,7 @@ LATE = ":good:" * 200 + "\n"
         (
             "a.csv",
             "1,2,3\n4,5,6\n",
-            "no column .*columns are '1', '2', '3' .*header line missing.*--user-col",
+            "no column .*columns are '1', '2', '3' .*header line missing.*user_col",
         ),
         ("a.jsonl", ':good:\n{"user": null, "item": 1, "ts": 5}', "line 3: no user, .*; 1 row"),
         ("a.jsonl", ':good:{"item": "a", "ts": 5}\n', "line 2: no user"),

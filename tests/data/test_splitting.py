@@ -197,12 +197,12 @@ def test_codes_that_no_longer_occur_leave_the_vocabularies() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"quantile": 0}, r"no training users: all of the 6 users .*--quantile"),
+        ({"quantile": 0}, r"no training users: all of the 6 users .*raise quantile"),
         ({"quantile": 1}, r"no test users: of the 1 user .* none has 3 known events from the cut"),
-        ({"quantile": -0.1}, "--quantile must lie between 0 and 1"),
-        ({"quantile": 1.01}, "--quantile must lie between 0 and 1"),
-        ({"quantile": float("nan")}, "--quantile must lie between 0 and 1"),
-        ({"test_history": "all"}, "--test-history must be one of after-cut, full"),
+        ({"quantile": -0.1}, "quantile must lie between 0 and 1"),
+        ({"quantile": 1.01}, "quantile must lie between 0 and 1"),
+        ({"quantile": float("nan")}, "quantile must lie between 0 and 1"),
+        ({"test_history": "all"}, "test_history must be one of after-cut, full"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:

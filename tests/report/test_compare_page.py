@@ -162,6 +162,7 @@ def test_markdown_of_trainings_and_of_steps(whole: Comparison) -> None:
     assert text.startswith("## Mine &amp; yours\n\n253 runs on 3 datasets")
     assert "| ml1m | NDCG@1, HR@1 |" in text
     assert "Chosen: ml1m: BCE" in text
+    assert "**: ml1m: test NDCG@10 of SCE" in text  # the headline of the page
     assert "- ml1m, CE, batch_size 4,096, seed 0 (ffffffffffff): out of memory" in text
     steps = [
         make_row("a", {"loss.name": "ce"}, test=None, validation=None, memory=2048.0,

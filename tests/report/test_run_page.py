@@ -65,7 +65,8 @@ def finished(run: Run, **changes: Any) -> Outline:
 
 
 def test_a_finished_run_has_everything(run: Run) -> None:
-    page = finished(run)
+    page = finished(run, users={"validation": 300, "test": 1509})
+    assert "of 40 items; measured on 1,509 test users; the weights" in page.words
     assert page.words.startswith("run: a training run of sce Training run run 0.1423 test NDCG@10")
     assert "3.1× popularity (0.0459)" in page.words
     assert "trained with SCE on a catalogue of 40 items" in page.words

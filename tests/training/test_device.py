@@ -38,7 +38,7 @@ def test_names_that_are_none(name: str) -> None:
 @pytest.mark.parametrize(
     ("built", "visible", "count", "message"),
     [
-        (None, False, 0, "was built without CUDA; use --device cpu"),
+        (None, False, 0, "was built without CUDA; use device='cpu'"),
         ("12.8", False, 0, "no GPU can be used here"),
         ("12.8", True, 2, "there are 2 here, counted from 0"),
     ],

@@ -25,6 +25,7 @@ VERBS: dict[str, tuple[str, list[str]]] = {
         [
             "clicks.csv.gz --out data/clicks",
             "'logs/*.parquet' --user-column member --out data/shop",
+            "visits.csv --order rows --out data/visits",
             "ratings.dat --format movielens-1m --preset paper --out data/ml1m",
         ],
     ),
@@ -70,8 +71,12 @@ VERBS: dict[str, tuple[str, list[str]]] = {
         ],
     ),
     "compare": (
-        "Compare the runs of sweeps: Pareto fronts, tables, curves, on one page.",
-        ["sweeps/clicks", "sweeps/clicks --markdown table.md --csv all.csv --svg figures"],
+        "Put runs side by side: tables with intervals, Pareto fronts, curves, on one page.",
+        [
+            "runs/sce runs/ce",
+            "sweeps/clicks",
+            "sweeps/clicks --markdown table.md --csv all.csv --svg figures",
+        ],
     ),
     "datasets": (
         "List the paper's datasets, where their owners publish them, and how to prepare each.",

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
+from time import monotonic
 from typing import Annotated, Any, TypeVar
 
 import torch
@@ -36,6 +37,7 @@ from sce.units import plural
 STDIN = Path("-")
 _EXAMPLES = 3  # of what was skipped
 _SAVED_EVERY = 2048  # users, or more
+_SAVED_AFTER = 10.0  # seconds, if so many users take longer
 T = TypeVar("T")
 _MAY_BE_STDIN = Parameter(allow_leading_hyphen=True)
 
@@ -100,9 +102,9 @@ def recommend(
         where = str(recommender.model.catalogue.device)
         content = opened.dataset.content_hash
         key = _key(files, content, users, histories is None, options, where, format)
-    # Rows are kept whenever so many users are done, a whole number of windows.
+    # Rows are kept after so many users or seconds, and a whole number of windows.
     window = batch_size * BATCHES_TOGETHER
-    saved_every = -(-_SAVED_EVERY // window) * window
+    saved_every, saved_at = -(-_SAVED_EVERY // window) * window, monotonic()
     # Not on a terminal that the rows themselves go to.
     on_screen = out is None and sys.stdout is not None and sys.stdout.isatty()
     display = ProgressDisplay(wanted=not on_screen)
@@ -115,8 +117,10 @@ def recommend(
             if found.known:
                 rows.add(user, found)
             display.update("recommending", account.given, total, account.many)
-            if account.given % saved_every == 0:
+            late = monotonic() - saved_at >= _SAVED_AFTER
+            if account.given % (window if late else saved_every) == 0:
                 rows.save(asdict(account))
+                saved_at = monotonic()
         lines = account.conclude()
     for line in lines:
         say(line)

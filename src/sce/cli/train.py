@@ -27,6 +27,7 @@ from sce.training.device import resolve_device
 from sce.training.fit import FitResult, fit
 from sce.training.run_start import check_target
 from sce.training.signals import TrainingInterrupted
+from sce.units import plural
 
 # Settings with a short name beside the dotted one.
 _DAILY = {
@@ -161,7 +162,8 @@ def _closing_lines(result: FitResult, out: Path) -> Iterator[tuple[str, str]]:
     yield "best", f"epoch {result.best_epoch} of {result.epochs} ({reason[result.stopped]})"
     if result.users["validation"] < result.users["test"]:
         yield "", f"by a sample of {result.users['validation']:,} of {result.users['test']:,} users"
-    speeds = {"training": f", {result.tokens_per_second:,.0f} tokens/s", "evaluation": ""}
+    users = plural(result.users["test"], "test user")
+    speeds = {"training": f", {result.tokens_per_second:,.0f} tokens/s", "evaluation": f", {users}"}
     for phase, speed in speeds.items():
         peak = result.memory_mib[phase]
         if peak is not None:

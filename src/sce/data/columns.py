@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sce.errors import InputError
+from sce.errors import InputError, named
 
 USER, ITEM, TIME = "user_id", "item_id", "timestamp"
 
@@ -38,19 +38,20 @@ def find_columns(found: Sequence[str], given: Columns, where: Path) -> tuple[str
     for role, name in given._asdict().items():
         if name == NO_TIME:
             continue
-        option = f"--{role}-column"
+        option = named(f"{role}_column")
         matches = usual_columns(role, found) if name is None else [name]
         if name is not None and name not in found:
             raise InputError(
                 f"{where}: no column {name!r} ({option}); its columns are {_listed(found)}"
             )
         if not matches:
+            rows = named("order", "rows")
             values = any(column[:1].isdigit() for column in found)
             raise InputError(
                 f"{where}: no column looks like the {role}; its columns are {_listed(found)}"
                 + (" (these look like values; is the header line missing?)" if values else "")
                 + f"; name the right one with {option}"
-                + (", or take the rows as in order with --order rows" if role == "time" else "")
+                + (f", or take the rows as in order with {rows}" if role == "time" else "")
             )
         if len(matches) > 1:
             raise InputError(
@@ -61,7 +62,7 @@ def find_columns(found: Sequence[str], given: Columns, where: Path) -> tuple[str
     if len(set(chosen)) < len(chosen):
         raise InputError(
             f"{where}: user, item and time must be different columns; got {_listed(chosen)} "
-            "(--user-column, --item-column, --time-column)"
+            f"({', '.join(named(f'{role}_column') for role in Columns._fields)})"
         )
     return tuple(chosen)
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sce.data.interactions import Interactions, Tally
-from sce.errors import InputError
+from sce.errors import InputError, named
 
 Report = Callable[[Tally], object]
 Pairs = dict[str, NDArray[np.int32]]  # "user" and "item": codes of each two that met, once
@@ -42,7 +42,7 @@ def keep_active(
     steps = [("item", "user", min_item_users), ("user", "item", min_user_items)]
     for kind, other, minimum in steps:
         if minimum < 1:
-            option = f"--min-{kind}-{other}s"
+            option = named(f"min_{kind}_{other}s")
             raise InputError(f"{option} must be at least 1 (1 keeps everything), got {minimum}")
     if not len(interactions) or (min_item_users == 1 and min_user_items == 1):
         return interactions
@@ -67,7 +67,7 @@ def keep_active(
                     f"nothing is left after the {kind} filter"
                     f"{f' in round {rounds}' if rounds > 1 else ''}: no {kind} has {minimum} "
                     f"distinct {other}s, the most {'popular' if kind == 'item' else 'active'} has "
-                    f"{counts.max()}; lower --min-{kind}-{other}s"
+                    f"{counts.max()}; lower {named(f'min_{kind}_{other}s')}"
                 )
             of_pairs = kept.take(pairs[kind])
             if not of_pairs.all():

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from sce.data.columns import BY_NAME, Columns
-from sce.errors import InputError
+from sce.errors import InputError, named
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def choose_format(path: Path, name: str = "auto") -> Format:
             raise InputError(
                 f"{path}: its name does not tell the format; known endings are "
                 f"{', '.join(ENDINGS)}, all but parquet also with {' or '.join(COMPRESSIONS)}; "
-                f"or say it with --format, one of {', '.join(FORMATS)}"
+                f"or say it with {named('format')}, one of {', '.join(FORMATS)}"
             )
         name = ENDINGS[ending]
     elif name not in FORMATS:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sce.data.interactions import Interactions
+from sce.errors import named
 
 _EVENTS = 300_000  # of a sample of users: about so many are looked at
 _SHUFFLES = 3
@@ -60,7 +61,8 @@ def order_warning(found: dict[str, float | None], *, ties: str = "keep") -> str 
     if abs(up - 0.5) >= 0.3:
         return (
             f"{max(up, 1 - up):.0%} of all steps go to the {'larger' if up > 0.5 else 'smaller'} "
-            "item id: each user's events are sorted by item, and a model learns no more than that"
+            "item id (50% by chance): unless users do take items in that order, such as episodes, "
+            "the log was sorted by item, and a model learns little else"
         )
     if recurs < 1.05:
         return (
@@ -77,7 +79,7 @@ def order_warning(found: dict[str, float | None], *, ties: str = "keep") -> str 
         return None
     return (
         f"{tied:.0%} of steps join events of one time, and {by}: unless their order is true, a "
-        "model learns how the log was stored; --ties shuffle prevents it"
+        f"model learns how the log was stored; {named('ties', 'shuffle')} prevents it"
     )
 
 

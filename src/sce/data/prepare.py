@@ -10,7 +10,7 @@ from sce.data.interactions import Tally
 from sce.data.order import describe_order, order_warning, shuffle_ties
 from sce.data.prepared import PreparedDataset, check_target
 from sce.data.splitting import Kind, TestHistory, split_leave_one_out, split_temporal
-from sce.errors import InputError
+from sce.errors import InputError, named
 
 _FILTERS: dict[str, Any] = {
     "drop_repeats": False,
@@ -26,7 +26,7 @@ class PrepareWarning(UserWarning):
 
 
 class PrepareOptions(TypedDict, total=False):
-    """Options of `prepare` and of the command; None is the same as not given."""
+    """Options of `prepare` and of the command, whose --help explains them; None: not given."""
 
     format: str
     """Layout of the files, if their names do not tell; see "sce datasets". [default: auto]"""
@@ -44,7 +44,7 @@ class PrepareOptions(TypedDict, total=False):
     ties: Literal["keep", "shuffle"] | None
     """A user's events of one time: keep the order of their rows, or shuffle. [default: keep]"""
     seed: int | None
-    """Of --ties shuffle. [default: 0]"""
+    """Of the shuffled ties. [default: 0]"""
     drop_incomplete: bool
     """Leave out rows without user, item or readable time, instead of refusing."""
     preset: Literal["paper"] | None
@@ -86,7 +86,8 @@ def prepare(
             parquet file, or a pattern, or several of them.
         out: Directory to write.
         report: Called with a line of text at each step, for showing progress.
-        options: `PrepareOptions` has them all.
+        options: Those of `sce prepare --help`, under the same names: `time_column="date"`,
+            `min_user_items=5`. `PrepareOptions` has them all.
 
     Raises:
         InputError: When options contradict each other, the log is malformed, or the directory
@@ -104,18 +105,23 @@ def prepare(
     split = given.pop("split", "leave-one-out" if by_row else "temporal")
     temporal = {n: given.pop(n) for n in ("quantile", "test_history") if n in given}
     if by_row and split == "temporal":
-        raise InputError("a temporal split needs times; with --order rows use leave-one-out")
+        raise InputError(
+            f"a temporal split needs times; with {named('order', 'rows')} use leave-one-out"
+        )
     if seed is not None and (ties != "shuffle" or seed < 0):
-        raise InputError(f"--seed is that of --ties shuffle, 0 or more; got {seed}, --ties {ties}")
+        raise InputError(
+            f"{named('seed')} is that of {named('ties', 'shuffle')}, 0 or more; got {seed}, "
+            f"{named('ties', ties)}"
+        )
     if split == "leave-one-out" and temporal:
         raise InputError(
-            f"--{next(iter(temporal)).replace('_', '-')} belongs to the temporal split, and the "
+            f"{named(next(iter(temporal)))} belongs to the temporal split, and the "
             "split is leave-one-out; leave one of the two out"
         )
     if filters["iterate"] and filters["min_item_users"] == filters["min_user_items"] == 1:
         raise InputError(
-            "--iterate repeats the filters, and none is set; add --min-item-users or "
-            "--min-user-items"
+            f"{named('iterate')} repeats the filters, and none is set; add "
+            f"{named('min_item_users')} or {named('min_user_items')}"
         )
     check_target(out, force=force)
     try:

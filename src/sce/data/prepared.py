@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from sce.data.manifest import Manifest, describe_file, write_array
 from sce.data.storage import atomic_directory, check_writable, json_checksum
 from sce.data.vocabulary import Vocabulary
-from sce.errors import InputError
+from sce.errors import InputError, named
 
 MANIFEST = Manifest(
     file="dataset.json",
@@ -207,9 +207,11 @@ def check_target(path: Path | str, *, force: bool = False) -> bool:
     if others:
         raise InputError(
             f"{path} exists and holds {', '.join(others[:3])}{' ...' if len(others) > 3 else ''}; "
-            "choose another directory (--force replaces nothing but what a dataset.json of sce "
-            "prepare lists)"
+            f"choose another directory ({named('force', True)} replaces nothing but what a "
+            "dataset.json of sce prepare lists)"
         )
     if not force:
-        raise InputError(f"{path} exists; choose another directory, or replace it with --force")
+        raise InputError(
+            f"{path} exists; choose another directory, or replace it with {named('force', True)}"
+        )
     return True

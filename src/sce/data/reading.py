@@ -30,7 +30,7 @@ from sce.data.values import (
     sort_rows,
     to_ticks,
 )
-from sce.errors import InputError
+from sce.errors import InputError, named
 from sce.memory import require_memory
 from sce.units import plural, show_size
 
@@ -91,7 +91,10 @@ def read_interactions(
         raise InputError(f"a time unit is s, ms, us or ns; got {time_unit!r}")
     if order == "rows":
         if time_column or time_unit:
-            raise InputError("--order rows reads no times; leave --time-column, --time-unit out")
+            raise InputError(
+                f"{named('order', 'rows')} reads no times; leave {named('time_column')}, "
+                f"{named('time_unit')} out"
+            )
         time_column, time_unit = NO_TIME, "us"
     given = Columns(user_column, item_column, time_column)
     tables: list[Table] = []
@@ -117,7 +120,7 @@ def read_interactions(
     with ThreadPoolExecutor(2) as pool:
         (users, user_ids), (items, item_ids) = pool.map(encode_ids, (rows[USER], rows[ITEM]))
     del rows  # else the log would be in memory twice while it is sorted
-    report(f"sorting {len(users):,} rows by user and time")
+    report(f"sorting {len(users):,} rows by user{'' if order == 'rows' else ' and time'}")
     users, items, times = sort_rows(users, items, ticks.values)
     return Interactions(users, items, ticks.to_microseconds(times), user_ids, item_ids, dropped)
 
@@ -279,7 +282,7 @@ def _complete_rows(
         fault = f"no {Columns._fields[place]}, column {column!r} is empty"
     raise InputError(
         f"{path}, {place_of_row(path, fmt, bad[0])}: {fault}; {plural(len(bad), 'row')} "
-        "of this file must be mended or removed, or left out with --drop-incomplete"
+        f"of it must be mended or removed, or left out with {named('drop_incomplete', True)}"
     )
 
 
@@ -395,5 +398,5 @@ def _check_agreement(tables: Sequence[Table], time_unit: UnitName | None) -> Non
         (kind, path), (other_kind, other) = list(found.items())[:2]
         raise InputError(
             f"the files disagree: times are {kind} in {path} and {other_kind} in {other}; convert "
-            "one of them, or say the unit of all with --time-unit"
+            f"one of them, or say the unit of all with {named('time_unit')}"
         )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sce.data.interactions import Interactions, Tally
 from sce.data.prepared import MIN_EVALUATED, PreparedDataset, Sequences, write_prepared
 from sce.data.vocabulary import Vocabulary
-from sce.errors import InputError
+from sce.errors import InputError, named
 from sce.units import plural
 
 Kind: TypeAlias = Literal["temporal", "leave-one-out"]
@@ -87,9 +87,9 @@ def split_temporal(
     """
     if test_history not in get_args(TestHistory):
         words = ", ".join(get_args(TestHistory))
-        raise InputError(f"--test-history must be one of {words}, got {test_history!r}")
+        raise InputError(f"{named('test_history')} must be one of {words}, got {test_history!r}")
     if not 0 <= quantile <= 1:
-        raise InputError(f"--quantile must lie between 0 and 1, got {quantile}")
+        raise InputError(f"{named('quantile')} must lie between 0 and 1, got {quantile}")
     cut = int(np.quantile(interactions.timestamps, quantile, method="nearest"))
     n_users = len(interactions.user_ids)
     is_test_user = _present(interactions.users[interactions.timestamps >= cut], n_users)
@@ -111,15 +111,16 @@ def split_temporal(
     required = f"{MIN_EVALUATED} known events{after}"
     n_test_users = int(np.count_nonzero(is_test_user))
     users = plural(n_test_users, "user")
+    one_out = named("split", "leave-one-out")
     if not len(train):
         raise InputError(
             f"no training users: all of the {users} have an event at or after "
-            f"{moment}; raise --quantile, or use --split leave-one-out"
+            f"{moment}; raise {named('quantile')}, or use {one_out}"
         )
     if not evaluated.any():
         raise InputError(
             f"no test users: of the {users} with an event at or after {moment}, "
-            f"none has {required}; lower --quantile, or use --split leave-one-out"
+            f"none has {required}; lower {named('quantile')}, or use {one_out}"
         )
     too_few = test.where(usable & ~evaluated)
     left_out = [

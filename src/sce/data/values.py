@@ -16,7 +16,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from sce.data.vocabulary import Vocabulary
-from sce.errors import InputError
+from sce.errors import InputError, named
 
 UnitName: TypeAlias = Literal["s", "ms", "us", "ns"]
 
@@ -200,7 +200,9 @@ def to_ticks(times: pl.Series, unit: UnitName | None = None) -> Ticks:
     dated = isinstance(times.dtype, pl.Datetime)
     if isinstance(times.dtype, pl.Datetime):
         if unit is not None:
-            raise InputError(f"the times are dates, yet --time-unit {unit} was given; leave it out")
+            raise InputError(
+                f"the times are dates, yet {named('time_unit', unit)} was given; leave it out"
+            )
         unit, times = times.dtype.time_unit, times.to_physical()
     numbers = times.to_numpy()
     extreme = max(numbers.min().item(), numbers.max().item(), key=abs)
@@ -210,7 +212,7 @@ def to_ticks(times: pl.Series, unit: UnitName | None = None) -> Ticks:
     if abs(extreme) * max(length / 1000, 1) >= 2.0**63:
         raise InputError(
             f"time {extreme} in the unit {unit} is beyond what 64 bits hold, in microseconds too; "
-            f"{'mend or remove it' if dated else 'is the unit right (--time-unit)?'}"
+            + ("mend or remove it" if dated else f"is the unit right ({named('time_unit')})?")
         )
     if times.dtype != pl.Int64:
         return Ticks(np.rint(numbers * (length / 1000)).astype(np.int64), "us")

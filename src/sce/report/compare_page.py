@@ -39,15 +39,13 @@ _NO_RANKS = "¹ The ranks of the test users are not stored; sce evaluate RUN sto
 def make_page(comparisons: Sequence[Comparison], *, written: datetime) -> str:
     """Make the page of comparisons, in their order; `written` is the time in the footer."""
     rows, told = comparable(all_rows(comparisons))
-    verdicts = list(_verdicts(comparisons))
     failed = name_failed(rows)
     return render(
         "compare.html",
         comparisons[0].sweep.title if len(comparisons) == 1 else "Losses side by side",
         written=written,
         lead=count_runs(comparisons),
-        verdicts=verdicts,
-        note=_NO_RANKS if any("no interval" in text for text, _ in verdicts) else "",
+        **_headlines(comparisons),
         parts=[_part(comparison) for comparison in comparisons],
         failed=failed,
         failed_title=f"{plural(len(failed), 'run')} that failed",
@@ -57,8 +55,10 @@ def make_page(comparisons: Sequence[Comparison], *, written: datetime) -> str:
 
 
 def make_markdown(comparisons: Sequence[Comparison]) -> str:
-    """The tables of all comparisons as Markdown."""
-    return render("compare.md", "", written=datetime.now(), parts=map(_part, comparisons))
+    """The headlines and tables of all comparisons as Markdown."""
+    parts = map(_part, comparisons)
+    headlines = _headlines(comparisons)
+    return render("compare.md", "", written=datetime.now(), parts=parts, **headlines)
 
 
 def make_files(comparisons: Sequence[Comparison]) -> dict[str, str]:
@@ -123,6 +123,13 @@ def _table(comparison: Comparison, spec: FigureSpec) -> dict[str, Any]:
     }
 
 
+def _headlines(comparisons: Sequence[Comparison]) -> dict[str, Any]:
+    """The verdicts, and what the reader needs to know of them."""
+    verdicts = list(_verdicts(comparisons))
+    note = _NO_RANKS if any("no interval" in text for text, _ in verdicts) else ""
+    return {"verdicts": verdicts, "note": note}
+
+
 def _verdicts(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, str]]:
     """The duels of the first table that has some, in words, and each in a few."""
     tables = (
@@ -147,6 +154,8 @@ def _verdict(duel: Duel) -> tuple[str, str]:
         text += "; a single seed has no spread"
     elif within:
         text += "; the difference is within the spread of seeds"
+    if {row["seed"] for row in ours.rows} != {row["seed"] for row in theirs.rows}:
+        text += "; their seeds differ"
     users = number(ours.rows[0], "users", "test")
     among = f"{show_count(users)} test users" if users else "test users"
     ranks = _ranks(ours), _ranks(theirs)

@@ -100,8 +100,10 @@ def _headline(record: Record) -> dict[str, Any]:
     items = show_count(record.run.dataset.n_items)
     model = record.run.model
     backbone = BACKBONES[model].label if model in BACKBONES else model
+    users = number(record.result, "users", split)
     clauses = [
         f"{backbone} trained with {record.loss_name} on a catalogue of {items} items",
+        f"measured on {show_count(users)} {split} users" if users else "",
         f"the weights kept are those of epoch {best} of {done}" if best is not None else "",
         "longer training may do better" if best == done and record.ended else "",
         _STOPPED.get(str(record.result.get("stopped")), ""),

@@ -12,7 +12,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sce import memory
-from sce.errors import InputError
+from sce.errors import InputError, named
 from sce.evaluation.precision import Precision as Precision
 from sce.evaluation.precision import matmul_precision as matmul_precision
 
@@ -39,7 +39,9 @@ def resolve_device(name: str) -> torch.device:
     if name not in ("cpu", "mps"):
         raise InputError(wrong)  # torch knows more, such as meta, on which nothing is computed
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise InputError("device mps was asked for, and this machine has none; use --device cpu")
+        raise InputError(
+            f"device mps was asked for, and this machine has none; use {named('device', 'cpu')}"
+        )
     return device
 
 
@@ -54,7 +56,9 @@ def _cuda(device: torch.device) -> torch.device:
         return torch.device(
             "cuda", torch.cuda.current_device() if device.index is None else device.index
         )
-    raise InputError(f"device {device} was asked for, but {why}; use --device cpu or auto")
+    raise InputError(
+        f"device {device} was asked for, but {why}; use {named('device', 'cpu')} or auto"
+    )
 
 
 def device_name(device: torch.device) -> str:

@@ -14,7 +14,7 @@ _CATALOGUE_RATE = 3e-2
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Settings of training."""
+    """Settings of training; `sce train --help` explains each, under the same name."""
 
     epochs: int = 100
     """Passes over the training sequences, at most."""
