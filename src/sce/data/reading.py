@@ -161,7 +161,7 @@ def _check_fractions(role: str, ids: pl.Series) -> None:
         )
 
 
-def expand(paths: str | Path | Sequence[str | Path]) -> list[Path]:
+def expand(paths: str | Path | Sequence[Any]) -> list[Path]:
     """Files that paths and patterns name, each only once."""
     files: dict[Path, Path] = {}  # by what links lead to
     for given in [paths] if isinstance(paths, str | Path) else paths:
