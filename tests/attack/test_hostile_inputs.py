@@ -354,6 +354,7 @@ def test_frames(attack: Attack) -> None:
     ]
     for number, (frame, expected) in enumerate(cases):
         attack.expect(f"frame {number}", expected, frame)
+    attack.expect("an order that is none", "order is", pl.DataFrame(good), order="row")
     for role in ("user", "item", "time"):
         attack.expect(
             f"no name of the {role}", "no column ''", pl.DataFrame(good), **{f"{role}_column": ""}

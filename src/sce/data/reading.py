@@ -89,6 +89,8 @@ def read_interactions(
     """
     if time_unit not in (None, *get_args(UnitName)):
         raise InputError(f"a time unit is s, ms, us or ns; got {time_unit!r}")
+    if order not in ("time", "rows"):
+        raise InputError(f"order is time or rows; got {order!r}")
     if order == "rows":
         if time_column or time_unit:
             raise InputError("--order rows reads no times; leave --time-column, --time-unit out")
