@@ -74,7 +74,9 @@ def test_a_frame_of_what_was_given_as_lists(recommender: sce.Recommender) -> Non
         ({"user": [1], "item": [1.5]}, "ids are integers or strings"),
         ({"user": [1], "item": [2], "time": ["10"]}, "'time' must hold a number or a date"),
         ({"user": [1, 2], "item": [2, 3], "time": [1, None]}, "'time' must hold a number"),
-        ({"user": [None], "item": [2]}, "users: ids are integers or strings"),
+        ({"user": [None], "item": [2]}, "'user' must hold an id"),
+        ({"user": [1.0, None], "item": [2, 3]}, "'user' must hold an id"),
+        ({"user": [[1]], "item": [2]}, "'user' must hold an id"),
     ],
 )
 @pytest.mark.parametrize("library", LIBRARIES)

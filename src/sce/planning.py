@@ -112,6 +112,8 @@ class Job:
         for name in ("items", "batch"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if self.items >= 2**31:  # as their indices are stored
+            raise InputError(f"items must be fewer than {2**31:,}; got {self.items:,}")
         if self.precision not in get_args(Precision):
             choices = ", ".join(get_args(Precision))
             raise InputError(f"precision is one of {choices}; got {self.precision!r}")

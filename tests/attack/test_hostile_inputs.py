@@ -15,6 +15,7 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
@@ -169,6 +170,7 @@ def test_json_values_that_are_no_ids(attack: Attack) -> None:
         "1e300": "not 1",
         **dict.fromkeys(["null", '""'], "no (user|item), column '(user|item)' is empty"),
         "[" * 3000 + "]" * 3000: "nested too deeply",
+        "9" * 5000: "line .*too many digits",
     }
     for text, message in values.items():
         for role in ("user", "item"):
@@ -336,6 +338,13 @@ def test_frames(attack: Attack) -> None:
         (pd.DataFrame(good | {"item": [1, "b"]}), "column 'item'"),
         (pd.DataFrame(good | {"item": [True, False]}), "column 'item'"),
         (pd.DataFrame(good | {"ts": ["x", "y"]}), "cannot read 'x'"),
+        (pd.DataFrame(good | {"item": ["\ud800", "b"]}), "column 'item': .*surrogates"),
+        (pd.DataFrame(good | {"item": np.array([2, 3], np.longdouble)}), None),
+        (pd.DataFrame([[1, 2, 3]]), "must have text as names; got 0"),
+        (pd.DataFrame([[1, 2, 3, 4]], columns=["user", "item", "ts", None]), "text as names"),
+        ([pd.DataFrame(good)], "expected files or a data frame; got a list that holds DataFrame"),
+        ([None], "a list that holds NoneType"),
+        (b"a.csv", "a list that holds int"),
         (pd.DataFrame({}), "no column looks like the user"),
         (pl.DataFrame(good).clear(), "no rows"),
         (pl.DataFrame(good).lazy(), [(1, 2, 1_000_000), (1, 3, 2_000_000)]),
@@ -345,6 +354,11 @@ def test_frames(attack: Attack) -> None:
     ]
     for number, (frame, expected) in enumerate(cases):
         attack.expect(f"frame {number}", expected, frame)
+    attack.expect("an order that is none", "order is", pl.DataFrame(good), order="row")
+    for role in ("user", "item", "time"):
+        attack.expect(
+            f"no name of the {role}", "no column ''", pl.DataFrame(good), **{f"{role}_column": ""}
+        )
 
 
 INSERTED = [b"\x00", b'"', b"\n", b"\xff", b"{", b",", b"[" * 2000]

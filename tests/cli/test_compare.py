@@ -166,6 +166,13 @@ def test_what_cannot_be(place: SweepDirectory, tmp_path: Path, capsys: Capture) 
     assert "no rows yet" in complaint(["compare", str(empty.path)], capsys)
     there = ["compare", str(place.path), "--out", str(tmp_path)]
     assert "is a directory" in complaint(there, capsys)
+    before = place.rows.read_bytes()
+    for option in ("--out", "--csv", "--markdown"):
+        over = ["compare", str(place.path), option, str(place.rows)]
+        assert "has the ending of a record" in complaint(over, capsys)
+    assert place.rows.read_bytes() == before
+    same = ["compare", str(place.path), "--csv", str(tmp_path / "x"), "--markdown"]
+    assert "must be different files" in complaint([*same, f"{tmp_path}/./x"], capsys)
     (tmp_path / "file").touch()
     there = ["compare", str(place.path), "--svg", str(tmp_path / "file")]
     assert "is a file; name a directory" in complaint(there, capsys)

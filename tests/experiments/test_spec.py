@@ -113,6 +113,7 @@ def test_an_empty_file_is_one_run_as_ever(tmp_path: Path) -> None:
         ("[[grid]]\ntraining.batch_size = ['50% of items']", "like '50% of batch'"),
         ("grid = []", "grid is empty"),
         ("[[grid]\n", "not valid TOML"),
+        ("x = " + 3000 * "[" + 3000 * "]", "not valid TOML"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(text: str, message: str, tmp_path: Path) -> None:

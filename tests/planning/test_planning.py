@@ -158,6 +158,10 @@ def test_what_is_trained_on_of_the_sequences() -> None:
     ("given", "complaint"),
     [
         ({"items": 0}, "items must be at least 1; got 0"),
+        (
+            {"items": 10**18},
+            "items must be fewer than 2,147,483,648; got 1,000",
+        ),
         ({"items": 9, "batch": -3}, "batch must be at least 1; got -3"),
         ({"items": 9, "heads": 3}, "64 is not a multiple of 3 heads"),
         ({"items": 9, "precision": "fp8"}, "precision is one of float32, tf32, bf16; got 'fp8'"),

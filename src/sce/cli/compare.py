@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from sce.cli.report import needs_report, write_page
+from sce.cli.report import check_page, needs_report, write_page
 from sce.errors import InputError
 
 
@@ -33,10 +33,15 @@ def compare(
         svg: Directory for the figures, each as a file.
     """
     page, tables, rows = map(needs_report, ("compare_page", "tables", "comparison"))
-    comparisons = rows.gather(places, only or [])
     swept = (places[0] / "sweeps").is_dir()  # a run's directory holds nothing of others
     page_file = (places[0] if swept else Path()) / "compare.html"
     target = out or page_file
+    files = [path for path in (target, csv, markdown) if path is not None]
+    for path in files:
+        check_page(path)
+    if len({path.resolve() for path in files}) < len(files):
+        raise InputError("--out, --csv and --markdown must be different files")
+    comparisons = rows.gather(places, only or [])
     written = {target: page.make_page(comparisons, written=datetime.now())}
     if csv is not None:
         written[csv] = tables.to_csv(rows.all_rows(comparisons))
@@ -47,8 +52,7 @@ def compare(
             raise InputError(f"{svg} is a file; name a directory for the figures")
         written |= {svg / name: text for name, text in page.make_files(comparisons).items()}
     for path in written:
-        if path.is_dir():
-            raise InputError(f"{path} is a directory; name a file")
+        check_page(path)
     try:
         if svg is not None:
             svg.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from sce.errors import InputError
 from sce.training.run import Run, warn_of
 
 _EXTRA = ("altair", "vl_convert", "jinja2", "polars")
+_RECORDS = (".json", ".jsonl", ".npy", ".safetensors")  # of runs and sweeps
 
 
 def needs_report(module: str) -> Any:
@@ -37,6 +38,14 @@ def write_page(path: Path, text: str) -> None:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+def check_page(path: Path) -> None:
+    """Refuse early to write where a record of a run or sweep would be lost."""
+    if path.is_dir():
+        raise InputError(f"{path} is a directory; name a file, such as {path / 'report.html'}")
+    if path.suffix in _RECORDS:
+        raise InputError(f"{path} has the ending of a record of a run; name a page, such as x.html")
+
+
 def report(
     run: Annotated[Path, Parameter(name="RUN")],
     /,
@@ -55,8 +64,7 @@ def report(
     """
     opened = Run.open(run)
     target = out or opened.path / "report.html"
-    if target.is_dir():
-        raise InputError(f"{target} is a directory; name a file, such as {target / 'report.html'}")
+    check_page(target)
     make_page = needs_report("run_page").make_page
     page = make_page(opened, data=data, device=device)
     write_page(out.resolve() if out else target, page)

@@ -29,7 +29,7 @@ class Columns(NamedTuple):
 
 
 BY_NAME = Columns()
-NO_TIME = ""  # as the time's column: the rows are in order
+NO_TIME = "\x00none"  # as the time's column: the rows are in order
 
 
 def find_columns(found: Sequence[str], given: Columns, where: Path) -> tuple[str, ...]:

@@ -47,9 +47,7 @@ def first_lines(path: Path) -> list[bytes]:
 
 def first_objects(path: Path) -> list[dict[str, Any]]:
     """Objects on the first hundred lines of a jsonl file, blank ones aside."""
-    objects = [
-        json.loads(line.decode(errors="replace")) for line in first_lines(path) if line.strip()
-    ]
+    objects = [_load(line.decode(errors="replace")) for line in first_lines(path) if line.strip()]
     if not objects or not all(isinstance(one, dict) for one in objects):
         raise json.JSONDecodeError("no object", "", 0)
     return objects
@@ -58,7 +56,7 @@ def first_objects(path: Path) -> list[dict[str, Any]]:
 def check_json_ids(path: Path, column: str) -> None:
     """Refuse a line in which an id is neither an integer nor a string of Unicode."""
     for number, line in enumerate(_lines(path), 1):
-        value = json.loads(line).get(column) if line.strip() else None
+        value = _load(line).get(column) if line.strip() else None
         if (
             isinstance(value, list | dict | bool)
             or (isinstance(value, float) and not (value.is_integer() and abs(value) < 2**53))
@@ -94,7 +92,7 @@ def _first_fault(path: Path, fmt: Format, encoding: bool) -> tuple[int, str] | N
                 line.decode()
         elif fmt.layout == "jsonl":
             for number, text in enumerate(_lines(path), 1):
-                if text.strip() and not isinstance(json.loads(text), dict):
+                if text.strip() and not isinstance(_load(text), dict):
                     return number, f"{text.strip()[:40]!r} is no JSON object"
                 empty = empty and not text.strip()
             if empty:
@@ -117,6 +115,15 @@ def _first_fault(path: Path, fmt: Format, encoding: bool) -> tuple[int, str] | N
     except pl.exceptions.PolarsError:
         pass  # the lines cannot even be told apart
     return None
+
+
+def _load(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:  # of Python, for thousands of digits
+        raise json.JSONDecodeError("A number with too many digits", text, 0) from error
 
 
 def _csv_rows(path: Path, fmt: Format) -> Iterator[tuple[int, list[str]]]:

@@ -25,7 +25,11 @@ def open_frame(frame: Any) -> "nw.DataFrame[Any]":
     except TypeError as error:
         what = f"expected files or a data frame of pandas or polars; got {type(frame).__name__}"
         raise InputError(what) from error
-    return table.collect() if isinstance(table, nw.LazyFrame) else table
+    table = table.collect() if isinstance(table, nw.LazyFrame) else table
+    for name in table.columns:
+        if not isinstance(name, str):
+            raise InputError(f"columns of the data frame must have text as names; got {name!r}")
+    return table
 
 
 def histories_of(frame: Any) -> tuple[dict[Any, list[Any]], Any]:
@@ -39,7 +43,10 @@ def histories_of(frame: Any) -> tuple[dict[Any, list[Any]], Any]:
                 f"{names or events.columns}"
             )
     [user], [item], times = columns.values()
-    histories: dict[Any, list[Any]] = {one: [] for one in events[user].to_list()}
+    users = events[user].to_list()
+    if events[user].null_count() or any(kind.__hash__ is None for kind in set(map(type, users))):
+        raise InputError(f"column {user!r} must hold an id, an integer or a string, in every row")
+    histories: dict[Any, list[Any]] = {one: [] for one in users}
     if times:
         column = events[times[0]]
         if column.null_count() or not (column.dtype.is_numeric() or column.dtype.is_temporal()):

@@ -89,6 +89,8 @@ def read_interactions(
     """
     if time_unit not in (None, *get_args(UnitName)):
         raise InputError(f"a time unit is s, ms, us or ns; got {time_unit!r}")
+    if order not in ("time", "rows"):
+        raise InputError(f"order is time or rows; got {order!r}")
     if order == "rows":
         if time_column or time_unit:
             raise InputError(
@@ -164,10 +166,13 @@ def _check_fractions(role: str, ids: pl.Series) -> None:
         )
 
 
-def expand(paths: str | Path | Sequence[str | Path]) -> list[Path]:
+def expand(paths: str | Path | Sequence[Any]) -> list[Path]:
     """Files that paths and patterns name, each only once."""
     files: dict[Path, Path] = {}  # by what links lead to
     for given in [paths] if isinstance(paths, str | Path) else paths:
+        if not isinstance(given, str | Path):
+            what = f"a list that holds {type(given).__name__}"
+            raise InputError(f"expected files or a data frame; got {what}")
         path = Path(given).expanduser()
         if path.is_dir():
             raise InputError(
@@ -239,15 +244,17 @@ def _read_frame(frame: Any, given: Columns, drop_incomplete: bool) -> Table:
         values = table[column]
         if values.implementation.is_polars():
             raw[name] = values.to_native()
-        elif values.dtype == "Datetime" or (values.dtype.is_numeric() and not values.null_count()):
-            raw[name] = pl.Series(values.to_numpy())
-        else:  # without pyarrow, polars reads nothing else of pandas
-            pairs = zip(values.to_list(), values.is_null().to_list(), strict=True)
-            try:
+            continue
+        numbers = values.dtype.is_numeric() and not values.null_count()
+        try:
+            if values.dtype == "Datetime" or numbers:
+                raw[name] = pl.Series(values.to_numpy())
+            else:  # without pyarrow, polars reads nothing else of pandas
+                pairs = zip(values.to_list(), values.is_null().to_list(), strict=True)
                 raw[name] = pl.Series([None if missing else value for value, missing in pairs])
-            except TypeError as error:
-                reason = str(error).partition("\n")[0]
-                raise InputError(f"{where}, column {column!r}: {reason}") from error
+        except (TypeError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            raise InputError(f"{where}, column {column!r}: {reason}") from error
     return _complete_rows(where, FORMATS["parquet"], columns, pl.DataFrame(raw), drop_incomplete)
 
 

@@ -217,5 +217,5 @@ def as_int64(given: int | str) -> int | None:
         number = int(given)
     except ValueError:
         return None
-    written = str(number) == given or not isinstance(given, str)
+    written = not isinstance(given, str) or str(number) == given
     return number if written and _INT64.min <= number <= _INT64.max else None
