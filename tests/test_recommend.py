@@ -255,7 +255,7 @@ def own_run(dataset: PreparedDataset, tmp_path: Path) -> tuple[Run, OwnModel]:
     model = OwnModel()
     config: dict[str, Any] = {"model": {}, "loss": {"name": "mine"}}
     run = start_run(tmp_path / "own", dataset, config=config, derived={}, model="mine.OwnModel")
-    write_tensors(run.best_weights, model.state_dict(), {})
+    write_tensors(run.best_weights, model.state_dict(), {"run": run.identity})
     return run, model
 
 

@@ -56,7 +56,11 @@ def make_run(
     }
     run = start_run(path, dataset, config=config, derived={}, model="sasrec")
     if weights:
-        write_tensors(run.best_weights, SASRec(dataset.n_items, MODEL, seed=1).state_dict(), {})
+        write_tensors(
+            run.best_weights,
+            SASRec(dataset.n_items, MODEL, seed=1).state_dict(),
+            {"run": run.identity},
+        )
     return run
 
 

@@ -437,7 +437,11 @@ def test_another_command_begins_anew(
     with interrupted_after(19):
         assert main(arguments) == 130
     if change == ["weights"]:
-        write_tensors(run.best_weights, SASRec(dataset.n_items, MODEL, seed=2).state_dict(), {})
+        write_tensors(
+            run.best_weights,
+            SASRec(dataset.n_items, MODEL, seed=2).state_dict(),
+            {"run": run.identity},
+        )
     elif change == ["given"]:
         Path(source[1]).write_text("\n".join(map(str, range(101, 130))))
     else:

@@ -11,7 +11,7 @@ from sce.data.prepared import PreparedDataset
 from sce.data.storage import write_json
 from sce.errors import InputError
 from sce.models.sasrec import SASRec
-from sce.training.checkpoint import write_tensors
+from sce.training.checkpoint import Checkpointer, Progress, Trained, write_tensors
 from sce.training.run import Run, caveat, load_model
 from sce.training.run_start import check_target, note_divergence, start_run
 from tests.cycle_data import MODEL, make_cycle
@@ -31,7 +31,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
 @pytest.fixture
 def run(dataset: PreparedDataset, tmp_path: Path) -> Run:
     run = start_run(tmp_path / "run", dataset, config=CONFIG, derived={}, model="sasrec")
-    write_tensors(run.best_weights, SASRec(dataset.n_items, MODEL, seed=9).state_dict(), {})
+    write_tensors(
+        run.best_weights, SASRec(dataset.n_items, MODEL, seed=9).state_dict(), {"run": run.identity}
+    )
     return run
 
 
@@ -116,9 +118,29 @@ def test_weights_that_are_cut_or_altered_are_refused(damage: Any, run: Run) -> N
 
 
 def test_weights_of_another_shape_are_refused(run: Run) -> None:
-    write_tensors(run.best_weights, SASRec(7, MODEL).state_dict(), {})
+    write_tensors(run.best_weights, SASRec(7, MODEL).state_dict(), {"run": run.identity})
     with pytest.raises(InputError, match="its weights are of another model"):
         load_model(run)
+
+
+def test_weights_of_another_run_are_refused(
+    run: Run, dataset: PreparedDataset, tmp_path: Path
+) -> None:
+    training = CONFIG["training"] | {"seed": 1}
+    config = CONFIG | {"training": training}
+    other = start_run(tmp_path / "other", dataset, config=config, derived={}, model="sasrec")
+    shutil.copy(run.best_weights, other.best_weights)
+    with pytest.raises(InputError, match=r"altered: best.safetensors is of another run"):
+        load_model(other)
+    state = Checkpointer(Trained(load_model(run), None, torch.optim.SGD([torch.zeros(1)])))
+    state.state_file, state.identity = other.resume_state, other.identity
+    state.save(Progress())
+    state.identity = run.identity
+    with pytest.raises(InputError, match="is the checkpoint of another run"):
+        state.resume()
+    more = CONFIG | {"training": CONFIG["training"] | {"epochs": 99}}
+    longer = start_run(tmp_path / "longer", dataset, config=more, derived={}, model="sasrec")
+    assert longer.identity == run.identity  # a run may be given more epochs
 
 
 def test_a_model_of_the_users_own_cannot_be_built(dataset: PreparedDataset, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from sce.data.storage import atomic_file, new_digest
 from sce.errors import InputError
 
-FORMAT, VERSION = "sce training state", "3"
+FORMAT, VERSION = "sce training state", "4"
 _METADATA = "sce"  # the one key of a header: the library lays several out by chance
 # Saving takes no more than one part in so many of the time: at most that much work is lost.
 _SHARE = 20
@@ -178,9 +178,14 @@ class Checkpointer:
     """Saves checkpoints, if given a file for them; keeps the best weights on the CPU."""
 
     def __init__(
-        self, trained: Trained, state_file: Path | None = None, best_file: Path | None = None
+        self,
+        trained: Trained,
+        state_file: Path | None = None,
+        best_file: Path | None = None,
+        identity: str = "",  # of the run
     ) -> None:
         self.trained, self.state_file, self.best_file = trained, state_file, best_file
+        self.identity = identity
         self.best: dict[str, Tensor] = {}  # on the host: there may be gigabytes of it
         self._best_on_disk = 0  # the epoch
         self._saved_at, self._seconds = time.monotonic(), 0.0
@@ -197,6 +202,8 @@ class Checkpointer:
         tensors, metadata = read_tensors(path)
         if metadata.get("format") != FORMAT or metadata.get("version") != VERSION:
             raise InputError(f"{path} is no checkpoint that this sce can read; start anew")
+        if metadata["run"] != self.identity:
+            raise InputError(f"{path} is the checkpoint of another run; start anew")
         try:
             self.trained.restore(tensors, metadata["optimizer_scalars"])
         except (RuntimeError, KeyError) as error:
@@ -236,6 +243,7 @@ class Checkpointer:
         metadata = {
             "format": FORMAT,
             "version": VERSION,
+            "run": self.identity,
             "progress": asdict(progress),
             "optimizer_scalars": scalars,
         }
@@ -248,5 +256,6 @@ class Checkpointer:
         """Write the best weights of the model, if they are new."""
         if self.best_file is not None and progress.best_epoch != self._best_on_disk:
             weights = with_prefix(self.best, "model.")
-            write_tensors(self.best_file, weights, {"epoch": progress.best_epoch})
+            metadata = {"epoch": progress.best_epoch, "run": self.identity}
+            write_tensors(self.best_file, weights, metadata)
             self._best_on_disk = progress.best_epoch

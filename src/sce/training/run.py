@@ -63,6 +63,7 @@ class Run:
     dataset: DatasetInfo
     item_ids: Vocabulary
     sce_version: str  # that wrote it
+    identity: str  # of its settings and dataset, which its weights have too
 
     @classmethod
     def open(cls, path: Path | str) -> "Run":
@@ -82,6 +83,7 @@ class Run:
             dataset=DatasetInfo(**manifest["dataset"]),
             item_ids=Vocabulary.from_arrays(manifest["item_ids"], parts),
             sce_version=manifest["sce"],
+            identity=manifest["identity"],
         )
 
     @property
@@ -178,10 +180,12 @@ def read_weights(run: Run) -> dict[str, Tensor]:
     Raises:
         InputError: When there are none yet or any more.
     """
-    if run.best_weights.is_file():
-        return read_tensors(run.best_weights)[0]
-    if run.resume_state.is_file():
-        return with_prefix(read_tensors(run.resume_state)[0], "model.")
+    for file in (run.best_weights, run.resume_state):
+        if file.is_file():
+            tensors, metadata = read_tensors(file)
+            if metadata.get("run") != run.identity:
+                raise MANIFEST.damaged(run.path, f"{file.name} is of another run")
+            return tensors if file == run.best_weights else with_prefix(tensors, "model.")
     if removed := MANIFEST.read(run.path).get(NO_WEIGHTS):
         raise InputError(f"{run.path} has no weights any more: {removed}")
     why = caveat(run) or f"go on with: sce train ... {named('resume', True)}"

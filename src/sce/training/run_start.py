@@ -14,6 +14,7 @@ from sce.data.storage import (
     LOCK,
     atomic_directory,
     check_writable,
+    json_checksum,
     locked,
     partial_directory,
     write_json,
@@ -124,8 +125,14 @@ def start_run(
             write_array(file, array)
             files[file.name] = describe_file(file)
         info = DatasetInfo(str(dataset.path.resolve()), dataset.content_hash, dataset.n_items)
+        fixed = {
+            name: value
+            for name, value in _flatten(config).items()
+            if name not in (*_FREE, "training.epochs")
+        }
         manifest = {
             "sce": __version__,
+            "identity": json_checksum({"dataset": dataset.content_hash, "model": model, **fixed}),
             "model": model,
             "config": dict(config),
             "derived": dict(derived),

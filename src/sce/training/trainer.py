@@ -131,7 +131,7 @@ class Trainer:
         self.epochs = math.ceil(self.total / self.steps)
         self.validation = _sample_users(dataset, settings.validation_users)
         self.progress = Progress()
-        files = () if run is None else (run.resume_state, run.best_weights)
+        files = () if run is None else (run.resume_state, run.best_weights, run.identity)
         self.checkpointer = Checkpointer(trained, *files)
 
     def resume(self) -> None:
