@@ -73,6 +73,16 @@ def test_the_tile_says_how_far_seeds_spread(gap: float, within: bool) -> None:
     assert "a single seed" not in page
 
 
+def test_other_seeds_are_no_comparison() -> None:
+    rows = [
+        make_row(f"{loss}{seed}", {"loss.name": loss}, seed=seed, test=mean)
+        for loss, mean, seeds in (("ce", 0.06, (0, 1)), ("sce", 0.09, (1, 2))) for seed in seeds
+    ]  # fmt: skip
+    page = make_page([comparison(rows, FigureSpec("table"))], written=WRITTEN)
+    assert "; their seeds differ; " in page
+    assert "<dd>other seeds</dd>" in page
+
+
 def verdict(tmp_path: Path, ce: list[int], sce: list[int], **changes: Any) -> str:
     """The tile of one run each of CE and SCE, given the ranks of their test users."""
     rows = []

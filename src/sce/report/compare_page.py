@@ -154,7 +154,8 @@ def _verdict(duel: Duel) -> tuple[str, str]:
         text += "; a single seed has no spread"
     elif within:
         text += "; the difference is within the spread of seeds"
-    if {row["seed"] for row in ours.rows} != {row["seed"] for row in theirs.rows}:
+    seeds = [{row["seed"] for row in one.rows} for one in (ours, theirs)]
+    if seeds[0] != seeds[1]:
         text += "; their seeds differ"
     users = number(ours.rows[0], "users", "test")
     among = f"{show_count(users)} test users" if users else "test users"
@@ -168,6 +169,8 @@ def _verdict(duel: Duel) -> tuple[str, str]:
     if duel.unconverged:
         runs = plural(duel.unconverged, "run")
         return f"{text}; the best epoch of {runs} was the last", "not converged"
+    if seeds[0] != seeds[1]:
+        return text, "other seeds"
     if within or (interval and interval[0] <= 0 <= interval[1]):
         return text, "no clear difference"
     return text, show_change(change) if len(known) == 2 or interval else "one seed"
