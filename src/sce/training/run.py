@@ -141,7 +141,7 @@ class Run:
         if path is None and not place.exists():
             raise InputError(
                 f"{self.path} was trained on {place}, which is not there; if the dataset was "
-                "moved, name it with --data DIR"
+                f"moved, name it with {named('data', 'DIR', python='path=DIR')}"
             )
         dataset = PreparedDataset.load(place, verify=verify)
         if dataset.content_hash != self.dataset.content_hash:
