@@ -236,7 +236,7 @@ def test_settings_that_messages_name_are_flags() -> None:
     found = {name for file in sources for name in re.findall(r"named\(.([\w.]+)", file.read_text())}
     short = {flag.removeprefix("--").replace("-", "_") for flag in _DAILY.values()}
     assert {"batch_size", "training.clip_norm", "loss"} < found
-    assert found <= setting_names() | short | {"resume", "force"}
+    assert found <= setting_names() | short | {"resume", "force", "data"}
 
 
 # --- killed and resumed, as real processes
