@@ -85,3 +85,17 @@ def train(
         on_epoch=on_epoch,
         progress=False,
     )
+
+
+# The settings file of a sweep of one run.
+TINY_SWEEP = """
+[base]
+model.dim = 8
+model.blocks = 1
+model.max_length = 6
+training.epochs = 1
+training.batch_size = 16
+training.device = "cpu"
+[[grid]]
+loss.name = ["ce"]
+"""

@@ -13,23 +13,12 @@ import pytest
 from sce.cli import main
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
-from tests.cycle_data import make_cycle
+from tests.cycle_data import TINY_SWEEP, make_cycle
 
 pytestmark = pytest.mark.timeout(3600)
 
 Capture = pytest.CaptureFixture[str]
 SMALL = ["--model.dim", "8", "--model.blocks", "1", "--model.max-length", "6", "--epochs", "2"]
-SETTINGS = """
-[base]
-model.dim = 8
-model.blocks = 1
-model.max_length = 6
-training.epochs = 1
-training.batch_size = 16
-training.device = "cpu"
-[[grid]]
-loss.name = ["ce"]
-"""
 
 
 # What differs each time: durations, peaks, dates.
@@ -123,7 +112,7 @@ def test_a_run(place: Path, capsys: Capture) -> None:
 
 def test_a_sweep(place: Path, capsys: Capture) -> None:
     sweep, file, page = place / "sweep", place / "tiny.toml", place / "compare.html"
-    file.write_text(SETTINGS)
+    file.write_text(TINY_SWEEP)
     again = ["sweep", str(file), "--data", str(place / "data"), "--out", str(sweep)]
     assert main(again) == 0
 

@@ -15,6 +15,7 @@ from sce.experiments.store import read_rows
 from sce.training.checkpoint import read_tensors
 from sce.training.run import Run
 from tests.attack.faulty import Server, sample
+from tests.cycle_data import TINY_SWEEP
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -22,17 +23,6 @@ PREPARE = ["prepare", "log.csv", "--split", "leave-one-out", "--out", "data"]
 TRAIN = ["train", "small", "--out", "run", "--epochs", "2", "--batch-size", "16", "--device", "cpu"]
 TRAIN += ["--model.dim", "8", "--model.blocks", "1", "--model.max-length", "6"]
 SWEEP = ["sweep", "tiny.toml", "--data", "small", "--out", "sweep"]
-SETTINGS = """
-[base]
-model.dim = 8
-model.blocks = 1
-model.max_length = 6
-training.epochs = 1
-training.batch_size = 16
-training.device = "cpu"
-[[grid]]
-loss.name = ["ce"]
-"""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     for name, users in (("log.csv", 60), ("other.csv", 50)):
         rows = [f"{u},{(7 * u + 3 * i) % 40},{u + 50 * i}" for u in range(users) for i in range(8)]
         (place / name).write_text("\n".join(["user,item,time", *rows]))
-    (place / "tiny.toml").write_text(SETTINGS)
+    (place / "tiny.toml").write_text(TINY_SWEEP)
     running = Server(place)
     assert running.run([*PREPARE[:-1], "small"]).code == 0
     yield running

@@ -1,9 +1,11 @@
 """File formats: general layouts, and those of published datasets."""
 
+import glob
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from sce.data.columns import BY_NAME, Columns
 from sce.errors import InputError, named
@@ -123,3 +125,40 @@ def choose_format(path: Path, name: str = "auto") -> Format:
             f"{path.suffix}; decompress it first: {command} {shlex.quote(str(path))}"
         )
     return FORMATS[name]
+
+
+def find_files(paths: str | Path | Sequence[Any]) -> list[Path]:
+    """Files that paths and patterns name, each only once."""
+    files: dict[Path, Path] = {}  # by what links lead to
+    for given in [paths] if isinstance(paths, str | Path) else paths:
+        if not isinstance(given, str | Path):
+            what = f"a list that holds {type(given).__name__}"
+            raise InputError(f"expected files or a data frame; got {what}")
+        path = Path(given).expanduser()
+        if path.is_dir():
+            raise InputError(
+                f"{given} is a directory; name the files in it with a pattern such as "
+                f"'{path / '*.csv'}'"
+            )
+        matched = [path]
+        if not path.exists():
+            if not any(sign in str(given) for sign in "*?["):
+                raise InputError(f"{given}: no such file")
+            names = glob.glob(str(path), recursive=True)  # noqa: PTH207 - may be absolute
+            matched = sorted(match for match in map(Path, names) if match.is_file())
+            if not matched:
+                raise InputError(f"no file matches the pattern {str(given)!r}")
+        for file in matched:
+            if str(file).encode(errors="ignore").decode() != str(file):
+                raise InputError(f"{str(file)!a} is no name in UTF-8; rename the file")
+            if not file.is_file():
+                raise InputError(
+                    f"{file} is a pipe or a device, and a log is read more than once; write it to "
+                    "a file first"
+                )
+            if file.resolve() in files:
+                raise InputError(f"{file} is named twice; its rows would count twice")
+            files[file.resolve()] = file
+    if not files:
+        raise InputError("no input file was given")
+    return [*files.values()]

@@ -17,7 +17,7 @@ from polars import selectors
 
 from sce.data.columns import ITEM, NO_TIME, TIME, USER, Columns, find_columns, fold
 from sce.data.faults import check_json_ids, explain, first_lines, first_objects, place_of_row
-from sce.data.formats import COMPRESSIONS, FORMATS, Format, choose_format
+from sce.data.formats import COMPRESSIONS, FORMATS, Format, choose_format, find_files
 from sce.data.frames import open_frame
 from sce.data.interactions import Interactions
 from sce.data.values import (
@@ -101,7 +101,7 @@ def read_interactions(
     given = Columns(user_column, item_column, time_column)
     tables: list[Table] = []
     if isinstance(source, str | Path | Sequence):
-        files = expand(source)
+        files = find_files(source)
         for number, path in enumerate(files, 1):
             of_all = f" ({number} of {len(files)})" if len(files) > 1 else ""
             report(f"reading {path}, {show_size(path.stat().st_size)}{of_all}")
@@ -164,43 +164,6 @@ def _check_fractions(role: str, ids: pl.Series) -> None:
             "them alike if they are one; if not, prepare files that tell text from numbers "
             "(parquet or jsonl)"
         )
-
-
-def expand(paths: str | Path | Sequence[Any]) -> list[Path]:
-    """Files that paths and patterns name, each only once."""
-    files: dict[Path, Path] = {}  # by what links lead to
-    for given in [paths] if isinstance(paths, str | Path) else paths:
-        if not isinstance(given, str | Path):
-            what = f"a list that holds {type(given).__name__}"
-            raise InputError(f"expected files or a data frame; got {what}")
-        path = Path(given).expanduser()
-        if path.is_dir():
-            raise InputError(
-                f"{given} is a directory; name the files in it with a pattern such as "
-                f"'{path / '*.csv'}'"
-            )
-        named = [path]
-        if not path.exists():
-            if not any(sign in str(given) for sign in "*?["):
-                raise InputError(f"{given}: no such file")
-            names = glob.glob(str(path), recursive=True)  # noqa: PTH207 - may be absolute
-            named = sorted(match for match in map(Path, names) if match.is_file())
-            if not named:
-                raise InputError(f"no file matches the pattern {str(given)!r}")
-        for file in named:
-            if str(file).encode(errors="ignore").decode() != str(file):
-                raise InputError(f"{str(file)!a} is no name in UTF-8; rename the file")
-            if not file.is_file():
-                raise InputError(
-                    f"{file} is a pipe or a device, and a log is read more than once; write it to "
-                    "a file first"
-                )
-            if file.resolve() in files:
-                raise InputError(f"{file} is named twice; its rows would count twice")
-            files[file.resolve()] = file
-    if not files:
-        raise InputError("no input file was given")
-    return [*files.values()]
 
 
 def _read_file(path: Path, fmt: Format, given: Columns, drop_incomplete: bool) -> Table:
@@ -391,7 +354,8 @@ def _check_agreement(tables: Sequence[Table], time_unit: UnitName | None) -> Non
             if fold(mine) != fold(theirs):
                 raise InputError(
                     f"the files disagree: the {role} is {mine!r} in {first.source} and {theirs!r} "
-                    f"in {table.source}; name the same column for all with --{role}-column"
+                    f"in {table.source}; name the same column for all with "
+                    f"{named(f'{role}_column')}"
                 )
     found: dict[str, Path] = {}
     for table in tables if TIME in first.rows.columns else ():
