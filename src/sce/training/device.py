@@ -1,6 +1,7 @@
 """The device: which one, in which precision, its free memory and the peak of its use."""
 
 import os
+import platform
 import sys
 import threading
 import warnings
@@ -83,6 +84,20 @@ def quiet_bf16() -> Iterator[None]:
     """Hide, inside the block, torch's traceback about a CPU without bf16."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "mkldnn_matmul failed", UserWarning)
+        yield
+
+
+@contextmanager
+def plain_products(device: torch.device, precision: Precision) -> Iterator[None]:
+    """Let torch multiply float32 matrices on an ARM processor without oneDNN inside the block.
+
+    It is given each product with a transposed factor there, and prepares for it longer (0.1 to
+    0.6 ms) than those of attention take, one for each history and head. Large ones take as long.
+    """
+    if device.type != "cpu" or precision != "float32" or platform.machine() != "aarch64":
+        yield
+        return
+    with torch.backends.mkldnn.flags(enabled=False):
         yield
 
 
