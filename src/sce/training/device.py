@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -97,8 +98,12 @@ def plain_products(device: torch.device, precision: Precision) -> Iterator[None]
     if device.type != "cpu" or precision != "float32" or platform.machine() != "aarch64":
         yield
         return
-    with torch.backends.mkldnn.flags(enabled=False):
+    onednn: Any = torch.backends.mkldnn  # its `flags` would warn of Intel's GPUs
+    before, onednn.enabled = onednn.enabled, False
+    try:
         yield
+    finally:
+        onednn.enabled = before
 
 
 @contextmanager
