@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -40,13 +41,26 @@ def test_help_lists_every_verb(arguments: list[str], capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_the_help_of_a_verb_teaches_by_example(verb: str, capsys: Capture) -> None:
+def test_the_help_of_a_verb_teaches_by_example(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     assert main([verb, "--help"]) == 0
-    out = " ".join(capsys.readouterr().out.split())  # an example may be wrapped
+    out = capsys.readouterr().out
     summary, examples = VERBS[verb]
-    assert summary in out
+    assert summary in " ".join(out.split())
     assert examples
-    assert all(f"sce {verb} {example}".strip() in out for example in examples)
+    assert {f"    sce {verb} {one}".rstrip() for one in examples} <= {*out.splitlines()}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_is_wrapped_to_the_page_alone(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """Docstrings are wrapped too: on a page that is wide enough, every option is one line."""
+    monkeypatch.setenv("COLUMNS", "1000")
+    assert main([verb, "--help"]) == 0
+    assert not re.search(r"^│ {9}", capsys.readouterr().out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -159,14 +173,14 @@ def test_a_closed_stderr_leaves_stdout_alone(
     assert capsys.readouterr().out == ""
 
 
-# Three ways to lose one's reader: while rich prints, while plain text is written, and at the end,
-# when what is still in the buffer goes out.
-LONG = "main(['prepare', '--help'])"
+# Ways to lose one's reader: while rich prints, while plain text is written, and at the end, when
+# what is still in the buffer goes out.
 PLAIN = "setattr(sce.cli, 'app', lambda *_, **__: print('x' * 10**6)) or main(['prepare'])"
 SHORT = "setattr(sce.cli, 'app', lambda *_, **__: print('x')) or main(['prepare'])"
+REAL = [f"main({words.split()})" for words in ("--help", "--version", "prepare --help", "datasets")]
 
 
-@pytest.mark.parametrize("call", [LONG, PLAIN, SHORT], ids=["rich", "plain", "short"])
+@pytest.mark.parametrize("call", [PLAIN, SHORT, *REAL])
 def test_a_reader_that_goes_away_is_no_error(call: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -180,8 +194,7 @@ def test_a_reader_that_goes_away_is_no_error(call: str) -> None:
         check=False,
     )
     os.close(writing)
-    assert done.stderr == ""
-    assert done.returncode in (1, 141)  # rich says 1, shells say 128 + SIGPIPE
+    assert (done.returncode, done.stderr) == (141, "")  # as shells say: 128 + SIGPIPE
 
 
 @pytest.mark.parametrize(
