@@ -16,6 +16,7 @@ from sce import cli
 from sce.cli import VERBS, main
 from sce.errors import InputError
 from tests.complaint import complaint
+from tests.cycle_data import make_cycle
 
 Capture = pytest.CaptureFixture[str]
 
@@ -134,6 +135,36 @@ def test_a_full_device_as_standard_output_is_one_line(verb: str) -> None:
         done = run_sce(verb.split(), stdout=full)
     assert done.returncode == 2
     assert done.stderr == ("sce: error: cannot write to standard output: No space left on device\n")
+
+
+def test_what_is_done_is_kept_where_nothing_can_be_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_cycle(tmp_path / "data")
+    sizes = {"model.dim": 4, "model.max_length": 6, "training.epochs": 1, "training.device": "cpu"}
+    flags = [
+        word
+        for name, value in sizes.items()
+        for word in (f"--{name}".replace("_", "-"), str(value))
+    ]
+    settings = [f"{name}={value}" for name, value in sizes.items()]
+    Path("ce.toml").write_text('[[grid]]\nloss.name = "ce"\n')
+    made = {
+        "log.parquet": "synthesize --items 200 --users 50 --out log.parquet".split(),
+        "run/result.json": ["train", "data", "--out", "run", *flags],
+        "run/report.html": ["report", "run"],
+        "sweep/rows.jsonl": "sweep ce.toml --data data --out sweep --set".split() + settings,
+        "compare.html": ["compare", "run", "sweep"],
+    }
+    for file, arguments in made.items():
+        with Path("/dev/full").open("w") as full, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", full)
+            assert main(arguments) == 0, arguments
+        told = "sce: done, but cannot write to standard output: No space left on device\n"
+        assert capsys.readouterr().err.endswith(told)
+        assert Path(file).is_file()
+    assert main(["recommend", "run", "--out", "rows.csv"]) == 0  # the run is whole
 
 
 def test_names_that_no_file_can_have_or_that_are_not_utf_8(tmp_path: Path, capsys: Capture) -> None:

@@ -125,7 +125,9 @@ for position, (verb, (summary, examples)) in enumerate(VERBS.items()):
     app.command(
         f"sce.cli.{verb}:{verb}",
         help=summary,
-        help_epilogue="\n    ".join(["Examples:\n", *(f"sce {verb} {e}".strip() for e in examples)]),
+        help_epilogue="\n    ".join(
+            ["Examples:\n", *(f"sce {verb} {e}".strip() for e in examples)]
+        ),
         sort_key=position,
     )
 
