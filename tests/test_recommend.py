@@ -59,6 +59,18 @@ def assert_same(found: Recommended, wanted: list[tuple[str, float]]) -> None:
     assert found.ranks.tolist() == list(range(1, len(wanted) + 1))
 
 
+def test_in_a_notebook_they_are_short(recommender: Recommender) -> None:
+    assert repr(recommender) == "Recommender(SASRec, 40 items, on cpu)"
+    found = recommender.recommend([NAMES[:2]] * 50, k=4)
+    first = ", ".join(map(repr, found[0].items[:3]))
+    assert repr(found[0]) == f"Recommended(4 items: {first} ...)"
+    assert repr(found).splitlines() == [
+        "Recommendations for 50 users", *[f"  {found[0]}"] * 3, "  ...",
+    ]  # fmt: skip
+    (few,) = recommender.recommend([NAMES[:2]], k=1)
+    assert repr(few) == f"Recommended(1 item: {few.items[0]!r})"
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, len(NAMES) - 1), min_size=1, max_size=12), max_size=20),

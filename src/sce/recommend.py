@@ -40,11 +40,13 @@ from sce.memory import require_memory
 from sce.models.registry import BACKBONES
 from sce.training.device import resolve_device
 from sce.training.run import Run, load_model, read_weights, warn_of
+from sce.units import plural
 
 BATCH_SIZE = 256
 # Histories are collected for so many batches, and those of like length put together: less padding.
 BATCHES_TOGETHER = 8
 _IDS_AT_ONCE = 1 << 12
+_SHOWN = 3  # in a repr
 
 Id = int | str
 Histories = Iterable[Any]  # sequences or arrays of ids
@@ -68,6 +70,10 @@ class Recommended:
     unknown: tuple[Id, ...] = ()
     """The other events, in their order: they were skipped."""
 
+    def __repr__(self) -> str:
+        best = ", ".join(map(repr, self.items[:_SHOWN]))
+        return f"Recommended({plural(len(self), 'item')}: {best}{' ...' * (len(self) > _SHOWN)})"
+
     def __len__(self) -> int:
         return len(self.items)
 
@@ -85,6 +91,10 @@ class Recommendations(list[Recommended]):
     ) -> None:
         super().__init__(found)
         self._users, self._backend = users, backend
+
+    def __repr__(self) -> str:
+        lines = [f"  {found}" for found in self[:_SHOWN]] + ["  ..."] * (len(self) > _SHOWN)
+        return "\n".join([f"Recommendations for {plural(len(self), 'user')}", *lines])
 
     def to_frame(self, kind: Literal["pandas", "polars"] | None = None) -> Any:
         """A data frame with the columns user_id, item_id, score, rank, the rank from 1.
@@ -113,6 +123,10 @@ class Recommender:
     item_ids: Vocabulary
     content_hash: str | None = None
     """Content of the dataset whose users it may recommend for; None for any."""
+
+    def __repr__(self) -> str:
+        name, items = type(self.model).__name__, plural(len(self.item_ids), "item")
+        return f"Recommender({name}, {items}, on {self.model.catalogue.device})"
 
     def __post_init__(self) -> None:
         if len(self.model.catalogue) != len(self.item_ids):
