@@ -241,6 +241,20 @@ def test_histories_are_taken_as_they_are_needed() -> None:
     assert taken <= 200 + 10 * recommend.BATCHES_TOGETHER
 
 
+@pytest.mark.parametrize(("seconds", "batches"), [(1.0, [1, 8, 8, 3]), (2.0, [1] * 20)])
+def test_slow_batches_come_one_at_a_time(
+    seconds: float, batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was computed can be kept after each then; quick ones are put together by length."""
+    clock = 0.0
+    monkeypatch.setattr(recommend, "monotonic", lambda: clock)
+    sizes = []
+    for window in recommend._windows(range(60), batch_size=3):
+        sizes.append(len(window) // 3)
+        clock += seconds * sizes[-1]
+    assert sizes == batches
+
+
 # --- loading
 
 

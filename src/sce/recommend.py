@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
+from time import monotonic
 from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
@@ -45,6 +46,7 @@ from sce.units import plural
 BATCH_SIZE = 256
 # Histories are collected for so many batches, and those of like length put together: less padding.
 BATCHES_TOGETHER = 8
+_WINDOW_SECONDS = 10.0  # for these, at most
 _IDS_AT_ONCE = 1 << 12
 _SHOWN = 3  # in a repr
 
@@ -342,9 +344,13 @@ def each_id(ids: Vocabulary) -> Iterator[Id]:
 
 
 def _windows(given: Iterable[T], batch_size: int) -> Iterator[list[T]]:
-    rest = iter(given)
-    while window := list(islice(rest, batch_size * BATCHES_TOGETHER)):
+    """Those of several batches; of one at a time where that takes long: it can be saved sooner."""
+    rest, batches = iter(given), 1
+    while window := list(islice(rest, batch_size * batches)):
+        begun = monotonic()
         yield window
+        each = (monotonic() - begun) / batches
+        batches = BATCHES_TOGETHER if each * BATCHES_TOGETHER < _WINDOW_SECONDS else 1
 
 
 def _ids(given: Any, place: int | None) -> list[Id]:
