@@ -167,6 +167,15 @@ def test_a_sweep_without_a_finished_run() -> None:
     assert "No run of this sweep has finished yet." in page
 
 
+def test_bars_in_names_do_not_break_a_markdown_table() -> None:
+    rows = [make_row(loss, {"loss.name": loss}, data="a|b<i>") for loss in ("x|y", "ce")]
+    text = make_markdown([comparison(rows, FigureSpec("table"))])
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({len(re.split(r"(?<!\\)\|", line)) for line in table}) == 1
+    assert r"| x\|y |" in table[0]
+    assert r"| a\|b&lt;i&gt; | NDCG@10 |" in text
+
+
 def test_markdown_of_trainings_and_of_steps(whole: Comparison) -> None:
     text = make_markdown([whole])
     assert text.startswith("## Mine &amp; yours\n\n253 runs on 3 datasets")

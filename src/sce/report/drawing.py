@@ -83,7 +83,8 @@ class Axis:
             axis |= {"format": "d", "values": list(range(-(-first // step) * step, last + 1, step))}
             scale |= {"domain": [first, last] if last > first else [first - 0.5, first + 0.5]}
         if self.log:
-            axis["format"] = "~s"
+            plain = "datum.label && datum.value < 1 ? format(datum.value, '~g') : datum.label"
+            axis |= {"format": "~s", "labelExpr": plain}  # never 300m for 0.3
             scale = {"type": "log", "nice": False, "padding": 12}
         return {"title": self.title, "axis": alt.Axis(**axis), "scale": alt.Scale(**scale)}
 
