@@ -56,6 +56,11 @@ def test_all_ticks_of_an_axis_have_as_many_digits(top: float) -> None:
         assert len({len(tick.partition(".")[2]) for tick in axis}) == 1, axis
 
 
+def test_a_flat_curve_has_ticks_of_its_own_height() -> None:
+    rows = [row(f"{n}", alpha=n, test=0.06) for n in (1, 2)]
+    assert ticks(draw(rows, FigureSpec("line", x="loss.alpha")))[-1] == "0.06"
+
+
 def test_ticks_below_one_on_a_logarithmic_axis_are_plain_numbers() -> None:
     for last, shown in ((2.0, ["0.3", "0.4", "0.5", "1", "2"]), (2e4, ["1", "100", "1k", "10k"])):
         rows = [row(f"{alpha}", alpha=alpha) for alpha in (0.25, 0.5, last)]

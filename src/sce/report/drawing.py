@@ -76,7 +76,8 @@ class Axis:
     def encode(self, values: Sequence[float]) -> dict[str, Any]:
         """Options of an Altair channel for values along the axis."""
         axis: dict[str, Any] = {"tickCount": 5} | ({"format": self.format} if self.format else {})
-        scale: dict[str, Any] = {"zero": self.zero, "nice": not self.whole}
+        flat = min(values, default=0.0) == max(values, default=0.0)  # else its one tick says 0
+        scale: dict[str, Any] = {"zero": self.zero or flat, "nice": not self.whole}
         if self.whole:  # epochs
             first, last = int(min(values)), int(max(values))
             step = -(-(last - first) // 6) or 1
