@@ -150,12 +150,12 @@ def test_what_is_done_is_kept_where_nothing_can_be_printed(
     ]
     settings = [f"{name}={value}" for name, value in sizes.items()]
     Path("ce.toml").write_text('[[grid]]\nloss.name = "ce"\n')
+    places = ["--data", "data", "--out", "sweep"]
     made = {
         "log.parquet": ["synthesize", "--items", "200", "--users", "50", "--out", "log.parquet"],
         "run/result.json": ["train", "data", "--out", "run", *flags],
         "run/report.html": ["report", "run"],
-        "sweep/rows.jsonl": ["sweep", "ce.toml", "--data", "data", "--out", "sweep", "--set"]
-        + settings,
+        "sweep/rows.jsonl": ["sweep", "ce.toml", *places, "--set", *settings],
         "compare.html": ["compare", "run", "sweep"],
     }
     for file, arguments in made.items():
