@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
+from time import monotonic
 from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
@@ -40,11 +41,14 @@ from sce.memory import require_memory
 from sce.models.registry import BACKBONES
 from sce.training.device import resolve_device
 from sce.training.run import Run, load_model, read_weights, warn_of
+from sce.units import plural
 
 BATCH_SIZE = 256
 # Histories are collected for so many batches, and those of like length put together: less padding.
 BATCHES_TOGETHER = 8
+_WINDOW_SECONDS = 10.0  # for these, at most
 _IDS_AT_ONCE = 1 << 12
+_SHOWN = 3  # in a repr
 
 Id = int | str
 Histories = Iterable[Any]  # sequences or arrays of ids
@@ -68,6 +72,10 @@ class Recommended:
     unknown: tuple[Id, ...] = ()
     """The other events, in their order: they were skipped."""
 
+    def __repr__(self) -> str:
+        best = ", ".join(map(repr, self.items[:_SHOWN]))
+        return f"Recommended({plural(len(self), 'item')}: {best}{' ...' * (len(self) > _SHOWN)})"
+
     def __len__(self) -> int:
         return len(self.items)
 
@@ -85,6 +93,10 @@ class Recommendations(list[Recommended]):
     ) -> None:
         super().__init__(found)
         self._users, self._backend = users, backend
+
+    def __repr__(self) -> str:
+        lines = [f"  {found}" for found in self[:_SHOWN]] + ["  ..."] * (len(self) > _SHOWN)
+        return "\n".join([f"Recommendations for {plural(len(self), 'user')}", *lines])
 
     def to_frame(self, kind: Literal["pandas", "polars"] | None = None) -> Any:
         """A data frame with the columns user_id, item_id, score, rank, the rank from 1.
@@ -113,6 +125,10 @@ class Recommender:
     item_ids: Vocabulary
     content_hash: str | None = None
     """Content of the dataset whose users it may recommend for; None for any."""
+
+    def __repr__(self) -> str:
+        name, items = type(self.model).__name__, plural(len(self.item_ids), "item")
+        return f"Recommender({name}, {items}, on {self.model.catalogue.device})"
 
     def __post_init__(self) -> None:
         if len(self.model.catalogue) != len(self.item_ids):
@@ -328,9 +344,13 @@ def each_id(ids: Vocabulary) -> Iterator[Id]:
 
 
 def _windows(given: Iterable[T], batch_size: int) -> Iterator[list[T]]:
-    rest = iter(given)
-    while window := list(islice(rest, batch_size * BATCHES_TOGETHER)):
+    """Those of several batches; of one at a time where that takes long: it can be saved sooner."""
+    rest, batches = iter(given), 1
+    while window := list(islice(rest, batch_size * batches)):
+        begun = monotonic()
         yield window
+        each = (monotonic() - begun) / batches
+        batches = BATCHES_TOGETHER if each * BATCHES_TOGETHER < _WINDOW_SECONDS else 1
 
 
 def _ids(given: Any, place: int | None) -> list[Id]:

@@ -379,12 +379,12 @@ def interrupted_after(users: int, saved_every: int = 8) -> Iterator[list[Id]]:
 def test_rows_of_slow_users_are_kept_by_time(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    arguments = ["recommend", str(run.path), "--batch-size", "1", "--out", str(tmp_path / "a.csv")]
+    arguments = ["recommend", str(run.path), "--batch-size", "5", "--out", str(tmp_path / "a.csv")]
     monkeypatch.setattr(command, "_SAVED_AFTER", 0)
     with interrupted_after(12, saved_every=1000):
         assert main(arguments) == 130
     assert main(arguments) == 0
-    assert "going on after 8 users" in capsys.readouterr().err
+    assert "going on after 10 users" in capsys.readouterr().err
 
 
 def source_of(kind: str, tmp_path: Path) -> list[str]:

@@ -102,7 +102,7 @@ def recommend(
         where = str(recommender.model.catalogue.device)
         content = opened.dataset.content_hash
         key = _key(files, content, users, histories is None, options, where, format)
-    # Rows are kept after so many users or seconds, and a whole number of windows.
+    # Rows are kept after so many users or seconds, and a whole number of batches.
     window = batch_size * BATCHES_TOGETHER
     saved_every, saved_at = -(-_SAVED_EVERY // window) * window, monotonic()
     # Not on a terminal that the rows themselves go to.
@@ -118,7 +118,7 @@ def recommend(
                 rows.add(user, found)
             display.update("recommending", account.given, total, account.many)
             late = monotonic() - saved_at >= _SAVED_AFTER
-            if account.given % (window if late else saved_every) == 0:
+            if account.given % (batch_size if late else saved_every) == 0:
                 rows.save(asdict(account))
                 saved_at = monotonic()
         lines = account.conclude()

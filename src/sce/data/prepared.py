@@ -25,6 +25,7 @@ from sce.data.manifest import Manifest, describe_file, write_array
 from sce.data.storage import atomic_directory, check_writable, json_checksum
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, named
+from sce.units import plural
 
 MANIFEST = Manifest(
     file="dataset.json",
@@ -60,6 +61,9 @@ class Sequences:
                 f"not {self.offsets}"
             )
 
+    def __repr__(self) -> str:
+        return f"Sequences({plural(len(self), 'user')}, {plural(len(self.items), 'interaction')})"
+
     def __len__(self) -> int:
         return len(self.users)
 
@@ -87,6 +91,12 @@ class PreparedDataset:
     test: Sequences  # history ..., validation target, test target: three events or more each
     user_ids: Vocabulary
     item_ids: Vocabulary
+
+    def __repr__(self) -> str:
+        sizes = f"{plural(len(self.user_ids), 'user')}, {plural(self.n_items, 'item')}"
+        lines = [f"PreparedDataset({str(self.path)!r}: {sizes}, split {self.settings.get('split')}"]
+        lines += [f"  train: {self.train}", f"  test: {self.test})"]
+        return "\n".join(lines)
 
     @property
     def order(self) -> dict[str, Any]:

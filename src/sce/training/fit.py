@@ -37,6 +37,7 @@ from sce.training.settings import TrainingSettings
 from sce.training.signals import Interrupts, StopRequested, TrainingInterrupted
 from sce.training.step import TrainingStep
 from sce.training.trainer import DivergenceError, Record, Trainer
+from sce.units import plural, show_duration, show_memory, show_metric
 
 __all__ = ["FitResult", "TrainingSettings", "TrainingWarning", "fit"]
 
@@ -73,6 +74,21 @@ class FitResult:
     """The processor."""
     history: list[Record]
     """A record for each epoch, as in metrics.jsonl."""
+
+    def __repr__(self) -> str:
+        lines = [
+            f"FitResult(best epoch {self.best_epoch} of {self.epochs}, ended by {self.stopped}"
+        ]
+        for split in ("validation", "test"):
+            if values := getattr(self, split):
+                users = plural(self.users[split], "user")
+                shown = (f"{name} {show_metric(values[name])}" for name in ("ndcg@10", "hr@10"))
+                lines.append(f"  {split}: {', '.join(shown)} of {users}")
+        if self.popularity:
+            lines[-1] += f"; popularity ndcg@10 {show_metric(self.popularity['test']['ndcg@10'])}"
+        time, peak = show_duration(self.seconds["training"]), self.memory_mib["training"]
+        memory = f"peak {show_memory(peak)} ({self.memory_measured})"
+        return "\n".join([*lines, f"  training: {time}, {memory}, on {self.device})"])
 
 
 def fit(
