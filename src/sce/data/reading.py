@@ -16,7 +16,16 @@ import polars as pl
 from polars import selectors
 
 from sce.data.columns import ITEM, NO_TIME, TIME, USER, Columns, find_columns, fold
-from sce.data.faults import check_json_ids, explain, first_lines, first_objects, place_of_row
+from sce.data.faults import (
+    check_json_ids,
+    check_json_keys,
+    count_names,
+    explain,
+    first_lines,
+    first_objects,
+    open_log,
+    place_of_row,
+)
 from sce.data.formats import COMPRESSIONS, FORMATS, Format, choose_format, find_files
 from sce.data.frames import open_frame
 from sce.data.interactions import Interactions
@@ -314,8 +323,19 @@ def _read_jsonl(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.Da
     columns = find_columns([*dict.fromkeys(name for one in first for name in one)], wanted, path)
     # As text, since later lines may well have other types than the first.
     schema = dict.fromkeys(columns, pl.String)
-    text = pl.scan_ndjson(glob.escape(str(path)), schema=schema)
-    frame = _select(text, columns).collect(engine="streaming")
+    source: str | bytes = glob.escape(str(path))
+    with open_log(path, 1) as file:
+        marked = file.tell() > 0  # which polars takes for a fault
+    if marked:
+        require_memory(path.stat().st_size, f"reading {path}, which has a byte order mark,")
+        with open_log(path) as file:
+            source = file.read()
+    with ThreadPoolExecutor(1) as pool:
+        counting = pool.submit(count_names, path, columns)
+        frame = _select(pl.scan_ndjson(source, schema=schema), columns).collect(engine="streaming")
+    values = [frame[name].count() for name in frame.columns]
+    if any(count > least for count, least in zip(counting.result(), values, strict=True)):
+        check_json_keys(path, columns)  # else the first would count, silently
     for name, column in zip((USER, ITEM), columns, strict=False):
         kinds = {type(one.get(column)) for one in first}
         # A list, an object, a truth value, a fraction, half a character: or text that looks so.
