@@ -207,7 +207,7 @@ def open_log(path: Path, most: int | None = None) -> Iterator[IO[bytes]]:
         text = lines.to_series().str.join("\n").cast(pl.Binary).item()
         opened: IO[bytes] = io.BytesIO(text + b"\n")
     else:
-        opened = gzip.open(path) if compression == "gzip" else path.open("rb")
+        opened = (gzip.open if compression == "gzip" else open)(path, "rb")
     with opened as file:
         if file.read(len(BOM_UTF8)) != BOM_UTF8:
             file.seek(0)

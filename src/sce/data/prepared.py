@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from sce.data.manifest import Manifest, describe_file, write_array
 from sce.data.storage import atomic_directory, check_writable, json_checksum
 from sce.data.vocabulary import Vocabulary
-from sce.errors import InputError, named
+from sce.errors import InputError, checked, named
 
 MANIFEST = Manifest(
     file="dataset.json",
@@ -99,6 +99,7 @@ class PreparedDataset:
         return len(self.item_ids)
 
     @classmethod
+    @checked
     def load(cls, path: Path | str, verify: bool = True) -> "PreparedDataset":
         """Open a prepared dataset, memory-mapped.
 

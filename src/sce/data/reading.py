@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import polars as pl
 from polars import selectors
@@ -39,7 +39,7 @@ from sce.data.values import (
     sort_rows,
     to_ticks,
 )
-from sce.errors import InputError, named
+from sce.errors import InputError, checked, named
 from sce.memory import require_memory
 from sce.units import plural, show_size
 
@@ -67,6 +67,7 @@ class Table(NamedTuple):
     dropped: int  # rows left out: blank lines, and if wanted those without user, item or time
 
 
+@checked
 def read_interactions(
     source: Any,
     *,
@@ -96,10 +97,6 @@ def read_interactions(
     Raises:
         InputError: When a file is missing, malformed or incomplete; says where, and what to do.
     """
-    if time_unit not in (None, *get_args(UnitName)):
-        raise InputError(f"a time unit is s, ms, us or ns; got {time_unit!r}")
-    if order not in ("time", "rows"):
-        raise InputError(f"order is time or rows; got {order!r}")
     if order == "rows":
         if time_column or time_unit:
             raise InputError(
