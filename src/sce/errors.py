@@ -12,9 +12,9 @@ from types import NoneType, UnionType
 from typing import (
     Any,
     Literal,
-    ParamSpec,
     TypeVar,
     Union,
+    cast,
     get_args,
     get_origin,
     get_type_hints,
@@ -33,7 +33,7 @@ _WORDS: dict[Any, str] = {
     Sequence: "a list of whole numbers",
     Mapping: "a dictionary",
 }
-P, T = ParamSpec("P"), TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class InputError(ValueError):
@@ -73,21 +73,21 @@ def named(setting: str, value: object = None, *, python: str = "") -> str:
     return python or (name if value is None else f"{name}={value!r}")
 
 
-def checked(function: Callable[P, T]) -> Callable[P, T]:
+def checked(function: F) -> F:
     """Refuse arguments of other types than the function's annotations say: see `check_types`."""
     signature, hints = inspect.signature(function), cache(lambda: get_type_hints(function))
 
     @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+    def call(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.arguments |= check_types(bound.arguments, hints())
         return function(*bound.args, **bound.kwargs)
 
-    return call
+    return cast("F", call)
 
 
 def check_types(
-    given: Mapping[str, object], hints: Mapping[str, Any], prefix: str = ""
+    given: Mapping[str, Any], hints: Mapping[str, Any], prefix: str = ""
 ) -> dict[str, Any]:
     """Refuse values of other types than annotated: True is no number, and 2.5 no whole one.
 
@@ -103,7 +103,7 @@ def check_types(
         if not _fits(value, hints.get(name, Any)):
             setting = named(f"{prefix}{name}")
             raise InputError(f"{setting} must be {_allowed(hints[name])}; got {show_value(value)}")
-    return {n: int(v) if _fits(v, int) else v for n, v in given.items()}  # type: ignore[call-overload]
+    return {name: int(value) if _fits(value, int) else value for name, value in given.items()}
 
 
 def show_value(value: object) -> str:
@@ -119,7 +119,7 @@ def show_value(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _fits(value: object, hint: Any) -> bool:
+def _fits(value: Any, hint: Any) -> bool:
     kind, inner = get_origin(hint), get_args(hint)
     if kind in (Union, UnionType):
         return any(_fits(value, one) for one in inner)
@@ -131,7 +131,7 @@ def _fits(value: object, hint: Any) -> bool:
     hint = kind or hint
     if hint in (int, float):
         number = isinstance(value, Integral if hint is int else Real)
-        huge = isinstance(value, Integral) and not -(2**63) <= value < 2**63
+        huge = isinstance(value, Integral) and not -(2**63) <= int(value) < 2**63
         return number and not huge and not isinstance(value, bool)
     if getattr(hint, "_is_protocol", False):
         return all(hasattr(value, name) for name in vars(hint) if not name.startswith("_"))
@@ -146,4 +146,4 @@ def _allowed(hint: Any) -> str:
         return f"one of {', '.join(inner)}"
     if kind is tuple:
         return f"{len(inner)} numbers"
-    return _WORDS.get(kind or hint, (kind or hint).__name__)
+    return str(_WORDS.get(kind or hint, (kind or hint).__name__))

@@ -190,8 +190,8 @@ class Recommender:
         if hasattr(histories, "columns"):
             by_user, backend = histories_of(histories)
             users, histories = _ids(by_user, None), by_user.values()
-        found = self.stream(histories, k, keep_seen=keep_seen, batch_size=batch_size)
-        found = Recommendations(found, users, backend)
+        ranked = self.stream(histories, k, keep_seen=keep_seen, batch_size=batch_size)
+        found = Recommendations(ranked, users, backend)
         if nothing := sum(not one.known for one in found):
             warnings.warn(
                 f"nothing is recommended for {nothing:,} of {plural(len(found), 'user')}: none of "

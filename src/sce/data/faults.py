@@ -205,7 +205,7 @@ def open_log(path: Path, most: int | None = None) -> Iterator[IO[bytes]]:
     if compression == "zstd":
         lines = pl.scan_lines(path, glob=False, n_rows=most).collect(engine="streaming")
         text = lines.to_series().str.join("\n").cast(pl.Binary).item()
-        opened: IO[bytes] = io.BytesIO(text + b"\n")
+        opened: Any = io.BytesIO(text + b"\n")
     else:
         opened = (gzip.open if compression == "gzip" else open)(path, "rb")
     with opened as file:

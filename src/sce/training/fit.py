@@ -126,7 +126,7 @@ def fit(
     """
     settings = TrainingSettings() if settings is None else settings
     _check_arguments(model, loss, dataset, settings)
-    others = {"out": out, "resume": resume, "force": force, "config": config}
+    others: dict[str, Any] = {"out": out, "resume": resume, "force": force, "config": config}
     others |= {"loss_name": loss_name, "on_epoch": on_epoch, "progress": progress}
     check_types(others, get_type_hints(fit))
     table = row_wise_table(model, loss) if settings.row_wise else None
