@@ -63,9 +63,12 @@ def test_a_byte_order_mark_and_a_key_that_occurs_twice(
 ) -> None:
     line = '\ufeff{"user": 1, "item": 2, "ts": 3}\n'
     twice = line + line[1:].replace("}", ', "item": 5}')
-    data = {"": str.encode, ".gz": lambda text: gzip.compress(text.encode())}.get(
-        ending, lambda text: zstd(text, tmp_path / "x.zst")
-    )
+
+    def data(text: str) -> bytes:
+        if ending == ".zst":
+            return zstd(text, tmp_path / "x.zst")
+        return gzip.compress(text.encode()) if ending else text.encode()
+
     message = refused(f"a.jsonl{ending}", data(twice))
     assert message == f"a.jsonl{ending}, line 2: the key 'item' occurs twice; remove one"
     (tmp_path / f"b.jsonl{ending}").write_bytes(data(line))
