@@ -9,13 +9,14 @@ Histories come and go in batches, and the catalogue is scored in chunks: memory 
 the number of histories nor that of users × items, when the `stream` methods are used.
 """
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from time import monotonic
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast, get_type_hints
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from sce.data.columns import ITEM, USER
 from sce.data.frames import histories_of
 from sce.data.prepared import PreparedDataset, Sequences
 from sce.data.vocabulary import Vocabulary
-from sce.errors import InputError, named
+from sce.errors import InputError, check_types, checked, named
 from sce.evaluation.ranking import (
     NOTHING,
     Ranker,
@@ -98,6 +99,7 @@ class Recommendations(list[Recommended]):
         lines = [f"  {found}" for found in self[:_SHOWN]] + ["  ..."] * (len(self) > _SHOWN)
         return "\n".join([f"Recommendations for {plural(len(self), 'user')}", *lines])
 
+    @checked
     def to_frame(self, kind: Literal["pandas", "polars"] | None = None) -> Any:
         """A data frame with the columns user_id, item_id, score, rank, the rank from 1.
 
@@ -131,6 +133,7 @@ class Recommender:
         return f"Recommender({name}, {items}, on {self.model.catalogue.device})"
 
     def __post_init__(self) -> None:
+        check_types(vars(self), get_type_hints(type(self)))
         if len(self.model.catalogue) != len(self.item_ids):
             raise InputError(
                 f"the model ranks {len(self.model.catalogue)} items, but there are "
@@ -151,6 +154,7 @@ class Recommender:
             model: Built as the one that was trained, where that was of a class of your own: it is
                 given the weights. sce builds its own models by itself.
         """
+        check_types({"run": run, "device": device}, {"run": Run | Path | str, "device": str})
         place = resolve_device(device)
         opened = run if isinstance(run, Run) else Run.open(run)
         if (file := weights_file(opened)).is_file():  # read, and copied into the model
@@ -201,9 +205,17 @@ class Recommender:
         if hasattr(histories, "columns"):
             by_user, backend = histories_of(histories)
             users, histories = _ids(by_user, None), by_user.values()
-        found = self.stream(histories, k, keep_seen=keep_seen, batch_size=batch_size)
-        return Recommendations(found, users, backend)
+        ranked = self.stream(histories, k, keep_seen=keep_seen, batch_size=batch_size)
+        found = Recommendations(ranked, users, backend)
+        if nothing := sum(not one.known for one in found):
+            warnings.warn(
+                f"nothing is recommended for {nothing:,} of {plural(len(found), 'user')}: none of "
+                "their items is in the catalogue",
+                stacklevel=2,
+            )
+        return found
 
+    @checked
     def stream(
         self,
         histories: Histories,
@@ -230,6 +242,7 @@ class Recommender:
 
         return each_window()
 
+    @checked
     def stream_users(
         self,
         dataset: PreparedDataset,

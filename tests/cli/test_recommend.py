@@ -150,6 +150,7 @@ def test_without_a_user_id_the_line_has_a_number(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
+        (b'{"history": [1], "history": [2]}', "line 3: the key 'history' occurs twice"),
         (b'{"history": [1, }', "line 3: not JSON: .* at column 17"),
         (b'{"history": ["a', "line 3: not JSON: Unterminated string starting at column 14"),
         (b"[1, 2]", r'line 3: expected \{"user_id": .*\}, got \[1, 2\]'),

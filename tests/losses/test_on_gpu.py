@@ -51,9 +51,10 @@ def test_a_graphed_callable_gives_the_bits_of_a_call() -> None:
     loss = ScalableCrossEntropy(bucket_size_y=32)
 
     def call(states: Tensor, catalogue: Tensor, targets: Tensor) -> Tensor:
-        return loss(states, catalogue, targets, centres=centres)
+        value: Tensor = loss(states, catalogue, targets, centres=centres)
+        return value
 
-    graphed = torch.cuda.make_graphed_callables(call, problem(0, 200, 300, 16))
+    graphed: Any = torch.cuda.make_graphed_callables(call, problem(0, 200, 300, 16))
     for seed in (1, 2):
         inputs = problem(seed, 200, 300, 16)
         found, expected = graphed(*inputs), call(*inputs)

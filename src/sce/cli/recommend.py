@@ -248,7 +248,7 @@ def _stream_histories(
 def _parse(line: str, number: int) -> tuple[Id, list[Id]]:
     """User and history of a line of JSON; without a user, the line's number."""
     try:
-        record = json.loads(line)
+        record = json.loads(line, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
         what = f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
         raise ValueError(what) from error
@@ -263,6 +263,14 @@ def _parse(line: str, number: int) -> tuple[Id, list[Id]]:
             raise ValueError(f"ids are integers or strings, got {json.dumps(one)}")
     str(user).encode()  # half a surrogate pair could be read, but not written
     return user, history
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        twice = next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n]))
+        raise ValueError(f"the key {twice!r} occurs twice; remove one")
+    return record
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -9,7 +9,7 @@
     DIR/item_ids_*.npy     the item vocabulary: row i is the id of catalogue index i
 
 Nothing in it depends on when, where or from which files it was made: the same log prepared in the
-same way gives the same bytes, and the checksum of dataset.json, `content_hash`, names them.
+same way gives the same bytes. `content_hash` is the checksum of its arrays.
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from sce.data.manifest import Manifest, describe_file, write_array
 from sce.data.storage import atomic_directory, check_writable, json_checksum
 from sce.data.vocabulary import Vocabulary
-from sce.errors import InputError, named
+from sce.errors import InputError, checked, named
 from sce.units import plural
 
 MANIFEST = Manifest(
@@ -109,6 +109,7 @@ class PreparedDataset:
         return len(self.item_ids)
 
     @classmethod
+    @checked
     def load(cls, path: Path | str, verify: bool = True) -> "PreparedDataset":
         """Open a prepared dataset, memory-mapped.
 
@@ -130,7 +131,7 @@ class PreparedDataset:
                 path=path,
                 settings=manifest["settings"],
                 counts=manifest["counts"],
-                content_hash=json_checksum(manifest),
+                content_hash=json_checksum({"files": manifest["files"]}),
                 train=Sequences(**arrays["train"]),
                 test=Sequences(**arrays["test"]),
                 user_ids=Vocabulary.from_arrays(kinds["user_ids"], arrays["user_ids"]),

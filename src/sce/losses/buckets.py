@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from sce.losses.inputs import rounded
+from sce.losses.inputs import check_number, rounded
 
 MAX_SCORES = 1 << 23  # held at once (32 MiB in float32)
 # Rows of a run; only runs whose maximum passes a bucket's threshold are looked at row by row.
@@ -54,8 +54,9 @@ def suggest_sizes(
     (160, 640)
     """
     for name, value in (("alpha", alpha), ("beta", beta)):
-        if not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise ValueError(f"{name} must be a positive, finite number, got {value!r}")
+        check_number(name, value)
+        if value <= 0:
+            raise ValueError(f"{name} must be above 0, got {value}")
     states = sequences * mean_length
     if not 0 <= states < math.inf:
         raise ValueError(f"sequences · mean_length must be finite, not negative, got {states}")
