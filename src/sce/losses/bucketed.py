@@ -53,7 +53,7 @@ class _Factors(NamedTuple):
         return rounded(self.states[rows], self.autocast_dtype).to(self.dtype)
 
     def y(self, items: Tensor) -> Tensor:
-        rows = self.catalogue.index_select(0, items.flatten()).view(*items.shape, -1)
+        rows = self.catalogue.index_select(0, items.flatten()).unflatten(0, items.shape)
         return rounded(rows, self.autocast_dtype).to(self.dtype)
 
 
