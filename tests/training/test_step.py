@@ -59,20 +59,21 @@ def test_a_step_is_what_one_would_write_by_hand() -> None:
 def test_a_step_in_float32_on_arm_multiplies_without_onednn(
     machine: str, precision: str, used: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    onednn: Any = torch.backends.mkldnn
     seen = []
 
     def loss(states: Tensor, catalogue: Tensor, targets: Tensor) -> Tensor:
-        states.register_hook(lambda _: seen.append(torch.backends.mkldnn.enabled))
-        seen.append(torch.backends.mkldnn.enabled)
-        return CrossEntropy()(states, catalogue, targets)
+        states.register_hook(lambda _: seen.append(onednn.enabled))
+        seen.append(onednn.enabled)
+        return CrossEntropy().forward(states, catalogue, targets)
 
     monkeypatch.setattr("platform.machine", lambda: machine)
-    before = torch.backends.mkldnn.enabled
+    before = onednn.enabled
     make_step(loss, precision=precision)(torch.arange(5), SEEDS)
     assert seen == [used, used]
     with pytest.raises(InputError):
         make_step(lambda *_: None, precision=precision)(torch.arange(5), SEEDS)
-    assert torch.backends.mkldnn.enabled == before
+    assert onednn.enabled == before
 
 
 def test_gradients_are_clipped() -> None:
