@@ -24,7 +24,7 @@ from sce.training.settings import TrainingSettings
 
 T = TypeVar("T")
 
-_BOUNDS = 128  # values of max_targets among captured batches
+_BOUNDS = 32  # values of max_targets among captured batches: each has graphs of its own
 
 
 class StepSeeds(NamedTuple):
