@@ -103,8 +103,8 @@ def _make(section: str, name: str, given: Mapping[str, Any]) -> Any:
 def is_exact_faster(n_items: int, device: torch.device) -> bool:
     """True if `EXACT_LOSS` takes less time than SCE, and no more memory.
 
-    By benchmarks/results/loss_cpu.jsonl, with 900, 6,000 and 25,600 hidden states (with the last
-    SCE is faster at 8,000 items); in all rows of loss_gpu.jsonl SCE is faster.
+    By benchmarks/results/loss_cpu.jsonl, with 900, 6,000 and 25,600 hidden states.
+    In all rows of loss_gpu.jsonl SCE is faster.
     """
     return device.type == "cpu" and n_items <= EXACT_ITEMS
 
