@@ -114,6 +114,7 @@ def test_a_config_comes_back_from_its_dictionary() -> None:
         ("[loss]\nt = 'x'", r"\[loss\] t must be a number"),
         ("[loss\n", r"is not valid TOML"),
         ("x = " + 3000 * "[" + 3000 * "]", r"is not valid TOML"),
+        ("x = " + 5000 * "9", r"is not valid TOML"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(text: str, message: str, tmp_path: Path) -> None:
@@ -146,7 +147,7 @@ def test_a_key_with_one_letter_wrong_names_the_right_one(data: st.DataObject) ->
         ({"loss": {"n_negatives": 5}}, r"n_negatives belongs to bce\+, gbce, ce-.* is sce"),
         ({"loss": {"name": "gbce", "t": 2.0}}, r"loss: t must lie in \[0, 1\], got 2.0"),
         ({"loss": {"size": 2}}, "loss: .*'size'"),
-        ({"model": {"dim": 0}}, "model: dim must be at least 1; got 0"),
+        ({"model": {"dim": 0}}, "model: dim must be from 1 to 65,536; got 0"),
         ({"training": {"epochs": 0}}, "^training.epochs must be from 1 to .*; got 0"),
         ({"training": {"row_wise": True}, "loss": {"name": "ce"}}, "row_wise .* the loss is ce$"),
     ],

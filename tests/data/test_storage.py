@@ -19,6 +19,7 @@ from sce.data.storage import (
     check_writable,
     digest_bytes,
     json_line,
+    parse_json,
     read_json,
     read_json_lines,
     write_json,
@@ -31,6 +32,12 @@ RECORD: dict[str, Any] = {"name": "a\u2028b\udc80ż", "loss": 0.1 + 0.2, "nested
 def test_digests_are_those_of_b2sum() -> None:
     data = bytes(range(256)) * 5000
     assert digest_bytes(data) == hashlib.blake2b(data, digest_size=32).hexdigest()
+
+
+@pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e400", str(2**63), "9" * 5000])
+def test_numbers_that_nothing_of_ours_has_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"finite|64 bits|limit"):
+        parse_json(f'{{"a": [{text}]}}'.encode())
 
 
 # --- directories

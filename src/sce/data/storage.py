@@ -5,6 +5,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import platform
 import re
@@ -223,13 +224,57 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_text(path, _dump(value, indent=2))
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, shape: Any = dict) -> dict[str, Any]:
     """Read what `write_json` wrote.
 
     Raises:
-        InputError: When it is not as it was written.
+        InputError: When it is not as it was written, or not of this shape: see `misfit`.
     """
-    return _load(path.read_bytes(), str(path))
+    return _load(path.read_bytes(), str(path), shape)
+
+
+def parse_json(data: bytes) -> Any:
+    """Parse JSON of ours, whose numbers are finite and have 64 bits at most; else ValueError."""
+    return json.loads(data, parse_constant=_finite, parse_float=_finite, parse_int=_int64)
+
+
+def misfit(content: Any, shape: Any) -> str | None:
+    """Name of the first member of JSON that is not of a shape; None if all are.
+
+    A checksum can be right and the content still none of ours. A shape is a type, a union of types,
+    a list of the shape that every member of a list has, or a mapping of names to shapes, where "*"
+    stands for every name. Members without a shape may be anything; one that may be missing has None
+    in its union, or its name ends in "?".
+
+    >>> misfit({"sizes": {"a": 1, "b": "2"}}, {"sizes": {"*": int}, "note?": {"text": str}})
+    'sizes.b'
+    """
+    if isinstance(shape, list):
+        content = dict(enumerate(content)) if isinstance(content, list) else None
+        shape = {"*": shape[0]}
+    if not isinstance(shape, Mapping):
+        return None if isinstance(content, shape) else ""
+    if not isinstance(content, Mapping):
+        return ""
+    for name, inner in shape.items():
+        for key in content if name == "*" else [name.removesuffix("?")]:
+            if name.endswith("?") and content.get(key) is None:
+                continue
+            if (found := misfit(content.get(key), inner)) is not None:
+                return f"{key}.{found}".rstrip(".")
+    return None
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text} is not finite")
+    return value
+
+
+def _int64(text: str) -> int:
+    if not -(2**63) <= (value := int(text)) < 2**63:
+        raise ValueError(f"{text} has more than 64 bits")
+    return value
 
 
 def json_line(record: Mapping[str, Any]) -> str:
@@ -259,16 +304,16 @@ def append_json_line(path: Path, record: Mapping[str, Any]) -> None:
         raise InputError(f"cannot write {path}: {_reason(error)}") from error
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
+def read_json_lines(path: Path, shape: Any = dict) -> list[dict[str, Any]]:
     """Read lines of `json_line`; a half-written last one is passed over.
 
     Raises:
-        InputError: When any other is not as it was written.
+        InputError: When any other is not as it was written, or not of this shape.
     """
     *lines, tail = path.read_bytes().split(b"\n")
     if _WHOLE.search(tail):  # only its end is missing, or altered
         lines.append(tail)
-    return [_load(line, f"{path}, line {number},") for number, line in enumerate(lines, 1)]
+    return [_load(line, f"{path}, line {number},", shape) for number, line in enumerate(lines, 1)]
 
 
 def _dump(value: Mapping[str, Any], indent: int | None = None) -> str:
@@ -279,15 +324,17 @@ def _dump(value: Mapping[str, Any], indent: int | None = None) -> str:
     return text.encode(errors="backslashreplace").decode() + "\n"
 
 
-def _load(data: bytes, where: str) -> dict[str, Any]:
+def _load(data: bytes, where: str, shape: Any) -> dict[str, Any]:
     try:
-        content = json.loads(data.decode())
+        content = parse_json(data)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where} is half-written or altered: it is not JSON") from error
     if not isinstance(content, dict) or CHECKSUM not in content:
         raise InputError(f"{where} has no checksum: it was altered, or is of an older sce")
     if content.pop(CHECKSUM) != json_checksum(content):
         raise InputError(f"{where} was altered: its checksum does not fit")
+    if (wrong := misfit(content, shape)) is not None:
+        raise InputError(f"{where} was altered: {wrong} is missing, or of another kind")
     return content
 
 
