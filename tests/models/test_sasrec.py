@@ -326,7 +326,7 @@ def test_bfloat16_autocast_stays_close() -> None:
     ("changes", "message"),
     [
         ({"heads": 3}, "dim 64 is not a multiple of 3 heads"),
-        ({"dim": 0}, "dim must be from 1 to 65,536; got 0"),
+        ({"dim": 0}, "dim must be from 1 to 134,217,728; got 0"),
         ({"blocks": 0}, "blocks must be from 1 to 1,000"),
         ({"blocks": 10**23}, "blocks must be from 1 to 1,000"),
         ({"max_length": 0}, "max_length must be from 1"),

@@ -26,7 +26,7 @@ _SINKS = 8  # empty events that stand for the missing ones: dropout hits some of
 _SINK_WIDTH = 8  # dimensions that they add: one is used, fast attention wants eight
 _EPSILON = 1e-8  # of the layer norms, as in the paper's code
 # More is a mistake, and would take hours or all memory to build.
-_MOST = {"dim": 2**16, "blocks": 1000, "heads": 2**16, "max_length": 2**20}
+_MOST = {"dim": 2**27, "blocks": 1000, "heads": 2**27, "max_length": 2**27}
 
 
 @dataclass(frozen=True)
