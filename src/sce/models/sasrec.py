@@ -11,7 +11,7 @@ their number. A state is the same however its batch is padded, trimmed, or group
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sce.data.batches import PADDING
 from sce.data.length_groups import LengthGroups
-from sce.errors import InputError
+from sce.errors import InputError, check_types, checked
 from sce.models.base import Backbone
 
 _SINKS = 8  # empty events that stand for the missing ones: dropout hits some of them, not all
@@ -47,10 +47,12 @@ class SASRecSettings:
     """Let attention also rest on the events that a history is short of max_length."""
 
     def __post_init__(self) -> None:
+        check_types(vars(self), get_type_hints(type(self)), "model.")
         for name, most in _MOST.items():
             value = getattr(self, name)
             if not 1 <= value <= most:
-                raise InputError(f"{name} must be from 1 to {most:,}; got {value}")
+                bound = "at least 1" if value < 1 else f"at most {most:,}"
+                raise InputError(f"{name} must be {bound}; got {value}")
         if self.dim % self.heads:
             raise InputError(
                 f"the heads share the width equally: dim {self.dim} is not a multiple of "
@@ -76,6 +78,7 @@ class SASRec(Backbone):
 
     settings: SASRecSettings
 
+    @checked
     def __init__(
         self,
         n_items: int,
