@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sce.data import storage
+from sce.data.shapes import parse_json
 from sce.data.storage import (
     append_json_line,
     atomic_directory,
@@ -19,7 +20,6 @@ from sce.data.storage import (
     check_writable,
     digest_bytes,
     json_line,
-    parse_json,
     read_json,
     read_json_lines,
     write_json,

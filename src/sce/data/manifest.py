@@ -14,13 +14,12 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from sce.data.shapes import misfit, parse_json
 from sce.data.storage import (
     CHECKSUM,
     is_same,
     json_checksum,
-    misfit,
     new_digest,
-    parse_json,
     tidy,
     write_json,
 )
