@@ -20,6 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from sce.data.shapes import misfit
 from sce.data.storage import (
     atomic_file,
     check_writable,
@@ -273,11 +274,13 @@ def _history(epochs: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None
 
 
 def _read_sweep(file: Path, *, figures: bool = True) -> Sweep:
-    content = read_json(file, _SWEEP)
+    content = read_json(file)
     if content.pop("format", None) != FORMAT:
         raise InputError(f"{file} is not of a sweep")
     if (found := content.pop("version", None)) != VERSION:
         raise InputError(f"{file} has version {found}; this sce reads {VERSION}")
+    if (wrong := misfit(content, _SWEEP)) is not None:
+        raise InputError(f"{file} was altered: {wrong} is missing, or of another kind")
     try:
         shown = tuple(FigureSpec.read(one) for one in content["figures"] if figures)
     except InputError as error:
