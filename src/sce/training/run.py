@@ -43,7 +43,7 @@ MANIFEST = Manifest(
         "sce": str,
         "identity": str,
         "model": str,
-        "config": {"model": dict, "loss": {"name": str}, "training": dict},
+        "config": {"model": dict, "loss": {"name": str}},
         "derived": dict,
         "dataset": {"path": str, "content_hash": str, "n_items": int},
         "item_ids": str,
