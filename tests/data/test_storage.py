@@ -214,7 +214,8 @@ def test_a_half_written_last_line_is_passed_over_and_replaced(tmp_path: Path) ->
         (b'{"a": "\xff"}', "is half-written or altered: it is not JSON"),
         (b"[1]", "has no checksum: it was altered, or is of an older sce"),
         (b'{"a": 1}', "has no checksum: it was altered, or is of an older sce"),
-        (b'{"a": NaN, "checksum": ""}', "was altered: its checksum does not fit"),
+        (b'{"a": NaN, "checksum": ""}', "is half-written or altered: it is not JSON"),
+        (b'{"a": 1, "checksum": ""}', "was altered: its checksum does not fit"),
     ],
 )
 def test_other_content_is_named_with_file_and_line(
