@@ -125,7 +125,7 @@ def load_toml(path: Path | str) -> dict[str, dict[str, Any]]:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also for integers of thousands of digits
         raise InputError(f"{path} is not valid TOML: {error}") from error
     return check_layer(content, str(path))
 
