@@ -172,12 +172,13 @@ def test_a_model_beyond_all_memory(tmp_path: Path) -> None:
 
 def test_model_and_loss_are_built_for_the_dataset(tmp_path: Path) -> None:
     dataset = make_cycle(tmp_path / "data")
-    config = Config.compose({"model": {"dim": 8, "max_length": 4}, "training": {"batch_size": 10}})
+    training = {"batch_size": 10, "device": "cpu"}
+    config = Config.compose({"model": {"dim": 8, "max_length": 4}, "training": training})
     model, loss = config.build(dataset)
     assert tuple(model.catalogue.shape) == (12, 8)
     mean = (dataset.train.lengths - 1).clip(max=4).mean()
     assert isinstance(loss, ScalableCrossEntropy)
-    assert loss.n_buckets == round(8 * (10 * mean) ** 0.5)
+    assert loss.n_buckets == round(2 * (10 * mean) ** 0.5)
     assert loss.coverage
     assert loss.sizes(dataset.n_items, 1)[2] == 12
     with pytest.raises(InputError, match=r"loss: alpha 1e.* buckets"):
