@@ -3,7 +3,7 @@
 import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -17,6 +17,7 @@ from sce.losses.base import TINY_DATA
 from sce.models.base import Backbone, BackboneSettings
 from sce.models.registry import BACKBONES, DEFAULT_BACKBONE
 from sce.planning import summarize_data
+from sce.training.device import resolve_device
 from sce.training.optimizer import NEEDS_SCE
 from sce.training.settings import TrainingSettings
 
@@ -71,6 +72,7 @@ class Config:
         """Make the model and the loss, sized for the dataset."""
         sizes = {"batch_size": self.training.batch_size, "max_length": self.model.max_length}
         data = summarize_data(dataset.train, dataset.n_items, **sizes)
+        data = replace(data, cpu=resolve_device(self.training.device).type == "cpu")
         try:
             model = self.model.build(dataset.n_items, seed=self.training.seed)
         except (RuntimeError, MemoryError) as error:
@@ -137,7 +139,7 @@ def load_toml(path: Path | str) -> dict[str, dict[str, Any]]:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also for integers of thousands of digits
         raise InputError(f"{path} is not valid TOML: {error}") from error
     return check_layer(content, str(path))
 
