@@ -7,7 +7,7 @@ import pytest
 from sce.cli import main
 from sce.data.vocabulary import Vocabulary
 from sce.experiments.figure_spec import DEFAULT_FIGURES, FigureSpec
-from sce.experiments.store import SweepDirectory
+from sce.experiments.store import SweepDirectory, row_of
 from tests.complaint import complaint
 from tests.experiments.made_rows import main_rows, make_row, write_place
 from tests.tiny_run import make_dataset, make_run, write_epochs, write_result
@@ -136,16 +136,18 @@ def test_any_runs_side_by_side(
     assert printed.startswith("4 runs on 2 datasets; of these, 1 not ended. Best validation")
     assert re.search(r"^ring +SCE +1 +0\.1423 +\S+ +451 MiB +30 s *$", printed, re.MULTILINE)
     assert (
-        "\n\none seed\n  ring: test NDCG@10 of SCE (0.1423) over CE (0.1423), "
+        "\n\none seed\n  ring: test NDCG@10 of SCE (0.1423) against CE (0.1423), "
         "the best other by validation\n  a single seed has no spread\n  over " in printed
     )
     text = (tmp_path / "table.md").read_text(encoding="utf-8")
+    for told in (printed, text, (tmp_path / "compare.html").read_text(encoding="utf-8")):
+        assert "Split: ring leave-one-out; ring (2) leave-one-out." in told
     assert "4 runs on 2 datasets; of these, 1 not ended." in text
-    assert "| data |  | CE | SCE | SCE over best other by validation |" in text
+    assert "| data |  | CE | SCE | SCE against best other by validation |" in text
     assert "| ring | NDCG@10 | 0.1423 | 0.1423 | +0% (CE) |" in text
     assert "| ring (2) | NDCG@10 | 0.1423 | – |  |" in text  # other data stands apart
     page = (tmp_path / "compare.html").read_text(encoding="utf-8")
-    assert "ring: test NDCG@10 of SCE (0.1423) over CE (0.1423)" in page
+    assert "ring: test NDCG@10 of SCE (0.1423) against CE (0.1423)" in page
     assert "validation NDCG@10</h3>" in page
     write_place(tmp_path / "swept", [make_row("a", {"loss.name": "bce"}, test=0.2)])
     assert main(["compare", paths[0], str(tmp_path / "swept"), "--markdown", "table.md"]) == 0
@@ -156,6 +158,9 @@ def test_any_runs_side_by_side(
     capsys.readouterr()
     complained = complaint(["compare", paths[0], paths[0]], capsys)
     assert "have the same settings, seed and data; leave one out" in complained
+    same = write_place(tmp_path / "same", [row_of(runs[0].path) | {"run": "runs/x"}])
+    complained = complaint(["compare", str(same.path), paths[0]], capsys)
+    assert f"{same.path / 'runs' / 'x'} and {paths[0]} have the same settings" in complained
 
 
 def test_rows_that_were_altered_are_one_line(place: SweepDirectory, capsys: Capture) -> None:

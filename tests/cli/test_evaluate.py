@@ -87,14 +87,18 @@ def test_the_ranks_of_users_are_kept_with_the_run(run: Path, capsys: Capture) ->
     assert main(["evaluate", str(run), "--device", "cpu"]) == 0
 
 
-def test_worse_than_popularity_is_said(capsys: Capture) -> None:
+@pytest.mark.parametrize(
+    ("users", "end"),
+    [(200, ": 1.00 times as much, worse than popularity"),
+     (199, ": on 199 test users, too few to tell")],
+)  # fmt: skip
+def test_worse_than_popularity_is_said(users: int, end: str, capsys: Capture) -> None:
     rows = {
         name: {f"{metric}@10": value for metric in ("ndcg", "hr", "mrr", "cov")}
         for name, value in [("ce", 0.0499), ("popularity", 0.05)]
     }
-    show_metrics(rows, title="test")
-    first = capsys.readouterr().out.splitlines()[0]
-    assert first.endswith("of popularity: 1.00 times as much, worse than popularity")
+    show_metrics(rows, title="test", users=users)
+    assert capsys.readouterr().out.splitlines()[0].endswith(f"of popularity{end}")
 
 
 def test_a_diverged_run_says_so(run: Path, tmp_path: Path, capsys: Capture) -> None:

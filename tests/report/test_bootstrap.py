@@ -22,23 +22,34 @@ def test_it_is_that_of_users_drawn_one_by_one() -> None:
     changes = gains[0][draws].mean(1) / gains[1][draws].mean(1) - 1
     expected = np.percentile(changes, [2.5, 97.5])
     found = relative_interval(ours, theirs)
-    assert found is not None
+    assert isinstance(found, tuple)
     assert np.allclose(found, expected, atol=0.1 * (expected[1] - expected[0]))
     assert relative_interval(ours, theirs) == found
 
 
 def test_pairs_of_the_same_users_are_sharper_than_two_samples() -> None:
-    ours = ranks(2000, 0.5, 1)
+    ours = ranks(4000, 0.5, 1)
     theirs = np.where(ours == 1, 2, ours).astype(np.int32)
-    low, high = relative_interval([ours], [theirs]) or (0.0, 0.0)
-    assert 0 < low < high < 0.15
+    found = relative_interval([ours], [theirs])
+    assert isinstance(found, tuple)
+    assert 0 < found[0] < found[1] < 0.15
 
 
 def test_nothing_to_compare_with() -> None:
-    assert relative_interval([ranks(9, 1.0, 0)], [np.zeros(9, np.int32)]) is None
+    none = np.zeros(900, np.int32)
+    assert relative_interval([ranks(900, 1.0, 0)], [none]) == "too few have a hit"
+
+
+def test_an_interval_rests_on_twenty_users_that_differ() -> None:
+    theirs = np.full(900, 2, np.int32)
+    for count, known in ((19, False), (20, True)):
+        ours = np.where(np.arange(900) < count, 1, theirs).astype(np.int32)
+        found = relative_interval([ours], [theirs])
+        assert (found != "too few users differ") is known
 
 
 def test_a_million_users_take_seconds() -> None:
     before = time.perf_counter()
-    assert relative_interval([ranks(10**6, 0.5, 1)], [ranks(10**6, 0.4, 2)]) is not None
+    found = relative_interval([ranks(10**6, 0.5, 1)], [ranks(10**6, 0.4, 2)])
+    assert isinstance(found, tuple)
     assert time.perf_counter() - before < 10

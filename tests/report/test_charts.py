@@ -8,7 +8,7 @@ from sce.experiments.store import Row
 from sce.report.charts import make_figures
 from sce.report.drawing import Figure
 from sce.report.frame import group_seeds
-from tests.experiments.made_rows import make_row
+from tests.experiments.made_rows import CPU, make_row
 
 
 def draw(rows: list[Row], view: FigureSpec) -> Figure:
@@ -31,6 +31,23 @@ def test_points_off_the_pareto_front_are_faint_and_not_in_the_words() -> None:
     assert figure.description == "test NDCG@10: SCE 0.05 to 0.07."
     assert [line[0] for line in figure.numbers] == ["SCE, alpha 1", "SCE, alpha 2", "SCE, alpha 3"]
     assert figure.heads[0] == "setting"
+
+
+@pytest.mark.parametrize(
+    ("cost", "where"), [("memory", CPU), ("time", {"at_once": 2}), ("time", {"at_once": None})]
+)
+def test_costs_that_are_not_ranked_have_no_front(cost: str, where: dict[str, Any]) -> None:
+    scores = ((1, 0.05), (2, 0.04), (3, 0.07))
+    ranked, other = (
+        draw([row(f"{n}", alpha=n, memory=100.0 * n, seconds=9.0 * n, validation=score, **changes)
+              for n, score in scores], FigureSpec("pareto", x=cost))
+        for changes in ({}, where)
+    )  # fmt: skip
+    marks = [{one["mark"]["type"] for one in figure.chart.to_dict()["layer"]}
+             for figure in (ranked, other)]  # fmt: skip
+    assert ("line" in marks[0], "line" in marks[1]) == (True, False)
+    assert ("Joined" in ranked.text, "Joined" in other.text) == (True, False)
+    assert not other.text.startswith(" ")
 
 
 def test_against_time_the_area_of_a_dot_is_its_share_of_the_largest_memory() -> None:

@@ -17,6 +17,7 @@ from sce.report.frame import (
     group_seeds,
     name_group,
     show_change,
+    unconverged,
     varied,
 )
 from tests.experiments.made_rows import NEVER, make_row
@@ -42,6 +43,41 @@ def test_seeds_are_put_together_and_nothing_else() -> None:
     assert [row["seed"] for row in found[0].rows] == [0, 1, 2]
     assert found[0].mean("test.ndcg@10") == pytest.approx(0.11)
     assert found[0].spread("test.ndcg@10") == pytest.approx(statistics.stdev([0.1, 0.11, 0.12]))
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("save_minutes", [1.0, 5.0]), ("evaluation_batch_size", [64, 512]),
+     ("device", ["cuda:0", "cuda:1"])],
+)  # fmt: skip
+def test_what_changes_no_result_keeps_only_runs_of_one_seed_apart(
+    name: str, values: list[Any]
+) -> None:
+    rows = [
+        make_row(f"{n}", {"loss.name": "sce", f"training.{name}": value}, seed=n)
+        for n, value in enumerate(values)
+    ]
+    (one,) = group_seeds(rows)
+    assert len(one.rows) == 2
+    again = make_row("2", {"loss.name": "sce", f"training.{name}": values[1]}, seed=0)
+    first, second = group_seeds([*rows, again])
+    assert ([len(first.rows), len(second.rows)], varied([first, second])) == (
+        [1, 2], [f"training.{name}"],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("best", "epochs", "settings", "converged"),
+    [(2, 2, {}, False), (1, 2, {}, False), (1, 10, {}, True), (2, 3, {}, True),
+     (1, 3, {"patience": 3}, True), (1, 9, {"patience": 0}, False),
+     (5, 45, {"evaluate_every": 5}, False), (5, 50, {"evaluate_every": 5}, True)],
+)  # fmt: skip
+def test_best_at_the_last_or_at_the_first_of_few_is_not_converged(
+    best: int, epochs: int, settings: dict[str, int], converged: bool
+) -> None:
+    given = {f"training.{name}": value for name, value in settings.items()}
+    (one,) = rows_of(given, best_epoch=best, epochs=epochs)
+    assert unconverged(one) == (not converged)
 
 
 def test_one_seed_has_no_spread_and_what_is_missing_is_none() -> None:

@@ -109,6 +109,7 @@ def test_settings_and_dataset(run: Run) -> None:
     assert "model.dim 8" in words
     assert "loss.name sce" in words
     assert f"Trained on {run.dataset.path} , content {run.dataset.content_hash[:12]}" in words
+    assert "a catalogue of 40 items; split leave-one-out." in words
     assert "step users items interactions density read 12 40" in words
     assert "setting value model.name sasrec model.dim 8" in words
 
@@ -235,6 +236,12 @@ def test_worse_than_popularity_is_not_hidden(run: Run) -> None:
     write_epochs(run)
     write_result(run, test=metrics(0.02))
     assert '<span class="factor worse">0.436× popularity (0.0459)</span>' in make_page(run)
+
+
+def test_few_users_cannot_tell_from_popularity(run: Run) -> None:
+    words = finished(run, users={"test": 199}).words
+    assert "too few users to tell from popularity (0.0459)" in words
+    assert "×" not in words.partition("trained with")[0]
 
 
 def test_popularity_may_be_unknown(run: Run) -> None:

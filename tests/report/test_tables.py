@@ -50,7 +50,7 @@ def table() -> ComparisonTable:
 
 
 def test_the_best_is_bold_the_second_underlined_and_sce_compared(table: ComparisonTable) -> None:
-    assert table.heads[2:] == ["CE⁻", "CE", "SCE", "SCE over best other by validation"]
+    assert table.heads[2:] == ["CE⁻", "CE", "SCE", "SCE against best other by validation"]
     ndcg = line(table, "NDCG@10")
     assert [cell.text for cell in ndcg.cells] == ["0.0400", "0.0500", "0.0600"]
     assert [cell.place for cell in ndcg.cells] == [0, SECOND, FIRST]
@@ -179,8 +179,47 @@ def test_what_was_best_in_its_last_epoch_is_not_compared() -> None:
     assert line(table, "NDCG@10").change == "not converged"
     assert line(table, "peak training memory").change == "+0% (CE)"
     assert list(table.caveats()) == [
-        "Not converged, as the best epoch was the last: ml1m CE; train longer."
+        "Not converged, as the best epoch was the last, or the first of few: ml1m CE; train longer."
     ]
+
+
+def test_settings_that_validation_did_not_choose_are_named() -> None:
+    """Both rates were tried with each loss, and two dimensions with none."""
+    rows = [
+        make_row(f"{loss}{rate}", {"loss.name": loss, "model.dim": dim, "training.device": loss,
+                 "training.learning_rate": rate}, validation=rate if loss == "ce" else 1 - rate)
+        for loss, dim in (("ce", 16), ("bce", 16), ("sce", 32)) for rate in (0.1, 0.2)
+    ]  # fmt: skip
+    table = make_table(group_seeds(rows), FigureSpec("table"))
+    assert list(table.caveats()) == ["Columns on ml1m also differ in: dim 16 / 16 / 32."]
+    assert [duel.differ for duel in table.duels] == ["dim 32 / 16"]
+    assert {one.change for one in table.lines} == {"other settings"}
+    alike = make_table(group_seeds(rows[:4]), FigureSpec("table"))
+    assert (list(alike.caveats()), alike.duels[0].differ) == ([], "")
+    rates = FigureSpec("table", by=("training.learning_rate",))
+    assert make_table(group_seeds(rows[:2]), rates).duels[0].differ == ""  # what is compared
+
+
+def test_what_is_below_popularity_is_noted() -> None:
+    rows = [make_row(loss, {"loss.name": loss}, test=0.005) for loss in ("bce", "gbce")]
+    table = make_table(
+        group_seeds([*rows, make_row("ce", {"loss.name": "ce"})]), FigureSpec("table")
+    )
+    assert list(table.caveats()) == [
+        f"Worse than popularity (0.0051) on test events: ml1m {name}." for name in ("BCE", "gBCE")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("derived", "exact"),
+    [({"bucket_size_y": 3416}, True), ({"bucket_size_y": 2048}, False),
+     ({"bucket_size_y": 3416, "bucket_size_x": 64}, False)],
+)  # fmt: skip
+def test_buckets_of_the_whole_catalogue_are_said(derived: dict[str, int], exact: bool) -> None:
+    rows = [make_row("a", {"loss.name": "sce"}, derived=derived)]
+    told = list(make_table(group_seeds(rows), FigureSpec("table")).caveats())
+    whole = "SCE was exact cross-entropy on ml1m: every bucket held the whole catalogue."
+    assert told == ([whole] if exact else [])
 
 
 def test_two_columns_of_a_setting_are_compared() -> None:
@@ -223,6 +262,14 @@ def test_csv_has_a_line_for_every_setting() -> None:
     assert float(found[0]["test.ndcg@10.std"]) > 0
     assert (found[0]["seeds"], found[1]["loss.alpha"], found[1]["memory"]) == ("2", "", "500.0")
     assert {f"test.{name}" for name in metrics(1.0)} <= set(found[0])
+
+
+def test_csv_has_sizes_that_followed_from_the_data() -> None:
+    sizes = {"loss.n_buckets": None, "loss.bucket_size_y": 99}
+    derived = {"n_buckets": 320, "bucket_size_y": 9, "targets_per_batch": 7.5}
+    (found,) = read_csv([make_row("a", {"loss.name": "sce", **sizes}, derived=derived)])
+    assert (found["loss.n_buckets"], found["loss.bucket_size_y"]) == ("320", "99")
+    assert "loss.targets_per_batch" not in found
 
 
 def test_csv_has_what_failed() -> None:

@@ -74,7 +74,8 @@ def evaluate(
         values = {"model": found[loss].values, "popularity": found["popularity"].values}
         print(json.dumps(facts | of_users | values))
         return
-    show_metrics({name: m.values for name, m in found.items()}, title=split)
+    values = {name: one.values for name, one in found.items()}
+    show_metrics(values, title=split, users=found[loss].users)
     line = f"{found[loss].users:,} users; items that a user has had before are "
     line += "ranked as well" if keep_seen else "left out"
     if found[loss].seen_targets and not keep_seen:

@@ -6,7 +6,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from sce.data.prepared import FEW_USERS
 from sce.progress import PipedConsole
+from sce.units import plural
 
 
 def output_console() -> Console:
@@ -29,15 +31,20 @@ def plain_table(*headings: str) -> Table:
     return Table(*headings, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
 
 
-def show_metrics(rows: Mapping[str, Mapping[str, float]], *, title: str) -> None:
-    """Compare a model with popularity, in one line, and then in a table of metric and depth."""
+def show_metrics(rows: Mapping[str, Mapping[str, float]], *, title: str, users: int) -> None:
+    """Compare a model with popularity, in one line, and then in a table of metric and depth.
+
+    The line has a factor where as many users were tested as can tell.
+    """
     names = list(next(iter(rows.values())))  # such as "ndcg@10"
     depths = [name.partition("@")[2] for name in names if name.startswith("ndcg@")]
     model, popularity = rows.values()
     name = f"ndcg@{'10' if '10' in depths else depths[-1]}"
     value, other = model[name], popularity[name]
     times = f": {value / other:.2f} times as much" if other else ""
-    worse = ", worse than popularity" if value < other else ""
+    times += ", worse than popularity" if value < other else ""
+    if users < FEW_USERS:
+        times = f": on {plural(users, f'{title} user')}, too few to tell"
     table = plain_table(title, "")
     for depth in depths:
         table.add_column(f"@{depth}", justify="right", no_wrap=True)
@@ -48,7 +55,7 @@ def show_metrics(rows: Mapping[str, Mapping[str, float]], *, title: str) -> None
         table.add_section()
     console = output_console()
     console.print(
-        f"{name.upper()} {value:.4f} against {other:.4f} of popularity{times}{worse}\n",
+        f"{name.upper()} {value:.4f} against {other:.4f} of popularity{times}\n",
         soft_wrap=True,
         markup=False,
     )

@@ -10,7 +10,7 @@ import numpy as np
 from sce.data.filtering import drop_repeats, keep_active
 from sce.data.interactions import Tally
 from sce.data.order import count_duplicates, describe_order, order_warning, shuffle_ties
-from sce.data.prepared import PreparedDataset, Sequences, check_target
+from sce.data.prepared import FEW_USERS, PreparedDataset, Sequences, check_target
 from sce.data.splitting import Kind, TestHistory, split_leave_one_out, split_temporal
 from sce.errors import InputError, check_types, named
 from sce.units import plural
@@ -187,12 +187,14 @@ def remarks(dataset: PreparedDataset) -> dict[str, str]:
             "first event with each item"
         )
     users = counts["steps"][-1]["users"]
-    # Some percent of error in a metric; beyond a thousand users a small share of them will do.
-    if tested < users and (tested < 200 or tested < min(1000, users / 10)):
+    # Beyond a thousand users a small share of them will do.
+    if tested < FEW_USERS or tested < min(1000, users / 10):
         found["test users"] = (
-            f"{tested:,} of {plural(users, 'user')} are left to test on, so that metrics are "
-            f"noisy; {named('split', 'leave-one-out')} tests on every user with three events"
+            f"{tested:,} of {plural(users, 'user')} are left to test on, so that metrics are noisy"
         )
+        if dataset.settings["split"] != "leave-one-out":
+            advice = f"; {named('split', 'leave-one-out')} tests on every user with three events"
+            found["test users"] += advice
     return found
 
 

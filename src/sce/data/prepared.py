@@ -40,6 +40,7 @@ MANIFEST = Manifest(
         "vocabularies": {"user_ids": str, "item_ids": str},
     },
 )
+FEW_USERS = 200  # tested: some percent of error in a metric, and no telling of two apart
 MIN_EVALUATED = 3  # a history of at least one event, the validation target, the test target
 
 
@@ -102,6 +103,13 @@ class PreparedDataset:
         lines = [f"PreparedDataset({str(self.path)!r}: {sizes}, split {self.settings.get('split')}"]
         lines += [f"  train: {self.train}", f"  test: {self.test})"]
         return "\n".join(lines)
+
+    @property
+    def split(self) -> str:
+        """The split in words: "temporal, quantile 0.95, test_history after-cut"; empty: unknown."""
+        options = (name for name in ("quantile", "test_history") if name in self.settings)
+        told = [f"{name} {self.settings[name]}" for name in options]
+        return ", ".join([self.settings.get("split", ""), *told])
 
     @property
     def order(self) -> dict[str, Any]:

@@ -60,11 +60,12 @@ class Dataset:
     path: Path
     content_hash: str
     n_items: int
+    split: str = ""
 
     @classmethod
     def of(cls, name: str, prepared: PreparedDataset) -> "Dataset":
         """Name a prepared dataset."""
-        return cls(name, prepared.path, prepared.content_hash, prepared.n_items)
+        return cls(name, prepared.path, prepared.content_hash, prepared.n_items, prepared.split)
 
 
 def open_datasets(

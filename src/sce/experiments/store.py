@@ -54,7 +54,7 @@ _ROW = RESULT | {
     "status": str,
     "failure?": {"kind": str, "message": str},
     "measure": str,
-    "dataset": {"name": str, "content_hash": str, "n_items": int},
+    "dataset": {"name": str, "content_hash": str, "n_items": int, "split?": str},
     "seed": int,
     "settings": {"loss.name": str},
     "versions": dict,
@@ -246,7 +246,8 @@ def _row(run: PlannedRun, status: str, at_once: int | None, wall: float | None) 
         versions[name] = None
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
-    dataset = {name: getattr(run.dataset, name) for name in ("name", "content_hash", "n_items")}
+    told = ("name", "content_hash", "n_items", "split")
+    dataset = {name: getattr(run.dataset, name) for name in told}
     return {
         "key": run.key,
         "run": f"runs/{run.name}",

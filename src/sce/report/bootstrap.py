@@ -9,19 +9,23 @@ Ranks = Sequence[NDArray[np.int32]]  # for each seed the ranks of targets, from 
 
 RESAMPLES = 1000
 DEPTH = 10  # of NDCG
+LEAST = 20  # users that differ: with fewer, who they are decides the ends of an interval
 _AT_ONCE = 10**7  # weights in memory
 
 
-def relative_interval(ours: Ranks, theirs: Ranks, seed: int = 0) -> tuple[float, float] | None:
+def relative_interval(ours: Ranks, theirs: Ranks, seed: int = 0) -> tuple[float, float] | str:
     """95 % interval of the relative change in NDCG@10, over the same users drawn again and again.
 
-    None where the others have no hit.
+    Why there is none, where fewer than 20 users have another NDCG@10 with one side than with the
+    other, or the others have no hit.
     """
     # Users with the same gains are interchangeable: there are few kinds, however many users.
     mine, my_kinds = np.unique(_gains(ours), return_inverse=True)
     yours, your_kinds = np.unique(_gains(theirs), return_inverse=True)
     pairs, counts = np.unique(my_kinds * len(yours) + your_kinds, return_counts=True)
     gains = mine[pairs // len(yours)], yours[pairs % len(yours)]
+    if counts[gains[0] != gains[1]].sum() < LEAST:
+        return "too few users differ"
     random, changes = np.random.default_rng(seed), np.empty(RESAMPLES)
     step = max(1, _AT_ONCE // len(pairs))
     for first in range(0, RESAMPLES, step):
@@ -29,7 +33,7 @@ def relative_interval(ours: Ranks, theirs: Ranks, seed: int = 0) -> tuple[float,
         weights = random.multinomial(counts.sum(), counts / counts.sum(), size=len(part))
         one, other = (weights @ gain for gain in gains)
         if not other.all():
-            return None
+            return "too few have a hit"
         part[:] = one / other - 1
     low, high = np.percentile(changes, [2.5, 97.5])
     return float(low), float(high)

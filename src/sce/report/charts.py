@@ -36,6 +36,7 @@ from sce.report.frame import (
     datasets_of,
     front,
     group_by,
+    is_ranked,
     is_resident,
     name_group,
     name_metric,
@@ -120,14 +121,15 @@ def make_figures(groups: Sequence[SeedGroup], spec: FigureSpec) -> list[Figure]:
 
 
 def pareto(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figure | None:
-    """Quality against memory or time, with the Pareto front of each curve."""
+    """Quality against memory or time, with the Pareto front of each curve where costs compare."""
     cost = spec.x or "memory"
+    ranked = is_ranked(cost, [row for one in groups for row in one.rows])
     named, names = group_by(groups, spec.by), varied(groups)
     largest = max((one.mean("memory") or 0.0 for one in groups), default=0.0)
     told: list[list[str]] = []
     curves, prices = [], []
     for group, members in named.items():
-        joined, points = front(members, cost), []
+        joined, points = front(members, cost) if ranked else members, []
         for one in sorted(members, key=lambda one: one.mean(cost) or 0.0):
             price, value, memory = (one.mean(name) for name in (cost, spec.y, "memory"))
             if price is None or value is None:
@@ -142,14 +144,14 @@ def pareto(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figur
         curves.append(_curve(named, group, spec, points))
     if not prices:
         return None
-    text = "Joined: no setting as cheap did better on validation events."
-    text += " The area of a dot is in proportion to its memory." if cost == "time" else ""
+    text = "Joined: no setting as cheap did better on validation events. " if ranked else ""
+    text += "The area of a dot is in proportion to its memory." if cost == "time" else ""
     wide = "x" in spec.log or max(prices) > _WIDE * min(prices) > 0
     return Figure(
         spec.title or f"{dataset}: {_name(spec.y)} against {_name(cost)}",
-        spec.text or text,
+        spec.text or text.strip(),
         in_words(curves, _name(spec.y)),
-        draw_curves(curves, _axis(cost, wide), _axis(spec.y, "y" in spec.log), extended=True),
+        draw_curves(curves, _axis(cost, wide), _axis(spec.y, "y" in spec.log), front=ranked),
         TOLD,
         told,
     )

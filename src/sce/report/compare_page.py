@@ -16,7 +16,9 @@ from sce.report.charts import make_figures
 from sce.report.comparison import Comparison, all_rows, count_runs, name_failed
 from sce.report.drawing import Figure
 from sce.report.frame import (
+    TEST,
     SeedGroup,
+    above,
     comparable,
     group_seeds,
     is_resident,
@@ -25,7 +27,14 @@ from sce.report.frame import (
     show_change,
 )
 from sce.report.pages import render
-from sce.report.tables import TEST, ComparisonTable, Duel, all_settings, make_table, show_score
+from sce.report.tables import (
+    NO_END,
+    ComparisonTable,
+    Duel,
+    all_settings,
+    make_table,
+    show_score,
+)
 from sce.training.ranks import read_ranks
 from sce.units import plural, show_count, show_metric
 
@@ -171,8 +180,12 @@ def _verdict(duel: Duel) -> tuple[str, str]:
     """A change only where it is more than chance, as far as seeds and users can tell."""
     ours, theirs = duel.ours, duel.theirs
     change = relative(ours.mean(TEST), theirs.mean(TEST))
-    text = f"{ours.dataset}: test NDCG@10 of {duel.name} ({ours.show(TEST, show_score)}) over "
+    text = f"{ours.dataset}: test NDCG@10 of {duel.name} ({ours.show(TEST, show_score)}) against "
     text += f"{duel.rival} ({theirs.show(TEST, show_score)}), the best other by validation"
+    text += f"; also differ in: {duel.differ}" if duel.differ else ""
+    for name, one in ((duel.name, ours), (duel.rival, theirs)):
+        if popular := above(one):
+            text += f"; {name} is worse than popularity ({show_score(popular)})"
     spreads = [one.spread(TEST) for one in (ours, theirs)]
     known = [spread for spread in spreads if spread is not None]
     within = abs((ours.mean(TEST) or 0.0) - (theirs.mean(TEST) or 0.0)) < max(known, default=0.0)
@@ -188,19 +201,24 @@ def _verdict(duel: Duel) -> tuple[str, str]:
     ranks = _ranks(ours), _ranks(theirs)
     interval = relative_interval(*ranks) if all(ranks) else None
     text += f"; over {among} "
-    missing = "no interval: too few have a hit" if all(ranks) else "no interval¹"
-    text += f"{' to '.join(map(show_change, interval))} (95%)" if interval else missing
+    if isinstance(interval, tuple):
+        text += f"{' to '.join(map(show_change, interval))} (95%)"
+    else:
+        text += f"no interval: {interval}" if interval else "no interval¹"
     saved = relative(ours.mean("memory"), theirs.mean("memory"))
     if saved is not None and not is_resident([*ours.rows, *theirs.rows]):
         text += f"; memory {show_change(saved)}"
     if duel.unconverged:
-        runs = plural(duel.unconverged, "run")
-        return f"{text}; the best epoch of {runs} was the last", "not converged"
+        text += f"; of {plural(duel.unconverged, 'run')} {NO_END}"
+    if duel.doubt:
+        return text, duel.doubt
     if seeds[0] != seeds[1]:
         return text, "other seeds"
-    if within or (interval and interval[0] <= 0 <= interval[1]):
+    if within or (isinstance(interval, tuple) and interval[0] <= 0 <= interval[1]):
         return text, "no clear difference"
-    return text, show_change(change) if len(known) == 2 or interval else "one seed"
+    if len(known) < len(spreads):
+        return text, "one seed"
+    return text, "too few users" if isinstance(interval, str) else show_change(change)
 
 
 def _ranks(group: SeedGroup) -> list[NDArray[np.int32]]:

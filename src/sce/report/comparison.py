@@ -1,7 +1,7 @@
 """Sweeps and their rows, read from directories, as the page and the tables need them."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -59,7 +59,10 @@ class Comparison:
         ]
 
     def caveats(self) -> Iterator[str]:
-        """Sentences that a reader of memory and time needs."""
+        """Sentences that a reader of the data, of memory and of time needs."""
+        splits = {row["dataset"]["name"]: row["dataset"].get("split") for row in self.rows}
+        if told := [f"{name} {split}" for name, split in splits.items() if split]:
+            yield f"Split: {'; '.join(told)}."
         done = [row for row in self._comparable[0] if row["status"] == FINISHED]
         if shared_device(done):
             yield (
@@ -93,11 +96,7 @@ def gather(places: Sequence[Path], only: Sequence[str] = ()) -> list[Comparison]
     for path in places:
         if (path / MANIFEST.file).is_file():
             row = _name_dataset(row_of(path), labels)
-            if same := runs.get(row["key"]):
-                raise InputError(
-                    f"{same['directory']} and {path} have the same settings, seed and data; leave "
-                    "one out"
-                )
+            _check_other(row, runs)
             runs[row["key"]] = row
             continue
         sweeps = SweepDirectory(path).read_sweeps()
@@ -121,6 +120,9 @@ def gather(places: Sequence[Path], only: Sequence[str] = ()) -> list[Comparison]
             title = f"{one.sweep.title} ({', '.join(paths[key])})"
             found[key] = replace(one, sweep=replace(one.sweep, title=title))
     swept = sorted(found.values(), key=lambda o: not any(map(compares_losses, o.sweep.figures)))
+    done = {row["key"]: row for row in all_rows(swept) if row["status"] == FINISHED}
+    for run in runs.values():
+        _check_other(run, done)
     every = once([*runs.values(), *all_rows(swept)])
     if not found and not runs:
         raise InputError(f"there is no sweep called {' or '.join(only)} in {places[0]}")
@@ -129,9 +131,18 @@ def gather(places: Sequence[Path], only: Sequence[str] = ()) -> list[Comparison]
     return [*([_side_by_side(every, apart=not found)] if runs else []), *swept]
 
 
+def _check_other(run: Row, rows: Mapping[str, Row]) -> None:
+    """Refuse a run that is there already."""
+    if same := rows.get(run["key"]):
+        raise InputError(
+            f"{same['directory']} and {run['directory']} have the same settings, seed and data; "
+            "leave one out"
+        )
+
+
 def _side_by_side(rows: Sequence[Row], *, apart: bool) -> Comparison:
     """Runs as a sweep that nobody planned; each setting has a column of its own, or each loss."""
-    names = varied([SeedGroup((row,)) for row in rows]) if apart else []
+    names = varied(group_seeds(rows)) if apart else []
     by = ("loss.name", *(name for name in names if name in setting_names()))
     fronts = (FigureSpec("pareto", x=cost, by=by) for cost in COSTS)
     figures = (FigureSpec("table", by=by), FigureSpec("epochs", y=SCORE, by=by), *fronts)

@@ -165,13 +165,13 @@ def draw_curves(
     y: Axis,
     *,
     area: bool = False,
-    extended: bool = False,
+    front: bool | None = None,
     also: Sequence[alt.Chart] = (),
 ) -> alt.TopLevelMixin:
     """Draw curves with their spreads, and the layers of `also` over the same scales.
 
-    With `area`, spreads are areas, and there are no dots. `extended` continues each curve to the
-    right edge: nothing that costs more is better.
+    With `area`, spreads are areas, and there are no dots. A `front` is continued to the right edge:
+    nothing that costs more is better; False joins no points.
     """
     frame = pl.DataFrame(
         [_row(c, p, y) for c in curves for p in c.points
@@ -196,8 +196,9 @@ def draw_curves(
     wide = base.properties(data=joined.filter(pl.col("high") > pl.col("low")))
     spreads = base.mark_area(opacity=0.15) if area else wide.mark_rule(opacity=0.6)
     layers.append(spreads.encode(y=low, y2="high:Q"))
-    layers.append(base.mark_line().encode(y=encoded_y, strokeDash=dashed))
-    if extended:
+    if front is not False:
+        layers.append(base.mark_line().encode(y=encoded_y, strokeDash=dashed))
+    if front:
         last = joined.group_by("name", maintain_order=True).last()
         onward = base.properties(data=last).mark_rule(strokeDash=[2, 4], strokeWidth=2, opacity=0.6)
         layers.append(onward.encode(y=encoded_y, x2=alt.value("width")))

@@ -16,9 +16,10 @@ from sce.experiments.figure_spec import MEASURES
 from sce.experiments.spec import differing
 from sce.experiments.store import FINISHED, Row
 from sce.losses import LOSSES
+from sce.training.settings import TrainingSettings
 from sce.units import is_number, plural, show_digits, show_duration, show_memory, show_metric
 
-SCORE = "validation.ndcg@10"  # settings are chosen by it
+SCORE, TEST = "validation.ndcg@10", "test.ndcg@10"  # settings are chosen by the former
 WHOLE_PROCESS = "Memory is that of the whole process, libraries included: there was no GPU."
 
 Show = Callable[[float | None], str]
@@ -32,6 +33,7 @@ _SHOWN: dict[str, tuple[str, Show]] = {
 }
 TOLD = ["setting", "seeds", *_SHOWN]
 _NAMED = {name: one.keys for name, one in MEASURES.items()} | {"items": ("dataset", "n_items")}
+_NEUTRAL = ("training.save_minutes", "training.evaluation_batch_size")  # they change no result
 _COSTS = ("memory_mib", "seconds", "tokens_per_second", "components_mib", "memory_measured",
           "device")  # fmt: skip
 
@@ -102,16 +104,36 @@ def _keys(name: str) -> Sequence[str]:
 
 
 def group_seeds(rows: Iterable[Row], status: str = FINISHED) -> list[SeedGroup]:
-    """Group the rows of a status that differ in nothing but the seed."""
+    """Group the rows of a status that differ in nothing but the seed, or in what changes no result.
+
+    Where the latter is all that tells two runs of one seed apart, it does.
+    """
     groups: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: int(row["seed"])):
         if row["status"] == status:
             # Neither measured steps beside a training nor failures of two kinds are seeds.
             how = [row["measure"], row.get("steps"), lookup(row, "failure", "kind")]
-            settings = row["settings"] | {"training.seed": None}
-            key = (row["dataset"]["content_hash"], how, settings)
-            groups.setdefault(json.dumps(key, sort_keys=True), []).append(row)
-    return [SeedGroup(tuple(found)) for found in groups.values()]
+            alike = (row["dataset"]["content_hash"], how, _decisive(row))
+            groups.setdefault(json.dumps(alike, sort_keys=True), []).append(row)
+    found: list[SeedGroup] = []
+    for seeds in groups.values():
+        apart: dict[str, list[Row]] = {}
+        twice = len({row["seed"] for row in seeds}) < len(seeds)
+        for row in seeds:
+            one = row if twice else row | {"settings": _decisive(row)}
+            key = json.dumps(one["settings"] | {"training.seed": None}, sort_keys=True)
+            apart.setdefault(key, []).append(one)
+        found += [SeedGroup(tuple(rows)) for rows in apart.values()]
+    return found
+
+
+def _decisive(row: Row) -> dict[str, Any]:
+    """The settings that can change a result, but for the seed; of several GPUs any is the same."""
+    left_out = ("training.seed", *_NEUTRAL)
+    settings = {name: value for name, value in row["settings"].items() if name not in left_out}
+    if device := settings.get("training.device"):
+        settings["training.device"] = str(device).partition(":")[0]
+    return settings
 
 
 def datasets_of(groups: Iterable[SeedGroup]) -> list[str]:
@@ -192,6 +214,26 @@ def varied(groups: Iterable[SeedGroup], *, across: bool = False) -> list[str]:
     return [name for name in dict.fromkeys(name for *_, name in found) if name != "training.seed"]
 
 
+def other_settings(columns: Sequence[Sequence[SeedGroup]], but: Sequence[str] = ()) -> str:
+    """Settings of model and training in which columns differ, in words: "epochs 3 / 2".
+
+    Each column has its chosen setting first, then whatever else was tried. A setting of which all
+    columns tried the same values was chosen by validation, and is left out.
+    """
+    names = dict.fromkeys(name for one, *_ in columns for name in one.rows[0]["settings"])
+    left_out = {"training.seed", "training.device", *_NEUTRAL, *but}
+    words = []
+    for name in names:
+        tried = [[json.dumps(one.value(name)) for one in column] for column in columns]
+        if name.startswith("loss.") or name in left_out or len({one for one, *_ in tried}) == 1:
+            continue
+        if len(set(map(frozenset, tried))) > 1:
+            values = (one.value(name) for one, *_ in columns)
+            shown = " / ".join("–" if value is None else str(value) for value in values)
+            words.append(f"{name.removesuffix('.name').rpartition('.')[2]} {shown}")
+    return ", ".join(words)
+
+
 def describe(group: SeedGroup, names: Sequence[str]) -> str:
     """A setting by its loss, and by the settings that vary."""
     shown = ["loss.name", *names]
@@ -244,9 +286,35 @@ def show_change(change: float | None) -> str:
 
 
 def unconverged(group: SeedGroup) -> int:
-    """How many of its runs were best in their last epoch: longer training may do better."""
-    epochs = [(number(row, "best_epoch"), number(row, "epochs")) for row in group.rows]
-    return sum(best is not None and best == last for best, last in epochs)
+    """How many of its runs show no end of learning: longer training may do better.
+
+    Best in the last epoch, or at the first of fewer evaluations than the patience.
+    """
+    every = group.value("training.evaluate_every") or 1
+    patience = group.value("training.patience") or TrainingSettings.patience
+    epochs = [(number(row, "best_epoch"), number(row, "epochs") or 0) for row in group.rows]
+    return sum(
+        best is not None and (best == last or (best <= every and last / every < patience))
+        for best, last in epochs
+    )
+
+
+def above(group: SeedGroup) -> float | None:
+    """Test NDCG@10 of popularity where it is above the group's."""
+    popular, mean = number(group.rows[0], "popularity", *TEST.split(".")), group.mean(TEST)
+    return popular if popular is not None and mean is not None and mean < popular else None
+
+
+def is_exact(group: SeedGroup) -> bool:
+    """True if every bucket of SCE held the whole catalogue, and every state was in one."""
+    sizes = group.rows[0].get("derived") or {}
+    whole = sizes.get("bucket_size_y", 0) >= group.value("items")
+    return whole and "bucket_size_x" not in sizes
+
+
+def is_ranked(measure: str, rows: Iterable[Row]) -> bool:
+    """False for times of runs beside others, and for memory of which most is not the loss's."""
+    return not {"time": shared_device, "memory": is_resident}.get(measure, lambda _: False)(rows)
 
 
 def shared_device(rows: Iterable[Row]) -> bool:

@@ -5,7 +5,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from sce.data.prepared import PreparedDataset
+from sce.data.prepared import FEW_USERS, PreparedDataset
 from sce.errors import InputError
 from sce.evaluation.evaluate import KS
 from sce.evaluation.metrics import METRICS
@@ -95,12 +95,16 @@ def _samples(run: Run, dataset: PreparedDataset, device: str) -> tuple[list[Samp
 def _headline(record: Record) -> dict[str, Any]:
     split, best = record.split, record.result["best_epoch"]
     value, other = (record.metric(split, METRIC, of) for of in RANKERS)
-    factor = show_factor(value, other)
+    users = number(record.result, "users", split)
+    told = f"popularity ({show_metric(other)})"
+    if factor := show_factor(value, other):
+        factor = f"{factor} {told}"
+        if users is not None and users < FEW_USERS:
+            factor = f"too few users to tell from {told}"
     done = len(record.epochs)
     items = show_count(record.run.dataset.n_items)
     model = record.run.model
     backbone = BACKBONES[model].label if model in BACKBONES else model
-    users = number(record.result, "users", split)
     clauses = [
         f"{backbone} trained with {record.loss_name} on a catalogue of {items} items",
         f"measured on {show_count(users)} {split} users" if users else "",
@@ -130,7 +134,7 @@ def _headline(record: Record) -> dict[str, Any]:
     return {
         "value": None if value is None else show_metric(value),
         "split": split,
-        "factor": f"{factor} popularity ({show_metric(other)})" if factor else None,
+        "factor": factor,
         "better": value is not None and other is not None and value > other,
         "sentence": f"{'; '.join(filter(None, clauses))}.",
         "notice": notice,

@@ -11,22 +11,25 @@ from markupsafe import Markup
 from sce.experiments.figure_spec import MEASURES, FigureSpec
 from sce.experiments.store import FAILED, Row
 from sce.report.frame import (
+    TEST,
     TOLD,
     Group,
     SeedGroup,
     Show,
+    above,
     best,
     comparable,
     datasets_of,
     describe,
     group_by,
     group_seeds,
-    is_resident,
+    is_exact,
+    is_ranked,
     lookup,
     name_group,
     name_metric,
+    other_settings,
     relative,
-    shared_device,
     show_change,
     tell,
     unconverged,
@@ -35,7 +38,9 @@ from sce.report.frame import (
 from sce.units import plural, show_duration, show_memory
 
 FIRST, SECOND = 1, 2
-TEST = "test.ndcg@10"
+
+
+NO_END = "the best epoch was the last, or the first of few"
 
 
 class Cell(NamedTuple):
@@ -71,11 +76,22 @@ class Duel(NamedTuple):
     ours: SeedGroup
     rival: str
     theirs: SeedGroup
+    differ: str
+    """Settings of model and training that differ, and not by a choice of validation."""
 
     @property
     def unconverged(self) -> int:
-        """Runs whose best epoch was the last."""
+        """Runs that show no end of learning."""
         return unconverged(self.ours) + unconverged(self.theirs)
+
+    @property
+    def doubt(self) -> str:
+        """Why the quality of the two does not compare; empty: it does."""
+        if self.differ:
+            return "other settings"
+        if above(self.ours) or above(self.theirs):
+            return "worse than popularity"
+        return "not converged" if self.unconverged else ""
 
 
 @dataclass
@@ -91,7 +107,8 @@ class ComparisonTable:
     duels: list[Duel] = field(default_factory=list)
     seeds: set[int] = field(default_factory=set)
     unfinished: list[str] = field(default_factory=list)
-    """Settings with runs whose best epoch was the last."""
+    """Settings with runs that show no end of learning."""
+    notes: list[str] = field(default_factory=list)
 
     def caveats(self) -> Iterator[str]:
         """Sentences that a reader of the table needs."""
@@ -99,7 +116,8 @@ class ComparisonTable:
             yield f"Not all columns have as many seeds: {min(self.seeds)} to {max(self.seeds)}."
         if self.unfinished:
             those = ", ".join(self.unfinished)
-            yield f"Not converged, as the best epoch was the last: {those}; train longer."
+            yield f"Not converged, as {NO_END}: {those}; train longer."
+        yield from self.notes
 
 
 def make_table(groups: Sequence[SeedGroup], spec: FigureSpec) -> ComparisonTable:
@@ -112,7 +130,7 @@ def make_table(groups: Sequence[SeedGroup], spec: FigureSpec) -> ComparisonTable
     published = [one for one in spec.published if one.get("dataset", datasets[0]) in datasets]
     table = ComparisonTable(["data", "", *columns])
     table.heads += [str(one.get("name", "published")) for one in published]
-    table.heads += [] if judged is None else [f"{columns[judged]} over best other by validation"]
+    table.heads += [] if judged is None else [f"{columns[judged]} against best other by validation"]
     for dataset in datasets:
         picked = [best(s for s in members if s.dataset == dataset) for members in named.values()]
         real = [one for one in picked if one is not None]
@@ -123,25 +141,35 @@ def make_table(groups: Sequence[SeedGroup], spec: FigureSpec) -> ComparisonTable
         ]
         table.seeds |= {len(one.rows) for one in real}
         rows = [row for one in real for row in one.rows]
-        # Beside other runs, a time is of the company as much as of the loss; of a whole process,
-        # most is Python and its libraries.
-        unfair = {"time": shared_device(rows), "memory": is_resident(rows)}
         table.unfinished += [
             f"{dataset} {name}"
             for name, one in zip(columns, picked, strict=True)
             if one is not None and unconverged(one)
         ]
-        duel = _duel(columns, picked, judged)
+        tried = [
+            [] if one is None else [one, *(other for other in members if other.dataset == dataset)]
+            for one, members in zip(picked, named.values(), strict=True)
+        ]
+        duel = _duel(columns, tried, judged, spec)
         table.duels += [duel] if duel else []
+        if len(real) > 2 and (differ := _differ(tried, spec)):
+            table.notes.append(f"Columns on {dataset} also differ in: {differ}.")
+        for name, setting in zip(columns, picked, strict=True):
+            if setting and (popular := above(setting)):
+                worse = f"Worse than popularity ({show_score(popular)}) on test events"
+                table.notes.append(f"{worse}: {dataset} {name}.")
+            if setting and is_exact(setting):
+                whole = "every bucket held the whole catalogue"
+                table.notes.append(f"{name} was exact cross-entropy on {dataset}: {whole}.")
         for name, measure, show, higher in _measured(spec):
-            fair = not unfair.get(measure)
+            fair = is_ranked(measure, rows)
             cells = _rank(picked, measure, show, higher=higher, fair=fair)
             for one in published:
                 known = one.get("dataset", dataset) == dataset
                 cells.append(Cell(show(one.get(measure.removeprefix("test.")) if known else None)))
             change = ""
-            if duel and higher and duel.unconverged:
-                change = "not converged"
+            if duel and duel.doubt and (higher or duel.differ):
+                change = duel.doubt
             elif duel and fair:
                 change = show_change(relative(duel.ours.mean(measure), duel.theirs.mean(measure)))
                 change += f" ({duel.rival})"
@@ -159,14 +187,24 @@ def _judged(names: Sequence[Group]) -> int | None:
 
 
 def _duel(
-    columns: Sequence[str], picked: Sequence[SeedGroup | None], judged: int | None
+    columns: Sequence[str],
+    tried: Sequence[Sequence[SeedGroup]],
+    judged: int | None,
+    spec: FigureSpec,
 ) -> Duel | None:
-    ours = None if judged is None else picked[judged]
-    others = [(s.score, -n, s) for n, s in enumerate(picked) if s is not None and n != judged]
-    if judged is None or ours is None or not others or ours.mean(TEST) is None:
+    others = [(found[0].score, -n) for n, found in enumerate(tried) if found and n != judged]
+    if judged is None or not tried[judged] or not others or tried[judged][0].mean(TEST) is None:
         return None
-    _, place, theirs = max(others, key=lambda one: one[:2])
-    return Duel(columns[judged], ours, columns[-place], theirs)
+    place = -max(others)[1]
+    ours, theirs = tried[judged], tried[place]
+    differ = _differ([ours, theirs], spec)
+    return Duel(columns[judged], ours[0], columns[place], theirs[0], differ)
+
+
+def _differ(tried: Sequence[Sequence[SeedGroup]], spec: FigureSpec) -> str:
+    """The settings that differ and ought not to; columns of one loss may in what they are by."""
+    known = [found for found in tried if found]
+    return other_settings(known, spec.by if len({one.loss for one, *_ in known}) == 1 else ())
 
 
 def _measured(spec: FigureSpec) -> Iterator[tuple[str, str, Show, bool]]:
@@ -214,7 +252,8 @@ def all_settings(groups: Sequence[SeedGroup]) -> tuple[list[str], list[list[str]
 def to_csv(rows: Sequence[Row]) -> str:
     """Every setting with its means and spreads, finished or failed: a line each, for other tools.
 
-    Memory, time and speed are of the runs on the device that is named.
+    Memory, time and speed are of the runs on the device that is named; sizes of the loss that were
+    not set, as they followed from the data.
     """
     rows = comparable(rows)[0]
     groups = [*group_seeds(rows), *group_seeds(rows, FAILED)]
@@ -237,6 +276,11 @@ def to_csv(rows: Sequence[Row]) -> str:
                 "device": device.get("device"),
                 "memory_measured": device.get("memory_measured"),
                 **{name: one.value(name) for name in settings if name != "training.seed"},
+                **{
+                    f"loss.{name}": value
+                    for name, value in (first.get("derived") or {}).items()
+                    if f"loss.{name}" in settings and one.value(f"loss.{name}") is None
+                },
                 **{name: one.mean(name) for name in measured},
                 **{f"{name}.std": one.spread(name) for name in measured},
             }

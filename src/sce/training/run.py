@@ -45,7 +45,7 @@ MANIFEST = Manifest(
         "model": str,
         "config": {"model": dict, "loss": {"name": str}},
         "derived": dict,
-        "dataset": {"path": str, "content_hash": str, "n_items": int},
+        "dataset": {"path": str, "content_hash": str, "n_items": int, "split?": str},
         "item_ids": str,
         "no_weights?": str,
         "diverged?": {"epoch": int, "step": int},
@@ -76,6 +76,7 @@ class DatasetInfo:
     path: str
     content_hash: str
     n_items: int
+    split: str = ""  # in words
 
 
 @dataclass(frozen=True, eq=False)

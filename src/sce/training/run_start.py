@@ -124,7 +124,9 @@ def start_run(
             file = directory / f"items_{part}.npy"
             write_array(file, array)
             files[file.name] = describe_file(file)
-        info = DatasetInfo(str(dataset.path.resolve()), dataset.content_hash, dataset.n_items)
+        info = DatasetInfo(
+            str(dataset.path.resolve()), dataset.content_hash, dataset.n_items, dataset.split
+        )
         fixed = {
             name: value
             for name, value in _flatten(config).items()
