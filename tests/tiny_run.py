@@ -47,12 +47,17 @@ def make_dataset(path: Path, item_ids: Vocabulary, user_ids: Vocabulary) -> Prep
 
 
 def make_run(
-    path: Path, dataset: PreparedDataset, *, loss: str = "sce", weights: bool = True
+    path: Path,
+    dataset: PreparedDataset,
+    *,
+    loss: str = "sce",
+    weights: bool = True,
+    **training: Any,
 ) -> Run:
     config = {
         "model": {"name": "sasrec", **asdict(MODEL)},
         "loss": {"name": loss, **({"bucket_size_y": 256} if loss == "sce" else {})},
-        "training": {"epochs": 20, "batch_size": 128, "device": "cpu"},
+        "training": {"epochs": 20, "batch_size": 128, "device": "cpu", **training},
     }
     run = start_run(path, dataset, config=config, derived={}, model="sasrec")
     if weights:

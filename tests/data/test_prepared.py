@@ -62,6 +62,7 @@ def test_what_was_written_is_loaded(tmp_path: Path) -> None:
         assert loaded.item_ids == ITEMS
         assert loaded.n_items == 3
         assert loaded.settings == {"split": "temporal", "quantile": 0.95}
+        assert loaded.split == "temporal, quantile 0.95"
         assert loaded.counts == {"train": {"users": 2}}
         assert loaded.content_hash == written.content_hash
         assert repr(loaded) == (

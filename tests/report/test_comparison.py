@@ -1,7 +1,10 @@
 from pathlib import Path
 
+from sce.data.vocabulary import Vocabulary
+from sce.experiments.store import row_of
 from sce.report.comparison import gather
 from tests.experiments.made_rows import NEVER, make_row, write_place
+from tests.tiny_run import make_dataset, make_run, write_result
 
 
 def test_three_variants_under_one_name_in_directories_of_one_name(tmp_path: Path) -> None:
@@ -33,3 +36,22 @@ def test_a_run_that_failed_here_and_finished_there_finished(tmp_path: Path) -> N
         (found,) = gather([tmp_path / place for place in order])
         assert [row["status"] for row in found.rows] == ["finished"]
         assert found.groups[0].mean("test.ndcg@10") == 0.5
+
+
+def test_runs_that_differ_in_seed_and_saving_are_one_column(tmp_path: Path) -> None:
+    """One of them failed in a sweep, and was trained again."""
+    ids = Vocabulary.from_integers(range(12))
+    data = make_dataset(tmp_path / "data", ids, ids)
+    runs = [
+        make_run(tmp_path / f"{n}", data, seed=n, save_minutes=1.0 + n, weights=False)
+        for n in (0, 1)
+    ]
+    for run in runs:
+        write_result(run)
+    (found,) = gather([run.path for run in runs])
+    assert found.sweep.figures[0].by == ("loss.name",)
+    assert [len(one.rows) for one in found.groups] == [2]
+    failed = row_of(runs[0].path) | {"run": "x", "status": "failed"} | NEVER
+    swept = write_place(tmp_path / "swept", [failed])
+    first, _ = gather([swept.path, *(run.path for run in runs)])
+    assert [row["status"] for row in first.rows] == ["finished"] * 2

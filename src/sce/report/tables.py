@@ -168,7 +168,7 @@ def make_table(groups: Sequence[SeedGroup], spec: FigureSpec) -> ComparisonTable
                 known = one.get("dataset", dataset) == dataset
                 cells.append(Cell(show(one.get(measure.removeprefix("test.")) if known else None)))
             change = ""
-            if duel and duel.doubt and (higher or duel.differ):
+            if duel and fair and duel.doubt and (higher or duel.differ):
                 change = duel.doubt
             elif duel and fair:
                 change = show_change(relative(duel.ours.mean(measure), duel.theirs.mean(measure)))
