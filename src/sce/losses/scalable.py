@@ -5,6 +5,7 @@ large inner products, instead of over the whole catalogue.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from sce.losses.buckets import (
     BucketStatistics,
     Centres,
     count_buckets,
+    count_placed,
     draw_centres,
     group_by_bucket,
     nearest_centres,
@@ -187,7 +189,18 @@ class ScalableCrossEntropy(Loss):
         self, states: Tensor, catalogue: Catalogue, targets: Tensor, **options: Any
     ) -> tuple[Tensor, BucketStatistics]:
         """Return the loss, and shares of states placed and targets found in its buckets."""
-        return self._run(states, catalogue, targets, **options, counted=True)
+        return self._run(states, catalogue, targets, **options, count=count_buckets)
+
+    def in_buckets(
+        self, states: Tensor, catalogue: Tensor, targets: Tensor, centres: Tensor, items: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the loss in given buckets, and the number of states that are in any.
+
+        `centres` [n_buckets, d] are taken as they are, with `coverage` of length one; `items`
+        [n_buckets, bucket_size_y] into the catalogue are ascending.
+        """
+        given = {"centres": centres, "items": items, "count": count_placed}
+        return self._run(states, catalogue, targets, **given)
 
     def _run(
         self,
@@ -197,14 +210,15 @@ class ScalableCrossEntropy(Loss):
         generator: Generator | None = None,
         max_targets: int | None = None,
         centres: Tensor | None = None,
-        counted: bool = False,
+        count: Callable[[Buckets, Tensor], Any] | None = None,
+        items: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
-        """Return the loss and, if they are to be counted, the statistics."""
+        """Return the loss and, if the buckets are to be counted, what was counted."""
         catalogue = _weight(catalogue)
         check_arguments(states, catalogue, targets)
         if centres is not None:
             _check_centres(centres, catalogue)
-            if self.coverage:
+            if self.coverage and items is None:
                 centres = of_length_one(centres)
         if max_targets is not None:
             check_size("max_targets", max_targets)
@@ -218,8 +232,10 @@ class ScalableCrossEntropy(Loss):
         # A compiled graph holds the kernels, but no sparse tensors and no generators.
         if compiling and (not fused or self.sparse_grad or generator is not None):
             run = torch.compiler.disable(self._run)  # the decorator takes seconds to import
-            return run(states, catalogue, targets, generator, max_targets, centres, counted)  # type: ignore[no-any-return]
+            return run(states, catalogue, targets, generator, max_targets, centres, count, items)  # type: ignore[no-any-return]
         sizes = self.sizes(len(catalogue), max_targets or max(1, targets.numel()))
+        if items is not None:
+            sizes = (*sizes[:2], items.shape[1])
         autocast_dtype = active_autocast_dtype(states, catalogue)
         if fused:
             from sce.losses import kernels
@@ -236,20 +252,20 @@ class ScalableCrossEntropy(Loss):
             if compiling:
                 found = kernels.fused_operator(*given)
             else:
-                found = kernels.fused_cross_entropy(*given, self.sparse_grad)
+                found = kernels.fused_cross_entropy(*given, self.sparse_grad, items)
             loss = found.loss if self.reduction != "none" else found.loss.reshape(targets.shape)
-            return loss, count_buckets(found.buckets, found.targets) if counted else None
+            return loss, None if count is None else count(found.buckets, found.targets)
         if reason is not None:
             explain(reason, self.backend)
         inputs = check_inputs(states, catalogue, targets, self.ignore_index)
         with torch.no_grad(), torch.autocast(states.device.type, enabled=False):
-            buckets, sound = self._fill(inputs, sizes, centres, generator, autocast_dtype)
+            buckets, sound = self._fill(inputs, sizes, centres, generator, autocast_dtype, items)
         losses, placed = bucketed_cross_entropy(
             inputs.states, catalogue, inputs.targets, buckets, self.sparse_grad, autocast_dtype
         )
         losses = losses * torch.where(sound, 1.0, torch.nan).to(losses.dtype)
         loss = reduce(losses, placed, inputs, self.reduction)
-        return loss, count_buckets(buckets, inputs.targets) if counted else None
+        return loss, None if count is None else count(buckets, inputs.targets)
 
     def _fill(
         self,
@@ -258,6 +274,7 @@ class ScalableCrossEntropy(Loss):
         centres: Tensor | None,
         generator: Generator | None,
         autocast_dtype: torch.dtype | None,
+        items: Tensor | None,
     ) -> tuple[Buckets, Tensor]:
         """Return the buckets, in plain PyTorch, and if all states are finite."""
         n_buckets, size_x, size_y = sizes
@@ -270,7 +287,8 @@ class ScalableCrossEntropy(Loss):
             members = of_equal_size(top_rows(centres, seen, size_x))
         else:
             members = group_by_bucket(nearest_centres(seen, centres), len(centres))
-        items = top_rows(centres, inputs.catalogue, size_y, autocast_dtype=autocast_dtype)
+        if items is None:
+            items = top_rows(centres, inputs.catalogue, size_y, autocast_dtype=autocast_dtype)
         # A state that is not finite may fall into no bucket, and would then go unnoticed.
         return Buckets(members, items), seen.isfinite().all()
 

@@ -1,0 +1,19 @@
+"""A catalogue over several processes: the sharded item table, its loss, ranking, checkpoints.
+
+`examples/sharded_loop.py` puts them into a training loop.
+"""
+
+from sce.distributed.loss import ShardedCrossEntropy
+from sce.distributed.ranking import sharded_top_k
+from sce.distributed.ranks import RankError, Ranks, start_ranks
+from sce.distributed.table import Rows, ShardedTable
+
+__all__ = [
+    "RankError",
+    "Ranks",
+    "Rows",
+    "ShardedCrossEntropy",
+    "ShardedTable",
+    "sharded_top_k",
+    "start_ranks",
+]

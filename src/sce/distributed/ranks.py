@@ -1,0 +1,188 @@
+"""The processes that train together: start, collectives, and who is missing when one fails."""
+
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+TIMEOUT = 120.0  # seconds that a rank waits for the others
+_PATIENCE = 5.0  # seconds in which the ranks that are left report, once one is missing
+
+
+class RankError(RuntimeError):
+    """Another rank has ended or does not answer; the message says which, and why if it said so."""
+
+
+class Ranks:
+    """R processes and the collectives between them; by default this process alone.
+
+    Every collective is an exchange of rows, whose order is that of the ranks, so that sums over
+    ranks are made in one order on any network.
+
+    Args:
+        group: The process group; None: this process alone.
+        device: Where collectives take place.
+        reports: Where ranks say why they end, and who is left (see `start_ranks`).
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        device: torch.device | str = "cpu",
+        reports: dist.Store | None = None,
+    ) -> None:
+        self.group, self.device, self.reports = group, torch.device(device), reports
+        self.rank = 0 if group is None else dist.get_rank(group)
+        self.size = 1 if group is None else dist.get_world_size(group)
+        self.bytes_sent = 0  # to other ranks, so far
+
+    def exchange(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
+        """Send the first rows to rank 0, the next to rank 1, ...; return those received, by rank.
+
+        Args:
+            rows: [sum(send), ...].
+            send: Number of rows for each rank.
+            receive: Number of rows from each rank.
+        """
+        if self.size == 1:
+            return rows
+        rows = rows.contiguous()
+        there = len(rows) - send[self.rank]
+        self.bytes_sent += there * rows[:1].numel() * rows.element_size()
+        received = rows.new_empty(sum(receive), *rows.shape[1:])
+        try:
+            self._all_to_all(received, rows, receive, send)
+        except RuntimeError as error:
+            raise RankError(self._missing(error)) from error
+        return received
+
+    def _all_to_all(
+        self, received: Tensor, rows: Tensor, receive: list[int], send: list[int]
+    ) -> None:
+        dist.all_to_all_single(received, rows, receive, send, group=self.group)
+
+    def gather(self, rows: Tensor, counts: list[int]) -> Tensor:
+        """Return the rows of all ranks, by rank; `counts` says how many each has."""
+        n = len(rows)
+        return self.exchange(torch.cat([rows] * self.size), [n] * self.size, counts)
+
+    def gather_counts(self, *numbers: int) -> list[list[int]]:
+        """Return the numbers of each rank: a sync."""
+        own = torch.tensor([numbers], device=self.device)
+        found: list[list[int]] = self.gather(own, [1] * self.size).tolist()
+        return found
+
+    def exchange_counts(self, counts: list[int]) -> list[int]:
+        """Send a number to each rank and return those received: a sync."""
+        given = torch.tensor(counts, device=self.device)
+        found: list[int] = self.exchange(given, [1] * self.size, [1] * self.size).tolist()
+        return found
+
+    def gather_json(self, value: Any) -> list[Any]:
+        """Return the value of each rank, each as JSON holds it."""
+        text = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device=self.device)
+        counts = [n for (n,) in self.gather_counts(len(text))]
+        parts = self.gather(text, counts).cpu().split(counts)
+        return [json.loads(bytes(part.tolist())) for part in parts]
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Replace the gradients of replicated parameters by their sums over ranks, in rank order.
+
+        Each rank adds up one part of all numbers: every rank has the same bits afterwards.
+        """
+        with_gradient = [p for p in parameters if p.requires_grad]
+        if self.size == 1 or not with_gradient:
+            return
+        for p in with_gradient:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        flat = torch.cat([p.grad.flatten() for p in with_gradient if p.grad is not None])
+        n = -(-len(flat) // self.size)
+        padded = nn.functional.pad(flat, (0, n * self.size - len(flat)))
+        counts = [n] * self.size
+        total = add_in_order(self.exchange(padded, counts, counts).view(self.size, n))
+        summed = self.gather(total, counts).split([p.numel() for p in with_gradient] + [len(padded) - len(flat)])
+        for p, values in zip(with_gradient, summed, strict=False):
+            p.grad = values.view_as(p).clone()
+
+    def _missing(self, error: RuntimeError) -> str:
+        """Say which ranks do not report, and why those ended that said so."""
+        first = str(error).strip().partition("\n")[0]
+        if self.reports is None:
+            return f"another rank ended or does not answer: {first}"
+        others = {rank for rank in range(self.size) if rank != self.rank}
+        reasons: dict[int, str] = {}
+        until = time.monotonic() + _PATIENCE
+        with suppress(RuntimeError):  # with the rank or launcher that holds the store
+            self.reports.set(f"rank {self.rank}", "")
+            while time.monotonic() < until and others - set(reasons):
+                here = [r for r in others - set(reasons) if self.reports.check([f"rank {r}"])]
+                reasons |= {r: self.reports.get(f"rank {r}").decode() for r in here}
+                time.sleep(0.1)
+        silent = sorted(others - set(reasons))
+        told = [f"rank {rank} ended: {reason}" for rank, reason in reasons.items() if reason]
+        if silent:
+            names = ", ".join(map(str, silent))
+            told.append(f"no answer from rank {names}: killed, stuck, or cut off ({first})")
+        return "; ".join(told) or f"a collective of {self.size} ranks failed: {first}"
+
+
+def add_in_order(parts: Tensor) -> Tensor:
+    """Add up parts [R, ...], the first two first."""
+    total, *others = parts
+    for part in others:
+        total = total + part
+    return total
+
+
+@contextmanager
+def start_ranks(
+    *, timeout: float = TIMEOUT, device: torch.device | str | None = None
+) -> Iterator[Ranks]:
+    """Join the other processes of a `torchrun`, for the block; outside of one, stay alone.
+
+    A rank that torchrun starts again after a failure finds the others: addresses of each attempt
+    have keys of their own in the launcher's store. A rank that ends by an exception leaves the
+    reason to the others.
+
+    Args:
+        timeout: Seconds that a rank waits for the others in a collective.
+        device: Where the ranks compute. By default a GPU each, where there are enough.
+    """
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if device is None:
+        enough = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        device = f"cuda:{local}" if torch.cuda.is_available() and enough else "cpu"
+    device = torch.device(device)
+    if size == 1:
+        yield Ranks(device=device)
+        return
+    # The launcher holds the store, but for static launches, where rank 0 does.
+    held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    wait = timedelta(seconds=timeout)
+    master = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(*master, size, is_master=rank == 0 and not held, timeout=wait)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    keys = dist.PrefixStore(f"sce attempt {attempt}", store)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    # NCCL wants a GPU for each rank.
+    shared = device.type == "cuda" and torch.cuda.device_count() < int(os.environ["LOCAL_WORLD_SIZE"])
+    backend = "nccl" if device.type == "cuda" and not shared else "gloo"
+    dist.init_process_group(backend, store=keys, rank=rank, world_size=size, timeout=wait)
+    try:
+        yield Ranks(dist.group.WORLD, device, keys)
+    except BaseException as error:
+        with suppress(RuntimeError):
+            if not isinstance(error, RankError):
+                keys.set(f"rank {rank}", str(error) or type(error).__name__)
+        raise
+    finally:
+        dist.destroy_process_group()
