@@ -3,6 +3,7 @@
 `examples/sharded_loop.py` puts them into a training loop.
 """
 
+from sce.distributed.checkpoint import load_sharded, save_sharded
 from sce.distributed.loss import ShardedCrossEntropy
 from sce.distributed.ranking import sharded_top_k
 from sce.distributed.ranks import RankError, Ranks, start_ranks
@@ -14,6 +15,8 @@ __all__ = [
     "Rows",
     "ShardedCrossEntropy",
     "ShardedTable",
+    "load_sharded",
+    "save_sharded",
     "sharded_top_k",
     "start_ranks",
 ]

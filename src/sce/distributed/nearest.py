@@ -41,7 +41,7 @@ class NearestItems:
         table: The items.
         backend: As of `ScalableCrossEntropy`.
         candidates: Items that a shard sends for a centre at first; they change no result. None:
-            as many as hardly ever fail, twice that where they do.
+            so many that they hardly ever fail, twice as many where one step in a hundred does.
     """
 
     def __init__(
@@ -49,7 +49,6 @@ class NearestItems:
     ) -> None:
         self.table, self.backend, self.candidates = table, backend, candidates
         self.steps = self.fallbacks = 0
-        self._factor = 1
 
     @torch.no_grad()
     def __call__(self, centres: Tensor, k: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -59,23 +58,21 @@ class NearestItems:
         """
         ranks = self.table.ranks
         counts = [n for (n,) in ranks.gather_counts(len(centres))]
-        most = self.candidates or self._factor * n_candidates(k, ranks.size)
+        if not any(counts):
+            return torch.empty(0, k, dtype=torch.int64, device=centres.device)
+        often = 100 * self.fallbacks > self.steps + 100
+        most = self.candidates or (1 + often) * n_candidates(k, ranks.size)
         sent = self._keys(ranks.gather(centres, counts), min(most, k), dtype)
         keys, proven = self._merge(sent, counts, k)
         doubtful = proven.logical_not().nonzero().squeeze(1)
         counts = [n for (n,) in ranks.gather_counts(len(doubtful))]
         self.steps += 1
         if any(counts):
-            self._count_fallback()
+            self.fallbacks += 1
             again = ranks.gather(centres[doubtful], counts)
             sent = self._keys(again, k, dtype, exact=True)
             keys[doubtful] = self._merge(sent, counts, k)[0]
         return key_items(keys).sort(dim=1).values
-
-    def _count_fallback(self) -> None:
-        self.fallbacks += 1
-        if 100 * self.fallbacks > self.steps + 100:  # more than one step in a hundred
-            self._factor, self.steps, self.fallbacks = 2 * self._factor, 0, 0
 
     def _merge(self, sent: Tensor, counts: list[int], k: int) -> tuple[Tensor, Tensor]:
         """Send keys [sum(counts), k' + 1] home; return the k largest for each, and if certain."""
@@ -119,7 +116,7 @@ class NearestItems:
         shard = self.table.shard.detach()
         autocast = torch.autocast(centres.device.type, enabled=False)
         with autocast, matmul_precision(centres.device, "float32"):
-            if why_not_triton(centres, shard, self.backend) is not None or not len(centres):
+            if why_not_triton(centres, shard, self.backend) is not None:
                 return top_rows(centres, shard, n, autocast_dtype=dtype)
             from sce.losses.kernels import selection
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 TIMEOUT = 120.0  # seconds that a rank waits for the others
 _PATIENCE = 5.0  # seconds in which the ranks that are left report, once one is missing
@@ -36,7 +37,7 @@ class Ranks:
         self,
         group: dist.ProcessGroup | None = None,
         device: torch.device | str = "cpu",
-        reports: dist.Store | None = None,
+        reports: Store | None = None,
     ) -> None:
         self.group, self.device, self.reports = group, torch.device(device), reports
         self.rank = 0 if group is None else dist.get_rank(group)
@@ -97,18 +98,17 @@ class Ranks:
 
         Each rank adds up one part of all numbers: every rank has the same bits afterwards.
         """
-        with_gradient = [p for p in parameters if p.requires_grad]
-        if self.size == 1 or not with_gradient:
+        trained = [p for p in parameters if p.requires_grad]
+        if self.size == 1 or not trained:
             return
-        for p in with_gradient:
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        flat = torch.cat([p.grad.flatten() for p in with_gradient if p.grad is not None])
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
+        flat = torch.cat([grad.flatten() for grad in grads])
         n = -(-len(flat) // self.size)
         padded = nn.functional.pad(flat, (0, n * self.size - len(flat)))
         counts = [n] * self.size
         total = add_in_order(self.exchange(padded, counts, counts).view(self.size, n))
-        summed = self.gather(total, counts).split([p.numel() for p in with_gradient] + [len(padded) - len(flat)])
-        for p, values in zip(with_gradient, summed, strict=False):
+        summed = self.gather(total, counts)[: len(flat)].split([p.numel() for p in trained])
+        for p, values in zip(trained, summed, strict=True):
             p.grad = values.view_as(p).clone()
 
     def _missing(self, error: RuntimeError) -> str:
@@ -135,8 +135,8 @@ class Ranks:
 
 def add_in_order(parts: Tensor) -> Tensor:
     """Add up parts [R, ...], the first two first."""
-    total, *others = parts
-    for part in others:
+    total = parts[0]
+    for part in parts[1:]:
         total = total + part
     return total
 
@@ -155,33 +155,27 @@ def start_ranks(
         timeout: Seconds that a rank waits for the others in a collective.
         device: Where the ranks compute. By default a GPU each, where there are enough.
     """
-    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    if device is None:
-        enough = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        device = f"cuda:{local}" if torch.cuda.is_available() and enough else "cpu"
-    device = torch.device(device)
+    given = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    rank, size, local, here = (int(os.environ.get(name, n)) for name, n in given.items())
+    enough = torch.cuda.device_count() >= here
+    device = torch.device((f"cuda:{local}" if enough else "cpu") if device is None else device)
     if size == 1:
         yield Ranks(device=device)
         return
-    # The launcher holds the store, but for static launches, where rank 0 does.
-    held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     wait = timedelta(seconds=timeout)
+    # The launcher holds the store, or rank 0 where nobody else does.
+    held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     master = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(*master, size, is_master=rank == 0 and not held, timeout=wait)
+    store = TCPStore(*master, size, is_master=rank == 0 and not held, timeout=wait)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    keys = dist.PrefixStore(f"sce attempt {attempt}", store)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    # NCCL wants a GPU for each rank.
-    shared = device.type == "cuda" and torch.cuda.device_count() < int(os.environ["LOCAL_WORLD_SIZE"])
-    backend = "nccl" if device.type == "cuda" and not shared else "gloo"
+    keys = PrefixStore(f"sce attempt {attempt}", store)
+    backend = "nccl" if device.type == "cuda" and enough else "gloo"  # NCCL wants a GPU each
     dist.init_process_group(backend, store=keys, rank=rank, world_size=size, timeout=wait)
     try:
         yield Ranks(dist.group.WORLD, device, keys)
     except BaseException as error:
-        with suppress(RuntimeError):
-            if not isinstance(error, RankError):
+        if not isinstance(error, RankError):
+            with suppress(RuntimeError):  # the store may be gone
                 keys.set(f"rank {rank}", str(error) or type(error).__name__)
         raise
     finally:

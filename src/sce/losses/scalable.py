@@ -199,8 +199,8 @@ class ScalableCrossEntropy(Loss):
         `centres` [n_buckets, d] are taken as they are, with `coverage` of length one; `items`
         [n_buckets, bucket_size_y] into the catalogue are ascending.
         """
-        given = {"centres": centres, "items": items, "count": count_placed}
-        return self._run(states, catalogue, targets, **given)
+        given = (states, catalogue, targets)
+        return self._run(*given, centres=centres, items=items, count=count_placed)
 
     def _run(
         self,
