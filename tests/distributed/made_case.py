@@ -149,6 +149,21 @@ def in_turn(_: Ranks, case: Case) -> Found:
     return train(case, table, body, backward) | {"items": every}
 
 
+def plainly(_: Ranks, case: Case) -> Found:
+    """Train as everybody does in one process: a slice is a batch."""
+    table, body, loss = nn.Parameter(case.table()), case.body(), case.loss()
+
+    def backward(step: int) -> tuple[Tensor, list[Tensor]]:
+        histories, targets, centres = case.batch(step, 0)
+        with case.rounding():
+            states = hidden(body, table, histories)
+            value = loss(states, table, targets, centres=centres)
+        value.backward()
+        return value, [states]
+
+    return train(case, table, body, backward)
+
+
 def train(
     case: Case,
     table: nn.Parameter,

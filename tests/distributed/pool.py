@@ -2,9 +2,11 @@
 
 import multiprocessing
 import os
+import socket
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,11 @@ Run = Callable[..., list[Any]]
 def _serve(rank: int, most: int, meeting: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
     os.fsync = lambda descriptor: None  # takes most of the time, and shows in no test
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=most)
-    groups = {size: dist.new_group(list(range(size))) for size in range(2, most + 1)}
+    patience = timedelta(seconds=30)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=most, timeout=patience
+    )
+    groups = {n: dist.new_group(list(range(n)), timeout=patience) for n in range(2, most + 1)}
     while (task := pipe.recv()) is not None:
         work, size, arguments = task
         try:
@@ -31,12 +36,40 @@ def _serve(rank: int, most: int, meeting: str, pipe: Connection) -> None:
             pipe.send((None, traceback.format_exc()))
 
 
+def forks() -> Any:
+    """Return a context whose processes are forks of a server, which makes imports once."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch._dynamo", "sce.distributed", "pytest", "triton"])
+    return context
+
+
+def run_launched(size: int, work: Callable[..., None], *arguments: Any) -> list[int]:
+    """Run `work(rank, *arguments)` in processes that find each other as torchrun's do."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    given = [(rank, size, port, work, arguments) for rank in range(size)]
+    processes = [forks().Process(target=_launch, args=each, daemon=True) for each in given]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    return [process.exitcode for process in processes]
+
+
+def _launch(
+    rank: int, size: int, port: int, work: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    work(rank, *arguments)
+
+
 @contextmanager
 def start_pool(meeting: Path, most: int = 4) -> Iterator[Run]:
     """Yield a function that runs `work(ranks, *arguments)` on so many ranks: the result of each."""
-    # Imports are made once, by a server, of which the processes are forks.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "sce.distributed"])
+    context = forks()
     pipes, processes = [], []
     for rank in range(most):
         here, there = context.Pipe()

@@ -1,10 +1,16 @@
 """The sharded loss against one process that runs the slices in turn, to the bit."""
 
+import math
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from tests.distributed.made_case import Case, as_ranks, in_turn
+from sce import ScalableCrossEntropy
+from sce.distributed import Ranks, ShardedCrossEntropy, ShardedTable
+from sce.losses.buckets import Centres
+from tests.distributed.made_case import Case, as_ranks, in_turn, plainly
 from tests.distributed.pool import Run
 
 PAPER = {"coverage": False, "bucket_size_x": 5}
@@ -46,6 +52,42 @@ def test_ranks_give_the_bits_of_one_process(name: str, on_ranks: Run) -> None:
         assert same(rank["states"], whole["states"][number :: case.slices])
         assert same(rank["table"], [table[number :: case.slices] for table in whole["table"]])
     assert ("forced" in name) <= all(rank["fallbacks"] for rank in found)
+
+
+@pytest.mark.parametrize("settings", [{}, PAPER])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_one_slice_is_the_loss_of_one_process(
+    settings: dict[str, Any], autocast: bool, on_ranks: Run
+) -> None:
+    case = Case(1, settings=settings, autocast=autocast)
+    (plain,), (turn,), (rank,) = (on_ranks(1, way, case) for way in (plainly, in_turn, as_ranks))
+    for name, expected in plain.items():
+        assert same(turn[name], expected)
+        assert same(rank[name], expected)
+
+
+def test_a_loss_over_ranks_is_a_mean() -> None:
+    with pytest.raises(ValueError, match="a loss over ranks is a mean, got reduction 'sum'"):
+        ShardedCrossEntropy(ScalableCrossEntropy(reduction="sum"), ShardedTable(3, 2))
+
+
+def drawn(ranks: Ranks, kind: Centres, seed: int) -> float:
+    """Return the loss with centres that each rank draws; NaN in a state if the seed is 9."""
+    table = ShardedTable(300, 8, ranks)
+    loss = ShardedCrossEntropy(ScalableCrossEntropy(centres=kind, bucket_size_y=9), table)
+    generator = torch.Generator().manual_seed(10 * seed + ranks.rank)
+    rows = table.look_up(torch.arange(50))
+    states = rows.values + (torch.nan if seed == 9 and ranks.rank == 1 else 0)
+    return loss(states, rows, torch.arange(50, 100), generator=generator).item()
+
+
+@pytest.mark.parametrize("kind", ["random", "states", "mix"])
+def test_centres_are_drawn_by_each_rank(kind: Centres, on_ranks: Run) -> None:
+    one, again, other = (on_ranks(2, drawn, kind, seed) for seed in (1, 1, 2))
+    assert one == again
+    assert one[0] == one[1]
+    assert one != other
+    assert all(map(math.isnan, on_ranks(2, drawn, kind, 9)))
 
 
 def same(one: list[Tensor], other: list[Tensor]) -> bool:

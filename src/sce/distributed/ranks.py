@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 TIMEOUT = 120.0  # seconds that a rank waits for the others
-_PATIENCE = 5.0  # seconds in which the ranks that are left report, once one is missing
+_PATIENCE = 1.0  # seconds in which the ranks that are left report, once one is missing
 
 
 class RankError(RuntimeError):

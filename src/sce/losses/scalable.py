@@ -216,9 +216,9 @@ class ScalableCrossEntropy(Loss):
         """Return the loss and, if the buckets are to be counted, what was counted."""
         catalogue = _weight(catalogue)
         check_arguments(states, catalogue, targets)
-        if centres is not None:
+        if centres is not None and items is None:
             _check_centres(centres, catalogue)
-            if self.coverage and items is None:
+            if self.coverage:
                 centres = of_length_one(centres)
         if max_targets is not None:
             check_size("max_targets", max_targets)
