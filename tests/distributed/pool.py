@@ -22,7 +22,7 @@ Run = Callable[..., list[Any]]
 
 def _serve(rank: int, most: int, meeting: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
-    os.fsync = lambda descriptor: None  # takes most of the time, and shows in no test
+    os.fsync = lambda fd: None  # takes most of the time, and shows in no test
     patience = timedelta(seconds=30)
     dist.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=rank, world_size=most, timeout=patience

@@ -135,7 +135,7 @@ def save_at_risk(ranks: Ranks, directory: Path, victim: int, when: int) -> Any:
         if (changes or writes) and str(arguments[0]).startswith(here):
             reached()
 
-    os.fsync = lambda descriptor: reached()
+    os.fsync = lambda fd: reached()
     sys.addaudithook(hook)
     return outcome(ranks, save, directory, 2) or seen
 

@@ -71,7 +71,7 @@ def test_a_loss_over_ranks_is_a_mean() -> None:
         ShardedCrossEntropy(ScalableCrossEntropy(reduction="sum"), ShardedTable(3, 2))
 
 
-def drawn(ranks: Ranks, kind: Centres, seed: int) -> float:
+def drawn(ranks: Ranks, kind: Centres, seed: int) -> Any:
     """Return the loss with centres that each rank draws; NaN in a state if the seed is 9."""
     table = ShardedTable(300, 8, ranks)
     loss = ShardedCrossEntropy(ScalableCrossEntropy(centres=kind, bucket_size_y=9), table)
