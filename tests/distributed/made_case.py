@@ -45,6 +45,8 @@ class Case:
             table = table[torch.randint(self.n_items // 8 + 1, (self.n_items,), generator=g)]
         if self.kind == "equal":
             table = table[:1].repeat(self.n_items, 1)
+        if self.kind == "near":  # scores differ by less than products are rounded
+            table = table[:1] * (1 + 2.0**-22 * torch.randn(table.shape, generator=g))
         return table.to(self.dtype)
 
     def batch(self, step: int, number: int) -> tuple[Tensor, Tensor, Tensor]:

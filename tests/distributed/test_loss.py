@@ -22,6 +22,7 @@ CASES = {
     "ids by popularity": Case(4, kind="popularity", n_items=2000, dim=8),
     "ties": Case(3, kind="ties"),
     "all rows equal": Case(2, kind="equal", n_items=90),
+    "rows that differ by rounding": Case(3, kind="near"),
     "more items in a bucket than in a shard": Case(4, n_items=41, size_y=24),
     "buckets of the whole catalogue": Case(3, n_items=41, size_y=41),
     "fewer items than ranks": Case(4, n_items=3, size_y=2),

@@ -30,7 +30,7 @@ def found(ranks: Ranks, table: Tensor, centres: Tensor, k: int, most: int | None
 
 
 @pytest.mark.parametrize("most", [None, 1, 5])
-@pytest.mark.parametrize("kind", ["random", "ties", "equal", "popularity"])
+@pytest.mark.parametrize("kind", ["random", "ties", "equal", "near", "popularity"])
 def test_items_are_the_best_of_all(kind: str, most: int | None, on_ranks: Run) -> None:
     table = Case(1, kind=kind, n_items=700, dim=8).table()
     centres = torch.randn(11, 8)
