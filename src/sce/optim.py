@@ -13,6 +13,8 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from sce.errors import checked
+
 _PIECE = 256  # entries of a row that are added up together
 
 
@@ -41,6 +43,7 @@ class RowwiseAdagrad(torch.optim.Optimizer):
         initial_accumulator_value: What each accumulator begins with.
     """
 
+    @checked
     def __init__(
         self,
         params: Iterable[Tensor] | Iterable[dict[str, Any]],

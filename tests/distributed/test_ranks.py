@@ -83,13 +83,16 @@ def test_the_others_say_which_rank_is_missing(
 
 
 RESTARTED = """
-import os, signal, sys
+import os, signal, sys, time
 from pathlib import Path
 from sce.distributed import start_ranks
 
-with start_ranks(device="cpu") as ranks:
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+if attempt == "1" and os.environ["RANK"] == "1":
+    time.sleep(1)  # the other one must not meet its predecessor
+with start_ranks(timeout=20, device="cpu") as ranks:
     ranks.gather_counts(1)
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and ranks.rank == 1:
+    if attempt == "0" and ranks.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     Path(sys.argv[1], str(ranks.rank)).write_text(str(ranks.gather_counts(ranks.rank)))
 """

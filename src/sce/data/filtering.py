@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sce.data.interactions import Interactions, Tally
-from sce.errors import InputError, named
+from sce.errors import InputError, checked, named
 
 Report = Callable[[Tally], object]
 Pairs = dict[str, NDArray[np.int32]]  # "user" and "item": codes of each two that met, once
@@ -15,6 +15,7 @@ Pairs = dict[str, NDArray[np.int32]]  # "user" and "item": codes of each two tha
 _ROWS_AT_ONCE = 1 << 14
 
 
+@checked
 def keep_active(
     interactions: Interactions,
     *,

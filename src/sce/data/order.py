@@ -89,6 +89,15 @@ def shuffle_ties(log: Interactions, seed: int) -> Interactions:
     return replace(log, items=_shuffled(log.items, _moments(log), random))
 
 
+def count_duplicates(log: Interactions) -> int:
+    """Rows whose user, item and time are those of an earlier row."""
+    moments = _moments(log)
+    tied = moments[1:] == moments[:-1]
+    tied = np.append(tied, False) | np.append(False, tied)
+    rows = moments[tied] << 32 | log.items[tied]
+    return len(rows) - len(np.unique(rows))
+
+
 def _moments(log: Interactions) -> NDArray[np.int64]:
     """A number for each event, ascending, and equal for those of one user and time."""
     changes = (log.users[1:] != log.users[:-1]) | (log.timestamps[1:] != log.timestamps[:-1])

@@ -3,14 +3,15 @@
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack, get_args, get_type_hints
+from typing import Any, Literal, TypedDict, Unpack, get_type_hints
 
 from sce.data.filtering import drop_repeats, keep_active
 from sce.data.interactions import Tally
-from sce.data.order import describe_order, order_warning, shuffle_ties
+from sce.data.order import count_duplicates, describe_order, order_warning, shuffle_ties
 from sce.data.prepared import PreparedDataset, check_target
 from sce.data.splitting import Kind, TestHistory, split_leave_one_out, split_temporal
-from sce.errors import InputError, named
+from sce.errors import InputError, check_types, named
+from sce.units import plural
 
 _FILTERS: dict[str, Any] = {
     "drop_repeats": False,
@@ -22,7 +23,7 @@ _PRESETS = {None: _FILTERS, "paper": _FILTERS | {"min_item_users": 5, "min_user_
 
 
 class PrepareWarning(UserWarning):
-    """Data that deceives: a log whose order is that of its storage."""
+    """Data that deceives: see `remarks`."""
 
 
 class PrepareOptions(TypedDict, total=False):
@@ -93,11 +94,11 @@ def prepare(
         InputError: When options contradict each other, the log is malformed, or the directory
             cannot be written.
     """
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    for name, kind in get_type_hints(PrepareOptions).items():
-        words = [word for choice in get_args(kind) for word in get_args(choice)]
-        if words and name in given and given[name] not in words:
-            raise InputError(f"{name} is one of {', '.join(words)}; got {given[name]!r}")
+    check_types({"out": out, "report": report}, {"out": Path | str, "report": Callable})
+    given = check_types(
+        {name: value for name, value in options.items() if value is not None},
+        get_type_hints(PrepareOptions),
+    )
     filters = dict(_PRESETS[given.pop("preset", None)])
     filters |= {name: given.pop(name) for name in filters if name in given}
     by_row, ties = given.get("order") == "rows", given.pop("ties", "keep")
@@ -137,8 +138,6 @@ def prepare(
     log = read_interactions(source, report=report, **given)
     found = describe_order(log)
     warning = order_warning(found, ties=ties)
-    if warning is not None:
-        warnings.warn(warning, PrepareWarning, stacklevel=2)
     if ties == "shuffle":
         log = shuffle_ties(log, seed or 0)
     order = {
@@ -147,6 +146,7 @@ def prepare(
         "seed": (seed or 0) if ties == "shuffle" else None,
         "found": found,
         "warning": warning,
+        "duplicates": count_duplicates(log),
     }
     steps = [log.tally("read")]
     if log.dropped:
@@ -161,4 +161,27 @@ def prepare(
     sequences = divide(log, **temporal)
     del log
     report(f"writing {out}")
-    return sequences.save(out, settings=settings, steps=steps, order=order, force=force)
+    dataset = sequences.save(out, settings=settings, steps=steps, order=order, force=force)
+    for text in remarks(dataset).values():
+        warnings.warn(text, PrepareWarning, stacklevel=2)
+    return dataset
+
+
+def remarks(dataset: PreparedDataset) -> dict[str, str]:
+    """Sentences about a dataset that was prepared as asked, and perhaps not as it was meant."""
+    counts, found = dataset.counts, {}
+    if dataset.order["warning"] is not None:
+        found["order"] = dataset.order["warning"]
+    if duplicates := dataset.order["duplicates"]:
+        found["duplicates"] = (
+            f"{plural(duplicates, 'row')} with user, item and time of an earlier one: kept; "
+            f"{named('drop_repeats', True)} keeps a user's first event with each item"
+        )
+    tested, users = counts["test"]["users"], counts["steps"][-1]["users"]
+    # Some percent of error in a metric; beyond a thousand users a small share of them will do.
+    if tested < users and (tested < 200 or tested < min(1000, users / 10)):
+        found["test users"] = (
+            f"{tested:,} of {plural(users, 'user')} are left to test on, so that metrics are "
+            f"noisy; {named('split', 'leave-one-out')} tests on every user with three events"
+        )
+    return found

@@ -10,13 +10,22 @@ import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import polars as pl
 from polars import selectors
 
 from sce.data.columns import ITEM, NO_TIME, TIME, USER, Columns, find_columns, fold
-from sce.data.faults import check_json_ids, explain, first_lines, first_objects, place_of_row
+from sce.data.faults import (
+    check_json_ids,
+    check_json_keys,
+    count_names,
+    explain,
+    first_lines,
+    first_objects,
+    open_log,
+    place_of_row,
+)
 from sce.data.formats import COMPRESSIONS, FORMATS, Format, choose_format, find_files
 from sce.data.frames import open_frame
 from sce.data.interactions import Interactions
@@ -30,7 +39,7 @@ from sce.data.values import (
     sort_rows,
     to_ticks,
 )
-from sce.errors import InputError, named
+from sce.errors import InputError, checked, named
 from sce.memory import require_memory
 from sce.units import plural, show_size
 
@@ -58,6 +67,7 @@ class Table(NamedTuple):
     dropped: int  # rows left out: blank lines, and if wanted those without user, item or time
 
 
+@checked
 def read_interactions(
     source: Any,
     *,
@@ -87,10 +97,6 @@ def read_interactions(
     Raises:
         InputError: When a file is missing, malformed or incomplete; says where, and what to do.
     """
-    if time_unit not in (None, *get_args(UnitName)):
-        raise InputError(f"a time unit is s, ms, us or ns; got {time_unit!r}")
-    if order not in ("time", "rows"):
-        raise InputError(f"order is time or rows; got {order!r}")
     if order == "rows":
         if time_column or time_unit:
             raise InputError(
@@ -314,8 +320,19 @@ def _read_jsonl(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.Da
     columns = find_columns([*dict.fromkeys(name for one in first for name in one)], wanted, path)
     # As text, since later lines may well have other types than the first.
     schema = dict.fromkeys(columns, pl.String)
-    text = pl.scan_ndjson(glob.escape(str(path)), schema=schema)
-    frame = _select(text, columns).collect(engine="streaming")
+    source: str | bytes = glob.escape(str(path))
+    with open_log(path, 1) as file:
+        marked = file.tell() > 0  # which polars takes for a fault
+    if marked:
+        require_memory(path.stat().st_size, f"reading {path}, which has a byte order mark,")
+        with open_log(path) as file:
+            source = file.read()
+    with ThreadPoolExecutor(1) as pool:
+        counting = pool.submit(count_names, path, columns)
+        frame = _select(pl.scan_ndjson(source, schema=schema), columns).collect(engine="streaming")
+    values = [frame[name].count() for name in frame.columns]
+    if any(count > least for count, least in zip(counting.result(), values, strict=True)):
+        check_json_keys(path, columns)  # else the first would count, silently
     for name, column in zip((USER, ITEM), columns, strict=False):
         kinds = {type(one.get(column)) for one in first}
         # A list, an object, a truth value, a fraction, half a character: or text that looks so.

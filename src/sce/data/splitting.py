@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sce.data.interactions import Interactions, Tally
 from sce.data.prepared import MIN_EVALUATED, PreparedDataset, Sequences, write_prepared
 from sce.data.vocabulary import Vocabulary
-from sce.errors import InputError, named
+from sce.errors import InputError, checked, named
 from sce.units import plural
 
 Kind: TypeAlias = Literal["temporal", "leave-one-out"]
@@ -66,6 +66,7 @@ class Split:
         )
 
 
+@checked
 def split_temporal(
     interactions: Interactions,
     *,
@@ -85,9 +86,6 @@ def split_temporal(
         test_history: `after-cut` keeps a test user's events from the cut on, as the paper's code
             does; `full` keeps what the user did before it too, as history.
     """
-    if test_history not in get_args(TestHistory):
-        words = ", ".join(get_args(TestHistory))
-        raise InputError(f"{named('test_history')} must be one of {words}, got {test_history!r}")
     if not 0 <= quantile <= 1:
         raise InputError(f"{named('quantile')} must lie between 0 and 1, got {quantile}")
     cut = int(np.quantile(interactions.timestamps, quantile, method="nearest"))
@@ -136,6 +134,7 @@ def split_temporal(
     return _assemble("temporal", options, train, test.where(evaluated), known, left_out, cut)
 
 
+@checked
 def split_leave_one_out(interactions: Interactions) -> Split:
     """Test on every user's last event, validate on the one before it, and train on the rest.
 
