@@ -33,6 +33,7 @@ class Case:
     autocast: bool = False
     dtype: torch.dtype = torch.float32
     settings: dict[str, Any] = field(default_factory=dict)
+    max_targets: int | None = None
     steps: int = 10
 
     def table(self) -> Tensor:
@@ -106,7 +107,8 @@ def as_ranks(ranks: Ranks, case: Case) -> Found:
         with case.rounding():
             rows = table.look_up(histories)
             states = hidden(body, rows.values, rows.places(histories))
-            value = loss(states, rows, targets, centres=centres)
+            given = {"centres": centres, "max_targets": case.max_targets}
+            value = loss(states, rows, targets, **given)
         value.backward()
         table.send_gradients()
         ranks.sum_gradients(body.parameters())
@@ -159,7 +161,8 @@ def plainly(_: Ranks, case: Case) -> Found:
         histories, targets, centres = case.batch(step, 0)
         with case.rounding():
             states = hidden(body, table, histories)
-            value = loss(states, table, targets, centres=centres)
+            given = {"centres": centres, "max_targets": case.max_targets}
+            value = loss(states, table, targets, **given)
         value.backward()
         return value, [states]
 

@@ -67,6 +67,12 @@ def test_one_slice_is_the_loss_of_one_process(
         assert same(rank[name], expected)
 
 
+def test_sizes_of_buckets_follow_from_the_same_number_of_targets(on_ranks: Run) -> None:
+    case = Case(1, settings={"coverage": False, "alpha": 1.0}, max_targets=9, steps=2)
+    (plain,), (rank,) = (on_ranks(1, way, case) for way in (plainly, as_ranks))
+    assert same(rank["states"], plain["states"])
+
+
 def test_a_loss_over_ranks_is_a_mean() -> None:
     with pytest.raises(ValueError, match="a loss over ranks is a mean, got reduction 'sum'"):
         ShardedCrossEntropy(ScalableCrossEntropy(reduction="sum"), ShardedTable(3, 2))

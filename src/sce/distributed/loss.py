@@ -39,9 +39,10 @@ class ShardedCrossEntropy(nn.Module):
         super().__init__()
         if loss.reduction != "mean":
             raise ValueError(f"a loss over ranks is a mean, got reduction {loss.reduction!r}")
-        self.loss, self.table = loss, table
+        self.loss, self.table = copy.copy(loss), table
+        self.loss.sparse_grad = True  # sizes are those of a loss that touches few rows
         self.nearest = NearestItems(table, loss.backend, candidates)
-        self._local = copy.copy(loss)  # on the rows that were fetched, of which none is large
+        self._local = copy.copy(loss)  # on the rows that were fetched, all of them touched
         self._local.reduction, self._local.sparse_grad = "sum", False
         self._local.ignore_index = _IGNORED
 
@@ -67,9 +68,9 @@ class ShardedCrossEntropy(nn.Module):
         """
         valid = targets != self.loss.ignore_index
         dtype = active_autocast_dtype(states, rows.values)
-        n_buckets, _, size_y = self.loss.sizes(
-            self.table.n_items, max_targets or max(1, targets.numel())
-        )
+        most = max_targets or max(1, targets.numel())
+        n_buckets, size_x, size_y = self.loss.sizes(self.table.n_items, most)
+        self._local.bucket_size_x = size_x or None
         if centres is None:
             seen = rounded(states.detach()[valid], dtype)
             centres = draw_centres(seen, n_buckets, self.loss.centres, generator=generator)

@@ -202,11 +202,9 @@ class ScalableCrossEntropy(Loss):
     ) -> tuple[Tensor, Tensor]:
         """Return the loss in given buckets, and the number of states that are in any.
 
-        `centres` [n_buckets, d] are taken as they are, with `coverage` of length one; `items`
-        [n_buckets, bucket_size_y] into the catalogue are ascending.
+        `centres` [n_buckets, d] are taken as they are; `items` [n_buckets, size] are ascending.
         """
-        given = (states, catalogue, targets)
-        return self._run(*given, centres=centres, items=items, count=count_placed)
+        return self._run(states, catalogue, targets, None, None, centres, count_placed, items)
 
     def _run(
         self,
@@ -236,12 +234,12 @@ class ScalableCrossEntropy(Loss):
         reason = why_not_triton(states, catalogue, self.backend)
         fused, compiling = reason is None and targets.numel() > 0, torch.compiler.is_compiling()
         # A compiled graph holds the kernels, but no sparse tensors and no generators.
-        if compiling and (not fused or self.sparse_grad or generator is not None):
+        breaks = self.sparse_grad or generator is not None or items is not None
+        if compiling and (breaks or not fused):
             run = torch.compiler.disable(self._run)  # the decorator takes seconds to import
             return run(states, catalogue, targets, generator, max_targets, centres, count, items)  # type: ignore[no-any-return]
         sizes = self.sizes(len(catalogue), max_targets or max(1, targets.numel()))
-        if items is not None:
-            sizes = (*sizes[:2], items.shape[1])
+        sizes = sizes if items is None else (*sizes[:2], items.shape[1])
         autocast_dtype = active_autocast_dtype(states, catalogue)
         if fused:
             from sce.losses import kernels
