@@ -1,5 +1,6 @@
 """`sce train`: from a prepared dataset to a trained model and its run directory."""
 
+import os
 import shlex
 from collections.abc import Iterator
 from functools import cache
@@ -126,7 +127,11 @@ def train(  # noqa: D417 - the settings document themselves
         left_out = f"leaving out its {', '.join(dropped)}"
         say(f"{config} is for another loss than {chosen.loss_name}: {left_out}")
     out = out or Path("runs") / f"{prepared.resolve().name}-{chosen.loss_name}"
-    check_target(out, force=force, resume=resume)
+    first = (
+        os.environ.get("RANK", "0") == "0"
+    )  # of those that torchrun started: it writes, and tells
+    if first:
+        check_target(out, force=force, resume=resume)
     resolve_device(chosen.training.device)  # a GPU that is not there is refused first
     dataset = PreparedDataset.load(prepared)
     try:
@@ -142,8 +147,11 @@ def train(  # noqa: D417 - the settings document themselves
             config=chosen.to_dict(),
         )
     except TrainingInterrupted as interruption:
-        say(f"{interruption}; go on with the same command and --resume")
+        if first:
+            say(f"{interruption}; go on with the same command and --resume")
         return interruption.exit_code
+    if not first:
+        return 0
     with telling():
         if result.test is not None and result.popularity is not None:
             rows = {chosen.loss_name: result.test, "popularity": result.popularity["test"]}

@@ -6,8 +6,9 @@
 from sce.distributed.checkpoint import load_sharded, save_sharded
 from sce.distributed.loss import ShardedCrossEntropy
 from sce.distributed.ranking import sharded_top_k
-from sce.distributed.ranks import RankError, Ranks, start_ranks
+from sce.distributed.ranks import Ranks, start_ranks
 from sce.distributed.table import Rows, ShardedTable
+from sce.errors import RankError
 
 __all__ = [
     "RankError",

@@ -1,5 +1,6 @@
 """The processes that train together: start, collectives, and who is missing when one fails."""
 
+import itertools
 import json
 import os
 import time
@@ -13,12 +14,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from sce.errors import RankError
+
 TIMEOUT = 120.0  # seconds that a rank waits for the others
+_GROUPS = itertools.count()  # those of one process after another have keys of their own
 _PATIENCE = 1.0  # seconds in which the ranks that are left report, once one is missing
-
-
-class RankError(RuntimeError):
-    """Another rank has ended or does not answer; the message says which, and why if it said so."""
 
 
 class Ranks:
@@ -141,11 +141,18 @@ def add_in_order(parts: Tensor) -> Tensor:
     return total
 
 
+def in_torchrun() -> bool:
+    """True if this process is one of several that `torchrun` started."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
 @contextmanager
 def start_ranks(
     *, timeout: float = TIMEOUT, device: torch.device | str | None = None
 ) -> Iterator[Ranks]:
     """Join the other processes of a `torchrun`, for the block; outside of one, stay alone.
+
+    A process group that is there already is used as it is.
 
     A rank that torchrun starts again after a failure finds the others: addresses of each attempt
     have keys of their own in the launcher's store. A rank that ends by an exception leaves the
@@ -159,8 +166,8 @@ def start_ranks(
     rank, size, local, here = (int(os.environ.get(name, n)) for name, n in given.items())
     enough = torch.cuda.device_count() >= here
     device = torch.device((f"cuda:{local}" if enough else "cpu") if device is None else device)
-    if size == 1:
-        yield Ranks(device=device)
+    if dist.is_initialized() or size == 1:
+        yield Ranks(dist.group.WORLD if dist.is_initialized() else None, device)
         return
     wait = timedelta(seconds=timeout)
     # The launcher holds the store, or rank 0 where nobody else does.
@@ -168,7 +175,7 @@ def start_ranks(
     master = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(*master, size, is_master=rank == 0 and not held, timeout=wait)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    keys = PrefixStore(f"sce attempt {attempt}", store)
+    keys = PrefixStore(f"sce attempt {attempt} group {next(_GROUPS)}", store)
     backend = "nccl" if device.type == "cuda" and enough else "gloo"  # NCCL wants a GPU each
     dist.init_process_group(backend, store=keys, rank=rank, world_size=size, timeout=wait)
     try:

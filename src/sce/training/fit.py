@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sce.data.batches import DeviceSequences
 from sce.data.prepared import PreparedDataset
 from sce.data.storage import write_json
+from sce.distributed.ranks import Ranks, in_torchrun, start_ranks
 from sce.errors import InputError, TrainingWarning, check_types
 from sce.evaluation.ranking import Popularity
 from sce.losses import LOSSES, DataSummary, Loss, ScalableCrossEntropy
@@ -35,6 +36,7 @@ from sce.training.ranks import write_ranks
 from sce.training.run_start import note_divergence, run_target
 from sce.training.settings import TrainingSettings
 from sce.training.signals import Interrupts, StopRequested, TrainingInterrupted
+from sce.training.slices import SlicedStep
 from sce.training.step import TrainingStep
 from sce.training.trainer import DivergenceError, Record, Trainer
 from sce.units import plural, show_duration, show_memory, show_metric
@@ -145,12 +147,40 @@ def fit(
     others: dict[str, Any] = {"out": out, "resume": resume, "force": force, "config": config}
     others |= {"loss_name": loss_name, "on_epoch": on_epoch, "progress": progress}
     check_types(others, get_type_hints(fit))
-    table = row_wise_table(model, loss) if settings.row_wise else None
-    device = resolve_device(settings.device)
     described = {"model": describe_model(model), "loss": {}, "training": asdict(settings)}
     described |= config or {}
     if out is not None and (loss_name is not None or not described["loss"]):
         described["loss"] = describe_loss(loss, loss_name)
+    launched = settings.device == "auto" and in_torchrun()
+    with start_ranks(device=None if launched else resolve_device(settings.device)) as ranks:
+        if (slices := settings.accumulate or ranks.size) > 1:
+            settings = replace(settings, accumulate=slices)
+            described["training"] = {**described["training"], "accumulate": slices}
+        if ranks.size not in (1, slices):
+            raise InputError(
+                f"training.accumulate is {slices}, and there are {ranks.size} processes; start "
+                f"{slices} or one, or leave it out"
+            )
+        if ranks.rank:  # the first one writes, shows and asks
+            out, resume, force, on_epoch, progress = None, False, False, None, False
+        target = {"path": out, "resume": resume, "force": force}
+        return _fit(ranks, model, loss, dataset, settings, described, target, on_epoch, progress)
+
+
+def _fit(
+    ranks: Ranks,
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    dataset: PreparedDataset,
+    settings: TrainingSettings,
+    described: Mapping[str, Any],
+    target: Mapping[str, Any],
+    on_epoch: Callable[[Record], object] | None,
+    progress: bool,
+) -> FitResult:
+    """Train as one of the ranks."""
+    device, slices = ranks.device, settings.accumulate or 1
+    table = row_wise_table(model, loss) if settings.row_wise else None
     longest = max(1, int(dataset.train.lengths.max(initial=0)) - 1)
     max_length = min(int(getattr(model, "max_length", longest)), longest)
 
@@ -158,7 +188,7 @@ def fit(
     gpus = [device.index] if device.type == "cuda" else []
     with (
         run_target(
-            out, dataset, config=described, model=name_model(model), resume=resume, force=force
+            dataset=dataset, config=described, model=name_model(model), **target
         ) as open_run,
         torch.random.fork_rng(devices=gpus),
         same_bits(device) if settings.deterministic else spare_workspace(device),
@@ -172,7 +202,8 @@ def fit(
         for text in preflight(
             model, loss, dataset, data, settings, max_length=max_length, device=device
         ):
-            warnings.warn(text, TrainingWarning, stacklevel=2)
+            if ranks.rank == 0:
+                warnings.warn(text, TrainingWarning, stacklevel=3)
 
         # Place data and weights; build the step.
         sequences = _place(dataset, device)
@@ -183,22 +214,19 @@ def fit(
         optimizer = make_optimizer(
             parameters, settings, device=device, capturable=captured, row_wise=table
         )
-        step = TrainingStep(
-            model,
-            loss,
-            optimizer,
-            sequences,
-            settings,
-            device=device,
-            max_length=max_length,
-            captured=captured,
-        )
+        given = (model, loss, optimizer, sequences, settings)
+        options: dict[str, Any] = {"device": device, "max_length": max_length}
+        step = TrainingStep(*given, **options, captured=captured)
+        if slices > 1:
+            step = SlicedStep(*given, **options, ranks=ranks, slices=slices, row_wise=table)
 
         # Open the run, train, conclude.
         run = open_run(_derived(loss, data, step))
+        written = None if run is None else (str(run.resume_state), run.identity)
+        written = ranks.gather_json(written)[0]  # by the first rank, for all
         memory = PeakMemory(device)
         with (
-            Interrupts(wanted=run is not None, say=progress) as interrupts,
+            Interrupts(wanted=written is not None, say=progress, ranks=ranks) as interrupts,
             TrainingProgress(
                 wanted=progress,
                 epochs=settings.epochs,
@@ -215,8 +243,9 @@ def fit(
                 bar=bar,
                 memory=memory,
                 interrupts=interrupts,
+                resume_from=None if written is None else (Path(written[0]), written[1]),
             )
-            if run is not None and resume and not run.resume_state.exists():
+            if run is not None and target["resume"] and not run.resume_state.exists():
                 bar.print(f"sce: nothing to resume in {run.path}: starting")
             try:
                 trainer.resume()
@@ -224,7 +253,8 @@ def fit(
                 return _conclude(trainer)
             except StopRequested as stop:
                 raise TrainingInterrupted(
-                    f"training has ended, and is saved in {out}; its last evaluation is not done",
+                    f"training has ended, and is saved in {target['path']}; its last evaluation is "
+                    "not done",
                     stop.signal_number,
                 ) from stop
             except DivergenceError as error:
@@ -282,6 +312,10 @@ def _can_capture(
     Whatever a user's own model or loss does on the host would be done once, and not again: also
     one that is derived from ours.
     """
+    if (settings.accumulate or 1) > 1:
+        if settings.capture:
+            raise InputError("training.capture captures a step of one batch; leave it out")
+        return False
     syncs = isinstance(loss, Loss) and not loss.is_capturable(model.catalogue)
     if settings.capture is None:
         ours = name_model(model) in BACKBONES and type(loss) in {e.loss for e in LOSSES.values()}
