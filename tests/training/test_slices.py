@@ -14,15 +14,22 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sce.cli import main
+from sce.data.batches import DeviceSequences
 from sce.data.prepared import PreparedDataset
+from sce.distributed import Ranks
 from sce.errors import InputError
 from sce.losses import CrossEntropy, ScalableCrossEntropy
 from sce.models.sasrec import SASRec
 from sce.training.checkpoint import read_tensors
+from sce.training.optimizer import make_optimizer
+from sce.training.settings import TrainingSettings
 from sce.training.signals import TrainingInterrupted
+from sce.training.slices import SlicedStep, seeds_of_slice
+from sce.training.step import StepSeeds, TrainingStep
 from tests.cycle_data import MODEL, make_cycle, train
 from tests.distributed.pool import run_launched
 
+CPU = torch.device("cpu")
 needs_gloo = pytest.mark.skipif(
     not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo"
 )
@@ -109,6 +116,31 @@ def test_batches_that_are_accumulated_are_one_batch(data: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
+@pytest.mark.parametrize("row_wise", [False, True])
+@pytest.mark.parametrize("paper", [False, True])
+def test_one_batch_is_a_plain_step(paper: bool, row_wise: bool, data: Path) -> None:
+    settings = TrainingSettings(batch_size=20, row_wise=row_wise)
+    sequences = DeviceSequences.place(PreparedDataset.load(data).train)
+    found = []
+    for sliced in (False, True):
+        rule: Any = {"coverage": False, "bucket_size_x": 4} if paper else {}
+        loss = ScalableCrossEntropy(n_buckets=3, bucket_size_y=5, sparse_grad=row_wise, **rule)
+        model = SASRec(30, MODEL, dropout=0.5).train()
+        table = model.catalogue if row_wise else None
+        model.sparse_grad = row_wise
+        optimizer = make_optimizer(model.parameters(), settings, device=CPU, row_wise=table)
+        given = (model, loss, optimizer, sequences, settings)
+        step = TrainingStep(*given, device=CPU, max_length=6)
+        if sliced:
+            options: Any = {"ranks": Ranks(), "slices": 1, "row_wise": table}
+            step = SlicedStep(*given, device=CPU, max_length=6, **options)
+        seeds = StepSeeds(1, 2)
+        seeds = seeds if sliced else seeds_of_slice(seeds, 0)
+        results = [step(torch.arange(12), seeds, with_statistics=True) for _ in range(3)]
+        found.append([(result.loss, result.statistics) for result in results])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=0)
+
+
 @needs_gloo
 def test_a_signal_to_one_rank_saves_once_and_another_number_goes_on(
     tmp_path: Path, data: Path
@@ -144,7 +176,8 @@ def test_a_captured_step_has_one_batch(data: Path) -> None:
         train(PreparedDataset.load(data), accumulate=2, capture=True)
 
 
-def command(rank: int, directory: Path, data: Path) -> None:
+def command(rank: int, directory: Path, data: Path, attempt: int) -> None:
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt)
     options = ["--loss", "ce", "--epochs", "1", "--device", "cpu", "--model.dim", "8"]
     file = (directory / f"{rank}.txt").open("w")
     with file, redirect_stdout(file), redirect_stderr(file):
@@ -153,7 +186,8 @@ def command(rank: int, directory: Path, data: Path) -> None:
 
 
 @needs_gloo
-def test_the_command_tells_once(tmp_path: Path, data: Path) -> None:
-    assert run_launched(2, command, tmp_path, data) == [0, 0]
-    assert "NDCG@10" in (tmp_path / "0.txt").read_text()
-    assert (tmp_path / "1.txt").read_text() == ""
+def test_the_command_tells_once_and_goes_on_when_started_again(tmp_path: Path, data: Path) -> None:
+    for attempt, said in enumerate(["NDCG@10", "training has ended already"]):
+        assert run_launched(2, command, tmp_path, data, attempt) == [0, 0]
+        assert said in (tmp_path / "0.txt").read_text()
+        assert (tmp_path / "1.txt").read_text() == ""

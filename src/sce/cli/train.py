@@ -123,13 +123,13 @@ def train(  # noqa: D417 - the settings document themselves
     options = {"model": model or {}, "loss": loss or {}, "training": training or {}}
     file, dropped = for_loss(load_toml(config) if config else {}, options)
     chosen = Config.compose(file, options)
-    if dropped:
+    first = os.environ.get("RANK", "0") == "0"  # of torchrun's processes the one that tells
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        resume, force = True, False  # torchrun has begun this command before
+    if dropped and first:
         left_out = f"leaving out its {', '.join(dropped)}"
         say(f"{config} is for another loss than {chosen.loss_name}: {left_out}")
     out = out or Path("runs") / f"{prepared.resolve().name}-{chosen.loss_name}"
-    first = (
-        os.environ.get("RANK", "0") == "0"
-    )  # of those that torchrun started: it writes, and tells
     if first:
         check_target(out, force=force, resume=resume)
     resolve_device(chosen.training.device)  # a GPU that is not there is refused first

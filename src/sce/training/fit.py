@@ -112,6 +112,9 @@ def fit(
     Afterwards the model (and a loss with weights of its own) has the weights of its best epoch, is
     on the device that it was trained on, and in evaluation mode.
 
+    Called by all processes of a `torchrun`, each step has a batch for each of them. All of them
+    have the result, and the first one writes it.
+
     >>> from sce import SASRec, ScalableCrossEntropy
     >>> model = SASRec(dataset.n_items, dim=64)                                  # doctest: +SKIP
     >>> result = fit(model, ScalableCrossEntropy(), dataset)                     # doctest: +SKIP

@@ -17,6 +17,12 @@ from sce.training.capture import StepResult
 from sce.training.step import StepSeeds, TrainingStep
 
 
+def seeds_of_slice(seeds: StepSeeds, number: int) -> StepSeeds:
+    """Derive the seeds of one of the batches of a step."""
+    state = np.random.SeedSequence([*seeds, number]).generate_state(2, np.uint64)
+    return StepSeeds(*(int(seed) >> 1 for seed in state))
+
+
 class SlicedStep(TrainingStep):
     """Called with the rows of a step, of which each slice of `batch_size` is a batch.
 
@@ -75,11 +81,9 @@ class SlicedStep(TrainingStep):
         self, rows: Tensor, seeds: StepSeeds, number: int, with_statistics: bool
     ) -> tuple[Tensor, Tensor | None]:
         """The sum of the losses of a batch, and its statistics."""
-        state = np.random.SeedSequence([*seeds, number]).generate_state(2, np.uint64)
-        self._seed(StepSeeds(*(int(seed) >> 1 for seed in state)))
-        total, statistics = self._forward(
-            self.batch(rows), with_statistics, self._max_targets(rows, captured=False)
-        )
+        self._seed(seeds_of_slice(seeds, number))
+        most = self._max_targets(rows, captured=False)
+        total, statistics = self._forward(self.batch(rows), with_statistics, most)
         if not isinstance(self.loss, Loss):  # which gives a mean
             total = total * int(self._lengths(rows).sum())
         return total, statistics
