@@ -11,13 +11,13 @@ from torch.func import functional_call
 from sce import RowwiseAdagrad, SASRec, ScalableCrossEntropy
 from sce.distributed import ShardedCrossEntropy, ShardedTable, sharded_top_k, start_ranks
 
-N_ITEMS, DIM, LENGTH, STEPS = 5_000, 32, 10, 40
+N_ITEMS, DIM, LENGTH, STEPS = 5_000, 32, 10, 30
 
 
 def batch(seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Make histories in which every item is followed by the next; targets are one ahead."""
     generator = torch.Generator().manual_seed(seed)
-    items = torch.randint(200, (64, 1), generator=generator) + torch.arange(LENGTH + 1)
+    items = torch.randint(200, (32, 1), generator=generator) + torch.arange(LENGTH + 1)
     return items[:, :-1].to(device), items[:, 1:].to(device)
 
 

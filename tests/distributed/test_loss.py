@@ -14,6 +14,7 @@ from tests.distributed.made_case import Case, as_ranks, in_turn, plainly
 from tests.distributed.pool import Run
 
 PAPER = {"coverage": False, "bucket_size_x": 5}
+KERNELS = {"backend": "triton"}
 CASES = {
     "two": Case(2),
     "three, ragged": Case(3, n_items=499),
@@ -33,7 +34,7 @@ CASES = {
     "one bucket": Case(3, n_buckets=1, candidates=3),
     "autocast": Case(2, autocast=True, kind="ties"),
     "bfloat16 table": Case(3, autocast=True, dtype=torch.bfloat16),
-    "kernels": Case(2, n_items=60, size_y=9, settings={"backend": "triton"}, steps=2),
+    "kernels": Case(2, n_items=40, rows=3, n_buckets=3, size_y=5, settings=KERNELS, steps=2),
 }
 
 

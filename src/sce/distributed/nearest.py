@@ -88,10 +88,10 @@ class NearestItems:
         self, centres: Tensor, k: int, dtype: torch.dtype | None, *, exact: bool = False
     ) -> Tensor:
         """Return the k largest keys of the shard for each centre, and a bound on the others."""
-        shard, centres = self.table.shard.detach(), centres.float()
+        shard, given, centres = self.table.shard.detach(), centres, centres.float()
         k_here = min(k, len(shard))
         n = min(k_here + max(8, k_here // 16), len(shard))
-        keys = self._pack(centres, self._candidates(centres, n, dtype), dtype)
+        keys = self._pack(centres, self._candidates(given, n, dtype), dtype)
         bounds = keys.new_full((len(centres),), NO_KEY)
         if k_here < len(shard):
             keys = keys.topk(n).values
@@ -115,12 +115,13 @@ class NearestItems:
         """Return n places of the shard [b, n] for each centre: the largest, up to rounding."""
         shard = self.table.shard.detach()
         autocast = torch.autocast(centres.device.type, enabled=False)
+        if centres.dtype != (dtype or shard.dtype):
+            centres = centres.float()  # not rounded to the precision of the rows: scored as it is
         with autocast, matmul_precision(centres.device, "float32"):
             if why_not_triton(centres, shard, self.backend) is not None:
-                return top_rows(centres, shard, n, autocast_dtype=dtype)
+                return top_rows(centres.float(), shard, n, autocast_dtype=dtype)
             from sce.losses.kernels import selection
 
-            centres = centres.to(dtype or shard.dtype)
             return selection.top_rows(centres, shard, n, autocast_dtype=dtype).long()
 
     def _pack(self, centres: Tensor, places: Tensor, dtype: torch.dtype | None) -> Tensor:

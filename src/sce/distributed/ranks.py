@@ -129,7 +129,7 @@ class Ranks:
         told = [f"rank {rank} ended: {reason}" for rank, reason in reasons.items() if reason]
         if silent:
             names = ", ".join(map(str, silent))
-            told.append(f"no answer from rank {names}: killed, stuck, or cut off ({first})")
+            told.append(f"no answer from rank {names}: killed, stuck, or cut off")
         return "; ".join(told) or f"a collective of {self.size} ranks failed: {first}"
 
 
