@@ -69,7 +69,8 @@ class ShardedCrossEntropy(nn.Module):
         valid = targets != self.loss.ignore_index
         dtype = active_autocast_dtype(states, rows.values)
         most = max_targets or max(1, targets.numel())
-        n_buckets, size_x, size_y = self.loss.sizes(self.table.n_items, most)
+        on_cpu = states.device.type == "cpu"
+        n_buckets, size_x, size_y = self.loss.sizes(self.table.n_items, most, cpu=on_cpu)
         self._local.bucket_size_x = size_x or None
         if centres is None:
             seen = rounded(states.detach()[valid], dtype)
