@@ -29,7 +29,9 @@ def test_new_rows_follow_from_the_seed_and_their_ids(n_items: int, on_ranks: Run
 def gradients(ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
     """Look up twice, and send home 10^rank of the first rows, twice that of the second."""
     table = ShardedTable(10, 2, ranks)
-    first, second = table.look_up(torch.tensor([[7, -1], [0, 7]])), table.look_up(torch.tensor([7]))
+    histories = torch.tensor([[7, -1], [0, 7]], dtype=torch.int32)
+    first, second = table.look_up(histories), table.look_up(torch.tensor([7]))
+    assert first.places(histories).tolist() == [[1, -1], [0, 1]]
     with torch.no_grad():
         unseen = table.look_up(torch.arange(10))
     loss = 10**ranks.rank * (first.values.sum() + 2 * second.values.sum())

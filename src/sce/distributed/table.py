@@ -27,7 +27,7 @@ class Rows:
 
     def places(self, ids: Tensor) -> Tensor:
         """Return where ids are among the rows; negative ones, such as padding, stay."""
-        return torch.searchsorted(self.ids, ids.contiguous()).where(ids >= 0, ids)
+        return torch.searchsorted(self.ids, ids.long().contiguous()).where(ids >= 0, ids)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class ShardedTable(nn.Module):
 
         With gradients enabled, those of the rows go home with `send_gradients`.
         """
-        distinct = ids.unique()
+        distinct = ids.long().unique()
         return self.fetch(distinct[distinct >= 0])
 
     def fetch(self, ids: Tensor) -> Rows:

@@ -201,7 +201,7 @@ class ScalableCrossEntropy(Loss):
     def in_buckets(
         self, states: Tensor, catalogue: Tensor, targets: Tensor, centres: Tensor, items: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss in buckets of these centres and ascending items; and the states placed."""
+        """Return the loss in buckets of these centres and ascending items, and states placed."""
         return self._run(states, catalogue, targets, None, None, centres, count_placed, items)
 
     def _run(
