@@ -160,12 +160,14 @@ def start_ranks(
 
     Args:
         timeout: Seconds that a rank waits for the others in a collective.
-        device: Where the ranks compute. By default a GPU each, where there are enough.
+        device: Where the ranks compute. By default a GPU each, shared where there are fewer.
     """
     given = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
     rank, size, local, here = (int(os.environ.get(name, n)) for name, n in given.items())
-    enough = torch.cuda.device_count() >= here
-    device = torch.device((f"cuda:{local}" if enough else "cpu") if device is None else device)
+    gpus = torch.cuda.device_count()
+    if device is None:
+        device = f"cuda:{local % gpus}" if gpus else "cpu"
+    device = torch.device(device)
     if dist.is_initialized() or size == 1:
         yield Ranks(dist.group.WORLD if dist.is_initialized() else None, device)
         return
@@ -176,7 +178,9 @@ def start_ranks(
     store = TCPStore(*master, size, is_master=rank == 0 and not held, timeout=wait)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     keys = PrefixStore(f"sce attempt {attempt} group {next(_GROUPS)}", store)
-    backend = "nccl" if device.type == "cuda" and enough else "gloo"  # NCCL wants a GPU each
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend = "nccl" if device.type == "cuda" and gpus >= here else "gloo"  # NCCL wants a GPU each
     dist.init_process_group(backend, store=keys, rank=rank, world_size=size, timeout=wait)
     try:
         yield Ranks(dist.group.WORLD, device, keys)

@@ -154,7 +154,7 @@ def fit(
     described |= config or {}
     if out is not None and (loss_name is not None or not described["loss"]):
         described["loss"] = describe_loss(loss, loss_name)
-    launched = settings.device == "auto" and in_torchrun()
+    launched = settings.device in ("auto", "cuda") and in_torchrun()  # a GPU for each
     with start_ranks(device=None if launched else resolve_device(settings.device)) as ranks:
         if (slices := settings.accumulate or ranks.size) > 1:
             settings = replace(settings, accumulate=slices)
