@@ -108,6 +108,13 @@ def test_ranks_give_what_one_process_accumulates(name: str, tmp_path: Path, data
     assert state(tmp_path / "ranks") == state(tmp_path / "alone")
 
 
+@needs_gloo
+@pytest.mark.parametrize("name", ["dense", "paper's rule", "row-wise"])
+def test_ranks_that_accumulate_as_well(name: str, tmp_path: Path, data: Path) -> None:
+    alone = by_ranks(1, tmp_path / "alone", data, name, accumulate=4)
+    assert by_ranks(2, tmp_path / "ranks", data, name, accumulate=4) == 2 * alone
+
+
 def test_batches_that_are_accumulated_are_one_batch(data: Path) -> None:
     dataset = PreparedDataset.load(data)
     whole = train(dataset, batch_size=16, epochs=4)
@@ -152,7 +159,7 @@ def test_a_signal_to_one_rank_saves_once_and_another_number_goes_on(
         f"{run_directory}"
     ]
     assert not list(run_directory.glob(".*"))
-    alone = by_ranks(1, tmp_path / "ranks", data, "interrupted", accumulate=2, resume=True)
+    alone = by_ranks(1, tmp_path / "ranks", data, "interrupted", resume=True)
     assert alone == by_ranks(1, tmp_path / "alone", data, "interrupted", accumulate=2)
     assert state(tmp_path / "ranks") == state(tmp_path / "alone")
 
@@ -167,7 +174,7 @@ def test_ranks_resume_together(tmp_path: Path, data: Path) -> None:
 @needs_gloo
 def test_other_numbers_of_processes_are_refused(tmp_path: Path, data: Path) -> None:
     said = by_ranks(2, tmp_path / "ranks", data, "dense", accumulate=3)
-    expected = "training.accumulate is 3, and there are 2 processes; start 3 or one"
+    expected = "2 processes cannot share the 3 batches of a step equally (training.accumulate)"
     assert all(expected in each for each in said)
 
 

@@ -93,23 +93,33 @@ class Ranks:
         parts = self.gather(text, counts).cpu().split(counts)
         return [json.loads(bytes(part.tolist())) for part in parts]
 
-    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replace the gradients of replicated parameters by their sums over ranks, in rank order.
+    def sum_gradients(
+        self, parameters: Iterable[nn.Parameter], so_far: list[Tensor] | None = None
+    ) -> list[Tensor]:
+        """Replace gradients of replicated parameters by their sums over ranks, and return these.
 
-        Each rank adds up one part of all numbers: every rank has the same bits afterwards.
+        They are added up in rank order, to the sums `so_far` if there are any. Each rank adds up
+        one part of all numbers: every rank has the same bits afterwards.
         """
         trained = [p for p in parameters if p.requires_grad]
-        if self.size == 1 or not trained:
-            return
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
-        flat = torch.cat([grad.flatten() for grad in grads])
-        n = -(-len(flat) // self.size)
-        padded = nn.functional.pad(flat, (0, n * self.size - len(flat)))
-        counts = [n] * self.size
-        total = add_in_order(self.exchange(padded, counts, counts).view(self.size, n))
-        summed = self.gather(total, counts)[: len(flat)].split([p.numel() for p in trained])
-        for p, values in zip(trained, summed, strict=True):
-            p.grad = values.view_as(p).clone()
+        if self.size == 1:
+            sums = grads
+            if so_far is not None:
+                sums = [one + other for one, other in zip(so_far, grads, strict=True)]
+        else:
+            flat = _flatten(grads, self.size)
+            counts = [flat.shape[1]] * self.size
+            parts = self.exchange(flat.flatten(), counts, counts).view_as(flat)
+            if so_far is not None:
+                parts = torch.cat([_flatten(so_far, self.size)[self.rank :][:1], parts])
+            every = self.gather(add_in_order(parts), counts)
+            sizes = [p.numel() for p in trained]
+            cut = every[: sum(sizes)].split(sizes)
+            sums = [part.view_as(p).clone() for part, p in zip(cut, trained, strict=True)]
+        for p, total in zip(trained, sums, strict=True):
+            p.grad = total
+        return sums
 
     def _missing(self, error: RuntimeError) -> str:
         """Say which ranks do not report, and why those ended that said so."""
@@ -131,6 +141,13 @@ class Ranks:
             names = ", ".join(map(str, silent))
             told.append(f"no answer from rank {names}: killed, stuck, or cut off")
         return "; ".join(told) or f"a collective of {self.size} ranks failed: {first}"
+
+
+def _flatten(tensors: list[Tensor], parts: int) -> Tensor:
+    """Lay out all numbers as parts of equal size, with zeros behind them: [parts, n]."""
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    n = -(-len(flat) // parts)
+    return nn.functional.pad(flat, (0, n * parts - len(flat))).view(parts, n)
 
 
 def add_in_order(parts: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ from sce.training.optimizer import make_optimizer, row_wise_table, sparse_gradie
 from sce.training.preflight import explained_errors, preflight
 from sce.training.progress import TrainingProgress
 from sce.training.ranks import write_ranks
+from sce.training.run import MANIFEST, Run
 from sce.training.run_start import note_divergence, run_target
 from sce.training.settings import TrainingSettings
 from sce.training.signals import Interrupts, StopRequested, TrainingInterrupted
@@ -156,13 +157,15 @@ def fit(
         described["loss"] = describe_loss(loss, loss_name)
     launched = settings.device in ("auto", "cuda") and in_torchrun()  # a GPU for each
     with start_ranks(device=None if launched else resolve_device(settings.device)) as ranks:
-        if (slices := settings.accumulate or ranks.size) > 1:
+        begun = _batches_of(out) if resume and ranks.rank == 0 else None
+        begun = ranks.gather_json(begun)[0]
+        if (slices := settings.accumulate or begun or ranks.size) > 1:
             settings = replace(settings, accumulate=slices)
             described["training"] = {**described["training"], "accumulate": slices}
-        if ranks.size not in (1, slices):
+        if slices % ranks.size:
             raise InputError(
-                f"training.accumulate is {slices}, and there are {ranks.size} processes; start "
-                f"{slices} or one, or leave it out"
+                f"{ranks.size} processes cannot share the {slices} batches of a step equally "
+                "(training.accumulate); start as many, or a number that divides it"
             )
         if ranks.rank:  # the first one writes, shows and asks
             out, resume, force, on_epoch, progress = None, False, False, None, False
@@ -290,6 +293,13 @@ def _check_arguments(model: object, loss: object, dataset: object, settings: obj
             f"the model has {len(catalogue):,} items and the dataset {dataset.n_items:,}; make it "
             "for dataset.n_items"
         )
+
+
+def _batches_of(out: Path | str | None) -> int | None:
+    """The batches in a step of the run that is there, if one is."""
+    if out is None or not (Path(out) / MANIFEST.file).exists():
+        return None
+    return int(Run.open(out).config["training"].get("accumulate") or 1)
 
 
 def _derived(loss: object, data: DataSummary, step: TrainingStep) -> dict[str, Any]:

@@ -21,8 +21,8 @@ class TrainingSettings:
     batch_size: int = 128
     """Sequences in a step."""
     accumulate: int | None = None
-    """Batches in a step: as many as there are GPUs, or on one as many as there would be. They have
-    the same result. [default: one for each process that torchrun starts]"""
+    """Batches in a step. The processes that torchrun starts share them: any number that divides it
+    gives the same result, to the bit. [default: one for each process; on resuming, as before]"""
     learning_rate: float = 1e-3
     """Adam's step size."""
     seed: int = 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sce.distributed.ranks import Ranks, add_in_order
 from sce.losses import Loss, ScalableCrossEntropy
@@ -29,7 +29,7 @@ class SlicedStep(TrainingStep):
     Args:
         given: As for `TrainingStep`.
         ranks: The processes; each has a replica of the model.
-        slices: Number of batches; with several ranks, as many.
+        slices: Number of batches, a multiple of that of ranks.
         row_wise: The catalogue, if its gradient is sparse.
         options: As for `TrainingStep`.
     """
@@ -39,12 +39,11 @@ class SlicedStep(TrainingStep):
         *given: Any,
         ranks: Ranks,
         slices: int,
-        row_wise: torch.nn.Parameter | None = None,
+        row_wise: nn.Parameter | None = None,
         **options: Any,
     ) -> None:
         super().__init__(*given, **options)
         self.ranks, self.slices, self.table = ranks, slices, row_wise
-        self.own = [ranks.rank] if ranks.size > 1 else list(range(slices))
         self.dense = [p for p in self.parameters if p is not row_wise]
         self.is_mean = getattr(self.loss, "reduction", "mean") == "mean"
         self.by_placed = isinstance(self.loss, ScalableCrossEntropy) and not self.loss.coverage
@@ -56,26 +55,35 @@ class SlicedStep(TrainingStep):
         self, rows: Tensor, seeds: StepSeeds, *, with_statistics: bool = False
     ) -> StepResult:
         """Train on the sequences `rows` (on the host), the same on every rank."""
-        slices = [*rows.split(self.batch_size)]
+        ranks, slices = self.ranks, [*rows.split(self.batch_size)]
         slices += [rows[:0]] * (self.slices - len(slices))
         counts = [int(self._lengths(part).sum()) for part in slices]
         if self.by_placed and self.is_mean:
             counts = self._count_placed(slices, seeds)
         over = max(1, sum(counts)) if self.is_mean else 1
         self.optimizer.zero_grad(set_to_none=True)
-        totals, statistics, parts = [], None, []
-        for number in self.own:
+        totals, statistics, entries = [], None, []
+        sums: list[Tensor] | None = None
+        for number in range(ranks.rank, self.slices, ranks.size):
             total = torch.zeros((), device=self.device)
             if len(slices[number]):
                 total, found = self._total(slices[number], seeds, number, with_statistics)
                 statistics = found if number == 0 else statistics
                 (total / over).backward()
-            totals.append(total.detach())
-            parts.append(self._take_rows())
-        self._add_up(parts)
-        every = self.ranks.gather(torch.stack(totals), [1] * self.ranks.size)
+            totals.append(ranks.gather(total.detach().unsqueeze(0), [1] * ranks.size))
+            if self.table is not None:
+                entries.append(self._gather_rows(self.table))
+            sums = ranks.sum_gradients(self.dense, sums)
+            self.optimizer.zero_grad(set_to_none=True)
+        for weight, total in zip(self.dense, sums or (), strict=True):
+            weight.grad = total
+        if self.table is not None:
+            indices, values = (torch.cat(each) for each in zip(*entries, strict=True))
+            self.table.grad = torch.sparse_coo_tensor(
+                indices.unsqueeze(0), values, self.table.shape, check_invariants=False
+            )
         self._update()
-        return StepResult(add_in_order(every) / over, statistics)
+        return StepResult(add_in_order(torch.cat(totals)) / over, statistics)
 
     def _total(
         self, rows: Tensor, seeds: StepSeeds, number: int, with_statistics: bool
@@ -90,37 +98,21 @@ class SlicedStep(TrainingStep):
 
     def _count_placed(self, slices: list[Tensor], seeds: StepSeeds) -> list[int]:
         """The states of each batch that are in any bucket: known after a pass over all of them."""
-        placed = self.statistics.index("placed")
-        own = []
-        for number in self.own:
-            share = torch.zeros(1)
+        placed, own = self.statistics.index("placed"), []
+        for number in range(self.ranks.rank, self.slices, self.ranks.size):
+            share = 0.0
             if len(slices[number]):
                 found = self._total(slices[number], seeds, number, with_statistics=True)[1]
                 assert found is not None
-                share = found[placed]
-            own.append(round(float(share) * int(self._lengths(slices[number]).sum())))
-        return [n for each in self.ranks.gather_counts(*own) for n in each]
+                share = float(found[placed])
+            own.append(round(share * int(self._lengths(slices[number]).sum())))
+        return [n for some in zip(*self.ranks.gather_counts(*own), strict=True) for n in some]
 
-    def _take_rows(self) -> tuple[Tensor, Tensor] | None:
-        """Take the gradient of the catalogue's rows, each row once."""
-        if self.table is None:
-            return None
-        grad, self.table.grad = self.table.grad, None
-        if grad is None:
-            return torch.empty(0, dtype=torch.int64, device=self.device), self.table.detach()[:0]
-        grad = grad.coalesce()
-        return grad.indices()[0], grad.values()
-
-    def _add_up(self, parts: list[tuple[Tensor, Tensor] | None]) -> None:
-        """Give all parameters the sums of their gradients, in the order of slices."""
-        for weight in self.dense:
-            weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
-        self.ranks.sum_gradients(self.dense)
-        rows = [part for part in parts if part is not None]
-        if self.table is not None:
-            indices, values = (torch.cat(each) for each in zip(*rows, strict=True))
-            counts = [n for (n,) in self.ranks.gather_counts(len(indices))]
-            indices, values = (self.ranks.gather(each, counts) for each in (indices, values))
-            self.table.grad = torch.sparse_coo_tensor(
-                indices.unsqueeze(0), values, self.table.shape, check_invariants=False
-            )
+    def _gather_rows(self, table: nn.Parameter) -> tuple[Tensor, Tensor]:
+        """The gradient of the catalogue's rows, each row once for each rank, in their order."""
+        indices, values = torch.empty(0, dtype=torch.int64, device=self.device), table.detach()[:0]
+        if table.grad is not None:
+            grad = table.grad.coalesce()
+            indices, values = grad.indices()[0], grad.values()
+        counts = [n for (n,) in self.ranks.gather_counts(len(indices))]
+        return self.ranks.gather(indices, counts), self.ranks.gather(values, counts)
