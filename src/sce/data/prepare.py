@@ -5,10 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, get_type_hints
 
+import numpy as np
+
 from sce.data.filtering import drop_repeats, keep_active
 from sce.data.interactions import Tally
 from sce.data.order import count_duplicates, describe_order, order_warning, shuffle_ties
-from sce.data.prepared import PreparedDataset, check_target
+from sce.data.prepared import PreparedDataset, Sequences, check_target
 from sce.data.splitting import Kind, TestHistory, split_leave_one_out, split_temporal
 from sce.errors import InputError, check_types, named
 from sce.units import plural
@@ -177,7 +179,14 @@ def remarks(dataset: PreparedDataset) -> dict[str, str]:
             f"{plural(duplicates, 'row')} with user, item and time of an earlier one: kept; "
             f"{named('drop_repeats', True)} keeps a user's first event with each item"
         )
-    tested, users = counts["test"]["users"], counts["steps"][-1]["users"]
+    had, tested = _targets_had_before(dataset.test), counts["test"]["users"]
+    if had > tested / 20:
+        found["repeated targets"] = (
+            f"{had:,} of {tested:,} test targets are in the user's history, and count as misses: "
+            f"what was had is not recommended again; {named('drop_repeats', True)} keeps a user's "
+            "first event with each item"
+        )
+    users = counts["steps"][-1]["users"]
     # Some percent of error in a metric; beyond a thousand users a small share of them will do.
     if tested < users and (tested < 200 or tested < min(1000, users / 10)):
         found["test users"] = (
@@ -185,3 +194,12 @@ def remarks(dataset: PreparedDataset) -> dict[str, str]:
             f"noisy; {named('split', 'leave-one-out')} tests on every user with three events"
         )
     return found
+
+
+def _targets_had_before(test: Sequences) -> int:
+    """Number of test sequences whose last item occurs in them before."""
+    if not len(test):
+        return 0
+    first, last = test.offsets[:-1], test.offsets[1:] - 1
+    same = test.items == np.repeat(test.items[last], test.lengths)
+    return int((np.add.reduceat(same.astype(np.int64), first) > 1).sum())

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from sce.distributed.ranks import Ranks, add_in_order
 from sce.losses import Loss, ScalableCrossEntropy
 from sce.training.capture import StepResult
+from sce.training.device import plain_products
 from sce.training.step import StepSeeds, TrainingStep
 
 
@@ -55,6 +56,10 @@ class SlicedStep(TrainingStep):
         self, rows: Tensor, seeds: StepSeeds, *, with_statistics: bool = False
     ) -> StepResult:
         """Train on the sequences `rows` (on the host), the same on every rank."""
+        with plain_products(self.device, self.precision):
+            return self._move_slices(rows, seeds, with_statistics)
+
+    def _move_slices(self, rows: Tensor, seeds: StepSeeds, with_statistics: bool) -> StepResult:
         ranks, slices = self.ranks, [*rows.split(self.batch_size)]
         slices += [rows[:0]] * (self.slices - len(slices))
         counts = [int(self._lengths(part).sum()) for part in slices]
