@@ -7,7 +7,7 @@ and 7 stay two ids, and so do 2409.10 and 2409.1.
 
 import glob
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
@@ -38,7 +38,7 @@ Chosen: TypeAlias = tuple[str, ...]  # columns of user, item and, if wanted, tim
 
 _NAMES = (USER, ITEM, TIME)
 _REST = "\x00rest"  # what a csv row holds beyond its columns
-_UNREADABLE = (
+UNREADABLE = (
     pl.exceptions.PolarsError,
     pl.exceptions.PanicException,
     json.JSONDecodeError,
@@ -87,18 +87,8 @@ def read_interactions(
     Raises:
         InputError: When a file is missing, malformed or incomplete; says where, and what to do.
     """
-    if time_unit not in (None, *get_args(UnitName)):
-        raise InputError(f"a time unit is s, ms, us or ns; got {time_unit!r}")
-    if order not in ("time", "rows"):
-        raise InputError(f"order is time or rows; got {order!r}")
-    if order == "rows":
-        if time_column or time_unit:
-            raise InputError(
-                f"{named('order', 'rows')} reads no times; leave {named('time_column')}, "
-                f"{named('time_unit')} out"
-            )
-        time_column, time_unit = NO_TIME, "us"
     given = Columns(user_column, item_column, time_column)
+    given, time_unit = wanted_columns(given, time_unit, order)
     tables: list[Table] = []
     if isinstance(source, str | Path | Sequence):
         files = find_files(source)
@@ -111,7 +101,7 @@ def read_interactions(
             tables.append(table)
     else:
         tables.append(_read_frame(source, given, drop_incomplete))
-    rows = _concatenate(tables, time_unit)
+    rows = concatenate(tables, time_unit)
     dropped = sum(table.dropped for table in tables)
     del tables
     doing = f"encoding the ids of {rows.height:,} rows"
@@ -127,7 +117,25 @@ def read_interactions(
     return Interactions(users, items, ticks.to_microseconds(times), user_ids, item_ids, dropped)
 
 
-def _concatenate(tables: Sequence[Table], time_unit: UnitName | None) -> pl.DataFrame:
+def wanted_columns(
+    given: Columns, time_unit: UnitName | None, order: str
+) -> tuple[Columns, UnitName | None]:
+    """Columns to look for, and the unit of times: of rows in order there is no column."""
+    if time_unit not in (None, *get_args(UnitName)):
+        raise InputError(f"a time unit is s, ms, us or ns; got {time_unit!r}")
+    if order not in ("time", "rows"):
+        raise InputError(f"order is time or rows; got {order!r}")
+    if order == "time":
+        return given, time_unit
+    if given.time or time_unit:
+        raise InputError(
+            f"{named('order', 'rows')} reads no times; leave {named('time_column')}, "
+            f"{named('time_unit')} out"
+        )
+    return given._replace(time=NO_TIME), "us"
+
+
+def concatenate(tables: Sequence[Table], time_unit: UnitName | None) -> pl.DataFrame:
     """Rows of all files, their columns of one type each."""
     _check_agreement(tables, time_unit)
     frames = [table.rows for table in tables if table.rows.height]
@@ -142,7 +150,7 @@ def _concatenate(tables: Sequence[Table], time_unit: UnitName | None) -> pl.Data
         if mixed:
             frames = [frame.with_columns(pl.col(name).cast(pl.String)) for frame in frames]
         if (mixed or untyped) and frames[0].schema[name] == pl.String:
-            _check_fractions(role, pl.concat([frame[name] for frame in frames]))
+            check_fractions(role, pl.concat([frame[name] for frame in frames]))
     if len({frame.schema.get(TIME) for frame in frames}) > 1:
         # Integers beside floats, or instants of two units; _check_agreement refused the rest.
         kind = pl.Float64 if frames[0].schema[TIME].is_numeric() else pl.Datetime("us")
@@ -153,7 +161,7 @@ def _concatenate(tables: Sequence[Table], time_unit: UnitName | None) -> pl.Data
     return rows
 
 
-def _check_fractions(role: str, ids: pl.Series) -> None:
+def check_fractions(role: str, ids: pl.Series) -> None:
     """Refuse 12.0 beside 12 where some ids are text: one id or two, no type tells."""
     whole = ids.filter(ids.str.ends_with(".0")).str.strip_suffix(".0")
     both = whole.filter(whole.is_in(ids.unique().implode())) if len(whole) else whole
@@ -169,17 +177,16 @@ def _check_fractions(role: str, ids: pl.Series) -> None:
 def _read_file(path: Path, fmt: Format, given: Columns, drop_incomplete: bool) -> Table:
     if not path.stat().st_size:
         raise InputError(f"{path}: the file is empty (0 bytes)")
-    pairs = zip(given, fmt.columns, strict=True)
-    wanted = Columns(*(usual if mine is None else mine for mine, usual in pairs))
+    wanted = given.or_else(fmt.columns)
     readers = {"csv": _read_csv, "jsonl": _read_jsonl, "parquet": _read_parquet}
     try:
         _check_memory(path, fmt)
         columns, raw = readers[fmt.layout](path, fmt, wanted)
     except pl.exceptions.NoDataError as error:
         raise InputError(f"{path}: the file is empty") from error
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise explain(path, fmt, error) from error
-    return _complete_rows(path, fmt, columns, raw, drop_incomplete)
+    return complete_rows(path, fmt, columns, raw, drop_incomplete)
 
 
 def _check_memory(path: Path, fmt: Format) -> None:
@@ -218,11 +225,16 @@ def _read_frame(frame: Any, given: Columns, drop_incomplete: bool) -> Table:
         except (TypeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             raise InputError(f"{where}, column {column!r}: {reason}") from error
-    return _complete_rows(where, FORMATS["parquet"], columns, pl.DataFrame(raw), drop_incomplete)
+    return complete_rows(where, FORMATS["parquet"], columns, pl.DataFrame(raw), drop_incomplete)
 
 
-def _complete_rows(
-    path: Path, fmt: Format, columns: Chosen, raw: pl.DataFrame, drop_incomplete: bool
+def complete_rows(
+    path: Path,
+    fmt: Format,
+    columns: Chosen,
+    raw: pl.DataFrame,
+    drop_incomplete: bool,
+    first_row: int = 0,
 ) -> Table:
     """Ids and times of raw values; rows that lack one are refused or dropped."""
     read = []
@@ -251,12 +263,15 @@ def _complete_rows(
     else:
         fault = f"no {Columns._fields[place]}, column {column!r} is empty"
     raise InputError(
-        f"{path}, {place_of_row(path, fmt, bad[0])}: {fault}; {plural(len(bad), 'row')} "
-        f"of it must be mended or removed, or left out with {named('drop_incomplete', True)}"
+        f"{path}, {place_of_row(path, fmt, first_row + bad[0])}: {fault}; "
+        f"{plural(len(bad), 'row')} of it must be mended or removed, or left out with "
+        f"{named('drop_incomplete', True)}"
     )
 
 
-def _read_csv(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.DataFrame]:
+def scan_csv(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.LazyFrame]:
+    """Columns of a csv file as text, and the rest of each line."""
+
     def scan(schema: dict[str, type[pl.String]] | None) -> pl.LazyFrame:
         return pl.scan_csv(
             path,
@@ -284,7 +299,11 @@ def _read_csv(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.Data
     # Reading only some columns, polars overlooks what lies beyond the last; one more column does
     # not. A row with too many fields is a row whose values stand in the wrong columns.
     lines = scan(dict.fromkeys([*names, _REST], pl.String))
-    text = _select(lines, columns, pl.col(_REST).is_not_null())
+    return columns, _select(lines, columns, pl.col(_REST).is_not_null())
+
+
+def _read_csv(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.DataFrame]:
+    columns, text = scan_csv(path, fmt, wanted)
     sample = text.head(_SAMPLE).collect(engine="streaming")
     # Parsed while the file is still being read where the first rows are integers; should a later
     # one not be, everything is read once more, as text.
@@ -293,12 +312,17 @@ def _read_csv(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.Data
     frame = text.with_columns(_plain_integer(n) for n in quick).collect(engine="streaming")
     if any(frame[name].null_count() for name in quick):
         frame = text.collect(engine="streaming")
+    return columns, type_csv(frame)
+
+
+def type_csv(frame: pl.DataFrame, text: Container[str] = ()) -> pl.DataFrame:
+    """Lines of `scan_csv` with integers for ids, if all are, in columns other than `text`."""
     if frame.drop_in_place(_REST).any():
         raise pl.exceptions.ComputeError("some row has more fields than columns")
-    return columns, frame.with_columns(
+    return frame.with_columns(
         integers_if_all(frame[name], fractions=True)
         for name in (USER, ITEM)
-        if frame.schema[name] == pl.String
+        if frame.schema[name] == pl.String and name not in text
     )
 
 
@@ -329,10 +353,16 @@ def _read_jsonl(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.Da
     return columns, frame
 
 
-def _read_parquet(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.DataFrame]:
+def scan_parquet(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.LazyFrame]:
+    """Columns of a Parquet file."""
     scan = pl.scan_parquet(path, glob=False)
     columns = find_columns(scan.collect_schema().names(), wanted, path)
-    return columns, _select(scan, columns).collect(engine="streaming")
+    return columns, _select(scan, columns)
+
+
+def _read_parquet(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.DataFrame]:
+    columns, lines = scan_parquet(path, fmt, wanted)
+    return columns, lines.collect(engine="streaming")
 
 
 def _select(table: pl.LazyFrame, columns: Chosen, *more: pl.Expr) -> pl.LazyFrame:
