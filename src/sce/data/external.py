@@ -44,6 +44,7 @@ _BASE_BYTES = 500 << 20  # the process with its libraries, and the batches under
 _ITEM_BYTES, _ROW_BYTES = 100, 110  # in memory, for each item and each row of a part
 _LEAST_ROWS = 1 << 20  # of a part
 _DISK_BYTES = 40  # beside the output, for each row of the log
+_TABLE_PER_ITEM = 8  # integers are looked up in a table of their range if it is not much longer
 _CODE, _PART = "\x00code", "\x00part"
 
 
@@ -166,23 +167,22 @@ def read_parts(
     bounds = users.gather(places).unique(maintain_order=True)
     stored = directory / "rows"
     stored.mkdir()
-    codes = pl.DataFrame({ITEM: distinct, _CODE: np.arange(len(distinct), dtype=np.int32)})
+    encode = _encoder(distinct)
     done = batch = 0
     for number, (file, survey) in enumerate(zip(files, surveys, strict=True), 1):
         report(f"dividing {_progress(file, number, len(files))} into {plural(n_parts, 'part')}")
         for table in _batches(file, survey.text):
             if not table.rows.height:
                 continue
-            encoded = _encode(table.rows, survey, types, codes, unit, done)
+            encoded = _encode(table.rows, survey, types, encode, unit, done)
             place = bounds.search_sorted(encoded[USER], side="right").alias(_PART)
             parts = encoded.with_columns(place).partition_by(_PART, as_dict=True)
             for (part,), of_part in parts.items():
                 with (stored / f"{part:06}-{batch:09}").open("wb") as opened:
                     of_part.drop(_PART).write_ipc(opened)
             done, batch = done + encoded.height, batch + 1
-    del codes
     item_ids = encode_ids(distinct)[1]
-    del distinct
+    del distinct, encode
     log = stored_log(directory / "log", "string" if USER in text else "integer", item_ids)
     ticks_unit = "us" if kind == pl.Float64 else unit
     for part in range(len(bounds) + 1):
@@ -255,8 +255,8 @@ def _survey(file: _File, sample: "_Sample") -> tuple[_Survey, pl.Series]:
                 kinds[name].add(kind)
             sample.add(table.rows[USER])
             items.add(table.rows[ITEM])
-            timed = TIME in table.rows.columns
-            ends.append(table.rows.sort(TIME)[[0, -1]] if timed else table.rows.head(1))
+            times = table.rows[TIME] if TIME in table.rows.columns else pl.Series([0])
+            ends.append(table.rows[[times.arg_min() or 0, times.arg_max() or 0]])
         mixed = frozenset(name for name in (USER, ITEM) if len(kinds[name]) > 1)
         if mixed <= text:
             break
@@ -281,7 +281,7 @@ def _encode(
     rows: pl.DataFrame,
     survey: _Survey,
     types: Mapping[str, pl.DataType],
-    codes: pl.DataFrame,
+    encode: Callable[[pl.Series], pl.Series],
     unit: UnitName,
     first_row: int,
 ) -> pl.DataFrame:
@@ -290,10 +290,21 @@ def _encode(
         times = rows[TIME].cast(survey.ends.rows.schema[TIME]).cast(types[TIME]).to_physical()
     else:
         times = pl.int_range(first_row, first_row + rows.height, dtype=pl.Int64, eager=True)
-    ids = rows.select(pl.col(ITEM).cast(types[ITEM]))
-    found = ids.join(codes, on=ITEM, how="left", maintain_order="left")[_CODE]
-    columns = {USER: rows[USER].cast(types[USER]), ITEM: found}
+    columns = {USER: rows[USER].cast(types[USER]), ITEM: encode(rows[ITEM].cast(types[ITEM]))}
     return pl.DataFrame(columns | {TIME: to_ticks(times, unit).values})
+
+
+def _encoder(distinct: pl.Series) -> Callable[[pl.Series], pl.Series]:
+    """Codes of ids that are all among these: places in the sorted list."""
+    codes = pl.Series(_CODE, np.arange(len(distinct), dtype=np.int32))
+    if distinct.dtype == pl.Int64 and distinct[-1] - distinct[0] < _TABLE_PER_ITEM * len(distinct):
+        table = np.zeros(distinct[-1] - distinct[0] + 1, np.int32)
+        table[distinct.to_numpy() - distinct[0]] = codes
+        return lambda ids: pl.Series(table[ids.to_numpy() - distinct[0]])
+    both = pl.DataFrame({ITEM: distinct, _CODE: codes})
+    return lambda ids: ids.to_frame(ITEM).join(both, on=ITEM, how="left", maintain_order="left")[
+        _CODE
+    ]
 
 
 def _sort(paths: Sequence[Path], unit: UnitName, item_ids: Vocabulary) -> Interactions:
