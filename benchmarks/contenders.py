@@ -77,6 +77,7 @@ ROOM_CPU, ROOM_GPU = 25_600 * 1024, 1 << 28
 # What a CPU has no kernels for, or what is the same there.
 NOT_ON_CPU = {
     "SCE, CUDA graph",
+    "SCE, graphed callable",
     "SCE, sparse gradient",
     "SCE, plain path",
     "SCE, tensor code, TF32",
@@ -113,6 +114,7 @@ def contenders(
         "SCE": lambda: ScalableCrossEntropy(**ours),
         "SCE, paper": lambda: ScalableCrossEntropy.paper(**paper),
         "SCE, CUDA graph": lambda: ScalableCrossEntropy(**ours),
+        "SCE, graphed callable": lambda: ScalableCrossEntropy(**ours),
         "SCE, sparse gradient": lambda: ScalableCrossEntropy(**ours | {"sparse_grad": True}),
         "SCE, plain path": lambda: ScalableCrossEntropy(**ours, backend="torch"),
         "SCE, tensor code": lambda: partial(tensor_sce, **theirs),

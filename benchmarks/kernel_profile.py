@@ -21,7 +21,7 @@ from rows import keep, provenance
 from sce.losses import ScalableCrossEntropy
 
 # What makes a row another one: with the same it is replaced.
-SIZES = ("items", "states", "dim", "bucket_size_y", "dtype", "sparse_grad")
+SIZES = ("items", "states", "dim", "bucket_size_y", "alpha", "dtype", "sparse_grad")
 
 
 def main() -> None:
@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--states", type=int, default=25_600)
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--bucket-size-y", type=int, default=256)
+    parser.add_argument("--alpha", type=float, default=2.0)
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
     parser.add_argument("--sparse-grad", action="store_true")
     parser.add_argument("--out", type=Path, help="default: results/kernel_profile.jsonl")
@@ -40,7 +41,7 @@ def main() -> None:
         sys.exit("kernel_profile: there is no CUDA device here")
     dtype = getattr(torch, options.dtype)
     loss = ScalableCrossEntropy(
-        bucket_size_y=options.bucket_size_y, sparse_grad=options.sparse_grad
+        bucket_size_y=options.bucket_size_y, alpha=options.alpha, sparse_grad=options.sparse_grad
     )
     states = torch.randn(options.states, options.dim, device="cuda", dtype=dtype)
     catalogue = torch.randn(options.items, options.dim, device="cuda", dtype=dtype)

@@ -59,6 +59,18 @@ def assert_same(found: Recommended, wanted: list[tuple[str, float]]) -> None:
     assert found.ranks.tolist() == list(range(1, len(wanted) + 1))
 
 
+def test_in_a_notebook_they_are_short(recommender: Recommender) -> None:
+    assert repr(recommender) == "Recommender(SASRec, 40 items, on cpu)"
+    found = recommender.recommend([NAMES[:2]] * 50, k=4)
+    first = ", ".join(map(repr, found[0].items[:3]))
+    assert repr(found[0]) == f"Recommended(4 items: {first} ...)"
+    assert repr(found).splitlines() == [
+        "Recommendations for 50 users", *[f"  {found[0]}"] * 3, "  ...",
+    ]  # fmt: skip
+    (few,) = recommender.recommend([NAMES[:2]], k=1)
+    assert repr(few) == f"Recommended(1 item: {few.items[0]!r})"
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, len(NAMES) - 1), min_size=1, max_size=12), max_size=20),
@@ -227,6 +239,20 @@ def test_histories_are_taken_as_they_are_needed() -> None:
         next(stream)
     assert model.largest <= 4096 / 4  # positions at once, of four events each
     assert taken <= 200 + 10 * recommend.BATCHES_TOGETHER
+
+
+@pytest.mark.parametrize(("seconds", "batches"), [(1.0, [1, 8, 8, 3]), (2.0, [1] * 20)])
+def test_slow_batches_come_one_at_a_time(
+    seconds: float, batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was computed can be kept after each then; quick ones are put together by length."""
+    clock = 0.0
+    monkeypatch.setattr(recommend, "monotonic", lambda: clock)
+    sizes = []
+    for window in recommend._windows(range(60), batch_size=3):
+        sizes.append(len(window) // 3)
+        clock += seconds * sizes[-1]
+    assert sizes == batches
 
 
 # --- loading

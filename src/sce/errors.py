@@ -1,10 +1,39 @@
-"""The error and the warning that are for users, and how their messages name settings."""
+"""The error and the warning that are for users, how their messages name settings, and types."""
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache, wraps
+from itertools import cycle
+from numbers import Integral, Real
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import (
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 _FLAGS = ContextVar("flags", default=False)
+_WORDS: dict[Any, str] = {
+    int: "a whole number of 64 bits",
+    float: "a number",
+    bool: "True or False",
+    str: "text",
+    Path: "a path",
+    NoneType: "None",
+    Callable: "a function",
+    Iterable: "a list",
+    Sequence: "a list of whole numbers",
+    Mapping: "a dictionary",
+}
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class InputError(ValueError):
@@ -42,3 +71,79 @@ def named(setting: str, value: object = None, *, python: str = "") -> str:
         return flag if value is None or value is True else f"{flag} {value}"
     name = setting.rpartition(".")[2]
     return python or (name if value is None else f"{name}={value!r}")
+
+
+def checked(function: F) -> F:
+    """Refuse arguments of other types than the function's annotations say: see `check_types`."""
+    signature, hints = inspect.signature(function), cache(lambda: get_type_hints(function))
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.arguments |= check_types(bound.arguments, hints())
+        return function(*bound.args, **bound.kwargs)
+
+    return cast("F", call)
+
+
+def check_types(
+    given: Mapping[str, Any], hints: Mapping[str, Any], prefix: str = ""
+) -> dict[str, Any]:
+    """Refuse values of other types than annotated: True is no number, and 2.5 no whole one.
+
+    Args:
+        given: Values by name.
+        hints: Annotations by name, as `get_type_hints` gives them.
+        prefix: Of the settings' names on the command line.
+
+    Returns:
+        The values, integers of numpy as Python's.
+    """
+    for name, value in given.items():
+        if not _fits(value, hints.get(name, Any)):
+            setting = named(f"{prefix}{name}")
+            raise InputError(f"{setting} must be {_allowed(hints[name])}; got {show_value(value)}")
+    return {name: int(value) if _fits(value, int) else value for name, value in given.items()}
+
+
+def show_value(value: object) -> str:
+    """A value in few characters.
+
+    >>> show_value("x"), len(show_value("x" * 1000)), show_value(10**5000)
+    ("'x'", 60, 'an integer of thousands of digits')
+    """
+    try:
+        text = repr(value)
+    except ValueError:  # of Python
+        return "an integer of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    kind, inner = get_origin(hint), get_args(hint)
+    if kind in (Union, UnionType):
+        return any(_fits(value, one) for one in inner)
+    if kind is Literal:
+        return isinstance(value, str) and value in inner
+    if kind in (tuple, Sequence):
+        sized = isinstance(value, Sequence) and (kind is Sequence or len(value) == len(inner))
+        return sized and all(_fits(*pair) for pair in zip(value, cycle(inner), strict=False))
+    hint = kind or hint
+    if hint in (int, float):
+        number = isinstance(value, Integral if hint is int else Real)
+        huge = isinstance(value, Integral) and not -(2**63) <= int(value) < 2**63
+        return number and not huge and not isinstance(value, bool)
+    if getattr(hint, "_is_protocol", False):
+        return all(hasattr(value, name) for name in vars(hint) if not name.startswith("_"))
+    return hint is Any or not isinstance(hint, type) or isinstance(value, hint)
+
+
+def _allowed(hint: Any) -> str:
+    kind, inner = get_origin(hint), get_args(hint)
+    if kind in (Union, UnionType):
+        return " or ".join(dict.fromkeys(map(_allowed, inner)))
+    if kind is Literal:
+        return f"one of {', '.join(inner)}"
+    if kind is tuple:
+        return f"{len(inner)} numbers"
+    return str(_WORDS.get(kind or hint, (kind or hint).__name__))

@@ -13,6 +13,8 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from sce.errors import checked
+
 
 class RowwiseAdagrad(torch.optim.Optimizer):
     """Adagrad with one accumulator for each row of a table, as TorchRec and FBGEMM have it.
@@ -39,6 +41,7 @@ class RowwiseAdagrad(torch.optim.Optimizer):
         initial_accumulator_value: What each accumulator begins with.
     """
 
+    @checked
     def __init__(
         self,
         params: Iterable[Tensor] | Iterable[dict[str, Any]],

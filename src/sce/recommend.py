@@ -9,12 +9,14 @@ Histories come and go in batches, and the catalogue is scored in chunks: memory 
 the number of histories nor that of users × items, when the `stream` methods are used.
 """
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from time import monotonic
+from typing import Any, Literal, TypeVar, cast, get_type_hints
 
 import numpy as np
 import torch
@@ -26,7 +28,7 @@ from sce.data.columns import ITEM, USER
 from sce.data.frames import histories_of
 from sce.data.prepared import PreparedDataset, Sequences
 from sce.data.vocabulary import Vocabulary
-from sce.errors import InputError, named
+from sce.errors import InputError, check_types, checked, named
 from sce.evaluation.ranking import (
     NOTHING,
     Ranker,
@@ -40,11 +42,14 @@ from sce.memory import require_memory
 from sce.models.registry import BACKBONES
 from sce.training.device import resolve_device
 from sce.training.run import Run, load_model, read_weights, warn_of
+from sce.units import plural
 
 BATCH_SIZE = 256
 # Histories are collected for so many batches, and those of like length put together: less padding.
 BATCHES_TOGETHER = 8
+_WINDOW_SECONDS = 10.0  # for these, at most
 _IDS_AT_ONCE = 1 << 12
+_SHOWN = 3  # in a repr
 
 Id = int | str
 Histories = Iterable[Any]  # sequences or arrays of ids
@@ -68,6 +73,10 @@ class Recommended:
     unknown: tuple[Id, ...] = ()
     """The other events, in their order: they were skipped."""
 
+    def __repr__(self) -> str:
+        best = ", ".join(map(repr, self.items[:_SHOWN]))
+        return f"Recommended({plural(len(self), 'item')}: {best}{' ...' * (len(self) > _SHOWN)})"
+
     def __len__(self) -> int:
         return len(self.items)
 
@@ -86,6 +95,11 @@ class Recommendations(list[Recommended]):
         super().__init__(found)
         self._users, self._backend = users, backend
 
+    def __repr__(self) -> str:
+        lines = [f"  {found}" for found in self[:_SHOWN]] + ["  ..."] * (len(self) > _SHOWN)
+        return "\n".join([f"Recommendations for {plural(len(self), 'user')}", *lines])
+
+    @checked
     def to_frame(self, kind: Literal["pandas", "polars"] | None = None) -> Any:
         """A data frame with the columns user_id, item_id, score, rank, the rank from 1.
 
@@ -114,7 +128,12 @@ class Recommender:
     content_hash: str | None = None
     """Content of the dataset whose users it may recommend for; None for any."""
 
+    def __repr__(self) -> str:
+        name, items = type(self.model).__name__, plural(len(self.item_ids), "item")
+        return f"Recommender({name}, {items}, on {self.model.catalogue.device})"
+
     def __post_init__(self) -> None:
+        check_types(vars(self), get_type_hints(type(self)))
         if len(self.model.catalogue) != len(self.item_ids):
             raise InputError(
                 f"the model ranks {len(self.model.catalogue)} items, but there are "
@@ -135,6 +154,7 @@ class Recommender:
             model: Built as the one that was trained, where that was of a class of your own: it is
                 given the weights. sce builds its own models by itself.
         """
+        check_types({"run": run, "device": device}, {"run": Run | Path | str, "device": str})
         place = resolve_device(device)
         opened = run if isinstance(run, Run) else Run.open(run)
         if (file := weights_file(opened)).is_file():  # read, and copied into the model
@@ -185,9 +205,17 @@ class Recommender:
         if hasattr(histories, "columns"):
             by_user, backend = histories_of(histories)
             users, histories = _ids(by_user, None), by_user.values()
-        found = self.stream(histories, k, keep_seen=keep_seen, batch_size=batch_size)
-        return Recommendations(found, users, backend)
+        ranked = self.stream(histories, k, keep_seen=keep_seen, batch_size=batch_size)
+        found = Recommendations(ranked, users, backend)
+        if nothing := sum(not one.known for one in found):
+            warnings.warn(
+                f"nothing is recommended for {nothing:,} of {plural(len(found), 'user')}: none of "
+                "their items is in the catalogue",
+                stacklevel=2,
+            )
+        return found
 
+    @checked
     def stream(
         self,
         histories: Histories,
@@ -214,6 +242,7 @@ class Recommender:
 
         return each_window()
 
+    @checked
     def stream_users(
         self,
         dataset: PreparedDataset,
@@ -328,9 +357,13 @@ def each_id(ids: Vocabulary) -> Iterator[Id]:
 
 
 def _windows(given: Iterable[T], batch_size: int) -> Iterator[list[T]]:
-    rest = iter(given)
-    while window := list(islice(rest, batch_size * BATCHES_TOGETHER)):
+    """Those of several batches; of one at a time where that takes long: it can be saved sooner."""
+    rest, batches = iter(given), 1
+    while window := list(islice(rest, batch_size * batches)):
+        begun = monotonic()
         yield window
+        each = (monotonic() - begun) / batches
+        batches = BATCHES_TOGETHER if each * BATCHES_TOGETHER < _WINDOW_SECONDS else 1
 
 
 def _ids(given: Any, place: int | None) -> list[Id]:

@@ -280,6 +280,18 @@ def test_files(attack: Attack) -> None:
         ("a.jsonl", GOOD + GOOD.strip(), [(1, 7, 1_000_000)] * 2),
         ("a.jsonl", GOOD.strip() + GOOD, "."),
         ("a.jsonl", deep, "nested too"),
+        *(
+            (
+                "a.jsonl",
+                GOOD + GOOD.replace("}", f', "{key}": 5}}'),
+                f"line 2: .* '{key}' occurs twice",
+            )
+            for key in ("user", "item", "ts")
+        ),
+        ("a.jsonl", GOOD.replace("}", ', "x": {"user": "user"}, "note": "ts"}'), [(1, 7, 10**6)]),
+        ("a.jsonl", "\ufeff" + GOOD, [(1, 7, 1_000_000)]),
+        ("a.jsonl", "\ufeff" + GOOD + "{", "line 2: malformed JSON"),
+        ("a.jsonl.gz", gzip.compress(("\ufeff" + GOOD).encode()), [(1, 7, 1_000_000)]),
         # Two bad rows are two, whatever each of them lacks.
         ("a.csv", HEADER + "1,2,3\n,5,6\n4,,6\n", "line 3: .*; 2 rows"),
         ("a.jsonl", GOOD + '{"user": "\\ud800", "item": 1, "ts": 3}\n', "."),
@@ -354,7 +366,9 @@ def test_frames(attack: Attack) -> None:
     ]
     for number, (frame, expected) in enumerate(cases):
         attack.expect(f"frame {number}", expected, frame)
-    attack.expect("an order that is none", "order is", pl.DataFrame(good), order="row")
+    attack.expect(
+        "an order that is none", "order must be one of time, rows", pl.DataFrame(good), order="row"
+    )
     for role in ("user", "item", "time"):
         attack.expect(
             f"no name of the {role}", "no column ''", pl.DataFrame(good), **{f"{role}_column": ""}

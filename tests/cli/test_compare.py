@@ -1,4 +1,5 @@
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def place(tmp_path: Path) -> SweepDirectory:
 def test_the_page_lies_beside_the_rows(place: SweepDirectory, capsys: Capture) -> None:
     assert main(["compare", str(place.path)]) == 0
     target = place.path / "compare.html"
-    assert capsys.readouterr().out == f"{target}\n"
+    assert capsys.readouterr().out.endswith(f"\n\nwritten  {target}\n")
     assert "The &lt;main&gt; sweep" in target.read_text(encoding="utf-8")
 
 
@@ -33,7 +34,7 @@ def test_everything_that_can_be_written(
     arguments = ["--out", str(files["page.html"]), "--csv", str(files["all.csv"])]
     arguments += ["--markdown", str(files["table.md"]), "--svg", str(tmp_path / "figures")]
     assert main(["compare", str(place.path), *arguments]) == 0
-    printed = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr().out.partition("\nwritten")[2].split()
     assert printed[:3] == [str(file) for file in files.values()]
     assert len(printed) == 3 + 6
     assert len(list((tmp_path / "figures").glob("*.svg"))) == 6
@@ -130,7 +131,14 @@ def test_any_runs_side_by_side(
     monkeypatch.chdir(tmp_path)
     paths = [str(run.path) for run in (*runs, young)]
     assert main(["compare", *paths, "--markdown", "table.md"]) == 0
-    assert capsys.readouterr().out.splitlines() == ["compare.html", "table.md"]
+    printed = capsys.readouterr().out
+    assert printed.endswith("\nwritten  compare.html\n         table.md\n")
+    assert printed.startswith("4 runs on 2 datasets; of these, 1 not ended. Best validation")
+    assert re.search(r"^ring +SCE +1 +0\.1423 +\S+ +451 MiB +30 s *$", printed, re.MULTILINE)
+    assert (
+        "\n\none seed\n  ring: test NDCG@10 of SCE (0.1423) over CE (0.1423), "
+        "the best other by validation\n  a single seed has no spread\n  over " in printed
+    )
     text = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert "4 runs on 2 datasets; of these, 1 not ended." in text
     assert "| data |  | CE | SCE | SCE over best other by validation |" in text

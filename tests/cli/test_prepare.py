@@ -206,6 +206,30 @@ def test_an_order_that_is_no_accident_is_said_and_kept(
     assert not np.array_equal(first.train.items, other.train.items)
 
 
+def test_duplicates_and_few_test_users_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        (f"u{user}", f"i{(user + n) % 7}", user + 2 * n) for user in range(40) for n in range(6)
+    ]
+    file = write_csv(tmp_path / "log.csv", [*rows, *rows[:3], rows[0]])
+    arguments = ["prepare", str(file), "--quantile", "0.7", "--out"]
+    assert main([*arguments, str(tmp_path / "a")]) == 0
+    printed = capsys.readouterr()
+    assert "duplicates 4 rows with user, item and time of an earlier one: kept; " in printed.out
+    tested = PreparedDataset.load(tmp_path / "a")
+    assert tested.order["duplicates"] == 4
+    assert tested.counts["steps"][0]["interactions"] == len(rows) + 4
+    assert f"test users {len(tested.test)} of 40 users are left to test on" in printed.out
+    assert "--split leave-one-out tests on every user" in printed.out
+    assert (
+        main(["prepare", str(file), "--split", "leave-one-out", "--out", str(tmp_path / "b")]) == 0
+    )
+    assert "test users" not in capsys.readouterr().out
+    with pytest.warns(PrepareWarning, match="split='leave-one-out' tests on every user"):
+        prepare(file, tmp_path / "c", quantile=0.7)
+
+
 def test_a_log_without_times_is_in_the_order_of_its_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -253,7 +277,7 @@ def test_presets_and_the_options_that_override_them(
 @pytest.mark.parametrize("name", ["split", "order", "ties", "preset", "test_history", "time_unit"])
 def test_a_word_that_is_no_choice_is_refused(name: str, tmp_path: Path) -> None:
     options: Any = {name: "leave_one_out"}
-    with pytest.raises(InputError, match=f"{name} is one of .*; got 'leave_one_out'"):
+    with pytest.raises(InputError, match=f"{name} must be one of .*; got 'leave_one_out'"):
         prepare(pl.DataFrame(), tmp_path / "data", **options)
     with pytest.raises(TypeError, match="tyes"):
         prepare(pl.DataFrame(), tmp_path / "data", tyes="shuffle")  # type: ignore[call-arg]

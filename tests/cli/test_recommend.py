@@ -150,6 +150,7 @@ def test_without_a_user_id_the_line_has_a_number(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
+        (b'{"history": [1], "history": [2]}', "line 3: the key 'history' occurs twice"),
         (b'{"history": [1, }', "line 3: not JSON: .* at column 17"),
         (b'{"history": ["a', "line 3: not JSON: Unterminated string starting at column 14"),
         (b"[1, 2]", r'line 3: expected \{"user_id": .*\}, got \[1, 2\]'),
@@ -379,12 +380,12 @@ def interrupted_after(users: int, saved_every: int = 8) -> Iterator[list[Id]]:
 def test_rows_of_slow_users_are_kept_by_time(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    arguments = ["recommend", str(run.path), "--batch-size", "1", "--out", str(tmp_path / "a.csv")]
+    arguments = ["recommend", str(run.path), "--batch-size", "5", "--out", str(tmp_path / "a.csv")]
     monkeypatch.setattr(command, "_SAVED_AFTER", 0)
     with interrupted_after(12, saved_every=1000):
         assert main(arguments) == 130
     assert main(arguments) == 0
-    assert "going on after 8 users" in capsys.readouterr().err
+    assert "going on after 10 users" in capsys.readouterr().err
 
 
 def source_of(kind: str, tmp_path: Path) -> list[str]:

@@ -13,6 +13,7 @@ from sce.data.storage import json_line
 from sce.experiments.store import SweepDirectory, read_rows
 from tests.complaint import complaint
 from tests.cycle_data import make_cycle
+from tests.experiments.made_rows import make_row, write_place
 
 Capture = pytest.CaptureFixture[str]
 pytestmark = pytest.mark.timeout(240)
@@ -41,6 +42,18 @@ def file(tmp_path: Path) -> Path:
     made = tmp_path / "ring.toml"
     made.write_text(SETTINGS)
     return made
+
+
+def test_rows_that_are_not_utf_8_are_one_line(
+    data: Path, file: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    place = write_place(tmp_path / "sweep", [make_row("a", {"loss.name": "ce"})])
+    place.rows.write_bytes(place.rows.read_bytes().replace(b"ml1m", b"\xff\xfe", 1))
+    arguments = ["sweep", str(file), "--data", str(data), "--out", str(place.path)]
+    for more in ([], ["--dry-run"]):
+        message = complaint([*arguments, *more], capsys)
+        assert f"{place.rows}, line 1, " in message
+        assert "altered" in message
 
 
 def test_a_sweep(data: Path, file: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -1,3 +1,4 @@
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,10 @@ def test_what_cannot_be_written_is_refused(
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(pl.exceptions.ComputeError("No space left on device"), 2), (KeyboardInterrupt(), 130)],
+    [
+        (pl.exceptions.ComputeError("IO error: No space left on device (os error 28)"), 2),
+        (KeyboardInterrupt(), 130),
+    ],
 )
 def test_nothing_remains_of_a_file_that_failed(
     error: BaseException,
@@ -94,5 +98,21 @@ def test_nothing_remains_of_a_file_that_failed(
 
     monkeypatch.setattr(pl.LazyFrame, "sink_parquet", half)
     assert main([*TINY, "--out", str(tmp_path / "log.parquet")]) == code
-    assert (code == 2) == ("No space left on device" in capsys.readouterr().err)
+    assert (code == 2) == ("no space left on the disk; free some" in capsys.readouterr().err)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_remains_where_the_disk_takes_no_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        code = main([*TINY, "--out", str(tmp_path / "log.parquet")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert code == 2
+    assert error.startswith("sce: error: cannot write")
+    assert "File too large" in error
     assert list(tmp_path.iterdir()) == []

@@ -45,7 +45,11 @@ def test_a_run_from_the_command_line(data: Path, tmp_path: Path, capsys: Capture
     captured = capsys.readouterr()
     assert re.search(r"ndcg +ce( +0\.\d{4}){5}", captured.out)
     assert re.search(r"popularity( +0\.\d{4}){5}", captured.out)
-    assert f"next        sce evaluate {out}" in captured.out
+    assert captured.out.endswith(
+        f"next        sce evaluate {out}\n            sce recommend {out} --out FILE.csv\n"
+        f"            sce recommend {out} --histories FILE.jsonl -k 10\n"
+        f"            sce report {out}\n"
+    )
     assert re.search(r"training +\d+\.\d s, [\d,]+ tokens/s, peak [\d,]+ MiB", captured.out)
     assert re.fullmatch(r"epoch 1/1  loss \d\.\d{4}  ndcg@10 0\.\d{4} \*  .*\n", captured.err)
     config = Run.open(out).config

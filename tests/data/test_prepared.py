@@ -64,6 +64,11 @@ def test_what_was_written_is_loaded(tmp_path: Path) -> None:
         assert loaded.settings == {"split": "temporal", "quantile": 0.95}
         assert loaded.counts == {"train": {"users": 2}}
         assert loaded.content_hash == written.content_hash
+        assert repr(loaded) == (
+            f"PreparedDataset('{tmp_path / 'data'}': 3 users, 3 items, split temporal\n"
+            "  train: Sequences(2 users, 5 interactions)\n"
+            "  test: Sequences(1 user, 3 interactions))"
+        )
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 

@@ -57,6 +57,24 @@ def test_a_row_that_lacks_something(row: str, fault: str, refused: Refused) -> N
     assert message.endswith("or left out with drop_incomplete=True")
 
 
+@pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
+def test_a_byte_order_mark_and_a_key_that_occurs_twice(
+    ending: str, refused: Refused, tmp_path: Path
+) -> None:
+    line = '\ufeff{"user": 1, "item": 2, "ts": 3}\n'
+    twice = line + line[1:].replace("}", ', "item": 5}')
+
+    def data(text: str) -> bytes:
+        if ending == ".zst":
+            return zstd(text, tmp_path / "x.zst")
+        return gzip.compress(text.encode()) if ending else text.encode()
+
+    message = refused(f"a.jsonl{ending}", data(twice))
+    assert message == f"a.jsonl{ending}, line 2: the key 'item' occurs twice; remove one"
+    (tmp_path / f"b.jsonl{ending}").write_bytes(data(line))
+    assert len(read_interactions(tmp_path / f"b.jsonl{ending}")) == 1
+
+
 LONG = "x" * 200_000  # beyond what Python's csv takes unless told to
 LATE = ":good:" * 200 + "\n"
 
@@ -273,7 +291,7 @@ def test_one_column_cannot_be_two(tmp_path: Path) -> None:
 
 
 def test_an_unknown_unit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="s, ms, us or ns; got 'h'"):
+    with pytest.raises(InputError, match="one of s, ms, us, ns or None; got 'h'"):
         read_interactions(tmp_path / "a.csv", time_unit="h")  # type: ignore[arg-type]
 
 

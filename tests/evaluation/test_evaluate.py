@@ -211,7 +211,7 @@ def test_memory_does_not_grow_with_users() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"split": "train"}, "split is validation or test; got 'train'"),
+        ({"split": "train"}, "split must be one of validation, test; got 'train'"),
         ({"ks": ()}, "ks names no depth"),
         ({"ks": (5, 0)}, "k must be at least 1; got 0"),
         ({"ks": (5, 10)}, "k is 10, but the catalogue has only 9 items; ask for fewer"),

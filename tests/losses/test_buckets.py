@@ -7,7 +7,9 @@ from torch.nn.functional import normalize
 
 from sce.losses import buckets
 from sce.losses.buckets import (
+    MAX_SEARCH,
     Buckets,
+    auto_alpha,
     count_buckets,
     draw_centres,
     group_by_bucket,
@@ -150,6 +152,15 @@ def test_long_centres_in_half_precision_point_where_they_did() -> None:
     torch.testing.assert_close(
         round_centres(centres, torch.float32).norm(dim=1), torch.ones(len(centres))
     )
+
+
+def test_buckets_become_fewer_as_the_search_for_items_grows() -> None:
+    found = [auto_alpha(items, 10_000) for items in (1, 300_000, 600_000, 1_200_000, 10**9)]
+    assert found[0] == found[1] == 8.0
+    assert 2.0 < found[2] < 8.0
+    assert round(100 * found[2]) * 600_000 <= MAX_SEARCH
+    assert found[3] > found[4] == 2.0
+    assert auto_alpha(600_000, 10_000, beta=4.0) > found[2]
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(1e30, 1.0), (2.0, 1e-30)])

@@ -113,7 +113,7 @@ def test_a_sampler_of_ones_own() -> None:
     with pytest.raises(ValueError, match=r"must return items \[1, k\], got shape \(3, 2\)"):
         loss(states, catalogue, TARGETS)
     loss.negatives.shape, loss.negatives.beyond = (1, 2), 10
-    with pytest.raises(ValueError, match="a sampler must return items from 0 on, got -2"):
+    with pytest.raises(ValueError, match="must return items from 0 to 8, got -2"):
         loss(states, catalogue, TARGETS)
 
 

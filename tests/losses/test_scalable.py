@@ -325,10 +325,11 @@ def test_no_tensor_grows_with_buckets_by_catalogue_or_by_bucket_logits(largest_t
 @pytest.mark.parametrize(
     ("n_items", "settings", "sizes"),
     [
-        (60, {}, (20, 0, 60)),
-        (5000, {}, (20, 0, 2048)),
-        (5000, {"sparse_grad": True}, (20, 0, 256)),
-        (100, {"sparse_grad": True}, (20, 0, 100)),
+        (60, {}, (80, 0, 60)),
+        (5000, {}, (80, 0, 2048)),
+        (5000, {"sparse_grad": True}, (80, 0, 256)),
+        (100, {"sparse_grad": True}, (80, 0, 100)),
+        (5000, {"coverage": False}, (20, 20, 2048)),
         (5000, {"bucket_size_y": 9, "alpha": 3.0, "beta": 4.0}, (15, 0, 9)),
         (5000, {"n_buckets": 7, "bucket_size_y": 9000}, (7, 0, 5000)),
         (5000, {"coverage": False, "alpha": 3.0, "beta": 4.0}, (15, 60, 2048)),

@@ -2,8 +2,8 @@
 
 Sizes of all kinds are those of benchmarks/results/plan_grid.jsonl, to which nothing was fitted;
 whole trainings are those of experiments/results/default, compiled and in bf16; steps of large
-catalogues are those of experiments/results/memory.jsonl. Buckets have the sizes of the time: a
-fortieth of the catalogue, 64 to 4,096 items, with row-wise updates 256 at most.
+catalogues are those of experiments/results/memory.jsonl. Buckets have the sizes of the time: alpha
+2, a fortieth of the catalogue, 64 to 4,096 items, with row-wise updates 256 at most.
 """
 
 import json
@@ -51,7 +51,8 @@ def grid_job(row: dict[str, Any]) -> Job:
         row["batch"],
         SASRecSettings(dim=row["dim"], blocks=row["blocks"], max_length=row["length"]),
         row["precision"],
-        {name: row[name] for name in ("n_negatives", "bucket_size_y", "chunk_size")},
+        {"alpha": 2.0}
+        | {name: row[name] for name in ("n_negatives", "bucket_size_y", "chunk_size")},
         mean_length=float(lengths.mean()),
         longer=tuple(shares_longer(lengths, row["length"])),
         users=row["batch"],
@@ -84,7 +85,7 @@ def test_the_peak_of_a_training(data: str, loss: str) -> None:
         settings["training.batch_size"],
         SASRecSettings(max_length=settings["model.max_length"]),
         settings["training.precision"],
-        {"bucket_size_y": bucket_size_of_the_time(items, row_wise=False)},
+        {"alpha": 2.0, "bucket_size_y": bucket_size_of_the_time(items, row_wise=False)},
         mean_length=mean_length,
         length_spread=spread,
         longer=longer,
@@ -106,7 +107,7 @@ def test_recorded_steps_of_every_loss() -> None:
         job = Job(
             items,
             settings["training.batch_size"],
-            options={"bucket_size_y": size},
+            options={"alpha": 2.0, "bucket_size_y": size},
             users=2_560,
             events=2_560 * 201,
         )

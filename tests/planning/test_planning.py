@@ -113,7 +113,7 @@ def test_row_wise_updates_take_the_weights_and_little_more() -> None:
 def test_buckets_by_default_and_rows_of_a_sparse_gradient() -> None:
     for job, rows in (
         (Job(10**6), 320 * 256 + 25_600),
-        (Job(10**6, mean_length=50.0), 160 * 256 + 25_600),
+        (Job(10**6, options={"alpha": 1.0}), 160 * 256 + 25_600),
         (Job(50_000), 50_000),
     ):
         memory = job.build_loss(ROW_WISE).memory(job.shape)

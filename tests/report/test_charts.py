@@ -1,3 +1,4 @@
+import re
 from typing import Any
 
 import pytest
@@ -39,6 +40,33 @@ def test_against_time_the_area_of_a_dot_is_its_share_of_the_largest_memory() -> 
     points = figure.chart.to_dict()["datasets"].values()
     (dots,) = [found for found in points if len(found) == 3]
     assert [(dot["x"], dot["size"]) for dot in dots] == [(10, 200.0), (20, 100.0), (30, 12.0)]
+
+
+def ticks(figure: Figure) -> list[str]:
+    return re.findall(r"<text[^>]*>(\d[\d.]*[a-zµ]?)</text>", figure.svg)
+
+
+@pytest.mark.parametrize("top", [0.5, 0.3, 0.05, 0.00025])
+def test_all_ticks_of_an_axis_have_as_many_digits(top: float) -> None:
+    rows = [row(f"{n}", alpha=n, test=top * n / 3) for n in (1, 2, 3)]
+    found = ticks(draw(rows, FigureSpec("line", x="loss.alpha")))
+    across, up = ([t for t in found if (float(t) < 1) == small] for small in (False, True))
+    assert len(across) > 3 < len(up)
+    for axis in (across, up):
+        assert len({len(tick.partition(".")[2]) for tick in axis}) == 1, axis
+
+
+def test_a_flat_curve_has_ticks_of_its_own_height() -> None:
+    rows = [row(f"{n}", alpha=n, test=0.06) for n in (1, 2)]
+    assert ticks(draw(rows, FigureSpec("line", x="loss.alpha")))[-1] == "0.06"
+
+
+def test_ticks_below_one_on_a_logarithmic_axis_are_plain_numbers() -> None:
+    for last, shown in ((2.0, ["0.3", "0.4", "0.5", "1", "2"]), (2e4, ["1", "100", "1k", "10k"])):
+        rows = [row(f"{alpha}", alpha=alpha) for alpha in (0.25, 0.5, last)]
+        found = ticks(draw(rows, FigureSpec("line", x="loss.alpha", log="x")))
+        assert [tick for tick in found if tick in shown] == shown
+        assert not {"0.6", "300m"} & {*found}
 
 
 def test_a_loss_without_the_setting_is_a_level_across() -> None:

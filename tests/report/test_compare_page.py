@@ -11,7 +11,7 @@ import pytest
 from sce.errors import InputError
 from sce.experiments.figure_spec import DEFAULT_FIGURES, FigureSpec
 from sce.experiments.store import Row, Sweep
-from sce.report.compare_page import make_files, make_markdown, make_page
+from sce.report.compare_page import make_files, make_markdown, make_page, make_summary
 from sce.report.comparison import Comparison
 from sce.training.ranks import read_ranks, write_ranks
 from tests.experiments.made_rows import CPU, GPU, main_rows, make_row
@@ -36,7 +36,7 @@ def test_the_page_says_what_came_out(whole: Comparison) -> None:
     assert "ml1m: test NDCG@10 of SCE (" in page
     assert "ml1m, CE, batch_size 4,096, seed 0 (ffffffffffff)" in page
     assert page.count('class="figure"') == 6
-    assert "Popularity reaches NDCG@10 0.0051 on ml1m, 0.0051 on beauty" in page
+    assert "Popularity reaches test NDCG@10 0.0051 on ml1m, 0.0051 on beauty" in page
     assert "memory ran out (3 &lt;GiB&gt;)" in page
     assert "Measured on a GPU." in page
     assert "on 2026-01-02 at 03:04" in page
@@ -105,6 +105,8 @@ def test_a_change_is_claimed_where_the_users_bear_it_out(tmp_path: Path) -> None
     assert clear.startswith("+228%: ml1m: test NDCG@10 of SCE (0.6577) over CE (0.2003)")
     assert "a single seed has no spread; over 400 test users +210% to +251% (95%)" in clear
     assert verdict(tmp_path, [0, 0, 9, 3], [0, 0, 3, 9]).startswith("no clear difference: ")
+    none = verdict(tmp_path, [0, 0, 0, 0], [0, 2, 1, 1])
+    assert "over 400 test users no interval: too few have a hit" in none
     early = verdict(tmp_path, [0, 0, 9, 3], [0, 2, 1, 1], best_epoch=5, epochs=5)
     assert early.startswith("not converged: ")
     assert early.endswith("the best epoch of 2 runs was the last")
@@ -165,6 +167,25 @@ def test_a_sweep_without_a_finished_run() -> None:
     failed = list(main_rows(1))[-1]
     page = make_page([comparison([failed], *DEFAULT_FIGURES)], written=WRITTEN)
     assert "No run of this sweep has finished yet." in page
+
+
+def test_a_summary_without_a_table_or_a_finished_run(whole: Comparison) -> None:
+    rows = [make_row(loss, {"loss.name": loss}) for loss in ("ce", "sce")]
+    (heads, *lines), told = make_summary([comparison(rows, FigureSpec("pareto", x="memory"))])
+    assert heads[:3] == ["data", "setting", "seeds"]
+    assert [line[1] for line in lines] == ["CE", "SCE"]
+    assert list(told) == ["Popularity reaches test NDCG@10 0.0051 on ml1m."]
+    (heads, *lines), told = make_summary([comparison([whole.rows[-1]], *DEFAULT_FIGURES)])
+    assert (heads, lines, list(told)) == ([], [], [])
+
+
+def test_bars_in_names_do_not_break_a_markdown_table() -> None:
+    rows = [make_row(loss, {"loss.name": loss}, data="a|b<i>") for loss in ("x|y", "ce")]
+    text = make_markdown([comparison(rows, FigureSpec("table"))])
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({len(re.split(r"(?<!\\)\|", line)) for line in table}) == 1
+    assert r"| x\|y |" in table[0]
+    assert r"| a\|b&lt;i&gt; | NDCG@10 |" in text
 
 
 def test_markdown_of_trainings_and_of_steps(whole: Comparison) -> None:

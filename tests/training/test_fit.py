@@ -1,5 +1,6 @@
 import os
 import random
+import re
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -73,6 +74,11 @@ def test_every_loss_learns_and_beats_popularity(
 def test_the_model_is_left_with_what_the_result_says(dataset: PreparedDataset) -> None:
     model = small_model(dataset)
     result = train(dataset, model=model)
+    first, validation, test, cost = repr(result).splitlines()
+    assert first == f"FitResult(best epoch {result.best_epoch} of {result.epochs}, ended by epochs"
+    assert f"  validation: ndcg@10 {result.validation['ndcg@10']:.4f}, hr@10 " in validation
+    assert f"  test: ndcg@10 {result.test['ndcg@10']:.4f}, hr@10 " in test
+    assert re.fullmatch(r"  training: [\d.]+ m?s, peak [\d.,]+ [MG]iB \(.*\), on cpu.*\)", cost)
     assert not model.training
     assert model.catalogue.device == torch.device("cpu")
     assert evaluate(model, dataset, split="test").values == result.test

@@ -46,6 +46,7 @@ def test_what_was_written_is_opened(run: Run, dataset: PreparedDataset) -> None:
     assert opened.item_ids == dataset.item_ids
     assert opened.metrics() == []
     assert opened.result() is None
+    assert repr(opened) == f"Run('{run.path}': sasrec with ce on {dataset.path})"
     assert opened.load_dataset().content_hash == dataset.content_hash
 
 

@@ -14,10 +14,12 @@ from io import TextIOWrapper
 from typing import Any, get_args
 
 import cyclopts
+from cyclopts.help.formatters import DefaultFormatter
 
 from sce import __version__
 from sce.errors import InputError, TrainingWarning, settings_as_flags
 from sce.memory import ran_out
+from sce.progress import PipedConsole
 
 VERBS: dict[str, tuple[str, list[str]]] = {
     "prepare": (
@@ -67,7 +69,7 @@ VERBS: dict[str, tuple[str, list[str]]] = {
         [
             "experiments/pareto.toml --data data/clicks --out sweeps/clicks",
             "experiments/mix.toml --out sweeps/made --jobs 4 --time-budget 10m",
-            "experiments/{main-table,pareto}.toml --data data/clicks --out sweeps/clicks",
+            "experiments/{mix,pareto}.toml --data data/clicks --out sweeps/both",
         ],
     ),
     "compare": (
@@ -98,10 +100,21 @@ def _convert(kind: Any, tokens: Sequence[cyclopts.Token]) -> Any:
     return cyclopts.convert(kind, tokens)
 
 
+class _HelpFormatter(DefaultFormatter):
+    """Wraps help to the page: docstrings are wrapped to the width of their file."""
+
+    def __call__(self, console: Any, options: Any, panel: Any) -> None:
+        for entry in panel.entries:
+            text = entry.description.primary_renderable
+            text.plain = " ".join(text.plain.split())
+        super().__call__(console, options, panel)
+
+
 app = cyclopts.App(
     name="sce",
     help="Train next-item recommenders on huge catalogues with Scalable Cross-Entropy.",
     help_format="plaintext",
+    help_formatter=_HelpFormatter(),
     help_epilogue="sce COMMAND --help explains a command by example. Every command takes --debug, "
     "which shows the traceback behind an error.",
     version=f"sce {__version__}",
@@ -112,7 +125,9 @@ for position, (verb, (summary, examples)) in enumerate(VERBS.items()):
     app.command(
         f"sce.cli.{verb}:{verb}",
         help=summary,
-        help_epilogue="\n".join(["Examples:\n", *(f"    sce {verb} {one}" for one in examples)]),
+        help_epilogue="\n    ".join(
+            ["Examples:\n", *(f"sce {verb} {e}".strip() for e in examples)]
+        ),
         sort_key=position,
     )
 
@@ -147,7 +162,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if any("\0" in token for token in tokens):
             raise InputError("a NUL byte is no part of any file name or option")
-        code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+        options: dict[str, Any] = {"exit_on_error": False, "print_error": False}
+        options |= {"console": PipedConsole(), "result_action": "return_value"}
+        code = app(tokens, **options)
         if sys.stdout is not None:
             sys.stdout.flush()  # here a reader that went away is noticed in time
     except cyclopts.CycloptsError as error:

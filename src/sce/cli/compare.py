@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
+from rich.markup import escape
 
+from sce.cli import telling
+from sce.cli.output import output_console, plain_table, show_lines
 from sce.cli.report import check_page, needs_report, write_page
 from sce.errors import InputError
 
@@ -62,5 +65,16 @@ def compare(
         where = error.filename or target
         raise InputError(f"cannot write {where}: {error.strerror or error}") from error
     # Not before all are written: whoever reads this may stop reading after the first line.
-    for path in written:
-        print(path)
+    with telling():
+        (heads, *lines), paragraphs = page.make_summary(comparisons)
+        console = output_console()
+        console.print(f"{rows.count_runs(comparisons)} Best validation NDCG@10 first:\n")
+        table = plain_table(*heads)
+        for line in lines:
+            table.add_row(*map(escape, line))
+        console.print(table)
+        for paragraph in paragraphs:
+            console.print(f"\n{paragraph}", soft_wrap=True, markup=False)
+        names = ["written", *[""] * (len(written) - 1)]
+        print()
+        show_lines(zip(names, map(str, written), strict=True), width=9)

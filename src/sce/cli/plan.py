@@ -66,7 +66,7 @@ def plan(
     precision: Annotated[Precision, Parameter(name=["--precision", "--dtype"])] = "float32",
     negatives: int = 256,
     bucket_size_y: int | None = None,
-    alpha: float = 2.0,
+    alpha: float | None = None,
     beta: float = 1.0,
     chunk_size: int = 1024,
     memory: str | None = None,
@@ -88,7 +88,7 @@ def plan(
         negatives: Sampled items against each target, for bce+, gbce and ce-.
         bucket_size_y: Items in a bucket, for sce. [default: 2,048, with row-wise updates 256, or
             the whole catalogue]
-        alpha: How densely buckets cover the states, for sce.
+        alpha: How many buckets there are, for sce. [default: 8, for large catalogues down to 2]
         beta: States in a bucket against the number of buckets, for sce.
         chunk_size: Items scored at once, for ce in chunks.
         memory: Of the GPU, such as 16GB, 16GiB or '900 MB'. [default: of the GPU here, if any]

@@ -10,7 +10,7 @@ from rich.filesize import decimal
 
 from sce.cli import telling
 from sce.cli.output import output_console, plain_table, show_lines
-from sce.data.prepare import PrepareOptions, PrepareWarning
+from sce.data.prepare import PrepareOptions, PrepareWarning, remarks
 from sce.data.prepare import prepare as prepare_dataset
 from sce.data.prepared import PreparedDataset
 from sce.progress import ProgressDisplay
@@ -56,7 +56,7 @@ def _show(dataset: PreparedDataset) -> None:
     lines = [
         ("catalogue", f"{dataset.n_items:,} items"),
         ("cut", counts["cut"] and f"{counts['cut']} (quantile {dataset.settings['quantile']})"),
-        ("order", dataset.order["warning"]),
+        *remarks(dataset).items(),
         ("written", f"{dataset.path} ({decimal(size)}, content {dataset.content_hash[:12]})"),
         ("next", f"sce train {shlex.quote(str(dataset.path))}"),
     ]

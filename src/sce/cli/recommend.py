@@ -102,7 +102,7 @@ def recommend(
         where = str(recommender.model.catalogue.device)
         content = opened.dataset.content_hash
         key = _key(files, content, users, histories is None, options, where, format)
-    # Rows are kept after so many users or seconds, and a whole number of windows.
+    # Rows are kept after so many users or seconds, and a whole number of batches.
     window = batch_size * BATCHES_TOGETHER
     saved_every, saved_at = -(-_SAVED_EVERY // window) * window, monotonic()
     # Not on a terminal that the rows themselves go to.
@@ -118,7 +118,7 @@ def recommend(
                 rows.add(user, found)
             display.update("recommending", account.given, total, account.many)
             late = monotonic() - saved_at >= _SAVED_AFTER
-            if account.given % (window if late else saved_every) == 0:
+            if account.given % (batch_size if late else saved_every) == 0:
                 rows.save(asdict(account))
                 saved_at = monotonic()
         lines = account.conclude()
@@ -248,7 +248,7 @@ def _stream_histories(
 def _parse(line: str, number: int) -> tuple[Id, list[Id]]:
     """User and history of a line of JSON; without a user, the line's number."""
     try:
-        record = json.loads(line)
+        record = json.loads(line, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
         what = f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
         raise ValueError(what) from error
@@ -263,6 +263,14 @@ def _parse(line: str, number: int) -> tuple[Id, list[Id]]:
             raise ValueError(f"ids are integers or strings, got {json.dumps(one)}")
     str(user).encode()  # half a surrogate pair could be read, but not written
     return user, history
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        twice = next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n]))
+        raise ValueError(f"the key {twice!r} occurs twice; remove one")
+    return record
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from sce.cli import telling
 from sce.data.storage import write_text
 from sce.errors import InputError
 from sce.training.run import Run, warn_of
@@ -69,4 +70,5 @@ def report(
     page = make_page(opened, data=data, device=device)
     write_page(out.resolve() if out else target, page)
     warn_of(opened)
-    print(target)
+    with telling():
+        print(target)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from sce.cli import telling
 from sce.data.storage import locked
 from sce.errors import InputError
 from sce.experiments.datasets import open_datasets
@@ -99,7 +100,8 @@ def sweep(
             lock=lock,
         )
         runner.run(display)
-    _summarize(runner, directory)
+    with telling():
+        _summarize(runner, directory)
     if runner.signal is not None:
         return 128 + runner.signal
     if runner.left:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from sce.cli import telling
 from sce.data.columns import ITEM, TIME, USER
-from sce.data.storage import atomic_file
+from sce.data.storage import atomic_file, reason
 from sce.data.synthetic import SyntheticSettings, generate
 from sce.errors import InputError
 from sce.progress import ProgressDisplay
@@ -76,7 +77,8 @@ def synthesize(
             display.step(doing)
             register_io_source(frames, schema=schema).sink_parquet(partial)
     except (OSError, pl.exceptions.PolarsError) as error:
-        raise InputError(f"cannot write {out}: {error}") from error
-    print(f"{out}: {events:,} interactions of {users:,} users with up to {items:,} items")
-    dataset = shlex.quote(str(out.with_suffix("")))
-    print(f"next: sce prepare {shlex.quote(str(out))} --out {dataset}")
+        raise InputError(f"cannot write {out}: {reason(error)}") from error
+    with telling():
+        print(f"{out}: {events:,} interactions of {users:,} users with up to {items:,} items")
+        dataset = shlex.quote(str(out.with_suffix("")))
+        print(f"next: sce prepare {shlex.quote(str(out))} --out {dataset}")

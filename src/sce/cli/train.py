@@ -85,7 +85,7 @@ def _documentation(settings: type) -> dict[str, str]:
     """The docstring of each field of a settings class."""
     bases = reversed(settings.__mro__[:-1])
     documented = [field for base in bases for field in parse_from_object(base).params]
-    return {field.arg_name: " ".join((field.description or "").split()) for field in documented}
+    return {field.arg_name: field.description or "" for field in documented}
 
 
 def _show_default(value: object) -> str:
@@ -172,5 +172,6 @@ def _closing_lines(result: FitResult, out: Path) -> Iterator[tuple[str, str]]:
     place = shlex.quote(str(out))
     yield "written", f"{out}"
     yield "next", f"sce evaluate {place}"
-    yield "", f"sce recommend {place} --histories FILE -k 10"
+    yield "", f"sce recommend {place} --out FILE.csv"
+    yield "", f"sce recommend {place} --histories FILE.jsonl -k 10"
     yield "", f"sce report {place}"

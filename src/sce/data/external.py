@@ -23,15 +23,13 @@ from sce.data.interactions import Interactions
 from sce.data.parts import DiskList, stored_log
 from sce.data.reading import (
     UNREADABLE,
-    Table,
-    check_fractions,
     complete_rows,
-    concatenate,
     scan_csv,
     scan_parquet,
     type_csv,
     wanted_columns,
 )
+from sce.data.tables import Table, check_fractions, concatenate
 from sce.data.values import Ticks, UnitName, encode_ids, guess_unit, sort_rows, to_ticks
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, named

@@ -6,18 +6,22 @@ line, up to the fault. None of this runs when the file is sound.
 
 import csv
 import gzip
+import io
 import itertools
 import json
 import zlib
-from collections.abc import Iterator
+from codecs import BOM_UTF8
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import polars as pl
 
 from sce.data.formats import Format
 from sce.errors import InputError
 
+_CHUNK = 1 << 18
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
@@ -66,6 +70,36 @@ def check_json_ids(path: Path, column: str) -> None:
                 f"{path}, line {number}, column {column!r}: ids must be integers or strings, not "
                 f"{json.dumps(value)[:40]}"
             )
+
+
+def count_names(path: Path, columns: Sequence[str]) -> list[int]:
+    """How often the name of each column occurs in a jsonl file, quoted: as a key, or otherwise."""
+    counts = [0] * len(columns)
+    with open_log(path) as file:
+        while chunk := file.read(_CHUNK):
+            chunk += file.readline()
+            counts = [
+                count + sum(map(chunk.count, _quoted(column)))
+                for count, column in zip(counts, columns, strict=True)
+            ]
+    return counts
+
+
+def check_json_keys(path: Path, columns: Sequence[str]) -> None:
+    """Refuse a line in which a column occurs twice."""
+    for number, line in enumerate(_raw_lines(path), 1):
+        for column in columns:
+            if sum(map(line.count, _quoted(column))) > 1:
+                keys = [key for key, _ in json.loads(line, object_pairs_hook=list)]
+                if keys.count(column) > 1:
+                    raise InputError(
+                        f"{path}, line {number}: the key {column!r} occurs twice; remove one"
+                    )
+
+
+def _quoted(column: str) -> set[bytes]:
+    """A name as JSON writes it, in ASCII or in UTF-8."""
+    return {json.dumps(column, ensure_ascii=ascii_).encode() for ascii_ in (True, False)}
 
 
 def place_of_row(path: Path, fmt: Format, row: int) -> str:
@@ -154,24 +188,30 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _raw_lines(path: Path, most: int | None = None) -> Iterator[bytes]:
-    compression = _compression(path)
-    if compression == "zstd":  # which Python reads only from 3.14 on
-        text = pl.read_csv(
-            path,
-            has_header=False,
-            separator="\x01",
-            quote_char=None,
-            infer_schema=False,
-            n_rows=most,
-            glob=False,
-        )
-        yield from ((line or "").encode() + b"\n" for line in text.to_series())
-        return
     try:
-        with gzip.open(path) if compression == "gzip" else path.open("rb") as file:
+        with open_log(path, most) as file:
             yield from file
     except (EOFError, zlib.error) as error:
         raise OSError(str(error)) from error
+
+
+@contextmanager
+def open_log(path: Path, most: int | None = None) -> Iterator[IO[bytes]]:
+    """Open a file that is no parquet, decompressed and after its byte order mark.
+
+    `most` lines are enough where it is zstd, which Python reads only from 3.14 on.
+    """
+    compression = _compression(path)
+    if compression == "zstd":
+        lines = pl.scan_lines(path, glob=False, n_rows=most).collect(engine="streaming")
+        text = lines.to_series().str.join("\n").cast(pl.Binary).item()
+        opened: Any = io.BytesIO(text + b"\n")
+    else:
+        opened = (gzip.open if compression == "gzip" else open)(path, "rb")
+    with opened as file:
+        if file.read(len(BOM_UTF8)) != BOM_UTF8:
+            file.seek(0)
+        yield file
 
 
 def _compression(path: Path) -> str | None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sce.data.interactions import Interactions, Tally
 from sce.data.parts import Parts
-from sce.errors import InputError, named
+from sce.errors import InputError, checked, named
 
 Report = Callable[[Tally], object]
 Pairs = Mapping[str, NDArray[np.int32]]  # "user" and "item": codes of each two that met, once
@@ -17,6 +17,7 @@ Pairs = Mapping[str, NDArray[np.int32]]  # "user" and "item": codes of each two 
 _ROWS_AT_ONCE = 1 << 14
 
 
+@checked
 def keep_active(
     interactions: Interactions,
     *,

@@ -103,6 +103,15 @@ def shuffle_ties(parts: Parts[Interactions], seed: int) -> None:
         first = int(moments[-1]) + 1
 
 
+def count_duplicates(log: Interactions) -> int:
+    """Rows whose user, item and time are those of an earlier row."""
+    moments = _moments(log.users, log.timestamps)
+    tied = moments[1:] == moments[:-1]
+    tied = np.append(tied, False) | np.append(False, tied)
+    rows = moments[tied] << 32 | log.items[tied]
+    return len(rows) - len(np.unique(rows))
+
+
 def _moments(users: NDArray[np.int32], times: NDArray[np.int64]) -> NDArray[np.int64]:
     """A number for each event, ascending, and equal for those of one user and time."""
     changes = (users[1:] != users[:-1]) | (times[1:] != times[:-1])

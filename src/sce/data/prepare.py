@@ -5,17 +5,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, TypedDict, Unpack, get_args, get_type_hints
+from typing import Any, Literal, TypedDict, Unpack, get_type_hints
 
 from sce.data.filtering import Pairs, drop_repeats, keep_active_parts
 from sce.data.interactions import Interactions, Tally
-from sce.data.order import describe_order, order_warning, shuffle_ties
+from sce.data.order import count_duplicates, describe_order, order_warning, shuffle_ties
 from sce.data.parts import DiskList, Parts, tally_parts
 from sce.data.prepared import PreparedDataset, check_target
 from sce.data.splitting import Kind, Split, TestHistory, split_leave_one_out, split_temporal
 from sce.data.storage import atomic_directory
-from sce.errors import InputError, named
-from sce.units import parse_size
+from sce.errors import InputError, check_types, named
+from sce.units import parse_size, plural
 
 _FILTERS: dict[str, Any] = {
     "drop_repeats": False,
@@ -28,7 +28,7 @@ _PRESETS = {None: _FILTERS, "paper": _FILTERS | {"min_item_users": 5, "min_user_
 
 
 class PrepareWarning(UserWarning):
-    """Data that deceives: a log whose order is that of its storage."""
+    """Data that deceives: see `remarks`."""
 
 
 class PrepareOptions(TypedDict, total=False):
@@ -105,11 +105,11 @@ def prepare(
         InputError: When options contradict each other, the log is malformed, or the directory
             cannot be written.
     """
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    for name, kind in get_type_hints(PrepareOptions).items():
-        words = [word for choice in get_args(kind) for word in get_args(choice)]
-        if words and name in given and given[name] not in words:
-            raise InputError(f"{name} is one of {', '.join(words)}; got {given[name]!r}")
+    check_types({"out": out, "report": report}, {"out": Path | str, "report": Callable})
+    given = check_types(
+        {name: value for name, value in options.items() if value is not None},
+        get_type_hints(PrepareOptions),
+    )
     filters = dict(_PRESETS[given.pop("preset", None)])
     filters |= {name: given.pop(name) for name in filters if name in given}
     by_row, ties = given.get("order") == "rows", given.pop("ties", "keep")
@@ -163,17 +163,22 @@ def prepare(
         sequences, description = _divide(parts, in_memory, parts[0].dropped, **choices)
         parts.clear()
         report(f"writing {out}")
-        return sequences.save(out, **description, force=force)
-    files = find_partitions(source) if partitions else source
-    with atomic_directory(Path(out), replace=exists) as directory:
-        with TemporaryDirectory(dir=directory) as scratch:
-            budget = parse_size(memory or _MEMORY)
-            log, dropped = read_parts(files, Path(scratch), budget, report=report, **given)
-            pairs: DiskList[Pairs] = DiskList(Path(scratch, "pairs"), dict, dict)
-            sequences, description = _divide(log, pairs, dropped, **choices, directory=directory)
-        report(f"writing {out}")
-        dataset = sequences.save(out, **description, directory=directory)
-    return replace(dataset, path=Path(out))
+        dataset = sequences.save(out, **description, force=force)
+    else:
+        files = find_partitions(source) if partitions else source
+        with atomic_directory(Path(out), replace=exists) as directory:
+            with TemporaryDirectory(dir=directory) as scratch:
+                budget = parse_size(memory or _MEMORY)
+                log, dropped = read_parts(files, Path(scratch), budget, report=report, **given)
+                pairs: DiskList[Pairs] = DiskList(Path(scratch, "pairs"), dict, dict)
+                choices["directory"] = directory
+                sequences, description = _divide(log, pairs, dropped, **choices)
+            report(f"writing {out}")
+            dataset = sequences.save(out, **description, directory=directory)
+        dataset = replace(dataset, path=Path(out))
+    for text in remarks(dataset).values():
+        warnings.warn(text, PrepareWarning, stacklevel=2)
+    return dataset
 
 
 def _divide(
@@ -193,8 +198,6 @@ def _divide(
     """Filter and split a log, all of its parts; and what `Split.save` wants to know of it."""
     found = describe_order(parts)
     warning = order_warning(found, ties=ties)
-    if warning is not None:
-        warnings.warn(warning, PrepareWarning, stacklevel=3)
     if ties == "shuffle":
         shuffle_ties(parts, seed)
     order = {
@@ -203,6 +206,7 @@ def _divide(
         "seed": seed if ties == "shuffle" else None,
         "found": found,
         "warning": warning,
+        "duplicates": sum(map(count_duplicates, parts)),
     }
     steps = [tally_parts("read", parts)]
     report(f"filtering {steps[0].interactions:,} interactions")
@@ -217,3 +221,23 @@ def _divide(
     report(f"splitting {sum(map(len, parts)):,} interactions")
     sequences = divide(parts, **temporal, directory=directory)
     return sequences, {"settings": settings, "steps": steps, "order": order}
+
+
+def remarks(dataset: PreparedDataset) -> dict[str, str]:
+    """Sentences about a dataset that was prepared as asked, and perhaps not as it was meant."""
+    counts, found = dataset.counts, {}
+    if dataset.order["warning"] is not None:
+        found["order"] = dataset.order["warning"]
+    if duplicates := dataset.order["duplicates"]:
+        found["duplicates"] = (
+            f"{plural(duplicates, 'row')} with user, item and time of an earlier one: kept; "
+            f"{named('drop_repeats', True)} keeps a user's first event with each item"
+        )
+    tested, users = counts["test"]["users"], counts["steps"][-1]["users"]
+    # Some percent of error in a metric; beyond a thousand users a small share of them will do.
+    if tested < users and (tested < 200 or tested < min(1000, users / 10)):
+        found["test users"] = (
+            f"{tested:,} of {plural(users, 'user')} are left to test on, so that metrics are "
+            f"noisy; {named('split', 'leave-one-out')} tests on every user with three events"
+        )
+    return found

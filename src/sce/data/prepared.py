@@ -9,7 +9,7 @@
     DIR/item_ids_*.npy     the item vocabulary: row i is the id of catalogue index i
 
 Nothing in it depends on when, where or from which files it was made: the same log prepared in the
-same way gives the same bytes, and the checksum of dataset.json, `content_hash`, names them.
+same way gives the same bytes. `content_hash` is the checksum of its arrays.
 """
 
 from collections import defaultdict
@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from sce.data.manifest import Manifest, describe_file, write_array
 from sce.data.storage import atomic_directory, check_writable, json_checksum
 from sce.data.vocabulary import Vocabulary
-from sce.errors import InputError, named
+from sce.errors import InputError, checked, named
+from sce.units import plural
 
 MANIFEST = Manifest(
     file="dataset.json",
@@ -60,6 +61,9 @@ class Sequences:
                 f"not {self.offsets}"
             )
 
+    def __repr__(self) -> str:
+        return f"Sequences({plural(len(self), 'user')}, {plural(len(self.items), 'interaction')})"
+
     def __len__(self) -> int:
         return len(self.users)
 
@@ -88,6 +92,12 @@ class PreparedDataset:
     user_ids: Vocabulary
     item_ids: Vocabulary
 
+    def __repr__(self) -> str:
+        sizes = f"{plural(len(self.user_ids), 'user')}, {plural(self.n_items, 'item')}"
+        lines = [f"PreparedDataset({str(self.path)!r}: {sizes}, split {self.settings.get('split')}"]
+        lines += [f"  train: {self.train}", f"  test: {self.test})"]
+        return "\n".join(lines)
+
     @property
     def order(self) -> dict[str, Any]:
         """Order of each user's events: by, ties, seed, found (`describe_order`), warning."""
@@ -99,6 +109,7 @@ class PreparedDataset:
         return len(self.item_ids)
 
     @classmethod
+    @checked
     def load(cls, path: Path | str, verify: bool = True) -> "PreparedDataset":
         """Open a prepared dataset, memory-mapped.
 
@@ -120,7 +131,7 @@ class PreparedDataset:
                 path=path,
                 settings=manifest["settings"],
                 counts=manifest["counts"],
-                content_hash=json_checksum(manifest),
+                content_hash=json_checksum({"files": manifest["files"]}),
                 train=Sequences(**arrays["train"]),
                 test=Sequences(**arrays["test"]),
                 user_ids=Vocabulary.from_arrays(kinds["user_ids"], arrays["user_ids"]),

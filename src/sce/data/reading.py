@@ -10,31 +10,38 @@ import json
 from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal
 
 import polars as pl
 from polars import selectors
 
-from sce.data.columns import ITEM, NO_TIME, TIME, USER, Columns, find_columns, fold
-from sce.data.faults import check_json_ids, explain, first_lines, first_objects, place_of_row
+from sce.data.columns import ITEM, NO_TIME, TIME, USER, Columns, find_columns
+from sce.data.faults import (
+    check_json_ids,
+    check_json_keys,
+    count_names,
+    explain,
+    first_lines,
+    first_objects,
+    open_log,
+    place_of_row,
+)
 from sce.data.formats import COMPRESSIONS, FORMATS, Format, choose_format, find_files
 from sce.data.frames import open_frame
 from sce.data.interactions import Interactions
+from sce.data.tables import Chosen, Table, concatenate
 from sce.data.values import (
     UnitName,
     encode_ids,
-    guess_unit,
     integers_if_all,
     read_ids,
     read_times,
     sort_rows,
     to_ticks,
 )
-from sce.errors import InputError, named
+from sce.errors import InputError, checked, named
 from sce.memory import require_memory
 from sce.units import plural, show_size
-
-Chosen: TypeAlias = tuple[str, ...]  # columns of user, item and, if wanted, time, by a file's names
 
 _NAMES = (USER, ITEM, TIME)
 _REST = "\x00rest"  # what a csv row holds beyond its columns
@@ -48,16 +55,7 @@ UNREADABLE = (
 _SAMPLE = 1000  # rows that tell whether a csv column looks like integers
 
 
-class Table(NamedTuple):
-    """Rows of one file or data frame, in their order."""
-
-    source: Path
-    format: Format
-    columns: Chosen
-    rows: pl.DataFrame  # USER and ITEM: Int64 or String; TIME: Int64, Float64 or Datetime; no nulls
-    dropped: int  # rows left out: blank lines, and if wanted those without user, item or time
-
-
+@checked
 def read_interactions(
     source: Any,
     *,
@@ -121,10 +119,6 @@ def wanted_columns(
     given: Columns, time_unit: UnitName | None, order: str
 ) -> tuple[Columns, UnitName | None]:
     """Columns to look for, and the unit of times: of rows in order there is no column."""
-    if time_unit not in (None, *get_args(UnitName)):
-        raise InputError(f"a time unit is s, ms, us or ns; got {time_unit!r}")
-    if order not in ("time", "rows"):
-        raise InputError(f"order is time or rows; got {order!r}")
     if order == "time":
         return given, time_unit
     if given.time or time_unit:
@@ -133,45 +127,6 @@ def wanted_columns(
             f"{named('time_unit')} out"
         )
     return given._replace(time=NO_TIME), "us"
-
-
-def concatenate(tables: Sequence[Table], time_unit: UnitName | None) -> pl.DataFrame:
-    """Rows of all files, their columns of one type each."""
-    _check_agreement(tables, time_unit)
-    frames = [table.rows for table in tables if table.rows.height]
-    if not frames:
-        which = str(tables[0].source) if len(tables) == 1 else f"all {len(tables)} files"
-        dropped = sum(table.dropped for table in tables)
-        lack = f"all {dropped:,} rows lack a user, an item or a time" if dropped else "no rows"
-        raise InputError(f"{which}: there are columns, but {lack}")
-    untyped = any(table.format.layout == "csv" for table in tables)
-    for role, name in zip(Columns._fields, (USER, ITEM), strict=False):
-        mixed = len({frame.schema[name] for frame in frames}) > 1
-        if mixed:
-            frames = [frame.with_columns(pl.col(name).cast(pl.String)) for frame in frames]
-        if (mixed or untyped) and frames[0].schema[name] == pl.String:
-            check_fractions(role, pl.concat([frame[name] for frame in frames]))
-    if len({frame.schema.get(TIME) for frame in frames}) > 1:
-        # Integers beside floats, or instants of two units; _check_agreement refused the rest.
-        kind = pl.Float64 if frames[0].schema[TIME].is_numeric() else pl.Datetime("us")
-        frames = [frame.with_columns(pl.col(TIME).cast(kind)) for frame in frames]
-    rows = pl.concat(frames)
-    if TIME not in rows.columns:
-        rows = rows.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias(TIME))
-    return rows
-
-
-def check_fractions(role: str, ids: pl.Series) -> None:
-    """Refuse 12.0 beside 12 where some ids are text: one id or two, no type tells."""
-    whole = ids.filter(ids.str.ends_with(".0")).str.strip_suffix(".0")
-    both = whole.filter(whole.is_in(ids.unique().implode())) if len(whole) else whole
-    both = both.filter(both.str.contains(r"^-?\d+$"))
-    if len(both):
-        raise InputError(
-            f"the {role} ids {both[0]} and {both[0]}.0 both occur, beside ids that are text: write "
-            "them alike if they are one; if not, prepare files that tell text from numbers "
-            "(parquet or jsonl)"
-        )
 
 
 def _read_file(path: Path, fmt: Format, given: Columns, drop_incomplete: bool) -> Table:
@@ -338,8 +293,19 @@ def _read_jsonl(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.Da
     columns = find_columns([*dict.fromkeys(name for one in first for name in one)], wanted, path)
     # As text, since later lines may well have other types than the first.
     schema = dict.fromkeys(columns, pl.String)
-    text = pl.scan_ndjson(glob.escape(str(path)), schema=schema)
-    frame = _select(text, columns).collect(engine="streaming")
+    source: str | bytes = glob.escape(str(path))
+    with open_log(path, 1) as file:
+        marked = file.tell() > 0  # which polars takes for a fault
+    if marked:
+        require_memory(path.stat().st_size, f"reading {path}, which has a byte order mark,")
+        with open_log(path) as file:
+            source = file.read()
+    with ThreadPoolExecutor(1) as pool:
+        counting = pool.submit(count_names, path, columns)
+        frame = _select(pl.scan_ndjson(source, schema=schema), columns).collect(engine="streaming")
+    values = [frame[name].count() for name in frame.columns]
+    if any(count > least for count, least in zip(counting.result(), values, strict=True)):
+        check_json_keys(path, columns)  # else the first would count, silently
     for name, column in zip((USER, ITEM), columns, strict=False):
         kinds = {type(one.get(column)) for one in first}
         # A list, an object, a truth value, a fraction, half a character: or text that looks so.
@@ -374,30 +340,3 @@ def _select(table: pl.LazyFrame, columns: Chosen, *more: pl.Expr) -> pl.LazyFram
         ),
         *more,
     )
-
-
-def _check_agreement(tables: Sequence[Table], time_unit: UnitName | None) -> None:
-    """Refuse files whose columns, kinds of time or units of time differ."""
-    first = tables[0]
-    for table in tables[1:]:
-        for role, mine, theirs in zip(Columns._fields, first.columns, table.columns, strict=False):
-            if fold(mine) != fold(theirs):
-                raise InputError(
-                    f"the files disagree: the {role} is {mine!r} in {first.source} and {theirs!r} "
-                    f"in {table.source}; name the same column for all with "
-                    f"{named(f'{role}_column')}"
-                )
-    found: dict[str, Path] = {}
-    for table in tables if TIME in first.rows.columns else ():
-        times = table.rows[TIME]
-        kind = "numbers" if times.dtype.is_numeric() else "dates"
-        if kind == "numbers" and time_unit is None and len(times):
-            kind = f"numbers that look like {guess_unit(times)}"
-        if len(times):
-            found.setdefault(kind, table.source)
-    if len(found) > 1:
-        (kind, path), (other_kind, other) = list(found.items())[:2]
-        raise InputError(
-            f"the files disagree: times are {kind} in {path} and {other_kind} in {other}; convert "
-            f"one of them, or say the unit of all with {named('time_unit')}"
-        )

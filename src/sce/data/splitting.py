@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from sce.data.prepared import (
     write_prepared,
 )
 from sce.data.vocabulary import Vocabulary
-from sce.errors import InputError, named
+from sce.errors import InputError, checked, named
 from sce.units import plural
 
 Kind: TypeAlias = Literal["temporal", "leave-one-out"]
@@ -80,6 +80,7 @@ class Split:
         return write_prepared(path, **content, force=force)
 
 
+@checked
 def split_temporal(
     interactions: Interactions | Parts[Interactions],
     *,
@@ -102,9 +103,6 @@ def split_temporal(
         directory: Where the arrays of the result are written, to be mapped; by default they are in
             memory.
     """
-    if test_history not in get_args(TestHistory):
-        words = ", ".join(get_args(TestHistory))
-        raise InputError(f"{named('test_history')} must be one of {words}, got {test_history!r}")
     if not 0 <= quantile <= 1:
         raise InputError(f"{named('quantile')} must lie between 0 and 1, got {quantile}")
     parts = [interactions] if isinstance(interactions, Interactions) else interactions
@@ -168,6 +166,7 @@ def split_temporal(
     return replace(split, left_out=(*left_out, too_few), cut=cut)
 
 
+@checked
 def split_leave_one_out(
     interactions: Interactions | Parts[Interactions], *, directory: Path | None = None
 ) -> Split:

@@ -56,7 +56,7 @@ def atomic_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
         with suppress(OSError):  # it is there, whole: too late to fail
             _sync(place.parent)
     except OSError as error:
-        raise InputError(f"cannot write {path}: {_reason(error)}") from error
+        raise InputError(f"cannot write {path}: {reason(error)}") from error
     finally:
         if aside.exists() and not place.exists():
             aside.rename(place)
@@ -123,7 +123,7 @@ def atomic_file(path: Path, *, keep: str | None = None) -> Iterator[Path]:
                 shutil.rmtree(directory, ignore_errors=True)
             os.close(lock)
     except OSError as error:
-        raise InputError(f"cannot write {path}: {_reason(error)}") from error
+        raise InputError(f"cannot write {path}: {reason(error)}") from error
 
 
 def empty(directory: Path) -> None:
@@ -256,7 +256,7 @@ def append_json_line(path: Path, record: Mapping[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise InputError(f"cannot write {path}: {_reason(error)}") from error
+        raise InputError(f"cannot write {path}: {reason(error)}") from error
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
@@ -315,12 +315,15 @@ def _exchange(one: Path, other: Path) -> bool:
     return bool(renameat2(_AT_CWD, names[0], _AT_CWD, names[1], _EXCHANGE) == 0)
 
 
-def _reason(error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+def reason(error: Exception) -> str:
+    """The reason why something could not be written, and the remedy."""
+    of_polars = re.search(r"\(os error (\d+)\)", str(error))
+    number = int(of_polars[1]) if of_polars else getattr(error, "errno", None)
+    if number in (errno.ENOSPC, errno.EDQUOT):
         return "no space left on the disk; free some, or write elsewhere"
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "not allowed to write there; choose another directory, or change its permissions"
-    return f"{error.strerror or error}"
+    return f"{getattr(error, 'strerror', None) or error}"
 
 
 def _make_locked(directory: Path) -> int:

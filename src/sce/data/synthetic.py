@@ -10,12 +10,12 @@ block of users has a random stream of its own.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sce.errors import InputError
+from sce.errors import InputError, check_types
 from sce.memory import require_memory
 
 Integers = NDArray[np.int64]
@@ -54,6 +54,7 @@ class SyntheticSettings:
     """Events of the least active user."""
 
     def __post_init__(self) -> None:
+        check_types(vars(self), get_type_hints(type(self)))
         if self.items < 2 * self.cluster_size:
             raise InputError(
                 f"a catalogue needs two clusters of {self.cluster_size} items or more; got "

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from sce.errors import InputError
 from sce.memory import require_memory
 
 Kind: TypeAlias = Literal["integer", "string"]
@@ -148,9 +149,14 @@ class Vocabulary:
 
     def _lookup_strings(self, ids: Sequence[int | str]) -> NDArray[np.int64]:
         """Binary search of all strings at once: each round halves every string's range."""
-        encoded = [
-            i.encode(errors="surrogatepass") if isinstance(i, str) else b"%d" % i for i in ids
-        ]
+        try:
+            encoded = [
+                i.encode(errors="surrogatepass") if isinstance(i, str) else b"%d" % i for i in ids
+            ]
+        except ValueError as error:  # of Python
+            raise InputError(
+                "an id is an integer of thousands of digits; give it as text"
+            ) from error
         # Neither sorted nor distinct, but laid out like a vocabulary.
         wanted = Vocabulary.from_sorted_text(b"".join(encoded), _lengths(encoded))
         low, high = np.zeros(len(ids), np.int64), np.full(len(ids), len(self))

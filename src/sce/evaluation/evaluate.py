@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sce.data.batches import DeviceSequences, Ragged, history_batch, seen_items
-from sce.errors import InputError, named
+from sce.errors import InputError, checked, named
 from sce.evaluation.metrics import METRICS, RankCounts
 from sce.evaluation.ranking import (
     NOTHING,
@@ -62,6 +62,7 @@ class Metrics:
         return self.values[name]
 
 
+@checked
 def evaluate(
     model: Ranker,
     dataset: Evaluated,
@@ -88,7 +89,7 @@ def evaluate(
             whole histories when it has none.
         progress: Called with the number of users done, after each batch.
     """
-    _check(model, dataset, split, ks, batch_size)
+    _check(model, dataset, ks, batch_size)
     ks = KS if ks is None else ks
     catalogue, held_out = model.catalogue.detach(), HELD_OUT[split]
     sequences = DeviceSequences.place(dataset.test, catalogue.device)
@@ -167,11 +168,7 @@ def _evaluating(model: object) -> Iterator[None]:
             part.training = training
 
 
-def _check(
-    model: Ranker, dataset: Evaluated, split: str, ks: Sequence[int] | None, batch_size: int
-) -> None:
-    if split not in HELD_OUT:
-        raise InputError(f"split is validation or test; got {split!r}")
+def _check(model: Ranker, dataset: Evaluated, ks: Sequence[int] | None, batch_size: int) -> None:
     if ks is not None:
         if not ks:
             raise InputError(

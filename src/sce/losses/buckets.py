@@ -11,13 +11,14 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from sce.losses.inputs import rounded
+from sce.losses.inputs import check_number, rounded
 
 MAX_SCORES = 1 << 23  # held at once (32 MiB in float32)
 # Rows of a run; only runs whose maximum passes a bucket's threshold are looked at row by row.
 RUN = 32
-MAX_PARTS = 64 << 20  # bytes of parts of the catalogue's gradient that the kernels hold at once
-LARGE_K = 1024  # items of a bucket beyond which the kernels score every item
+MAX_PARTS = 32 << 20  # bytes of parts of the catalogue's gradient that the kernels hold at once
+LARGE_K = 1024  # items of a bucket beyond which the kernels find a threshold first
+MAX_SEARCH = 1 << 28  # products of centres and items, for which there are more than a few buckets
 MIXED_STATES = 4  # in a centre of the kind "states"
 _SORTED = 1 << 18  # items of buckets that statistics sort at once: some ten megabytes
 
@@ -53,8 +54,9 @@ def suggest_sizes(
     (160, 640)
     """
     for name, value in (("alpha", alpha), ("beta", beta)):
-        if not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise ValueError(f"{name} must be a positive, finite number, got {value!r}")
+        check_number(name, value)
+        if value <= 0:
+            raise ValueError(f"{name} must be above 0, got {value}")
     states = sequences * mean_length
     if not 0 <= states < math.inf:
         raise ValueError(f"sequences · mean_length must be finite, not negative, got {states}")
@@ -67,12 +69,24 @@ def suggest_sizes(
     return n_buckets, size_x
 
 
+def auto_alpha(n_items: int, targets: float, beta: float = 1.0) -> float:
+    """Return how many buckets there are by default where every state is in its nearest one.
+
+    Eight times the square root of the targets: the more, the better the model. Fewer, but at least
+    twice it, where centres times items would be more than `MAX_SEARCH` products.
+
+    >>> auto_alpha(100_000, 25_600), auto_alpha(1_000_000, 25_600)
+    (8.0, 2.0)
+    """
+    return min(8.0, max(2.0, MAX_SEARCH / (n_items * math.sqrt(max(1.0, targets) / beta))))
+
+
 def score_bytes(n_items: int, dim: int, k: int) -> int:
     """Return the most bytes of scores that the kernels hold when they select k items a bucket.
 
     More where the catalogue or k is large, so that groups of items stay small.
     """
-    least = 24 << 20 if k <= LARGE_K else 80 << 20
+    least = 24 << 20 if k <= LARGE_K else 44 << 20
     return max(least, min(192 << 20, int(0.04 * n_items * dim * 2)))
 
 

@@ -1,6 +1,6 @@
 """Arguments of a loss: the kinds of catalogues, checks, valid positions, reduction."""
 
-import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, SupportsFloat, get_args
@@ -194,6 +194,8 @@ def check_size(name: str, value: int, least: int = 1) -> None:
         raise TypeError(f"{name} must be an integer, got {value!r}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
+    if value >= 2**63:
+        raise ValueError(f"{name} must be below 2**63")
 
 
 def check_flag(name: str, value: bool) -> None:
@@ -204,9 +206,9 @@ def check_flag(name: str, value: bool) -> None:
 
 def check_number(name: str, value: float) -> None:
     """Refuse anything but a finite number."""
-    if isinstance(value, bool) or not isinstance(value, SupportsFloat):
+    if isinstance(value, bool | Tensor) or not isinstance(value, SupportsFloat):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    if not math.isfinite(value):
+    if not -sys.float_info.max <= value <= sys.float_info.max:
         raise ValueError(f"{name} must be finite, got {value}")
 
 

@@ -4,12 +4,12 @@ A sampler of your own is anything of the form of `Negatives`.
 """
 
 import math
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Generator, Tensor, nn
 
-from sce.losses.inputs import check_flag, check_number, check_tensor
+from sce.losses.inputs import Inputs, check_flag, check_number, check_tensor
 
 
 class Draw(NamedTuple):
@@ -61,6 +61,37 @@ def check_negatives(negatives: Negatives) -> None:
             f"{accepted}: {type(negatives).__name__} must have an attribute `correct`, True if it "
             "corrects the logits for how it draws, and False otherwise"
         )
+
+
+def check_draw(drawn: Any, rows: int, inputs: Inputs, *, corrected: bool) -> Draw:
+    """Refuse anything but a draw of so many rows, with items of the catalogue, as int64."""
+    asked = f"a sampler that is asked for {rows} rows must return"
+    if not isinstance(drawn, tuple) or len(drawn) != 2:
+        raise TypeError(f"{asked} Draw(items, log_expected), got {type(drawn).__name__}")
+    items, log_expected = drawn
+    check_tensor("items of a sampler", items)
+    if items.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"{asked} items as int64 or int32, got {items.dtype}")
+    if items.dim() != 2 or len(items) != rows:
+        raise ValueError(f"{asked} items [{rows}, k], got shape {tuple(items.shape)}")
+    device, n_items = inputs.targets.device, len(inputs.catalogue)
+    if items.device != device:
+        raise ValueError(f"{asked} items on {device}, got {items.device}")
+    if device.type == "cpu" and items.numel():
+        for end in items.aminmax():
+            if not 0 <= end < n_items:
+                raise ValueError(f"{asked} items from 0 to {n_items - 1}, got {int(end)}")
+    if items.numel() and corrected != (log_expected is not None):
+        what = "log_expected" if corrected else "no log_expected"
+        raise ValueError(f"{asked} {what}, as its attribute `correct` is {corrected}")
+    if log_expected is not None:
+        check_tensor("log_expected of a sampler", log_expected)
+        if log_expected.shape != items.shape or not log_expected.is_floating_point():
+            raise ValueError(
+                f"{asked} log_expected as floating point in the shape of items, "
+                f"{tuple(items.shape)}, got {log_expected.dtype}, {tuple(log_expected.shape)}"
+            )
+    return Draw(items.long(), log_expected)
 
 
 class UniformNegatives(nn.Module):

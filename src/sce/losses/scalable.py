@@ -21,6 +21,7 @@ from sce.losses.buckets import (
     Buckets,
     BucketStatistics,
     Centres,
+    auto_alpha,
     count_buckets,
     draw_centres,
     group_by_bucket,
@@ -82,7 +83,8 @@ class ScalableCrossEntropy(Loss):
         n_buckets: Number of buckets. Default: α √(targets / β).
         bucket_size_x: Hidden states in a bucket, without `coverage`. Default: α √(targets · β).
         alpha: How many buckets there are, and without `coverage` how densely they cover the hidden
-            states: each is in α² buckets on average.
+            states: each is in α² buckets on average. Default: 8, for large catalogues down to 2
+            (`auto_alpha`), and 2 without `coverage`.
         beta: Many small buckets (below 1) or few large ones (above 1).
         ignore_index: The target of positions that do not count, such as padding.
         reduction: "mean" over the states that are in any bucket, "sum", or "none", with 0 for
@@ -106,7 +108,7 @@ class ScalableCrossEntropy(Loss):
         coverage: bool = True,
         n_buckets: int | None = None,
         bucket_size_x: int | None = None,
-        alpha: float = 2.0,
+        alpha: float | None = None,
         beta: float = 1.0,
         ignore_index: int = -100,
         reduction: str = "mean",
@@ -127,7 +129,8 @@ class ScalableCrossEntropy(Loss):
                 "bucket_size_x belongs to the paper's rule, where each bucket takes so many hidden "
                 "states: leave it out, or give coverage=False"
             )
-        suggest_sizes(1, 1, alpha=alpha, beta=beta)  # refuses what is not positive and finite
+        # Refuses what is not positive and finite.
+        suggest_sizes(1, 1, alpha=2.0 if alpha is None else alpha, beta=beta)
         check_choice("backend", backend, Backend)
         self.bucket_size_y, self.centres, self.coverage = bucket_size_y, centres, coverage
         self.n_buckets, self.bucket_size_x = n_buckets, bucket_size_x
@@ -144,14 +147,17 @@ class ScalableCrossEntropy(Loss):
         centres: Centres = "mix" if mix else "random"
         return cls(bucket_size_y=bucket_size_y, centres=centres, coverage=False, **settings)
 
-    def sizes(self, n_items: int, max_targets: int) -> tuple[int, int, int]:
+    def sizes(self, n_items: int, max_targets: float) -> tuple[int, int, int]:
         """Return the number of buckets, and the states and items in each, for a call.
 
         With `coverage` a bucket has any number of states, which is 0 here.
         """
         n_buckets, size_x = self.n_buckets, 0 if self.coverage else self.bucket_size_x
         if n_buckets is None or size_x is None:
-            suggested = suggest_sizes(1, max_targets, alpha=self.alpha, beta=self.beta)
+            alpha = self.alpha
+            if alpha is None:
+                alpha = auto_alpha(n_items, max_targets, self.beta) if self.coverage else 2.0
+            suggested = suggest_sizes(1, max_targets, alpha=alpha, beta=self.beta)
             n_buckets = suggested[0] if n_buckets is None else n_buckets
             size_x = suggested[1] if size_x is None else size_x
         size_y = self.bucket_size_y
@@ -314,9 +320,9 @@ class ScalableCrossEntropySettings(LossSettings):
     coverage: bool = True
     """Every hidden state is in its nearest bucket. Without it, as in the paper, a bucket takes the
     hidden states nearest to it: some are in several, some in none, which do not count."""
-    alpha: float = 2.0
+    alpha: float | None = None
     """How many buckets there are; without coverage, a hidden state is in alpha² of them on average.
-    """
+    [default: 8, for large catalogues down to 2, and 2 without coverage]"""
     beta: float = 1.0
     """Many small buckets (below 1) or few large ones (above 1)."""
     n_buckets: int | None = None
@@ -327,12 +333,14 @@ class ScalableCrossEntropySettings(LossSettings):
     def build(self, data: DataSummary) -> ScalableCrossEntropy:
         """Make the loss, with buckets for the mean batch: the shapes in a step stay the same."""
         given = {name: value for name, value in vars(self).items() if value is not None}
-        rule = {"alpha": given.pop("alpha"), "beta": given.pop("beta")}
-        n_buckets, size_x = suggest_sizes(1, data.targets, **rule)
+        n_buckets, size_x, _ = ScalableCrossEntropy(**given).sizes(data.n_items, data.targets)
         sizes = {"n_buckets": n_buckets}
         if not self.coverage:
             sizes["bucket_size_x"] = size_x
-        return ScalableCrossEntropy(**sizes | given)
+        rule = ("alpha", "beta")
+        return ScalableCrossEntropy(
+            **sizes | {name: value for name, value in given.items() if name not in rule}
+        )
 
 
 def scalable_cross_entropy(

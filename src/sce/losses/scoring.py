@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from sce.losses.gradients import CatalogueGradient
 from sce.losses.inputs import Inputs, apply, compute_dtype
-from sce.losses.negatives import Negatives
+from sce.losses.negatives import Negatives, check_draw
 
 Sharing = Literal["position", "sequence", "batch"]
 # The most numbers gathered at once: catalogue rows, their logits, or states (8 MiB in float32),
@@ -41,17 +41,10 @@ def score_negatives(
     sequence = inputs.index // max(1, length)  # [v] the sequence of each position
     rows = {"position": len(inputs.index), "sequence": n_sequences, "batch": 1}[shared]
     with torch.no_grad():
-        items, log_expected = negatives(
+        drawn = negatives(
             rows, n_negatives, len(inputs.catalogue), inputs.targets, generator=generator
         )
-    if items.dim() != 2 or len(items) != rows:
-        raise ValueError(
-            f"a sampler that is asked for {rows} rows must return items [{rows}, k], got shape "
-            f"{tuple(items.shape)}"
-        )
-    if items.device.type == "cpu" and items.numel() and int(items.min()) < 0:
-        raise ValueError(f"a sampler must return items from 0 on, got {int(items.min())}")
-    items = items.long()
+    items, log_expected = check_draw(drawn, rows, inputs, corrected=negatives.correct)
     with torch.autocast(inputs.states.device.type, enabled=False):
         positive_logits, negative_logits = _score(inputs, items, shared, length)
     offset = None if log_expected is None else -log_expected.to(inputs.dtype)  # [rows, k]
@@ -69,12 +62,12 @@ def score_negatives(
     # At -inf a negative has no part in the loss, and the gradient of the loss is 0.
     with torch.no_grad():
         for part in _pieces(len(negative_logits), 2 * items.shape[1]):  # indices are twice as wide
-            drawn = items
+            against = items
             if shared != "batch":
-                drawn = items[part] if shared == "position" else items[sequence[part]]
-            is_target = drawn == inputs.targets[part].unsqueeze(1)
+                against = items[part] if shared == "position" else items[sequence[part]]
+            is_target = against == inputs.targets[part].unsqueeze(1)
             negative_logits[part].masked_fill_(is_target, -torch.inf)
-            del drawn, is_target
+            del against, is_target
     return positive_logits, negative_logits
 
 

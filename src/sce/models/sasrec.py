@@ -11,7 +11,7 @@ their number. A state is the same however its batch is padded, trimmed, or group
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sce.data.batches import PADDING
 from sce.data.length_groups import LengthGroups
-from sce.errors import InputError
+from sce.errors import InputError, check_types, checked
 from sce.models.base import Backbone
 
 _SINKS = 8  # empty events that stand for the missing ones: dropout hits some of them, not all
@@ -45,6 +45,7 @@ class SASRecSettings:
     """Let attention also rest on the events that a history is short of max_length."""
 
     def __post_init__(self) -> None:
+        check_types(vars(self), get_type_hints(type(self)), "model.")
         for name in ("dim", "blocks", "heads", "max_length"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1; got {getattr(self, name)}")
@@ -73,6 +74,7 @@ class SASRec(Backbone):
 
     settings: SASRecSettings
 
+    @checked
     def __init__(
         self,
         n_items: int,

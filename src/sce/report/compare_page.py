@@ -25,7 +25,7 @@ from sce.report.frame import (
     show_change,
 )
 from sce.report.pages import render
-from sce.report.tables import TEST, Duel, all_settings, make_table, show_score
+from sce.report.tables import TEST, ComparisonTable, Duel, all_settings, make_table, show_score
 from sce.training.ranks import read_ranks
 from sce.units import plural, show_count, show_metric
 
@@ -59,6 +59,24 @@ def make_markdown(comparisons: Sequence[Comparison]) -> str:
     parts = map(_part, comparisons)
     headlines = _headlines(comparisons)
     return render("compare.md", "", written=datetime.now(), parts=parts, **headlines)
+
+
+def make_summary(comparisons: Sequence[Comparison]) -> tuple[list[list[str]], Iterator[str]]:
+    """For a terminal: the settings that were chosen under their heads, and paragraphs about them.
+
+    They are those of the verdicts; where there is no table, all settings of the first comparison.
+    """
+    one, table = _headline_table(comparisons) or (comparisons[0], ComparisonTable([]))
+    heads, rows = all_settings(table.groups or one.groups)
+
+    def paragraphs() -> Iterator[str]:
+        told = _headlines(comparisons)
+        for text, word in told["verdicts"]:
+            yield f"{word}\n  " + text.replace("; ", "\n  ")
+        known = [told["note"], *table.caveats(), *_popularity(one), *one.caveats()]
+        yield "\n".join(filter(None, known))
+
+    return [heads, *rows], filter(None, paragraphs())
 
 
 def make_files(comparisons: Sequence[Comparison]) -> dict[str, str]:
@@ -105,13 +123,6 @@ def _part(comparison: Comparison) -> dict[str, Any]:
 
 def _table(comparison: Comparison, spec: FigureSpec) -> dict[str, Any]:
     made = make_table(comparison.groups_of(spec), spec)
-    popular = {
-        row["dataset"]["name"]: show_metric(row["popularity"]["test"]["ndcg@10"])
-        for row in comparison.rows
-        if row.get("popularity")
-    }
-    told = ", ".join(f"{value} on {name}" for name, value in popular.items())
-    popularity = [f"Popularity reaches NDCG@10 {told}."] if told else []
     return {
         "table": made,
         "rows": [
@@ -119,26 +130,41 @@ def _table(comparison: Comparison, spec: FigureSpec) -> dict[str, Any]:
             for one in made.lines
         ],
         "name": spec.title or comparison.sweep.title,
-        "about": " ".join([_ABOUT, *made.caveats(), *popularity]),
+        "about": " ".join([_ABOUT, *made.caveats(), *_popularity(comparison)]),
     }
 
 
+def _popularity(comparison: Comparison) -> Iterator[str]:
+    """A sentence on the baseline, if it was measured."""
+    popular = {
+        row["dataset"]["name"]: show_metric(row["popularity"]["test"]["ndcg@10"])
+        for row in comparison.rows
+        if row.get("popularity")
+    }
+    if popular:
+        told = ", ".join(f"{value} on {name}" for name, value in popular.items())
+        yield f"Popularity reaches test NDCG@10 {told}."
+
+
 def _headlines(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """The verdicts, and what the reader needs to know of them."""
-    verdicts = list(_verdicts(comparisons))
-    note = _NO_RANKS if any("no interval" in text for text, _ in verdicts) else ""
+    """The verdicts, in words and each in a few, and what the reader needs to know of them."""
+    found = _headline_table(comparisons)
+    verdicts = [_verdict(duel) for duel in found[1].duels] if found else []
+    note = _NO_RANKS if any("no interval¹" in text for text, _ in verdicts) else ""
     return {"verdicts": verdicts, "note": note}
 
 
-def _verdicts(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, str]]:
-    """The duels of the first table that has some, in words, and each in a few."""
-    tables = (
-        make_table(groups, spec)
+def _headline_table(
+    comparisons: Sequence[Comparison],
+) -> tuple[Comparison, ComparisonTable] | None:
+    """The first table that has duels, else the first."""
+    tables = [
+        (one, make_table(groups, spec))
         for one in comparisons
         for spec in one.sweep.figures
         if spec.kind == "table" and (groups := one.groups_of(spec))
-    )
-    return map(_verdict, next((one.duels for one in tables if one.duels), []))
+    ]
+    return next((pair for pair in tables if pair[1].duels), tables[0] if tables else None)
 
 
 def _verdict(duel: Duel) -> tuple[str, str]:
@@ -162,7 +188,8 @@ def _verdict(duel: Duel) -> tuple[str, str]:
     ranks = _ranks(ours), _ranks(theirs)
     interval = relative_interval(*ranks) if all(ranks) else None
     text += f"; over {among} "
-    text += f"{' to '.join(map(show_change, interval))} (95%)" if interval else "no interval¹"
+    missing = "no interval: too few have a hit" if all(ranks) else "no interval¹"
+    text += f"{' to '.join(map(show_change, interval))} (95%)" if interval else missing
     saved = relative(ours.mean("memory"), theirs.mean("memory"))
     if saved is not None and not is_resident([*ours.rows, *theirs.rows]):
         text += f"; memory {show_change(saved)}"

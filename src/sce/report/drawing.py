@@ -76,14 +76,16 @@ class Axis:
     def encode(self, values: Sequence[float]) -> dict[str, Any]:
         """Options of an Altair channel for values along the axis."""
         axis: dict[str, Any] = {"tickCount": 5} | ({"format": self.format} if self.format else {})
-        scale: dict[str, Any] = {"zero": self.zero, "nice": not self.whole}
+        flat = min(values, default=0.0) == max(values, default=0.0)  # else its one tick says 0
+        scale: dict[str, Any] = {"zero": self.zero or flat, "nice": not self.whole}
         if self.whole:  # epochs
             first, last = int(min(values)), int(max(values))
             step = -(-(last - first) // 6) or 1
             axis |= {"format": "d", "values": list(range(-(-first // step) * step, last + 1, step))}
             scale |= {"domain": [first, last] if last > first else [first - 0.5, first + 0.5]}
         if self.log:
-            axis["format"] = "~s"
+            plain = "datum.label && datum.value < 1 ? format(datum.value, '~g') : datum.label"
+            axis |= {"format": "~s", "labelExpr": plain}  # never 300m for 0.3
             scale = {"type": "log", "nice": False, "padding": 12}
         return {"title": self.title, "axis": alt.Axis(**axis), "scale": alt.Scale(**scale)}
 

@@ -86,6 +86,8 @@ class ComparisonTable:
     lines: list[Line] = field(default_factory=list)
     chosen: list[str] = field(default_factory=list)
     """The settings, in words."""
+    groups: list[SeedGroup] = field(default_factory=list)
+    """The same, with their runs."""
     duels: list[Duel] = field(default_factory=list)
     seeds: set[int] = field(default_factory=set)
     unfinished: list[str] = field(default_factory=list)
@@ -114,6 +116,7 @@ def make_table(groups: Sequence[SeedGroup], spec: FigureSpec) -> ComparisonTable
     for dataset in datasets:
         picked = [best(s for s in members if s.dataset == dataset) for members in named.values()]
         real = [one for one in picked if one is not None]
+        table.groups += real
         table.chosen += [
             f"{dataset}: {describe(one, differing)} ({plural(len(one.rows), 'seed')})"
             for one in real

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sce.data.batches import DeviceSequences
 from sce.data.prepared import PreparedDataset
 from sce.data.storage import write_json
-from sce.errors import InputError, TrainingWarning
+from sce.errors import InputError, TrainingWarning, check_types
 from sce.evaluation.ranking import Popularity
 from sce.losses import LOSSES, DataSummary, Loss, ScalableCrossEntropy
 from sce.models.registry import BACKBONES
@@ -37,6 +37,7 @@ from sce.training.settings import TrainingSettings
 from sce.training.signals import Interrupts, StopRequested, TrainingInterrupted
 from sce.training.step import TrainingStep
 from sce.training.trainer import DivergenceError, Record, Trainer
+from sce.units import plural, show_duration, show_memory, show_metric
 
 __all__ = ["FitResult", "TrainingSettings", "TrainingWarning", "fit"]
 
@@ -73,6 +74,21 @@ class FitResult:
     """The processor."""
     history: list[Record]
     """A record for each epoch, as in metrics.jsonl."""
+
+    def __repr__(self) -> str:
+        lines = [
+            f"FitResult(best epoch {self.best_epoch} of {self.epochs}, ended by {self.stopped}"
+        ]
+        for split in ("validation", "test"):
+            if values := getattr(self, split):
+                users = plural(self.users[split], "user")
+                shown = (f"{name} {show_metric(values[name])}" for name in ("ndcg@10", "hr@10"))
+                lines.append(f"  {split}: {', '.join(shown)} of {users}")
+        if self.popularity:
+            lines[-1] += f"; popularity ndcg@10 {show_metric(self.popularity['test']['ndcg@10'])}"
+        time, peak = show_duration(self.seconds["training"]), self.memory_mib["training"]
+        memory = f"peak {show_memory(peak)} ({self.memory_measured})"
+        return "\n".join([*lines, f"  training: {time}, {memory}, on {self.device})"])
 
 
 def fit(
@@ -124,8 +140,11 @@ def fit(
         InputError: When what was given cannot work, or the loss stops being a number.
         TrainingInterrupted: After Ctrl-C or SIGTERM, when the state has been saved in `out`.
     """
-    settings = settings or TrainingSettings()
+    settings = TrainingSettings() if settings is None else settings
     _check_arguments(model, loss, dataset, settings)
+    others: dict[str, Any] = {"out": out, "resume": resume, "force": force, "config": config}
+    others |= {"loss_name": loss_name, "on_epoch": on_epoch, "progress": progress}
+    check_types(others, get_type_hints(fit))
     table = row_wise_table(model, loss) if settings.row_wise else None
     device = resolve_device(settings.device)
     described = {"model": describe_model(model), "loss": {}, "training": asdict(settings)}

@@ -65,6 +65,9 @@ class Run:
     sce_version: str  # that wrote it
     identity: str  # of its settings and dataset, which its weights have too
 
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}: {self.model} with {self.loss} on {self.dataset.path})"
+
     @classmethod
     def open(cls, path: Path | str) -> "Run":
         """Open a run, finished or not.

@@ -2,9 +2,9 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, get_type_hints
 
-from sce.errors import InputError
+from sce.errors import InputError, check_types
 from sce.training.device import Precision
 
 Schedule = Literal["constant", "warmup-cosine"]
@@ -68,6 +68,7 @@ class TrainingSettings:
     """On a GPU too, give the same bits each time; slower. A CPU does in any case."""
 
     def __post_init__(self) -> None:
+        check_types(vars(self), get_type_hints(type(self)), "training.")
         counts = {"epochs", "batch_size", "evaluate_every", "evaluation_batch_size"}
         counts |= {"validation_users", "max_steps"}
         not_negative = ("patience", "weight_decay", "warmup_steps", "save_minutes")
@@ -83,13 +84,8 @@ class TrainingSettings:
                 raise InputError(f"training.{name} must be above 0; got {value}")
         if not 0 <= self.seed < 2**63:  # torch's generators take no more
             raise InputError(f"training.seed lies between 0 and 2**63 - 1; got {self.seed}")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+        if not all(0 <= beta < 1 for beta in self.betas):
             raise InputError(f"training.betas are two numbers from 0 to below 1; got {self.betas}")
-        for name, choices in (("schedule", get_args(Schedule)), ("precision", get_args(Precision))):
-            if getattr(self, name) not in choices:
-                raise InputError(
-                    f"training.{name} is one of {', '.join(choices)}; got {getattr(self, name)!r}"
-                )
         if self.row_wise and self.catalogue_learning_rate is None:
             object.__setattr__(self, "catalogue_learning_rate", _CATALOGUE_RATE)
         constant = self.schedule == "constant"

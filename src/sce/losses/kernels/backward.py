@@ -49,13 +49,21 @@ def grad_states(saved: Saved, grad: Tensor, reduction: str) -> Tensor:
     return out
 
 
+def parts_dtype(saved: Saved) -> torch.dtype:
+    """Return the precision of the catalogue's gradient in parts: that of the products."""
+    same = saved.autocast_dtype is None and saved.x.dtype == saved.y.dtype
+    return saved.y.dtype if same else torch.float32
+
+
 def grad_places(saved: Saved, grad: Tensor, reduction: str, first: int, last: int) -> Tensor:
     """Return the rows that places in buckets first to last add to their items, [b, size_y, d].
 
-    A state's target is masked where it is in the bucket: what targets add is not in it.
+    A state's target is masked where it is in the bucket: what targets add is not in it. The scale
+    that all states share is left out, so that half precision, which is enough for a gradient in it,
+    has room for small ones.
     """
     size_y, d = saved.items.shape[1], saved.x.shape[1]
-    out = torch.empty(last - first, size_y, d, device=saved.x.device, dtype=torch.float32)
+    out = torch.empty(last - first, size_y, d, device=saved.x.device, dtype=parts_dtype(saved))
     tiles = Tiles(saved.x, saved.y, saved.autocast_dtype)
     programs = ceil_div(size_y, tiles.places.y) * (last - first)
     _launch(_grad_places_kernel, programs, saved, grad, out, tiles, tiles.places, reduction, first)
@@ -216,10 +224,9 @@ def _grad_places_kernel(
             grad += tl.dot(weights, x.to(tl.float32), input_precision="tf32x3")
         else:
             grad += weighted_sum(weights, x, ROUND, SPLIT, PRECISION)
-    grad *= common_scale(grad_ptr, count_ptr, REDUCTION)
     i_d = tl.arange(0, BLOCK_D)
     tl.store(
         out_ptr + ((bucket - first) * size_y + i_y)[:, None] * d + i_d[None, :],
-        grad,
+        grad.to(out_ptr.dtype.element_ty),
         mask=in_y[:, None] & (i_d < d)[None, :],
     )

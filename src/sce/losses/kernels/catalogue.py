@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sce.losses.buckets import MAX_PARTS
-from sce.losses.kernels.backward import Saved, common_scale, grad_places
+from sce.losses.kernels.backward import Saved, common_scale, grad_places, parts_dtype
 from sce.losses.kernels.bucketed import packed_value
 from sce.losses.kernels.launch import ceil_div, launch, power_of_2
 from sce.losses.kernels.precision import half_name, rounded
@@ -24,7 +24,7 @@ _NO_ROW = 2**31 - 1
 def grad_catalogue(saved: Saved, grad: Tensor, reduction: str, *, sparse: bool) -> Tensor:
     """Return the gradient of the catalogue [c, d]: dense, or sparse with the touched rows alone."""
     y, (n_buckets, size_y) = saved.y, saved.items.shape
-    at_once = max(1, MAX_PARTS // (size_y * y.shape[1] * 4))
+    at_once = max(1, MAX_PARTS // (size_y * y.shape[1] * parts_dtype(saved).itemsize))
     whole = at_once >= n_buckets
     if sparse and whole and len(saved.keys) <= len(y):
         out = y.new_zeros(len(saved.keys), y.shape[1])
@@ -143,7 +143,6 @@ def _entries(
     x_ptr,
     packed_ptr,
     grad_ptr,
-    common,
     n_places,
     d,
     stride_x,
@@ -163,16 +162,15 @@ def _entries(
     is_positive = mask & (source >= n_places)
     state = source - n_places
     loss = packed_value(tl.load(packed_ptr + state, mask=is_positive, other=0))
-    scale = common
-    if REDUCTION == "none":
-        scale = tl.load(grad_ptr + state, mask=is_positive, other=0.0).to(tl.float32)
     x = tl.load(
         x_ptr + state[:, None] * stride_x + i_d[None, :],
         mask=is_positive[:, None] & in_d,
         other=0.0,
     )
-    weight = (tl.exp(-loss) - 1.0) * scale
-    return part + weight[:, None] * rounded(x, ROUND).to(tl.float32)
+    weight = tl.exp(-loss) - 1.0
+    if REDUCTION == "none":
+        weight *= tl.load(grad_ptr + state, mask=is_positive, other=0.0).to(tl.float32)
+    return part.to(tl.float32) + weight[:, None] * rounded(x, ROUND).to(tl.float32)
 
 
 @triton.jit
@@ -202,9 +200,8 @@ def _add_by_item_kernel(
     mask = item < n_items  # what belongs to no item sorts behind the last
     if tl.max(mask.to(tl.int32), axis=0) > 0:
         i_d = tl.arange(0, BLOCK_D)
-        common = common_scale(grad_ptr, count_ptr, REDUCTION)
         rows = _entries(
-            i, mask, order_ptr, places_ptr, x_ptr, packed_ptr, grad_ptr, common,
+            i, mask, order_ptr, places_ptr, x_ptr, packed_ptr, grad_ptr,
             n_places, d, stride_x, REDUCTION, BLOCK_D, ROUND,
         )  # fmt: skip
         # Each entry adds up itself and the later ones of its item in this block. Only the first of
@@ -225,13 +222,14 @@ def _add_by_item_kernel(
             starts = tl.sum(more.to(tl.int32), axis=0)
             if starts > 0:
                 others = _entries(
-                    j, more, order_ptr, places_ptr, x_ptr, packed_ptr, grad_ptr, common,
+                    j, more, order_ptr, places_ptr, x_ptr, packed_ptr, grad_ptr,
                     n_places, d, stride_x, REDUCTION, BLOCK_D, ROUND,
                 )  # fmt: skip
                 rest += tl.sum(others, axis=0)
             starts = starts // BLOCK  # 1 while the whole block was of this item
             begin += BLOCK
         total += tl.where((item == final)[:, None], rest[None, :], 0.0)
+        total *= common_scale(grad_ptr, count_ptr, REDUCTION)
         row = i if SPARSE else item
         at = out_ptr + row[:, None].to(tl.int64) * d + i_d[None, :]
         kept = first[:, None] & (i_d < d)[None, :]

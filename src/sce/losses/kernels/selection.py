@@ -8,6 +8,8 @@ random, no two programs write to the same place, and the host never waits for th
 Four small groups at a time interleave (`groups.py`), so among equal scores the order of groups is
 the order of rows only to within three: groups taken beyond k absorb that, and that two passes round
 differently.
+
+Where k is large but few of the rows, a threshold finds them sooner (`threshold.py`).
 """
 
 import functools
@@ -20,9 +22,7 @@ from sce.losses.buckets import LARGE_K, score_bytes
 from sce.losses.kernels.best import best
 from sce.losses.kernels.groups import Cut, Rows, group_maxima, interleaves, score_again
 from sce.losses.kernels.launch import ceil_div
-
-SELECTING = 12  # the bytes moved for each number selected from: written once and read twice
-PASS = 128 << 20  # the bytes that could be moved while the launches of a pass begin and end
+from sce.losses.kernels.threshold import sparse_enough, top_rows_by_threshold
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,8 @@ class Plan:
 @functools.lru_cache(maxsize=4096)  # batches differ
 def make_plan(n: int, m: int, d: int, k: int) -> Plan:
     """Choose the cuts such that selecting takes little time and memory."""
-    values = score_bytes(m, d, k) // 4
-    return (_plan_few if k <= LARGE_K else _plan_many)(n, m, d, k + spare(k), values)
-
-
-def _plan_few(n: int, m: int, d: int, taken: int, values: int) -> Plan:
-    """Take as many groups as rows to look at again, if memory allows: one pass for all centres."""
+    # As many groups as rows to look at again, if memory allows: one pass for all centres.
+    taken, values = k + spare(k), score_bytes(m, d, k) // 4
     group = 1
     while group < 4096 and (2 * group) ** 2 * taken <= 2 * m:
         group *= 2
@@ -53,22 +49,6 @@ def _plan_few(n: int, m: int, d: int, taken: int, values: int) -> Plan:
     while part < group and at_once * taken * (group // part) > values:
         part *= 2
     return Plan(at_once, group, part)
-
-
-def _plan_many(n: int, m: int, d: int, taken: int, values: int) -> Plan:
-    """Move the fewest bytes: of rows scored again, of numbers to select from, and of each pass."""
-    plans = []
-    for group in (1 << i for i in range(13)):
-        n_groups = 4 * ceil_div(m, 4 * group)
-        again = 0 if group == 1 else min(taken, n_groups) * group
-        for part in (1 << i for i in range(6) if 1 << i < max(2, group)):
-            parts = again // part
-            last = min(taken, parts) * part if part > 1 else 0
-            passes = ceil_div(n, max(1, values // max(n_groups, parts, last)))
-            numbers = n_groups + parts + last
-            moved = n * ((again + last) * d * 2 + numbers * SELECTING) + passes * (m * d * 2 + PASS)
-            plans.append((moved, Plan(ceil_div(n, passes), group, part)))
-    return min(plans, key=lambda plan: plan[0])[1]
 
 
 def spare(k: int) -> int:
@@ -100,8 +80,11 @@ def top_rows(
         out = torch.empty(n, k, device=rows.device, dtype=torch.int32)
     if k == m:
         return out.copy_(torch.arange(m, device=rows.device, dtype=torch.int32).expand(n, m))
-    plan = plan or make_plan(n, m, d, k)
     given = Rows(rows, targets, autocast_dtype or rows.dtype)
+    if plan is None and targets is None and k > LARGE_K and sparse_enough(m, k):
+        top_rows_by_threshold(centres, given, k, spare(k), out)
+        return out
+    plan = plan or make_plan(n, m, d, k)
     for start in range(0, n, plan.at_once):
         end = min(n, start + plan.at_once)
         _top_rows(centres[start:end], given, k, plan, out[start:end])

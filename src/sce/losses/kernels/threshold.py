@@ -1,0 +1,388 @@
+"""Exact top-k rows of a catalogue for each centre where k is large: those that pass a threshold.
+
+The rows are cut into groups, spread over the catalogue, and one pass keeps the maximum of each. The
+k-th largest of these is a threshold that at least k rows reach, and few more. A second pass, by the
+same products, marks them, a bit each. They are listed, scored again, and the k best are taken.
+Scoring all rows twice by matrix units takes less time than gathering the rows of k groups.
+
+Nothing is random, and the host never waits. The list has room for more rows than usually pass. It
+has not where many scores are equal, as in a catalogue of zeros: one program then looks at all rows
+of its centre until it has the k best.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sce.losses.buckets import score_bytes
+from sce.losses.kernels.best import MAX_WIDTH, best
+from sce.losses.kernels.groups import Cut, Rows, rows_of, score_again
+from sce.losses.kernels.keys import kth_largest, ordered
+from sce.losses.kernels.launch import INTERPRETED, ceil_div, launch, power_of_2
+from sce.losses.kernels.precision import half_name, load_rows, product, product_by_slices
+from sce.losses.kernels.tiles import ROWS, again_tile, block, grouping_tile
+
+_GROUPS = 2.5  # for each row wanted: then 1.3 rows pass
+_LEAST_TILES = 128  # of groups, so that all processors have work
+_WORDS = 2048  # that a program reads at once
+
+
+def sparse_enough(m: int, k: int) -> bool:
+    """True if k of m rows are few enough for a threshold to leave out most."""
+    return 8 * k <= m
+
+
+def top_rows_by_threshold(
+    centres: Tensor,  # [n, d]
+    rows: Rows,
+    k: int,
+    spare: int,  # groups taken beyond k: they absorb that two passes round differently
+    out: Tensor,  # [n, k] int32
+    room: float = 1.75,  # of the list, for each row wanted
+) -> None:
+    """Write the k rows with the largest dot product with each centre, in any order."""
+    n, (m, d) = len(centres), rows.values.shape
+    tiles = ceil_div(m, ROWS)
+    group_tiles = min(max(ceil_div(int(_GROUPS * (k + spare)), ROWS), _LEAST_TILES), tiles)
+    room_k = min(m, 16 * ceil_div(int(room * k), 16))
+    budget = score_bytes(m, d, k) // 4
+    at_once = min(n, max(1, budget // (max(group_tiles * ROWS, room_k) + room_k)))
+    slab = min(tiles, max(1, budget // (at_once * (ROWS // 32))))  # tiles whose bits are held
+    for start in range(0, n, at_once):
+        some, its = centres[start : start + at_once], out[start : start + at_once]
+        width = max(group_tiles * ROWS, slab * (ROWS // 32), room_k)
+        values = torch.empty(len(some) * width, device=out.device, dtype=torch.float32)
+        listed = torch.empty(len(some), room_k, device=out.device, dtype=torch.int32)
+        counts = torch.zeros(len(some), device=out.device, dtype=torch.int32)
+        thresholds = torch.empty(len(some), device=out.device, dtype=torch.float32)
+        _maxima(some, rows, group_tiles, values)
+        _find_thresholds(values, group_tiles * ROWS, k + spare, thresholds)
+        words = values.view(torch.int32)
+        for first in range(0, tiles, slab):
+            last = min(tiles, first + slab)
+            _mark(some, rows, thresholds, first, last, words)
+            _list(words, first, last, m, listed, counts)
+        score_again(some, rows, listed, Cut(1, 1, False), values)
+        best(values, room_k, k, its, listed, Cut(1, 1, False))
+        _search(some, rows, thresholds, counts, room_k, its)
+
+
+def _maxima(centres: Tensor, rows: Rows, group_tiles: int, out: Tensor) -> None:
+    """Write the largest score of each group, [n, group_tiles * ROWS].
+
+    A group has one row of every tile from a first one on, `group_tiles` tiles apart.
+    """
+    (n, d), m, half = centres.shape, len(rows.values), _is_half(centres, rows)
+    tile = grouping_tile(rows.values, half=half)
+    launch(
+        _maxima_kernel, (group_tiles * ceil_div(n, tile.x),),
+        centres, rows.values, out, n, m, d, rows.values.stride(0), group_tiles,
+        BLOCK_ROWS=ROWS, BLOCK_N=tile.x, BLOCK_D=block(d), SLICE=tile.slice,
+        ROUND=half_name(rows.dtype), PRECISION="ieee" if half else "tf32x3",
+        NAN_WINS=not INTERPRETED, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+
+
+def _find_thresholds(values: Tensor, width: int, k: int, out: Tensor) -> None:
+    """Write the k-th largest of each row of numbers, or one below it that only k reach."""
+    held = min(power_of_2(width), MAX_WIDTH)
+    launch(
+        _thresholds_kernel, (len(out),), values, out, width, k, BLOCK=held,
+        HELD=width <= held, num_warps=16 if held > 8192 else 8,
+    )  # fmt: skip
+
+
+def _mark(
+    centres: Tensor, rows: Rows, thresholds: Tensor, first: int, last: int, words: Tensor
+) -> None:
+    """Set a bit for each row of some tiles that passes, in words [n, tiles * ROWS / 32]."""
+    (n, d), m, half = centres.shape, len(rows.values), _is_half(centres, rows)
+    tile = grouping_tile(rows.values, half=half)
+    launch(
+        _mark_kernel, (last - first,),
+        centres, rows.values, thresholds, words, first, (last - first) * (ROWS // 32), n, m, d,
+        rows.values.stride(0), BLOCK_ROWS=ROWS, BLOCK_N=tile.x, BLOCK_D=block(d), SLICE=tile.slice,
+        ROUND=half_name(rows.dtype), PRECISION="ieee" if half else "tf32x3",
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+
+
+def _list(words: Tensor, first: int, last: int, m: int, listed: Tensor, counts: Tensor) -> None:
+    """Append the rows that have a bit to the lists; behind them comes m, which is no row."""
+    launch(
+        _list_kernel, (len(listed),),
+        words, listed, counts, (last - first) * (ROWS // 32), first * (ROWS // 32), m,
+        listed.shape[1], BLOCK=_WORDS, LAST=last * ROWS >= m, num_warps=8,
+    )  # fmt: skip
+
+
+def _search(
+    centres: Tensor, rows: Rows, thresholds: Tensor, counts: Tensor, room: int, out: Tensor
+) -> None:
+    """Write the best rows where more passed than the list has room for."""
+    (n, d), m = centres.shape, len(rows.values)
+    block_rows, columns = again_tile(d, 1)
+    launch(
+        _search_kernel, (n,),
+        centres, rows.values, thresholds, counts, out, m, d, out.shape[1], room,
+        rows.values.stride(0), out.stride(0), BLOCK_ROWS=block_rows, BLOCK_D=power_of_2(d),
+        SLICE=columns, ROUND=half_name(rows.dtype), num_warps=8,
+    )  # fmt: skip
+
+
+def _is_half(centres: Tensor, rows: Rows) -> bool:
+    return centres.dtype == rows.dtype != torch.float32
+
+
+@triton.jit
+def _scores(
+    centres_ptr, i_n, in_n, centres, rows_ptr, i_row, mask, rows, stride_row, d,
+    BLOCK_D: tl.constexpr, SLICE: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return scores of centres and rows, which are held unless they are too wide."""
+    if SLICE == BLOCK_D:
+        return product(centres, rows, PRECISION)
+    return product_by_slices(
+        centres_ptr, i_n, in_n, d, rows_ptr, i_row, mask, stride_row, d,
+        SLICE, "", ROUND, PRECISION,
+    )  # fmt: skip
+
+
+@triton.jit
+def _maxima_kernel(
+    centres_ptr,  # [n, d]
+    rows_ptr,  # [m, d]
+    maxima_ptr,  # [n, group_tiles * BLOCK_ROWS]
+    n,
+    m,
+    d,
+    stride_row,
+    group_tiles,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SLICE: tl.constexpr,
+    ROUND: tl.constexpr,
+    PRECISION: tl.constexpr,
+    NAN_WINS: tl.constexpr,
+):
+    # Programs that read the same rows come one after the other.
+    n_tiles = tl.cdiv(n, BLOCK_N)
+    group = tl.program_id(0) // n_tiles
+    i_n = tl.program_id(0) % n_tiles * BLOCK_N + tl.arange(0, BLOCK_N)
+    in_n = i_n < n
+    column = tl.arange(0, BLOCK_ROWS)
+    centres = load_rows(centres_ptr, i_n, in_n, d, 0, d, SLICE, "")
+    best = tl.full((BLOCK_N, BLOCK_ROWS), float("-inf"), tl.float32)
+    for tile in range(group, tl.cdiv(m, BLOCK_ROWS), group_tiles):
+        i_row = tl.cast(tile, tl.int64) * BLOCK_ROWS + column
+        mask = i_row < m
+        rows = load_rows(rows_ptr, i_row, mask, stride_row, 0, d, SLICE, ROUND)
+        scores = _scores(
+            centres_ptr, i_n, in_n, centres, rows_ptr, i_row, mask, rows, stride_row, d,
+            BLOCK_D, SLICE, ROUND, PRECISION,
+        )  # fmt: skip
+        scores = tl.where(mask[None, :], scores, float("-inf"))
+        # NaN is lost in a common maximum: it must win, reach the loss, and be noticed there.
+        if NAN_WINS:
+            best = tl.maximum(best, scores, propagate_nan=tl.PropagateNan.ALL)
+        else:
+            best = tl.maximum(best, tl.where(scores == scores, scores, float("inf")))
+    at = i_n[:, None].to(tl.int64) * (group_tiles * BLOCK_ROWS) + group * BLOCK_ROWS
+    tl.store(maxima_ptr + at + column[None, :], best, mask=in_n[:, None])
+
+
+@triton.jit
+def _thresholds_kernel(
+    values_ptr,  # [n, width]
+    thresholds_ptr,  # [n]
+    width,
+    k,
+    BLOCK: tl.constexpr,
+    HELD: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    values_ptr += row * width
+    i = tl.arange(0, BLOCK)
+    if HELD:
+        least = kth_largest(ordered(values_ptr, i, width), k, -2147483648, 2147483647)
+    else:
+        least = tl.cast(-2147483648, tl.int32)
+        high = tl.cast(2147483647, tl.int32)
+        reach = k + 1
+        while (reach != k) & (least + 1 < high):
+            middle = (least >> 1) + (high >> 1) + (least & high & 1)
+            reach = k * 0
+            for start in range(0, width, BLOCK):
+                keys = ordered(values_ptr, start + i, width)
+                reach += tl.sum((keys >= middle).to(tl.int32), axis=0)
+            high = tl.where(reach < k, middle, high)
+            least = tl.where(reach < k, least, middle)
+    bits = tl.where(least < 0, least ^ 0x7FFFFFFF, least)
+    value = bits.to(tl.float32, bitcast=True)
+    tl.store(thresholds_ptr + row, tl.where(value == value, value, float("-inf")))
+
+
+@triton.jit
+def _mark_kernel(
+    centres_ptr,  # [n, d]
+    rows_ptr,  # [m, d]
+    thresholds_ptr,  # [n]
+    words_ptr,  # [n, n_words]
+    first,
+    n_words,
+    n,
+    m,
+    d,
+    stride_row,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SLICE: tl.constexpr,
+    ROUND: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    WORDS: tl.constexpr = BLOCK_ROWS // 32
+    tile = tl.program_id(0)
+    column = tl.arange(0, BLOCK_ROWS)
+    i_row = (first + tile).to(tl.int64) * BLOCK_ROWS + column
+    mask = i_row < m
+    rows = load_rows(rows_ptr, i_row, mask, stride_row, 0, d, SLICE, ROUND)
+    # The rows of a word interleave as those of a group do: one thread has the scores of all.
+    bit = tl.where(mask, 1 << (column // 8 * 2 + column % 2), 0)
+    for start in range(0, n, BLOCK_N):
+        i_n = start + tl.arange(0, BLOCK_N)
+        in_n = i_n < n
+        centres = load_rows(centres_ptr, i_n, in_n, d, 0, d, SLICE, "")
+        scores = _scores(
+            centres_ptr, i_n, in_n, centres, rows_ptr, i_row, mask, rows, stride_row, d,
+            BLOCK_D, SLICE, ROUND, PRECISION,
+        )  # fmt: skip
+        threshold = tl.load(thresholds_ptr + i_n, mask=in_n, other=0.0)
+        fails = scores < threshold[:, None]  # which NaN does not
+        bits = tl.reshape(tl.where(fails, 0, bit[None, :]), (BLOCK_N, 16, 4, 2))
+        word = tl.sum(tl.sum(bits, axis=3), axis=1)
+        at = i_n[:, None].to(tl.int64) * n_words + tile * WORDS + tl.arange(0, WORDS)[None, :]
+        tl.store(words_ptr + at, word, mask=in_n[:, None])
+
+
+@triton.jit
+def _list_kernel(
+    words_ptr,  # [n, n_words]
+    listed_ptr,  # [n, room]
+    counts_ptr,  # [n]
+    n_words,
+    first,  # the number of the first word
+    m,
+    room,
+    BLOCK: tl.constexpr,
+    LAST: tl.constexpr,
+):
+    bucket = tl.program_id(0).to(tl.int64)
+    words_ptr += bucket * n_words
+    listed_ptr += bucket * room
+    count = tl.load(counts_ptr + bucket)
+    for start in range(0, n_words, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        word = tl.load(words_ptr + i, mask=i < n_words, other=0)
+        ones = word - ((word >> 1) & 0x55555555)
+        ones = (ones & 0x33333333) + ((ones >> 2) & 0x33333333)
+        ones = (((ones + (ones >> 4)) & 0x0F0F0F0F) * 0x01010101 >> 24) & 0x3F
+        at = count + tl.cumsum(ones, axis=0) - ones
+        count += tl.sum(ones, axis=0)
+        left = tl.max(ones, axis=0)
+        while left > 0:
+            lowest = word & -word
+            # A power of two is known by the exponent of its float; the sign is that of bit 31.
+            exponent = (lowest.to(tl.float32).to(tl.int32, bitcast=True) >> 23) & 0xFF
+            row = rows_of(first + i, exponent - 127, 32, True)
+            tl.store(listed_ptr + at, row.to(tl.int32), mask=(word != 0) & (at < room))
+            at += (word != 0).to(tl.int32)
+            word = word & (word - 1)
+            left -= 1
+    if LAST:
+        for start in range(tl.minimum(count, room), room, BLOCK):
+            i = start + tl.arange(0, BLOCK)
+            tl.store(listed_ptr + i, tl.full((BLOCK,), m, tl.int32), mask=i < room)
+    tl.store(counts_ptr + bucket, count)
+
+
+@triton.jit
+def _all_keys(
+    centre_ptr, rows_ptr, start, m, d, stride_row,
+    BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr, SLICE: tl.constexpr, ROUND: tl.constexpr,
+):  # fmt: skip
+    """Return the scores of a block of rows as integers of the same order; behind m the lowest."""
+    row = start + tl.arange(0, BLOCK_ROWS)
+    i_d = tl.arange(0, SLICE)
+    scores = tl.zeros((BLOCK_ROWS,), tl.float32)
+    for first in range(0, d, SLICE):
+        centre = tl.load(centre_ptr + first + i_d, mask=first + i_d < d, other=0.0).to(tl.float32)
+        rows = load_rows(rows_ptr, row, row < m, stride_row, first, d, SLICE, ROUND).to(tl.float32)
+        scores += tl.sum(rows * centre[None, :], axis=1)
+    scores = tl.where(scores == scores, scores, float("inf"))
+    bits = (scores + 0.0).to(tl.int32, bitcast=True)
+    return tl.where(row < m, tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits), -2147483648)
+
+
+@triton.jit
+def _search_kernel(
+    centres_ptr,  # [n, d]
+    rows_ptr,  # [m, d]
+    thresholds_ptr,  # [n]
+    counts_ptr,  # [n]
+    out_ptr,  # [n, k]
+    m,
+    d,
+    k,
+    room,
+    stride_row,
+    stride_out,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SLICE: tl.constexpr,
+    ROUND: tl.constexpr,
+):
+    bucket = tl.program_id(0).to(tl.int64)
+    if tl.load(counts_ptr + bucket) > room:
+        centre_ptr = centres_ptr + bucket * d
+        out_ptr += bucket * stride_out
+        # As in `kth_largest`, over all rows; the threshold and what follows it are tried first,
+        # since many equal scores are why the list is too short.
+        bits = tl.load(thresholds_ptr + bucket).to(tl.int32, bitcast=True)
+        middle = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+        low = tl.cast(-2147483648, tl.int32)
+        high = tl.cast(2147483647, tl.int32)
+        reach = k + 1
+        above = k * 0  # rows that reach `high`
+        tries = 0
+        while (reach != k) & (low + 1 < high):
+            reach = k * 0
+            for start in range(0, m, BLOCK_ROWS):
+                keys = _all_keys(
+                    centre_ptr, rows_ptr, start, m, d, stride_row, BLOCK_ROWS, BLOCK_D, SLICE, ROUND
+                )
+                reach += tl.sum((keys >= middle).to(tl.int32), axis=0)
+            above = tl.where(reach < k, reach, above)
+            high = tl.where(reach < k, middle, high)
+            low = tl.where(reach < k, low, middle)
+            tries += 1
+            half = (low >> 1) + (high >> 1) + (low & high & 1)
+            middle = tl.where((tries == 1) & (reach > k), middle + 1, half)
+        # Of equal scores the first rows are taken, as many as are left.
+        left = tl.where(reach == k, k, k - above)
+        ceiling = tl.where(reach == k, 2147483647, high)
+        written = k * 0
+        for start in range(0, m, BLOCK_ROWS):
+            keys = _all_keys(
+                centre_ptr, rows_ptr, start, m, d, stride_row, BLOCK_ROWS, BLOCK_D, SLICE, ROUND
+            )
+            equal = ((keys >= low) & (keys < ceiling)).to(tl.int32)
+            before = tl.cumsum(equal, axis=0) - equal
+            taken = (keys >= ceiling) | ((equal > 0) & (before < left))
+            place = written + tl.cumsum(taken.to(tl.int32), axis=0) - 1
+            row = (start + tl.arange(0, BLOCK_ROWS)).to(tl.int32)
+            tl.store(out_ptr + place, row, mask=taken)
+            left -= tl.minimum(left, tl.sum(equal, axis=0))
+            written += tl.sum(taken.to(tl.int32), axis=0)

@@ -1,0 +1,103 @@
+"""The best rows by a threshold, against the plain function."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from sce.losses import buckets
+from tests.losses.kernels.made_problem import DEVICE, GPU
+
+pytest.importorskip("triton")
+from sce.losses.kernels import selection, threshold
+from sce.losses.kernels.groups import Rows
+from sce.losses.kernels.selection import spare, top_rows
+from sce.losses.kernels.threshold import top_rows_by_threshold
+
+KINDS = ["as drawn", "by norm", "duplicates", "all equal", "zeros"]
+SIZES = [(3, 1000, 8, 17), (2, 1111, 24, 60), (70, 600, 8, 20)]
+if GPU:
+    SIZES += [(320, 100_000, 64, 2048), (70, 50_000, 200, 1500), (9, 300_000, 16, 20_000)]
+
+
+def drawn(n: int, m: int, d: int, kind: str) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    centres, rows = torch.randn(n, d, generator=g), torch.randn(m, d, generator=g)
+    if kind == "by norm":
+        rows = rows * torch.rand(m, 1, generator=g)
+        rows = rows[rows.norm(dim=1).argsort()]
+    elif kind != "as drawn":  # whole numbers: no sum is rounded
+        centres, rows = centres.round(), rows.round()
+        rows = rows if kind == "duplicates" else torch.full_like(rows, kind == "all equal")
+    return centres, rows
+
+
+def found(centres: Tensor, rows: Tensor, k: int, room: float = 1.75) -> Tensor:
+    out = torch.empty(len(centres), k, dtype=torch.int32, device=DEVICE)
+    given = Rows(rows.to(DEVICE), None, rows.dtype)
+    top_rows_by_threshold(centres.to(DEVICE), given, k, spare(k), out, room)
+    return out.long().sort(dim=1).values.cpu()
+
+
+@pytest.fixture(autouse=True)
+def few_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not GPU:
+        monkeypatch.setattr(threshold, "_LEAST_TILES", 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", SIZES if GPU else SIZES[:1], ids=str)
+def test_exact_top_rows(size: tuple[int, int, int, int], kind: str) -> None:
+    n, m, d, k = size
+    centres, rows = drawn(n, m, d, kind)
+    assert torch.equal(
+        found(centres, rows, k), buckets.top_rows(centres.double(), rows.double(), k)
+    )
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("kilobytes", [8, 64])
+def test_slabs_of_rows_and_centres(
+    size: tuple[int, int, int, int], kilobytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        threshold, "score_bytes", lambda *_: kilobytes << (20 if size[1] > 9999 else 10)
+    )
+    centres, rows = drawn(*size[:3], "as drawn")
+    expected = buckets.top_rows(centres.double(), rows.double(), size[3])
+    assert torch.equal(found(centres, rows, size[3]), expected)
+
+
+@pytest.mark.parametrize("kind", ["as drawn", "duplicates"])
+def test_a_list_that_is_too_short(kind: str) -> None:
+    centres, rows = drawn(2, 900, 8, kind)
+    expected = buckets.top_rows(centres.double(), rows.double(), 40)
+    assert torch.equal(found(centres, rows, 40, room=1.0), expected)
+
+
+def test_thresholds_of_more_numbers_than_a_program_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threshold, "MAX_WIDTH", 64)
+    centres, rows = drawn(2, 900, 8, "as drawn")
+    expected = buckets.top_rows(centres.double(), rows.double(), 40)
+    assert torch.equal(found(centres, rows, 40), expected)
+
+
+def test_what_is_not_a_number_is_found() -> None:
+    centres, rows = drawn(2, 900, 8, "as drawn")
+    rows[[3, 700]] = torch.nan
+    assert all({3, 700} <= set(row) for row in found(centres, rows, 40).tolist())
+
+
+def test_many_of_few_rows_are_found_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "LARGE_K", 16)
+    taken: list[int] = []
+
+    def spy(*arguments: object) -> None:
+        taken.append(1)
+        top_rows_by_threshold(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(selection, "top_rows_by_threshold", spy)
+    centres, rows = (tensor.to(DEVICE) for tensor in drawn(2, 300, 8, "as drawn"))
+    for k, passes in ((16, 0), (17, 1), (37, 2), (38, 2)):
+        rows_found = top_rows(centres, rows, k).long().sort(dim=1).values.cpu()
+        assert torch.equal(rows_found, buckets.top_rows(centres.cpu(), rows.cpu(), k))
+        assert len(taken) == passes
