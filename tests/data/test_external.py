@@ -62,7 +62,7 @@ def prepared(source: Sequence[str], out: Path, **options: Any) -> dict[str, byte
         return contents(prepare(source, out, **options).path)
     except InputError as error:
         assert not out.exists()
-        return str(error)
+        return str(error).replace("at least ", "")
 
 
 def assert_same(

@@ -130,7 +130,7 @@ def read_parts(
     surveys: list[_Survey] = []
     sample, items = _Sample(), _Distinct()
     for number, file in enumerate(files, 1):
-        report(f"reading {_progress(file, number, len(files))}")
+        _tell(report, "reading", file, number, len(files))
         survey, of_file = _survey(file, sample)
         items.add(of_file)
         surveys.append(survey)
@@ -166,19 +166,18 @@ def read_parts(
     stored = directory / "rows"
     stored.mkdir()
     encode = _encoder(distinct)
-    done = batch = 0
+    done, pending = 0, []
     for number, (file, survey) in enumerate(zip(files, surveys, strict=True), 1):
-        report(f"dividing {_progress(file, number, len(files))} into {plural(n_parts, 'part')}")
+        _tell(report, "dividing", file, number, len(files))
         for table in _batches(file, survey.text):
-            if not table.rows.height:
-                continue
-            encoded = _encode(table.rows, survey, types, encode, unit, done)
-            place = bounds.search_sorted(encoded[USER], side="right").alias(_PART)
-            parts = encoded.with_columns(place).partition_by(_PART, as_dict=True)
-            for (part,), of_part in parts.items():
-                with (stored / f"{part:06}-{batch:09}").open("wb") as opened:
-                    of_part.drop(_PART).write_ipc(opened)
-            done, batch = done + encoded.height, batch + 1
+            if table.rows.height:
+                pending.append(_encode(table.rows, survey, types, encode, unit, done))
+                done += table.rows.height
+            if sum(batch.height for batch in pending) >= batch_rows:
+                _store(pl.concat(pending), bounds, stored, done)
+                pending.clear()
+    if pending:
+        _store(pl.concat(pending), bounds, stored, done)
     item_ids = encode_ids(distinct)[1]
     del distinct, encode
     log = stored_log(directory / "log", "string" if USER in text else "integer", item_ids)
@@ -192,9 +191,11 @@ def read_parts(
     return log, sum(survey.ends.dropped for survey in surveys)
 
 
-def _progress(file: _File, number: int, count: int) -> str:
-    of_all = f" ({number} of {count})" if count > 1 else ""
-    return f"{file.path}, {show_size(file.path.stat().st_size)}{of_all}"
+def _tell(report: Callable[[str], None], doing: str, file: _File, number: int, count: int) -> None:
+    """Report a file, and of many about every twentieth part of them."""
+    if (number - 1) % math.ceil(count / 20) == 0:
+        of_all = f" ({number} of {count})" if count > 1 else ""
+        report(f"{doing} {file.path}, {show_size(file.path.stat().st_size)}{of_all}")
 
 
 def _batches(file: _File, text: frozenset[str] = frozenset()) -> Iterator[Table]:
@@ -292,6 +293,15 @@ def _encode(
     return pl.DataFrame(columns | {TIME: to_ticks(times, unit).values})
 
 
+def _store(batch: pl.DataFrame, bounds: pl.Series, directory: Path, number: int) -> None:
+    """Write a batch to files, one for each range of users."""
+    part = bounds.search_sorted(batch[USER], side="right").alias(_PART)
+    parts = batch.with_columns(part).partition_by(_PART, as_dict=True, include_key=False)
+    for (place,), rows in parts.items():
+        with (directory / f"{place:06}-{number:015}").open("wb") as file:
+            rows.write_ipc(file)
+
+
 def _encoder(distinct: pl.Series) -> Callable[[pl.Series], pl.Series]:
     """Codes of ids that are all among these: places in the sorted list."""
     codes = pl.Series(_CODE, np.arange(len(distinct), dtype=np.int32))
@@ -372,14 +382,16 @@ class _Sample:
 
     def __init__(self) -> None:
         self._users: list[pl.Series] = []
-        self._size, self._share = 0, 1.0
+        self._share, self._random = 1.0, np.random.default_rng(0)
 
     def add(self, users: pl.Series) -> None:
-        self._users.append(users.sample(fraction=self._share, seed=0))
-        self._size += len(self._users[-1])
-        while self._size > 2 * _SAMPLE:
-            self._users = [of.sample(fraction=0.5, seed=0) for of in self._users]
-            self._size, self._share = sum(map(len, self._users)), self._share / 2
+        self._users.append(self._draw(users, self._share))
+        while sum(map(len, self._users)) > 2 * _SAMPLE:
+            self._users = [self._draw(users, 0.5) for users in self._users]
+            self._share /= 2
 
     def take(self, kind: pl.DataType) -> pl.Series:
         return pl.concat([users.cast(kind) for users in self._users])
+
+    def _draw(self, users: pl.Series, share: float) -> pl.Series:
+        return users.sample(self._random.binomial(len(users), share), seed=0)

@@ -189,9 +189,12 @@ def complete_rows(
     columns: Chosen,
     raw: pl.DataFrame,
     drop_incomplete: bool,
-    first_row: int = 0,
+    first_row: int | None = None,
 ) -> Table:
-    """Ids and times of raw values; rows that lack one are refused or dropped."""
+    """Ids and times of raw values; rows that lack one are refused or dropped.
+
+    These are all rows of the file, or some, of which the first has a number.
+    """
     read = []
     parsers = (read_ids, read_ids, read_times)
     for name, column, parse in zip(_NAMES, columns, parsers, strict=False):
@@ -217,9 +220,10 @@ def complete_rows(
         fault = f"cannot read {value!r} in column {column!r} as a time"
     else:
         fault = f"no {Columns._fields[place]}, column {column!r} is empty"
+    least = "" if first_row is None else "at least "
     raise InputError(
-        f"{path}, {place_of_row(path, fmt, first_row + bad[0])}: {fault}; "
-        f"{plural(len(bad), 'row')} of it must be mended or removed, or left out with "
+        f"{path}, {place_of_row(path, fmt, (first_row or 0) + bad[0])}: {fault}; "
+        f"{least}{plural(len(bad), 'row')} of it must be mended or removed, or left out with "
         f"{named('drop_incomplete', True)}"
     )
 
