@@ -155,6 +155,11 @@ VALUES: dict[str, dict[str, Any]] = {
             "2020-05-17 01:00:00.123456789", [f"2020-05-17 00:00:{t:02}" for t in TIMES]
         )
     },
+    "text that nanoseconds do not reach": {
+        "timestamp": late(
+            "2020-05-17 01:00:00.123456789", ["3000-01-01 00:00:00", *["2020-05-17 00:00:01"] * 399]
+        )
+    },
     "nanoseconds": {"timestamp": 1_600_000_000_000_000_000 + TIMES},
     "times beyond 64 bits": {"timestamp": late(2.0**70, TIMES.astype(float))},
     "one user has most": {"user_id": np.where(TIMES < 45, 5, USERS)},
@@ -162,6 +167,15 @@ VALUES: dict[str, dict[str, Any]] = {
     "rows without a user": {"user_id": late(None, USERS.tolist())},
     "an unreadable time": {"timestamp": late("yesterday", TIMES.astype(str))},
 }
+
+
+def test_times_of_two_kinds_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(external, "_BATCH_ROWS", 50)
+    times = pl.Series(["2020-05-17"] * 200 + ["1600000000"] * 200)
+    source = as_csv(FRAME.with_columns(timestamp=times), tmp_path)
+    assert "log.csv: times are numbers in some rows and dates" in fail(
+        source, tmp_path, memory="1GB", drop_incomplete=True
+    )
 
 
 @pytest.mark.parametrize("write", [as_csv, as_parquet, as_partitions])

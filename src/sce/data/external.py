@@ -10,6 +10,7 @@ import itertools
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -30,7 +31,15 @@ from sce.data.reading import (
     wanted_columns,
 )
 from sce.data.tables import Table, check_fractions, concatenate
-from sce.data.values import Ticks, UnitName, encode_ids, guess_unit, sort_rows, to_ticks
+from sce.data.values import (
+    Ticks,
+    UnitName,
+    encode_ids,
+    fit_nanoseconds,
+    guess_unit,
+    sort_rows,
+    to_ticks,
+)
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, named
 from sce.units import plural, show_size
@@ -262,18 +271,25 @@ def _survey(file: _File, sample: "_Sample") -> tuple[_Survey, pl.Series]:
         text |= mixed  # read again: what was the integer 12 may have been written as 12.0
     types: dict[Any, Any] = dict.fromkeys(text, pl.String)
     if len(kinds[TIME]) > 1:
-        if not all(kind.is_numeric() for kind in kinds[TIME]):
-            if any(kind.is_numeric() for kind in kinds[TIME]):
-                raise InputError(
-                    f"{file.path}: times are numbers in some rows and dates in others; write them "
-                    f"alike, or leave {named('memory')} out to hear in which rows"
-                )
-            types[TIME] = pl.Datetime("ns")
-        else:
-            types[TIME] = pl.Float64
+        types[TIME] = _common_time(file.path, kinds[TIME], ends)
     found = pl.concat([end.cast(types) for end in ends]) if ends else none.rows
     summary = none._replace(rows=found, dropped=dropped)
     return _Survey(summary, text, rows), items.take(found.schema[ITEM])
+
+
+def _common_time(
+    path: Path, kinds: set[pl.DataType], ends: Sequence[pl.DataFrame]
+) -> type[pl.Float64] | pl.Datetime:
+    """Type of times that had several, one in each batch; that of all of them read at once."""
+    numeric = [kind.is_numeric() for kind in kinds]
+    if all(numeric):
+        return pl.Float64
+    if any(numeric):
+        raise InputError(
+            f"{path}: times are numbers in some rows and dates in others; write them alike, or "
+            f"leave {named('memory')} out to hear in which rows"
+        )
+    return pl.Datetime("ns" if all(fit_nanoseconds(end[TIME]) for end in ends) else "us")
 
 
 def _encode(
@@ -310,9 +326,8 @@ def _encoder(distinct: pl.Series) -> Callable[[pl.Series], pl.Series]:
         table[distinct.to_numpy() - distinct[0]] = codes
         return lambda ids: pl.Series(table[ids.to_numpy() - distinct[0]])
     both = pl.DataFrame({ITEM: distinct, _CODE: codes})
-    return lambda ids: ids.to_frame(ITEM).join(both, on=ITEM, how="left", maintain_order="left")[
-        _CODE
-    ]
+    join = partial(pl.DataFrame.join, other=both, on=ITEM, how="left", maintain_order="left")
+    return lambda ids: join(ids.to_frame(ITEM))[_CODE]
 
 
 def _sort(paths: Sequence[Path], unit: UnitName, item_ids: Vocabulary) -> Interactions:
