@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sce.cli import main
-from sce.data import external, order
+from sce.data import external, order, survey
 from sce.data.prepare import prepare
 from sce.errors import InputError
 
@@ -201,7 +201,7 @@ def test_files_of_several_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_parts_are_of_about_one_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(external, "_count_parts", lambda *_: 10)
-    monkeypatch.setattr(external, "_SAMPLE", 500)
+    monkeypatch.setattr(survey, "_SAMPLE_USERS", 500)
     users = RANDOM.permutation(np.repeat(np.arange(3000), 10))
     frame = pl.DataFrame({"user_id": users, "item_id": users % 7, "timestamp": users})
     source = as_parquet(frame, tmp_path)

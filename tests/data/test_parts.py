@@ -3,7 +3,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sce.data.interactions import Interactions, Tally
@@ -67,6 +67,7 @@ def test_vocabularies_grow_at_their_end(make: Any, tmp_path: Path) -> None:
 times = st.integers(0, 9) | st.integers(-(2**63), 2**63 - 1)
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(times), min_size=1), st.floats(0, 1))
 def test_the_quantile_is_that_of_numpy(lists: list[list[int]], quantile: float) -> None:
     everything = np.array([time for one in lists for time in one], np.int64)

@@ -6,36 +6,27 @@ writes the rows of each range apart. Sorted one by one, these parts follow one a
 of the whole log. What remains in memory is one batch or one part, and what each item takes.
 """
 
-import itertools
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
 
 from sce.data.columns import ITEM, TIME, USER, Columns
-from sce.data.faults import explain
-from sce.data.formats import Format, choose_format, find_files
+from sce.data.formats import choose_format, find_files
 from sce.data.interactions import Interactions
 from sce.data.parts import DiskList, stored_log
-from sce.data.reading import (
-    UNREADABLE,
-    complete_rows,
-    scan_csv,
-    scan_parquet,
-    type_csv,
-    wanted_columns,
-)
-from sce.data.tables import Table, check_fractions, concatenate
+from sce.data.reading import wanted_columns
+from sce.data.survey import Distinct, LogFile, Sample, Survey, read_batches, survey_file
+from sce.data.tables import check_fractions, concatenate
 from sce.data.values import (
     Ticks,
     UnitName,
     encode_ids,
-    fit_nanoseconds,
     guess_unit,
     sort_rows,
     to_ticks,
@@ -46,52 +37,12 @@ from sce.units import plural, show_size
 
 _BATCH_ROWS = 1 << 22  # at most
 _BATCH_BYTES = 1000  # of the memory that is allowed, for each row of a batch
-_SAMPLE = 1 << 18  # users, at most twice as many
 _BASE_BYTES = 500 << 20  # the process with its libraries, and the batches under way
 _ITEM_BYTES, _ROW_BYTES = 100, 110  # in memory, for each item and each row of a part
 _LEAST_ROWS = 1 << 20  # of a part
 _DISK_BYTES = 40  # beside the output, for each row of the log
 _TABLE_PER_ITEM = 8  # integers are looked up in a table of their range if it is not much longer
 _CODE, _PART = "\x00code", "\x00part"
-
-
-class _File(NamedTuple):
-    path: Path
-    format: Format
-    wanted: Columns
-    drop_incomplete: bool
-    batch_rows: int
-
-
-class _Survey(NamedTuple):
-    """What must be known of a file before its rows can be stored."""
-
-    ends: Table  # some rows, of the types of all; the least and the largest time are among them
-    text: frozenset[str]  # columns of ids that are not all integers
-    rows: int
-
-
-def find_partitions(source: Any) -> list[Path]:
-    """Parquet files in directories and below, sorted by their names in each."""
-    files: list[Path] = []
-    for given in [source] if isinstance(source, str | Path) else source:
-        directory = Path(given).expanduser()
-        if not directory.is_dir():
-            raise InputError(
-                f"{given} is no directory; {named('partitions', True)} reads directories of "
-                "Parquet files, leave it out to read files"
-            )
-        found = sorted(
-            file
-            for file in directory.rglob("*.parquet")
-            # As engines do: names that begin so are of work in progress or of bookkeeping.
-            if not any(name[0] in "._" for name in file.relative_to(directory).parts)
-            and file.is_file()
-        )
-        if not found:
-            raise InputError(f"{given} holds no file that ends with .parquet")
-        files += found
-    return files
 
 
 def read_parts(
@@ -135,12 +86,12 @@ def read_parts(
     for path in find_files(source):
         fmt = choose_format(path, format)
         wanted = columns.or_else(fmt.columns)
-        files.append(_File(path, fmt, wanted, drop_incomplete, batch_rows))
-    surveys: list[_Survey] = []
-    sample, items = _Sample(), _Distinct()
+        files.append(LogFile(path, fmt, wanted, drop_incomplete, batch_rows))
+    surveys: list[Survey] = []
+    sample, items = Sample(), Distinct()
     for number, file in enumerate(files, 1):
-        _tell(report, "reading", file, number, len(files))
-        survey, of_file = _survey(file, sample)
+        _tell(report, "reading", file.path, number, len(files))
+        survey, of_file = survey_file(file, sample)
         items.add(of_file)
         surveys.append(survey)
     ends = concatenate([survey.ends for survey in surveys], time_unit)
@@ -177,8 +128,8 @@ def read_parts(
     encode = _encoder(distinct)
     done, pending = 0, []
     for number, (file, survey) in enumerate(zip(files, surveys, strict=True), 1):
-        _tell(report, "dividing", file, number, len(files))
-        for table in _batches(file, survey.text):
+        _tell(report, "dividing", file.path, number, len(files))
+        for table in read_batches(file, survey.text):
             if table.rows.height:
                 pending.append(_encode(table.rows, survey, types, encode, unit, done))
                 done += table.rows.height
@@ -200,101 +151,16 @@ def read_parts(
     return log, sum(survey.ends.dropped for survey in surveys)
 
 
-def _tell(report: Callable[[str], None], doing: str, file: _File, number: int, count: int) -> None:
+def _tell(report: Callable[[str], None], doing: str, path: Path, number: int, count: int) -> None:
     """Report a file, and of many about every twentieth part of them."""
     if (number - 1) % math.ceil(count / 20) == 0:
         of_all = f" ({number} of {count})" if count > 1 else ""
-        report(f"{doing} {file.path}, {show_size(file.path.stat().st_size)}{of_all}")
-
-
-def _batches(file: _File, text: frozenset[str] = frozenset()) -> Iterator[Table]:
-    """Rows of a file in order, some at a time; ids of the columns `text` stay text."""
-    path, fmt = file.path, file.format
-    if fmt.layout == "jsonl":
-        raise InputError(
-            f"{path}: jsonl is read whole, and not within {named('memory')}; convert it to "
-            "Parquet or csv first"
-        )
-    if not path.stat().st_size:
-        raise InputError(f"{path}: the file is empty (0 bytes)")
-    try:
-        scan = scan_csv if fmt.layout == "csv" else scan_parquet
-        columns, lines = scan(path, fmt, file.wanted)
-        row = 0
-        batches = lines.collect_batches(chunk_size=file.batch_rows, engine="streaming")
-        # First none at all: of an empty file the types are known too.
-        for raw in itertools.chain([lines.head(0).collect()], batches):
-            typed = type_csv(raw, text) if fmt.layout == "csv" else _as_text(path, raw)
-            yield complete_rows(path, fmt, columns, typed, file.drop_incomplete, first_row=row)
-            row += raw.height
-    except pl.exceptions.NoDataError as error:
-        raise InputError(f"{path}: the file is empty") from error
-    except UNREADABLE as error:
-        raise explain(path, fmt, error) from error
-
-
-def _as_text(path: Path, raw: pl.DataFrame) -> pl.DataFrame:
-    """Bytes as text, which all must be: one batch does not tell what the others hold."""
-    for name in (USER, ITEM):
-        if raw.schema[name] == pl.Binary:
-            try:
-                raw = raw.with_columns(pl.col(name).cast(pl.String))
-            except pl.exceptions.PolarsError as error:
-                raise InputError(
-                    f"{path}: ids are bytes that are no text; write them as hexadecimal text, or "
-                    f"leave {named('memory')} out"
-                ) from error
-    return raw
-
-
-def _survey(file: _File, sample: "_Sample") -> tuple[_Survey, pl.Series]:
-    """Types of a file, and its items; adds to the sample of users."""
-    text: frozenset[str] = frozenset()
-    while True:
-        kinds: dict[str, set[pl.DataType]] = {USER: set(), ITEM: set(), TIME: set()}
-        items, rows, dropped = _Distinct(), 0, 0
-        ends: list[pl.DataFrame] = []
-        for table in _batches(file, text):
-            rows, dropped = rows + table.rows.height, dropped + table.dropped
-            if not table.rows.height:
-                none = table
-                continue
-            for name, kind in table.rows.schema.items():
-                kinds[name].add(kind)
-            sample.add(table.rows[USER])
-            items.add(table.rows[ITEM])
-            times = table.rows[TIME] if TIME in table.rows.columns else pl.Series([0])
-            ends.append(table.rows[[times.arg_min() or 0, times.arg_max() or 0]])
-        mixed = frozenset(name for name in (USER, ITEM) if len(kinds[name]) > 1)
-        if mixed <= text:
-            break
-        text |= mixed  # read again: what was the integer 12 may have been written as 12.0
-    types: dict[Any, Any] = dict.fromkeys(text, pl.String)
-    if len(kinds[TIME]) > 1:
-        types[TIME] = _common_time(file.path, kinds[TIME], ends)
-    found = pl.concat([end.cast(types) for end in ends]) if ends else none.rows
-    summary = none._replace(rows=found, dropped=dropped)
-    return _Survey(summary, text, rows), items.take(found.schema[ITEM])
-
-
-def _common_time(
-    path: Path, kinds: set[pl.DataType], ends: Sequence[pl.DataFrame]
-) -> type[pl.Float64] | pl.Datetime:
-    """Type of times that had several, one in each batch; that of all of them read at once."""
-    numeric = [kind.is_numeric() for kind in kinds]
-    if all(numeric):
-        return pl.Float64
-    if any(numeric):
-        raise InputError(
-            f"{path}: times are numbers in some rows and dates in others; write them alike, or "
-            f"leave {named('memory')} out to hear in which rows"
-        )
-    return pl.Datetime("ns" if all(fit_nanoseconds(end[TIME]) for end in ends) else "us")
+        report(f"{doing} {path}, {show_size(path.stat().st_size)}{of_all}")
 
 
 def _encode(
     rows: pl.DataFrame,
-    survey: _Survey,
+    survey: Survey,
     types: Mapping[str, pl.DataType],
     encode: Callable[[pl.Series], pl.Series],
     unit: UnitName,
@@ -373,40 +239,3 @@ def _check_user_fractions(log: DiskList[Interactions]) -> None:
         found = np.flatnonzero(part.user_ids.lookup(whole) >= 0)
         both = [text for place in found for text in (whole[place], fractions[place])]
         check_fractions("user", pl.Series(both, dtype=pl.String))
-
-
-class _Distinct:
-    """Ids, each once; of several types, until it is known of which all are."""
-
-    def __init__(self) -> None:
-        self._found: dict[pl.DataType, list[pl.Series]] = {}
-
-    def add(self, ids: pl.Series) -> None:
-        found = self._found.setdefault(ids.dtype, [])
-        found.append(ids.unique())
-        if sum(map(len, found)) > 2 * len(found[0]) + _BATCH_ROWS:
-            found[:] = [pl.concat(found).unique()]
-
-    def take(self, kind: pl.DataType) -> pl.Series:
-        found = [ids.cast(kind) for of_kind in self._found.values() for ids in of_kind]
-        return pl.concat([pl.Series(ITEM, [], kind), *found]).unique()
-
-
-class _Sample:
-    """Users of rows chosen at random, each with the same chance."""
-
-    def __init__(self) -> None:
-        self._users: list[pl.Series] = []
-        self._share, self._random = 1.0, np.random.default_rng(0)
-
-    def add(self, users: pl.Series) -> None:
-        self._users.append(self._draw(users, self._share))
-        while sum(map(len, self._users)) > 2 * _SAMPLE:
-            self._users = [self._draw(users, 0.5) for users in self._users]
-            self._share /= 2
-
-    def take(self, kind: pl.DataType) -> pl.Series:
-        return pl.concat([users.cast(kind) for users in self._users])
-
-    def _draw(self, users: pl.Series, share: float) -> pl.Series:
-        return users.sample(self._random.binomial(len(users), share), seed=0)

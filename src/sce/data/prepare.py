@@ -138,8 +138,9 @@ def prepare(
     memory, partitions = given.pop("memory", None), given.pop("partitions", False)
     exists = check_target(out, force=force)
     try:
-        from sce.data.external import find_partitions, read_parts
+        from sce.data.external import read_parts
         from sce.data.reading import read_interactions
+        from sce.data.survey import find_partitions
     except ModuleNotFoundError as error:
         if error.name != "polars":
             raise
