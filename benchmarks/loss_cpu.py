@@ -2,13 +2,16 @@
 
     python benchmarks/loss_cpu.py
     python benchmarks/loss_cpu.py --items 1000000 --only SCE "SCE, tensor code"
+    OMP_NUM_THREADS=1 python benchmarks/loss_cpu.py --bucket-size-y 2048 --length 47 \
+        --items 1000 2000 3000 4000 8000 16000 --only SCE "CE, chunked"  # where exact is faster
 
 Each cell runs in a process of its own: forward and backward of a batch of 128 sequences of 200
 states. "extra MiB" is the peak of resident memory beyond what was resident before the call (inputs,
 libraries) and beyond the two gradients that it returns: what a machine must have that holds those.
 "forward MiB" is the peak of the forward pass by itself, when there are no gradients yet (unless the
 loss computes them there). Seconds are the median of the repeats; compare them within a run, not
-between machines.
+between machines. "CPU seconds" are the least of the repeats' time on a processor, of all threads:
+with one thread they can be compared on a busy machine.
 
 What is chosen with --only and --items replaces its own rows in the results, and leaves the others.
 """
@@ -26,6 +29,7 @@ from cells import Row, measure_cells
 from contenders import NOT_ON_CPU, ROOM_CPU, contenders
 from rows import show
 
+SHAPE = ("batch", "length", "dim", "bucket_size_y")
 MAX_SECONDS = 20.0  # after which a slow cell is not repeated again
 
 
@@ -39,6 +43,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--length", type=int, default=200)
     parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--bucket-size-y", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--limit-gib", type=float, default=16.0, help="give up beyond this memory")
     parser.add_argument("--out", type=Path, default=None, help="default: results/loss_cpu.jsonl")
@@ -47,22 +52,24 @@ def main() -> None:
     def measure(cell: Row) -> Row:
         limit = int(options.limit_gib * 2**30)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        return measure_cell(cell, options.batch, options.length, options.dim, options.repeats)
+        return measure_cell(cell, options.repeats)
 
     # Sizes outside, losses inside: what is compared is measured close together in time.
-    shape = {"batch": options.batch, "length": options.length, "dim": options.dim}
+    shape = {name: vars(options)[name] for name in SHAPE}
     cells: list[Row] = [
         shape | {"items": items, "loss": loss} for items in options.items for loss in options.only
     ]
     rows = measure_cells(
         "loss_cpu", cells, measure, packages=["torch"], beside=list(cells[0]), to=options.out
     )
-    print(show(rows, ["items", "loss", "seconds", "extra MiB", "forward MiB", "failed"]))
+    measured = ["seconds", "CPU seconds", "extra MiB", "forward MiB", "failed"]
+    print(show(rows, ["items", "loss", *measured]))
 
 
-def measure_cell(cell: Row, batch: int, length: int, dim: int, repeats: int) -> Row:
+def measure_cell(cell: Row, repeats: int) -> Row:
     """Measure one loss on one catalogue size, in this process."""
-    loss = contenders(batch * length, room=ROOM_CPU)[cell["loss"]]()
+    batch, length, dim, size_y = (cell[name] for name in SHAPE)
+    loss = contenders(batch * length, size_y=size_y, room=ROOM_CPU)[cell["loss"]]()
     torch.manual_seed(0)
     # A small call first: it starts the thread pool and loads what is loaded lazily.
     small = (torch.randn(2, 40, dim), torch.randn(500, dim), torch.randint(500, (2, 40)))
@@ -82,12 +89,15 @@ def measure_cell(cell: Row, batch: int, length: int, dim: int, repeats: int) -> 
     del value
 
     seconds: list[float] = []
+    on_cpu: list[float] = []
     while len(seconds) < repeats and sum(seconds) < MAX_SECONDS:
-        start = time.perf_counter()
+        start, start_on_cpu = time.perf_counter(), time.process_time()
         torch.autograd.grad(loss(states, catalogue, targets), (states, catalogue))
         seconds.append(time.perf_counter() - start)
+        on_cpu.append(time.process_time() - start_on_cpu)
     return {
         "seconds": round(statistics.median(seconds), 4),
+        "CPU seconds": round(min(on_cpu), 4),
         "extra MiB": round(extra / 2**20, 1),
         "forward MiB": round(forward / 2**20, 1),
         "threads": torch.get_num_threads(),

@@ -114,6 +114,7 @@ def test_a_config_comes_back_from_its_dictionary() -> None:
         ("[loss]\nt = 'x'", r"\[loss\] t must be a number"),
         ("[loss\n", r"is not valid TOML"),
         ("x = " + 3000 * "[" + 3000 * "]", r"is not valid TOML"),
+        ("x = " + 5000 * "9", r"is not valid TOML"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(text: str, message: str, tmp_path: Path) -> None:
@@ -171,7 +172,8 @@ def test_a_model_beyond_all_memory(tmp_path: Path) -> None:
 
 def test_model_and_loss_are_built_for_the_dataset(tmp_path: Path) -> None:
     dataset = make_cycle(tmp_path / "data")
-    config = Config.compose({"model": {"dim": 8, "max_length": 4}, "training": {"batch_size": 10}})
+    training = {"batch_size": 10, "device": "cpu"}
+    config = Config.compose({"model": {"dim": 8, "max_length": 4}, "training": training})
     model, loss = config.build(dataset)
     assert tuple(model.catalogue.shape) == (12, 8)
     mean = (dataset.train.lengths - 1).clip(max=4).mean()

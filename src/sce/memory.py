@@ -10,6 +10,7 @@ from sce.units import show_size
 _RAN_OUT = re.compile(
     r"(?i)out of memory|not enough memory|can.?t allocate memory|memory allocation"
 )
+_NO_THREAD = re.compile(r"(?i)can.?t start new thread|spawn worker thread|kind: WouldBlock")
 _ROOT = Path("/")  # of the system's files; tests have their own
 
 
@@ -69,6 +70,11 @@ def ran_out(error: BaseException) -> str | None:
         return said or "an allocation failed"
     panic = type(error).__name__ == "PanicException"
     return said if (panic or isinstance(error, RuntimeError)) and _RAN_OUT.search(said) else None
+
+
+def lacks_threads(error: BaseException) -> bool:
+    """True for an error, or a panic of polars, which says that no thread could be started."""
+    return _NO_THREAD.search(str(error)) is not None
 
 
 def _groups() -> Iterator[int]:

@@ -129,6 +129,28 @@ def test_running_out_of_memory_is_one_line(
         main(["prepare", "--debug"])
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("can't start new thread"),
+        PanicException("OS can't spawn worker thread: Resource temporarily unavailable"),
+    ],
+)
+def test_too_few_threads_are_one_line(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(cli, "app", Mock(side_effect=error))
+    assert "no thread could be started" in complaint(["prepare"], capsys)
+    with pytest.raises(type(error)):
+        main(["prepare", "--debug"])
+
+
+def test_what_a_terminal_would_obey_is_shown_and_not_sent(capsys: Capture) -> None:
+    name = "\x1b[31m\x07\u202ea\x9b"
+    assert r"\x1b[31m\x07\u202ea\x9b" in complaint(["evaluate", name], capsys)
+    assert len(complaint(["evaluate", "x" * 70_000], capsys)) < 1000
+
+
 @pytest.mark.parametrize("verb", ["--help", "datasets", "datasets --json"])
 def test_a_full_device_as_standard_output_is_one_line(verb: str) -> None:
     with Path("/dev/full").open("w") as full:

@@ -313,6 +313,27 @@ def test_arrays_that_do_not_fit_each_other_are_named(tmp_path: Path) -> None:
         PreparedDataset.load(tmp_path / "data")
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("train_items", [0, 1, 2, 9, 0], "items must lie between"),
+        ("train_items", [0, 1, 2, -1, 0], "items must lie between"),
+        ("test_users", [-1], "users must lie between"),
+        ("train_offsets", [0, 7, 5], "a test sequence needs"),
+    ],
+)
+def test_codes_that_mean_nothing_are_named(
+    tmp_path: Path, name: str, values: list[int], message: str
+) -> None:
+    write(tmp_path / "data")
+    file = tmp_path / "data" / f"{name}.npy"
+    np.save(file, np.array(values, np.load(file).dtype))
+    files = json.loads((tmp_path / "data" / "dataset.json").read_text())["files"]
+    rewrite_manifest(tmp_path / "data", files=files | {file.name: manifest.describe_file(file)})
+    with pytest.raises(InputError, match=message):
+        PreparedDataset.load(tmp_path / "data")
+
+
 def test_what_is_no_prepared_dataset_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nowhere does not exist; make it with: sce prepare"):
         PreparedDataset.load(tmp_path / "nowhere")

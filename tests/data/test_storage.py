@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sce.data import storage
+from sce.data.shapes import parse_json
 from sce.data.storage import (
     append_json_line,
     atomic_directory,
@@ -31,6 +32,12 @@ RECORD: dict[str, Any] = {"name": "a\u2028b\udc80ż", "loss": 0.1 + 0.2, "nested
 def test_digests_are_those_of_b2sum() -> None:
     data = bytes(range(256)) * 5000
     assert digest_bytes(data) == hashlib.blake2b(data, digest_size=32).hexdigest()
+
+
+@pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e400", str(2**63), "9" * 5000])
+def test_numbers_that_nothing_of_ours_has_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"finite|64 bits|limit"):
+        parse_json(f'{{"a": [{text}]}}'.encode())
 
 
 # --- directories
@@ -207,7 +214,8 @@ def test_a_half_written_last_line_is_passed_over_and_replaced(tmp_path: Path) ->
         (b'{"a": "\xff"}', "is half-written or altered: it is not JSON"),
         (b"[1]", "has no checksum: it was altered, or is of an older sce"),
         (b'{"a": 1}', "has no checksum: it was altered, or is of an older sce"),
-        (b'{"a": NaN, "checksum": ""}', "was altered: its checksum does not fit"),
+        (b'{"a": NaN, "checksum": ""}', "is half-written or altered: it is not JSON"),
+        (b'{"a": 1, "checksum": ""}', "was altered: its checksum does not fit"),
     ],
 )
 def test_other_content_is_named_with_file_and_line(

@@ -114,6 +114,7 @@ def test_an_empty_file_is_one_run_as_ever(tmp_path: Path) -> None:
         ("grid = []", "grid is empty"),
         ("[[grid]\n", "not valid TOML"),
         ("x = " + 3000 * "[" + 3000 * "]", "not valid TOML"),
+        ("x = " + 5000 * "9", "not valid TOML"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(text: str, message: str, tmp_path: Path) -> None:

@@ -17,9 +17,10 @@ from sce.experiments.store import Sweep, SweepDirectory, read_rows
 from sce.recommend import Recommender
 from sce.training.run import Run
 from tests.cycle_data import make_cycle
-from tests.experiments.made_rows import write_place
+from tests.experiments.made_rows import make_row, write_place
 from tests.tiny_run import make_dataset, make_run
 
+CE = {"loss.name": "ce"}
 FIGURE = FigureSpec("table", by=("loss.centres",), published=({"name": "x", "hr@10": 0.1},))
 
 
@@ -140,26 +141,28 @@ def test_what_is_damaged_is_made_small_too(tmp_path: Path) -> None:
 
 def test_of_two_rows_about_one_run_the_later_counts(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
-    rows = [{"key": "a", "n": 1}, {"key": "b", "n": 2}, {"key": "a", "n": 3}]
+    rows = [make_row(key, CE, n=n) for key, n in (("a", 1), ("b", 2), ("a", 3))]
     for row in rows:
         append_json_line(file, row)
-    assert read_rows(file) == [{"key": "a", "n": 3}, {"key": "b", "n": 2}]
+    assert read_rows(file) == [rows[2], rows[1]]
     assert len(file.read_text().splitlines()) == 3
 
 
 @pytest.mark.parametrize("cut", [1, 5, 10])  # the last within a letter
 def test_a_row_that_was_cut_off_harms_no_other(tmp_path: Path, cut: int) -> None:
     file = tmp_path / "rows.jsonl"
-    append_json_line(file, {"key": "a\u2028"})
+    append_json_line(file, make_row("a\u2028", CE))
     with file.open("ab") as out:
         out.write('{"key": "ä"}'.encode()[:cut])
     assert [row["key"] for row in read_rows(file)] == ["a\u2028"]
-    append_json_line(file, {"key": "c"})
+    append_json_line(file, make_row("c", CE))
     assert [row["key"] for row in read_rows(file)] == ["a\u2028", "c"]
 
 
 def test_every_flipped_bit_of_rows_and_sweeps_is_found(tmp_path: Path) -> None:
-    place = write_place(tmp_path / "sweep", [{"key": key, "measure": "steps"} for key in "ab"])
+    made = [make_row(key, CE, measure="steps") for key in "ab"]
+    rows = [{name: row[name] for name in list(row)[:10]} for row in made]
+    place = write_place(tmp_path / "sweep", rows)
     tried = 0
     for file in (place.rows, place.path / "sweeps" / "main.json"):
         whole = file.read_bytes()

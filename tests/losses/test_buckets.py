@@ -136,6 +136,7 @@ def test_nan_beside_ties_and_minus_infinity() -> None:
     nan, inf = float("nan"), float("inf")
     rows = torch.tensor([[-inf], [-inf], [nan], [nan], [nan]])
     assert top_rows(torch.ones(1, 1), rows, 4).tolist() == [[0, 2, 3, 4]]
+    assert top_rows(torch.ones(1, 1), rows, 2).min() >= 2
     rows = torch.zeros(50, 1)
     rows[20] = nan
     assert 20 in top_rows(torch.ones(1, 1), rows, 4).tolist()[0]

@@ -235,11 +235,11 @@ def test_inside_a_compiled_model_the_result_is_the_same() -> None:
         ({"bucket_size_x": -3}, "bucket_size_x must be at least 1, got -3"),
         ({"bucket_size_y": 2.5}, "bucket_size_y must be an integer, got 2.5"),
         ({"bucket_size_y": float("inf")}, "bucket_size_y must be an integer, got inf"),
-        ({"alpha": float("nan")}, "alpha must be a positive, finite number, got nan"),
-        ({"alpha": "2"}, "alpha must be a positive, finite number, got '2'"),
+        ({"alpha": float("nan")}, "alpha must be finite, got nan"),
+        ({"alpha": "2"}, "alpha must be a number, got .2."),
         ({"centres": "paper"}, "centres must be one of .*, got 'paper'"),
         ({"sparse_grad": 1}, "sparse_grad must be True or False, got 1"),
-        ({"beta": 0.0}, "beta must be a positive, finite number, got 0"),
+        ({"beta": 0.0}, "beta must be above 0, got 0"),
         ({"backend": "cuda"}, "backend must be one of .*, got 'cuda'"),
     ],
 )
@@ -325,10 +325,10 @@ def test_no_tensor_grows_with_buckets_by_catalogue_or_by_bucket_logits(largest_t
 @pytest.mark.parametrize(
     ("n_items", "settings", "sizes"),
     [
-        (60, {}, (80, 0, 60)),
-        (5000, {}, (80, 0, 2048)),
-        (5000, {"sparse_grad": True}, (80, 0, 256)),
-        (100, {"sparse_grad": True}, (80, 0, 100)),
+        (60, {}, (20, 0, 60)),
+        (5000, {}, (20, 0, 2048)),
+        (5000, {"sparse_grad": True}, (20, 0, 256)),
+        (100, {"sparse_grad": True}, (20, 0, 100)),
         (5000, {"coverage": False}, (20, 20, 2048)),
         (5000, {"bucket_size_y": 9, "alpha": 3.0, "beta": 4.0}, (15, 0, 9)),
         (5000, {"n_buckets": 7, "bucket_size_y": 9000}, (7, 0, 5000)),
@@ -341,8 +341,10 @@ def test_nothing_need_be_said_of_sizes(
     # 100 positions, whatever their targets, or 100 targets at most.
     states, catalogue, targets = problem(12, n=100, c=n_items)
     loss = ScalableCrossEntropy(**settings)
-    assert loss.sizes(n_items, 100) == sizes
+    assert loss.sizes(n_items, 100, cpu=True) == sizes
     n_buckets, size_x, size_y = sizes
+    more_on_a_gpu = 4 if loss.coverage and settings.keys().isdisjoint({"alpha", "n_buckets"}) else 1
+    assert loss.sizes(n_items, 100) == (more_on_a_gpu * n_buckets, size_x, size_y)
     named = ScalableCrossEntropy(
         n_buckets=n_buckets,
         coverage=loss.coverage,

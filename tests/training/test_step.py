@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from sce.data.batches import DeviceSequences, training_batch
 from sce.data.length_groups import LengthGroups
+from sce.errors import InputError
 from sce.losses import CrossEntropy, ScalableCrossEntropy
 from sce.models.sasrec import SASRec, SASRecSettings
 from sce.training.settings import TrainingSettings
@@ -49,6 +50,30 @@ def test_a_step_is_what_one_would_write_by_hand() -> None:
     for mine, theirs in zip(step.model.parameters(), other.parameters(), strict=True):
         assert theirs.grad is not None
         torch.testing.assert_close(mine.data, theirs.data - 0.1 * theirs.grad)
+
+
+@pytest.mark.parametrize(
+    ("machine", "precision", "used"),
+    [("aarch64", "float32", False), ("aarch64", "bf16", True), ("x86_64", "float32", True)],
+)
+def test_a_step_in_float32_on_arm_multiplies_without_onednn(
+    machine: str, precision: str, used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onednn: Any = torch.backends.mkldnn
+    seen = []
+
+    def loss(states: Tensor, catalogue: Tensor, targets: Tensor) -> Tensor:
+        states.register_hook(lambda _: seen.append(onednn.enabled))
+        seen.append(onednn.enabled)
+        return CrossEntropy().forward(states, catalogue, targets)
+
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    before = onednn.enabled
+    make_step(loss, precision=precision)(torch.arange(5), SEEDS)
+    assert seen == [used, used]
+    with pytest.raises(InputError):
+        make_step(lambda *_: None, precision=precision)(torch.arange(5), SEEDS)
+    assert onednn.enabled == before
 
 
 def test_gradients_are_clipped() -> None:

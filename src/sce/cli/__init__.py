@@ -18,7 +18,7 @@ from cyclopts.help.formatters import DefaultFormatter
 
 from sce import __version__
 from sce.errors import InputError, TrainingWarning, settings_as_flags
-from sce.memory import ran_out
+from sce.memory import lacks_threads, ran_out
 from sce.progress import PipedConsole
 
 VERBS: dict[str, tuple[str, list[str]]] = {
@@ -184,6 +184,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(_explain(error))
     except BaseException as error:  # panics of polars are no Exceptions
         reason = ran_out(error)
+        if not debug and lacks_threads(error):
+            return _complain("no thread could be started; allow more processes (ulimit -u)")
         if debug or reason is None:
             raise
         remedy = "free some, take less at once, or use a machine that has more"
@@ -203,12 +205,19 @@ def _explain(error: Exception) -> str:
 
 
 def _complain(message: str) -> int:
-    say("error: " + " ".join(message.split()))
+    words = (
+        word if len(word) < 1000 else f"{word[:200]}...{word[-20:]}" for word in message.split()
+    )
+    say("error: " + " ".join(words))
     return 2
 
 
 def say(line: str) -> None:
-    """Write a line to standard error, if anybody reads it."""
+    """Write a line to standard error, if anybody reads it.
+
+    Names of files and ids may hold sequences that a terminal obeys: they are shown, not sent.
+    """
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
     if sys.stderr is not None:  # else print would take standard output
         with suppress(OSError):
             print(f"sce: {line}", file=sys.stderr, flush=True)

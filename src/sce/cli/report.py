@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from sce.cli import telling
 from sce.data.storage import write_text
 from sce.errors import InputError
+from sce.memory import require_memory
 from sce.training.run import Run, warn_of
 
 _EXTRA = ("altair", "vl_convert", "jinja2", "polars")
@@ -17,6 +18,8 @@ _RECORDS = (".json", ".jsonl", ".npy", ".safetensors")  # of runs and sweeps
 
 def needs_report(module: str) -> Any:
     """Import a module of `sce.report`, or say how its libraries are installed."""
+    remedy = "it is address space alone: allow more of it (ulimit -v)"
+    require_memory(0, "drawing charts", remedy, mapped=7.2e10)  # V8, which else ends the process
     try:
         return import_module(f"sce.report.{module}")
     except ModuleNotFoundError as error:

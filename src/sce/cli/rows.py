@@ -20,6 +20,7 @@ from sce.cli import say
 from sce.data.columns import ITEM, USER
 from sce.data.storage import atomic_file, empty, read_json, write_json
 from sce.errors import InputError
+from sce.memory import require_memory
 
 if TYPE_CHECKING:
     from sce.recommend import Id, Recommended
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 Format = Literal["csv", "jsonl", "parquet"]
 COLUMNS = (USER, ITEM, "score", "rank")
 STATE = "state.json"
+_SAVED = {"key": str, "position": int, "text": [str], "state": {"given": int}}
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -126,7 +128,7 @@ def open_rows(
         state_file = partial.with_name(STATE)
         saved = None
         with suppress(InputError, FileNotFoundError):
-            saved = read_json(state_file)
+            saved = read_json(state_file, _SAVED)
         if saved is None or force or saved["key"] != key:
             saved = {"position": 0, "text": [], "state": None}
             empty(partial.parent)
@@ -160,6 +162,7 @@ def _choose(out: Path, format_: Format | None, *, force: bool) -> str:
         known = ", ".join(f".{name}" for name in get_args(Format))
         raise InputError(f"{out} ends in none of {known}; name it so, or choose with --format")
     if chosen == "parquet":
+        require_memory(0, f"writing {out}", mapped=1e9)
         try:
             import polars  # noqa: F401 - rather now than at the end
         except ModuleNotFoundError as error:

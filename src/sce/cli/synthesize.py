@@ -13,6 +13,7 @@ from sce.data.columns import ITEM, TIME, USER
 from sce.data.storage import atomic_file, reason
 from sce.data.synthetic import SyntheticSettings, generate
 from sce.errors import InputError
+from sce.memory import require_memory
 from sce.progress import ProgressDisplay
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def synthesize(
         raise InputError(f"{out} is a directory; name a file, such as {out / 'log.parquet'}")
     if out.exists() and not force:
         raise InputError(f"{out} exists already; choose another name, or --force to replace it")
+    require_memory(0, f"writing {out}", mapped=1e9)
     try:
         import polars as pl
         from polars.io.plugins import register_io_source

@@ -13,10 +13,13 @@ from sce.cli import say, telling
 from sce.cli.output import show_lines, show_metrics
 from sce.config import (
     DEFAULT_NAMES,
+    EXACT_ITEMS,
+    EXACT_LOSS,
     SECTIONS,
     Config,
     classes_with,
     for_loss,
+    is_exact_faster,
     load_toml,
     setting_types,
 )
@@ -25,6 +28,7 @@ from sce.losses import LOSSES
 from sce.models.registry import BACKBONES
 from sce.training.device import resolve_device
 from sce.training.fit import FitResult, fit
+from sce.training.run import Run
 from sce.training.run_start import check_target
 from sce.training.signals import TrainingInterrupted
 from sce.units import plural
@@ -66,7 +70,10 @@ def _help(section: str, name: str) -> str:
     if name == "name":
         table: Any = LOSSES if section == "loss" else BACKBONES
         choices = ", ".join(f"{key} ({entry.summary})" for key, entry in table.items())
-        return f"{choices}. [default: {DEFAULT_NAMES[section]}]"
+        default = DEFAULT_NAMES[section]
+        if section == "loss":
+            default += f", on a CPU ce in chunks up to {EXACT_ITEMS:,} items: as fast, and exact"
+        return f"{choices}. [default: {default}]"
     owners = classes_with(section, name)
     text = [_documentation(settings)[name] for settings in owners.values()][-1]
     if len(owners) < len(SECTIONS[section]):
@@ -125,10 +132,17 @@ def train(  # noqa: D417 - the settings document themselves
     if dropped:
         left_out = f"leaving out its {', '.join(dropped)}"
         say(f"{config} is for another loss than {chosen.loss_name}: {left_out}")
-    out = out or Path("runs") / f"{prepared.resolve().name}-{chosen.loss_name}"
-    check_target(out, force=force, resume=resume)
-    resolve_device(chosen.training.device)  # a GPU that is not there is refused first
+    there = out is not None and check_target(out, force=force, resume=resume)
+    device = resolve_device(chosen.training.device)  # a GPU that is not there is refused first
     dataset = PreparedDataset.load(prepared)
+    if not (file.get("loss") or options["loss"] or chosen.training.row_wise):
+        begun = Run.open(out).loss if out and there and resume else None
+        if begun == "ce" or (begun is None and is_exact_faster(dataset.n_items, device)):
+            chosen = Config.compose(EXACT_LOSS, file, options)
+        if begun is None and chosen.loss_name == "ce":
+            why = f"with {plural(dataset.n_items, 'item')} it takes less time than SCE on a CPU"
+            say(f"exact cross-entropy: {why}; --loss sce takes the latter")
+    out = out or Path("runs") / f"{prepared.resolve().name}-{chosen.loss_name}"
     try:
         network, objective = chosen.build(dataset)
         result = fit(

@@ -3,8 +3,9 @@
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
@@ -13,8 +14,18 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from sce.data.storage import CHECKSUM, is_same, json_checksum, new_digest, tidy, write_json
+from sce.data.shapes import misfit, parse_json
+from sce.data.storage import (
+    CHECKSUM,
+    is_same,
+    json_checksum,
+    new_digest,
+    tidy,
+    write_json,
+)
 from sce.errors import InputError
+
+FILE = {"bytes": int, "blake2b": str}  # shape of `describe_file`
 
 
 def write_array(path: Path, array: NDArray[Any]) -> None:
@@ -57,6 +68,7 @@ class Manifest:
     noun: str  # "prepared dataset"
     command: str  # that makes one: "sce prepare INPUT"
     remedy: str  # "prepare it again"
+    shape: Mapping[str, Any] = field(default_factory=dict)  # of the content, beside its files
 
     def write(self, directory: Path, content: Mapping[str, Any]) -> None:
         """Write the manifest of a directory, whole or not at all."""
@@ -116,7 +128,7 @@ class Manifest:
     def _parse(self, path: Path, directory: int) -> dict[str, Any]:
         try:
             with _open_in(directory, self.file) as file:
-                manifest = json.loads(file.read().decode())
+                manifest = parse_json(file.read())
         except FileNotFoundError:
             raise InputError(
                 f"{path} is not a {self.noun}: it has no {self.file}; make one with: {self.command}"
@@ -132,6 +144,8 @@ class Manifest:
             )
         if manifest.pop(CHECKSUM, None) != json_checksum(manifest):
             raise self.damaged(path, f"{self.file} was altered")
+        if (wrong := misfit(manifest, {"files": {"*": FILE}, **self.shape})) is not None:
+            raise self.damaged(path, f"{wrong} of {self.file} is missing, or of another kind")
         return manifest
 
     def _map(
@@ -161,4 +175,10 @@ def _digest(file: BufferedReader) -> str:
 
 
 def _open_in(directory: int, name: str) -> BufferedReader:
-    return open(name, "rb", opener=lambda file, flags: os.open(file, flags, dir_fd=directory))
+    """Open a file in an open directory; a pipe, a device or a directory is a ValueError."""
+    at_once = os.O_NONBLOCK  # else a pipe is waited for
+    descriptor = os.open(name, os.O_RDONLY | at_once, dir_fd=directory)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError(f"{name} is not a file")
+    return os.fdopen(descriptor, "rb")

@@ -34,6 +34,11 @@ MANIFEST = Manifest(
     noun="prepared dataset",
     command="sce prepare INPUT",
     remedy="prepare it again",
+    shape={
+        "settings": dict,
+        "counts": {"order?": dict, "steps?": list},
+        "vocabularies": {"user_ids": str, "item_ids": str},
+    },
 )
 MIN_EVALUATED = 3  # a history of at least one event, the validation target, the test target
 
@@ -127,7 +132,7 @@ class PreparedDataset:
             arrays[owner][part] = array
         kinds = manifest["vocabularies"]
         try:
-            return cls(
+            loaded = cls(
                 path=path,
                 settings=manifest["settings"],
                 counts=manifest["counts"],
@@ -137,6 +142,9 @@ class PreparedDataset:
                 user_ids=Vocabulary.from_arrays(kinds["user_ids"], arrays["user_ids"]),
                 item_ids=Vocabulary.from_arrays(kinds["item_ids"], arrays["item_ids"]),
             )
+            if verify:
+                _check_codes(loaded.train, loaded.test, loaded.user_ids, loaded.item_ids)
+            return loaded
         except (TypeError, ValueError) as error:
             raise MANIFEST.damaged(path, str(error)) from error
 
@@ -168,13 +176,7 @@ def write_prepared(
     Test sequences have three events or more each. `settings` of filters and split and `counts`
     after each step are kept as JSON. `force` replaces a prepared dataset that is already there.
     """
-    for sequences in (train, test):
-        for name, ids in (("items", item_ids), ("users", user_ids)):
-            codes = getattr(sequences, name)
-            if len(codes) and not (codes.min() >= 0 and codes.max() < len(ids)):
-                raise ValueError(f"{name} must lie between 0 and {len(ids) - 1}")
-    if len(test) and int(test.lengths.min()) < MIN_EVALUATED:
-        raise ValueError(f"a test sequence needs at least {MIN_EVALUATED} items")
+    _check_codes(train, test, user_ids, item_ids)
     exists = check_target(path, force=force)
     with atomic_directory(Path(path), replace=exists) as directory:
         # Opened before it is put in place: what fails, fails while nothing is there.
@@ -218,6 +220,19 @@ def fill_prepared(
     content = {"settings": dict(settings), "counts": dict(counts)}
     MANIFEST.write(directory, content | {"vocabularies": vocabularies, "files": files})
     return PreparedDataset.load(directory, verify=False)
+
+
+def _check_codes(
+    train: Sequences, test: Sequences, user_ids: Vocabulary, item_ids: Vocabulary
+) -> None:
+    """Refuse codes without an id, sequences that overlap, and test sequences that are too short."""
+    for sequences, least in ((train, 0), (test, MIN_EVALUATED)):
+        for name, ids in (("items", item_ids), ("users", user_ids)):
+            codes = getattr(sequences, name)
+            if len(codes) and not (codes.min() >= 0 and codes.max() < len(ids)):
+                raise ValueError(f"{name} must lie between 0 and {len(ids) - 1}")
+        if len(sequences) and int(sequences.lengths.min()) < least:
+            raise ValueError(f"a test sequence needs at least {MIN_EVALUATED} items, others 0")
 
 
 def check_target(path: Path | str, *, force: bool = False) -> bool:

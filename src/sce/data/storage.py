@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sce.data.shapes import misfit, parse_json
 from sce.errors import InputError
 
 LOCK = ".lock"
@@ -223,13 +224,13 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_text(path, _dump(value, indent=2))
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, shape: Any = dict) -> dict[str, Any]:
     """Read what `write_json` wrote.
 
     Raises:
-        InputError: When it is not as it was written.
+        InputError: When it is not as it was written, or not of this shape: see `misfit`.
     """
-    return _load(path.read_bytes(), str(path))
+    return _load(path.read_bytes(), str(path), shape)
 
 
 def json_line(record: Mapping[str, Any]) -> str:
@@ -259,16 +260,16 @@ def append_json_line(path: Path, record: Mapping[str, Any]) -> None:
         raise InputError(f"cannot write {path}: {reason(error)}") from error
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
+def read_json_lines(path: Path, shape: Any = dict) -> list[dict[str, Any]]:
     """Read lines of `json_line`; a half-written last one is passed over.
 
     Raises:
-        InputError: When any other is not as it was written.
+        InputError: When any other is not as it was written, or not of this shape.
     """
     *lines, tail = path.read_bytes().split(b"\n")
     if _WHOLE.search(tail):  # only its end is missing, or altered
         lines.append(tail)
-    return [_load(line, f"{path}, line {number},") for number, line in enumerate(lines, 1)]
+    return [_load(line, f"{path}, line {number},", shape) for number, line in enumerate(lines, 1)]
 
 
 def _dump(value: Mapping[str, Any], indent: int | None = None) -> str:
@@ -279,15 +280,17 @@ def _dump(value: Mapping[str, Any], indent: int | None = None) -> str:
     return text.encode(errors="backslashreplace").decode() + "\n"
 
 
-def _load(data: bytes, where: str) -> dict[str, Any]:
+def _load(data: bytes, where: str, shape: Any) -> dict[str, Any]:
     try:
-        content = json.loads(data.decode())
+        content = parse_json(data)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where} is half-written or altered: it is not JSON") from error
     if not isinstance(content, dict) or CHECKSUM not in content:
         raise InputError(f"{where} has no checksum: it was altered, or is of an older sce")
     if content.pop(CHECKSUM) != json_checksum(content):
         raise InputError(f"{where} was altered: its checksum does not fit")
+    if (wrong := misfit(content, shape)) is not None:
+        raise InputError(f"{where} was altered: {wrong} is missing, or of another kind")
     return content
 
 

@@ -98,10 +98,10 @@ def load_sweep(path: Path) -> SweepSpec:
         return _read(path.stem, tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{path} is not valid TOML: {error}") from error
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not valid TOML: {error}") from error
 
 
 def parse_overrides(given: Sequence[str]) -> Layer:
@@ -114,7 +114,7 @@ def parse_overrides(given: Sequence[str]) -> Layer:
             raise InputError(f"--set takes settings like training.epochs=2; got {pair!r}")
         try:
             parsed = tomllib.loads(f"value = {value}")["value"]
-        except (tomllib.TOMLDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             parsed = value.strip()  # a word without its quotes
         layer.setdefault(section, {})[name] = parsed
     return _layer(layer, "--set")

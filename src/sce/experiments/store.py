@@ -15,11 +15,12 @@ changed; of two rows about one run the later counts. Rows and sweeps have checks
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from sce.data.shapes import misfit
 from sce.data.storage import (
     atomic_file,
     check_writable,
@@ -30,7 +31,7 @@ from sce.data.storage import (
 from sce.errors import InputError
 from sce.experiments.figure_spec import HISTORY, FigureSpec
 from sce.experiments.spec import PlannedRun, run_key
-from sce.training.run import MANIFEST, NO_WEIGHTS, Run
+from sce.training.run import MANIFEST, NO_WEIGHTS, RESULT, Run
 
 Row = dict[str, Any]
 
@@ -46,6 +47,21 @@ _RESULT = (
     *("seconds", "memory_mib", "memory_measured", "components_mib"),
     *("tokens_per_second", "device", "test_ranks"),
 )
+
+_ROW = RESULT | {
+    "key": str,
+    "run": str,
+    "status": str,
+    "failure?": {"kind": str, "message": str},
+    "measure": str,
+    "dataset": {"name": str, "content_hash": str, "n_items": int},
+    "seed": int,
+    "settings": {"loss.name": str},
+    "versions": dict,
+    "history?": {"*": [int | float | None]},
+}
+_SWEEP = {"name": str, "title": str, "keys": [str], "figures": [dict], "measure": str, "file": str,
+          "variant": str}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -156,7 +172,7 @@ def can_resume(directory: Path) -> bool:
 
 def read_rows(path: Path) -> list[Row]:
     """Read rows, of each run the latest; one that a crash cut off at the end is passed over."""
-    rows = read_json_lines(path) if path.is_file() else []
+    rows = read_json_lines(path, _ROW) if path.is_file() else []
     return list({row["key"]: row for row in rows}.values())
 
 
@@ -165,7 +181,7 @@ def finished_row(
 ) -> Row:
     """The row of a finished run: most runs `at_once`, and seconds of its process, where known."""
     if run.measure == "steps":
-        found = result_of(read_json(directory / "result.json"))
+        found = result_of(read_json(directory / "result.json", RESULT))
     else:
         opened = Run.open(directory)
         found = result_of(opened.result() or {}, opened.metrics(), opened.derived)
@@ -263,8 +279,11 @@ def _read_sweep(file: Path, *, figures: bool = True) -> Sweep:
         raise InputError(f"{file} is not of a sweep")
     if (found := content.pop("version", None)) != VERSION:
         raise InputError(f"{file} has version {found}; this sce reads {VERSION}")
+    if (wrong := misfit(content, _SWEEP)) is not None:
+        raise InputError(f"{file} was altered: {wrong} is missing, or of another kind")
     try:
         shown = tuple(FigureSpec.read(one) for one in content["figures"] if figures)
     except InputError as error:
         raise InputError(f"{file}: {error}; mend the settings file and sweep again") from error
-    return Sweep(**content | {"figures": shown, "keys": tuple(content["keys"])})
+    known = {entry.name: content[entry.name] for entry in fields(Sweep)}
+    return Sweep(**known | {"figures": shown, "keys": tuple(content["keys"])})

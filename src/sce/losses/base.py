@@ -25,6 +25,7 @@ class DataSummary:
     sequences: float  # of a batch
     mean_length: float  # targets of a sequence, once it is cut to the model's maximum length
     item_counts: Tensor  # [n_items]: occurrences in the training data
+    cpu: bool = False  # where it is trained
 
     @property
     def targets(self) -> float:

@@ -53,7 +53,8 @@ class _Factors(NamedTuple):
         return rounded(self.states[rows], self.autocast_dtype).to(self.dtype)
 
     def y(self, items: Tensor) -> Tensor:
-        return rounded(self.catalogue[items], self.autocast_dtype).to(self.dtype)
+        rows = self.catalogue.index_select(0, items.flatten()).unflatten(0, items.shape)
+        return rounded(rows, self.autocast_dtype).to(self.dtype)
 
 
 class _BucketedCrossEntropy(torch.autograd.Function):
@@ -114,11 +115,11 @@ class _BucketedCrossEntropy(torch.autograd.Function):
                 for items in bucket_items[buckets].split(step, dim=1):
                     y = factors.y(items)
                     logits = _negative_logits(x, y, targets[rows], items)
-                    logits = logits.sub_(positive_logits[rows].unsqueeze(2)).sub_(loss.unsqueeze(2))
-                    weights = logits.exp_().mul_(scale.unsqueeze(2))
-                    grad_x += weights @ y
+                    logits = logits.sub_(positive_logits[rows].unsqueeze(1)).sub_(loss.unsqueeze(1))
+                    weights = logits.exp_().mul_(scale.unsqueeze(1))
+                    grad_x += weights.mT @ y
                     if accumulator is not None:
-                        outer = (weights.transpose(1, 2) @ x).flatten(0, 1)
+                        outer = (weights @ x).flatten(0, 1)
                         accumulator.add(items.flatten(), outer)
                         del outer
                     del y, logits, weights
@@ -156,13 +157,13 @@ def _losses(
 
 
 def _consume_logsumexp(logits: Tensor, *, above: Tensor) -> Tensor:
-    """Return how far the log-sum-exp over the last dimension is above a logit, in place.
+    """Return how far the log-sum-exp over the items, dimension 1, is above a logit, in place.
 
     The logarithm is added to a difference of logits, which is exact, not to a large number.
     """
-    largest = logits.amax(dim=-1)
+    largest = logits.amax(dim=1)
     shift = torch.where(largest == -torch.inf, 0.0, largest)  # nothing but -inf: the sum is 0
-    return logits.sub_(shift.unsqueeze(-1)).exp_().sum(dim=-1).log_().add_(shift - above)
+    return logits.sub_(shift.unsqueeze(1)).exp_().sum(dim=1).log_().add_(shift - above)
 
 
 def _negative_logits(
@@ -171,14 +172,18 @@ def _negative_logits(
     targets: Tensor,  # [g, r]
     items: Tensor,  # [g, y] ascending
 ) -> Tensor:
-    """Return the logits of the rows of g buckets with their items, -inf at a row's target."""
-    logits = x @ y.transpose(1, 2)
+    """Return the logits [g, y, r] of the items of g buckets with its rows, -inf at targets.
+
+    Items come first, so that the larger factor is multiplied as it lies: on ARM, torch prepares
+    each product with a transposed one for longer than a small product takes.
+    """
+    logits = y @ x.mT.contiguous()
     column = torch.searchsorted(items.contiguous(), targets.contiguous())
     column = column.clamp_(max=items.shape[1] - 1)
     hit = items.gather(1, column) == targets
-    column = column.unsqueeze(2)
-    kept = logits.gather(2, column).masked_fill_(hit.unsqueeze(2), -torch.inf)
-    return logits.scatter_(2, column, kept)
+    column = column.unsqueeze(1)
+    kept = logits.gather(1, column).masked_fill_(hit.unsqueeze(1), -torch.inf)
+    return logits.scatter_(1, column, kept)
 
 
 def _winners(losses: Tensor, members: Members, n_states: int) -> tuple[Tensor, Tensor]:

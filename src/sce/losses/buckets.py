@@ -226,13 +226,14 @@ def _candidates(scores: Tensor, threshold: Tensor) -> Tensor | None:
 
 def _top_columns(values: Tensor, k: int) -> Tensor:
     """Return the columns of each row's k largest values, ascending; ties go to the lower column."""
-    top = values.topk(k, dim=1)
-    columns, least = top.indices, top.values[:, -1:]
-    # torch.topk does not say which of several equal values it takes: where the k-th value has
+    top = values.topk(k, dim=1, sorted=False)
+    columns, unknown = top.indices, top.values.isnan()
+    # torch.topk does not say which of several equal values it takes: where the least value has
     # equals beyond the k taken, take them in order.
     # NaN counts as larger than anything, as it does for torch.topk.
+    least = top.values.masked_fill_(unknown, torch.inf).amin(dim=1, keepdim=True)
     reach = (values < least).logical_not_().sum(dim=1)
-    tied = ((reach > k) & ~least.squeeze(1).isnan()).nonzero().squeeze(1)
+    tied = ((reach > k) & ~unknown.all(dim=1)).nonzero().squeeze(1)
     if tied.numel():
         some, least = values[tied], least[tied]
         above = (some <= least).logical_not_()

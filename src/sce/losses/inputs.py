@@ -102,11 +102,12 @@ def check_inputs(
         index = valid.nonzero().squeeze(1)
         x = every.index_select(0, index)
         return Inputs(x, catalogue, flat[index], index, targets.shape, bias)
+    max_targets = min(max_targets, len(flat))  # there are no more places
     count = valid.sum()
     _check(count <= max_targets, f"there are more targets than max_targets, {max_targets}")
-    number = torch.arange(max(len(flat), max_targets), device=flat.device)
+    number = torch.arange(len(flat), device=flat.device)
     place = (valid.cumsum(0) - 1).where(valid, max_targets)
-    index = number.new_zeros(max_targets + 1).scatter(0, place, number[: len(flat)])[:max_targets]
+    index = number.new_zeros(max_targets + 1).scatter(0, place, number)[:max_targets]
     used = number[:max_targets] < count
     x = every.index_select(0, index).where(used.unsqueeze(1), 0)
     return Inputs(x, catalogue, flat[index].where(used, 0), index, targets.shape, bias, used)

@@ -84,7 +84,7 @@ class ScalableCrossEntropy(Loss):
         bucket_size_x: Hidden states in a bucket, without `coverage`. Default: α √(targets · β).
         alpha: How many buckets there are, and without `coverage` how densely they cover the hidden
             states: each is in α² buckets on average. Default: 8, for large catalogues down to 2
-            (`auto_alpha`), and 2 without `coverage`.
+            (`auto_alpha`); 2 without `coverage`, and on a CPU, where each bucket costs more.
         beta: Many small buckets (below 1) or few large ones (above 1).
         ignore_index: The target of positions that do not count, such as padding.
         reduction: "mean" over the states that are in any bucket, "sum", or "none", with 0 for
@@ -147,7 +147,7 @@ class ScalableCrossEntropy(Loss):
         centres: Centres = "mix" if mix else "random"
         return cls(bucket_size_y=bucket_size_y, centres=centres, coverage=False, **settings)
 
-    def sizes(self, n_items: int, max_targets: float) -> tuple[int, int, int]:
+    def sizes(self, n_items: int, max_targets: float, *, cpu: bool = False) -> tuple[int, int, int]:
         """Return the number of buckets, and the states and items in each, for a call.
 
         With `coverage` a bucket has any number of states, which is 0 here.
@@ -156,7 +156,8 @@ class ScalableCrossEntropy(Loss):
         if n_buckets is None or size_x is None:
             alpha = self.alpha
             if alpha is None:
-                alpha = auto_alpha(n_items, max_targets, self.beta) if self.coverage else 2.0
+                few = cpu or not self.coverage
+                alpha = 2.0 if few else auto_alpha(n_items, max_targets, self.beta)
             suggested = suggest_sizes(1, max_targets, alpha=alpha, beta=self.beta)
             n_buckets = suggested[0] if n_buckets is None else n_buckets
             size_x = suggested[1] if size_x is None else size_x
@@ -165,9 +166,9 @@ class ScalableCrossEntropy(Loss):
             size_y = AUTO_TOUCHED if self.sparse_grad else AUTO_ITEMS
         return n_buckets, size_x, min(size_y, n_items)
 
-    def named_sizes(self, n_items: int, max_targets: int) -> dict[str, int]:
+    def named_sizes(self, n_items: int, max_targets: int, *, cpu: bool = False) -> dict[str, int]:
         """Return the sizes of a call that are fixed, by the names of their settings."""
-        sizes = self.sizes(n_items, max_targets)
+        sizes = self.sizes(n_items, max_targets, cpu=cpu)
         named = zip(("n_buckets", "bucket_size_x", "bucket_size_y"), sizes, strict=True)
         return {name: size for name, size in named if size}
 
@@ -225,7 +226,8 @@ class ScalableCrossEntropy(Loss):
         if compiling and (not fused or self.sparse_grad or generator is not None):
             run = torch.compiler.disable(self._run)  # the decorator takes seconds to import
             return run(states, catalogue, targets, generator, max_targets, centres, counted)  # type: ignore[no-any-return]
-        sizes = self.sizes(len(catalogue), max_targets or max(1, targets.numel()))
+        on_cpu = states.device.type == "cpu"
+        sizes = self.sizes(len(catalogue), max_targets or max(1, targets.numel()), cpu=on_cpu)
         autocast_dtype = active_autocast_dtype(states, catalogue)
         if fused:
             from sce.losses import kernels
@@ -322,7 +324,7 @@ class ScalableCrossEntropySettings(LossSettings):
     hidden states nearest to it: some are in several, some in none, which do not count."""
     alpha: float | None = None
     """How many buckets there are; without coverage, a hidden state is in alpha² of them on average.
-    [default: 8, for large catalogues down to 2, and 2 without coverage]"""
+    [default: 8, for large catalogues down to 2; 2 without coverage, and on a CPU]"""
     beta: float = 1.0
     """Many small buckets (below 1) or few large ones (above 1)."""
     n_buckets: int | None = None
@@ -333,7 +335,8 @@ class ScalableCrossEntropySettings(LossSettings):
     def build(self, data: DataSummary) -> ScalableCrossEntropy:
         """Make the loss, with buckets for the mean batch: the shapes in a step stay the same."""
         given = {name: value for name, value in vars(self).items() if value is not None}
-        n_buckets, size_x, _ = ScalableCrossEntropy(**given).sizes(data.n_items, data.targets)
+        loss = ScalableCrossEntropy(**given)
+        n_buckets, size_x, _ = loss.sizes(data.n_items, data.targets, cpu=data.cpu)
         sizes = {"n_buckets": n_buckets}
         if not self.coverage:
             sizes["bucket_size_x"] = size_x

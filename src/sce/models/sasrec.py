@@ -25,6 +25,8 @@ from sce.models.base import Backbone
 _SINKS = 8  # empty events that stand for the missing ones: dropout hits some of them, not all
 _SINK_WIDTH = 8  # dimensions that they add: one is used, fast attention wants eight
 _EPSILON = 1e-8  # of the layer norms, as in the paper's code
+# More is a mistake, and would take hours or all memory to build.
+_MOST = {"dim": 2**27, "blocks": 1000, "heads": 2**27, "max_length": 2**27}
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,11 @@ class SASRecSettings:
 
     def __post_init__(self) -> None:
         check_types(vars(self), get_type_hints(type(self)), "model.")
-        for name in ("dim", "blocks", "heads", "max_length"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1; got {getattr(self, name)}")
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            if not 1 <= value <= most:
+                bound = "at least 1" if value < 1 else f"at most {most:,}"
+                raise InputError(f"{name} must be {bound}; got {value}")
         if self.dim % self.heads:
             raise InputError(
                 f"the heads share the width equally: dim {self.dim} is not a multiple of "

@@ -141,6 +141,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     Raises:
         InputError: When the file is missing or not as it was written.
     """
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise InputError(f"{path} is half-written or altered: it is not a file")
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in list(file.keys())}

@@ -1,12 +1,14 @@
 """The device: which one, in which precision, its free memory and the peak of its use."""
 
 import os
+import platform
 import sys
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -84,6 +86,24 @@ def quiet_bf16() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "mkldnn_matmul failed", UserWarning)
         yield
+
+
+@contextmanager
+def plain_products(device: torch.device, precision: Precision) -> Iterator[None]:
+    """Let torch multiply float32 matrices on an ARM processor without oneDNN inside the block.
+
+    It is given each product with a transposed factor there, and prepares for it longer (0.1 to
+    0.6 ms) than those of attention take, one for each history and head. Large ones take as long.
+    """
+    if device.type != "cpu" or precision != "float32" or platform.machine() != "aarch64":
+        yield
+        return
+    onednn: Any = torch.backends.mkldnn  # its `flags` would warn of Intel's GPUs
+    before, onednn.enabled = onednn.enabled, False
+    try:
+        yield
+    finally:
+        onednn.enabled = before
 
 
 @contextmanager

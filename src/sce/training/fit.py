@@ -263,7 +263,8 @@ def _derived(loss: object, data: DataSummary, step: TrainingStep) -> dict[str, A
     """Values for run.json that follow from settings and dataset."""
     found: dict[str, Any] = {"targets_per_batch": round(data.targets, 1)}
     if isinstance(loss, ScalableCrossEntropy):
-        found |= loss.named_sizes(data.n_items, step.mean_targets)
+        cpu = step.device.type == "cpu"
+        found |= loss.named_sizes(data.n_items, step.mean_targets, cpu=cpu)
     return found
 
 

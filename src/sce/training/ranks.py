@@ -26,7 +26,7 @@ def read_ranks(directory: Path, written: Mapping[str, Any]) -> NDArray[np.int32]
     file = directory / RANKS
     if not file.is_file():
         return None
-    if describe_file(file) != written:
+    if file.stat().st_size != written.get("bytes") or describe_file(file) != written:
         raise InputError(f"{file} was altered; sce evaluate {directory} writes it again")
     found: NDArray[np.int32] = np.load(file, allow_pickle=False)
     return found

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sce.data.manifest import Manifest
+from sce.data.manifest import FILE, Manifest
 from sce.data.prepared import PreparedDataset
 from sce.data.storage import append_json_line, json_line, read_json, read_json_lines, write_text
 from sce.data.vocabulary import Vocabulary
@@ -39,7 +39,33 @@ MANIFEST = Manifest(
     noun="run",
     command="sce train PREPARED",
     remedy="train again into another directory",
+    shape={
+        "sce": str,
+        "identity": str,
+        "model": str,
+        "config": {"model": dict, "loss": {"name": str}},
+        "derived": dict,
+        "dataset": {"path": str, "content_hash": str, "n_items": int},
+        "item_ids": str,
+        "no_weights?": str,
+        "diverged?": {"epoch": int, "step": int},
+        "before?": list,
+    },
 )
+_NUMBERS = {"*": int | float | None}
+_METRICS = {"validation?": {"*": int | float}, "test?": {"*": int | float}}
+_MEASURED = {"seconds?": _NUMBERS, "memory_mib?": _NUMBERS, "tokens_per_second": int | float | None}
+_EPOCH = {"epoch": int, "loss": int | float | None, "buckets?": _NUMBERS, **_METRICS, **_MEASURED}
+RESULT = {
+    "best_epoch": int | None,
+    "epochs": int | None,
+    "users?": {"*": int},
+    "popularity?": _METRICS,
+    "components_mib?": _NUMBERS,
+    "test_ranks?": FILE,
+    **_METRICS,
+    **_MEASURED,
+}
 NO_WEIGHTS = "no_weights"  # in run.json, why the weights were taken away, if they were
 
 
@@ -116,7 +142,7 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the records of the epochs so far."""
-        return read_json_lines(self.metrics_file) if self.metrics_file.is_file() else []
+        return read_json_lines(self.metrics_file, _EPOCH) if self.metrics_file.is_file() else []
 
     def write_metrics(self, history: Iterable[Mapping[str, Any]]) -> None:
         """Write the records so far, whatever was there: after a crash that may be ahead of them."""
@@ -128,7 +154,7 @@ class Run:
 
     def result(self) -> dict[str, Any] | None:
         """Return the outcome, or None while training has not ended."""
-        return read_json(self.result_file) if self.result_file.is_file() else None
+        return read_json(self.result_file, RESULT) if self.result_file.is_file() else None
 
     def load_dataset(self, path: Path | str | None = None, verify: bool = True) -> PreparedDataset:
         """Open the dataset that the run was trained on.
@@ -168,12 +194,18 @@ def load_model(run: Run, device: torch.device | str = "cpu") -> Backbone:
             f"the model of {run.path} is {run.model}, not sce's own: build it yourself and load "
             f"{run.best_weights.name} with safetensors.torch.load_model"
         )
+    weights = read_weights(run)
     settings = {name: value for name, value in run.config["model"].items() if name != "name"}
-    model = BACKBONES[run.model].settings(**settings).build(run.dataset.n_items)
     try:
-        model.load_state_dict(read_weights(run))
-    except RuntimeError as error:
-        raise MANIFEST.damaged(run.path, "its weights are of another model") from error
+        entry = BACKBONES[run.model].settings(**settings)
+        with torch.device("meta"):  # what altered settings ask for may be larger than any memory
+            expected = entry.build(run.dataset.n_items).state_dict()
+    except (TypeError, ValueError) as error:
+        raise MANIFEST.damaged(run.path, f"the settings of its model: {error}") from error
+    if {n: t.shape for n, t in weights.items()} != {n: t.shape for n, t in expected.items()}:
+        raise MANIFEST.damaged(run.path, "its weights are of another model")
+    model = entry.build(run.dataset.n_items)
+    model.load_state_dict(weights)
     return model.to(device).eval()
 
 
@@ -184,7 +216,7 @@ def read_weights(run: Run) -> dict[str, Tensor]:
         InputError: When there are none yet or any more.
     """
     for file in (run.best_weights, run.resume_state):
-        if file.is_file():
+        if file.exists():
             tensors, metadata = read_tensors(file)
             if metadata.get("run") != run.identity:
                 raise MANIFEST.damaged(run.path, f"{file.name} is of another run")

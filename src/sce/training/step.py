@@ -19,11 +19,12 @@ from sce.errors import InputError
 from sce.losses import Loss
 from sce.models.base import Backbone
 from sce.training.capture import CapturedSteps, StepResult
+from sce.training.device import plain_products
 from sce.training.settings import TrainingSettings
 
 T = TypeVar("T")
 
-_BOUNDS = 128  # values of max_targets among captured batches
+_BOUNDS = 32  # values of max_targets among captured batches: each has graphs of its own
 
 
 class StepSeeds(NamedTuple):
@@ -86,7 +87,7 @@ class TrainingStep:
         self.model, self.loss, self.optimizer, self.sequences = model, loss, optimizer, sequences
         self.device, self.max_length, self.captured = device, max_length, captured
         self.batch_size, self.clip_norm = settings.batch_size, settings.clip_norm
-        self.autocast = settings.precision == "bf16"
+        self.precision, self.autocast = settings.precision, settings.precision == "bf16"
         self.compiled_model = _compile(model, device, captured) if settings.compile else None
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.statistics = loss.statistics if isinstance(loss, Loss) else ()
@@ -116,7 +117,8 @@ class TrainingStep:
         max_targets = self._max_targets(rows, captured)
         if self._captured is not None and captured:
             return self._captured(batch.histories, batch.targets, with_statistics, max_targets)
-        return self.on_capture_stream(lambda: self._move(batch, with_statistics, max_targets))
+        with plain_products(self.device, self.precision):
+            return self.on_capture_stream(lambda: self._move(batch, with_statistics, max_targets))
 
     def batch(self, rows: Tensor) -> Batch:
         """Make the batch of some sequences, sorted and grouped by length for a backbone."""
