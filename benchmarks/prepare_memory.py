@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, directory: Path) -> None:
-    log = directory / "log"
+    log, where = directory / "log", environment()
     # In a process of its own: a child is charged for the memory of the parent that started it.
     run([sys.executable, __file__, "--rows", str(options.rows), "--write", str(log)])
     sce = [sys.executable, "-m", "sce", "prepare", "--preset", "paper", "--out"]
@@ -102,7 +102,7 @@ def measure(options: argparse.Namespace, directory: Path) -> None:
     print(f"the same content from both: {same}" if options.whole else "", json.dumps(row))
     RESULTS.parent.mkdir(exist_ok=True)
     with RESULTS.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row | environment()) + "\n")
+        file.write(json.dumps(row | where) + "\n")
     if not same:
         sys.exit("parts and the whole differ")
 
