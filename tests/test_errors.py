@@ -63,6 +63,7 @@ def split(**options: Any) -> object:
         (sce.evaluate, "model", None, "must be Ranker"),
         (sce.fit, "resume", "no", "must be True or False"),
         (sce.fit, "settings", [], "are TrainingSettings"),
+        (sce.fit, "loss", sce.CrossEntropy, "is a function of states, catalogue and targets"),
         (sce.SASRec, "n_items", 2.5, WHOLE),
         (sce.SASRec, "dim", 64.0, WHOLE),
         (sce.SASRec, "settings", 64, "must be SASRecSettings or None"),
@@ -101,6 +102,11 @@ def _same(number: int) -> int:
     return number
 
 
+def test_a_history_has_an_order() -> None:
+    with pytest.raises(sce.InputError, match=r"must be a list of ids; got \{'a'\}"):
+        recommend([{"a"}], k=1)
+
+
 def test_an_integer_that_python_does_not_write_is_no_text() -> None:
     with pytest.raises(sce.InputError, match="integer of thousands of digits; give it as text"):
         recommend([[10**5000]], k=1)
@@ -113,7 +119,7 @@ def test_a_loss_takes_numbers(name: str, value: Any) -> None:
         sce.ScalableCrossEntropy(**{name: value})
 
 
-@pytest.mark.parametrize("value", [True, 2.5, 0, 10**400])
+@pytest.mark.parametrize("value", [True, 2.5, 0, 10**400, torch.tensor(3)])
 def test_a_size_is_a_whole_number(value: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="chunk_size must be"):
         sce.CrossEntropy(chunk_size=value)

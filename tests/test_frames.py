@@ -54,6 +54,8 @@ def test_a_frame_of_histories_is_sorted_by_time_and_grouped_by_user(
     assert [one.items for one in in_order] == [
         one.items for one in recommender.recommend([[1, 3, 4], [2]], k=2)
     ]
+    with pytest.warns(UserWarning, match=r"known as the time \(bought\): rows count as in order"):
+        recommender.recommend(library.DataFrame(columns | {"bought": [4, 3, 2, 1]}), k=2)
 
 
 def test_a_frame_of_what_was_given_as_lists(recommender: sce.Recommender) -> None:

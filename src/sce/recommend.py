@@ -10,7 +10,7 @@ the number of histories nor that of users × items, when the `stream` methods ar
 """
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
@@ -371,7 +371,8 @@ def _ids(given: Any, place: int | None) -> list[Id]:
     where = "users" if place is None else f"history {place} (the first is 0)"
     if isinstance(given, np.ndarray):
         given = given.tolist()
-    if isinstance(given, str | bytes | int) or not isinstance(given, Iterable):
+    unordered = isinstance(given, Set | Mapping)
+    if unordered or isinstance(given, str | bytes | int) or not isinstance(given, Iterable):
         raise InputError(f"{where} must be a list of ids; got {given!r}")
     listed = list(given)
     for kind in {type(one) for one in listed} - {int, str}:

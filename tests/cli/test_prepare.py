@@ -230,6 +230,18 @@ def test_duplicates_and_few_test_users_are_said(
         prepare(file, tmp_path / "c", quantile=0.7)
 
 
+def test_targets_that_were_had_before_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [(f"u{user}", f"i{user + (n % (2 if user < 4 else 9))}", n)
+            for user in range(20) for n in range(5)]  # fmt: skip
+    file = write_csv(tmp_path / "log.csv", rows)
+    assert (
+        main(["prepare", str(file), "--split", "leave-one-out", "--out", str(tmp_path / "a")]) == 0
+    )
+    assert "4 of 20 test targets are in the user's history, and count as" in capsys.readouterr().out
+
+
 def test_a_log_without_times_is_in_the_order_of_its_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sce.cli import main
 from sce.data import external, order, survey
+from sce.data import prepare as prepare_module
 from sce.data.prepare import prepare
 from sce.errors import InputError
 
@@ -258,6 +259,19 @@ def test_interrupted_it_leaves_nothing(step: str, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         prepare(source, tmp_path / "data" / "out", memory="1GB", report=report)
     assert [entry.name for entry in tmp_path.iterdir()] == ["log.parquet"]
+
+
+@pytest.mark.parametrize("at_once", [1, 50, 10**6])
+def test_repeated_targets_are_counted_in_pieces(
+    at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_module, "_EVENTS_AT_ONCE", at_once)
+    test = prepare(FRAME, tmp_path / "data", split="leave-one-out").test
+    assert len(test) == 40
+    lists = [test[row].tolist() for row in range(len(test))]
+    expected = sum(items[-1] in items[:-1] for items in lists)
+    assert 0 < expected < 40
+    assert prepare_module._targets_had_before(test) == expected
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,11 +4,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from sce.losses import CrossEntropy, Loss, SampledCrossEntropy
 from tests.losses.test_every_loss import every_loss
+
+
+class Scaled(nn.Linear):
+    """A layer whose logits are not products with its weight."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        return 2 * super().forward(states)
+
+
+def hooked(layer: nn.Module) -> nn.Module:
+    layer.register_forward_hook(lambda *_: None)
+    return layer
+
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "integer states": ({"states": torch.ones(6, 4, dtype=torch.long)}, "states must be floating"),
@@ -24,6 +37,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"catalogue": nn.Sequential(nn.Linear(4, 9))},
         r"a tensor \[items, d\], an nn.Embedding or an nn.Linear, got Sequential",
     ),
+    "its own forward": ({"catalogue": Scaled(4, 9)}, "with a forward or hooks of its own"),
+    "hooks": ({"catalogue": hooked(nn.Linear(4, 9))}, "with a forward or hooks of its own"),
     "padding row": ({"catalogue": nn.Embedding(9, 4, padding_idx=0)}, "padding is no item"),
     "renormalized rows": ({"catalogue": nn.Embedding(9, 4, max_norm=1.0)}, "with max_norm, which"),
     "a list": ({"targets": [0, 1, 2]}, "targets must be a tensor, got list"),

@@ -1,12 +1,15 @@
 """Data frames of pandas, polars and other libraries that narwhals knows."""
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
-from sce.data.columns import usual_columns
+from sce.data.columns import ITEM, TIME, USER, usual_columns
 from sce.errors import InputError
 
 if TYPE_CHECKING:
     import narwhals as nw
+
+USUAL = {"user": USER, "item": ITEM, "time": TIME}
 
 
 def open_frame(frame: Any) -> "nw.DataFrame[Any]":
@@ -39,10 +42,16 @@ def histories_of(frame: Any) -> tuple[dict[Any, list[Any]], Any]:
     for role, names in columns.items():
         if len(names) != 1 and (names or role != "time"):
             raise InputError(
-                f"the data frame needs one column of the {role}, such as {role}_id; it has "
+                f"the data frame needs one column of the {role}, such as {USUAL[role]}; it has "
                 f"{names or events.columns}"
             )
     [user], [item], times = columns.values()
+    if not times and (others := [name for name in events.columns if name not in (user, item)]):
+        warnings.warn(
+            f"no column of the data frame is known as the time ({', '.join(others)}): rows count "
+            f"as in order; {USUAL['time']} would be the time",
+            stacklevel=3,
+        )
     users = events[user].to_list()
     if events[user].null_count() or any(kind.__hash__ is None for kind in set(map(type, users))):
         raise InputError(f"column {user!r} must hold an id, an integer or a string, in every row")

@@ -3,15 +3,18 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypedDict, Unpack, get_type_hints
+
+import numpy as np
 
 from sce.data.filtering import Pairs, drop_repeats, keep_active_parts
 from sce.data.interactions import Interactions, Tally
 from sce.data.order import count_duplicates, describe_order, order_warning, shuffle_ties
 from sce.data.parts import DiskList, Parts, tally_parts
-from sce.data.prepared import PreparedDataset, check_target
+from sce.data.prepared import PreparedDataset, Sequences, check_target
 from sce.data.splitting import Kind, Split, TestHistory, split_leave_one_out, split_temporal
 from sce.data.storage import atomic_directory
 from sce.errors import InputError, check_types, named
@@ -23,6 +26,7 @@ _FILTERS: dict[str, Any] = {
     "min_user_items": 1,
     "iterate": False,
 }
+_EVENTS_AT_ONCE = 1 << 22  # of test sequences
 _MEMORY = "4GB"  # of partitions, unless another is given
 _PRESETS = {None: _FILTERS, "paper": _FILTERS | {"min_item_users": 5, "min_user_items": 20}}
 
@@ -234,7 +238,14 @@ def remarks(dataset: PreparedDataset) -> dict[str, str]:
             f"{plural(duplicates, 'row')} with user, item and time of an earlier one: kept; "
             f"{named('drop_repeats', True)} keeps a user's first event with each item"
         )
-    tested, users = counts["test"]["users"], counts["steps"][-1]["users"]
+    had, tested = _targets_had_before(dataset.test), counts["test"]["users"]
+    if had > tested / 20:
+        found["repeated targets"] = (
+            f"{had:,} of {tested:,} test targets are in the user's history, and count as misses: "
+            f"what was had is not recommended again; {named('drop_repeats', True)} keeps a user's "
+            "first event with each item"
+        )
+    users = counts["steps"][-1]["users"]
     # Some percent of error in a metric; beyond a thousand users a small share of them will do.
     if tested < users and (tested < 200 or tested < min(1000, users / 10)):
         found["test users"] = (
@@ -242,3 +253,17 @@ def remarks(dataset: PreparedDataset) -> dict[str, str]:
             f"noisy; {named('split', 'leave-one-out')} tests on every user with three events"
         )
     return found
+
+
+def _targets_had_before(test: Sequences) -> int:
+    """Number of test sequences whose last item occurs in them before."""
+    had, size = 0, len(test.items)
+    # Some whole sequences at a time: all may be more than memory holds.
+    edges = np.searchsorted(test.offsets, [*range(0, size, _EVENTS_AT_ONCE), size])
+    for begin, end in pairwise(np.unique(edges)):
+        offsets = test.offsets[begin : end + 1]
+        items = test.items[offsets[0] : offsets[-1]]
+        first, last = offsets[:-1] - offsets[0], offsets[1:] - offsets[0] - 1
+        same = items == np.repeat(items[last], np.diff(offsets))
+        had += int((np.add.reduceat(same.astype(np.int64), first) > 1).sum())
+    return had

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from sce.losses.buckets import Buckets, Members, bucket_of_places, group_by_bucket
 from sce.losses.gradients import CatalogueGradient
-from sce.losses.inputs import apply, compute_dtype, rounded
+from sce.losses.inputs import apply, compute_dtype, once, rounded
 
 MAX_LOGITS = 1 << 22  # held at once, and as many numbers of gathered rows (16 MiB in float32)
 
@@ -84,7 +83,7 @@ class _BucketedCrossEntropy(torch.autograd.Function):
         return largest, winners
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, grad_losses: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """Push the gradient of each state's loss through the bucket that won, and no other."""
         states, catalogue, targets, bucket_items, positive_logits, *saved = ctx.saved_tensors

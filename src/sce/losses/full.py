@@ -5,11 +5,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from sce.losses.base import BatchShape, DataSummary, LossMemory, LossOfPositions, LossSettings
-from sce.losses.inputs import Catalogue, Inputs, apply, check_size, compute_dtype
+from sce.losses.inputs import Catalogue, Inputs, apply, check_size, compute_dtype, once
 
 
 class CrossEntropy(LossOfPositions):
@@ -122,7 +121,7 @@ class _ChunkedByTorch(torch.autograd.Function):
         return total.detach()
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor | None, ...]:
         grads = iter(ctx.saved_tensors)
         needs = ctx.needs_input_grad
@@ -168,7 +167,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return (largest - positive_logits) + rest
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, grad_losses: Tensor) -> tuple[Tensor | None, ...]:
         states, catalogue, bias, targets, largest, rest = ctx.saved_tensors
         needs_states, needs_catalogue, needs_bias = ctx.needs_input_grad[:3]

@@ -8,6 +8,7 @@ from typing import Any, Literal, SupportsFloat, get_args
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 Catalogue = Tensor | nn.Embedding | nn.Linear
 Reduction = Literal["mean", "sum", "none"]
@@ -15,7 +16,8 @@ Reduction = Literal["mean", "sum", "none"]
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _INTEGERS = (torch.int64, torch.int32)
 _REFUSED = {
-    "padding_idx": "and padding is no item: give the rows of items alone, embedding.weight[1:]",
+    "padding_idx": "and padding is no item: give the rows of items alone, and number targets by "
+    "them; or embedding.weight, if that row may be predicted",
     "max_norm": "which a loss does not apply: give embedding.weight to do without",
 }
 
@@ -56,6 +58,13 @@ def unwrap_catalogue(catalogue: Catalogue) -> tuple[Tensor, Tensor | None]:
     """Return the item embeddings [items, d] of a catalogue, and its bias [items] if it has one."""
     if isinstance(catalogue, Tensor):
         return catalogue, None
+    kind = nn.Linear if isinstance(catalogue, nn.Linear) else nn.Embedding
+    hooks = getattr(catalogue, "_forward_hooks", ()) or getattr(catalogue, "_forward_pre_hooks", ())
+    if isinstance(catalogue, kind) and (type(catalogue).forward is not kind.forward or hooks):
+        raise TypeError(
+            f"catalogue is an nn.{kind.__name__} with a forward or hooks of its own, which a loss "
+            "does not run: give the tensor [items, d] that it multiplies with"
+        )
     if isinstance(catalogue, nn.Linear):
         return catalogue.weight, catalogue.bias
     if not isinstance(catalogue, nn.Embedding):
@@ -191,7 +200,7 @@ def check_choice(name: str, value: object, choices: Any) -> None:
 
 def check_size(name: str, value: int, least: int = 1) -> None:
     """Refuse a size that is not a whole number, or is too small."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if isinstance(value, bool | Tensor) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
@@ -217,6 +226,24 @@ def apply(function: type[Function], *arguments: Any) -> Any:
     """Apply an autograd function of ours; torch.func, which cannot transform it, is refused."""
     _refuse(torch._C._functorch.is_functorch_wrapped_tensor, "grad, jacrev, ...", *arguments)
     return function.apply(*arguments)
+
+
+def once(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a backward pass that has no gradient itself: a second derivative is refused.
+
+    torch's own mark lets `create_graph=True` pass, and gives zeros for what it leaves out.
+    """
+    marked = once_differentiable(backward)
+
+    def call(ctx: Any, *grads: Any) -> Any:
+        if torch.is_grad_enabled():  # by create_graph alone
+            raise RuntimeError(
+                "this loss has no second derivative: its gradient is written by hand. Leave out "
+                "create_graph=True"
+            )
+        return marked(ctx, *grads)
+
+    return call
 
 
 def _refuse(is_transformed: Callable[[Tensor], bool], name: str, *given: Any) -> None:

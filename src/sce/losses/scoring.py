@@ -8,10 +8,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from sce.losses.gradients import CatalogueGradient
-from sce.losses.inputs import Inputs, apply, compute_dtype
+from sce.losses.inputs import Inputs, apply, compute_dtype, once
 from sce.losses.negatives import Negatives, check_draw
 
 Sharing = Literal["position", "sequence", "batch"]
@@ -116,7 +115,7 @@ class _Lookup(torch.autograd.Function):
         return table[rows].to(dtype)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         table, rows = ctx.saved_tensors
         accumulator = CatalogueGradient(table, [rows], grad.dtype)
@@ -156,7 +155,7 @@ class _SequenceLogits(torch.autograd.Function):
         return positive_logits, negative_logits.resize_(v, k)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(
         ctx: Any, grad_positive: Tensor, grad_negative: Tensor
     ) -> tuple[Tensor, Tensor | None, None, None, None, None]:
@@ -211,7 +210,7 @@ class _PositionLogits(torch.autograd.Function):
         return logits
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         states, catalogue, items = ctx.saved_tensors
         grad_states = torch.empty_like(states, memory_format=torch.contiguous_format)

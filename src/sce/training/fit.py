@@ -242,15 +242,16 @@ def _check_arguments(model: object, loss: object, dataset: object, settings: obj
         )
     if not isinstance(settings, TrainingSettings):
         raise InputError(f"settings are TrainingSettings(...); got {settings!r}")
-    if not callable(loss):
+    if not callable(loss) or isinstance(loss, type):
         raise InputError(
             f"a loss is a function of states, catalogue and targets, or a module; got {loss!r}"
         )
     catalogue = getattr(model, "catalogue", None)
     if not isinstance(model, nn.Module) or not isinstance(catalogue, Tensor):
         raise InputError(
-            "a model is a torch module that maps histories to states and has a `catalogue` of item "
-            f"vectors; got {type(model).__name__}"
+            "a model is a torch module that maps histories to states and has a tensor `catalogue` "
+            f"of item vectors; got {type(model).__name__}, whose catalogue is "
+            f"{type(catalogue).__name__}"
         )
     if len(catalogue) != dataset.n_items:
         raise InputError(

@@ -1,5 +1,6 @@
 """The epochs of training: steps, evaluation, record, checkpoint, early stop, divergence."""
 
+import copy
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -181,7 +182,7 @@ class Trainer:
                 if self.progress.stopped is not None or self.checkpointer.due():
                     self.save()
                 if on_epoch is not None:
-                    on_epoch(record)
+                    on_epoch(copy.deepcopy(record))
             self.interrupts.check()
         except StopRequested as stop:
             self.save()

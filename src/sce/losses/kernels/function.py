@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from sce.losses.buckets import Buckets, Centres, Members, group_by_bucket, of_equal_size
-from sce.losses.inputs import apply
+from sce.losses.inputs import apply, once
 from sce.losses.kernels import bucketed
 from sce.losses.kernels.backward import Saved, bucket_items, grad_states
 from sce.losses.kernels.catalogue import grad_catalogue
@@ -160,7 +159,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
         return computed
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         grad_x = grad_y = None
         if grad is not None:
