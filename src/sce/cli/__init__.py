@@ -17,7 +17,7 @@ import cyclopts
 from cyclopts.help.formatters import DefaultFormatter
 
 from sce import __version__
-from sce.errors import InputError, TrainingWarning, settings_as_flags
+from sce.errors import InputError, RankError, TrainingWarning, settings_as_flags
 from sce.memory import lacks_threads, ran_out
 from sce.progress import PipedConsole
 
@@ -178,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         say("interrupted")
         return 130
-    except (InputError, OSError, UnicodeEncodeError) as error:
+    except (InputError, RankError, OSError, UnicodeEncodeError) as error:
         if debug:
             raise
         return _complain(_explain(error))
