@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[str, list[str]]] = {
             "clicks.csv.gz --out data/clicks",
             "'logs/*.parquet' --user-column member --out data/shop",
             "visits.csv --order rows --out data/visits",
+            "--partitions written-by-spark --memory 4GB --out data/large",
             "ratings.dat --format movielens-1m --preset paper --out data/ml1m",
         ],
     ),

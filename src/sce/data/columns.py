@@ -27,6 +27,11 @@ class Columns(NamedTuple):
     item: str | None = None
     time: str | None = None
 
+    def or_else(self, other: "Columns") -> "Columns":
+        """These names, and where there is none that of another."""
+        pairs = zip(self, other, strict=True)
+        return Columns(*(theirs if mine is None else mine for mine, theirs in pairs))
+
 
 BY_NAME = Columns()
 NO_TIME = "\x00none"  # as the time's column: the rows are in order

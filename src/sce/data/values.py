@@ -170,11 +170,16 @@ def _read_text(column: pl.Series) -> pl.Series:
     instants = _read_iso(trimmed, "us")
     if (
         trimmed.str.contains(r"\.\d{7}").any()  # microseconds lose digits,
-        and instants.dt.year().is_between(1678, 2261).all()  # 64 bits of nanoseconds hold them
+        and fit_nanoseconds(instants)
     ):
         instants = _read_iso(trimmed, "ns")
     # What fewer values contradict is what was meant: the caller reports those that do.
     return instants if instants.null_count() < numbers.null_count() else numbers
+
+
+def fit_nanoseconds(instants: pl.Series) -> bool:
+    """True if 64 bits hold these instants in nanoseconds."""
+    return instants.dt.year().is_between(1678, 2261).all()
 
 
 def _read_iso(text: pl.Series, unit: Literal["us", "ns"]) -> pl.Series:

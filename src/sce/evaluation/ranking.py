@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sce.data.batches import PADDING, Ragged
+from sce.data.batches import PADDING, Ragged, count_items
 from sce.errors import InputError, named
 from sce.evaluation.precision import matmul_precision
 from sce.memory import require_memory
@@ -26,7 +26,6 @@ _SCORES_AT_ONCE = 1 << 26  # per chunk, 256 MiB
 _SMALLEST_CHUNK = 1 << 12
 _ITEMS_AT_ONCE = 1 << 18  # copied to float32
 _GROUP = 32
-_EVENTS_AT_ONCE = 1 << 24  # counted by a function that copies its input
 _EXACT_INTEGERS = 1 << 24  # float32 holds every integer up to here
 
 
@@ -245,10 +244,7 @@ class Popularity:
 
     def __init__(self, train: Ragged, n_items: int, *, device: torch.device | str = "cpu") -> None:
         """Count how often each item occurs in the training sequences."""
-        counts = np.zeros(n_items, dtype=np.int64)
-        for first in range(0, len(train.items), _EVENTS_AT_ONCE):
-            events = train.items[first : first + _EVENTS_AT_ONCE]
-            counts += np.bincount(events, minlength=n_items)
+        counts = count_items(train, n_items)
         places = np.empty(n_items, dtype=np.int64)
         places[np.argsort(-counts, kind="stable")] = np.arange(n_items)
         # Scores by place, not count: float32 could not tell large counts apart, and without ties
