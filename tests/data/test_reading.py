@@ -115,6 +115,7 @@ LATE = ":good:" * 200 + "\n"
             "user;item;time\n1;2;3\n",
             r"no column .* separated by ';'\? Write it with commas",
         ),
+        ("a.csv", ":header:1,2,20250131\n3,4,20241231\n", "look like dates, YYYYMMDD"),
         ("a.xlsx", "PK", "a workbook is not read; save its sheet as csv"),
     ],
 )

@@ -9,6 +9,7 @@ Numbers that merely give an order (1, 2, 3 ...) thus are seconds. Dates and time
 taken as UTC.
 """
 
+from datetime import datetime
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -210,6 +211,11 @@ def to_ticks(times: pl.Series, unit: UnitName | None = None) -> Ticks:
             )
         unit, times = times.dtype.time_unit, times.to_physical()
     numbers = times.to_numpy()
+    if unit is None and all(map(_is_written_date, (numbers.min(), numbers.max()))):
+        raise InputError(
+            f"times such as {numbers.max()} look like dates, YYYYMMDD: write 2025-01-31, or "
+            f"give {named('time_unit', 's')} if they are seconds since 1970"
+        )
     extreme = max(numbers.min().item(), numbers.max().item(), key=abs)
     unit = unit or guess_unit(times)
     length = _UNITS[unit][1]
@@ -226,6 +232,15 @@ def to_ticks(times: pl.Series, unit: UnitName | None = None) -> Ticks:
     if dated and not np.any(numbers % second):
         return Ticks(numbers // second, "s")
     return Ticks(numbers, unit)
+
+
+def _is_written_date(number: float) -> bool:
+    """True if a number is a day of these centuries, its digits those of year, month and day."""
+    text = f"{number:.0f}"
+    try:
+        return len(text) == 8 and 1900 <= datetime.strptime(text, "%Y%m%d").year < 2100
+    except ValueError:
+        return False
 
 
 def guess_unit(times: pl.Series) -> UnitName:
