@@ -21,6 +21,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -157,7 +158,7 @@ def _options() -> argparse.Namespace:
 
 def measure_cell(cell: Row, repeats: int) -> Row:
     """Measure one loss on one catalogue size and precision, in this process."""
-    loss = contenders(
+    loss: Any = contenders(
         cell["batch"] * cell["length"], buckets=cell.get("buckets"), size_y=cell["bucket_size_y"]
     )[cell["loss"]]()
     dtype = DTYPES[cell["dtype"]]

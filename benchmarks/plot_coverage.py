@@ -23,8 +23,8 @@ def main() -> None:
     rows = pl.read_ndjson(ROOT / "experiments" / "results" / "coverage" / "study.jsonl")
     usual = pl.col("bucket_size_y").fill_null(2048) == 2048, pl.col("nearest").is_null()
     metrics = pl.col("test", "validation").mean()
-    means = rows.filter(*usual, pl.col("centres").is_null()).group_by("log", "rule", "alpha")
-    means = means.agg(metrics)
+    usual_rows = rows.filter(*usual, pl.col("centres").is_null())
+    means = usual_rows.group_by("log", "rule", "alpha").agg(metrics)
     exact = means.filter(rule="exact").select("log", pl.col("test", "validation").name.prefix("ce"))
     found = (
         means.join(exact, on="log")
@@ -39,7 +39,7 @@ def main() -> None:
         .unpivot(["test", "validation"], index=["log", "rule"], variable_name="of")
         .sort("log", "rule")
     )
-    base = alt.Chart(alt.Data(values=found.to_dicts()))
+    base = alt.Chart(found)
     marks = base.mark_point(filled=True, size=60, opacity=0.9).encode(
         x=alt.X("value:Q", title="NDCG@10, of exact cross-entropy's")
         .scale(zero=False)

@@ -105,6 +105,19 @@ def test_the_same_bits_each_time_and_others_in_another_order() -> None:
     assert not torch.equal(found[0], found[2])
 
 
+def test_the_bits_of_a_row_do_not_depend_on_other_rows() -> None:
+    values = torch.randn(900, 3)
+    alone, among = torch.zeros(600).long(), torch.zeros(900).long()
+    among[::3] = torch.arange(300) % 4 + 1
+    moved = []
+    for rows, numbers in ((alone, values[among == 0]), (among, values)):
+        table = nn.Parameter(torch.ones(5, 3))
+        table.grad = sparse(rows.tolist(), numbers, 5)
+        RowwiseAdagrad([table]).step()
+        moved.append(table[0].detach())
+    assert torch.equal(*moved)
+
+
 def test_entries_of_zeros_move_nothing() -> None:
     # As a recorded step has them: what is no item goes to the last row.
     table = nn.Parameter(torch.randn(5, 3))

@@ -43,6 +43,10 @@ class InputError(ValueError):
     """
 
 
+class RankError(RuntimeError):
+    """Another rank has ended or does not answer; the message says which, and why if it said so."""
+
+
 class TrainingWarning(UserWarning):
     """Training, or what was trained, is perhaps not as it was meant."""
 

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from sce.errors import checked
 
+_PIECE = 256  # entries of a row that are added up together
+
 
 class RowwiseAdagrad(torch.optim.Optimizer):
     """Adagrad with one accumulator for each row of a table, as TorchRec and FBGEMM have it.
@@ -155,7 +157,7 @@ def _add_entries(indices: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tenso
     Nothing here has a shape that depends on values: a row with several entries stays there as
     often. Sums are made in the order of the entries, without atomics. One thread adds up one
     segment; since thousands of entries may be of one row (padding is), rows are first added up in
-    pieces of √n entries, and then the pieces.
+    pieces, and then the pieces. A row's bits depend on its own entries alone.
 
     Returns:
         The rows in ascending order [n], which of the sums is theirs [n], and the sums [n, d], of
@@ -167,7 +169,8 @@ def _add_entries(indices: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tenso
     first = torch.ones_like(rows, dtype=torch.bool)
     torch.ne(rows[1:], rows[:-1], out=first[1:])
     run = first.cumsum(0) - 1  # 0, 0, 1, 2, 2, 2, ...: the number of each entry's row
-    piece = (first | (places % (math.isqrt(n - 1) + 1) == 0)).cumsum(0) - 1
+    start = torch.where(first, places, 0).cummax(0).values
+    piece = ((places - start) % _PIECE == 0).cumsum(0) - 1
     begins = _begins(piece)
     pieces = _segment_sums(values[order], begins)
     # There are fewer pieces than entries: those behind the last are empty, and of no row.

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sce.data.batches import Ragged
+from sce.data.batches import Ragged, count_items
 from sce.data.length_groups import LengthGroups, group_widths, groups_for_all, shares_longer
 from sce.errors import InputError
 from sce.evaluation.precision import Precision
@@ -62,7 +62,7 @@ ERROR = MeasuredError("counted in the code, checked on an NVIDIA H200", 60, 0.01
 def summarize_data(train: Ragged, n_items: int, *, batch_size: int, max_length: int) -> DataSummary:
     """Summarize the training sequences; those of one event are not trained on."""
     targets = _targets(np.diff(train.offsets), max_length)
-    counts = torch.from_numpy(np.bincount(train.items, minlength=n_items))
+    counts = torch.from_numpy(count_items(train, n_items))
     return DataSummary(n_items, min(batch_size, len(targets)), float(targets.mean()), counts)
 
 

@@ -14,7 +14,7 @@ import torch
 
 from sce import cli
 from sce.cli import VERBS, main
-from sce.errors import InputError
+from sce.errors import InputError, RankError
 from tests.complaint import complaint
 from tests.cycle_data import make_cycle
 
@@ -97,6 +97,8 @@ def test_errors_of_the_system_and_of_ours_and_interrupts(
     assert "Permission denied: 'data/clicks'" in complaint(["prepare"], capsys)
     with pytest.raises(PermissionError):
         main(["prepare", "--debug"])
+    app.side_effect = RankError("no answer from rank 1")
+    assert "no answer from rank 1" in complaint(["train"], capsys)
     app.side_effect = ZeroDivisionError
     with pytest.raises(ZeroDivisionError):
         main(["prepare"])

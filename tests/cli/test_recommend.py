@@ -268,6 +268,20 @@ def test_all_users(
     assert captured.err == ""
 
 
+def test_users_that_the_split_left_out_are_counted(
+    run: Run, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = run.load_dataset()
+    dataset.counts["steps"][-1]["users"] += 3
+    monkeypatch.setattr(Run, "load_dataset", lambda *_: dataset)
+    out = tmp_path / "found.csv"
+    assert main(["recommend", str(run.path), "--out", str(out)]) == 0
+    everyone = len(dataset.user_ids) + 3
+    assert f"3 of {everyone} users of the log are not among them" in capsys.readouterr().err
+    assert main(["recommend", str(run.path), "--users", str(dataset.user_ids[0])]) == 0
+    assert "of the log" not in capsys.readouterr().err
+
+
 def test_some_users_keep_their_kind_of_id(
     run: Run, dataset: PreparedDataset, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -276,7 +290,7 @@ def test_some_users_keep_their_kind_of_id(
     assert main(["recommend", str(run.path), *options]) == 0
     assert pl.read_parquet(out)["user_id"].to_list() == [129, 100]
     reported = "sce: skipped 1 of 3 users: they are not in the dataset (7)\n"
-    assert capsys.readouterr().err == reported
+    assert capsys.readouterr().err == reported + "sce: wrote 2 rows for 2 users\n"
     listed.write_bytes("\ufeff129\r\n\n7\n100".encode())
     options = ["--users-file", str(listed), "-k", "1", "--format", "jsonl"]
     assert main(["recommend", str(run.path), *options]) == 0
@@ -430,7 +444,7 @@ def test_the_same_command_goes_on(
     "change", [["-k", "3"], ["--keep-seen"], ["--force"], ["weights"], ["given"]]
 )
 def test_another_command_begins_anew(
-    dataset: PreparedDataset, tmp_path: Path, change: list[str]
+    dataset: PreparedDataset, tmp_path: Path, change: list[str], capsys: Capture
 ) -> None:
     run, out = make_run(tmp_path / "run", dataset), tmp_path / "found.csv"
     source = source_of("--users-file", tmp_path)
@@ -450,6 +464,7 @@ def test_another_command_begins_anew(
     with interrupted_after(99) as counted:
         assert main(arguments) == 0
     assert len(counted) == (29 if change == ["given"] else 31)
+    assert ("beginning anew" in capsys.readouterr().err) == (change != ["--force"])
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
@@ -460,6 +475,7 @@ def test_a_full_disk_is_one_line_and_what_was_written_stays(
     arguments = ["recommend", str(run.path), "--batch-size", "1", "--out"]
     with interrupted_after(99):
         assert main([*arguments, str(whole)]) == 0
+        capsys.readouterr()
         usual = resource.getrlimit(resource.RLIMIT_FSIZE)
         most = 8000 if suffix == "parquet" else whole.stat().st_size - 9  # its text is longer
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, usual[1]))

@@ -20,7 +20,13 @@ def log() -> Interactions:
     ids = Vocabulary.from_integers(np.arange(USERS))
     users, items = block.users.astype(np.int32), block.items.astype(np.int32)
     times = np.tile(np.arange(EVENTS) // 2, USERS)
-    return shuffle_ties(Interactions(users, items, times, ids, ids), 0)
+    return shuffled(Interactions(users, items, times, ids, ids))
+
+
+def shuffled(log: Interactions, seed: int = 0) -> Interactions:
+    parts = [log]
+    shuffle_ties(parts, seed)
+    return parts[0]
 
 
 def ties_by(log: Interactions, rank: NDArray[np.int64]) -> Interactions:
@@ -29,11 +35,11 @@ def ties_by(log: Interactions, rank: NDArray[np.int64]) -> Interactions:
 
 
 def warning(log: Interactions, ties: str = "keep") -> str | None:
-    return order_warning(describe_order(log), ties=ties)
+    return order_warning(describe_order([log]), ties=ties)
 
 
 def test_a_log_in_true_order_is_no_matter(log: Interactions) -> None:
-    found = describe_order(log)
+    found = describe_order([log])
     assert warning(log) is None
     assert found["tied"] == pytest.approx(10 / 19, abs=1e-4)
     assert found["one_time_users"] == 0
@@ -41,12 +47,12 @@ def test_a_log_in_true_order_is_no_matter(log: Interactions) -> None:
     assert found["recurrence_ties"] == pytest.approx(1, abs=0.05)
     assert (found["recurrence"] or 0) > 2
     distinct = replace(log, timestamps=np.tile(np.arange(EVENTS), USERS))
-    assert (describe_order(distinct)["tied"], warning(distinct)) == (0, None)
+    assert (describe_order([distinct])["tied"], warning(distinct)) == (0, None)
 
 
 def test_ties_in_the_order_of_the_ids(log: Interactions) -> None:
     stored = ties_by(log, np.arange(ITEMS))
-    assert describe_order(stored)["ascending_ties"] == 1
+    assert describe_order([stored])["ascending_ties"] == 1
     assert "53% of steps join events of one time, and 100% of these go to the larger" in (
         warning(stored) or ""
     )
@@ -59,7 +65,7 @@ def test_ties_in_the_order_of_the_ids(log: Interactions) -> None:
 def test_ties_in_an_order_of_items_that_no_id_shows(log: Interactions) -> None:
     # Small groups of items, each in an order of its own: ids ascend as often as they descend.
     stored = ties_by(log, np.random.default_rng(0).permutation(ITEMS))
-    found = describe_order(stored)
+    found = describe_order([stored])
     assert found["ascending_ties"] == pytest.approx(0.5, abs=0.1)
     assert (found["recurrence_ties"] or 0) > 1.1
     assert "times as often as with these shuffled" in (warning(stored) or "")
@@ -68,22 +74,22 @@ def test_ties_in_an_order_of_items_that_no_id_shows(log: Interactions) -> None:
 def test_logs_without_any_order(log: Interactions) -> None:
     at_once = replace(log, timestamps=np.zeros(len(log), np.int64))
     assert "the events of 100% of the users share one time" in (warning(at_once) or "")
-    shuffled = replace(shuffle_ties(at_once, 1), timestamps=np.tile(np.arange(EVENTS), USERS))
-    assert "the order of this log says nothing" in (warning(shuffled) or "")
-    by_item = replace(ties_by(at_once, np.arange(ITEMS)), timestamps=shuffled.timestamps)
+    at_random = replace(shuffled(at_once, 1), timestamps=np.tile(np.arange(EVENTS), USERS))
+    assert "the order of this log says nothing" in (warning(at_random) or "")
+    by_item = replace(ties_by(at_once, np.arange(ITEMS)), timestamps=at_random.timestamps)
     assert "100% of all steps go to the larger item id" in (warning(by_item) or "")
     assert warning(at_once, ties="shuffle") is not None
 
 
 def test_small_logs_are_not_judged(log: Interactions) -> None:
     few = ties_by(log, np.arange(ITEMS)).where(log.users < 5)
-    found = describe_order(few)
+    found = describe_order([few])
     assert (found["ascending_ties"], found["recurrence"], warning(few)) == (None, None, None)
-    assert set(describe_order(log.where(np.arange(len(log)) == 0)).values()) == {None}
+    assert set(describe_order([log.where(np.arange(len(log)) == 0)]).values()) == {None}
 
 
 def test_shuffling_ties_changes_nothing_else(log: Interactions) -> None:
-    one, same, other = (shuffle_ties(log, seed) for seed in (5, 5, 6))
+    one, same, other = (shuffled(log, seed) for seed in (5, 5, 6))
     assert np.array_equal(one.items, same.items)
     assert not np.array_equal(one.items, other.items)
     assert one.users is log.users

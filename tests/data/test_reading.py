@@ -109,7 +109,14 @@ LATE = ":good:" * 200 + "\n"
         ("a.jsonl", "\n\n", "line 2: the end, and no JSON object so far"),
         ("a.jsonl", LATE + '{"user": 1, "item":\n:good:', r"line 202: malformed JSON \("),
         ("a.jsonl", LATE + "hello\n:good:", r"line 202: malformed JSON \("),
-        ("a.jsonl", LATE + "[1, 2]\n:good:", r"line 202: '\[1, 2\]' is no JSON object"),
+        ("a.jsonl", LATE + "[1, 2]\n:good:", r"line 202: '\[1, 2\]' is no JSON object: an array"),
+        (
+            "a.csv",
+            "user;item;time\n1;2;3\n",
+            r"no column .* separated by ';'\? Write it with commas",
+        ),
+        ("a.csv", ":header:1,2,20250131\n3,4,20241231\n", "look like dates, YYYYMMDD"),
+        ("a.xlsx", "PK", "a workbook is not read; save its sheet as csv"),
     ],
 )
 def test_the_place_and_the_fault_are_named(

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from sce.losses import ScalableCrossEntropy, scalable_cross_entropy
 from sce.losses.bucketed import MAX_LOGITS
-from sce.losses.buckets import MAX_SCORES, draw_centres
+from sce.losses.buckets import MAX_SCORES, draw_centres, of_length_one, top_rows
 from sce.losses.reference import reference_scalable_cross_entropy
 
 SEED = st.integers(0, 2**31)
@@ -385,3 +385,17 @@ def test_the_papers_loss_is_the_reference_around_its_centres(mix: bool) -> None:
     assert_same(found, expected, states, catalogue)
     with pytest.raises(TypeError, match="mix must be True or False, got 'no'"):
         ScalableCrossEntropy.paper(mix="no")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rule", [{}, {"coverage": False, "bucket_size_x": 6}], ids=str)
+def test_in_given_buckets_it_is_the_loss_that_found_them(rule: dict[str, Any]) -> None:
+    states, catalogue, targets = problem(5)
+    centres = of_length_one(torch.randn(4, 8, dtype=torch.float64))
+    loss = ScalableCrossEntropy(bucket_size_y=9, reduction="sum", **rule)
+    expected = loss(states, catalogue, targets, centres=centres)
+    items = top_rows(centres, catalogue, 9)
+    value, placed = loss.in_buckets(states, catalogue, targets, centres, items)
+    assert_same(value, expected, states, catalogue)
+    _, shares = loss.with_statistics(states, catalogue, targets, centres=centres)
+    assert placed == (shares.placed * (targets >= 0).sum()).round()
+    assert (placed == (targets >= 0).sum()) == loss.coverage

@@ -38,7 +38,7 @@ def test_an_epoch_has_every_row_once_in_an_order_of_its_seed(dataset: PreparedDa
     sequences = DeviceSequences.place(dataset.train)
     made: Any = SimpleNamespace(
         rows=trainable_rows(sequences),
-        settings=SimpleNamespace(batch_size=7),
+        settings=SimpleNamespace(step_size=7),
         step=SimpleNamespace(sequences=sequences, max_length=4),
     )
     before = torch.get_rng_state()

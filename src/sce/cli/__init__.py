@@ -17,7 +17,7 @@ import cyclopts
 from cyclopts.help.formatters import DefaultFormatter
 
 from sce import __version__
-from sce.errors import InputError, TrainingWarning, settings_as_flags
+from sce.errors import InputError, RankError, TrainingWarning, settings_as_flags
 from sce.memory import lacks_threads, ran_out
 from sce.progress import PipedConsole
 
@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[str, list[str]]] = {
             "clicks.csv.gz --out data/clicks",
             "'logs/*.parquet' --user-column member --out data/shop",
             "visits.csv --order rows --out data/visits",
+            "--partitions written-by-spark --memory 4GB --out data/large",
             "ratings.dat --format movielens-1m --preset paper --out data/ml1m",
         ],
     ),
@@ -177,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         say("interrupted")
         return 130
-    except (InputError, OSError, UnicodeEncodeError) as error:
+    except (InputError, RankError, OSError, UnicodeEncodeError) as error:
         if debug:
             raise
         return _complain(_explain(error))

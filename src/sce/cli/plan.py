@@ -11,6 +11,7 @@ from cyclopts import CoercionError, Parameter, Token
 
 from sce.cli.output import output_console, plain_table, show_lines
 from sce.data.prepared import PreparedDataset
+from sce.distributed.plan import LINKS, RankPlan, plan_ranks
 from sce.errors import InputError
 from sce.evaluation.precision import Precision
 from sce.models.registry import BACKBONES, DEFAULT_BACKBONE
@@ -70,6 +71,7 @@ def plan(
     beta: float = 1.0,
     chunk_size: int = 1024,
     memory: str | None = None,
+    gpus: int = 1,
     as_json: Annotated[bool, Parameter(name="--json", show_default=False)] = False,
 ) -> None:
     """Predict the peak memory of training with each loss, and say what fits on a GPU.
@@ -92,6 +94,8 @@ def plan(
         beta: States in a bucket against the number of buckets, for sce.
         chunk_size: Items scored at once, for ce in chunks.
         memory: Of the GPU, such as 16GB, 16GiB or '900 MB'. [default: of the GPU here, if any]
+        gpus: That share the catalogue by rows: what each holds, sends and computes is modelled,
+            not measured. The batch is that of each.
         as_json: Write JSON, for programs.
     """
     width, found = _sizes(items, data, length, mean_length)
@@ -114,11 +118,12 @@ def plan(
     size = None if memory is None else parse_size(memory)
     if size is None and torch.cuda.is_available():
         size = int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
-    planned = plan_job(job, size)
+    planned, rank = plan_job(job, size), plan_ranks(job, gpus) if gpus != 1 else None
     if as_json:
-        print(json.dumps(_as_dict(planned), indent=2))
+        ranks = {} if rank is None else {"modelled_rank": asdict(rank)}
+        print(json.dumps(_as_dict(planned) | ranks, indent=2))
     else:
-        _show(planned)
+        _show(planned, rank)
 
 
 plan.__annotations__["model"] = Literal[tuple(BACKBONES)]
@@ -177,7 +182,7 @@ def _as_dict(found: MemoryPlan) -> dict[str, object]:
     }
 
 
-def _show(found: MemoryPlan) -> None:
+def _show(found: MemoryPlan, rank: RankPlan | None) -> None:
     console = output_console()
     wide, known = console.width >= _WIDE, found.memory is not None
     table = plain_table()
@@ -193,6 +198,9 @@ def _show(found: MemoryPlan) -> None:
     console.print(table)
     console.print()
     show_lines(_closing_lines(found, wide), width=13)
+    if rank is not None:
+        console.print()
+        show_lines(_about_ranks(rank), width=13)
 
 
 def _batch(found: MemoryPlan, one: PlannedLoss) -> str:
@@ -236,6 +244,23 @@ def _closing_lines(found: MemoryPlan, wide: bool) -> Iterator[tuple[str, str]]:
         "numbers",
         f"{ERROR.source}; on {ERROR.sizes} sizes the peak was off by {ERROR.mean:.1%} on average "
         f"and {ERROR.largest:.1%} at most",
+    )
+
+
+def _about_ranks(rank: RankPlan) -> Iterator[tuple[str, str]]:
+    """Return lines on each of several GPUs that share the catalogue."""
+    yield "each of", f"{rank.ranks} GPUs, the catalogue shared by rows; modelled, not measured"
+    held = show_size(sum(rank.holds.values()))
+    parts = (f"{show_size(size)} of the {name}" for name, size in rank.holds.items())
+    yield "holds", f"{held}: {', '.join(parts)}; {rank.rows:,} items"
+    links = (f"{rank.sending_ms(rate):,.3g} ms by {name}" for name, rate in LINKS.items())
+    yield "sends", f"{show_size(sum(rank.sends.values()))} a step: {', '.join(links)}"
+    yield "of which", "; ".join(f"{name} {show_size(size)}" for name, size in rank.sends.items())
+    yield (
+        "computes",
+        f"scores of its items for the centres of all, {rank.pass_ms:,.3g} ms on an H200 in bf16, "
+        f"and selects {rank.candidates:,} for each, {rank.selecting_ms:,.3g} ms; "
+        + ", ".join(f"{name} {size:,}" for name, size in rank.sizes.items()),
     )
 
 

@@ -24,7 +24,8 @@ def prepare(
     """Turn a log of interactions into a filtered, split and indexed dataset.
 
     Args:
-        inputs: csv, tsv, jsonl (each also as .gz or .zst) or parquet files, or patterns.
+        inputs: csv, tsv, jsonl (each also as .gz or .zst) or parquet files, or patterns; with
+            --partitions, directories.
         out: Directory to write.
     """
     with ProgressDisplay(animated=True) as display, warnings.catch_warnings():

@@ -18,6 +18,7 @@ from cyclopts import Parameter
 from sce import __version__
 from sce.cli import say
 from sce.cli.rows import Format, open_rows
+from sce.data.prepared import PreparedDataset
 from sce.data.storage import new_digest
 from sce.data.vocabulary import as_int64
 from sce.errors import InputError
@@ -122,8 +123,24 @@ def recommend(
                 rows.save(asdict(account))
                 saved_at = monotonic()
         lines = account.conclude()
+    if out is not None:
+        served = plural(account.given - account.left_out, "user")
+        lines.append(f"wrote {plural(account.rows, 'row')} for {served}")
+    if histories is None and not users and users_file is None:
+        lines += _left_out_by_split(dataset)
     for line in lines:
         say(line)
+
+
+def _left_out_by_split(dataset: PreparedDataset) -> list[str]:
+    everyone = dataset.counts["steps"][-1]["users"]
+    missing = everyone - len(dataset.user_ids)
+    if not missing:
+        return []
+    return [
+        f"{missing:,} of {plural(everyone, 'user')} of the log are not among them: the split left "
+        "them out; sce prepare --split leave-one-out keeps all"
+    ]
 
 
 def _key(files: Iterable[Path], *others: object) -> str | None:
@@ -161,6 +178,7 @@ class Account:
     why_not: str
     k: int
     given: int = 0
+    rows: int = 0
     left_out: int = 0
     left_out_examples: list[str] = field(default_factory=list)
     short: int = 0
@@ -186,6 +204,7 @@ class Account:
                 shown = f"{user}: {items}" if self.one == "history" else str(user)
                 self.left_out_examples.append(shown)
             return
+        self.rows += len(found)
         if len(found) < self.k:
             self.fewest = min(self.fewest, len(found)) if self.short else len(found)
             self.short += 1

@@ -130,6 +130,8 @@ def open_rows(
         with suppress(InputError, FileNotFoundError):
             saved = read_json(state_file, _SAVED)
         if saved is None or force or saved["key"] != key:
+            if saved is not None and saved["position"] and not force:
+                say("beginning anew: what was interrupted here had other settings")
             saved = {"position": 0, "text": [], "state": None}
             empty(partial.parent)
         text = partial.with_name("rows.jsonl") if chosen == "parquet" else partial

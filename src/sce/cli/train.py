@@ -1,5 +1,6 @@
 """`sce train`: from a prepared dataset to a trained model and its run directory."""
 
+import os
 import shlex
 from collections.abc import Iterator
 from functools import cache
@@ -129,17 +130,22 @@ def train(  # noqa: D417 - the settings document themselves
     options = {"model": model or {}, "loss": loss or {}, "training": training or {}}
     file, dropped = for_loss(load_toml(config) if config else {}, options)
     chosen = Config.compose(file, options)
-    if dropped:
+    first = os.environ.get("RANK", "0") == "0"  # of torchrun's processes the one that tells
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        resume, force = True, False  # torchrun has begun this command before
+    if dropped and first:
         left_out = f"leaving out its {', '.join(dropped)}"
         say(f"{config} is for another loss than {chosen.loss_name}: {left_out}")
-    there = out is not None and check_target(out, force=force, resume=resume)
+    there = out is not None and (
+        check_target(out, force=force, resume=resume) if first else out.exists()
+    )
     device = resolve_device(chosen.training.device)  # a GPU that is not there is refused first
     dataset = PreparedDataset.load(prepared)
     if not (file.get("loss") or options["loss"] or chosen.training.row_wise):
         begun = Run.open(out).loss if out and there and resume else None
         if begun == "ce" or (begun is None and is_exact_faster(dataset.n_items, device)):
             chosen = Config.compose(EXACT_LOSS, file, options)
-        if begun is None and chosen.loss_name == "ce":
+        if first and begun is None and chosen.loss_name == "ce":
             why = f"with {plural(dataset.n_items, 'item')} it takes less time than SCE on a CPU"
             say(f"exact cross-entropy: {why}; --loss sce takes the latter")
     out = out or Path("runs") / f"{prepared.resolve().name}-{chosen.loss_name}"
@@ -156,8 +162,11 @@ def train(  # noqa: D417 - the settings document themselves
             config=chosen.to_dict(),
         )
     except TrainingInterrupted as interruption:
-        say(f"{interruption}; go on with the same command and --resume")
+        if first:
+            say(f"{interruption}; go on with the same command and --resume")
         return interruption.exit_code
+    if not first:
+        return 0
     with telling():
         if result.test is not None and result.popularity is not None:
             rows = {chosen.loss_name: result.test, "popularity": result.popularity["test"]}

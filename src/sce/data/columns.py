@@ -27,6 +27,11 @@ class Columns(NamedTuple):
     item: str | None = None
     time: str | None = None
 
+    def or_else(self, other: "Columns") -> "Columns":
+        """These names, and where there is none that of another."""
+        pairs = zip(self, other, strict=True)
+        return Columns(*(theirs if mine is None else mine for mine, theirs in pairs))
+
 
 BY_NAME = Columns()
 NO_TIME = "\x00none"  # as the time's column: the rows are in order
@@ -43,6 +48,7 @@ def find_columns(found: Sequence[str], given: Columns, where: Path) -> tuple[str
         if name is not None and name not in found:
             raise InputError(
                 f"{where}: no column {name!r} ({option}); its columns are {_listed(found)}"
+                + _separator_hint(found)
             )
         if not matches:
             rows = named("order", "rows")
@@ -50,6 +56,7 @@ def find_columns(found: Sequence[str], given: Columns, where: Path) -> tuple[str
             raise InputError(
                 f"{where}: no column looks like the {role}; its columns are {_listed(found)}"
                 + (" (these look like values; is the header line missing?)" if values else "")
+                + _separator_hint(found)
                 + f"; name the right one with {option}"
                 + (f", or take the rows as in order with {rows}" if role == "time" else "")
             )
@@ -75,6 +82,13 @@ def usual_columns(role: str, found: Sequence[str]) -> list[str]:
 def fold(name: str) -> str:
     """A column's name without case, "_", "-", "." and blanks."""
     return "".join(c for c in name.lower() if c not in "_-. ")
+
+
+def _separator_hint(found: Sequence[str]) -> str:
+    other = next((mark for mark in ";|\t" if len(found) == 1 and mark in found[0]), None)
+    return (
+        "" if other is None else f"; separated by {other!r}? Write it with commas, as csv has them"
+    )
 
 
 def _listed(names: Sequence[str]) -> str:

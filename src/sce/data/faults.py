@@ -127,7 +127,8 @@ def _first_fault(path: Path, fmt: Format, encoding: bool) -> tuple[int, str] | N
         elif fmt.layout == "jsonl":
             for number, text in enumerate(_lines(path), 1):
                 if text.strip() and not isinstance(_load(text), dict):
-                    return number, f"{text.strip()[:40]!r} is no JSON object"
+                    array = ": an array; write a line for each" if text.strip()[0] == "[" else ""
+                    return number, f"{text.strip()[:40]!r} is no JSON object{array}"
                 empty = empty and not text.strip()
             if empty:
                 return number, "the end, and no JSON object so far"

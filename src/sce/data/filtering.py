@@ -1,16 +1,18 @@
 """Minimum counts: leave out items that few users met, and users who met few items."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sce.data.interactions import Interactions, Tally
+from sce.data.parts import Parts
 from sce.errors import InputError, checked, named
 
 Report = Callable[[Tally], object]
-Pairs = dict[str, NDArray[np.int32]]  # "user" and "item": codes of each two that met, once
+Pairs = Mapping[str, NDArray[np.int32]]  # "user" and "item": codes of each two that met, once
 
 _ROWS_AT_ONCE = 1 << 14
 
@@ -40,52 +42,93 @@ def keep_active(
     Returns:
         The rows that remain, in their order, with the vocabularies of the whole log.
     """
+    parts = [interactions]
+    options = {"min_item_users": min_item_users, "min_user_items": min_user_items}
+    pairs: list[Pairs] = []
+    keep_active_parts(parts, pairs, **options, iterate=iterate, report=report)
+    return parts[0]
+
+
+def keep_active_parts(
+    parts: Parts[Interactions],
+    pairs: Parts[Pairs],
+    *,
+    min_item_users: int,
+    min_user_items: int,
+    iterate: bool,
+    report: Report | None = None,
+) -> None:
+    """Filter the parts of a log in place, as `keep_active` does; `pairs` is an empty list to use.
+
+    An item's distinct users add over parts, and each user is in one part.
+    """
     steps = [("item", "user", min_item_users), ("user", "item", min_user_items)]
     for kind, other, minimum in steps:
         if minimum < 1:
             option = named(f"min_{kind}_{other}s")
             raise InputError(f"{option} must be at least 1 (1 keeps everything), got {minimum}")
-    if not len(interactions) or (min_item_users == 1 and min_user_items == 1):
-        return interactions
+    if not any(map(len, parts)) or (min_item_users == 1 and min_user_items == 1):
+        return
+    sizes = [{"user": len(part.user_ids), "item": len(part.item_ids)} for part in parts]
+    for part in parts:
+        pairs.append(_distinct_pairs(part))
 
-    log = {"user": interactions.users, "item": interactions.items}
-    sizes = {"user": len(interactions.user_ids), "item": len(interactions.item_ids)}
-    pairs = _distinct_pairs(interactions)
-    rows = np.ones(len(interactions), bool)
-    counts = np.bincount(pairs["item"], minlength=sizes["item"])  # distinct users of each item
+    def count(kind: str) -> list[NDArray[np.int64]]:
+        """Pairs of each item, or of each user of each part."""
+        found = (
+            np.bincount(codes[kind], minlength=size[kind])
+            for codes, size in zip(pairs, sizes, strict=True)
+        )
+        return [*found] if kind == "user" else [reduce(np.add, found)]
+
+    def rows(part: Interactions, number: int) -> NDArray[np.bool_]:
+        return kept["item"][0].take(part.items) & kept["user"][number].take(part.users)
 
     def tell(name: str, present: dict[str, int]) -> None:
         if report is not None:
-            report(Tally(name, present["user"], present["item"], int(np.count_nonzero(rows))))
+            left = sum(int(np.count_nonzero(rows(part, n))) for n, part in enumerate(parts))
+            report(Tally(name, present["user"], present["item"], left))
 
-    size, rounds = 0, 0
-    while len(pairs["user"]) != size and (iterate or not rounds):
-        size, rounds = len(pairs["user"]), rounds + 1
+    kept = {"user": [np.ones(size["user"], bool) for size in sizes]}
+    counts = count("item")
+    size, left, rounds = -1, sum(len(codes["user"]) for codes in pairs), 0
+    while left != size and (iterate or not rounds):
+        size, rounds = left, rounds + 1
         for kind, other, minimum in steps:
-            kept = counts >= minimum
-            if not kept.any():
+            kept[kind] = [of >= minimum for of in counts]
+            if not any(of.any() for of in kept[kind]):
+                most = max(int(of.max(initial=0)) for of in counts)
                 raise InputError(
                     f"nothing is left after the {kind} filter"
                     f"{f' in round {rounds}' if rounds > 1 else ''}: no {kind} has {minimum} "
                     f"distinct {other}s, the most {'popular' if kind == 'item' else 'active'} has "
-                    f"{counts.max()}; lower {named(f'min_{kind}_{other}s')}"
+                    f"{most}; lower {named(f'min_{kind}_{other}s')}"
                 )
-            of_pairs = kept.take(pairs[kind])
-            if not of_pairs.all():
-                pairs = {key: codes[of_pairs] for key, codes in pairs.items()}
-            rows &= kept.take(log[kind])
-            present = {kind: int(np.count_nonzero(counts[kept]))}
-            counts = np.bincount(pairs[other], minlength=sizes[other])
-            present[other] = int(np.count_nonzero(counts))
+            for number, codes in enumerate(pairs):
+                of_pairs = kept[kind][number if kind == "user" else 0].take(codes[kind])
+                if not of_pairs.all():
+                    pairs[number] = {key: values[of_pairs] for key, values in codes.items()}
+            present = {
+                kind: sum(
+                    int(np.count_nonzero(of[that]))
+                    for of, that in zip(counts, kept[kind], strict=True)
+                )
+            }
+            counts = count(other)
+            present[other] = sum(int(np.count_nonzero(of)) for of in counts)
             if rounds == 1 and minimum > 1:
                 tell(f"{kind}s with at least {minimum} {other}s", present)
+        left = sum(len(codes["user"]) for codes in pairs)
     if iterate:
         tell(f"repeated until nothing changes ({rounds} rounds)", present)
-    del pairs
-    return interactions if rows.all() else interactions.where(rows)
+    pairs.clear()
+    for number, part in enumerate(parts):
+        of_part = rows(part, number)
+        if not of_part.all():
+            parts[number] = part.where(of_part)
 
 
-def drop_repeats(interactions: Interactions, *, report: Report | None = None) -> Interactions:
+def drop_repeats(interactions: Interactions) -> Interactions:
     """Keep a user's first interaction with each item, and leave out the later ones."""
     # Sorted by item and then by row, the rows of one item lie in the order of the log: by user,
     # then by time. Each first row of a user is a first meeting. Rows fit 32 bits.
@@ -97,11 +140,7 @@ def drop_repeats(interactions: Interactions, *, report: Report | None = None) ->
     keys >>= 32
     kept = np.zeros(len(interactions), bool)
     kept[rows[_changes(keys) | _changes(interactions.users[rows])]] = True
-    if not kept.all():
-        interactions = interactions.where(kept)
-    if report is not None:
-        report(interactions.tally("first interaction of each user with each item"))
-    return interactions
+    return interactions if kept.all() else interactions.where(kept)
 
 
 def _distinct_pairs(interactions: Interactions) -> Pairs:

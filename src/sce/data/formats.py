@@ -109,6 +109,8 @@ def choose_format(path: Path, name: str = "auto") -> Format:
     compression = path.suffix.lower() if path.name.lower().endswith(COMPRESSIONS) else ""
     if name == "auto":
         ending = Path(path.name[: -len(compression) or None]).suffix.lower()
+        if ending in (".xlsx", ".xls", ".ods"):
+            raise InputError(f"{path}: a workbook is not read; save its sheet as csv")
         if ending not in ENDINGS:
             raise InputError(
                 f"{path}: its name does not tell the format; known endings are "

@@ -33,7 +33,9 @@ class Interactions:
 
     def tally(self, name: str) -> "Tally":
         """Counts of the whole log."""
-        return Tally.of(name, self.users, self.items)
+        counts = TallyOfParts(len(self.item_ids))
+        counts.add(self)
+        return counts.tally(name)
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,20 @@ class Tally:
     items: int
     interactions: int
 
-    @classmethod
-    def of(cls, name: str, users: NDArray[np.int32], items: NDArray[np.int32]) -> "Tally":
-        """Counts of rows that are sorted by user."""
-        n_users = int(np.count_nonzero(np.diff(users, prepend=np.int32(-1))))
-        present = np.zeros(int(items.max(initial=-1)) + 1, bool)
-        present[items] = True
-        return cls(name, n_users, int(np.count_nonzero(present)), len(users))
+
+class TallyOfParts:
+    """Counts of parts of a log that have no user in common."""
+
+    def __init__(self, n_items: int) -> None:
+        self._users = self._interactions = 0
+        self._present = np.zeros(n_items, bool)
+
+    def add(self, part: Interactions) -> None:
+        """Count one part more."""
+        self._users += int(np.count_nonzero(np.diff(part.users, prepend=np.int32(-1))))
+        self._present[part.items] = True
+        self._interactions += len(part)
+
+    def tally(self, name: str) -> Tally:
+        """Counts of all parts."""
+        return Tally(name, self._users, int(np.count_nonzero(self._present)), self._interactions)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -32,8 +32,14 @@ def write_array(path: Path, array: NDArray[Any]) -> None:
     """Write a .npy file; unlike `numpy.save`, a full disk is reported as such."""
     array = np.ascontiguousarray(array)
     with path.open("wb") as file:
-        npy.write_array_header_1_0(file, npy.header_data_from_array_1_0(array))
+        write_header(file, array.dtype, array.shape)
         file.write(array.data)
+
+
+def write_header(file: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    """Write the head of a .npy file, of the same length whatever the length of the array."""
+    head = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    npy.write_array_header_1_0(file, head)
 
 
 def map_array(file: BufferedReader) -> NDArray[Any]:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sce.data.interactions import Interactions
+from sce.data.parts import Parts
 from sce.errors import named
 
 _EVENTS = 300_000  # of a sample of users: about so many are looked at
@@ -19,8 +20,8 @@ _SEED = 0x5CE  # another than anybody chooses for --ties shuffle: twice the same
 _FEW = 400  # steps: a share of ascending ones is a chance result more easily
 
 
-def describe_order(log: Interactions) -> dict[str, float | None]:
-    """Figures of the order of events; None where a log is too small to tell.
+def describe_order(parts: Parts[Interactions]) -> dict[str, float | None]:
+    """Figures of the order of events in all parts; None where a log is too small to tell.
 
     Returns:
         tied: Share of steps between events of one time.
@@ -30,8 +31,14 @@ def describe_order(log: Interactions) -> dict[str, float | None]:
         recurrence: How often the same step recurs, relative to each user's events shuffled.
         recurrence_ties: The same relative to each user's events of one time shuffled.
     """
-    log = log.where(log.users % max(1, len(log) // _EVENTS) == 0)
-    users, items, times = log.users, log.items, log.timestamps
+    stride = max(1, sum(map(len, parts)) // _EVENTS)
+    chosen, n_users = [], 0
+    for part in parts:
+        codes = part.users + np.int32(n_users)
+        kept = codes % stride == 0
+        chosen.append((codes[kept], part.items[kept], part.timestamps[kept]))
+        n_users += len(part.user_ids)
+    users, items, times = map(np.concatenate, zip(*chosen, strict=True))
     steps = users[1:] == users[:-1]
     tied = steps & (times[1:] == times[:-1])
     moved = steps & (items[1:] != items[:-1])
@@ -44,8 +51,10 @@ def describe_order(log: Interactions) -> dict[str, float | None]:
         "one_time_users": _share((times[first] == times[last])[several]),
         "ascending": _share(up[moved], _FEW),
         "ascending_ties": _share(up[moved & tied], _FEW),
-        "recurrence": _recurrence(log, users),
-        "recurrence_ties": _recurrence(log, _moments(log)) if tied.any() else None,
+        "recurrence": _recurrence(users, items, users),
+        "recurrence_ties": (
+            _recurrence(users, items, _moments(users, times)) if tied.any() else None
+        ),
     }
 
 
@@ -83,24 +92,29 @@ def order_warning(found: dict[str, float | None], *, ties: str = "keep") -> str 
     )
 
 
-def shuffle_ties(log: Interactions, seed: int) -> Interactions:
-    """The log with each user's events of one time in random order."""
+def shuffle_ties(parts: Parts[Interactions], seed: int) -> None:
+    """Put each user's events of one time in random order, in place."""
     random = np.random.Generator(np.random.PCG64(seed))
-    return replace(log, items=_shuffled(log.items, _moments(log), random))
+    first = 0
+    for number, part in enumerate(parts):
+        # Numbered through all parts: what is added to them is rounded as in a log of one part.
+        moments = _moments(part.users, part.timestamps) + first
+        parts[number] = replace(part, items=_shuffled(part.items, moments, random))
+        first = int(moments[-1]) + 1
 
 
 def count_duplicates(log: Interactions) -> int:
     """Rows whose user, item and time are those of an earlier row."""
-    moments = _moments(log)
+    moments = _moments(log.users, log.timestamps)
     tied = moments[1:] == moments[:-1]
     tied = np.append(tied, False) | np.append(False, tied)
     rows = moments[tied] << 32 | log.items[tied]
     return len(rows) - len(np.unique(rows))
 
 
-def _moments(log: Interactions) -> NDArray[np.int64]:
+def _moments(users: NDArray[np.int32], times: NDArray[np.int64]) -> NDArray[np.int64]:
     """A number for each event, ascending, and equal for those of one user and time."""
-    changes = (log.users[1:] != log.users[:-1]) | (log.timestamps[1:] != log.timestamps[:-1])
+    changes = (users[1:] != users[:-1]) | (times[1:] != times[:-1])
     return np.cumsum(np.append(np.zeros(1, bool), changes))
 
 
@@ -108,11 +122,13 @@ def _share(true: NDArray[np.bool_], least: int = 1) -> float | None:
     return None if len(true) < least else round(float(np.mean(true)), 4)
 
 
-def _recurrence(log: Interactions, groups: NDArray[Any]) -> float | None:
+def _recurrence(
+    users: NDArray[np.int32], items: NDArray[np.int32], groups: NDArray[Any]
+) -> float | None:
     """Pairs of equal steps, relative to the items of each group shuffled; None if uncertain."""
     random = np.random.Generator(np.random.PCG64(_SEED))
-    items = [log.items, *(_shuffled(log.items, groups, random) for _ in range(_SHUFFLES))]
-    stored, *shuffled = (_equal_steps(log.users, order) for order in items)
+    orders = [items, *(_shuffled(items, groups, random) for _ in range(_SHUFFLES))]
+    stored, *shuffled = (_equal_steps(users, order) for order in orders)
     mean = float(np.mean(shuffled))
     uncertain = mean < 100 or float(np.std(shuffled)) > 0.03 * mean
     return None if uncertain else round(stored / mean, 4)
@@ -129,4 +145,4 @@ def _shuffled(
     items: NDArray[np.int32], groups: NDArray[Any], random: np.random.Generator
 ) -> NDArray[np.int32]:
     """Items in random order within their groups, which are numbered in ascending order."""
-    return items[np.argsort(groups + random.random(len(items)))]
+    return items[np.argsort(groups + random.random(len(items)), kind="stable")]

@@ -2,18 +2,23 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypedDict, Unpack, get_type_hints
 
 import numpy as np
 
-from sce.data.filtering import drop_repeats, keep_active
-from sce.data.interactions import Tally
+from sce.data.filtering import Pairs, drop_repeats, keep_active_parts
+from sce.data.interactions import Interactions, Tally
 from sce.data.order import count_duplicates, describe_order, order_warning, shuffle_ties
+from sce.data.parts import DiskList, Parts, tally_parts
 from sce.data.prepared import FEW_USERS, PreparedDataset, Sequences, check_target
-from sce.data.splitting import Kind, TestHistory, split_leave_one_out, split_temporal
+from sce.data.splitting import Kind, Split, TestHistory, split_leave_one_out, split_temporal
+from sce.data.storage import atomic_directory
 from sce.errors import InputError, check_types, named
-from sce.units import plural
+from sce.units import parse_size, plural
 
 _FILTERS: dict[str, Any] = {
     "drop_repeats": False,
@@ -21,6 +26,8 @@ _FILTERS: dict[str, Any] = {
     "min_user_items": 1,
     "iterate": False,
 }
+_EVENTS_AT_ONCE = 1 << 22  # of test sequences
+_MEMORY = "4GB"  # of partitions, unless another is given
 _PRESETS = {None: _FILTERS, "paper": _FILTERS | {"min_item_users": 5, "min_user_items": 20}}
 
 
@@ -66,6 +73,12 @@ class PrepareOptions(TypedDict, total=False):
     """Temporal: the share of events before the cut. [default: 0.95]"""
     test_history: TestHistory | None
     """Temporal: what a test user's history holds. [default: after-cut]"""
+    memory: str | None
+    """Read files of any size within about so much memory, such as 4GB: parts of the log are sorted
+    one by one, on disk beside --out. The result is the same."""
+    partitions: bool
+    """INPUTs are directories of Parquet files, as Spark, DuckDB and polars write them; they are
+    read within --memory, 4GB unless given."""
     force: bool
     """Replace a prepared dataset that is there already."""
 
@@ -86,7 +99,7 @@ def prepare(
 
     Args:
         source: A data frame of pandas or polars; or a csv, tsv, jsonl (each also as .gz or .zst) or
-            parquet file, or a pattern, or several of them.
+            parquet file, or a pattern, or several of them; with `partitions`, directories.
         out: Directory to write.
         report: Called with a line of text at each step, for showing progress.
         options: Those of `sce prepare --help`, under the same names: `time_column="date"`,
@@ -126,9 +139,12 @@ def prepare(
             f"{named('iterate')} repeats the filters, and none is set; add "
             f"{named('min_item_users')} or {named('min_user_items')}"
         )
-    check_target(out, force=force)
+    memory, partitions = given.pop("memory", None), given.pop("partitions", False)
+    exists = check_target(out, force=force)
     try:
+        from sce.data.external import read_parts
         from sce.data.reading import read_interactions
+        from sce.data.survey import find_partitions
     except ModuleNotFoundError as error:
         if error.name != "polars":
             raise
@@ -137,36 +153,79 @@ def prepare(
             "install it with: pip install 'scalable-cross-entropy[prepare]'"
         ) from error
 
-    log = read_interactions(source, report=report, **given)
-    found = describe_order(log)
-    warning = order_warning(found, ties=ties)
-    if ties == "shuffle":
-        log = shuffle_ties(log, seed or 0)
-    order = {
-        "by": "rows" if by_row else "time",
+    choices: dict[str, Any] = {
+        "by_row": by_row,
         "ties": ties,
-        "seed": (seed or 0) if ties == "shuffle" else None,
-        "found": found,
-        "warning": warning,
-        "duplicates": count_duplicates(log),
+        "seed": seed or 0,
+        "filters": filters,
+        "report": report,
+        "divide": split_leave_one_out if split == "leave-one-out" else split_temporal,
+        "temporal": temporal,
     }
-    steps = [log.tally("read")]
-    if log.dropped:
-        steps.insert(0, Tally("rows without user, item or time: left out", 0, 0, log.dropped))
-    report(f"filtering {len(log):,} interactions")
-    settings = dict(filters)
-    if filters.pop("drop_repeats"):
-        log = drop_repeats(log, report=steps.append)
-    log = keep_active(log, **filters, report=steps.append)
-    report(f"splitting {len(log):,} interactions")
-    divide = split_leave_one_out if split == "leave-one-out" else split_temporal
-    sequences = divide(log, **temporal)
-    del log
-    report(f"writing {out}")
-    dataset = sequences.save(out, settings=settings, steps=steps, order=order, force=force)
+    if memory is None and not partitions:
+        parts = [read_interactions(source, report=report, **given)]
+        in_memory: list[Pairs] = []
+        sequences, description = _divide(parts, in_memory, parts[0].dropped, **choices)
+        parts.clear()
+        report(f"writing {out}")
+        dataset = sequences.save(out, **description, force=force)
+    else:
+        files = find_partitions(source) if partitions else source
+        with atomic_directory(Path(out), replace=exists) as directory:
+            with TemporaryDirectory(dir=directory) as scratch:
+                budget = parse_size(memory or _MEMORY)
+                log, dropped = read_parts(files, Path(scratch), budget, report=report, **given)
+                pairs: DiskList[Pairs] = DiskList(Path(scratch, "pairs"), dict, dict)
+                choices["directory"] = directory
+                sequences, description = _divide(log, pairs, dropped, **choices)
+            report(f"writing {out}")
+            dataset = sequences.save(out, **description, directory=directory)
+        dataset = replace(dataset, path=Path(out))
     for text in remarks(dataset).values():
         warnings.warn(text, PrepareWarning, stacklevel=2)
     return dataset
+
+
+def _divide(
+    parts: Parts[Interactions],
+    pairs: Parts[Pairs],
+    dropped: int,
+    *,
+    by_row: bool,
+    ties: str,
+    seed: int,
+    filters: dict[str, Any],
+    report: Callable[[str], None],
+    divide: Callable[..., Split],
+    temporal: dict[str, Any],
+    directory: Path | None = None,
+) -> tuple[Split, dict[str, Any]]:
+    """Filter and split a log, all of its parts; and what `Split.save` wants to know of it."""
+    found = describe_order(parts)
+    warning = order_warning(found, ties=ties)
+    if ties == "shuffle":
+        shuffle_ties(parts, seed)
+    order = {
+        "by": "rows" if by_row else "time",
+        "ties": ties,
+        "seed": seed if ties == "shuffle" else None,
+        "found": found,
+        "warning": warning,
+        "duplicates": sum(map(count_duplicates, parts)),
+    }
+    steps = [tally_parts("read", parts)]
+    report(f"filtering {steps[0].interactions:,} interactions")
+    if dropped:
+        steps.insert(0, Tally("rows without user, item or time: left out", 0, 0, dropped))
+    settings = dict(filters)
+    if filters.pop("drop_repeats"):
+        for number, part in enumerate(parts):
+            parts[number] = drop_repeats(part)
+        steps.append(tally_parts("first interaction of each user with each item", parts))
+    keep_active_parts(parts, pairs, **filters, report=steps.append)
+    report(f"splitting {sum(map(len, parts)):,} interactions")
+    sequences = divide(parts, **temporal, directory=directory)
+    return sequences, {"settings": settings, "steps": steps, "order": order}
 
 
 def remarks(dataset: PreparedDataset) -> dict[str, str]:
@@ -200,8 +259,13 @@ def remarks(dataset: PreparedDataset) -> dict[str, str]:
 
 def _targets_had_before(test: Sequences) -> int:
     """Number of test sequences whose last item occurs in them before."""
-    if not len(test):
-        return 0
-    first, last = test.offsets[:-1], test.offsets[1:] - 1
-    same = test.items == np.repeat(test.items[last], test.lengths)
-    return int((np.add.reduceat(same.astype(np.int64), first) > 1).sum())
+    had, size = 0, len(test.items)
+    # Some whole sequences at a time: all may be more than memory holds.
+    edges = np.searchsorted(test.offsets, [*range(0, size, _EVENTS_AT_ONCE), size])
+    for begin, end in pairwise(np.unique(edges)):
+        offsets = test.offsets[begin : end + 1]
+        items = test.items[offsets[0] : offsets[-1]]
+        first, last = offsets[:-1] - offsets[0], offsets[1:] - offsets[0] - 1
+        same = items == np.repeat(items[last], np.diff(offsets))
+        had += int((np.add.reduceat(same.astype(np.int64), first) > 1).sum())
+    return had

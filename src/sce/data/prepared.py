@@ -186,25 +186,48 @@ def write_prepared(
     """
     _check_codes(train, test, user_ids, item_ids)
     exists = check_target(path, force=force)
+    with atomic_directory(Path(path), replace=exists) as directory:
+        # Opened before it is put in place: what fails, fails while nothing is there.
+        dataset = fill_prepared(
+            directory,
+            train=train,
+            test=test,
+            user_ids=user_ids,
+            item_ids=item_ids,
+            settings=settings,
+            counts=counts,
+        )
+    return replace(dataset, path=Path(path))
+
+
+def fill_prepared(
+    directory: Path,
+    *,
+    train: Sequences,
+    test: Sequences,
+    user_ids: Vocabulary,
+    item_ids: Vocabulary,
+    settings: Mapping[str, Any],
+    counts: Mapping[str, Any],
+) -> PreparedDataset:
+    """Write what a prepared dataset lacks: the manifest, and arrays that are not there yet."""
     arrays = {
         "train": vars(train),
         "test": vars(test),
         "user_ids": user_ids.arrays(),
         "item_ids": item_ids.arrays(),
     }
-    with atomic_directory(Path(path), replace=exists) as directory:
-        files = {}
-        for owner, parts in arrays.items():
-            for part, array in parts.items():
-                file = directory / f"{owner}_{part}.npy"
+    files = {}
+    for owner, parts in arrays.items():
+        for part, array in parts.items():
+            file = directory / f"{owner}_{part}.npy"
+            if not file.exists():
                 write_array(file, array)
-                files[file.name] = describe_file(file)
-        vocabularies = {"user_ids": user_ids.kind, "item_ids": item_ids.kind}
-        content = {"settings": dict(settings), "counts": dict(counts)}
-        MANIFEST.write(directory, content | {"vocabularies": vocabularies, "files": files})
-        # Opened before it is put in place: what fails, fails while nothing is there.
-        dataset = PreparedDataset.load(directory, verify=False)
-    return replace(dataset, path=Path(path))
+            files[file.name] = describe_file(file)
+    vocabularies = {"user_ids": user_ids.kind, "item_ids": item_ids.kind}
+    content = {"settings": dict(settings), "counts": dict(counts)}
+    MANIFEST.write(directory, content | {"vocabularies": vocabularies, "files": files})
+    return PreparedDataset.load(directory, verify=False)
 
 
 def _check_codes(

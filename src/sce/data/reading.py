@@ -7,15 +7,15 @@ and 7 stay two ids, and so do 2409.10 and 2409.1.
 
 import glob
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal
 
 import polars as pl
 from polars import selectors
 
-from sce.data.columns import ITEM, NO_TIME, TIME, USER, Columns, find_columns, fold
+from sce.data.columns import ITEM, NO_TIME, TIME, USER, Columns, find_columns
 from sce.data.faults import (
     check_json_ids,
     check_json_keys,
@@ -29,10 +29,10 @@ from sce.data.faults import (
 from sce.data.formats import COMPRESSIONS, FORMATS, Format, choose_format, find_files
 from sce.data.frames import open_frame
 from sce.data.interactions import Interactions
+from sce.data.tables import Chosen, Table, concatenate
 from sce.data.values import (
     UnitName,
     encode_ids,
-    guess_unit,
     integers_if_all,
     read_ids,
     read_times,
@@ -43,11 +43,9 @@ from sce.errors import InputError, checked, named
 from sce.memory import require_memory
 from sce.units import plural, show_size
 
-Chosen: TypeAlias = tuple[str, ...]  # columns of user, item and, if wanted, time, by a file's names
-
 _NAMES = (USER, ITEM, TIME)
 _REST = "\x00rest"  # what a csv row holds beyond its columns
-_UNREADABLE = (
+UNREADABLE = (
     pl.exceptions.PolarsError,
     pl.exceptions.PanicException,
     json.JSONDecodeError,
@@ -55,16 +53,6 @@ _UNREADABLE = (
     OSError,
 )
 _SAMPLE = 1000  # rows that tell whether a csv column looks like integers
-
-
-class Table(NamedTuple):
-    """Rows of one file or data frame, in their order."""
-
-    source: Path
-    format: Format
-    columns: Chosen
-    rows: pl.DataFrame  # USER and ITEM: Int64 or String; TIME: Int64, Float64 or Datetime; no nulls
-    dropped: int  # rows left out: blank lines, and if wanted those without user, item or time
 
 
 @checked
@@ -97,14 +85,8 @@ def read_interactions(
     Raises:
         InputError: When a file is missing, malformed or incomplete; says where, and what to do.
     """
-    if order == "rows":
-        if time_column or time_unit:
-            raise InputError(
-                f"{named('order', 'rows')} reads no times; leave {named('time_column')}, "
-                f"{named('time_unit')} out"
-            )
-        time_column, time_unit = NO_TIME, "us"
     given = Columns(user_column, item_column, time_column)
+    given, time_unit = wanted_columns(given, time_unit, order)
     tables: list[Table] = []
     if isinstance(source, str | Path | Sequence):
         files = find_files(source)
@@ -117,7 +99,7 @@ def read_interactions(
             tables.append(table)
     else:
         tables.append(_read_frame(source, given, drop_incomplete))
-    rows = _concatenate(tables, time_unit)
+    rows = concatenate(tables, time_unit)
     dropped = sum(table.dropped for table in tables)
     del tables
     doing = f"encoding the ids of {rows.height:,} rows"
@@ -133,59 +115,33 @@ def read_interactions(
     return Interactions(users, items, ticks.to_microseconds(times), user_ids, item_ids, dropped)
 
 
-def _concatenate(tables: Sequence[Table], time_unit: UnitName | None) -> pl.DataFrame:
-    """Rows of all files, their columns of one type each."""
-    _check_agreement(tables, time_unit)
-    frames = [table.rows for table in tables if table.rows.height]
-    if not frames:
-        which = str(tables[0].source) if len(tables) == 1 else f"all {len(tables)} files"
-        dropped = sum(table.dropped for table in tables)
-        lack = f"all {dropped:,} rows lack a user, an item or a time" if dropped else "no rows"
-        raise InputError(f"{which}: there are columns, but {lack}")
-    untyped = any(table.format.layout == "csv" for table in tables)
-    for role, name in zip(Columns._fields, (USER, ITEM), strict=False):
-        mixed = len({frame.schema[name] for frame in frames}) > 1
-        if mixed:
-            frames = [frame.with_columns(pl.col(name).cast(pl.String)) for frame in frames]
-        if (mixed or untyped) and frames[0].schema[name] == pl.String:
-            _check_fractions(role, pl.concat([frame[name] for frame in frames]))
-    if len({frame.schema.get(TIME) for frame in frames}) > 1:
-        # Integers beside floats, or instants of two units; _check_agreement refused the rest.
-        kind = pl.Float64 if frames[0].schema[TIME].is_numeric() else pl.Datetime("us")
-        frames = [frame.with_columns(pl.col(TIME).cast(kind)) for frame in frames]
-    rows = pl.concat(frames)
-    if TIME not in rows.columns:
-        rows = rows.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias(TIME))
-    return rows
-
-
-def _check_fractions(role: str, ids: pl.Series) -> None:
-    """Refuse 12.0 beside 12 where some ids are text: one id or two, no type tells."""
-    whole = ids.filter(ids.str.ends_with(".0")).str.strip_suffix(".0")
-    both = whole.filter(whole.is_in(ids.unique().implode())) if len(whole) else whole
-    both = both.filter(both.str.contains(r"^-?\d+$"))
-    if len(both):
+def wanted_columns(
+    given: Columns, time_unit: UnitName | None, order: str
+) -> tuple[Columns, UnitName | None]:
+    """Columns to look for, and the unit of times: of rows in order there is no column."""
+    if order == "time":
+        return given, time_unit
+    if given.time or time_unit:
         raise InputError(
-            f"the {role} ids {both[0]} and {both[0]}.0 both occur, beside ids that are text: write "
-            "them alike if they are one; if not, prepare files that tell text from numbers "
-            "(parquet or jsonl)"
+            f"{named('order', 'rows')} reads no times; leave {named('time_column')}, "
+            f"{named('time_unit')} out"
         )
+    return given._replace(time=NO_TIME), "us"
 
 
 def _read_file(path: Path, fmt: Format, given: Columns, drop_incomplete: bool) -> Table:
     if not path.stat().st_size:
         raise InputError(f"{path}: the file is empty (0 bytes)")
-    pairs = zip(given, fmt.columns, strict=True)
-    wanted = Columns(*(usual if mine is None else mine for mine, usual in pairs))
+    wanted = given.or_else(fmt.columns)
     readers = {"csv": _read_csv, "jsonl": _read_jsonl, "parquet": _read_parquet}
     try:
         _check_memory(path, fmt)
         columns, raw = readers[fmt.layout](path, fmt, wanted)
     except pl.exceptions.NoDataError as error:
         raise InputError(f"{path}: the file is empty") from error
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise explain(path, fmt, error) from error
-    return _complete_rows(path, fmt, columns, raw, drop_incomplete)
+    return complete_rows(path, fmt, columns, raw, drop_incomplete)
 
 
 def _check_memory(path: Path, fmt: Format) -> None:
@@ -224,13 +180,21 @@ def _read_frame(frame: Any, given: Columns, drop_incomplete: bool) -> Table:
         except (TypeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             raise InputError(f"{where}, column {column!r}: {reason}") from error
-    return _complete_rows(where, FORMATS["parquet"], columns, pl.DataFrame(raw), drop_incomplete)
+    return complete_rows(where, FORMATS["parquet"], columns, pl.DataFrame(raw), drop_incomplete)
 
 
-def _complete_rows(
-    path: Path, fmt: Format, columns: Chosen, raw: pl.DataFrame, drop_incomplete: bool
+def complete_rows(
+    path: Path,
+    fmt: Format,
+    columns: Chosen,
+    raw: pl.DataFrame,
+    drop_incomplete: bool,
+    first_row: int | None = None,
 ) -> Table:
-    """Ids and times of raw values; rows that lack one are refused or dropped."""
+    """Ids and times of raw values; rows that lack one are refused or dropped.
+
+    These are all rows of the file, or some, of which the first has a number.
+    """
     read = []
     parsers = (read_ids, read_ids, read_times)
     for name, column, parse in zip(_NAMES, columns, parsers, strict=False):
@@ -256,13 +220,17 @@ def _complete_rows(
         fault = f"cannot read {value!r} in column {column!r} as a time"
     else:
         fault = f"no {Columns._fields[place]}, column {column!r} is empty"
+    least = "" if first_row is None else "at least "
     raise InputError(
-        f"{path}, {place_of_row(path, fmt, bad[0])}: {fault}; {plural(len(bad), 'row')} "
-        f"of it must be mended or removed, or left out with {named('drop_incomplete', True)}"
+        f"{path}, {place_of_row(path, fmt, (first_row or 0) + bad[0])}: {fault}; "
+        f"{least}{plural(len(bad), 'row')} of it must be mended or removed, or left out with "
+        f"{named('drop_incomplete', True)}"
     )
 
 
-def _read_csv(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.DataFrame]:
+def scan_csv(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.LazyFrame]:
+    """Columns of a csv file as text, and the rest of each line."""
+
     def scan(schema: dict[str, type[pl.String]] | None) -> pl.LazyFrame:
         return pl.scan_csv(
             path,
@@ -290,7 +258,11 @@ def _read_csv(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.Data
     # Reading only some columns, polars overlooks what lies beyond the last; one more column does
     # not. A row with too many fields is a row whose values stand in the wrong columns.
     lines = scan(dict.fromkeys([*names, _REST], pl.String))
-    text = _select(lines, columns, pl.col(_REST).is_not_null())
+    return columns, _select(lines, columns, pl.col(_REST).is_not_null())
+
+
+def _read_csv(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.DataFrame]:
+    columns, text = scan_csv(path, fmt, wanted)
     sample = text.head(_SAMPLE).collect(engine="streaming")
     # Parsed while the file is still being read where the first rows are integers; should a later
     # one not be, everything is read once more, as text.
@@ -299,12 +271,17 @@ def _read_csv(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.Data
     frame = text.with_columns(_plain_integer(n) for n in quick).collect(engine="streaming")
     if any(frame[name].null_count() for name in quick):
         frame = text.collect(engine="streaming")
+    return columns, type_csv(frame)
+
+
+def type_csv(frame: pl.DataFrame, text: Container[str] = ()) -> pl.DataFrame:
+    """Lines of `scan_csv` with integers for ids, if all are, in columns other than `text`."""
     if frame.drop_in_place(_REST).any():
         raise pl.exceptions.ComputeError("some row has more fields than columns")
-    return columns, frame.with_columns(
+    return frame.with_columns(
         integers_if_all(frame[name], fractions=True)
         for name in (USER, ITEM)
-        if frame.schema[name] == pl.String
+        if frame.schema[name] == pl.String and name not in text
     )
 
 
@@ -346,10 +323,16 @@ def _read_jsonl(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.Da
     return columns, frame
 
 
-def _read_parquet(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.DataFrame]:
+def scan_parquet(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.LazyFrame]:
+    """Columns of a Parquet file."""
     scan = pl.scan_parquet(path, glob=False)
     columns = find_columns(scan.collect_schema().names(), wanted, path)
-    return columns, _select(scan, columns).collect(engine="streaming")
+    return columns, _select(scan, columns)
+
+
+def _read_parquet(path: Path, fmt: Format, wanted: Columns) -> tuple[Chosen, pl.DataFrame]:
+    columns, lines = scan_parquet(path, fmt, wanted)
+    return columns, lines.collect(engine="streaming")
 
 
 def _select(table: pl.LazyFrame, columns: Chosen, *more: pl.Expr) -> pl.LazyFrame:
@@ -361,30 +344,3 @@ def _select(table: pl.LazyFrame, columns: Chosen, *more: pl.Expr) -> pl.LazyFram
         ),
         *more,
     )
-
-
-def _check_agreement(tables: Sequence[Table], time_unit: UnitName | None) -> None:
-    """Refuse files whose columns, kinds of time or units of time differ."""
-    first = tables[0]
-    for table in tables[1:]:
-        for role, mine, theirs in zip(Columns._fields, first.columns, table.columns, strict=False):
-            if fold(mine) != fold(theirs):
-                raise InputError(
-                    f"the files disagree: the {role} is {mine!r} in {first.source} and {theirs!r} "
-                    f"in {table.source}; name the same column for all with "
-                    f"{named(f'{role}_column')}"
-                )
-    found: dict[str, Path] = {}
-    for table in tables if TIME in first.rows.columns else ():
-        times = table.rows[TIME]
-        kind = "numbers" if times.dtype.is_numeric() else "dates"
-        if kind == "numbers" and time_unit is None and len(times):
-            kind = f"numbers that look like {guess_unit(times)}"
-        if len(times):
-            found.setdefault(kind, table.source)
-    if len(found) > 1:
-        (kind, path), (other_kind, other) = list(found.items())[:2]
-        raise InputError(
-            f"the files disagree: times are {kind} in {path} and {other_kind} in {other}; convert "
-            f"one of them, or say the unit of all with {named('time_unit')}"
-        )

@@ -1,6 +1,6 @@
 """Splits of a log into training and test sequences."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,14 +9,23 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sce.data.interactions import Interactions, Tally
-from sce.data.prepared import MIN_EVALUATED, PreparedDataset, Sequences, write_prepared
+from sce.data.interactions import Interactions, Tally, TallyOfParts
+from sce.data.parts import GrowingArrays, Parts
+from sce.data.prepared import (
+    MIN_EVALUATED,
+    PreparedDataset,
+    Sequences,
+    fill_prepared,
+    write_prepared,
+)
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, checked, named
 from sce.units import plural
 
 Kind: TypeAlias = Literal["temporal", "leave-one-out"]
 TestHistory: TypeAlias = Literal["after-cut", "full"]
+
+_DIGIT_BITS = 20  # of times, counted at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,16 +54,19 @@ class Split:
         steps: Sequence[Tally] = (),
         order: Mapping[str, Any] | None = None,
         force: bool = False,
+        directory: Path | None = None,
     ) -> PreparedDataset:
-        """Write a prepared dataset, with filters, counts after each, and what order was found."""
-        return write_prepared(
-            path,
-            train=self.train,
-            test=self.test,
-            user_ids=self.user_ids,
-            item_ids=self.item_ids,
-            settings={**(settings or {}), "split": self.kind, **self.options},
-            counts={
+        """Write a prepared dataset, with filters, counts after each, and what order was found.
+
+        `directory` is the one that is being filled for `path`, where the arrays lie already.
+        """
+        content: dict[str, Any] = {
+            "train": self.train,
+            "test": self.test,
+            "user_ids": self.user_ids,
+            "item_ids": self.item_ids,
+            "settings": {**(settings or {}), "split": self.kind, **self.options},
+            "counts": {
                 "order": dict(order or {}),
                 "steps": [asdict(step) for step in steps],
                 "train": asdict(self.train_tally),
@@ -62,16 +74,19 @@ class Split:
                 "left_out": [asdict(tally) for tally in self.left_out],
                 "cut": None if self.cut is None else show_time(self.cut),
             },
-            force=force,
-        )
+        }
+        if directory is not None:
+            return fill_prepared(directory, **content)
+        return write_prepared(path, **content, force=force)
 
 
 @checked
 def split_temporal(
-    interactions: Interactions,
+    interactions: Interactions | Parts[Interactions],
     *,
     quantile: float = 0.95,
     test_history: TestHistory = "after-cut",
+    directory: Path | None = None,
 ) -> Split:
     """Train on users whose every event lies before one instant, and test on the others.
 
@@ -81,93 +96,125 @@ def split_temporal(
     the one before it the validation target; both lie at or after the cut.
 
     Args:
-        interactions: The log.
+        interactions: The log, or its parts.
         quantile: The share of events before the cut, between 0 and 1.
         test_history: `after-cut` keeps a test user's events from the cut on, as the paper's code
             does; `full` keeps what the user did before it too, as history.
+        directory: Where the arrays of the result are written, to be mapped; by default they are in
+            memory.
     """
     if not 0 <= quantile <= 1:
         raise InputError(f"{named('quantile')} must lie between 0 and 1, got {quantile}")
-    cut = int(np.quantile(interactions.timestamps, quantile, method="nearest"))
-    n_users = len(interactions.user_ids)
-    is_test_user = _present(interactions.users[interactions.timestamps >= cut], n_users)
-    of_test_users = is_test_user.take(interactions.users)
-    train, test = interactions.where(~of_test_users), interactions.where(of_test_users)
-    known = _present(train.items, len(interactions.item_ids))
-    late = test.timestamps >= cut
+    parts = [interactions] if isinstance(interactions, Interactions) else interactions
+    cut = _nearest(parts, quantile)
+    n_items = _n_items(parts)
+    known = np.zeros(n_items, bool)
+    n_test_users = n_enough = 0
 
-    # What the split leaves out, reason by reason; every row has at most one.
-    early = ~late if test_history == "after-cut" else np.zeros_like(late)
-    unknown = ~early & ~known.take(test.items)
-    usable = ~early & ~unknown
-    enough = np.bincount(test.users[usable], minlength=n_users) >= MIN_EVALUATED
-    enough &= np.bincount(test.users[usable & late], minlength=n_users) >= 2  # both targets
-    evaluated = usable & enough.take(test.users)
+    def test_users(part: Interactions) -> NDArray[np.bool_]:
+        return _present(part.users[part.timestamps >= cut], len(part.user_ids))
+
+    for part in parts:
+        of_part = test_users(part)
+        n_test_users += int(np.count_nonzero(of_part))
+        known[part.items[~of_part.take(part.users)]] = True
+
+    def divide(part: Interactions) -> tuple[Interactions, Interactions, list[Interactions]]:
+        nonlocal n_enough
+        of_test_users = test_users(part).take(part.users)
+        test = part.where(of_test_users)
+        late = test.timestamps >= cut
+        # What the split leaves out, reason by reason; every row has at most one.
+        early = ~late if test_history == "after-cut" else np.zeros_like(late)
+        unknown = ~early & ~known.take(test.items)
+        usable = ~early & ~unknown
+        n_users = len(part.user_ids)
+        enough = np.bincount(test.users[usable], minlength=n_users) >= MIN_EVALUATED
+        enough &= np.bincount(test.users[usable & late], minlength=n_users) >= 2  # both targets
+        n_enough += int(np.count_nonzero(enough))
+        evaluated = usable & enough.take(test.users)
+        left_out = [test.where(unknown), test.where(usable & ~evaluated)]
+        if test_history == "after-cut":
+            left_out.insert(0, test.where(early))
+        return part.where(~of_test_users), test.where(evaluated), left_out
 
     moment = f"the cut at quantile {quantile} ({show_time(cut)})"
     after = " from the cut on" if test_history == "after-cut" else ", two of them from the cut on"
     required = f"{MIN_EVALUATED} known events{after}"
-    n_test_users = int(np.count_nonzero(is_test_user))
     users = plural(n_test_users, "user")
     one_out = named("split", "leave-one-out")
-    if not len(train):
+    if not known.any():
         raise InputError(
             f"no training users: all of the {users} have an event at or after "
             f"{moment}; raise {named('quantile')}, or use {one_out}"
         )
-    if not evaluated.any():
+    reasons = [
+        "test events on items not in training: dropped",
+        f"test users without {required}: not evaluated",
+    ]
+    if test_history == "after-cut":
+        reasons.insert(0, "events of test users before the cut: dropped")
+    options = {"quantile": quantile, "test_history": test_history}
+    split = _assemble("temporal", options, parts, divide, known, reasons, directory)
+    if not len(split.test):
         raise InputError(
             f"no test users: of the {users} with an event at or after {moment}, "
             f"none has {required}; lower {named('quantile')}, or use {one_out}"
         )
-    too_few = test.where(usable & ~evaluated)
-    left_out = [
-        test.where(unknown).tally("test events on items not in training: dropped"),
-        replace(
-            too_few.tally(f"test users without {required}: not evaluated"),
-            users=n_test_users - int(np.count_nonzero(enough)),  # some have no usable event
-        ),
-    ]
-    if test_history == "after-cut":
-        left_out.insert(0, test.where(early).tally("events of test users before the cut: dropped"))
-    options = {"quantile": quantile, "test_history": test_history}
-    return _assemble("temporal", options, train, test.where(evaluated), known, left_out, cut)
+    *left_out, too_few = split.left_out
+    too_few = replace(too_few, users=n_test_users - n_enough)  # some have no usable event
+    return replace(split, left_out=(*left_out, too_few), cut=cut)
 
 
 @checked
-def split_leave_one_out(interactions: Interactions) -> Split:
+def split_leave_one_out(
+    interactions: Interactions | Parts[Interactions], *, directory: Path | None = None
+) -> Split:
     """Test on every user's last event, validate on the one before it, and train on the rest.
 
     The catalogue is every item of the log. Users with fewer than three events are trained on
-    whole and not evaluated.
+    whole and not evaluated. `directory` as in `split_temporal`.
     """
-    lengths = np.bincount(interactions.users, minlength=len(interactions.user_ids))
-    is_evaluated = lengths >= MIN_EVALUATED
-    if not is_evaluated.any():
-        users = plural(int(np.count_nonzero(lengths)), "user")
+    parts = [interactions] if isinstance(interactions, Interactions) else interactions
+
+    def evaluated_users(part: Interactions) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        lengths = np.bincount(part.users, minlength=len(part.user_ids))
+        return lengths, lengths >= MIN_EVALUATED
+
+    def trained_rows(part: Interactions) -> NDArray[np.bool_]:
+        lengths, is_evaluated = evaluated_users(part)
+        trained = np.ones(len(part), bool)
+        ends = np.cumsum(lengths)[is_evaluated]
+        for target in (ends - 1, ends - 2):
+            trained[target] = False
+        return trained
+
+    n_items = _n_items(parts)
+    catalogue, seen = np.zeros(n_items, bool), np.zeros(n_items, bool)
+    n_users = most = 0
+    for part in parts:
+        lengths = evaluated_users(part)[0]
+        n_users += int(np.count_nonzero(lengths))
+        most = max(most, int(lengths.max(initial=0)))
+        catalogue[part.items] = True
+        seen[part.items[trained_rows(part)]] = True
+    if most < MIN_EVALUATED:
         raise InputError(
             f"no test users: leave-one-out needs users with at least {MIN_EVALUATED} events, and "
-            f"the most active of {users} has {lengths.max()}"
+            f"the most active of {plural(n_users, 'user')} has {most}"
         )
-    trained = np.ones(len(interactions), bool)
-    ends = np.cumsum(lengths)[is_evaluated]
-    for target in (ends - 1, ends - 2):
-        trained[target] = False
-    train = interactions.where(trained)
-    of_evaluated = is_evaluated.take(interactions.users)
-    n_items = len(interactions.item_ids)
-    catalogue = _present(interactions.items, n_items)
-    unseen = catalogue & ~_present(train.items, n_items)
-    left_out = [
-        interactions.where(~of_evaluated).tally(
-            f"users with fewer than {MIN_EVALUATED} events: trained on whole, not evaluated"
-        ),
-        interactions.where(unseen.take(interactions.items)).tally(
-            "items that occur only as targets: kept in the catalogue, never trained on"
-        ),
+    unseen = catalogue & ~seen
+
+    def divide(part: Interactions) -> tuple[Interactions, Interactions, list[Interactions]]:
+        of_evaluated = evaluated_users(part)[1].take(part.users)
+        left_out = [part.where(~of_evaluated), part.where(unseen.take(part.items))]
+        return part.where(trained_rows(part)), part.where(of_evaluated), left_out
+
+    reasons = [
+        f"users with fewer than {MIN_EVALUATED} events: trained on whole, not evaluated",
+        "items that occur only as targets: kept in the catalogue, never trained on",
     ]
-    test = interactions.where(of_evaluated)
-    return _assemble("leave-one-out", {}, train, test, catalogue, left_out, None)
+    return _assemble("leave-one-out", {}, parts, divide, catalogue, reasons, directory)
 
 
 def show_time(microseconds: int) -> str:
@@ -182,42 +229,74 @@ def show_time(microseconds: int) -> str:
 def _assemble(
     kind: Kind,
     options: Mapping[str, Any],
-    train: Interactions,
-    test: Interactions,
+    parts: Parts[Interactions],
+    divide: Callable[[Interactions], tuple[Interactions, Interactions, list[Interactions]]],
     catalogue: NDArray[np.bool_],
-    left_out: Sequence[Tally],
-    cut: int | None,
+    reasons: Sequence[str],
+    directory: Path | None,
 ) -> Split:
-    """Number the users and items that remain, and lay the chosen rows out as sequences."""
-    first_rows = [
-        np.flatnonzero(np.diff(rows.users, prepend=np.int32(-1))) for rows in (train, test)
-    ]
-    remaining = np.zeros(len(train.user_ids), bool)
-    for rows, starts in zip((train, test), first_rows, strict=True):
-        remaining[rows.users[starts]] = True
-    user_codes, item_codes = (
-        np.cumsum(kept, dtype=np.int32) - np.int32(1) for kept in (remaining, catalogue)
-    )
-    sequences = [
-        Sequences(
-            items=item_codes.take(rows.items),
-            offsets=np.append(starts, len(rows)),
-            users=user_codes[rows.users[starts]],
-        )
-        for rows, starts in zip((train, test), first_rows, strict=True)
-    ]
+    """Number the users and items that remain, and lay the chosen rows out as sequences.
+
+    `divide` gives the rows of a part to train on, those to test on, and those left out by reason.
+    """
+    arrays = GrowingArrays(directory)
+    item_codes = np.cumsum(catalogue, dtype=np.int32) - np.int32(1)
+    tallies = {name: TallyOfParts(len(catalogue)) for name in ("training", "test", *reasons)}
+    n_users, n_events = 0, {"train": 0, "test": 0}
+    for part in parts:
+        item_ids = part.item_ids
+        train, test, left_out = divide(part)
+        for tally, rows in zip(tallies.values(), (train, test, *left_out), strict=True):
+            tally.add(rows)
+        del left_out
+        remaining = _present(train.users, len(part.user_ids))
+        remaining[test.users] = True
+        user_codes = np.cumsum(remaining, dtype=np.int32) + np.int32(n_users - 1)
+        for name, rows in (("train", train), ("test", test)):
+            starts = np.flatnonzero(np.diff(rows.users, prepend=np.int32(-1)))
+            arrays.append(f"{name}_items", item_codes.take(rows.items))
+            offsets = np.append(starts, len(rows)) + n_events[name]
+            arrays.append(f"{name}_offsets", offsets, over=1)
+            arrays.append(f"{name}_users", user_codes[rows.users[starts]])
+            n_events[name] += len(rows)
+        n_users += int(np.count_nonzero(remaining))
+        arrays.append_ids("user_ids", part.user_ids.take(np.flatnonzero(remaining)))
+    training, test_tally, *others = (tally.tally(name) for name, tally in tallies.items())
     return Split(
         kind=kind,
         options=options,
-        train=sequences[0],
-        test=sequences[1],
-        user_ids=train.user_ids.take(np.flatnonzero(remaining)),
-        item_ids=train.item_ids.take(np.flatnonzero(catalogue)),
-        train_tally=train.tally("training"),
-        test_tally=test.tally("test"),
-        left_out=tuple(left_out),
-        cut=cut,
+        train=Sequences(**arrays.take("train")),
+        test=Sequences(**arrays.take("test")),
+        user_ids=Vocabulary.from_arrays(part.user_ids.kind, arrays.take("user_ids")),
+        item_ids=item_ids.take(np.flatnonzero(catalogue)),
+        train_tally=training,
+        test_tally=test_tally,
+        left_out=tuple(others),
     )
+
+
+def _nearest(parts: Parts[Interactions], quantile: float) -> int:
+    """`np.quantile(timestamps, quantile, method="nearest")` over all parts, by counting digits."""
+    rank = int(np.around((sum(map(len, parts)) - 1) * quantile))
+    ends = [(int(p.timestamps.min()), int(p.timestamps.max())) for p in parts if len(p)]
+    low, high = min(end[0] for end in ends), max(end[1] for end in ends)
+    while low < high:
+        shift = max(0, (high - low).bit_length() - _DIGIT_BITS)
+        counts = np.zeros(((high - low) >> shift) + 1, np.int64)
+        for part in parts:
+            near = part.timestamps[(part.timestamps >= low) & (part.timestamps <= high)]
+            # Without a sign: times may be farther apart than 63 bits hold.
+            digits = (near.view(np.uint64) - np.uint64(low % 2**64)) >> np.uint64(shift)
+            counts += np.bincount(digits.view(np.int64), minlength=len(counts))
+        ends_of = np.cumsum(counts)
+        digit = int(np.searchsorted(ends_of, rank, side="right"))
+        rank -= int(ends_of[digit] - counts[digit])
+        low, high = low + (digit << shift), min(high, low + ((digit + 1) << shift) - 1)
+    return low
+
+
+def _n_items(parts: Parts[Interactions]) -> int:
+    return len(next(iter(parts)).item_ids)
 
 
 def _present(codes: NDArray[np.int32], size: int) -> NDArray[np.bool_]:

@@ -9,6 +9,7 @@ Numbers that merely give an order (1, 2, 3 ...) thus are seconds. Dates and time
 taken as UTC.
 """
 
+from datetime import datetime
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -170,11 +171,16 @@ def _read_text(column: pl.Series) -> pl.Series:
     instants = _read_iso(trimmed, "us")
     if (
         trimmed.str.contains(r"\.\d{7}").any()  # microseconds lose digits,
-        and instants.dt.year().is_between(1678, 2261).all()  # 64 bits of nanoseconds hold them
+        and fit_nanoseconds(instants)
     ):
         instants = _read_iso(trimmed, "ns")
     # What fewer values contradict is what was meant: the caller reports those that do.
     return instants if instants.null_count() < numbers.null_count() else numbers
+
+
+def fit_nanoseconds(instants: pl.Series) -> bool:
+    """True if 64 bits hold these instants in nanoseconds."""
+    return instants.dt.year().is_between(1678, 2261).all()
 
 
 def _read_iso(text: pl.Series, unit: Literal["us", "ns"]) -> pl.Series:
@@ -205,6 +211,11 @@ def to_ticks(times: pl.Series, unit: UnitName | None = None) -> Ticks:
             )
         unit, times = times.dtype.time_unit, times.to_physical()
     numbers = times.to_numpy()
+    if unit is None and all(map(_is_written_date, (numbers.min(), numbers.max()))):
+        raise InputError(
+            f"times such as {numbers.max()} look like dates, YYYYMMDD: write 2025-01-31, or "
+            f"give {named('time_unit', 's')} if they are seconds since 1970"
+        )
     extreme = max(numbers.min().item(), numbers.max().item(), key=abs)
     unit = unit or guess_unit(times)
     length = _UNITS[unit][1]
@@ -221,6 +232,15 @@ def to_ticks(times: pl.Series, unit: UnitName | None = None) -> Ticks:
     if dated and not np.any(numbers % second):
         return Ticks(numbers // second, "s")
     return Ticks(numbers, unit)
+
+
+def _is_written_date(number: float) -> bool:
+    """True if a number is a day of these centuries, its digits those of year, month and day."""
+    text = f"{number:.0f}"
+    try:
+        return len(text) == 8 and 1900 <= datetime.strptime(text, "%Y%m%d").year < 2100
+    except ValueError:
+        return False
 
 
 def guess_unit(times: pl.Series) -> UnitName:

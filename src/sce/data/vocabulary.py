@@ -20,7 +20,7 @@ Kind: TypeAlias = Literal["integer", "string"]
 
 # Strings are compared eight bytes at a time, as one big-endian number; eight zero bytes behind the
 # last string keep every such read inside the array, also when the array is a read-only file.
-_WORD = 8
+WORD = 8
 _INT64 = np.iinfo(np.int64)
 
 
@@ -63,7 +63,7 @@ class Vocabulary:
         """Wrap distinct strings, sorted and joined as UTF-8, with the length of each in bytes."""
         offsets = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        return cls("string", np.frombuffer(text + bytes(_WORD), np.uint8), offsets)
+        return cls("string", np.frombuffer(text + bytes(WORD), np.uint8), offsets)
 
     @classmethod
     def from_arrays(cls, kind: Kind, arrays: Mapping[str, NDArray[Any]]) -> "Vocabulary":
@@ -79,7 +79,7 @@ class Vocabulary:
         if found != types:
             raise ValueError(f"no vocabulary of kind {kind!r}: {found} instead of {types}")
         values, offsets = arrays["values"], arrays.get("offsets")
-        if offsets is not None and [*offsets[:1], *offsets[-1:]] != [0, len(values) - _WORD]:
+        if offsets is not None and [*offsets[:1], *offsets[-1:]] != [0, len(values) - WORD]:
             raise ValueError("no vocabulary of kind 'string': offsets and values do not fit")
         return cls(kind, values, offsets)
 
@@ -128,7 +128,7 @@ class Vocabulary:
         lengths = np.diff(self.offsets)
         kept = np.zeros(len(self), bool)
         kept[chosen] = True
-        values = self.values[:-_WORD][np.repeat(kept, lengths)]
+        values = self.values[:-WORD][np.repeat(kept, lengths)]
         return Vocabulary.from_sorted_text(values.tobytes(), lengths[chosen])
 
     def lookup(self, ids: Sequence[int | str] | NDArray[np.integer[Any]]) -> NDArray[np.int64]:
@@ -187,8 +187,8 @@ class Vocabulary:
             right = _words(other.values, other_begins[tied], other_ends[tied])
             order[tied[left < right]] = -1
             order[tied[left > right]] = 1
-            begins += _WORD
-            other_begins += _WORD
+            begins += WORD
+            other_begins += WORD
             more = (left == right) & ((begins < ends) & (other_begins < other_ends))[tied]
             tied = tied[more]
         return order
@@ -210,9 +210,9 @@ def _words(
     values: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> NDArray[np.uint64]:
     """Eight bytes from each beginning as a big-endian number, zero from the string's end on."""
-    at_every_byte = np.ndarray((len(values) - _WORD + 1,), ">u8", buffer=values, strides=(1,))
+    at_every_byte = np.ndarray((len(values) - WORD + 1,), ">u8", buffer=values, strides=(1,))
     words = at_every_byte[begins].astype(np.uint64)
-    missing = np.maximum(_WORD - (ends - begins), 0).astype(np.uint64) * np.uint64(8)
+    missing = np.maximum(WORD - (ends - begins), 0).astype(np.uint64) * np.uint64(8)
     # A shift by all 64 bits is undefined: an empty rest is zero by itself.
     return np.where(missing == 64, np.uint64(0), words >> missing << missing)
 

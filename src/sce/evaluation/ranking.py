@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sce.data.batches import PADDING, Ragged
+from sce.data.batches import PADDING, Ragged, count_items
 from sce.errors import InputError, named
 from sce.evaluation.precision import matmul_precision
 from sce.memory import require_memory
@@ -26,7 +26,6 @@ _SCORES_AT_ONCE = 1 << 26  # per chunk, 256 MiB
 _SMALLEST_CHUNK = 1 << 12
 _ITEMS_AT_ONCE = 1 << 18  # copied to float32
 _GROUP = 32
-_EVENTS_AT_ONCE = 1 << 24  # counted by a function that copies its input
 _EXACT_INTEGERS = 1 << 24  # float32 holds every integer up to here
 
 
@@ -110,7 +109,7 @@ def top_k(
         chunk_size: Items scored at once; by default so many that the scores take 256 MiB.
         norm: `largest_norm(catalogue)`, where it is known.
 
-    Scores are those of `_rescore`, whatever the batch and whatever autocast says. An item whose
+    Scores are those of `rescore`, whatever the batch and whatever autocast says. An item whose
     score is not a number is never ranked.
     """
     if chunk_size is None:
@@ -200,23 +199,27 @@ def _order(
     states: Tensor, catalogue: Tensor, scores: Tensor, items: Tensor, k: int
 ) -> tuple[Tensor, Tensor]:
     """The k best of the candidates, rescored; equal scores by item id."""
-    rescored = _rescore(states, catalogue, items)
+    rescored = rescore(states, catalogue, items)
     rescored.masked_fill_((scores == -torch.inf) | rescored.isnan(), -torch.inf)
     items, order = items.sort(dim=1)
     best, order = rescored.gather(1, order).sort(dim=1, descending=True, stable=True)
     return best[:, :k].contiguous(), items.gather(1, order)[:, :k].contiguous()
 
 
-def _rescore(states: Tensor, catalogue: Tensor, items: Tensor) -> Tensor:
+def rescore(
+    states: Tensor, catalogue: Tensor, items: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
     """Products of states [b, d] with some items [b, n] each, of bits that depend on nothing else.
 
-    In float64, and added up in one order, by operations on single elements.
+    In float64, and added up in one order, by operations on single elements. With `dtype`, items are
+    rounded to it first.
     """
-    rows, dim = torch.arange(len(items), device=items.device), states.shape[1]
+    number, dim = torch.arange(len(items), device=items.device), states.shape[1]
     at_once, found = max(1, _PRODUCTS_AT_ONCE // dim), [states.new_empty(0)]
-    pairs = items.flatten().split(at_once), rows.repeat_interleave(items.shape[1]).split(at_once)
+    pairs = items.flatten().split(at_once), number.repeat_interleave(items.shape[1]).split(at_once)
     for some, of in zip(*pairs, strict=True):
-        products, width = catalogue[some].double().mul_(states[of]), dim
+        rounded = catalogue[some].to(dtype or catalogue.dtype)
+        products, width = rounded.double().mul_(states[of]), dim
         while width > 1:
             half = width // 2
             products[:, :half] += products[:, width - half : width]
@@ -241,10 +244,7 @@ class Popularity:
 
     def __init__(self, train: Ragged, n_items: int, *, device: torch.device | str = "cpu") -> None:
         """Count how often each item occurs in the training sequences."""
-        counts = np.zeros(n_items, dtype=np.int64)
-        for first in range(0, len(train.items), _EVENTS_AT_ONCE):
-            events = train.items[first : first + _EVENTS_AT_ONCE]
-            counts += np.bincount(events, minlength=n_items)
+        counts = count_items(train, n_items)
         places = np.empty(n_items, dtype=np.int64)
         places[np.argsort(-counts, kind="stable")] = np.arange(n_items)
         # Scores by place, not count: float32 could not tell large counts apart, and without ties
@@ -291,9 +291,25 @@ def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _largest_by_id(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Do what topk does, with ties by column: topk of integers that order as both together do."""
-    bits = (scores + 0.0).view(torch.int32).long()  # + 0.0: there are two zeros
-    bits = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # negative floats order backwards
+    """Do what topk does, with ties by column."""
     columns = torch.arange(scores.shape[1], device=scores.device)
-    columns = 0x7FFFFFFF - (((bits << 32) | (0x7FFFFFFF - columns)).topk(k).values & 0xFFFFFFFF)
+    columns = key_items(pack_keys(scores, columns).topk(k).values)
     return scores.gather(1, columns), columns
+
+
+def pack_keys(scores: Tensor, items: Tensor) -> Tensor:
+    """Pack float32 scores and items below 2³¹ into integers: larger scores first, lower items."""
+    bits = (scores + 0.0).view(torch.int32)  # + 0.0: there are two zeros
+    bits = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()  # negative floats order backwards
+    return (bits << 32) | (0x7FFFFFFF - items)
+
+
+def key_items(keys: Tensor) -> Tensor:
+    """Return the items that were packed."""
+    return 0x7FFFFFFF - (keys & 0xFFFFFFFF)
+
+
+def key_scores(keys: Tensor) -> Tensor:
+    """Return the scores that were packed."""
+    bits = (keys >> 32).int()
+    return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).view(torch.float32)

@@ -279,15 +279,25 @@ class BucketStatistics(NamedTuple):
     occupied: Tensor  # of the buckets: those that have any state
 
 
+def count_placed(buckets: Buckets, targets: Tensor) -> Tensor:
+    """Count the states [n] in any bucket; those with a negative target are not valid."""
+    return (_count_picks(buckets, targets)[2] > 0).sum()
+
+
+def _count_picks(buckets: Buckets, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the bucket and the target (-1: none) of each place, and each state's buckets [n]."""
+    bucket, states = bucket_of_places(buckets.members), buckets.members.states.long()
+    positives = targets.long()[states].masked_fill(bucket == len(buckets.items), -1)
+    picks = torch.zeros(len(targets), device=targets.device, dtype=torch.int64)
+    return bucket, positives, picks.scatter_add_(0, states, (positives >= 0).long())
+
+
 def count_buckets(buckets: Buckets, targets: Tensor) -> BucketStatistics:
     """Count over the states [n], of which those with a negative target are not valid."""
     n_buckets, size_y = buckets.items.shape
-    states, offsets, device = buckets.members.states.long(), buckets.members.offsets, targets.device
-    bucket = bucket_of_places(buckets.members)
-    positives = targets.long()[states].masked_fill(bucket == n_buckets, -1)
+    offsets, device = buckets.members.offsets, targets.device
+    bucket, positives, picks = _count_picks(buckets, targets)
     rows = positives >= 0
-    picks = torch.zeros(len(targets), device=device, dtype=torch.int64)
-    picks.scatter_add_(0, states, rows.long())
     # Buckets and items as one number, sorted: a target is looked up in its bucket.
     wanted = (bucket << 32) + positives
     correct = torch.zeros((), device=device, dtype=torch.int64)

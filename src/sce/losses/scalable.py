@@ -5,6 +5,7 @@ large inner products, instead of over the whole catalogue.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from sce.losses.buckets import (
     Centres,
     auto_alpha,
     count_buckets,
+    count_placed,
     draw_centres,
     group_by_bucket,
     nearest_centres,
@@ -194,7 +196,13 @@ class ScalableCrossEntropy(Loss):
         self, states: Tensor, catalogue: Catalogue, targets: Tensor, **options: Any
     ) -> tuple[Tensor, BucketStatistics]:
         """Return the loss, and shares of states placed and targets found in its buckets."""
-        return self._run(states, catalogue, targets, **options, counted=True)
+        return self._run(states, catalogue, targets, **options, count=count_buckets)
+
+    def in_buckets(
+        self, states: Tensor, catalogue: Tensor, targets: Tensor, centres: Tensor, items: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the loss in buckets of these centres and ascending items, and states placed."""
+        return self._run(states, catalogue, targets, None, None, centres, count_placed, items)
 
     def _run(
         self,
@@ -204,12 +212,13 @@ class ScalableCrossEntropy(Loss):
         generator: Generator | None = None,
         max_targets: int | None = None,
         centres: Tensor | None = None,
-        counted: bool = False,
+        count: Callable[[Buckets, Tensor], Any] | None = None,
+        items: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
-        """Return the loss and, if they are to be counted, the statistics."""
+        """Return the loss and, if the buckets are to be counted, what was counted."""
         catalogue = _weight(catalogue)
         check_arguments(states, catalogue, targets)
-        if centres is not None:
+        if centres is not None and items is None:
             _check_centres(centres, catalogue)
             if self.coverage:
                 centres = of_length_one(centres)
@@ -223,11 +232,13 @@ class ScalableCrossEntropy(Loss):
         reason = why_not_triton(states, catalogue, self.backend)
         fused, compiling = reason is None and targets.numel() > 0, torch.compiler.is_compiling()
         # A compiled graph holds the kernels, but no sparse tensors and no generators.
-        if compiling and (not fused or self.sparse_grad or generator is not None):
+        breaks = self.sparse_grad or generator is not None or items is not None
+        if compiling and (breaks or not fused):
             run = torch.compiler.disable(self._run)  # the decorator takes seconds to import
-            return run(states, catalogue, targets, generator, max_targets, centres, counted)  # type: ignore[no-any-return]
+            return run(states, catalogue, targets, generator, max_targets, centres, count, items)  # type: ignore[no-any-return]
         on_cpu = states.device.type == "cpu"
         sizes = self.sizes(len(catalogue), max_targets or max(1, targets.numel()), cpu=on_cpu)
+        sizes = sizes if items is None else (*sizes[:2], items.shape[1])
         autocast_dtype = active_autocast_dtype(states, catalogue)
         if fused:
             from sce.losses import kernels
@@ -244,20 +255,20 @@ class ScalableCrossEntropy(Loss):
             if compiling:
                 found = kernels.fused_operator(*given)
             else:
-                found = kernels.fused_cross_entropy(*given, self.sparse_grad)
+                found = kernels.fused_cross_entropy(*given, self.sparse_grad, items)
             loss = found.loss if self.reduction != "none" else found.loss.reshape(targets.shape)
-            return loss, count_buckets(found.buckets, found.targets) if counted else None
+            return loss, None if count is None else count(found.buckets, found.targets)
         if reason is not None:
             explain(reason, self.backend)
         inputs = check_inputs(states, catalogue, targets, self.ignore_index)
         with torch.no_grad(), torch.autocast(states.device.type, enabled=False):
-            buckets, sound = self._fill(inputs, sizes, centres, generator, autocast_dtype)
+            buckets, sound = self._fill(inputs, sizes, centres, generator, autocast_dtype, items)
         losses, placed = bucketed_cross_entropy(
             inputs.states, catalogue, inputs.targets, buckets, self.sparse_grad, autocast_dtype
         )
         losses = losses * torch.where(sound, 1.0, torch.nan).to(losses.dtype)
         loss = reduce(losses, placed, inputs, self.reduction)
-        return loss, count_buckets(buckets, inputs.targets) if counted else None
+        return loss, None if count is None else count(buckets, inputs.targets)
 
     def _fill(
         self,
@@ -266,6 +277,7 @@ class ScalableCrossEntropy(Loss):
         centres: Tensor | None,
         generator: Generator | None,
         autocast_dtype: torch.dtype | None,
+        items: Tensor | None,
     ) -> tuple[Buckets, Tensor]:
         """Return the buckets, in plain PyTorch, and if all states are finite."""
         n_buckets, size_x, size_y = sizes
@@ -278,7 +290,8 @@ class ScalableCrossEntropy(Loss):
             members = of_equal_size(top_rows(centres, seen, size_x))
         else:
             members = group_by_bucket(nearest_centres(seen, centres), len(centres))
-        items = top_rows(centres, inputs.catalogue, size_y, autocast_dtype=autocast_dtype)
+        if items is None:
+            items = top_rows(centres, inputs.catalogue, size_y, autocast_dtype=autocast_dtype)
         # A state that is not finite may fall into no bucket, and would then go unnoticed.
         return Buckets(members, items), seen.isfinite().all()
 

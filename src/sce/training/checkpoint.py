@@ -185,9 +185,10 @@ class Checkpointer:
         state_file: Path | None = None,
         best_file: Path | None = None,
         identity: str = "",  # of the run
+        writes: bool = True,  # else another rank does
     ) -> None:
         self.trained, self.state_file, self.best_file = trained, state_file, best_file
-        self.identity = identity
+        self.identity, self.writes = identity, writes
         self.best: dict[str, Tensor] = {}  # on the host: there may be gigabytes of it
         self._best_on_disk = 0  # the epoch
         self._saved_at, self._seconds = time.monotonic(), 0.0
@@ -231,11 +232,12 @@ class Checkpointer:
     def due(self, at_least: float = 0.0) -> bool:
         """True if it is time to save again, `at_least` so many seconds after the last time."""
         since = time.monotonic() - self._saved_at
-        return self.state_file is not None and since >= max(at_least, _SHARE * self._seconds)
+        wanted = self.writes and self.state_file is not None
+        return wanted and since >= max(at_least, _SHARE * self._seconds)
 
     def save(self, progress: Progress) -> None:
         """Write the checkpoint, and the best weights if they are new."""
-        if self.state_file is None:
+        if self.state_file is None or not self.writes:
             return
         begun = time.monotonic()
         tensors, scalars = self.trained.tensors()

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sce.data.batches import DeviceSequences
 from sce.data.prepared import PreparedDataset
 from sce.data.storage import write_json
+from sce.distributed.ranks import Ranks, in_torchrun, start_ranks
 from sce.errors import InputError, TrainingWarning, check_types
 from sce.evaluation.ranking import Popularity
 from sce.losses import LOSSES, DataSummary, Loss, ScalableCrossEntropy
@@ -32,9 +33,11 @@ from sce.training.optimizer import make_optimizer, row_wise_table, sparse_gradie
 from sce.training.preflight import explained_errors, preflight
 from sce.training.progress import TrainingProgress
 from sce.training.ranks import write_ranks
+from sce.training.run import MANIFEST, Run
 from sce.training.run_start import note_divergence, run_target
 from sce.training.settings import TrainingSettings
 from sce.training.signals import Interrupts, StopRequested, TrainingInterrupted
+from sce.training.slices import SlicedStep
 from sce.training.step import TrainingStep
 from sce.training.trainer import DivergenceError, Record, Trainer
 from sce.units import plural, show_duration, show_memory, show_metric
@@ -110,6 +113,9 @@ def fit(
     Afterwards the model (and a loss with weights of its own) has the weights of its best epoch, is
     on the device that it was trained on, and in evaluation mode.
 
+    Called by all processes of a `torchrun`, each step has a batch for each of them. All of them
+    have the result, and the first one writes it.
+
     >>> from sce import SASRec, ScalableCrossEntropy
     >>> model = SASRec(dataset.n_items, dim=64)                                  # doctest: +SKIP
     >>> result = fit(model, ScalableCrossEntropy(), dataset)                     # doctest: +SKIP
@@ -145,12 +151,42 @@ def fit(
     others: dict[str, Any] = {"out": out, "resume": resume, "force": force, "config": config}
     others |= {"loss_name": loss_name, "on_epoch": on_epoch, "progress": progress}
     check_types(others, get_type_hints(fit))
-    table = row_wise_table(model, loss) if settings.row_wise else None
-    device = resolve_device(settings.device)
     described = {"model": describe_model(model), "loss": {}, "training": asdict(settings)}
     described |= config or {}
     if out is not None and (loss_name is not None or not described["loss"]):
         described["loss"] = describe_loss(loss, loss_name)
+    launched = settings.device in ("auto", "cuda") and in_torchrun()  # a GPU for each
+    with start_ranks(device=None if launched else resolve_device(settings.device)) as ranks:
+        begun = _batches_of(out) if resume and ranks.rank == 0 else None
+        begun = ranks.gather_json(begun)[0]
+        if (slices := settings.accumulate or begun or ranks.size) > 1:
+            settings = replace(settings, accumulate=slices)
+            described["training"] = {**described["training"], "accumulate": slices}
+        if slices % ranks.size:
+            raise InputError(
+                f"{ranks.size} processes cannot share the {slices} batches of a step equally "
+                "(training.accumulate); start as many, or a number that divides it"
+            )
+        if ranks.rank:  # the first one writes, shows and asks
+            out, resume, force, on_epoch, progress = None, False, False, None, False
+        target = {"path": out, "resume": resume, "force": force}
+        return _fit(ranks, model, loss, dataset, settings, described, target, on_epoch, progress)
+
+
+def _fit(
+    ranks: Ranks,
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    dataset: PreparedDataset,
+    settings: TrainingSettings,
+    described: Mapping[str, Any],
+    target: Mapping[str, Any],
+    on_epoch: Callable[[Record], object] | None,
+    progress: bool,
+) -> FitResult:
+    """Train as one of the ranks."""
+    device, slices = ranks.device, settings.accumulate or 1
+    table = row_wise_table(model, loss) if settings.row_wise else None
     longest = max(1, int(dataset.train.lengths.max(initial=0)) - 1)
     max_length = min(int(getattr(model, "max_length", longest)), longest)
 
@@ -158,7 +194,7 @@ def fit(
     gpus = [device.index] if device.type == "cuda" else []
     with (
         run_target(
-            out, dataset, config=described, model=name_model(model), resume=resume, force=force
+            dataset=dataset, config=described, model=name_model(model), **target
         ) as open_run,
         torch.random.fork_rng(devices=gpus),
         same_bits(device) if settings.deterministic else spare_workspace(device),
@@ -172,7 +208,8 @@ def fit(
         for text in preflight(
             model, loss, dataset, data, settings, max_length=max_length, device=device
         ):
-            warnings.warn(text, TrainingWarning, stacklevel=2)
+            if ranks.rank == 0:
+                warnings.warn(text, TrainingWarning, stacklevel=3)
 
         # Place data and weights; build the step.
         sequences = _place(dataset, device)
@@ -183,22 +220,19 @@ def fit(
         optimizer = make_optimizer(
             parameters, settings, device=device, capturable=captured, row_wise=table
         )
-        step = TrainingStep(
-            model,
-            loss,
-            optimizer,
-            sequences,
-            settings,
-            device=device,
-            max_length=max_length,
-            captured=captured,
-        )
+        given = (model, loss, optimizer, sequences, settings)
+        options: dict[str, Any] = {"device": device, "max_length": max_length}
+        step = TrainingStep(*given, **options, captured=captured)
+        if slices > 1:
+            step = SlicedStep(*given, **options, ranks=ranks, slices=slices, row_wise=table)
 
         # Open the run, train, conclude.
         run = open_run(_derived(loss, data, step))
+        written = None if run is None else (str(run.resume_state), run.identity)
+        written = ranks.gather_json(written)[0]  # by the first rank, for all
         memory = PeakMemory(device)
         with (
-            Interrupts(wanted=run is not None, say=progress) as interrupts,
+            Interrupts(wanted=written is not None, say=progress, ranks=ranks) as interrupts,
             TrainingProgress(
                 wanted=progress,
                 epochs=settings.epochs,
@@ -215,8 +249,9 @@ def fit(
                 bar=bar,
                 memory=memory,
                 interrupts=interrupts,
+                resume_from=None if written is None else (Path(written[0]), written[1]),
             )
-            if run is not None and resume and not run.resume_state.exists():
+            if run is not None and target["resume"] and not run.resume_state.exists():
                 bar.print(f"sce: nothing to resume in {run.path}: starting")
             try:
                 trainer.resume()
@@ -224,7 +259,8 @@ def fit(
                 return _conclude(trainer)
             except StopRequested as stop:
                 raise TrainingInterrupted(
-                    f"training has ended, and is saved in {out}; its last evaluation is not done",
+                    f"training has ended, and is saved in {target['path']}; its last evaluation is "
+                    "not done",
                     stop.signal_number,
                 ) from stop
             except DivergenceError as error:
@@ -260,6 +296,13 @@ def _check_arguments(model: object, loss: object, dataset: object, settings: obj
         )
 
 
+def _batches_of(out: Path | str | None) -> int | None:
+    """The batches in a step of the run that is there, if one is."""
+    if out is None or not (Path(out) / MANIFEST.file).exists():
+        return None
+    return int(Run.open(out).config["training"].get("accumulate") or 1)
+
+
 def _derived(loss: object, data: DataSummary, step: TrainingStep) -> dict[str, Any]:
     """Values for run.json that follow from settings and dataset."""
     found: dict[str, Any] = {"targets_per_batch": round(data.targets, 1)}
@@ -284,6 +327,10 @@ def _can_capture(
     Whatever a user's own model or loss does on the host would be done once, and not again: also
     one that is derived from ours.
     """
+    if (settings.accumulate or 1) > 1:
+        if settings.capture:
+            raise InputError("training.capture captures a step of one batch; leave it out")
+        return False
     syncs = isinstance(loss, Loss) and not loss.is_capturable(model.catalogue)
     if settings.capture is None:
         ours = name_model(model) in BACKBONES and type(loss) in {e.loss for e in LOSSES.values()}

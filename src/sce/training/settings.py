@@ -20,6 +20,9 @@ class TrainingSettings:
     """Passes over the training sequences, at most."""
     batch_size: int = 128
     """Sequences in a step."""
+    accumulate: int | None = None
+    """Batches in a step. The processes that torchrun starts share them: any number that divides it
+    gives the same result, to the bit. [default: one for each process; on resuming, as before]"""
     learning_rate: float = 1e-3
     """Adam's step size."""
     seed: int = 0
@@ -70,7 +73,7 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         check_types(vars(self), get_type_hints(type(self)), "training.")
         counts = {"epochs", "batch_size", "evaluate_every", "evaluation_batch_size"}
-        counts |= {"validation_users", "max_steps"}
+        counts |= {"validation_users", "max_steps", "accumulate"}
         not_negative = ("patience", "weight_decay", "warmup_steps", "save_minutes")
         positive = ("learning_rate", "catalogue_learning_rate", "clip_norm")
         for name, value in vars(self).items():
@@ -100,3 +103,8 @@ class TrainingSettings:
                     f"training.{name} does not go with training.{other} ({reason}); leave one of "
                     "the two out"
                 )
+
+    @property
+    def step_size(self) -> int:
+        """Sequences in a step, of all its batches."""
+        return self.batch_size * (self.accumulate or 1)

@@ -6,7 +6,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # which imports torch
+    from sce.distributed.ranks import Ranks
 
 _SIGNALS = [s for s in signal.Signals if s.name in ("SIGINT", "SIGTERM", "SIGHUP")]
 BROKEN_PIPE = 13  # the number of SIGPIPE, which Python turns into an error
@@ -43,9 +46,11 @@ class Interrupts:
     handlers, and nothing is caught, nor where that is not `wanted`, since there is nothing to save.
     """
 
-    def __init__(self, *, wanted: bool, say: bool = True) -> None:
+    def __init__(self, *, wanted: bool, say: bool = True, ranks: "Ranks | None" = None) -> None:
         self.wanted, self.say = wanted, say
-        self.received: int | None = None
+        self.ranks = None if ranks is None or ranks.size == 1 else ranks  # the others
+        self.received: int | None = None  # on any rank
+        self._noted: int | None = None  # here
         self._writing = False
         self._before: dict[int, Any] = {}
 
@@ -54,10 +59,16 @@ class Interrupts:
         if self.received is not None:
             raise StopRequested(self.received)
 
+    def agree(self) -> None:
+        """Let all ranks, which call it at the same step, know of a signal that one of them got."""
+        if self.ranks is not None and self.wanted:
+            noted = max(n for (n,) in self.ranks.gather_counts(self._noted or 0))
+            self.received = noted or None
+
     def lose_reader(self) -> None:
         """Stop as a signal would: whoever read the progress went away, as `head` does."""
-        if self.wanted and self.received is None:
-            self.received = BROKEN_PIPE
+        if self.wanted and self._noted is None:
+            self._remember(BROKEN_PIPE)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -79,13 +90,18 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.received is None:
-            self.received = number
+        if self._noted is None:
+            self._remember(number)
             self._answer("stopping after this step, then saving; once more to stop at once")
         elif self._writing:
             self._answer("still saving; it ends when that is done")
         else:
             raise KeyboardInterrupt
+
+    def _remember(self, number: int) -> None:
+        self._noted = number
+        if self.ranks is None:
+            self.received = number
 
     def _answer(self, text: str) -> None:
         # A RuntimeError says that stderr was being written when the signal came.

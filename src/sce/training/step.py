@@ -179,6 +179,15 @@ class TrainingStep:
     def _move(self, batch: Batch, with_statistics: bool, max_targets: int | None) -> StepResult:
         """Forward, backward, and the update."""
         self.optimizer.zero_grad(set_to_none=True)
+        loss, statistics = self._forward(batch, with_statistics, max_targets)
+        loss.backward()
+        self._update()
+        return StepResult(loss.detach(), statistics)
+
+    def _forward(
+        self, batch: Batch, with_statistics: bool, max_targets: int | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the loss of a batch, and its statistics."""
         model: Callable[..., Tensor] = self.model
         whole = batch.fixed and len(batch.histories) == self.batch_size
         if whole and self.compiled_model is not None:  # has a len() of its own in older torch
@@ -188,16 +197,16 @@ class TrainingStep:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             states = model(batch.histories, **given)
             loss, statistics = self._loss(states, batch.targets, with_statistics, max_targets)
-        del states
         _check_loss(loss)
-        loss.backward()
+        return loss, statistics
+
+    def _update(self) -> None:
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)
         self.optimizer.step()
         # Between steps nobody needs gradients, which may be as large as the model: not even a
         # graph, whose memory the next one uses.
         self.optimizer.zero_grad(set_to_none=True)
-        return StepResult(loss.detach(), statistics)
 
     def _loss(
         self, states: Tensor, targets: Tensor, with_statistics: bool, max_targets: int | None

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -123,41 +124,48 @@ class Trainer:
         bar: TrainingProgress,
         memory: PeakMemory,
         interrupts: Interrupts,
+        resume_from: tuple[Path, str] | None = None,  # of a run that another rank writes
     ) -> None:
         self.trained, self.step, self.dataset, self.settings = trained, step, dataset, settings
         self.run, self.bar, self.memory, self.interrupts = run, bar, memory, interrupts
         self.rows = trainable_rows(step.sequences)
-        self.steps = math.ceil(len(self.rows) / settings.batch_size)  # of a whole epoch
+        self.steps = math.ceil(len(self.rows) / settings.step_size)  # of a whole epoch
         self.total = min(settings.epochs * self.steps, settings.max_steps or math.inf)
         self.epochs = math.ceil(self.total / self.steps)
         self.validation = _sample_users(dataset, settings.validation_users)
         self.progress = Progress()
-        files = () if run is None else (run.resume_state, run.best_weights, run.identity)
-        self.checkpointer = Checkpointer(trained, *files)
+        self.checkpointer = Checkpointer(trained)
+        if run is not None:
+            files = run.resume_state, run.best_weights
+            self.checkpointer = Checkpointer(trained, *files, identity=run.identity)
+        elif resume_from is not None:
+            file, identity = resume_from
+            self.checkpointer = Checkpointer(trained, file, identity=identity, writes=False)
 
     def resume(self) -> None:
         """Go on from the checkpoint of the run, if there is one."""
         found = self.checkpointer.resume()
-        if self.run is None or found is None:
+        if found is None:
             return
-        self.progress = found
+        self.progress, place = found, self._place
         if found.epoch > self.epochs:
             raise InputError(
-                f"{self.run.path} has {found.epoch} epochs already, and {self.epochs} are asked for"
+                f"{place} has {found.epoch} epochs already, and {self.epochs} are asked for"
             )
         if found.stopped == "epochs" and found.epoch < self.epochs:
             found.stopped = None
         if found.stopped is None and found.epoch == self.epochs:
             if not found.best_epoch:
                 raise InputError(
-                    f"none of the {found.epoch} epochs of {self.run.path} was evaluated; ask for "
+                    f"none of the {found.epoch} epochs of {place} was evaluated; ask for "
                     "more epochs"
                 )
             found.stopped, found.current = "epochs", EpochSoFar()
         if found.stopped is not None:
             self.bar.print(f"sce: training has ended already, after epoch {found.epoch}")
             return
-        self.run.result_file.unlink(missing_ok=True)
+        if self.run is not None:
+            self.run.result_file.unlink(missing_ok=True)
         step = f"step {found.current.step + 1} of {self._steps()}"
         if found.current.step == self._steps():
             step = "its evaluation"
@@ -186,14 +194,19 @@ class Trainer:
             self.interrupts.check()
         except StopRequested as stop:
             self.save()
-            assert self.run is not None  # otherwise nothing listens to signals
             progress = self.progress
             raise TrainingInterrupted(
                 f"stopped in epoch {progress.epoch + 1} after step {progress.current.step} of "
-                f"{self._steps()}; everything is saved in {self.run.path}",
+                f"{self._steps()}; everything is saved in {self._place}",
                 stop.signal_number,
             ) from stop
         self.checkpointer.restore_best()
+
+    @property
+    def _place(self) -> Path:
+        """The directory of the run, which this or another rank writes."""
+        assert self.checkpointer.state_file is not None
+        return self.checkpointer.state_file.parent
 
     def _steps(self) -> int:
         """Steps of the epoch under way, which max_steps may cut short."""
@@ -225,6 +238,7 @@ class Trainer:
                 statistics = number % statistics_every == 0
                 result = self.step(batches[number], seeds[number], with_statistics=statistics)
                 monitor.add(result, number + 1, batches[number], targets[number])
+                self.interrupts.agree()
                 last = number + 1 == steps
                 save = self.checkpointer.due(60 * settings.save_minutes)
                 if not (last or save or monitor.full or self.bar.due or self.interrupts.received):
@@ -242,7 +256,7 @@ class Trainer:
 
     def _batches(self, seed: int) -> tuple[Sequence[Tensor], list[int]]:
         """The rows of each batch of an epoch, and how many targets each has."""
-        size = self.settings.batch_size
+        size = self.settings.step_size
         generator = torch.Generator().manual_seed(seed)
         order = self.rows[torch.randperm(len(self.rows), generator=generator)]
         lengths = (self.step.sequences.lengths[order] - 1).clamp(max=self.step.max_length)

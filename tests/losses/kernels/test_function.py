@@ -101,6 +101,26 @@ def test_the_front_door_gives_the_same_with_either_backend(
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("sizes", [{}, {"coverage": False, "bucket_size_x": 3}], ids=str)
+def test_given_items_are_those_of_the_buckets(sizes: dict[str, Any]) -> None:
+    states, catalogue, targets = problem(1, *((60, 150) if GPU else (25, 40)), 16)
+    centres = buckets.of_length_one(torch.randn(4, 16, device=DEVICE))
+    items = torch.stack([torch.randperm(40)[:7].sort().values for _ in centres]).to(DEVICE)
+    results = []
+    for backend in ("triton", "torch"):
+        loss = ScalableCrossEntropy(reduction="sum", backend=backend, **sizes)
+        value, placed = loss.in_buckets(states, catalogue, targets, centres, items)
+        grads = torch.autograd.grad(value, (states, catalogue))
+        assert 0 < placed <= (targets >= 0).sum()
+        assert set(grads[1].any(1).nonzero().flatten().tolist()) <= {
+            *items.flatten().tolist(),
+            *targets[targets >= 0].tolist(),
+        }
+        results.append((value, placed, *grads))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["random", "states", "mix"])
 def test_a_generator_repeats_bit_for_bit_and_leaves_the_global_one_alone(kind: Any) -> None:
     states, catalogue, targets = problem(2, 15, 20, 16)

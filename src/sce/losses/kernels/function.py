@@ -57,9 +57,10 @@ def fused_cross_entropy(
     centres: Tensor | None = None,  # [n_buckets, d]; None: drawn
     seed: Tensor | None = None,  # [1], of the drawn ones
     sparse_grad: bool = False,
+    items: Tensor | None = None,  # [n_buckets, size_y]; None: those nearest to the centres
 ) -> Computed:
     """Return the loss and the buckets, by an `autograd.Function`: the cheapest to launch."""
-    given = (states, catalogue, targets, centres, seed, options, sparse_grad)
+    given = (states, catalogue, targets, centres, seed, options, sparse_grad, items)
     return Computed(*apply(_FusedCrossEntropy, *given))
 
 
@@ -70,6 +71,7 @@ def compute(
     centres: Tensor | None,
     seed: Tensor | None,
     options: FusedOptions,
+    given_items: Tensor | None = None,
 ) -> Computed:
     """Run the forward pass."""
     x, y = _rows(states), _rows(catalogue)
@@ -90,7 +92,10 @@ def compute(
         )
         # Items are written to the keys.
         items = bucket_items(prepared.keys, n_buckets, prepared.targets)
-        top_rows(prepared.centres, y, items.shape[1], out=items, autocast_dtype=dtype)
+        if given_items is None:
+            top_rows(prepared.centres, y, items.shape[1], out=items, autocast_dtype=dtype)
+        else:
+            items.copy_(given_items)
         if size_x:
             chosen = top_rows(
                 prepared.centres, x, size_x, targets=prepared.targets, autocast_dtype=dtype
@@ -152,8 +157,9 @@ class _FusedCrossEntropy(torch.autograd.Function):
         seed: Tensor | None,
         options: FusedOptions,
         sparse_grad: bool,
+        items: Tensor | None,
     ) -> Computed:
-        computed = compute(states, catalogue, targets, centres, seed, options)
+        computed = compute(states, catalogue, targets, centres, seed, options, items)
         ctx.options, ctx.sparse_grad = options, sparse_grad
         save(ctx, states, catalogue, computed)
         return computed
@@ -168,7 +174,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
                 grad_x = differentiate(grad_states, *given)
             if ctx.needs_input_grad[1]:
                 grad_y = differentiate(grad_catalogue, *given, sparse=ctx.sparse_grad)
-        return grad_x, grad_y, *[None] * 5
+        return grad_x, grad_y, *[None] * 6
 
 
 def _rows(tensor: Tensor) -> Tensor:

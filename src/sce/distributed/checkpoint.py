@@ -1,0 +1,242 @@
+"""Checkpoints of a sharded table, of the same bytes for any number of ranks.
+
+`state-STEP/` has parts of the table and its optimizer, each of 2²² consecutive ids, all other
+tensors in `rest.safetensors`, and in `state.json` the BLAKE2b of each file. It is put in place
+whole, and then `latest.json` names it: after a crash there is the old checkpoint or the new one.
+Reading executes no code.
+"""
+
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from sce.data.storage import (
+    atomic_directory,
+    atomic_file,
+    digest_bytes,
+    read_json,
+    tidy,
+    write_json,
+)
+from sce.distributed.ranks import Ranks
+from sce.distributed.table import ShardedTable
+from sce.errors import InputError
+from sce.optim import RowwiseAdagrad
+
+T = TypeVar("T")
+
+LATEST = "latest.json"
+_FORMAT, _VERSION = "sce sharded state", 1
+_STATE, _REST = "state.json", "rest.safetensors"
+_PART_ITEMS = 1 << 22
+
+
+def save_sharded(
+    directory: Path,
+    step: int,
+    table: ShardedTable,
+    optimizer: RowwiseAdagrad,
+    rest: Mapping[str, Tensor],
+    progress: Mapping[str, Any] | None = None,
+    *,
+    part_items: int = _PART_ITEMS,
+) -> None:
+    """Save a checkpoint, by all ranks together; earlier ones go once it is there.
+
+    Args:
+        directory: Where it is written, one that all ranks see.
+        step: Names the checkpoint.
+        table: The table.
+        optimizer: That of the table's shard.
+        rest: All other tensors, the same on every rank.
+        progress: Anything else, as JSON has it.
+        part_items: Items of a file.
+
+    Raises:
+        InputError: When a rank cannot write; what was there before is still there.
+    """
+    ranks, place, stack = table.ranks, directory / f"state-{step}", ExitStack()
+
+    def make() -> str:
+        if ranks.rank:
+            return ""
+        for left in directory.glob(".state-*"):
+            tidy(directory / left.name.split(".")[1])
+        return stack.enter_context(atomic_directory(place, replace=place.exists())).name
+
+    def write() -> dict[str, str]:
+        files, faults = {}, []
+        for name, tensors in _collect(table, optimizer, part_items, rest):
+            try:  # the other ranks go on
+                files[name] = _write(half / name, tensors)
+            except InputError as error:
+                faults.append(error)
+        if faults:
+            raise faults[0]
+        return files
+
+    def finish() -> None:
+        if ranks.rank:
+            return
+        content = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "step": step,
+            "n_items": table.n_items,
+            "dim": table.dim,
+            "part_items": part_items,
+            "progress": dict(progress or {}),
+            "files": dict(sorted(pair for files in written for pair in files.items())),
+        }
+        write_json(half / _STATE, content)
+        stack.close()
+        write_json(directory / LATEST, {"state": place.name})
+        for left in directory.iterdir():
+            if re.fullmatch(r"state-\d+", left.name) and left != place:
+                shutil.rmtree(left, ignore_errors=True)
+
+    with stack:  # what is half-written goes
+        half = place.with_name(_together(ranks, make)[0])
+        written = _together(ranks, write)
+        _together(ranks, finish)
+
+
+def load_sharded(
+    directory: Path, table: ShardedTable, optimizer: RowwiseAdagrad
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Restore table and optimizer from the latest checkpoint, of any number of ranks.
+
+    Returns:
+        The other tensors, on the host, and the progress.
+
+    Raises:
+        InputError: When there is none, or it is not as it was written, or of another table.
+    """
+    ranks, shards = table.ranks, _shards(table, optimizer)
+
+    def read_state() -> dict[str, Any]:
+        if not (directory / LATEST).exists():
+            raise InputError(f"{directory} has no checkpoint: {LATEST} is missing")
+        state = directory / str(read_json(directory / LATEST)["state"]) / _STATE
+        try:
+            content = {"place": str(state.parent), **read_json(state)}
+        except OSError as error:
+            raise InputError(f"cannot read {state}: {error.strerror}") from error
+        if (content.get("format"), content.get("version")) != (_FORMAT, _VERSION):
+            raise InputError(f"{state} is no checkpoint that this sce can read")
+        if (content["n_items"], content["dim"]) != (table.n_items, table.dim):
+            raise InputError(
+                f"{state} is of a table [{content['n_items']}, {content['dim']}], and this one is "
+                f"[{table.n_items}, {table.dim}]"
+            )
+        return content
+
+    content = _together(ranks, read_state)[0]
+    place, files = Path(content["place"]), content["files"]
+    tensors: dict[str, Tensor] = {}  # of the file that was read last
+
+    def read(name: str) -> None:
+        if name:
+            tensors.update(_read(place / name, files))
+
+    _together(ranks, partial(read, _REST))
+    rest = dict(tensors)
+    for each in _rounds(table, content["part_items"]):
+        tensors.update({name: shard[:0] for name, shard in shards.items()})
+        _together(ranks, partial(read, each.name))
+        for name, shard in shards.items():
+            part = tensors[name].to(shard.device, shard.dtype)
+            cut = torch.cat([part[offset :: ranks.size] for offset in each.offsets])
+            shard[each.here] = ranks.exchange(cut, each.receive, each.send)
+    return rest, content["progress"]
+
+
+class _Round(NamedTuple):
+    """An exchange in which each rank has one part of the table, or none."""
+
+    name: str  # file of the part here; "": none
+    offsets: list[int]  # of the first row of each rank in it
+    receive: list[int]  # rows of each rank in it
+    send: list[int]  # rows of this rank in each part
+    here: slice  # places of these in the shard
+
+
+def _rounds(table: ShardedTable, part_items: int) -> Iterator[_Round]:
+    rank, size, n_items = table.ranks.rank, table.ranks.size, table.n_items
+
+    def place(part: int, of: int) -> int:
+        """The first place in a rank's shard that is of this part or a later one."""
+        return -(-(min(part * part_items, n_items) - of) // size)
+
+    n_parts = -(-n_items // part_items)
+    for base in range(0, n_parts, size):
+        mine = base + rank
+        yield _Round(
+            name=f"table-{mine:06}.safetensors" if mine < n_parts else "",
+            offsets=[(of - mine * part_items) % size for of in range(size)],
+            receive=[place(mine + 1, of) - place(mine, of) for of in range(size)],
+            send=[place(part + 1, rank) - place(part, rank) for part in range(base, base + size)],
+            here=slice(place(base, rank), place(base + size, rank)),
+        )
+
+
+def _collect(
+    table: ShardedTable, optimizer: RowwiseAdagrad, part_items: int, rest: Mapping[str, Tensor]
+) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
+    """Yield the name and the tensors of each file that this rank writes."""
+    ranks = table.ranks
+    if ranks.rank == 0:
+        yield _REST, rest
+    for each in _rounds(table, part_items):
+        tensors = {}
+        for name, shard in _shards(table, optimizer).items():
+            received = ranks.exchange(shard[each.here], each.send, each.receive)
+            tensors[name] = torch.empty_like(received)
+            for offset, rows in zip(each.offsets, received.split(each.receive), strict=True):
+                tensors[name][offset :: ranks.size] = rows
+        if each.name:
+            yield each.name, tensors
+
+
+def _shards(table: ShardedTable, optimizer: RowwiseAdagrad) -> dict[str, Tensor]:
+    return {"rows": table.shard.detach(), "sum": optimizer.state[table.shard]["sum"]}
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Write a file and return its digest."""
+    data = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    with atomic_file(path) as partial:
+        partial.write_bytes(data)
+    return digest_bytes(data)
+
+
+def _read(path: Path, files: Mapping[str, str]) -> dict[str, Tensor]:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    if digest_bytes(data) != files.get(path.name):
+        raise InputError(f"{path} is half-written or altered")
+    return load(data)
+
+
+def _together(ranks: Ranks, work: Callable[[], T]) -> list[T]:
+    """Do something on every rank and return all results, as JSON has them; all fail if one does."""
+    result, fault = None, ""
+    try:
+        result = work()
+    except InputError as error:
+        fault = str(error)
+    found = ranks.gather_json([result, fault])
+    faults = [f"rank {rank}: {fault}" for rank, (_, fault) in enumerate(found) if fault]
+    if faults:
+        raise InputError("; ".join(faults) if ranks.size > 1 else fault)
+    return [each for each, _ in found]

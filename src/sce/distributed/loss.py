@@ -1,0 +1,104 @@
+"""Scalable Cross-Entropy over a sharded table: the loss of one process, to the bit.
+
+A rank draws its own centres; its buckets take its own states, and items of the whole catalogue. The
+rows of these items are fetched, and the loss computed on them as on a small catalogue, in the order
+of ids: renumbering changes nothing of what is computed.
+"""
+
+import copy
+
+import torch
+from torch import Generator, Tensor, nn
+
+from sce.distributed.nearest import NearestItems
+from sce.distributed.ranks import add_in_order
+from sce.distributed.table import Rows, ShardedTable
+from sce.losses import ScalableCrossEntropy
+from sce.losses.buckets import draw_centres, of_length_one, round_centres
+from sce.losses.inputs import active_autocast_dtype, rounded
+
+_IGNORED = -100
+
+
+class ShardedCrossEntropy(nn.Module):
+    """Scalable Cross-Entropy whose items lie on all ranks.
+
+    The mean is over the states of all ranks. Its value is that of all, and `backward` gives each
+    rank the gradients of its own states; `ShardedTable.send_gradients` and `Ranks.sum_gradients`
+    add up the others.
+
+    Args:
+        loss: The loss in one process; its `reduction` is "mean".
+        table: The item embeddings.
+        candidates: As of `NearestItems`.
+    """
+
+    def __init__(
+        self, loss: ScalableCrossEntropy, table: ShardedTable, candidates: int | None = None
+    ) -> None:
+        super().__init__()
+        if loss.reduction != "mean":
+            raise ValueError(f"a loss over ranks is a mean, got reduction {loss.reduction!r}")
+        self.loss, self.table = copy.copy(loss), table
+        self.loss.sparse_grad = True  # sizes are those of a loss that touches few rows
+        self.nearest = NearestItems(table, loss.backend, candidates)
+        self._local = copy.copy(loss)  # on the rows that were fetched, all of them touched
+        self._local.reduction, self._local.sparse_grad = "sum", False
+        self._local.ignore_index = _IGNORED
+
+    def forward(
+        self,
+        states: Tensor,
+        rows: Rows,
+        targets: Tensor,
+        *,
+        generator: Generator | None = None,
+        max_targets: int | None = None,
+        centres: Tensor | None = None,
+    ) -> Tensor:
+        """Return the loss over all ranks, which call it together.
+
+        Args:
+            states: Hidden states [..., d] of this rank.
+            rows: The rows that the states were computed from.
+            targets: Ids [...] of the items, or `ignore_index`.
+            generator: Draws the centres; ranks want different ones.
+            max_targets: As of `ScalableCrossEntropy`.
+            centres: In place of random ones [n_buckets, d], for this rank.
+        """
+        valid = targets != self.loss.ignore_index
+        dtype = active_autocast_dtype(states, rows.values)
+        most = max_targets or max(1, targets.numel())
+        on_cpu = states.device.type == "cpu"
+        n_buckets, size_x, size_y = self.loss.sizes(self.table.n_items, most, cpu=on_cpu)
+        self._local.bucket_size_x = size_x or None
+        if centres is None:
+            seen = rounded(states.detach()[valid], dtype)
+            centres = draw_centres(seen, n_buckets, self.loss.centres, generator=generator)
+            centres = round_centres(centres, dtype or self.table.shard.dtype)
+        elif self.loss.coverage:
+            centres = of_length_one(centres)
+        if not valid.any():
+            centres = centres[:0]
+        items = self.nearest(centres, size_y, dtype)
+        catalogue = self._fetch(torch.cat([items.flatten(), targets[valid]]), rows)
+        if not len(centres):
+            return self._mean(states.flatten()[:0].sum().float(), valid.sum())
+        given = catalogue.places(targets).where(valid, _IGNORED), centres, catalogue.places(items)
+        return self._mean(*self._local.in_buckets(states, catalogue.values, *given))
+
+    def _fetch(self, ids: Tensor, rows: Rows) -> Rows:
+        """Return the rows, and those of further ids beside them."""
+        ids = ids.unique()
+        more = self.table.fetch(ids[torch.isin(ids, rows.ids, invert=True)])
+        both, order = torch.cat([rows.ids, more.ids]).sort()
+        return Rows(both, torch.cat([rows.values, more.values]).index_select(0, order))
+
+    def _mean(self, total: Tensor, placed: Tensor) -> Tensor:
+        """Add up the losses of all ranks, in rank order, over the states placed of all."""
+        ranks = self.table.ranks
+        own = torch.stack([total.detach().double(), placed.double()])
+        totals, counts = ranks.gather(own.unsqueeze(0), [1] * ranks.size).unbind(1)
+        every = [each.to(total.dtype) for each in totals]
+        every[ranks.rank] = total  # of which there is a gradient
+        return add_in_order(torch.stack(every)) / counts.sum().clamp(min=1).to(total.dtype)

@@ -1,0 +1,210 @@
+"""The processes that train together: start, collectives, and who is missing when one fails."""
+
+import itertools
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from sce.errors import RankError
+
+TIMEOUT = 120.0  # seconds that a rank waits for the others
+_GROUPS = itertools.count()  # those of one process after another have keys of their own
+_PATIENCE = 1.0  # seconds in which the ranks that are left report, once one is missing
+
+
+class Ranks:
+    """R processes and the collectives between them; by default this process alone.
+
+    Every collective is an exchange of rows, whose order is that of the ranks, so that sums over
+    ranks are made in one order on any network.
+
+    Args:
+        group: The process group; None: this process alone.
+        device: Where collectives take place.
+        reports: Where ranks say why they end, and who is left (see `start_ranks`).
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        device: torch.device | str = "cpu",
+        reports: Store | None = None,
+    ) -> None:
+        self.group, self.device, self.reports = group, torch.device(device), reports
+        self.rank = 0 if group is None else dist.get_rank(group)
+        self.size = 1 if group is None else dist.get_world_size(group)
+        self.bytes_sent = 0  # to other ranks, so far
+
+    def exchange(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
+        """Send the first rows to rank 0, the next to rank 1, ...; return those received, by rank.
+
+        Args:
+            rows: [sum(send), ...].
+            send: Number of rows for each rank.
+            receive: Number of rows from each rank.
+        """
+        if self.size == 1:
+            return rows
+        rows = rows.contiguous()
+        there = len(rows) - send[self.rank]
+        self.bytes_sent += there * rows[:1].numel() * rows.element_size()
+        received = rows.new_empty(sum(receive), *rows.shape[1:])
+        try:
+            self._all_to_all(received, rows, receive, send)
+        except RuntimeError as error:
+            raise RankError(self._missing(error)) from error
+        return received
+
+    def _all_to_all(
+        self, received: Tensor, rows: Tensor, receive: list[int], send: list[int]
+    ) -> None:
+        dist.all_to_all_single(received, rows, receive, send, group=self.group)
+
+    def gather(self, rows: Tensor, counts: list[int]) -> Tensor:
+        """Return the rows of all ranks, by rank; `counts` says how many each has."""
+        n = len(rows)
+        return self.exchange(torch.cat([rows] * self.size), [n] * self.size, counts)
+
+    def gather_counts(self, *numbers: int) -> list[list[int]]:
+        """Return the numbers of each rank: a sync."""
+        own = torch.tensor([numbers], device=self.device)
+        found: list[list[int]] = self.gather(own, [1] * self.size).tolist()
+        return found
+
+    def exchange_counts(self, counts: list[int]) -> list[int]:
+        """Send a number to each rank and return those received: a sync."""
+        given = torch.tensor(counts, device=self.device)
+        found: list[int] = self.exchange(given, [1] * self.size, [1] * self.size).tolist()
+        return found
+
+    def gather_json(self, value: Any) -> list[Any]:
+        """Return the value of each rank, each as JSON holds it."""
+        text = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device=self.device)
+        counts = [n for (n,) in self.gather_counts(len(text))]
+        parts = self.gather(text, counts).cpu().split(counts)
+        return [json.loads(bytes(part.tolist())) for part in parts]
+
+    def sum_gradients(
+        self, parameters: Iterable[nn.Parameter], so_far: list[Tensor] | None = None
+    ) -> list[Tensor]:
+        """Replace gradients of replicated parameters by their sums over ranks, and return these.
+
+        They are added up in rank order, to the sums `so_far` if there are any. Each rank adds up
+        one part of all numbers: every rank has the same bits afterwards.
+        """
+        trained = [p for p in parameters if p.requires_grad]
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
+        if self.size == 1:
+            sums = grads
+            if so_far is not None:
+                sums = [one + other for one, other in zip(so_far, grads, strict=True)]
+        else:
+            flat = _flatten(grads, self.size)
+            counts = [flat.shape[1]] * self.size
+            parts = self.exchange(flat.flatten(), counts, counts).view_as(flat)
+            if so_far is not None:
+                parts = torch.cat([_flatten(so_far, self.size)[self.rank :][:1], parts])
+            every = self.gather(add_in_order(parts), counts)
+            sizes = [p.numel() for p in trained]
+            cut = every[: sum(sizes)].split(sizes)
+            sums = [part.view_as(p).clone() for part, p in zip(cut, trained, strict=True)]
+        for p, total in zip(trained, sums, strict=True):
+            p.grad = total
+        return sums
+
+    def _missing(self, error: RuntimeError) -> str:
+        """Say which ranks do not report, and why those ended that said so."""
+        first = str(error).strip().partition("\n")[0]
+        if self.reports is None:
+            return f"another rank ended or does not answer: {first}"
+        others = {rank for rank in range(self.size) if rank != self.rank}
+        reasons: dict[int, str] = {}
+        until = time.monotonic() + _PATIENCE
+        with suppress(RuntimeError):  # with the rank or launcher that holds the store
+            self.reports.set(f"rank {self.rank}", "")
+            while time.monotonic() < until and others - set(reasons):
+                here = [r for r in others - set(reasons) if self.reports.check([f"rank {r}"])]
+                reasons |= {r: self.reports.get(f"rank {r}").decode() for r in here}
+                time.sleep(0.1)
+        silent = sorted(others - set(reasons))
+        told = [f"rank {rank} ended: {reason}" for rank, reason in reasons.items() if reason]
+        if silent:
+            names = ", ".join(map(str, silent))
+            told.append(f"no answer from rank {names}: killed, stuck, or cut off")
+        return "; ".join(told) or f"a collective of {self.size} ranks failed: {first}"
+
+
+def _flatten(tensors: list[Tensor], parts: int) -> Tensor:
+    """Lay out all numbers as parts of equal size, with zeros behind them: [parts, n]."""
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    n = -(-len(flat) // parts)
+    return nn.functional.pad(flat, (0, n * parts - len(flat))).view(parts, n)
+
+
+def add_in_order(parts: Tensor) -> Tensor:
+    """Add up parts [R, ...], the first two first."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def in_torchrun() -> bool:
+    """True if this process is one of several that `torchrun` started."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+@contextmanager
+def start_ranks(
+    *, timeout: float = TIMEOUT, device: torch.device | str | None = None
+) -> Iterator[Ranks]:
+    """Join the other processes of a `torchrun`, for the block; outside of one, stay alone.
+
+    A process group that is there already is used as it is.
+
+    A rank that torchrun starts again after a failure finds the others: addresses of each attempt
+    have keys of their own in the launcher's store. A rank that ends by an exception leaves the
+    reason to the others.
+
+    Args:
+        timeout: Seconds that a rank waits for the others in a collective.
+        device: Where the ranks compute. By default a GPU each, shared where there are fewer.
+    """
+    given = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    rank, size, local, here = (int(os.environ.get(name, n)) for name, n in given.items())
+    gpus = torch.cuda.device_count()
+    if device is None:
+        device = f"cuda:{local % gpus}" if gpus else "cpu"
+    device = torch.device(device)
+    if dist.is_initialized() or size == 1:
+        yield Ranks(dist.group.WORLD if dist.is_initialized() else None, device)
+        return
+    wait = timedelta(seconds=timeout)
+    # The launcher holds the store, or rank 0 where nobody else does.
+    held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    master = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(*master, size, is_master=rank == 0 and not held, timeout=wait)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    keys = PrefixStore(f"sce attempt {attempt} group {next(_GROUPS)}", store)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend = "nccl" if device.type == "cuda" and gpus >= here else "gloo"  # NCCL wants a GPU each
+    dist.init_process_group(backend, store=keys, rank=rank, world_size=size, timeout=wait)
+    try:
+        yield Ranks(dist.group.WORLD, device, keys)
+    except BaseException as error:
+        if not isinstance(error, RankError):
+            with suppress(RuntimeError):  # the store may be gone
+                keys.set(f"rank {rank}", str(error) or type(error).__name__)
+        raise
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,123 @@
+"""A step of several batches: one for each rank, or all of them in turn in one process.
+
+The loss is that of all their targets, and gradients are added up in the order of the batches: R
+ranks and one process that accumulates R batches give the same bits.
+"""
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sce.distributed.ranks import Ranks, add_in_order
+from sce.losses import Loss, ScalableCrossEntropy
+from sce.training.capture import StepResult
+from sce.training.device import plain_products
+from sce.training.step import StepSeeds, TrainingStep
+
+
+def seeds_of_slice(seeds: StepSeeds, number: int) -> StepSeeds:
+    """Derive the seeds of one of the batches of a step."""
+    state = np.random.SeedSequence([*seeds, number]).generate_state(2, np.uint64)
+    return StepSeeds(*(int(seed) >> 1 for seed in state))
+
+
+class SlicedStep(TrainingStep):
+    """Called with the rows of a step, of which each slice of `batch_size` is a batch.
+
+    Args:
+        given: As for `TrainingStep`.
+        ranks: The processes; each has a replica of the model.
+        slices: Number of batches, a multiple of that of ranks.
+        row_wise: The catalogue, if its gradient is sparse.
+        options: As for `TrainingStep`.
+    """
+
+    def __init__(
+        self,
+        *given: Any,
+        ranks: Ranks,
+        slices: int,
+        row_wise: nn.Parameter | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(*given, **options)
+        self.ranks, self.slices, self.table = ranks, slices, row_wise
+        self.dense = [p for p in self.parameters if p is not row_wise]
+        self.is_mean = getattr(self.loss, "reduction", "mean") == "mean"
+        self.by_placed = isinstance(self.loss, ScalableCrossEntropy) and not self.loss.coverage
+        if isinstance(self.loss, Loss):
+            self.loss = copy.copy(self.loss)
+            self.loss.reduction = "sum"
+
+    def __call__(
+        self, rows: Tensor, seeds: StepSeeds, *, with_statistics: bool = False
+    ) -> StepResult:
+        """Train on the sequences `rows` (on the host), the same on every rank."""
+        with plain_products(self.device, self.precision):
+            return self._move_slices(rows, seeds, with_statistics)
+
+    def _move_slices(self, rows: Tensor, seeds: StepSeeds, with_statistics: bool) -> StepResult:
+        ranks, slices = self.ranks, [*rows.split(self.batch_size)]
+        slices += [rows[:0]] * (self.slices - len(slices))
+        counts = [int(self._lengths(part).sum()) for part in slices]
+        if self.by_placed and self.is_mean:
+            counts = self._count_placed(slices, seeds)
+        over = max(1, sum(counts)) if self.is_mean else 1
+        self.optimizer.zero_grad(set_to_none=True)
+        totals, statistics, entries = [], None, []
+        sums: list[Tensor] | None = None
+        for number in range(ranks.rank, self.slices, ranks.size):
+            total = torch.zeros((), device=self.device)
+            if len(slices[number]):
+                total, found = self._total(slices[number], seeds, number, with_statistics)
+                statistics = found if number == 0 else statistics
+                (total / over).backward()
+            totals.append(ranks.gather(total.detach().unsqueeze(0), [1] * ranks.size))
+            if self.table is not None:
+                entries.append(self._gather_rows(self.table))
+            sums = ranks.sum_gradients(self.dense, sums)
+            self.optimizer.zero_grad(set_to_none=True)
+        for weight, total in zip(self.dense, sums or (), strict=True):
+            weight.grad = total
+        if self.table is not None:
+            indices, values = (torch.cat(each) for each in zip(*entries, strict=True))
+            self.table.grad = torch.sparse_coo_tensor(
+                indices.unsqueeze(0), values, self.table.shape, check_invariants=False
+            )
+        self._update()
+        return StepResult(add_in_order(torch.cat(totals)) / over, statistics)
+
+    def _total(
+        self, rows: Tensor, seeds: StepSeeds, number: int, with_statistics: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The sum of the losses of a batch, and its statistics."""
+        self._seed(seeds_of_slice(seeds, number))
+        most = self._max_targets(rows, captured=False)
+        total, statistics = self._forward(self.batch(rows), with_statistics, most)
+        if not isinstance(self.loss, Loss):  # which gives a mean
+            total = total * int(self._lengths(rows).sum())
+        return total, statistics
+
+    def _count_placed(self, slices: list[Tensor], seeds: StepSeeds) -> list[int]:
+        """The states of each batch that are in any bucket: known after a pass over all of them."""
+        placed, own = self.statistics.index("placed"), []
+        for number in range(self.ranks.rank, self.slices, self.ranks.size):
+            share = 0.0
+            if len(slices[number]):
+                found = self._total(slices[number], seeds, number, with_statistics=True)[1]
+                assert found is not None
+                share = float(found[placed])
+            own.append(round(share * int(self._lengths(slices[number]).sum())))
+        return [n for some in zip(*self.ranks.gather_counts(*own), strict=True) for n in some]
+
+    def _gather_rows(self, table: nn.Parameter) -> tuple[Tensor, Tensor]:
+        """The gradient of the catalogue's rows, each row once for each rank, in their order."""
+        indices, values = torch.empty(0, dtype=torch.int64, device=self.device), table.detach()[:0]
+        if table.grad is not None:
+            grad = table.grad.coalesce()
+            indices, values = grad.indices()[0], grad.values()
+        counts = [n for (n,) in self.ranks.gather_counts(len(indices))]
+        return self.ranks.gather(indices, counts), self.ranks.gather(values, counts)

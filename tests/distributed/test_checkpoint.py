@@ -1,0 +1,160 @@
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sce import RowwiseAdagrad
+from sce.distributed import RankError, Ranks, ShardedTable, load_sharded, save_sharded
+from sce.errors import InputError
+from tests.attack.faulty import sample
+from tests.distributed.pool import KILLED, Run, start_pool
+
+N_ITEMS, PART = 29, 8
+WEIGHT = torch.arange(6.0).view(2, 3).T
+SIZES = (1, 2, 3, 4)
+
+
+def whole(step: int) -> tuple[Tensor, Tensor]:
+    """Return the rows and accumulators of all ranks after a step."""
+    rows = torch.arange(N_ITEMS * 3.0).view(N_ITEMS, 3) + step
+    return rows, torch.arange(N_ITEMS) * 0.5 + step
+
+
+def sharded(ranks: Ranks, step: int) -> tuple[ShardedTable, RowwiseAdagrad]:
+    table = ShardedTable(N_ITEMS, 3, ranks)
+    optimizer = RowwiseAdagrad([table.shard])
+    rows, sums = whole(step)
+    table.shard.data = rows[ranks.rank :: ranks.size].clone()
+    optimizer.state[table.shard]["sum"] = sums[ranks.rank :: ranks.size].clone()
+    return table, optimizer
+
+
+def save(ranks: Ranks, directory: Path, step: int) -> None:
+    table, optimizer = sharded(ranks, step)
+    rest, progress = {"weight": WEIGHT}, {"epoch": step}
+    save_sharded(directory, step, table, optimizer, rest, progress, part_items=PART)
+
+
+def load(ranks: Ranks, directory: Path) -> int:
+    """Load, look at everything, and return the step."""
+    table, optimizer = sharded(ranks, 0)
+    rest, progress = load_sharded(directory, table, optimizer)
+    assert torch.equal(rest["weight"], WEIGHT)
+    step: int = progress["epoch"]
+    rows, sums = whole(step)
+    assert torch.equal(table.shard, rows[ranks.rank :: ranks.size])
+    assert torch.equal(optimizer.state[table.shard]["sum"], sums[ranks.rank :: ranks.size])
+    return step
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
+
+
+def test_bytes_are_the_same_for_any_number_of_ranks_and_load_by_any(
+    tmp_path: Path, on_ranks: Run
+) -> None:
+    for size in SIZES:
+        on_ranks(size, save, tmp_path / str(size), 1)
+        on_ranks(size, save, tmp_path / str(size), 2)
+        on_ranks(size, save, tmp_path / str(size), 2)  # once more
+    files = content(tmp_path / "1")
+    parts = [f"state-2/table-{part:06}.safetensors" for part in range(4)]
+    others = ["latest.json", "state-2/rest.safetensors", "state-2/state.json"]
+    assert sorted(files) == [*others, *parts]
+    for size in SIZES:
+        assert content(tmp_path / str(size)) == files
+        assert on_ranks(size, load, tmp_path / "3") == [2] * size
+
+
+def outcome(ranks: Ranks, work: Any, *arguments: Any) -> Any:
+    try:
+        return work(ranks, *arguments)
+    except (InputError, RankError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def of_another_shape(ranks: Ranks, directory: Path) -> None:
+    table = ShardedTable(N_ITEMS + 1, 3, ranks)
+    load_sharded(directory, table, RowwiseAdagrad([table.shard]))
+
+
+def test_what_does_not_fit_is_refused_by_all(tmp_path: Path, on_ranks: Run) -> None:
+    assert "has no checkpoint" in on_ranks(2, outcome, load, tmp_path)[1]
+    on_ranks(1, save, tmp_path, 1)
+    for said in on_ranks(3, outcome, of_another_shape, tmp_path):
+        assert "is of a table [29, 3], and this one is [30, 3]" in said
+    file = tmp_path / "state-1" / "table-000001.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    for said in on_ranks(3, outcome, load, tmp_path):
+        assert said.startswith("InputError: rank 1: ")
+        assert said.endswith("table-000001.safetensors is half-written or altered")
+
+
+def save_to_a_full_disk(ranks: Ranks, directory: Path, victim: int) -> Any:
+    def refuse(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if ranks.rank == victim:
+            patch.setattr(Path, "write_bytes", refuse)
+        return outcome(ranks, save, directory, 2)
+
+
+def test_a_full_disk_is_told_to_all_and_leaves_the_old(tmp_path: Path, on_ranks: Run) -> None:
+    on_ranks(3, save, tmp_path, 1)
+    before = content(tmp_path)
+    for victim in (0, 2):
+        for said in on_ranks(3, save_to_a_full_disk, tmp_path, victim):
+            assert re.match(rf"InputError: rank {victim}: cannot write .*: no space left", said)
+        assert content(tmp_path) == before
+
+
+def save_at_risk(ranks: Ranks, directory: Path, victim: int, when: int) -> Any:
+    """Save; at some moment the victim is killed. Returns the moments, or the complaint."""
+    seen, here = 0, str(directory)
+
+    def reached() -> None:
+        nonlocal seen
+        seen += 1
+        if ranks.rank == victim and seen == when:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        changes = event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir")
+        writes = event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        if (changes or writes) and str(arguments[0]).startswith(here):
+            reached()
+
+    os.fsync = lambda fd: reached()
+    sys.addaudithook(hook)
+    return outcome(ranks, save, directory, 2) or seen
+
+
+def test_a_killed_save_leaves_the_old_or_the_new(tmp_path: Path, on_ranks: Run) -> None:
+    on_ranks(2, save, tmp_path / "counted", 1)
+    with start_pool(tmp_path / "meeting", 2) as run:
+        first, second = run(2, save_at_risk, tmp_path / "counted", 2, 0)
+    steps = []
+    chosen = [(0, when) for when in (*sample(first - 1, 3), first)]
+    for victim, when in [*chosen, *((1, when) for when in sample(second, 1))]:
+        directory = tmp_path / f"{victim} {when}"
+        on_ranks(2, save, directory, 1)
+        with start_pool(tmp_path / f"meeting {victim} {when}", 2) as run:
+            said = run(2, save_at_risk, directory, victim, when)
+        assert said[victim] == KILLED
+        assert "RankError" in str(said[1 - victim])
+        steps.append(on_ranks(1, load, directory)[0])
+        on_ranks(2, save, directory, 3)  # leftovers go
+        assert {path.name for path in directory.iterdir()} == {"latest.json", "state-3"}
+    print(f"{len(steps)} killed saves left {steps.count(1)} old, {steps.count(2)} new")
+    assert set(steps) == {1, 2}

@@ -1,0 +1,33 @@
+import pytest
+import torch
+from torch import Tensor
+
+from sce.distributed import Ranks, ShardedTable, sharded_top_k
+from sce.evaluation.ranking import Ranking, top_k
+from tests.distributed.made_case import Case
+from tests.distributed.pool import Run
+
+
+def ranked(
+    ranks: Ranks, table: Tensor, states: Tensor, k: int, seen: tuple[Tensor, Tensor] | None
+) -> Ranking:
+    whole = ShardedTable(len(table), table.shape[1], ranks)
+    whole.shard.data = table[ranks.rank :: ranks.size]
+    if seen is not None:
+        here = seen[1] % ranks.size == ranks.rank
+        seen = seen[0][here], seen[1][here] // ranks.size
+    return sharded_top_k(states[ranks.rank :: ranks.size], whole, k, seen=seen)
+
+
+@pytest.mark.parametrize("kind", ["random", "ties", "equal"])
+@pytest.mark.parametrize("with_seen", [False, True])
+def test_ranking_is_that_of_one_process(kind: str, with_seen: bool, on_ranks: Run) -> None:
+    table, states = Case(1, kind=kind, n_items=101, dim=8).table(), torch.randn(7, 8)
+    rows = torch.arange(7).repeat_interleave(60)
+    seen = (torch.randint(101, (420,)), rows) if with_seen else None
+    for k in (1, 10, 101):
+        expected = top_k(states, table, k, seen=seen)
+        for size in (1, 2, 3, 4):
+            for rank, found in enumerate(on_ranks(size, ranked, table, states, k, seen)):
+                assert torch.equal(found.items, expected.items[rank::size])
+                assert torch.equal(found.scores, expected.scores[rank::size])
