@@ -46,7 +46,7 @@ def make_cycle(
         test=lay_out(walks(test), range(train + single, users)),
         user_ids=Vocabulary.from_strings(f"user{number:03}" for number in range(users)),
         item_ids=Vocabulary.from_integers(range(100, 100 + items)),
-        settings={"split": "temporal"},
+        settings={},
         counts={},
     )
 

@@ -12,8 +12,8 @@ from sce.errors import InputError
 from sce.experiments.datasets import Dataset
 from sce.experiments.figure_spec import FigureSpec
 from sce.experiments.runner import Child
-from sce.experiments.spec import load_sweep, make_plan
-from sce.experiments.store import Sweep, SweepDirectory, read_rows
+from sce.experiments.spec import PlannedRun, load_sweep, make_plan
+from sce.experiments.store import Sweep, SweepDirectory, failed_row, read_rows
 from sce.recommend import Recommender
 from sce.training.run import Run
 from tests.cycle_data import make_cycle
@@ -89,6 +89,14 @@ def test_a_figure_that_cannot_be_is_named_and_can_be_mended(tmp_path: Path) -> N
         place.read_sweeps()
     place.write_sweep(sweep)
     assert place.read_sweeps() == [sweep]
+
+
+def test_a_row_has_the_split_of_its_data(tmp_path: Path) -> None:
+    ids = Vocabulary.from_integers(range(9))
+    dataset = Dataset.of("ring", make_dataset(tmp_path / "data", ids, ids))
+    planned = PlannedRun("a", dataset, CE | {"training.seed": 0})
+    row = failed_row(planned, "diverged", "", at_once=1, wall=None)
+    assert row["dataset"]["split"] == "leave-one-out"
 
 
 def test_runs_on_one_dataset_share_their_ids(tmp_path: Path) -> None:
