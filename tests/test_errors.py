@@ -133,7 +133,7 @@ ITEMS = torch.zeros(1, 2, dtype=torch.int64)
     [
         (None, r"must return Draw\(items, log_expected\), got NoneType"),
         (Draw([[1, 2]], None), "items of a sampler must be a tensor, got list"),  # type: ignore[arg-type]
-        (Draw(ITEMS.float(), None), "items as int64 or int32, got torch.float32"),
+        (Draw(ITEMS.float(), None), "items as integers, got torch.float32"),
         (Draw(ITEMS[0], None), r"1 rows must return items \[1, k\], got shape \(2,\)"),
         (Draw(ITEMS + 5, None), "items from 0 to 4, got 5"),
         (Draw(ITEMS - 1, None), "items from 0 to 4, got -1"),

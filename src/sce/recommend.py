@@ -204,7 +204,7 @@ class Recommender:
         users, backend = None, cast("Any", "polars")
         if hasattr(histories, "columns"):
             by_user, backend = histories_of(histories)
-            users, histories = _ids(by_user, None), by_user.values()
+            users, histories = _ids(list(by_user), None), by_user.values()
         ranked = self.stream(histories, k, keep_seen=keep_seen, batch_size=batch_size)
         found = Recommendations(ranked, users, backend)
         if nothing := sum(not one.known for one in found):

@@ -200,9 +200,9 @@ def test_a_batch_that_does_not_fit_and_one_that_does(capsys: Capture) -> None:
 
 
 def test_smaller_buckets_where_only_they_fit(capsys: Capture) -> None:
-    arguments = ["plan", "--items", "100000", "--memory", "845MiB"]
+    arguments = ["plan", "--items", "100000", "--memory", "825MiB"]
     smaller = as_json(arguments, capsys)["largest_bucket_size_y"]
-    assert 0 < smaller < 2500
+    assert 0 < smaller < 2048
     assert f", or with --bucket-size-y {smaller}\n" in shown(arguments, capsys)
     fitting = as_json([*arguments, "--bucket-size-y", str(smaller)], capsys)["losses"]
     assert next(row["fits"] for row in fitting if row["loss"] == "sce")

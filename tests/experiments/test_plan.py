@@ -136,7 +136,7 @@ def test_the_variant_is_not_of_data_and_seeds(tmp_path: Path, cycle: Dataset) ->
     ("text", "over", "same"),
     [
         (GRID, {"training": {"epochs": 100}}, True),  # what it is anyway
-        (GRID + "[base]\nloss.alpha = 2\n", None, True),
+        (GRID + "[base]\nloss.beta = 1\n", None, True),
         (GRID.replace("50% of", "50.0 %  of"), None, True),
         (GRID.replace("[4,", "[4, 4,"), None, True),
         (GRID + "[datasets.made]\nsynthetic = { items = 300, users = 9 }", None, True),

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 from sce.data.length_groups import shares_longer
+from sce.losses import ScalableCrossEntropy
+from sce.losses.buckets import MAX_PARTS
 from sce.models.sasrec import SASRecSettings
 from sce.planning import ERROR, PLANNED, ROW_WISE, Job, predict
 
@@ -46,7 +48,7 @@ def bucket_size_of_the_time(items: int, *, row_wise: bool) -> int:
     return min(items, max(64, min(256 if row_wise else 4096, round(items / 40))))
 
 
-def grid_job(row: dict[str, Any]) -> Job:
+def grid_job(row: dict[str, Any], alpha: float | None = 2.0) -> Job:
     """One sequence of the whole length, all others of a share of it."""
     lengths = np.full(row["batch"], max(1, round(row["length"] * row["mean_share"])))
     lengths[0] = row["length"]
@@ -55,7 +57,7 @@ def grid_job(row: dict[str, Any]) -> Job:
         row["batch"],
         SASRecSettings(dim=row["dim"], blocks=row["blocks"], max_length=row["length"]),
         row["precision"],
-        {"alpha": 2.0}
+        {"alpha": alpha}
         | {name: row[name] for name in ("n_negatives", "bucket_size_y", "chunk_size")},
         mean_length=float(lengths.mean()),
         longer=tuple(shares_longer(lengths, row["length"])),
@@ -64,13 +66,22 @@ def grid_job(row: dict[str, Any]) -> Job:
     )
 
 
+def parts_fit(row: dict[str, Any]) -> bool:
+    """True if the parts of a gradient are what they were: up to 64 MiB of them then, 32 now."""
+    loss, targets = grid_job(row).build_loss(row["loss"]), round(grid_job(row).shape.targets)
+    if not isinstance(loss, ScalableCrossEntropy):
+        return True
+    n_buckets, _, size_y = loss.sizes(row["items"], targets)
+    return 4 * n_buckets * size_y * int(row["dim"]) <= MAX_PARTS
+
+
 def test_the_error_that_is_stated_is_that_of_the_grid() -> None:
-    rows = read(ROWS)
+    rows = [row for row in read(ROWS) if parts_fit(row)]
     assert {row["loss"] for row in rows} == set(PLANNED)
     errors = [
         abs(predict(grid_job(row), row["loss"]).total / 2**20 / row["peak MiB"] - 1) for row in rows
     ]
-    assert len(errors) == ERROR.sizes == 60
+    assert len(errors) == ERROR.sizes == 45
     assert max(errors) == pytest.approx(ERROR.largest, abs=1e-3)
     assert mean(errors) == pytest.approx(ERROR.mean, abs=1e-3)
     assert max(errors) < 0.15

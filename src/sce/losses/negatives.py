@@ -70,8 +70,8 @@ def check_draw(drawn: Any, rows: int, inputs: Inputs, *, corrected: bool) -> Dra
         raise TypeError(f"{asked} Draw(items, log_expected), got {type(drawn).__name__}")
     items, log_expected = drawn
     check_tensor("items of a sampler", items)
-    if items.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"{asked} items as int64 or int32, got {items.dtype}")
+    if items.dtype == torch.bool or items.is_floating_point() or items.is_complex():
+        raise TypeError(f"{asked} items as integers, got {items.dtype}")
     if items.dim() != 2 or len(items) != rows:
         raise ValueError(f"{asked} items [{rows}, k], got shape {tuple(items.shape)}")
     device, n_items = inputs.targets.device, len(inputs.catalogue)
