@@ -297,7 +297,7 @@ def test_files(attack: Attack) -> None:
         ("a.jsonl", GOOD + '{"user": "\\ud800", "item": 1, "ts": 3}\n', "."),
         ("a.jsonl", GOOD.replace("7", '"a\u2028b"') * 2, [(1, "a\u2028b", 1_000_000)] * 2),
         ("a.txt", HEADER + row, "does not tell the format"),
-        ("a.xlsx", b"PK", "does not tell the format"),
+        ("a.xlsx", b"PK", "a workbook is not read"),
     ]
     for number, (name, content, expected) in enumerate(cases):
         attack.expect(f"file {number} {name}", expected, attack.write(name, content))

@@ -179,17 +179,17 @@ def test_train_force_leaves_the_old_run_or_the_new(
     run = place / "run"
     assert server.run([*TRAIN, "--loss", "ce"]).code == 0
     shutil.copytree(run, place / "old-run", dirs_exist_ok=True)
-    moments = server.run([*TRAIN, "--force"]).moments
+    moments = server.run([*TRAIN, "--loss", "sce", "--force"]).moments
     chosen = sample(moments, 2)
     for when in chosen:
         shutil.rmtree(run)
         shutil.copytree(place / "old-run", run)
-        assert server.run([*TRAIN, "--force"], when=when).code == -9
+        assert server.run([*TRAIN, "--loss", "sce", "--force"], when=when).code == -9
         found = Run.open(run)
         assert found.loss in ("ce", "sce")
         if found.loss == "ce":
             assert found.result() is not None
-        again = server.run([*TRAIN, "--force"])
+        again = server.run([*TRAIN, "--loss", "sce", "--force"])
         assert again.code == 0, (when, again)
         assert Run.open(run).loss == "sce"
         nothing_left(place)

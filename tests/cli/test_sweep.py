@@ -97,7 +97,8 @@ def test_a_dry_run_says_what_is_done_and_runs_nothing(
     keys = [line.split()[0] for line in listed]
     (out / "runs" / f"ring-ce-{keys[2]}").mkdir(parents=True)
     (out / "runs" / f"ring-ce-{keys[2]}" / "resume.safetensors").touch()
-    rows = [{"key": keys[0], "status": "finished"}, {"key": keys[1], "status": "failed"}]
+    states = zip(keys, ("finished", "failed"), strict=False)
+    rows = [make_row(key, {"loss.name": "ce"}, status=status) for key, status in states]
     (out / "rows.jsonl").write_text("".join(map(json_line, rows)))
     assert main(command) == 0
     ends = ["ce seed=3: finished", "bce seed=3: failed", "ce seed=4: half-finished", "bce seed=4"]

@@ -133,9 +133,10 @@ def recommend(
 
 
 def _left_out_by_split(dataset: PreparedDataset) -> list[str]:
-    everyone = dataset.counts["steps"][-1]["users"]
+    steps = dataset.counts.get("steps")  # of sce prepare
+    everyone = steps[-1]["users"] if steps else 0
     missing = everyone - len(dataset.user_ids)
-    if not missing:
+    if missing <= 0:
         return []
     return [
         f"{missing:,} of {plural(everyone, 'user')} of the log are not among them: the split left "
