@@ -115,7 +115,6 @@ LATE = ":good:" * 200 + "\n"
             "user;item;time\n1;2;3\n",
             r"no column .* separated by ';'\? Write it with commas",
         ),
-        ("a.csv", ":header:1,2,20250131\n3,4,20241231\n", "look like dates, YYYYMMDD"),
         ("a.xlsx", "PK", "a workbook is not read; save its sheet as csv"),
     ],
 )
@@ -307,3 +306,13 @@ def test_decimals_without_a_fraction_are_integers(tmp_path: Path) -> None:
     ids = pl.Series([7, 9]).cast(pl.Decimal(20, 0))
     pl.DataFrame({"user": ids, "item": ids, "time": [1, 2]}).write_parquet(file)
     assert read_interactions(file).user_ids.decode(np.array([0, 1])) == [7, 9]
+
+
+def test_days_written_as_numbers_are_no_seconds(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("user,item,time\n1,2,20250131\n3,4,20241231\n")
+    with pytest.raises(InputError, match=r"times such as 20250131 look like dates, YYYYMMDD"):
+        read_interactions(file)
+    assert len(read_interactions(file, time_unit="s").users) == 2
+    file.write_text("user,item,time\n1,2,20250131\n3,4,20241331\n")  # there is no month 13
+    assert len(read_interactions(file).users) == 2
