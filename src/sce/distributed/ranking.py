@@ -84,7 +84,9 @@ class ShardedRanker:
         by_owner = [flags[owner::size] for owner in range(size)]
         receive = [len(self.table.shard)] * size
         theirs = ranks.exchange(torch.cat(by_owner), [len(each) for each in by_owner], receive)
-        recommended = theirs.view(size, len(self.table.shard), len(tally.ks)).amax(0).sum(0).tolist()
+        recommended = (
+            theirs.view(size, len(self.table.shard), len(tally.ks)).amax(0).sum(0).tolist()
+        )
         own = [len(hits), tally.users, int(tally.seen_targets), *tally.at_rank.tolist()]
         every = ranks.gather_counts(*own, *recommended)
         _, tally.users, repeated, *totals = map(sum, zip(*every, strict=True))
