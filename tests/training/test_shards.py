@@ -37,13 +37,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Struck(SASRec):
-    """Sends a signal to its own process, if that is rank 1, at some step of training."""
+    """Sends a signal to its own process, if that is rank 1 at its first attempt, at some step."""
 
     calls, signal, at = 0, signal.SIGINT, 3
 
     def forward(self, *inputs: Any, **options: Any) -> Tensor:
         self.calls += self.training
-        if os.environ.get("RANK") == "1" and self.calls == self.at and self.training:
+        first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+        if first and os.environ.get("RANK") == "1" and self.training and self.calls == self.at:
             os.kill(os.getpid(), self.signal)
         return super().forward(*inputs, **options)
 
@@ -71,7 +72,11 @@ LOSSES = {
 
 
 def run(
-    out: Path | None, data: Path, name: str = "coverage", kind: type[SASRec] = SASRec, **changes: Any
+    out: Path | None,
+    data: Path,
+    name: str = "coverage",
+    kind: type[SASRec] = SASRec,
+    **changes: Any,
 ) -> dict[str, Any]:
     """Train with 5 sequences a batch, so that the last step has batches that are empty."""
     dataset = PreparedDataset.load(data)
@@ -84,6 +89,7 @@ def run(
 
 
 def as_rank(rank: int, directory: Path, given: Any, changes: dict[str, Any]) -> None:
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(int("resume" in changes))
     torch.set_num_threads(1)
     try:
         found: Any = run(directory / "run", *given, **changes)
@@ -126,3 +132,113 @@ def test_ranks_give_what_one_process_accumulates(
 def test_ranks_that_accumulate_as_well(tmp_path: Path, data: Path) -> None:
     (alone,) = by_ranks(1, tmp_path / "alone", data, accumulate=4)
     assert by_ranks(2, tmp_path / "ranks", data, accumulate=4) == 2 * [alone]
+
+
+def test_it_is_the_row_wise_training_of_one_process(data: Path) -> None:
+    sharded = run(None, data, accumulate=2)
+    whole = run(None, data, accumulate=2, shard_catalogue=None, row_wise=True)
+    assert sharded["loss"] == pytest.approx(whole["loss"], rel=1e-4)
+    assert sharded["validation"] == pytest.approx(whole["validation"], abs=0.1)
+    for name, values in whole["weights"].items():
+        found = sharded["weights"][name]
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(values), rtol=1e-2, atol=1e-2)
+
+
+@needs_gloo
+def test_a_signal_to_one_rank_saves_once_and_another_number_goes_on(
+    tmp_path: Path, data: Path
+) -> None:
+    said = by_ranks(2, tmp_path / "ranks", data, "coverage", Struck)
+    place = tmp_path / "ranks" / "run"
+    assert said == 2 * [
+        f"TrainingInterrupted: stopped in epoch 1 after step 3 of 5; everything is saved in {place}"
+    ]
+    assert not list(place.rglob(".*"))
+    with pytest.warns(match="was stopped before its first evaluation"):
+        latest = Recommender.load(place, "cpu", model=SASRec(ITEMS, MODEL))
+    assert latest.model.catalogue.shape == (ITEMS, MODEL.dim)
+    (alone,) = by_ranks(1, tmp_path / "ranks", data, "coverage", Struck, resume=True)
+    assert [alone] == by_ranks(1, tmp_path / "alone", data, "coverage", Struck, accumulate=2)
+    assert files(tmp_path / "ranks") == files(tmp_path / "alone")
+
+
+@needs_gloo
+def test_epochs_of_one_process_go_on_in_several(tmp_path: Path, data: Path) -> None:
+    """The best epoch may be another than the last one that was saved."""
+    rates = {"learning_rate": 0.3, "catalogue_learning_rate": 0.3, "epochs": 6}
+    (whole,) = by_ranks(1, tmp_path / "alone", data, accumulate=2, **rates)
+    by_ranks(1, tmp_path / "ranks", data, accumulate=2, **rates | {"epochs": 3})
+    assert by_ranks(2, tmp_path / "ranks", data, **rates, resume=True) == 2 * [whole]
+    assert files(tmp_path / "ranks") == files(tmp_path / "alone")
+
+
+@needs_gloo
+def test_a_rank_that_dies_ends_the_others_and_training_goes_on(tmp_path: Path, data: Path) -> None:
+    given = (data, "coverage", Killed), {"save_minutes": 0.0}
+    assert run_launched(2, as_rank, tmp_path, *given) == [0, -signal.SIGKILL]
+    said = json.loads((tmp_path / "0").read_text())
+    assert said == "RankError: no answer from rank 1: killed, stuck, or cut off"
+    state = json.loads((tmp_path / "run" / "resume" / "latest.json").read_text())["state"]
+    assert state in ("state-1", "state-2")
+    found = by_ranks(2, tmp_path, *given[0], resume=True)
+    assert found == 2 * by_ranks(1, tmp_path / "alone", data, accumulate=2)
+
+
+@needs_gloo
+def test_a_loss_that_is_no_number_ends_all_ranks_alike(tmp_path: Path, data: Path) -> None:
+    for said in by_ranks(2, tmp_path, data, "coverage", Broken):
+        assert said.startswith("DivergenceError: the loss became nan at step 3 of epoch 2")
+    assert read_tensors(tmp_path / "run" / "best.safetensors")[1]["epoch"] == 1
+
+
+def command(rank: int, directory: Path, data: Path, attempt: int) -> None:
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt)
+    options = ["--epochs", "1", "--device", "cpu", "--model.dim", "8"]
+    options += ["--training.shard-catalogue", "--loss.bucket-size-y", "7"]
+    file = (directory / f"{rank}.txt").open("w")
+    with file, redirect_stdout(file), redirect_stderr(file):
+        code = main(["train", str(data), "--out", str(directory / "run"), *options])
+    assert code == 0
+
+
+@needs_gloo
+def test_the_run_is_like_any_other(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for attempt, said in enumerate(["NDCG@10", "training has ended already"]):
+        assert run_launched(2, command, tmp_path, data, attempt) == [0, 0]
+        assert said in (tmp_path / "0.txt").read_text()
+        assert (tmp_path / "1.txt").read_text() == ""
+    out = str(tmp_path / "run")
+    before = (tmp_path / "run" / "test_ranks.npy").read_bytes()
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert main(["evaluate", out, "--device", "cpu", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"]["ndcg@10"] == result["test"]["ndcg@10"]
+    assert (tmp_path / "run" / "test_ranks.npy").read_bytes() == before
+    assert main(["report", out]) == 0
+    table = Recommender.load(out, "cpu").model.catalogue
+    assert table.shape == (ITEMS, 8)
+    assert table.std() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("loss", "model", "says"),
+    [
+        (CrossEntropy(), None, "only the loss sce has a gradient"),
+        (ScalableCrossEntropy(reduction="sum"), None, "only the loss sce, as a mean"),
+        (ScalableCrossEntropy(), nn.Embedding(ITEMS, 8), "needs a sce.models.base.Backbone"),
+    ],
+)
+def test_other_losses_and_models_are_refused(loss: Any, model: Any, says: str, data: Path) -> None:
+    if model is not None:
+        model.catalogue = model.weight
+    with pytest.raises(InputError) as refusal:
+        train(PreparedDataset.load(data), loss, model=model, shard_catalogue=True)
+    assert says in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["compile", "capture"])
+def test_steps_of_a_fixed_shape_are_refused(name: str) -> None:
+    given: Any = {name: True}
+    with pytest.raises(InputError, match=f"training.{name} does not go with training.shard_cat"):
+        TrainingSettings(shard_catalogue=True, **given)

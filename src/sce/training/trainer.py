@@ -136,10 +136,10 @@ class Trainer:
         self.epochs = math.ceil(self.total / self.steps)
         self.validation = _sample_users(dataset, settings.validation_users)
         self.progress = Progress()
-        self.ranker: Any = trained.model
-        keep: type[Checkpointer] = Checkpointer
+        model: Any = trained.model
+        keep, self.ranker = Checkpointer, model
         if trained.table is not None:
-            self.ranker, keep = ShardedRanker(self.ranker, trained.table), ShardedCheckpointer
+            keep, self.ranker = ShardedCheckpointer, ShardedRanker(model, trained.table)
         self.checkpointer = keep(trained)
         if run is not None:
             files = run.resume_state, run.best_weights
