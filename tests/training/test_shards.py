@@ -5,6 +5,7 @@ import os
 import signal
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,13 +14,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sce.cli import main
+from sce.cli.train import with_shards
+from sce.config import Config
 from sce.data.prepared import PreparedDataset
+from sce.distributed import Ranks
 from sce.errors import InputError, RankError
 from sce.losses import CrossEntropy, ScalableCrossEntropy
 from sce.models.sasrec import SASRec
 from sce.recommend import Recommender
 from sce.training.checkpoint import read_tensors
 from sce.training.settings import TrainingSettings
+from sce.training.shards import settle
 from sce.training.signals import TrainingInterrupted
 from tests.cycle_data import MODEL, make_cycle, train
 from tests.distributed.pool import run_launched
@@ -242,3 +247,53 @@ def test_steps_of_a_fixed_shape_are_refused(name: str) -> None:
     given: Any = {name: True}
     with pytest.raises(InputError, match=f"training.{name} does not go with training.shard_cat"):
         TrainingSettings(shard_catalogue=True, **given)
+
+
+class Fake:
+    """Two ranks with GPUs, as far as settling needs them."""
+
+    size, device = 2, torch.device("cuda:0")
+
+    def gather_counts(self, number: int) -> list[list[int]]:
+        return [[number], [0]]
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "row_wise", "compiled", "needed"),
+    [(80, False, False, True), (80, True, False, False), (20, True, False, True),
+     (10, True, False, False), (80, False, True, False), (140, False, False, False)],
+)  # fmt: skip
+def test_gpus_that_are_too_small_get_shards(
+    gigabytes: int,
+    row_wise: bool,
+    compiled: bool,
+    needed: bool,
+    data: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A hundred million items: with Adam 102 GB, row-wise 26 GB, in two shards 13 GB each."""
+    gpu = SimpleNamespace(total_memory=gigabytes * 10**9)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    dataset: Any = SimpleNamespace(train=PreparedDataset.load(data).train, n_items=10**8)
+    settings = TrainingSettings(row_wise=row_wise, compile=compiled)
+    ranks: Any = Fake()
+    model, loss = SASRec(3), ScalableCrossEntropy()
+    found, note = settle(settings, model, loss, dataset, ranks, {})
+    assert (found.accumulate, found.shard_catalogue) == (2, True if needed else None)
+    assert ("one GPU is too small" in note) == needed
+    assert settle(settings, model, CrossEntropy(), dataset, ranks, {})[1] == ""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    chosen = Config.compose({"training": {"row_wise": row_wise, "compile": compiled}})
+    chosen = with_shards(chosen, dataset, ranks.device, {}, first=True)
+    assert bool(chosen.training.shard_catalogue) == needed
+    assert ("one GPU is too small" in capsys.readouterr().err) == needed
+
+
+def test_what_was_begun_with_shards_goes_on_with_them(data: Path) -> None:
+    begun = {"accumulate": 2, "shard_catalogue": True}
+    dataset, ranks = PreparedDataset.load(data), Ranks()
+    found, _ = settle(TrainingSettings(), SASRec(3), ScalableCrossEntropy(), dataset, ranks, begun)
+    assert (found.accumulate, found.shard_catalogue, found.row_wise) == (2, True, True)
+    chosen = with_shards(Config.compose({}), dataset, ranks.device, begun, first=True)
+    assert chosen.build(dataset)[0].catalogue.is_meta

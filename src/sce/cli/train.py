@@ -3,6 +3,7 @@
 import os
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, get_args
@@ -31,6 +32,7 @@ from sce.training.device import resolve_device
 from sce.training.fit import FitResult, fit
 from sce.training.run import Run
 from sce.training.run_start import check_target
+from sce.training.shards import CHOSE_SHARDS, begun_with, need_shards
 from sce.training.signals import TrainingInterrupted
 from sce.units import plural
 
@@ -149,6 +151,7 @@ def train(  # noqa: D417 - the settings document themselves
             why = f"with {plural(dataset.n_items, 'item')} it takes less time than SCE on a CPU"
             say(f"exact cross-entropy: {why}; --loss sce takes the latter")
     out = out or Path("runs") / f"{prepared.resolve().name}-{chosen.loss_name}"
+    chosen = with_shards(chosen, dataset, device, begun_with(out) if resume else {}, first)
     try:
         network, objective = chosen.build(dataset)
         result = fit(
@@ -173,6 +176,21 @@ def train(  # noqa: D417 - the settings document themselves
             show_metrics(rows, title="test", users=result.users["test"])
         show_lines(_closing_lines(result, out), width=12)
     return 0
+
+
+def with_shards(
+    chosen: Config, dataset: PreparedDataset, device: Any, begun: dict[str, Any], first: bool
+) -> Config:
+    """Shard the catalogue where it must be, before each process makes the whole of it."""
+    given: Any = {"ranks": int(os.environ.get("WORLD_SIZE", "1")), "device": device}
+    wanted = begun.get("shard_catalogue", False)
+    if not begun and chosen.loss_name == "sce":
+        wanted = need_shards(chosen.training, chosen.model, chosen.loss, dataset, **given)
+        if wanted and first:
+            say(CHOSE_SHARDS)
+    if not wanted or chosen.training.shard_catalogue is not None:
+        return chosen
+    return replace(chosen, training=replace(chosen.training, shard_catalogue=True))
 
 
 # The command line reads the settings of the tables, which no annotation could spell out.

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -31,21 +31,16 @@ from sce.training.optimizer import make_optimizer, row_wise_table, sparse_gradie
 from sce.training.preflight import explained_errors, preflight
 from sce.training.progress import TrainingProgress
 from sce.training.result import FitResult, conclude
-from sce.training.run import MANIFEST, Run
+from sce.training.run import Run
 from sce.training.run_start import note_divergence, run_target
 from sce.training.settings import TrainingSettings
-from sce.training.shards import ShardedStep, chosen_shards, sharded_catalogue
+from sce.training.shards import ShardedStep, begun_with, settle, sharded_catalogue
 from sce.training.signals import Interrupts, StopRequested, TrainingInterrupted
 from sce.training.slices import SlicedStep
 from sce.training.step import TrainingStep
 from sce.training.trainer import DivergenceError, Record, Trainer
 
 __all__ = ["FitResult", "TrainingSettings", "TrainingWarning", "fit"]
-
-CHOSE_SHARDS = (
-    "sce: one GPU is too small for the whole catalogue: its rows are shared among all, and updated "
-    "by row-wise Adagrad (training.shard_catalogue)"
-)
 
 
 def fit(
@@ -111,22 +106,11 @@ def fit(
         described["loss"] = describe_loss(loss, loss_name)
     launched = settings.device in ("auto", "cuda") and in_torchrun()  # a GPU for each
     with start_ranks(device=None if launched else resolve_device(settings.device)) as ranks:
-        begun = _begun(out) if resume and ranks.rank == 0 else {}
-        begun, given = ranks.gather_json(begun)[0], settings
-        if (slices := settings.accumulate or begun.get("accumulate") or ranks.size) > 1:
-            settings = replace(settings, accumulate=slices)
-        note = ""
-        if begun.get("shard_catalogue") and settings.shard_catalogue is None:
-            settings = replace(settings, shard_catalogue=True)
-        elif not begun and (sharded := chosen_shards(settings, model, loss, dataset, ranks)):
-            settings, note = sharded, CHOSE_SHARDS
-        changed = asdict(settings).items() - asdict(given).items()
-        described["training"] = {**described["training"], **dict(changed)}
-        if slices % ranks.size:
-            raise InputError(
-                f"{ranks.size} processes cannot share the {slices} batches of a step equally "
-                "(training.accumulate); start as many, or a number that divides it"
-            )
+        begun = begun_with(out) if resume and ranks.rank == 0 else {}
+        given, begun = asdict(settings), ranks.gather_json(begun)[0]
+        settings, note = settle(settings, model, loss, dataset, ranks, begun)
+        settled = {name: now for name, now in asdict(settings).items() if now != given[name]}
+        described["training"] = {**described["training"], **settled}
         if ranks.rank:  # the first one writes, shows and asks
             out, resume, force, on_epoch, progress = None, False, False, None, False
         target = {"path": out, "resume": resume, "force": force}
@@ -236,7 +220,7 @@ def _train(
             resume_from=None if written is None else (Path(written[0]), written[1]),
         )
         if note:
-            bar.print(note)
+            bar.print(f"sce: {note}")
         if run is not None and target["resume"] and not run.resume_state.exists():
             bar.print(f"sce: nothing to resume in {run.path}: starting")
         try:
@@ -280,15 +264,6 @@ def _check_arguments(model: object, loss: object, dataset: object, settings: obj
             f"the model has {len(catalogue):,} items and the dataset {dataset.n_items:,}; make it "
             "for dataset.n_items"
         )
-
-
-def _begun(out: Path | str | None) -> dict[str, Any]:
-    """What the run that is there, if one is, has settled: batches in a step, and shards."""
-    if out is None or not (Path(out) / MANIFEST.file).exists():
-        return {}
-    training = Run.open(out).config["training"]
-    batches, shards = training.get("accumulate") or 1, bool(training.get("shard_catalogue"))
-    return {"accumulate": batches, "shard_catalogue": shards}
 
 
 def _derived(loss: object, data: DataSummary, step: TrainingStep) -> dict[str, Any]:

@@ -23,11 +23,16 @@ from sce.losses.scalable import ScalableCrossEntropySettings
 from sce.models.base import Backbone
 from sce.planning import Job, summarize_lengths
 from sce.training.checkpoint import Checkpointer, write_streamed
+from sce.training.run import MANIFEST, Run
 from sce.training.settings import TrainingSettings
 from sce.training.slices import SlicedStep, seeds_of_slice
 from sce.training.step import StepSeeds
 
 CATALOGUE = "catalogue"  # the parameter of a backbone
+CHOSE_SHARDS = (
+    "one GPU is too small for the whole catalogue: its rows are shared among all, and updated by "
+    "row-wise Adagrad (training.shard_catalogue)"
+)
 
 
 class ShardedStep(SlicedStep):
@@ -178,46 +183,73 @@ def _check(model: nn.Module, loss: object) -> None:
         )
 
 
-def chosen_shards(
+def begun_with(out: Path | str | None) -> dict[str, Any]:
+    """What the run that is there, if one is, has settled: batches in a step, and shards."""
+    if out is None or not (Path(out) / MANIFEST.file).exists():
+        return {}
+    training = Run.open(out).config["training"]
+    batches, shards = training.get("accumulate") or 1, bool(training.get("shard_catalogue"))
+    return {"accumulate": batches, "shard_catalogue": shards}
+
+
+def need_shards(
+    settings: TrainingSettings,
+    backbone: Any,
+    loss: object,
+    dataset: PreparedDataset,
+    *,
+    ranks: int,
+    device: torch.device,
+) -> bool:
+    """True if only with shards the GPUs of all ranks are large enough, as `sce plan` has it.
+
+    `backbone` are the settings of the model; `loss` is a Scalable Cross-Entropy, or its settings.
+    """
+    if settings.shard_catalogue is not None or ranks == 1 or device.type != "cuda":
+        return False
+    try:
+        replace(settings, shard_catalogue=True)
+    except InputError:  # for another setting
+        return False
+    width, found = summarize_lengths(dataset.train.lengths, backbone.max_length)
+    names = [option.name for option in fields(ScalableCrossEntropySettings)]
+    job = Job(
+        items=dataset.n_items,
+        batch=settings.batch_size,
+        backbone=replace(backbone, max_length=width),
+        precision=settings.precision,
+        options={name: value for name in names if (value := getattr(loss, name)) != "auto"},
+        users=len(dataset.train),
+        events=len(dataset.train.items),
+        **found,
+    )
+    memory = torch.cuda.get_device_properties(device).total_memory
+    return needs_shards(job, ranks, memory, row_wise=settings.row_wise)
+
+
+def settle(
     settings: TrainingSettings,
     model: nn.Module,
     loss: object,
     dataset: PreparedDataset,
     ranks: Ranks,
-) -> TrainingSettings | None:
-    """Return settings that shard the catalogue, if only so the GPUs are large enough."""
-    if settings.shard_catalogue is not None or ranks.size == 1 or ranks.device.type != "cuda":
-        return None
-    try:
-        _check(model, loss)
-        changed = replace(settings, shard_catalogue=True)
-    except InputError:
-        return None
-    assert isinstance(model, Backbone)
-    assert isinstance(loss, ScalableCrossEntropy)
-    memory = torch.cuda.get_device_properties(ranks.device).total_memory
-    job = _job(settings, model, loss, dataset)
-    small = needs_shards(job, ranks.size, memory, row_wise=settings.row_wise)
-    return changed if any(each for (each,) in ranks.gather_counts(small)) else None
-
-
-def _job(
-    settings: TrainingSettings,
-    model: Backbone,
-    loss: ScalableCrossEntropy,
-    dataset: PreparedDataset,
-) -> Job:
-    """The training as `sce plan` has it."""
-    width, found = summarize_lengths(dataset.train.lengths, model.max_length)
-    names = [option.name for option in fields(ScalableCrossEntropySettings)]
-    options = {name: value for name in names if (value := getattr(loss, name)) != "auto"}
-    return Job(
-        items=dataset.n_items,
-        batch=settings.batch_size,
-        backbone=replace(model.settings, max_length=width),
-        precision=settings.precision,
-        options=options,
-        users=len(dataset.train),
-        events=len(dataset.train.items),
-        **found,
-    )
+    begun: Mapping[str, Any],
+) -> tuple[TrainingSettings, str]:
+    """Settle how many batches a step has and whether there are shards; and what to say of it."""
+    if (slices := settings.accumulate or begun.get("accumulate") or ranks.size) > 1:
+        settings = replace(settings, accumulate=slices)
+    if slices % ranks.size:
+        raise InputError(
+            f"{ranks.size} processes cannot share the {slices} batches of a step equally "
+            "(training.accumulate); start as many, or a number that divides it"
+        )
+    if begun:
+        if begun["shard_catalogue"] and settings.shard_catalogue is None:
+            settings = replace(settings, shard_catalogue=True)
+        return settings, ""
+    fit_for = isinstance(loss, ScalableCrossEntropy) and isinstance(model, Backbone)
+    options: Any = {"ranks": ranks.size, "device": ranks.device}
+    small = fit_for and need_shards(settings, model.settings, loss, dataset, **options)
+    if not any(each for (each,) in ranks.gather_counts(small)):
+        return settings, ""
+    return replace(settings, shard_catalogue=True), CHOSE_SHARDS
