@@ -123,8 +123,7 @@ def files(directory: Path) -> dict[str, Any]:
 
 
 @needs_gloo
-@pytest.mark.parametrize("name", ["coverage", "paper's rule"])
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("size", "name"), [(2, "paper's rule"), (2, "coverage"), (3, "coverage")])
 def test_ranks_give_what_one_process_accumulates(
     size: int, name: str, tmp_path: Path, data: Path
 ) -> None:

@@ -125,7 +125,7 @@ class Trained:
         sound = all(bool(chunk.isfinite().all()) for chunk in chunks)
         if self.table is None:
             return sound
-        return all(each for (each,) in self.table.ranks.gather_counts(sound))
+        return all(each for (each,) in self.table.ranks.gather_counts(int(sound)))
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:

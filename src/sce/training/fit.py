@@ -63,7 +63,9 @@ def fit(
     on the device that it was trained on, and in evaluation mode.
 
     Called by all processes of a `torchrun`, each step has a batch for each of them. All of them
-    have the result, and the first one writes it.
+    have the result, and the first one writes it. With `settings.shard_catalogue` they share the
+    rows of the catalogue, and afterwards the model is where it was; a catalogue on the meta device
+    stays there, and its rows are in `out` alone.
 
     >>> from sce import SASRec, ScalableCrossEntropy
     >>> model = SASRec(dataset.n_items, dim=64)                                  # doctest: +SKIP

@@ -155,6 +155,8 @@ def sharded_catalogue(
     catalogue: Any = model.catalogue
     rows = None if catalogue.is_meta else catalogue
     n_items, dim = catalogue.shape
+    if n_items < ranks.size:
+        raise InputError(f"{ranks.size} processes cannot share {n_items} items; start fewer")
     options: Any = {"seed": settings.seed, "dtype": catalogue.dtype, "rows": rows}
     table = ShardedTable(n_items, dim, ranks, **options)
     model.register_parameter(CATALOGUE, None)
@@ -171,7 +173,7 @@ def sharded_catalogue(
 
 
 def _check(model: nn.Module, loss: object) -> None:
-    if not isinstance(loss, ScalableCrossEntropy) or loss.reduction != "mean":
+    if type(loss) is not ScalableCrossEntropy or loss.reduction != "mean":
         raise InputError(
             "training.shard_catalogue shares the catalogue among processes, and only the loss sce, "
             "as a mean, is computed so; choose it, or leave shard_catalogue out"
@@ -247,9 +249,9 @@ def settle(
         if begun["shard_catalogue"] and settings.shard_catalogue is None:
             settings = replace(settings, shard_catalogue=True)
         return settings, ""
-    fit_for = isinstance(loss, ScalableCrossEntropy) and isinstance(model, Backbone)
     options: Any = {"ranks": ranks.size, "device": ranks.device}
-    small = fit_for and need_shards(settings, model.settings, loss, dataset, **options)
-    if not any(each for (each,) in ranks.gather_counts(small)):
+    small = type(loss) is ScalableCrossEntropy and isinstance(model, Backbone)
+    small = small and need_shards(settings, model.settings, loss, dataset, **options)
+    if not any(each for (each,) in ranks.gather_counts(int(small))):
         return settings, ""
     return replace(settings, shard_catalogue=True), CHOSE_SHARDS
