@@ -28,7 +28,7 @@ from torch.func import functional_call
 
 from rows import keep, provenance, show
 from sce import RowwiseAdagrad, SASRec, ScalableCrossEntropy
-from sce.distributed import Ranks, ShardedCrossEntropy, ShardedTable
+from sce.distributed import Ranks, ShardedCrossEntropy, ShardedTable, nearest
 from sce.distributed.plan import LINKS, RankPlan, plan_ranks
 from sce.models.sasrec import SASRecSettings
 from sce.planning import Job
@@ -36,7 +36,7 @@ from sce.training.device import PeakMemory, resolve_device
 
 DIM, WARM_UP = 64, 3
 LOSS: dict[str, Any] = {"alpha": 2.0, "bucket_size_y": 256}  # the default of huge catalogues
-SIZES = ("items", "ranks", "batch", "length", "dtype")
+SIZES = ("items", "ranks", "batch", "length", "dtype", "at_once")
 Row = dict[str, Any]
 
 
@@ -124,11 +124,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--length", type=int, default=200)
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--at-once", type=int, default=nearest._CENTRES_AT_ONCE, help="centres")
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, help="default: results/rank_share.jsonl")
     options = parser.parse_args()
     device, found = resolve_device(options.device), []
+    nearest._CENTRES_AT_ONCE = options.at_once
     for items in options.items:
         for ranks in options.ranks:
             cell = {size: getattr(options, size) for size in SIZES}
