@@ -22,6 +22,7 @@ from sce.errors import InputError, RankError
 from sce.losses import CrossEntropy, ScalableCrossEntropy
 from sce.models.sasrec import SASRec
 from sce.recommend import Recommender
+from sce.training import shards
 from sce.training.checkpoint import read_tensors
 from sce.training.settings import TrainingSettings
 from sce.training.shards import settle
@@ -68,6 +69,19 @@ class Broken(Struck):
         self.calls += self.training
         broken = os.environ.get("RANK") == "1" and self.calls >= self.at
         return states * torch.nan if broken else states
+
+
+class Crowded(Struck):
+    """The disk of rank 0 is full when it is to write the best weights."""
+
+    def forward(self, *inputs: Any, **options: Any) -> Tensor:
+        if os.environ.get("TORCHELASTIC_RESTART_COUNT") == os.environ.get("RANK") == "0":
+            shards.write_streamed = refuse  # type: ignore[assignment, attr-defined]
+        return SASRec.forward(self, *inputs, **options)
+
+
+def refuse(*_: Any) -> None:
+    raise InputError("cannot write best.safetensors: no space left on device")
 
 
 LOSSES = {
@@ -133,6 +147,15 @@ def test_ranks_give_what_one_process_accumulates(
 
 
 @needs_gloo
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_ranks_that_share_a_gpu_give_what_one_process_does(tmp_path: Path, data: Path) -> None:
+    given: Any = {"device": "cuda", "deterministic": True}
+    (alone,) = by_ranks(1, tmp_path / "alone", data, accumulate=2, **given)
+    assert by_ranks(2, tmp_path / "ranks", data, **given) == 2 * [alone]
+    assert files(tmp_path / "ranks") == files(tmp_path / "alone")
+
+
+@needs_gloo
 def test_ranks_that_accumulate_as_well(tmp_path: Path, data: Path) -> None:
     (alone,) = by_ranks(1, tmp_path / "alone", data, accumulate=4)
     assert by_ranks(2, tmp_path / "ranks", data, accumulate=4) == 2 * [alone]
@@ -193,6 +216,16 @@ def test_a_loss_that_is_no_number_ends_all_ranks_alike(tmp_path: Path, data: Pat
     for said in by_ranks(2, tmp_path, data, "coverage", Broken):
         assert said.startswith("DivergenceError: the loss became nan at step 3 of epoch 2")
     assert read_tensors(tmp_path / "run" / "best.safetensors")[1]["epoch"] == 1
+
+
+@needs_gloo
+def test_a_full_disk_of_one_rank_ends_all_and_training_goes_on(tmp_path: Path, data: Path) -> None:
+    fault = "cannot write best.safetensors: no space left on device"
+    said = by_ranks(2, tmp_path, data, "coverage", Crowded)
+    assert said == [f"InputError: {fault}", f"RankError: rank 0 ended: {fault}"]
+    assert not (tmp_path / "run" / "best.safetensors").exists()
+    (found,) = by_ranks(1, tmp_path, data, "coverage", Crowded, resume=True)
+    assert [found] == by_ranks(1, tmp_path / "alone", data, accumulate=2)
 
 
 def command(rank: int, directory: Path, data: Path, attempt: int) -> None:
