@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 
 from sce.data.prepared import PreparedDataset
-from sce.distributed import Ranks, ShardedTable, sharded_top_k
-from sce.distributed.ranking import ShardedRanker
+from sce.distributed import Ranks, ShardedRanker, ShardedTable, sharded_top_k
 from sce.evaluation.evaluate import Metrics, evaluate
 from sce.evaluation.ranking import Ranking, top_k
 from sce.models.sasrec import SASRec

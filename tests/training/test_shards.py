@@ -45,14 +45,23 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Struck(SASRec):
     """Sends a signal to its own process, if that is rank 1 at its first attempt, at some step."""
 
-    calls, signal, at = 0, signal.SIGINT, 3
+    calls, signal, phase, at = 0, signal.SIGINT, True, 3
 
     def forward(self, *inputs: Any, **options: Any) -> Tensor:
-        self.calls += self.training
-        first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
-        if first and os.environ.get("RANK") == "1" and self.training and self.calls == self.at:
+        first, now = (
+            os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0",
+            self.training == self.phase,
+        )
+        self.calls += now
+        if first and os.environ.get("RANK") == "1" and now and self.calls == self.at:
             os.kill(os.getpid(), self.signal)
         return super().forward(*inputs, **options)
+
+
+class StruckLate(Struck):
+    """Is sent the signal in the evaluation of an epoch."""
+
+    phase, at = False, 2
 
 
 class Killed(Struck):
@@ -129,6 +138,7 @@ def files(directory: Path) -> dict[str, Any]:
     state = json.loads((place / "resume" / "latest.json").read_text())["state"]
     kept = sorted((place / "resume" / state).glob("table-*.safetensors"))
     best, about = read_tensors(place / "best.safetensors")
+    about.pop("run")  # which has the name of the model
     return {
         "state": [state, [file.read_bytes() for file in kept]],
         "best": {name: tensor.tolist() for name, tensor in best.items()} | about,
@@ -136,13 +146,30 @@ def files(directory: Path) -> dict[str, Any]:
     }
 
 
+@pytest.fixture(scope="module")
+def two_batches(tmp_path_factory: pytest.TempPathFactory, data: Path) -> tuple[Any, Any]:
+    """What one process gives and leaves that accumulates two batches a step."""
+    place = tmp_path_factory.mktemp("alone")
+    (found,) = by_ranks(1, place, data, accumulate=2)
+    return found, files(place)
+
+
 @needs_gloo
-@pytest.mark.parametrize(("size", "name"), [(2, "paper's rule"), (2, "coverage"), (3, "coverage")])
+def test_two_ranks_give_what_one_process_accumulates(
+    tmp_path: Path, data: Path, two_batches: tuple[Any, Any]
+) -> None:
+    alone, left = two_batches
+    assert by_ranks(2, tmp_path, data) == 2 * [alone]
+    assert files(tmp_path) == left
+
+
+@needs_gloo
+@pytest.mark.parametrize(("size", "name"), [(2, "paper's rule"), (3, "coverage")])
 def test_ranks_give_what_one_process_accumulates(
     size: int, name: str, tmp_path: Path, data: Path
 ) -> None:
-    (alone,) = by_ranks(1, tmp_path / "alone", data, name, accumulate=size)
-    assert by_ranks(size, tmp_path / "ranks", data, name) == size * [alone]
+    (alone,) = by_ranks(1, tmp_path / "alone", data, name, accumulate=size, epochs=1)
+    assert by_ranks(size, tmp_path / "ranks", data, name, epochs=1) == size * [alone]
     assert files(tmp_path / "ranks") == files(tmp_path / "alone")
 
 
@@ -157,8 +184,8 @@ def test_ranks_that_share_a_gpu_give_what_one_process_does(tmp_path: Path, data:
 
 @needs_gloo
 def test_ranks_that_accumulate_as_well(tmp_path: Path, data: Path) -> None:
-    (alone,) = by_ranks(1, tmp_path / "alone", data, accumulate=4)
-    assert by_ranks(2, tmp_path / "ranks", data, accumulate=4) == 2 * [alone]
+    (alone,) = by_ranks(1, tmp_path / "alone", data, accumulate=4, epochs=1)
+    assert by_ranks(2, tmp_path / "ranks", data, accumulate=4, epochs=1) == 2 * [alone]
 
 
 def test_it_is_the_row_wise_training_of_one_process(data: Path) -> None:
@@ -173,10 +200,10 @@ def test_it_is_the_row_wise_training_of_one_process(data: Path) -> None:
 
 @needs_gloo
 def test_a_signal_to_one_rank_saves_once_and_another_number_goes_on(
-    tmp_path: Path, data: Path
+    tmp_path: Path, data: Path, two_batches: tuple[Any, Any]
 ) -> None:
-    said = by_ranks(2, tmp_path / "ranks", data, "coverage", Struck)
-    place = tmp_path / "ranks" / "run"
+    said = by_ranks(2, tmp_path, data, "coverage", Struck)
+    place, (alone, left) = tmp_path / "run", two_batches
     assert said == 2 * [
         f"TrainingInterrupted: stopped in epoch 1 after step 3 of 5; everything is saved in {place}"
     ]
@@ -184,9 +211,19 @@ def test_a_signal_to_one_rank_saves_once_and_another_number_goes_on(
     with pytest.warns(match="was stopped before its first evaluation"):
         latest = Recommender.load(place, "cpu", model=SASRec(ITEMS, MODEL))
     assert latest.model.catalogue.shape == (ITEMS, MODEL.dim)
-    (alone,) = by_ranks(1, tmp_path / "ranks", data, "coverage", Struck, resume=True)
-    assert [alone] == by_ranks(1, tmp_path / "alone", data, "coverage", Struck, accumulate=2)
-    assert files(tmp_path / "ranks") == files(tmp_path / "alone")
+    assert by_ranks(1, tmp_path, data, "coverage", Struck, resume=True) == [alone]
+    assert files(tmp_path) == left
+
+
+@needs_gloo
+def test_a_signal_in_an_evaluation_is_noticed_by_all(
+    tmp_path: Path, data: Path, two_batches: tuple[Any, Any]
+) -> None:
+    changes: Any = {"evaluation_batch_size": 3}
+    said = by_ranks(2, tmp_path, data, "coverage", StruckLate, **changes)
+    assert all("stopped in epoch 1 after step 5 of 5; everything is saved" in one for one in said)
+    found = by_ranks(2, tmp_path, data, "coverage", StruckLate, **changes, resume=True)
+    assert found == 2 * [two_batches[0]]
 
 
 @needs_gloo
@@ -200,15 +237,16 @@ def test_epochs_of_one_process_go_on_in_several(tmp_path: Path, data: Path) -> N
 
 
 @needs_gloo
-def test_a_rank_that_dies_ends_the_others_and_training_goes_on(tmp_path: Path, data: Path) -> None:
+def test_a_rank_that_dies_ends_the_others_and_training_goes_on(
+    tmp_path: Path, data: Path, two_batches: tuple[Any, Any]
+) -> None:
     given = (data, "coverage", Killed), {"save_minutes": 0.0}
     assert run_launched(2, as_rank, tmp_path, *given) == [0, -signal.SIGKILL]
     said = json.loads((tmp_path / "0").read_text())
     assert said == "RankError: no answer from rank 1: killed, stuck, or cut off"
     state = json.loads((tmp_path / "run" / "resume" / "latest.json").read_text())["state"]
     assert state in ("state-1", "state-2")
-    found = by_ranks(2, tmp_path, *given[0], resume=True)
-    assert found == 2 * by_ranks(1, tmp_path / "alone", data, accumulate=2)
+    assert by_ranks(2, tmp_path, *given[0], resume=True) == 2 * [two_batches[0]]
 
 
 @needs_gloo
@@ -219,13 +257,14 @@ def test_a_loss_that_is_no_number_ends_all_ranks_alike(tmp_path: Path, data: Pat
 
 
 @needs_gloo
-def test_a_full_disk_of_one_rank_ends_all_and_training_goes_on(tmp_path: Path, data: Path) -> None:
+def test_a_full_disk_of_one_rank_ends_all_and_training_goes_on(
+    tmp_path: Path, data: Path, two_batches: tuple[Any, Any]
+) -> None:
     fault = "cannot write best.safetensors: no space left on device"
     said = by_ranks(2, tmp_path, data, "coverage", Crowded)
     assert said == [f"InputError: {fault}", f"RankError: rank 0 ended: {fault}"]
     assert not (tmp_path / "run" / "best.safetensors").exists()
-    (found,) = by_ranks(1, tmp_path, data, "coverage", Crowded, resume=True)
-    assert [found] == by_ranks(1, tmp_path / "alone", data, accumulate=2)
+    assert by_ranks(1, tmp_path, data, "coverage", Crowded, resume=True) == [two_batches[0]]
 
 
 def command(rank: int, directory: Path, data: Path, attempt: int) -> None:

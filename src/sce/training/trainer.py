@@ -274,6 +274,7 @@ class Trainer:
         dataset = self.validation if split == "validation" else self.dataset
 
         def tell(done: int) -> None:
+            self.interrupts.agree()
             self.interrupts.check()
             self.bar.update(f"evaluating {split}", done, len(dataset.test), "users")
 
