@@ -99,7 +99,9 @@ def test_a_rank_is_killed(
         longest = max(longest, found.seconds)
         goes_on(place, expected)
     assert sentences
-    what = f"a rank of training killed, {sentences} noticed by the other, all over in {longest:.1f} s"
+    what = (
+        f"a rank of training killed, {sentences} noticed by the other, all over in {longest:.1f} s"
+    )
     tell(capsys, what, len(chosen))
 
 

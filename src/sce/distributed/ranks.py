@@ -84,14 +84,8 @@ class Ranks:
 
     def gather_counts(self, *numbers: int) -> list[list[int]]:
         """Return the numbers of each rank: a sync."""
-        own = torch.tensor([numbers], device=self.device)
+        own = torch.tensor([numbers]).to(self.device, non_blocking=True)
         found: list[list[int]] = self.gather(own, [1] * self.size).tolist()
-        return found
-
-    def exchange_counts(self, counts: list[int]) -> list[int]:
-        """Send a number to each rank and return those received: a sync."""
-        given = torch.tensor(counts, device=self.device)
-        found: list[int] = self.exchange(given, [1] * self.size, [1] * self.size).tolist()
         return found
 
     def gather_json(self, value: Any) -> list[Any]:
