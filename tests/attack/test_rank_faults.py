@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +51,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[in
 
 
 @pytest.fixture
-def place(undisturbed: tuple[Path, list[int], Any]) -> Iterator[Path]:
+def place(undisturbed: tuple[Path, list[int], Any]) -> Path:
     shutil.rmtree(undisturbed[0] / "run", ignore_errors=True)
-    yield undisturbed[0]
+    return undisturbed[0]
 
 
 def is_whole(run: Path) -> None:
