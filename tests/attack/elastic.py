@@ -26,6 +26,9 @@ _REMOVALS = ("os.rename", "os.remove", "os.rmdir")
 _COLLECTIVES = ("init_process_group", "all_to_all_single", "destroy_process_group")
 
 
+Act = Literal["kill", "stop", "sleep", "fill", "limit"]
+
+
 @dataclass(frozen=True)
 class Fault:
     """What happens to a rank, from the first to the last attempt that is hurt."""
@@ -33,7 +36,7 @@ class Fault:
     rank: int = -1
     when: int = 0
     """Number of the moment."""
-    act: Literal["kill", "stop", "sleep", "fill", "limit"] = "kill"
+    act: Act = "kill"
     """Fill: from then on no space is left. Limit: no file may have more than `when` bytes."""
     seconds: float = 0.0
     """Of sleep."""
@@ -128,32 +131,42 @@ def _rank(place: Path, arguments: list[str], fault: Fault, size: int) -> None:
     rank = int(os.environ["RANK"])
     for name, descriptor in ((f".rank-{rank}", 2), (os.devnull, 1)):
         os.dup2(os.open(name, os.O_WRONLY | os.O_TRUNC), descriptor)
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
+        time.sleep(rank)  # the first one must not meet a predecessor
     count = hurt(place, fault)
     code = main(arguments)
     moments = count()
     (place / f".rank-{size + rank}").write_text(str(moments))
-    if code or (_is_due(fault) and fault.act == "kill"):
-        os._exit(code)  # else the launcher makes it wait for the others
+    if code or _note(place).exists():
+        os._exit(code)  # else the launcher makes it wait for the one that was killed
 
 
-def _is_due(fault: Fault) -> bool:
-    return fault.rank >= 0 and int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < fault.attempts
+def _note(place: Path) -> Path:
+    """A file that is there if a rank was killed in this attempt."""
+    return place / f".rank-killed-{os.environ['TORCHELASTIC_RESTART_COUNT']}"
 
 
 def hurt(here: Path, fault: Fault) -> Callable[[], int]:
     """Let the fault come to this process, if it is the rank; return what counts the moments."""
-    due = _is_due(fault) and int(os.environ["RANK"]) == fault.rank
+    due = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < fault.attempts
+    due = due and int(os.environ["RANK"]) == fault.rank
     if due and fault.act == "limit":
         resource.setrlimit(resource.RLIMIT_FSIZE, 2 * (fault.when,))
-    return count_moments(here, fault if due else Fault())
+    return count_moments(here, fault if due else Fault(), _note(here))
 
 
-def count_moments(here: Path, fault: Fault) -> Callable[[], int]:
-    """Hurt this process at a moment; return a function that counts them, and ends that."""
+def count_moments(here: Path, fault: Fault, note: Path | None = None) -> Callable[[], int]:
+    """Hurt this process at a moment; return a function that counts them, and ends that.
+
+    Args:
+        here: Where calls that change files count.
+        fault: What happens.
+        note: A file to write before the process is killed.
+    """
     seen, over, sync = 0, False, os.fsync
 
     def reached(*, needs_space: bool = False) -> None:
-        nonlocal seen
+        nonlocal seen, over
         seen += not over
         if fault.act == "fill" and 0 < fault.when <= seen and needs_space and not over:
             raise OSError(ENOSPC, "No space left on device")
@@ -162,8 +175,10 @@ def count_moments(here: Path, fault: Fault) -> Callable[[], int]:
         if fault.act == "sleep":
             time.sleep(fault.seconds)
         elif fault.act in ("kill", "stop"):
-            deadly = signal.SIGKILL if fault.act == "kill" else signal.SIGSTOP
-            os.kill(os.getpid(), deadly)
+            over = fault.act == "kill"
+            if over and note is not None:
+                note.touch()
+            os.kill(os.getpid(), signal.SIGKILL if over else signal.SIGSTOP)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         writes = event == "os.mkdir" or (event == "open" and arguments[2] & _WRITES)

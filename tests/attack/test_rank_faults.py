@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch.distributed as dist
 
 from sce.training.checkpoint import read_tensors
 from sce.training.run import Run
-from tests.attack.elastic import Fault, launch
+from tests.attack.elastic import Act, Fault, launch
 from tests.attack.faulty import sample
 from tests.attack.test_kills import tell
 from tests.cycle_data import make_cycle
@@ -117,7 +119,7 @@ def test_a_rank_has_no_space(
             assert fault.rank == 0, found
             reason = "no space left on the disk" if fault.act == "fill" else "File too large"
             assert reason in found.said[0], (fault, found)
-            told = "sce: error: rank 0 ended: cannot write run"
+            told = "sce: error: rank 0 ended: cannot write "
             assert told in found.said[1] or not found.said[1], (fault, found)
         goes_on(place, expected)
     tell(capsys, "a rank of training without space", len(faults))
@@ -130,8 +132,10 @@ def test_a_slow_rank(
     middle = count[1] // 2
     assert launch(place, TRAIN, Fault(1, middle, "sleep", seconds=2)).well
     assert final(place / "run") == expected
-    sentences = {"sleep": "rank 1 is alive, but did not come within 1.5 s: slow, or stuck; "}
-    sentences["stop"] = "no answer from rank 1: killed, stopped, or cut off; "
+    sentences: dict[Act, str] = {
+        "sleep": "rank 1 is alive, but did not come within 1.5 s: slow, or stuck; ",
+        "stop": "no answer from rank 1: killed, stopped, or cut off; ",
+    }
     if not MANY:  # after a stopped one torchrun waits for half a minute
         sentences.clear()
     for act, sentence in sentences.items():
@@ -150,7 +154,42 @@ def test_a_killed_rank_comes_back(
     chosen = moments_of(count, 1)
     for rank, when in chosen:
         shutil.rmtree(place / "run", ignore_errors=True)
-        found = launch(place, TRAIN, Fault(rank, when, attempts=2), restarts=2)
+        found = launch(place, TRAIN, Fault(rank, when, attempts=2), restarts=2, timeout=10)
         assert found.well, (rank, when, found)
         assert final(place / "run") == expected, (rank, when)
     tell(capsys, "a rank of training killed twice, started again", len(chosen))
+
+
+SITE = """
+import os
+from pathlib import Path
+if "RANK" in os.environ:
+    from tests.attack.elastic import Fault, hurt
+    hurt(Path.cwd(), Fault(1, int(os.environ["WHEN"]), attempts=2))
+"""
+
+
+@pytest.mark.skipif(not MANY, reason="imports torch a dozen times; SCE_ATTACK=1 does it")
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_under_torchrun_itself(
+    restarts: int, undisturbed: tuple[Path, list[int], Any], place: Path
+) -> None:
+    _, count, expected = undisturbed
+    site, root = place / "site", Path(__file__).parents[2]
+    site.mkdir(exist_ok=True)
+    (site / "sitecustomize.py").write_text(SITE)  # Python imports it when it starts
+    paths = [str(path) for path in (site, root / "src", root)]
+    env = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += [f"--max-restarts={restarts}", "-m", "sce", *TRAIN]
+    env["WHEN"] = str(count[1] // 3)  # early enough that the second attempt comes to it as well
+    done = subprocess.run(
+        command, cwd=place, env=os.environ | env, capture_output=True, text=True, timeout=240
+    )
+    assert (done.returncode == 0) is (restarts == 2), done.stderr
+    told = "sce: error: no answer from rank 1: killed, stopped, or cut off; "
+    assert done.stderr.count(told) == (2 if restarts else 1), done.stderr
+    if restarts:
+        assert final(place / "run") == expected
+    else:
+        goes_on(place, expected)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from sce.distributed import Ranks
 
@@ -51,7 +52,7 @@ def run_launched(
 
     With `held` their store is here, as torchrun holds it, else on rank 0.
     """
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     port = store.port
     if not held:
         del store

@@ -139,6 +139,16 @@ def save_at_risk(
     return outcome(ranks, save, directory, step) or count()
 
 
+def test_a_rank_that_may_write_small_files_alone(tmp_path: Path, on_ranks: Run) -> None:
+    on_ranks(2, save, tmp_path / "saved", 1)
+    before = content(tmp_path / "saved")
+    with start_pool(tmp_path / "meeting", 2) as run:
+        said = run(2, save_at_risk, tmp_path / "saved", 2, Fault(1, 100, "limit"))
+    for each in said:
+        assert re.match(r"InputError: rank 1: cannot write .*: File too large", each)
+    assert content(tmp_path / "saved") == before
+
+
 @pytest.mark.parametrize(("step", "exchange"), [(2, True), (1, True), (1, False)])
 def test_a_killed_save_leaves_the_old_or_the_new(
     tmp_path: Path, on_ranks: Run, step: int, exchange: bool, capsys: pytest.CaptureFixture[str]

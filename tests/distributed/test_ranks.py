@@ -1,8 +1,6 @@
 import os
 import runpy
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
@@ -133,34 +131,6 @@ def test_a_timeout_is_a_number_of_seconds(text: str, monkeypatch: pytest.MonkeyP
     complaint = f"SCE_RANK_TIMEOUT is a number of seconds; got '{text}'"
     with pytest.raises(InputError, match=complaint), start_ranks(device="cpu"):
         pass
-
-
-RESTARTED = """
-import os, signal, sys, time
-from pathlib import Path
-from sce.distributed import start_ranks
-
-attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-if attempt == "1" and os.environ["RANK"] == "1":
-    time.sleep(1)  # the other one must not meet its predecessor
-with start_ranks(timeout=20, device="cpu") as ranks:
-    ranks.gather_counts(1)
-    if attempt == "0" and ranks.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    Path(sys.argv[1], str(ranks.rank)).write_text(str(ranks.gather_counts(ranks.rank)))
-"""
-
-
-def test_a_killed_rank_comes_back_under_torchrun(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(RESTARTED)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    launch += ["--nproc-per-node=2", "--max-restarts=1", str(script), str(tmp_path)]
-    source = str(ROOT / "src")
-    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": source}
-    done = subprocess.run(launch, env=env, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
-    assert [(tmp_path / rank).read_text() for rank in "01"] == ["[[0], [1]]"] * 2
 
 
 def example(rank: int, directory: Path) -> None:

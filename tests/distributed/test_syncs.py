@@ -23,7 +23,7 @@ class Syncs(TorchDispatchMode):
     """Counts operations of this thread, by the module that waits for them."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found: Counter[str] = Counter()
 
     def count(self) -> None:
