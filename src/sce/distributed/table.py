@@ -95,7 +95,7 @@ class ShardedTable(nn.Module):
         """Fetch the rows of ascending, distinct ids."""
         ranks, size = self.ranks, self.ranks.size
         owners, order = (ids % size).sort(stable=True)
-        counts = ids.new_zeros(size).scatter_add_(0, owners, torch.ones_like(owners))
+        counts = torch.searchsorted(owners, torch.arange(size + 1, device=ids.device)).diff()
         theirs = ranks.exchange(counts, [1] * size, [1] * size)
         known = torch.cat([counts, theirs, ids[:1], ids[-1:]]).tolist()  # the only sync
         send, receive, ends = known[:size], known[size : 2 * size], known[2 * size :]
