@@ -25,6 +25,7 @@ from sce.config import (
     setting_types,
 )
 from sce.data.prepared import PreparedDataset
+from sce.errors import RankError
 from sce.losses import LOSSES
 from sce.models.registry import BACKBONES
 from sce.training.device import resolve_device
@@ -165,6 +166,8 @@ def train(  # noqa: D417 - the settings document themselves
         if first:
             say(f"{interruption}; go on with the same command and --resume")
         return interruption.exit_code
+    except RankError as error:
+        raise RankError(f"{error}; the same command with --resume goes on") from error
     if not first:
         return 0
     with telling():
