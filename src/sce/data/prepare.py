@@ -10,7 +10,9 @@ from typing import Any, Literal, TypedDict, Unpack, get_type_hints
 
 import numpy as np
 
+from sce.data.columns import NO_TIME, Columns
 from sce.data.filtering import Pairs, drop_repeats, keep_active_parts
+from sce.data.formats import FORMATS
 from sce.data.interactions import Interactions, Tally
 from sce.data.order import count_duplicates, describe_order, order_warning, shuffle_ties
 from sce.data.parts import DiskList, Parts, tally_parts
@@ -140,6 +142,10 @@ def prepare(
             f"{named('min_item_users')} or {named('min_user_items')}"
         )
     memory, partitions = given.pop("memory", None), given.pop("partitions", False)
+    columns = Columns(*(given.get(f"{role}_column") for role in Columns._fields))
+    if given.get("format") in FORMATS:
+        columns = columns.or_else(FORMATS[given["format"]].columns)
+    columns = columns._replace(time=NO_TIME) if by_row else columns
     exists = check_target(out, force=force)
     try:
         from sce.data.external import read_parts
@@ -154,7 +160,7 @@ def prepare(
         ) from error
 
     choices: dict[str, Any] = {
-        "by_row": by_row,
+        "columns": columns,
         "ties": ties,
         "seed": seed or 0,
         "filters": filters,
@@ -191,7 +197,7 @@ def _divide(
     pairs: Parts[Pairs],
     dropped: int,
     *,
-    by_row: bool,
+    columns: Columns,
     ties: str,
     seed: int,
     filters: dict[str, Any],
@@ -206,7 +212,7 @@ def _divide(
     if ties == "shuffle":
         shuffle_ties(parts, seed)
     order = {
-        "by": "rows" if by_row else "time",
+        "by": "rows" if columns.time == NO_TIME else "time",
         "ties": ties,
         "seed": seed if ties == "shuffle" else None,
         "found": found,
@@ -217,7 +223,8 @@ def _divide(
     report(f"filtering {steps[0].interactions:,} interactions")
     if dropped:
         steps.insert(0, Tally("rows without user, item or time: left out", 0, 0, dropped))
-    settings = dict(filters)
+    named_ones = {role: name for role, name in columns._asdict().items() if name is not None}
+    settings = {**filters, **({"columns": named_ones} if named_ones else {})}
     if filters.pop("drop_repeats"):
         for number, part in enumerate(parts):
             parts[number] = drop_repeats(part)

@@ -52,11 +52,12 @@ class _Reader:
                     if callable(member) or not name.startswith("_"):
                         yield name
                         yield from self.lines(member)
-        elif callable(value) and isinstance(value := inspect.unwrap(value), FunctionType):
-            if self._is_next(value):
-                yield value.__qualname__
-                yield from self.lines((value.__defaults__, *(value.__kwdefaults__ or {}).items()))
-                yield from self._steps(value.__code__, value.__globals__)
+        elif callable(value):
+            found = inspect.unwrap(value)
+            if isinstance(found, FunctionType) and self._is_next(found):
+                yield found.__qualname__
+                yield from self.lines((found.__defaults__, *(found.__kwdefaults__ or {}).items()))
+                yield from self._steps(found.__code__, found.__globals__)
 
     def _steps(self, code: CodeType, names: Mapping[str, Any]) -> Iterator[str]:
         for step in dis.get_instructions(code):

@@ -12,13 +12,14 @@ RUN/report.html         written by `sce report`
 
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sce.data.columns import Columns
 from sce.data.manifest import FILE, Manifest
 from sce.data.prepared import PreparedDataset
 from sce.data.storage import append_json_line, json_line, read_json, read_json_lines, write_text
@@ -46,7 +47,13 @@ MANIFEST = Manifest(
         "model": str,
         "config": {"model": dict, "loss": {"name": str}},
         "derived": dict,
-        "dataset": {"path": str, "content_hash": str, "n_items": int, "split?": str},
+        "dataset": {
+            "path": str,
+            "content_hash": str,
+            "n_items": int,
+            "split?": str,
+            "columns?": {role + "?": str for role in Columns._fields},
+        },
         "item_ids": str,
         "no_weights?": str,
         "diverged?": {"epoch": int, "step": int},
@@ -78,6 +85,7 @@ class DatasetInfo:
     content_hash: str
     n_items: int
     split: str = ""  # in words
+    columns: Mapping[str, str] = field(default_factory=dict)  # of the log, that were named
 
 
 @dataclass(frozen=True, eq=False)

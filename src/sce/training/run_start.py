@@ -126,7 +126,11 @@ def start_run(
             write_array(file, array)
             files[file.name] = describe_file(file)
         info = DatasetInfo(
-            str(dataset.path.resolve()), dataset.content_hash, dataset.n_items, dataset.split
+            str(dataset.path.resolve()),
+            dataset.content_hash,
+            dataset.n_items,
+            dataset.split,
+            dataset.settings.get("columns", {}),
         )
         fixed = {
             name: value
