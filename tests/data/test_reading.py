@@ -75,6 +75,21 @@ def test_a_byte_order_mark_and_a_key_that_occurs_twice(
     assert len(read_interactions(tmp_path / f"b.jsonl{ending}")) == 1
 
 
+@pytest.mark.parametrize("escaped", [r"it\u0065m", r"\u0069tem", r"it\u0065\u006D"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_key_in_two_spellings_occurs_twice(escaped: str, order: int, refused: Refused) -> None:
+    one, other = ["item", escaped][::order]
+    line = '{"user": 1, "item": 2, "ts": 3, "by": "a \\u2019 \\u0026 \\\\ b"}\n'
+    twice = f'{{"user": 1, "{one}": 2, "{other}": 4, "ts": 3}}\n'
+    message = refused("a.jsonl", line + twice)
+    assert message == "a.jsonl, line 2: the key 'item' occurs twice; remove one"
+
+
+def test_a_key_in_another_spelling_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"user": 1, "it\\u0065m": 2, "ts": 3}\n' * 3)
+    assert len(read_interactions(tmp_path / "a.jsonl")) == 3
+
+
 LONG = "x" * 200_000  # beyond what Python's csv takes unless told to
 LATE = ":good:" * 200 + "\n"
 
