@@ -1,6 +1,7 @@
 """Bad input: each kind is refused in words that name the file, the place and the remedy."""
 
 import gzip
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -90,6 +91,30 @@ def test_a_key_in_another_spelling_is_read(tmp_path: Path) -> None:
     assert len(read_interactions(tmp_path / "a.jsonl")) == 3
 
 
+ROWS = [{"user": f"ü{n}", "item": n, "ts": n} for n in range(3)]
+TEXT = "user,item,ts\n" + "".join(f"{row['user']},{row['item']},{row['ts']}\n" for row in ROWS)
+LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", json.dumps(ROWS).encode(), r"line 1: an array; .* jq -c '\.\[\]'"),
+        ("a.json", json.dumps(ROWS, indent=1).encode(), r"line 1: an array; .* jq -c '\.\[\]'"),
+        ("a.json", json.dumps(ROWS[0], indent=1).encode(), r"line 1: .* whole object: jq -c \."),
+        ("a.csv", TEXT.encode("utf-16"), "columns .*UTF-16.* iconv -f UTF-16"),
+        ("a.jsonl", LINES.encode("utf-16"), "line 1: .*UTF-16.* iconv -f UTF-16"),
+        ("a.csv", TEXT.encode("cp1252"), "line 2: not UTF-8 .* iconv -f WINDOWS-1252"),
+        ("a.csv", f"ü{TEXT}".encode("cp1252"), "columns .*not UTF-8.* iconv -f WINDOWS-1252"),
+        ("a.jsonl", LINES.encode("cp1252"), "line 1: not UTF-8 .* iconv -f WINDOWS-1252"),
+    ],
+)
+def test_other_encodings_and_arrays_are_said_how_to_convert(
+    name: str, content: bytes, message: str, refused: Refused
+) -> None:
+    assert re.search(message, refused(name, content))
+
+
 LONG = "x" * 200_000  # beyond what Python's csv takes unless told to
 LATE = ":good:" * 200 + "\n"
 
@@ -124,7 +149,7 @@ LATE = ":good:" * 200 + "\n"
         ("a.jsonl", "\n\n", "line 2: the end, and no JSON object so far"),
         ("a.jsonl", LATE + '{"user": 1, "item":\n:good:', r"line 202: malformed JSON \("),
         ("a.jsonl", LATE + "hello\n:good:", r"line 202: malformed JSON \("),
-        ("a.jsonl", LATE + "[1, 2]\n:good:", r"line 202: '\[1, 2\]' is no JSON object: an array"),
+        ("a.jsonl", LATE + "[1, 2]\n:good:", r"line 202: an array; write a line for each"),
         (
             "a.csv",
             "user;item;time\n1;2;3\n",

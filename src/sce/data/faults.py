@@ -20,6 +20,7 @@ from typing import IO, Any
 
 import polars as pl
 
+from sce.data.columns import CONVERT, encoding_hint
 from sce.data.formats import Format
 from sce.errors import InputError
 
@@ -40,7 +41,7 @@ def explain(path: Path, fmt: Format, error: BaseException) -> InputError:
         return InputError(f"{path}: cannot be read: {reason}")
     if fmt.layout == "parquet":
         return InputError(f"{path}: no parquet file, or truncated ({reason})")
-    fault = _first_fault(path, fmt, "utf-8" in reason)
+    fault = _first_fault(path, fmt, "utf" in reason.lower())
     if fault:
         return InputError(f"{path}, line {fault[0]}: {fault[1]}")
     return InputError(f"{path}: malformed {fmt.name} ({reason})")
@@ -133,7 +134,7 @@ def place_of_row(path: Path, fmt: Format, row: int) -> str:
 
 
 def _first_fault(path: Path, fmt: Format, encoding: bool) -> tuple[int, str] | None:
-    number, empty = 0, True
+    number, empty, text = 0, True, ""
     try:
         if encoding:
             for line in _raw_lines(path):
@@ -141,9 +142,10 @@ def _first_fault(path: Path, fmt: Format, encoding: bool) -> tuple[int, str] | N
                 line.decode()
         elif fmt.layout == "jsonl":
             for number, text in enumerate(_lines(path), 1):
+                if text.lstrip().startswith("["):
+                    return number, "an array; write a line for each of its objects: jq -c '.[]'"
                 if text.strip() and not isinstance(_load(text), dict):
-                    array = ": an array; write a line for each" if text.strip()[0] == "[" else ""
-                    return number, f"{text.strip()[:40]!r} is no JSON object{array}"
+                    return number, f"{text.strip()[:40]!r} is no JSON object"
                 empty = empty and not text.strip()
             if empty:
                 return number, "the end, and no JSON object so far"
@@ -153,10 +155,11 @@ def _first_fault(path: Path, fmt: Format, encoding: bool) -> tuple[int, str] | N
                 if any(fields[columns:]):
                     return number, f"{len(fields)} fields where there are {columns} columns"
     except UnicodeDecodeError as error:
-        return number, f"not UTF-8 ({error.reason}); convert the file first"
+        return number, f"not UTF-8 ({error.reason}); {CONVERT}"
     except json.JSONDecodeError as error:
         fault = f"{error.msg} at column {error.colno}"
-        return number, f"malformed JSON ({fault}); every line must hold one whole object"
+        hint = encoding_hint(text) or "; every line must hold one whole object: jq -c . writes so"
+        return number, f"malformed JSON ({fault}){hint}"
     except RecursionError:
         return number, "nested too deeply to be read"
     except csv.Error as error:
