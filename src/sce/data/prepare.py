@@ -19,6 +19,7 @@ from sce.data.parts import DiskList, Parts, tally_parts
 from sce.data.prepared import FEW_USERS, PreparedDataset, Sequences, check_target
 from sce.data.splitting import Kind, Split, TestHistory, split_leave_one_out, split_temporal
 from sce.data.storage import atomic_directory
+from sce.documented import documented
 from sce.errors import InputError, check_types, named
 from sce.units import parse_size, plural
 
@@ -37,6 +38,7 @@ class PrepareWarning(UserWarning):
     """Data that deceives: see `remarks`."""
 
 
+@documented
 class PrepareOptions(TypedDict, total=False):
     """Options of `prepare` and of the command, whose --help explains them; None: not given."""
 
@@ -105,7 +107,7 @@ def prepare(
         out: Directory to write.
         report: Called with a line of text at each step, for showing progress.
         options: Those of `sce prepare --help`, under the same names: `time_column="date"`,
-            `min_user_items=5`. `PrepareOptions` has them all.
+            `min_user_items=5`. `help(sce.PrepareOptions)` lists them.
 
     Raises:
         InputError: When options contradict each other, the log is malformed, or the directory
