@@ -1,7 +1,7 @@
 """From a log of interactions to the dataset that training reads: read, filter, split, write."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +30,7 @@ _FILTERS: dict[str, Any] = {
     "iterate": False,
 }
 _EVENTS_AT_ONCE = 1 << 22  # of test sequences
+_MISSING = ("NULL", "Null", "null", "NA", "N/A", "NaN", "nan", "None", "none", "undefined", "\\N")
 _MEMORY = "4GB"  # of partitions, unless another is given
 _PRESETS = {None: _FILTERS, "paper": _FILTERS | {"min_item_users": 5, "min_user_items": 20}}
 
@@ -247,6 +248,11 @@ def remarks(dataset: PreparedDataset) -> dict[str, str]:
             f"{plural(duplicates, 'row')} with user, item and time of an earlier one: kept; "
             f"{named('drop_repeats', True)} keeps a user's first event with each item"
         )
+    if missing := ", ".join(_missing_ids(dataset)):
+        found["missing ids"] = (
+            f"ids that look like missing values count as any other: {missing}; if they are none, "
+            f"leave these fields empty, and such rows out with {named('drop_incomplete', True)}"
+        )
     had, tested = _targets_had_before(dataset.test), counts["test"]["users"]
     if had > tested / 20:
         found["repeated targets"] = (
@@ -264,6 +270,22 @@ def remarks(dataset: PreparedDataset) -> dict[str, str]:
             advice = f"; {named('split', 'leave-one-out')} tests on every user with three events"
             found["test users"] += advice
     return found
+
+
+def _missing_ids(dataset: PreparedDataset) -> Iterator[str]:
+    """Ids that are names of nothing, with the number of training events of each."""
+    train = dataset.train
+    for role, ids in (("user", dataset.user_ids), ("item", dataset.item_ids)):
+        for name, code in zip(_MISSING, ids.lookup(_MISSING).tolist(), strict=True):
+            if code < 0:
+                continue
+            if role == "user":
+                events = int(train.lengths[train.users == code].sum())
+            else:
+                starts = range(0, len(train.items), _EVENTS_AT_ONCE)
+                parts = (train.items[start : start + _EVENTS_AT_ONCE] for start in starts)
+                events = sum(int((part == code).sum()) for part in parts)
+            yield f"the {role} {name!r} ({plural(events, 'training event')})"
 
 
 def _targets_had_before(test: Sequences) -> int:
