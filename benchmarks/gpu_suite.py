@@ -55,7 +55,7 @@ def stages(out: Path, data: Path | None, jobs: int, options: list[str]) -> list[
     def rows(name: str) -> list[str]:
         return ["--out", str(out / f"{name}.jsonl")]
 
-    tests = ["losses", "training", "test_optim.py", "test_recommend.py"]
+    tests = ["losses", "training", "distributed/test_loss.py", "test_optim.py", "test_recommend.py"]
     found = [
         Stage("tests", [python, "-m", "pytest", "-n", str(jobs), "--durations", "10", *(
             str(HERE.parent / "tests" / name) for name in tests
@@ -74,6 +74,8 @@ def stages(out: Path, data: Path | None, jobs: int, options: list[str]) -> list[
             command = [*_sweep(files, out), *several, "--data", *(str(data / d) for d in named)]
             found.append(Stage(name, command, True))
     found.append(Stage("plan", measure("plan_grid", "--fit", *rows("plan_grid"))))
+    for name in ("rank_share", "rank_processes", "hundred_million"):
+        found.append(Stage(name.replace("_", "-"), measure(name, *rows(name))))
     found.append(Stage("memory", _sweep(["catalogue-memory", "memory-components"], out)))
     return found
 

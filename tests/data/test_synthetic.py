@@ -47,6 +47,14 @@ def test_every_log_is_in_order_and_in_range(
     assert (np.diff(log.timestamps)[np.diff(log.users) == 0] > 0).all()
 
 
+def test_parts_of_a_log_are_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthetic, "BLOCK_USERS", 400)
+    blocks = [block.items.tolist() for block in generate(SMALL)]
+    assert len(blocks) == 4
+    for part in range(3):
+        assert [block.items.tolist() for block in generate(SMALL, part, 3)] == blocks[part::3]
+
+
 def test_lengths_are_as_asked(log: Block) -> None:
     lengths = np.bincount(log.users)
     assert lengths.min() == 20

@@ -35,6 +35,7 @@ class Case:
     settings: dict[str, Any] = field(default_factory=dict)
     max_targets: int | None = None
     steps: int = 10
+    device: str = "cpu"
 
     def table(self) -> Tensor:
         """Return the whole table."""
@@ -48,7 +49,7 @@ class Case:
             table = table[:1].repeat(self.n_items, 1)
         if self.kind == "near":  # scores differ by less than products are rounded
             table = table[:1] * (1 + 2.0**-22 * torch.randn(table.shape, generator=g))
-        return table.to(self.dtype)
+        return table.to(self.device, self.dtype)
 
     def batch(self, step: int, number: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return histories and targets [rows, 5] of a slice, and its centres."""
@@ -57,7 +58,8 @@ class Case:
         padding = torch.arange(5) >= torch.randint(1, 6, (self.rows, 1), generator=g)
         targets = targets.masked_fill(padding | torch.tensor(number in self.empty), -100)
         centres = torch.randn(self.n_buckets, self.dim, generator=g)
-        return histories.masked_fill(padding, -1), targets, centres
+        histories = histories.masked_fill(padding, -1)
+        return histories.to(self.device), targets.to(self.device), centres.to(self.device)
 
     def loss(self, **options: Any) -> ScalableCrossEntropy:
         """Make the loss of one process."""
@@ -66,11 +68,11 @@ class Case:
     def body(self) -> nn.Linear:
         """Make the backbone, replicated."""
         torch.manual_seed(3)
-        return nn.Linear(self.dim, self.dim)
+        return nn.Linear(self.dim, self.dim).to(self.device)
 
     def rounding(self) -> AbstractContextManager[Any]:
         """Round factors of products to bfloat16, or not."""
-        return torch.autocast("cpu", torch.bfloat16) if self.autocast else nullcontext()
+        return torch.autocast(self.device, torch.bfloat16) if self.autocast else nullcontext()
 
 
 def hidden(body: nn.Module, catalogue: Tensor, histories: Tensor) -> Tensor:
@@ -83,7 +85,7 @@ def hidden(body: nn.Module, catalogue: Tensor, histories: Tensor) -> Tensor:
 
 def best_items(centres: Tensor, table: Tensor, k: int, dtype: torch.dtype | None) -> Tensor:
     """Look at every item: the k with the largest scores, of equal ones the lowest; ascending."""
-    everything = torch.arange(len(table)).expand(len(centres), -1)
+    everything = torch.arange(len(table), device=table.device).expand(len(centres), -1)
     scores = rescore(centres.float(), table, everything, dtype)
     order = scores.sort(dim=1, descending=True, stable=True).indices
     return order[:, :k].sort(dim=1).values
@@ -91,14 +93,16 @@ def best_items(centres: Tensor, table: Tensor, k: int, dtype: torch.dtype | None
 
 def as_ranks(ranks: Ranks, case: Case) -> Found:
     """Train as one of R ranks."""
+    ranks = Ranks(ranks.group, case.device)
     table = ShardedTable(case.n_items, case.dim, ranks, dtype=case.dtype)
     table.shard.data = case.table()[ranks.rank :: ranks.size].clone()
     loss = ShardedCrossEntropy(case.loss(), table, case.candidates)
     body, items, nearest = case.body(), [], loss.nearest
 
     def recorded(*given: Any) -> Tensor:
-        items.append(nearest(*given))
-        return items[-1]
+        found = nearest(*given)
+        items.append(found.cpu())
+        return found
 
     loss.nearest = recorded  # type: ignore[assignment]
 
@@ -141,7 +145,8 @@ def in_turn(_: Ranks, case: Case) -> Found:
             with case.rounding():
                 states = hidden(body, wide, histories)
                 total, n = loss.in_buckets(states, wide, targets, centres, items)
-            for found, one in ((every, items), (totals, total), (placed, n), (slices, states)):
+            every.append(items.cpu())
+            for found, one in ((totals, total), (placed, n), (slices, states)):
                 found.append(one)
         count = torch.stack(placed).sum().clamp(min=1)
         for total in totals:
@@ -189,9 +194,10 @@ def train(
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-    return {
+    found = {
         "loss": losses,
         "states": grad_states,
         "table": [*grad_table, table.detach(), row_wise.state[table]["sum"]],
         "body": [*grad_body, *(p.detach() for p in body.parameters())],
     }
+    return {name: [tensor.cpu() for tensor in tensors] for name, tensors in found.items()}

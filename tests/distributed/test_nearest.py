@@ -49,3 +49,11 @@ def test_a_shard_that_has_all_the_best_is_asked_again_and_then_for_more(on_ranks
         assert torch.equal(items, best_items(centres, table, 200, None)[rank::2])
         assert fallbacks == 2  # then twice as many candidates are enough
         assert sent[1] < sent[0]
+
+
+def test_kernels_are_given_some_centres_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sce.distributed.nearest._CENTRES_AT_ONCE", 2)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    table, centres = ShardedTable(50, 8, Ranks(device=device)), torch.randn(5, 8, device=device)
+    items = NearestItems(table, "triton")(centres, 6)
+    assert torch.equal(items, best_items(centres, table.shard.detach(), 6, None))

@@ -198,3 +198,26 @@ def test_graphs_of_several_widths_share_their_memory() -> None:
         values = [[float(each) for each in pair] for pair in found]
         assert values == [pytest.approx([value, 2 * value], rel=1e-4) for value in expected]
         batches, expected = batches[::-1], expected[::-1]
+
+
+def test_graphs_of_more_and_more_targets_share_the_memory_of_the_largest() -> None:
+    big = 16 << 20  # bytes a target
+
+    def step(
+        histories: torch.Tensor, targets: torch.Tensor, twice: bool, max_targets: int | None
+    ) -> StepResult:
+        assert max_targets is not None
+        many = torch.ones(max_targets * big // 4, device="cuda")
+        return StepResult(many.mean() * histories.sum() + targets.sum(), None)
+
+    steps = CapturedSteps(step, torch.device("cuda", torch.cuda.current_device()))
+    batch = torch.ones(2, 3, device="cuda"), torch.ones(2, 3, device="cuda")
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    for _ in range(2):
+        for bound in (1, 2, 3, 4, 5, 6, 7, 8, 3, 8):
+            for _ in range(5):
+                assert float(steps(*batch, False, bound).loss) == 12
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() - before < 10 * big

@@ -84,9 +84,9 @@ class Block(NamedTuple):
     timestamps: Integers  # seconds since 1970; strictly increasing within a user
 
 
-def generate(settings: SyntheticSettings) -> Iterator[Block]:
-    """Yield the log in blocks of `BLOCK_USERS` users."""
-    for first in range(0, settings.users, BLOCK_USERS):
+def generate(settings: SyntheticSettings, part: int = 0, parts: int = 1) -> Iterator[Block]:
+    """Yield the log in blocks of `BLOCK_USERS` users; or every so many of them, from one on."""
+    for first in range(part * BLOCK_USERS, settings.users, parts * BLOCK_USERS):
         count = min(BLOCK_USERS, settings.users - first)
         # Uniform draws only: numpy keeps that stream stable between versions.
         random = np.random.Generator(np.random.PCG64([settings.seed, first // BLOCK_USERS]))

@@ -22,6 +22,7 @@ from sce.losses.buckets import top_rows
 
 NO_KEY, ANY_KEY = -(1 << 63), (1 << 63) - 1  # below and above all keys
 _SCORES_AT_ONCE = 1 << 22
+_CENTRES_AT_ONCE = 320  # for more, the kernels would make groups of rows too large, to save memory
 
 
 def n_candidates(k: int, ranks: int) -> int:
@@ -122,7 +123,11 @@ class NearestItems:
                 return top_rows(centres.float(), shard, n, autocast_dtype=dtype)
             from sce.losses.kernels import selection
 
-            return selection.top_rows(centres, shard, n, autocast_dtype=dtype).long()
+            found = [
+                selection.top_rows(some, shard, n, autocast_dtype=dtype)
+                for some in centres.split(_CENTRES_AT_ONCE)
+            ]
+            return torch.cat(found).long()
 
     def _pack(self, centres: Tensor, places: Tensor, dtype: torch.dtype | None) -> Tensor:
         scores = rescore(centres, self.table.shard.detach(), places, dtype)

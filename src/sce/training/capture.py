@@ -40,7 +40,8 @@ class CapturedSteps:
 
     Each shape of batch has a graph of its own, another with statistics, and others for other values
     of `max_targets`. They are replayed one after another and hand on nothing but weights, so that
-    all use the same memory.
+    all use the same memory: that of the one with most targets, after which the others are captured
+    once more.
 
     Args:
         step: From histories, targets, `with_statistics` and `max_targets` to the result; moves the
@@ -100,6 +101,10 @@ class CapturedSteps:
     def _capture(
         self, histories: Tensor, targets: Tensor, with_statistics: bool, max_targets: int | None
     ) -> _Graph:
+        if max_targets is not None and all(max_targets > (kind[2] or 0) for kind in self._graphs):
+            # The blocks of smaller graphs have no room for it, while they would fit into its own.
+            self._graphs.clear()
+            self._pool = torch.cuda.graph_pool_handle()
         inputs = histories.clone(), targets.clone()
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
