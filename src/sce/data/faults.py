@@ -143,7 +143,7 @@ def _first_fault(path: Path, fmt: Format, encoding: bool) -> tuple[int, str] | N
         elif fmt.layout == "jsonl":
             for number, text in enumerate(_lines(path), 1):
                 if text.lstrip().startswith("["):
-                    return number, "an array; write a line for each of its objects: jq -c '.[]'"
+                    return number, "no JSON object but an array; write a line for each: jq -c '.[]'"
                 if text.strip() and not isinstance(_load(text), dict):
                     return number, f"{text.strip()[:40]!r} is no JSON object"
                 empty = empty and not text.strip()
