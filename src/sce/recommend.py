@@ -173,7 +173,7 @@ class Recommender:
                 'sce.evaluate(recommender.model, dataset, split="test") measures it'
             )
         warn_of(opened)
-        columns = Columns(*map(opened.dataset.columns.get, Columns._fields))
+        columns = Columns(*map((opened.dataset.columns or {}).get, Columns._fields))
         return cls(ranker, opened.item_ids, opened.dataset.content_hash, columns)
 
     @cached_property

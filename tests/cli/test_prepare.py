@@ -238,7 +238,7 @@ def test_ids_that_look_like_missing_values_are_said(tmp_path: Path) -> None:
     told = r"the user 'NULL' \(3 training events\), the item 'nan' \(20 training events\); if"
     with pytest.warns(PrepareWarning, match=told):
         prepare(file, tmp_path / "a", split="leave-one-out")
-    numbers = write_csv(tmp_path / "b.csv", [(1, 2, n) for n in range(9)])
+    numbers = write_csv(tmp_path / "b.csv", [("1", "2", n) for n in range(9)])
     assert "missing ids" not in remarks(prepare(numbers, tmp_path / "b", split="leave-one-out"))
 
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -56,6 +57,20 @@ def test_another_body_is_another_loss_and_a_comment_is_not(name: str) -> None:
     texts = [EDITED, *(BODY.replace(old, new) for old, new in edits.items())]
     for text in texts:
         assert describe_loss(written(text, name)) != known, text
+
+
+@pytest.mark.parametrize("call", ["other.helper", "helper"])
+def test_what_another_module_of_ones_own_does_counts(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"import other\nfrom other import helper\ndef loss(states, *_): return {call}(states)"
+    found = []
+    for body in ("states + 1", "states + 1  # the same", "states + 2"):
+        other = ModuleType("other")
+        exec(f"def helper(states): return {body}", vars(other))
+        monkeypatch.setitem(sys.modules, "other", other)
+        found.append(describe_loss(written(text, "loss")))
+    assert found[0] == found[1] != found[2]
 
 
 def test_code_that_ran_often_and_elsewhere_is_the_same() -> None:
