@@ -136,8 +136,13 @@ def load_sharded(
         InputError: When there is none, or it is not as it was written, or of another table.
     """
     ranks, shards = table.ranks, _shards(table, optimizer)
-    content = _together(ranks, partial(_read_state, directory))[0]
-    place, files = Path(content["place"]), content["files"]
+
+    def find() -> str:
+        return "" if ranks.rank else _latest(directory)
+
+    place = directory / _together(ranks, find)[0]
+    content = _together(ranks, partial(_read_state, place))[0]
+    files = content["files"]
     if (content["n_items"], content["dim"]) != (table.n_items, table.dim):
         raise InputError(
             f"{place / _STATE} is of a table [{content['n_items']}, {content['dim']}], and this "
@@ -167,8 +172,9 @@ def load_sharded(
 
 def read_whole(directory: Path) -> tuple[Tensor, dict[str, Tensor], dict[str, Any]]:
     """Read all rows of the table of the latest checkpoint, the other tensors, and the progress."""
-    content = _read_state(directory)
-    place, files = Path(content["place"]), content["files"]
+    place = directory / _latest(directory)
+    content = _read_state(place)
+    files = content["files"]
     rest = _read(place / _REST, files)
     rows = torch.empty(0)
     for first in range(0, content["n_items"], content["part_items"]):
@@ -203,13 +209,20 @@ def whole_rows(
         yield _interleave(received, receive, offsets).cpu()
 
 
-def _read_state(directory: Path) -> dict[str, Any]:
-    """Read what the latest checkpoint consists of, and its "place"."""
+def _latest(directory: Path) -> str:
+    """Name the latest checkpoint, and see that it is in place."""
     if not (directory / LATEST).exists():
         raise InputError(f"{directory} has no checkpoint: {LATEST} is missing")
-    state = directory / str(read_json(directory / LATEST)["state"]) / _STATE
+    name = str(read_json(directory / LATEST)["state"])
+    tidy(directory / name)  # a save that was killed may have moved it aside
+    return name
+
+
+def _read_state(place: Path) -> dict[str, Any]:
+    """Read what a checkpoint consists of."""
+    state = place / _STATE
     try:
-        content = {"place": str(state.parent), **read_json(state)}
+        content = read_json(state)
     except OSError as error:
         raise InputError(f"cannot read {state}: {error.strerror}") from error
     if (content.get("format"), content.get("version")) != (_FORMAT, _VERSION):
