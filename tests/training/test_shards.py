@@ -243,7 +243,7 @@ def test_a_rank_that_dies_ends_the_others_and_training_goes_on(
     given = (data, "coverage", Killed), {"save_minutes": 0.0}
     assert run_launched(2, as_rank, tmp_path, *given) == [0, -signal.SIGKILL]
     said = json.loads((tmp_path / "0").read_text())
-    assert said == "RankError: no answer from rank 1: killed, stuck, or cut off"
+    assert said == "RankError: no answer from rank 1: killed, stopped, or cut off"
     state = json.loads((tmp_path / "run" / "resume" / "latest.json").read_text())["state"]
     assert state in ("state-1", "state-2")
     assert by_ranks(2, tmp_path, *given[0], resume=True) == 2 * [two_batches[0]]
