@@ -19,6 +19,7 @@ from sce.models.registry import BACKBONES, DEFAULT_BACKBONE
 from sce.planning import summarize_data
 from sce.training.device import resolve_device
 from sce.training.optimizer import NEEDS_SCE
+from sce.training.run import Run
 from sce.training.settings import TrainingSettings
 
 # The settings classes of each section, by the name that chooses one; training has but one.
@@ -157,6 +158,14 @@ def for_loss(file: Layer, options: Layer) -> tuple[Layer, list[str]]:
         return file, []
     kept = {k: v for k, v in given.items() if k == "name" or name in classes_with("loss", k)}
     return {**file, "loss": kept}, [key for key in given if key not in kept]
+
+
+def with_model_of(path: Path, file: Layer) -> Layer:
+    """Lay the settings of a file over those of the model of a run."""
+    run = Run.open(path)
+    if run.model not in BACKBONES:
+        raise InputError(f"the model of {path} is {run.model}, not of sce: go on from it in Python")
+    return {**file, "model": {**run.config["model"], **file.get("model", {})}}
 
 
 def check_layer(content: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:

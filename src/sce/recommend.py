@@ -270,6 +270,8 @@ class Recommender:
                 f"{dataset.path} is not the dataset that the run was trained on: its content is "
                 f"{dataset.content_hash[:12]}, the run's {str(self.content_hash)[:12]}"
             )
+        if dataset.n_items != self.n_items:  # by sce add-items
+            dataset = dataset.with_items(self.item_ids)
 
         def each_window() -> Iterator[tuple[Id, Recommended]]:
             chosen = each_id(dataset.user_ids) if users is None else users

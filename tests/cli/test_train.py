@@ -296,7 +296,7 @@ def test_settings_that_messages_name_are_flags() -> None:
     found = {name for file in sources for name in re.findall(r"named\(.([\w.]+)", file.read_text())}
     short = {flag.removeprefix("--").replace("-", "_") for flag in _DAILY.values()}
     assert {"batch_size", "training.clip_norm", "loss"} < found
-    assert found <= setting_names() | short | {"resume", "force", "data"}
+    assert found <= setting_names() | short | {"resume", "force", "data", "from"}
 
 
 # --- killed and resumed, as real processes
@@ -405,3 +405,27 @@ def test_killed_or_interrupted_and_resumed_gives_the_same_numbers(
         assert "go on with the same command and --resume" in said
         assert after == 0
         assert final(tmp_path / name) == unbroken
+
+
+# --- going on from another run
+
+
+def test_going_on_from_another_run(data: Path, tmp_path: Path, capsys: Capture) -> None:
+    old, new = str(tmp_path / "old"), str(tmp_path / "new")
+    assert main(["train", str(data), "--out", old, *QUICK]) == 0
+    capsys.readouterr()
+    options = ["--batch-size", "16", "--device", "cpu", "--loss", "ce"]
+    command = ["train", str(data), "--out", new, "--from", old, *options]
+    assert main([*command, "--epochs", "1"]) == 0
+    captured = capsys.readouterr()
+    told = "going on from .*old \\(epoch 1\\): 12 items carried over, 0 new, 0 dropped; optimizer"
+    assert re.search(f"sce: {told} state carried over", captured.err)
+    assert re.search(r"epoch 0/1  as it begins  ndcg@10 0\.\d{4} \*", captured.err)
+    run = Run.open(new)
+    assert run.config["model"] == Run.open(old).config["model"]
+    assert [record["epoch"] for record in run.metrics()] == [0, 1]
+    assert (run.result() or {})["start"] == run.config["start"]
+    assert main([*command, "--epochs", "2", "--resume"]) == 0
+    capsys.readouterr()
+    refused = complaint([*command, "--model.dim", "16", "--force"], capsys)
+    assert "--model.dim was 8 and is now 16; leave out" in refused

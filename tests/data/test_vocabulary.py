@@ -1,4 +1,4 @@
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -156,3 +156,18 @@ def test_vocabularies_are_equal_by_content() -> None:
 def test_integers_must_be_integers() -> None:
     with pytest.raises(TypeError, match="float64"):
         Vocabulary.from_integers(np.array([1.5]))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", ["integer", "string"])
+def test_inserted_ids_are_where_sorting_puts_them(kind: str, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    numbers = random.choice(1000, size=60, replace=False).tolist()
+    ids: Any = numbers if kind == "integer" else ["é" * (n % 12) + str(n) for n in numbers]
+    make: Any = Vocabulary.from_integers if kind == "integer" else Vocabulary.from_strings
+    for count in (0, 1, 30, 60):
+        old, new = make(ids[:count]), ids[count:]
+        united, codes = old.insert(new)
+        assert united == make(ids)
+        assert codes.tolist() == old.lookup(united.decode(range(60))).tolist()
+        assert codes.tolist() == old.lookup_all(united).tolist()

@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,16 @@ def test_a_finished_run_has_everything(run: Run) -> None:
     for text in ("451 MiB", "302 MiB", "7.5 s", "1.25 s", "361,000", "best: 0.0600 at epoch 3"):
         assert text in page.words
     assert "not ended" not in page.words
+
+
+def test_what_was_carried_over_is_told(run: Run) -> None:
+    write_epochs(run, 2)
+    start = {"run": "runs/old", "identity": "x", "epoch": 7, "optimizer": "carried over"}
+    start |= {"carried": 38, "new": 2, "from_neighbours": 1, "dropped": 5}
+    page = Outline(make_page(replace(run, config=run.config | {"start": start}))).words
+    assert "going on from runs/old (epoch 7): 38 items carried over, 2 new (1 from the" in page
+    assert "of known items near them, 1 from that of all), 5 dropped; optimizer state" in page
+    assert "start.dropped 5" in page
 
 
 def test_the_metrics_stand_beside_popularity(run: Run) -> None:

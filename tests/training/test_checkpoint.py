@@ -204,9 +204,13 @@ def test_a_tensor_that_comes_by_rows_is_read_as_any_other(
 
 
 def test_an_epoch_sums_up() -> None:
-    so_far = EpochSoFar(loss_sum=6.0, targets=4, statistics={"once": 1.0, "all": 2.0}, samples=2)
-    assert so_far.summary() == {"loss": 1.5, "buckets": {"once": 0.5, "all": 1.0}}
-    assert EpochSoFar().summary() == {"loss": 0.0, "buckets": None}
+    sums = {"once": 1.0, "all": 2.0}
+    so_far = EpochSoFar(step=3, loss_sum=6.0, targets=4, statistics=sums, samples=2)
+    record = so_far.record(7, 0.5, 2.0)
+    assert (record["epoch"], record["loss"], record["steps"]) == (7, 1.5, 3)
+    assert record["buckets"] == {"once": 0.5, "all": 1.0}
+    start = EpochSoFar().record(0, 0.5, 2.0)
+    assert [start[name] for name in ("loss", "buckets", "tokens_per_second")] == [None] * 3
 
 
 def test_equal_content_gives_equal_files(tmp_path: Path) -> None:

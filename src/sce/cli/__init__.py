@@ -51,7 +51,12 @@ VERBS: dict[str, tuple[str, list[str]]] = {
             "data/clicks --out runs/clicks --resume",
             "data/clicks --out runs/ce --loss ce --loss.chunk-size 4096",
             "data/clicks --out runs/wide --config my.toml --model.dim 128",
+            "data/clicks-june --from runs/clicks --out runs/clicks-june",
         ],
+    ),
+    "add-items": (
+        "Add new items to a run without training: by similar items, or by content vectors.",
+        ["runs/clicks items.jsonl --out runs/clicks-more"],
     ),
     "evaluate": (
         "Measure a run on the test users, beside the popularity baseline.",
@@ -86,7 +91,7 @@ VERBS: dict[str, tuple[str, list[str]]] = {
         ["", "--json"],
     ),
 }
-"""Commands with a summary and examples: `sce NAME` calls the function NAME of sce.cli.NAME."""
+"""Commands with a summary and examples: `sce NAME` calls NAME of sce.cli.NAME, with _ for -."""
 
 
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -124,7 +129,8 @@ app = cyclopts.App(
 )
 for position, (verb, (summary, examples)) in enumerate(VERBS.items()):
     app.command(
-        f"sce.cli.{verb}:{verb}",
+        f"sce.cli.{verb.replace('-', '_')}:{verb.replace('-', '_')}",
+        name=verb,
         help=summary,
         help_epilogue="\n    ".join(
             ["Examples:\n", *(f"sce {verb} {e}".strip() for e in examples)]

@@ -24,6 +24,7 @@ from sce.config import (
     is_exact_faster,
     load_toml,
     setting_types,
+    with_model_of,
 )
 from sce.data.prepared import PreparedDataset
 from sce.errors import RankError
@@ -118,6 +119,7 @@ def train(  # noqa: D417 - the settings document themselves
     training: dict[str, Any] | None = None,
     model: dict[str, Any] | None = None,
     config: Path | None = None,
+    start_from: Annotated[Path | None, Parameter(name="--from")] = None,
     resume: _FLAG = False,
     force: _FLAG = False,
 ) -> int:
@@ -127,12 +129,18 @@ def train(  # noqa: D417 - the settings document themselves
         prepared: Directory that "sce prepare" wrote.
         out: Directory of the run to write. [default: runs/PREPARED-LOSS]
         config: TOML file of settings, in tables [model], [loss], [training]; options override it.
+        start_from: Another run, of whose best weights and optimizer state to begin: items are
+            carried over by their ids, new ones begin as the mean of known ones near them, and the
+            model is that of the run. What it begins with is measured as epoch 0.
         resume: Go on with the run in --out, from where it was stopped, interrupted or killed.
         force: Replace the run in --out: it is deleted when training begins, and nothing of the new
             one is saved yet. Another --out keeps both.
     """
     options = {"model": model or {}, "loss": loss or {}, "training": training or {}}
     file, dropped = for_loss(load_toml(config) if config else {}, options)
+    if start_from is not None:
+        begun_there = resume and out is not None and (out / MANIFEST.file).exists()
+        file = with_model_of(out if begun_there and out else start_from, file)
     chosen = Config.compose(file, options)
     first = os.environ.get("RANK", "0") == "0"  # of torchrun's processes the one that tells
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
@@ -170,6 +178,7 @@ def train(  # noqa: D417 - the settings document themselves
             out=out,
             resume=resume,
             force=force,
+            start_from=start_from,
             config=chosen.to_dict(),
         )
     except TrainingInterrupted as interruption:
@@ -210,7 +219,8 @@ train.__annotations__ |= {section: _options(section) | None for section in SECTI
 def _closing_lines(result: FitResult, out: Path) -> Iterator[tuple[str, str]]:
     reason = dict.fromkeys(("epochs", "max_steps"), "all that were asked for")
     reason |= {"patience": "none was better for a while"}
-    yield "best", f"epoch {result.best_epoch} of {result.epochs} ({reason[result.stopped]})"
+    best = f"epoch {result.best_epoch} of" if result.best_epoch else "what it began with, of epochs"
+    yield "best", f"{best} {result.epochs} ({reason[result.stopped]})"
     if result.users["validation"] < result.users["test"]:
         yield "", f"by a sample of {result.users['validation']:,} of {result.users['test']:,} users"
     users = plural(result.users["test"], "test user")

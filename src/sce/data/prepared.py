@@ -167,6 +167,18 @@ class PreparedDataset:
                     found[place] = sequences[int(rows[place])]
         return found
 
+    def with_items(self, item_ids: Vocabulary) -> "PreparedDataset":
+        """The dataset in the codes of a vocabulary that has all of its items, and others too."""
+        codes = item_ids.lookup_all(self.item_ids).astype(np.int32)
+        if (codes < 0).any():
+            missing = self.item_ids[int(np.argmax(codes < 0))]
+            raise InputError(f"item {missing!r} of {self.path} is not in the catalogue")
+
+        def recode(sequences: Sequences) -> Sequences:
+            return replace(sequences, items=codes[sequences.items])
+
+        return replace(self, train=recode(self.train), test=recode(self.test), item_ids=item_ids)
+
 
 def write_prepared(
     path: Path | str,

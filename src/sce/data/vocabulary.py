@@ -22,6 +22,7 @@ Kind: TypeAlias = Literal["integer", "string"]
 # last string keep every such read inside the array, also when the array is a read-only file.
 WORD = 8
 _INT64 = np.iinfo(np.int64)
+_IDS_AT_ONCE = 1 << 16  # as Python objects
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -147,8 +148,45 @@ class Vocabulary:
         found[found] = self.values[codes[found]] == wanted[found]
         return np.where(found, codes, -1)
 
+    def lookup_all(self, other: "Vocabulary") -> NDArray[np.int64]:
+        """Codes of all ids of another vocabulary, -1 where one is not in this."""
+        found = np.empty(len(other), np.int64)
+        for first in range(0, len(other), _IDS_AT_ONCE):
+            some = range(first, min(first + _IDS_AT_ONCE, len(other)))
+            found[some.start : some.stop] = self.lookup(other.decode(some))
+        return found
+
+    def insert(self, ids: Sequence[int | str]) -> tuple["Vocabulary", NDArray[np.int64]]:
+        """A vocabulary with other ids too, and of each of its ids the code here, -1 if it is new.
+
+        >>> ids, codes = Vocabulary.from_integers([3, 9]).insert([12, 5])
+        >>> ids.decode(range(4)), codes.tolist()
+        ([3, 5, 9, 12], [0, -1, 1, -1])
+        """
+        if self.offsets is None:
+            added = np.sort(np.array(ids, np.int64))
+            places = np.searchsorted(self.values, added)
+            united = Vocabulary("integer", np.insert(self.values, places, added))
+        else:
+            new = Vocabulary.from_strings(map(str, ids))
+            assert new.offsets is not None
+            places, sizes = self._search(new.decode(range(len(new))))[1], np.diff(new.offsets)
+            text = np.insert(
+                self.values[:-WORD], np.repeat(self.offsets[places], sizes), new.values[:-WORD]
+            )
+            lengths = np.insert(np.diff(self.offsets), places, sizes)
+            united = Vocabulary.from_sorted_text(text.tobytes(), lengths)
+        return united, np.insert(np.arange(len(self)), places, -1)
+
     def _lookup_strings(self, ids: Sequence[int | str]) -> NDArray[np.int64]:
-        """Binary search of all strings at once: each round halves every string's range."""
+        return self._search(ids)[0]
+
+    def _search(self, ids: Sequence[int | str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Binary search of all strings at once: each round halves every string's range.
+
+        Returns:
+            Their codes, -1 where one is unknown, and the codes that these would have.
+        """
         try:
             encoded = [
                 i.encode(errors="surrogatepass") if isinstance(i, str) else b"%d" % i for i in ids
@@ -169,7 +207,7 @@ class Vocabulary:
             low[searching[order < 0]] = middle[order < 0] + 1
             high[searching[order > 0]] = middle[order > 0]
             searching = searching[(order != 0) & (low[searching] < high[searching])]
-        return found
+        return found, low
 
     def _compare(
         self, codes: NDArray[np.int64], other: "Vocabulary", queries: NDArray[np.int64]

@@ -170,17 +170,22 @@ def load_sharded(
     return rest, content["progress"]
 
 
-def read_whole(directory: Path) -> tuple[Tensor, dict[str, Tensor], dict[str, Any]]:
-    """Read all rows of the table of the latest checkpoint, the other tensors, and the progress."""
+def read_whole(
+    directory: Path, name: str = "rows"
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Any]]:
+    """Read the whole table of the latest checkpoint, the other tensors, and the progress.
+
+    With the `name` "sum", the optimizer's state of all rows instead of these.
+    """
     place = directory / _latest(directory)
     content = _read_state(place)
     files = content["files"]
     rest = _read(place / _REST, files)
     rows = torch.empty(0)
     for first in range(0, content["n_items"], content["part_items"]):
-        part = _read(place / _part(first // content["part_items"]), files)["rows"]
+        part = _read(place / _part(first // content["part_items"]), files)[name]
         if first == 0:
-            rows = part.new_empty(content["n_items"], content["dim"])
+            rows = part.new_empty(content["n_items"], *part.shape[1:])
         rows[first : first + len(part)] = part
     return rows, rest, content["progress"]
 

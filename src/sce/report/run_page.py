@@ -17,6 +17,7 @@ from sce.report.pages import render
 from sce.report.record import METRIC, PHASES, RANKERS, SHOWN, Record, Sample, draw_samples
 from sce.report.run_charts import draw_run
 from sce.training.run import Run, caveat
+from sce.training.start import tell_start
 from sce.units import (
     plural,
     show_compact,
@@ -101,13 +102,15 @@ def _headline(record: Record) -> dict[str, Any]:
         factor = f"{factor} {told}"
         if users is not None and users < FEW_USERS:
             factor = f"too few users to tell from {told}"
-    done = len(record.epochs)
+    done = max((one["epoch"] for one in record.epochs), default=0)
+    start = record.run.config.get("start")
     items = show_count(record.run.dataset.n_items)
     model = record.run.model
     backbone = BACKBONES[model].label if model in BACKBONES else model
     clauses = [
         f"{backbone} trained with {record.loss_name} on a catalogue of {items} items",
         f"measured on {show_count(users)} {split} users" if users else "",
+        tell_start(start) if start else "",
         f"the weights kept are those of epoch {best} of {done}" if best is not None else "",
         "longer training may do better" if best == done and record.ended else "",
         _STOPPED.get(str(record.result.get("stopped")), ""),

@@ -51,10 +51,22 @@ class EpochSoFar:
     seconds: float = 0.0
     memory_mib: float = 0.0
 
-    def summary(self) -> dict[str, Any]:
-        """The mean loss over the targets, and the mean statistics of the loss, if any."""
+    def record(self, epoch: int, seconds: float, mib: float | None) -> dict[str, Any]:
+        """The record of an epoch, with time and memory of its evaluation.
+
+        Its loss and statistics are means. Before any step there are none.
+        """
         means = {name: total / self.samples for name, total in self.statistics.items()}
-        return {"loss": self.loss_sum / max(1, self.targets), "buckets": means or None}
+        return {
+            "epoch": epoch,
+            "loss": self.loss_sum / max(1, self.targets) if self.step else None,
+            "buckets": means or None,
+            "steps": self.step,
+            "targets": self.targets,
+            "seconds": {"training": self.seconds, "evaluation": seconds},
+            "tokens_per_second": self.targets / max(self.seconds, 1e-9) if self.step else None,
+            "memory_mib": {"training": self.memory_mib if self.step else None, "evaluation": mib},
+        }
 
 
 @dataclass
@@ -63,7 +75,8 @@ class Progress:
 
     history: list[dict[str, Any]] = field(default_factory=list)  # a record for each finished epoch
     current: EpochSoFar = field(default_factory=EpochSoFar)
-    best_epoch: int = 0  # 0: none yet
+    start: dict[str, Any] | None = None  # the record of what training began with: epoch 0
+    best_epoch: int = 0  # 0: the start, if there is its record; else none yet
     best_score: float = -1.0
     stale: int = 0  # evaluations since the best
     stopped: str | None = None  # why training ended, once it has
@@ -72,6 +85,16 @@ class Progress:
     def epoch(self) -> int:
         """Finished epochs."""
         return len(self.history)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The records of the start, if there is one, and of each finished epoch."""
+        return [*([] if self.start is None else [self.start]), *self.history]
+
+    @property
+    def has_best(self) -> bool:
+        """True if some weights were the best so far."""
+        return bool(self.best_epoch) or self.start is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,7 +269,7 @@ class Checkpointer:
         self.identity, self.writes = identity, writes
         self.takes_part = writes
         self.best: dict[str, Tensor] = {}  # on the host: there may be gigabytes of it
-        self._best_on_disk = 0  # the epoch
+        self._best_on_disk = -1  # the epoch
         self._saved_at, self._seconds = time.monotonic(), 0.0
 
     def resume(self) -> Progress | None:
@@ -269,7 +292,7 @@ class Checkpointer:
             raise InputError(f"{path} is the checkpoint of another model: {error}") from error
         fields = metadata["progress"]
         progress = Progress(**(fields | {"current": EpochSoFar(**fields["current"])}))
-        if progress.best_epoch:
+        if progress.has_best:
             self.best = with_prefix(tensors, "best.")
             if not self.best:
                 self.keep_best()
@@ -328,7 +351,8 @@ class Checkpointer:
 
     def save_best(self, progress: Progress) -> None:
         """Write the best weights of the model, if they are new."""
-        if self.takes_part and progress.best_epoch != self._best_on_disk:
+        new = progress.has_best and progress.best_epoch != self._best_on_disk
+        if self.takes_part and new:
             weights = with_prefix(self.best, "model.")
             self._write_best(weights, {"epoch": progress.best_epoch, "run": self.identity})
             self._best_on_disk = progress.best_epoch

@@ -37,6 +37,7 @@ from sce.training.settings import TrainingSettings
 from sce.training.shards import ShardedStep, begun_with, settle, sharded_catalogue
 from sce.training.signals import Interrupts, StopRequested, TrainingInterrupted
 from sce.training.slices import SlicedStep
+from sce.training.start import Start, choose_start, tell_start
 from sce.training.step import TrainingStep
 from sce.training.trainer import DivergenceError, Record, Trainer
 
@@ -52,6 +53,7 @@ def fit(
     out: Path | str | None = None,
     resume: bool = False,
     force: bool = False,
+    start_from: Path | str | None = None,
     config: Mapping[str, Any] | None = None,
     loss_name: str | None = None,
     on_epoch: Callable[[Record], object] | None = None,
@@ -87,6 +89,10 @@ def fit(
             it nothing is written.
         resume: Resume the run in `out`, if there is one.
         force: Replace the run in `out`, when training begins.
+        start_from: The directory of another run, of the same model, whose best weights and
+            optimizer state to begin with, by the ids of the items; new items begin as the mean of
+            known ones near them. A loss with weights of its own keeps those. The evaluation before
+            any step is epoch 0, and may remain the best.
         config: The settings of model and loss to be kept with the run.
         loss_name: The loss in run.json, by which resuming knows it, if its class, attributes and
             code do not say all. A partial, a lambda or a closure needs one, if there is `out`.
@@ -100,6 +106,7 @@ def fit(
     settings = TrainingSettings() if settings is None else settings
     _check_arguments(model, loss, dataset, settings)
     others: dict[str, Any] = {"out": out, "resume": resume, "force": force, "config": config}
+    others |= {"start_from": start_from}
     others |= {"loss_name": loss_name, "on_epoch": on_epoch, "progress": progress}
     check_types(others, get_type_hints(fit))
     described = {"model": describe_model(model), "loss": {}, "training": asdict(settings)}
@@ -113,11 +120,14 @@ def fit(
         settings, note = settle(settings, model, loss, dataset, ranks, begun)
         settled = {name: now for name, now in asdict(settings).items() if now != given[name]}
         described["training"] = {**described["training"], **settled}
+        start = choose_start(start_from, begun, model, dataset, settings, out)
+        if start is not None:
+            described["start"] = start.summary
         if ranks.rank:  # the first one writes, shows and asks
             out, resume, force, on_epoch, progress = None, False, False, None, False
         target = {"path": out, "resume": resume, "force": force}
         show = on_epoch, progress, note
-        return _fit(ranks, model, loss, dataset, settings, described, target, show)
+        return _fit(ranks, model, loss, dataset, settings, described, start, target, show)
 
 
 def _fit(
@@ -127,6 +137,7 @@ def _fit(
     dataset: PreparedDataset,
     settings: TrainingSettings,
     described: Mapping[str, Any],
+    start: Start | None,
     target: Mapping[str, Any],
     show: tuple[Callable[[Record], object] | None, bool, str],
 ) -> FitResult:
@@ -158,7 +169,7 @@ def _fit(
                 warnings.warn(text, TrainingWarning, stacklevel=3)
         with sharded_catalogue(model, loss, ranks, settings) as table:
             given = ranks, model, loss, dataset, settings
-            return _train(*given, data, table, open_run, target, show, max_length)
+            return _train(*given, data, table, start, open_run, target, show, max_length)
 
 
 def _train(
@@ -169,6 +180,7 @@ def _train(
     settings: TrainingSettings,
     data: DataSummary,
     sharded: ShardedTable | None,
+    start: Start | None,
     open_run: Callable[[Mapping[str, Any]], Run | None],
     target: Mapping[str, Any],
     show: tuple[Callable[[Record], object] | None, bool, str],
@@ -210,8 +222,9 @@ def _train(
             on_lost=interrupts.lose_reader,
         ) as bar,
     ):
+        trained = Trained(model, loss_module, optimizer, sharded)
         trainer = Trainer(
-            Trained(model, loss_module, optimizer, sharded),
+            trained,
             step,
             dataset,
             settings,
@@ -220,15 +233,19 @@ def _train(
             memory=memory,
             interrupts=interrupts,
             resume_from=None if written is None else (Path(written[0]), written[1]),
+            continued=start is not None,
         )
         if note:
             bar.print(f"sce: {note}")
         if run is not None and target["resume"] and not run.resume_state.exists():
             bar.print(f"sce: nothing to resume in {run.path}: starting")
+        if start is not None:
+            bar.print(f"sce: {tell_start(start.summary)}")
+            start.give(trained)
         try:
             trainer.resume()
             trainer.run_epochs(on_epoch)
-            return conclude(trainer)
+            return conclude(trainer, start.summary if start else None)
         except StopRequested as stop:
             raise TrainingInterrupted(
                 f"training has ended, and is saved in {target['path']}; its last evaluation is "

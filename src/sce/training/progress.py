@@ -30,17 +30,20 @@ class TrainingProgress(ProgressDisplay):
 
     def epoch(self, record: Mapping[str, Any], seconds_left: float) -> None:
         """Leave a line about a finished epoch."""
-        words = [f"epoch {record['epoch']}/{self._epochs}", f"loss {record['loss']:.4f}"]
+        epoch, stepped = record["epoch"], record["loss"] is not None
+        words = [f"epoch {epoch}/{self._epochs}"]
+        words.append(f"loss {record['loss']:.4f}" if stepped else "as it begins")
         if record["validation"] is not None:
             score = f"ndcg@10 {record['validation']['ndcg@10']:.4f}"
             self._score = score + "  "
             words.append(score + (" *" if record["best"] else "  "))
-        words.append(f"{record['tokens_per_second']:,.0f} tokens/s")
-        words.append(f"{record['memory_mib']['training']:,.0f} MiB")
+        if stepped:
+            words.append(f"{record['tokens_per_second']:,.0f} tokens/s")
+            words.append(f"{record['memory_mib']['training']:,.0f} MiB")
         seconds = record["seconds"]
         words.append(f"{seconds['training']:.1f} s")
         if record["validation"] is not None:
             words[-1] += f" + {seconds['evaluation']:.1f} s evaluation"
-        if record["epoch"] < self._epochs:
+        if stepped and epoch < self._epochs:
             words.append(f"at most {show_clock(seconds_left)} left")
         self.print("  ".join(words))

@@ -43,6 +43,8 @@ class FitResult:
     """The processor."""
     history: list[Record]
     """A record for each epoch, as in metrics.jsonl."""
+    start: dict[str, Any] | None = None
+    """What was carried over from another run (`start_from`); its evaluation is epoch 0."""
 
     def __repr__(self) -> str:
         lines = [
@@ -60,10 +62,10 @@ class FitResult:
         return "\n".join([*lines, f"  training: {time}, {memory}, on {self.device})"])
 
 
-def conclude(trainer: Trainer) -> FitResult:
+def conclude(trainer: Trainer, start: dict[str, Any] | None = None) -> FitResult:
     """Evaluate the model, which has its best weights now, and complete its run."""
     progress, dataset = trainer.progress, trainer.dataset
-    history = progress.history
+    history = progress.records
     trainer.trained.model.eval()
     test = trainer.measure(trainer.ranker, "test") if len(dataset.test) else None
     popularity = None
@@ -78,7 +80,7 @@ def conclude(trainer: Trainer) -> FitResult:
         for phase in ("training", "evaluation")
     }
     peaks = [record["memory_mib"] for record in history]
-    peak = {"training": max(one["training"] for one in peaks), "evaluation": None}
+    peak = {"training": max(one["training"] or 0.0 for one in peaks), "evaluation": None}
     if test is not None:
         seconds["evaluation"] += test.seconds
         peak["evaluation"] = max([test.mib, *(one["evaluation"] or 0.0 for one in peaks)])
@@ -98,6 +100,7 @@ def conclude(trainer: Trainer) -> FitResult:
         tokens_per_second=sum(r["targets"] for r in history) / max(seconds["training"], 1e-9),
         device=device_name(trainer.step.device),
         history=history,
+        start=start,
     )
     if trainer.run is not None:
         content: dict[str, Any] = asdict(result)

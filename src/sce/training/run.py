@@ -36,6 +36,12 @@ from sce.units import plural
 # Beside run.json and the vocabulary.
 _TENSORS = ("best.safetensors", "resume.safetensors", "resume")
 FILES = ("metrics.jsonl", "result.json", "report.html", RANKS, *_TENSORS)
+START = {  # as start.py has it
+    **dict.fromkeys(("run", "identity", "optimizer"), str),
+    **dict.fromkeys(("carried", "new", "from_neighbours", "dropped"), int),
+    "epoch": int | None,
+}
+ADDED = {"run": str, "similar": int, "content": int, "error?": int | float}  # by new_items.py
 MANIFEST = Manifest(
     file="run.json",
     format="sce run",
@@ -47,7 +53,7 @@ MANIFEST = Manifest(
         "sce": str,
         "identity": str,
         "model": str,
-        "config": {"model": dict, "loss": {"name": str}},
+        "config": {"model": dict, "loss": {"name": str}, "start?": START, "added?": ADDED},
         "derived": dict,
         "dataset": {
             "path": str,
@@ -73,6 +79,7 @@ RESULT = {
     "popularity?": _METRICS,
     "components_mib?": _NUMBERS,
     "test_ranks?": FILE,
+    "start?": START,
     **_METRICS,
     **_MEASURED,
 }
@@ -193,6 +200,8 @@ class Run:
                 f"{self.dataset.content_hash[:12]}, and {place} has content "
                 f"{dataset.content_hash[:12]}: not the same dataset"
             )
+        if len(dataset.item_ids) < len(self.item_ids):  # by sce add-items
+            return dataset.with_items(self.item_ids)
         return dataset
 
 
@@ -259,7 +268,7 @@ def caveat(run: Run) -> str | None:
             f"{run.path} was stopped before its first evaluation: these are its latest weights; "
             f"go on with {named('resume', True)}"
         )
-    done = len(run.metrics())
+    done = max((record["epoch"] for record in run.metrics()), default=0)
     return (
         f"the training of {run.path} has not ended: it is still going, or it was interrupted "
         f"({plural(done, 'epoch') if done else 'no epoch'} complete), and goes on with "

@@ -164,6 +164,11 @@ def check_resumable(
         InputError: When other settings, another model or another dataset are given than it had.
     """
     manifest = MANIFEST.read(path)
+    if manifest["config"].get("added"):
+        raise InputError(
+            f"{path} was not trained but made by sce add-items: go on from it, into another "
+            f"directory, with {named('from', path, python=f'start_from={str(path)!r}')}"
+        )
     content = manifest["dataset"]["content_hash"]
     if content != dataset.content_hash:
         raise InputError(

@@ -186,12 +186,14 @@ def _check(model: nn.Module, loss: object) -> None:
 
 
 def begun_with(out: Path | str | None) -> dict[str, Any]:
-    """What the run that is there, if one is, has settled: batches in a step, and shards."""
+    """What the run that is there, if one is, has settled: batches, shards, where it began."""
     if out is None or not (Path(out) / MANIFEST.file).exists():
         return {}
-    training = Run.open(out).config["training"]
+    run = Run.open(out)
+    training, start = run.config["training"], run.config.get("start")
     batches, shards = training.get("accumulate") or 1, bool(training.get("shard_catalogue"))
-    return {"accumulate": batches, "shard_catalogue": shards}
+    saved = run.resume_state.exists()
+    return {"accumulate": batches, "shard_catalogue": shards, "start": start, "saved": saved}
 
 
 def need_shards(

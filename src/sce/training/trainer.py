@@ -127,9 +127,11 @@ class Trainer:
         memory: PeakMemory,
         interrupts: Interrupts,
         resume_from: tuple[Path, str] | None = None,  # of a run that another rank writes
+        continued: bool = False,  # begins with weights that may be the best
     ) -> None:
         self.trained, self.step, self.dataset, self.settings = trained, step, dataset, settings
         self.run, self.bar, self.memory, self.interrupts = run, bar, memory, interrupts
+        self.continued = continued
         self.rows = trainable_rows(step.sequences)
         self.steps = math.ceil(len(self.rows) / settings.step_size)  # of a whole epoch
         self.total = min(settings.epochs * self.steps, settings.max_steps or math.inf)
@@ -161,7 +163,7 @@ class Trainer:
         if found.stopped == "epochs" and found.epoch < self.epochs:
             found.stopped = None
         if found.stopped is None and found.epoch == self.epochs:
-            if not found.best_epoch:
+            if not found.has_best:
                 raise InputError(
                     f"none of the {found.epoch} epochs of {place} was evaluated; ask for "
                     "more epochs"
@@ -184,20 +186,15 @@ class Trainer:
             TrainingInterrupted: After a signal, when the state has been saved.
         """
         if self.run is not None:
-            self.run.write_metrics(self.progress.history)
+            self.run.write_metrics(self.progress.records)
         try:
+            begun = self.progress.epoch or self.progress.current.step
+            if self.continued and self.progress.start is None and not begun:
+                self._begin(on_epoch)
             while self.progress.stopped is None:
                 self.interrupts.check()
                 self._train()
-                record = self._finish(self._evaluate())
-                if self.run is not None:
-                    self.run.add_metrics(record)
-                self.bar.epoch(record, self._seconds_left())
-                (due,) = self.interrupts.agree(self.checkpointer.due())
-                if self.progress.stopped is not None or due:
-                    self.save()
-                if on_epoch is not None:
-                    on_epoch(copy.deepcopy(record))
+                self._close(self._finish(self._evaluate()), on_epoch)
             self.interrupts.check()
         except StopRequested as stop:
             self.save()
@@ -208,6 +205,27 @@ class Trainer:
                 stop.signal_number,
             ) from stop
         self.checkpointer.restore_best()
+
+    def _begin(self, on_epoch: Callable[[Record], object] | None) -> None:
+        """Evaluate the weights that training begins with: they are the best until others are."""
+        if not len(self.dataset.test):
+            return
+        measured = self.measure(self.ranker, "validation")
+        self.progress.start = _record(0, EpochSoFar(), measured, best=True)
+        self.progress.best_score = measured.metrics.values[SCORE]
+        self.checkpointer.keep_best()
+        self._close(self.progress.start, on_epoch)
+
+    def _close(self, record: Record, on_epoch: Callable[[Record], object] | None) -> None:
+        """Write and show the record of an epoch."""
+        if self.run is not None:
+            self.run.add_metrics(record)
+        self.bar.epoch(record, self._seconds_left())
+        (due,) = self.interrupts.agree(self.checkpointer.due())
+        if self.progress.stopped is not None or due:
+            self.save()
+        if on_epoch is not None:
+            on_epoch(copy.deepcopy(record))
 
     def _steps(self) -> int:
         """Steps of the epoch under way, which max_steps may cut short."""
@@ -295,9 +313,8 @@ class Trainer:
         """Close the epoch: its record, whether it is the best, and whether it is the last."""
         progress, so_far = self.progress, self.progress.current
         epoch = progress.epoch + 1
-        validation = None if measured is None else measured.metrics.values
         # Without anything to compare by, the latest is the best.
-        score = None if validation is None else validation[SCORE]
+        score = None if measured is None else measured.metrics.values[SCORE]
         is_best = not len(self.dataset.test) if score is None else score > progress.best_score
         if is_best:
             progress.best_epoch, progress.stale = epoch, 0
@@ -305,23 +322,7 @@ class Trainer:
             self.checkpointer.keep_best()
         elif score is not None:
             progress.stale += 1
-        record: Record = {
-            "epoch": epoch,
-            **so_far.summary(),
-            "steps": so_far.step,
-            "targets": so_far.targets,
-            "seconds": {
-                "training": so_far.seconds,
-                "evaluation": 0.0 if measured is None else measured.seconds,
-            },
-            "tokens_per_second": so_far.targets / max(so_far.seconds, 1e-9),
-            "memory_mib": {
-                "training": so_far.memory_mib,
-                "evaluation": None if measured is None else measured.mib,
-            },
-            "validation": validation,
-            "best": is_best,
-        }
+        record = _record(epoch, so_far, measured, best=is_best)
         progress.history.append(record)
         progress.current = EpochSoFar()
         if self.settings.patience and progress.stale >= self.settings.patience:
@@ -369,6 +370,12 @@ class Trainer:
         done = so_far.step + sum(record["steps"] for record in history)
         spent = so_far.seconds + sum(sum(record["seconds"].values()) for record in history)
         return float((self.total - done) * spent / max(done, 1))
+
+
+def _record(epoch: int, so_far: EpochSoFar, measured: Measured | None, *, best: bool) -> Record:
+    validation, seconds, mib = measured or (None, 0.0, None)
+    values = None if validation is None else validation.values
+    return so_far.record(epoch, seconds, mib) | {"validation": values, "best": best}
 
 
 def _sample_users(dataset: PreparedDataset, count: int | None) -> PreparedDataset:
