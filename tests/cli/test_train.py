@@ -427,5 +427,6 @@ def test_going_on_from_another_run(data: Path, tmp_path: Path, capsys: Capture) 
     assert (run.result() or {})["start"] == run.config["start"]
     assert main([*command, "--epochs", "2", "--resume"]) == 0
     capsys.readouterr()
-    refused = complaint([*command, "--model.dim", "16", "--force"], capsys)
+    command = ["train", str(data), "--out", str(tmp_path / "other"), "--from", old, *options]
+    refused = complaint([*command, "--model.dim", "16"], capsys)
     assert "--model.dim was 8 and is now 16; leave out" in refused
