@@ -36,6 +36,7 @@ from sce.evaluation.ranking import (
     check_memory,
     largest_norm,
     last_states,
+    longest_history,
     top_k,
 )
 from sce.memory import require_memory
@@ -318,7 +319,7 @@ class Recommender:
             catalogue.device,
         )
         rows = torch.arange(len(histories))
-        most = getattr(self.model, "max_length", None)
+        most = longest_history(self.model)
         given = history_batch(sequences, rows, max_length=most or max(lengths), held_out=0)
         seen = None if keep_seen else seen_items(sequences, rows, held_out=0)
         states = last_states(self.model, given.histories, most)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sce.data.batches import PADDING, Ragged, count_items
-from sce.errors import InputError, named
+from sce.errors import InputError, check_types, named
 from sce.evaluation.precision import matmul_precision
 from sce.memory import require_memory
 
@@ -65,6 +65,15 @@ def check_memory(catalogue: Tensor, batch_size: int) -> None:
         require_memory(1.5 * scores, doing, remedy)
 
 
+def longest_history(model: object) -> int | None:
+    """Return how many events a model takes, its `max_length`; None: any number."""
+    given = {"max_length": getattr(model, "max_length", None)}
+    most: int | None = check_types(given, {"max_length": int | None})["max_length"]
+    if most is not None and most < 1:
+        raise InputError(f"max_length must be at least 1; it is {most}")
+    return most
+
+
 def last_states(model: Ranker, histories: Tensor, max_length: int | None) -> Tensor:
     """Return the hidden state after each history [b, l], with the same bits in any batch.
 
@@ -83,7 +92,13 @@ def last_states(model: Ranker, histories: Tensor, max_length: int | None) -> Ten
             numbers = torch.arange(at_once, device=rows.device)
             given = histories[rows[numbers % len(rows)], :width]
             given = nn.functional.pad(given, (0, width - given.shape[1]), value=PADDING)
-            found.append(model(given)[numbers[: len(rows)], lengths[rows] - 1])
+            states, wanted = model(given), (*given.shape, model.catalogue.shape[1])
+            if (shape := getattr(states, "shape", type(states).__name__)) != wanted:
+                raise InputError(
+                    f"a model maps histories {list(given.shape)} to a tensor of states "
+                    f"{list(wanted)}; got {shape if isinstance(shape, str) else list(shape)}"
+                )
+            found.append(states[numbers[: len(rows)], lengths[rows] - 1])
             order.append(rows)
     return torch.cat(found)[torch.cat(order).argsort()]
 

@@ -14,7 +14,7 @@ from sce.data.prepared import PreparedDataset
 from sce.data.storage import write_json
 from sce.distributed.ranks import Ranks, in_torchrun, start_ranks
 from sce.errors import InputError, TrainingWarning, check_types
-from sce.evaluation.ranking import Popularity
+from sce.evaluation.ranking import Popularity, longest_history
 from sce.losses import LOSSES, DataSummary, Loss, ScalableCrossEntropy
 from sce.models.registry import BACKBONES
 from sce.planning import summarize_data
@@ -188,7 +188,7 @@ def _fit(
     device, slices = ranks.device, settings.accumulate or 1
     table = row_wise_table(model, loss) if settings.row_wise else None
     longest = max(1, int(dataset.train.lengths.max(initial=0)) - 1)
-    max_length = min(int(getattr(model, "max_length", longest)), longest)
+    max_length = min(longest_history(model) or longest, longest)
 
     # Training draws from the default generators; what comes after it must not notice.
     gpus = [device.index] if device.type == "cuda" else []
