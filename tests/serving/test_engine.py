@@ -81,7 +81,7 @@ def test_an_allow_list_costs_its_own_rows_alone(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(np, "matmul", matmul)
     ENGINE.recommend([Request(NAMES[:2], allow=NAMES[3:6])])
-    assert shapes == [((1, 8), (8, 3))]
+    assert shapes == [((3, 8), (8, 1))]
 
 
 def test_many_threads_find_what_one_does() -> None:
