@@ -226,8 +226,8 @@ def test_fewer_items_than_asked_for_are_said(
     say(monkeypatch, lines_of(histories))
     assert main(["recommend", str(run.path), "--histories", "-", "-k", "39"]) == 0
     assert capsys.readouterr().err == (
-        "sce: 2 of 3 histories got fewer than 39 items, the fewest 0: the rest of the catalogue "
-        "they have had before (--keep-seen recommends that too)\n"
+        "sce: 2 of 3 histories got fewer items than were asked for, the fewest 0: the others they "
+        "have had before (--keep-seen recommends these too) or may not get (allow, block)\n"
         "sce: skipped 1 item of histories, not in the catalogue (plum)\n"
     )
     say(monkeypatch, lines_of({"ann": [*NAMES[:4]]}))
