@@ -16,14 +16,14 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from time import monotonic
-from typing import Any, Literal, TypeVar, cast, get_type_hints
+from typing import Any, TypeVar, cast, get_type_hints
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sce.data.columns import ITEM, USER
+from sce.data.columns import ITEM
 from sce.data.frames import histories_of
 from sce.data.prepared import PreparedDataset
 from sce.data.vocabulary import Vocabulary
@@ -40,6 +40,8 @@ from sce.evaluation.queries import (
 from sce.evaluation.ranking import Ranker, check_depth, check_memory, largest_norm
 from sce.memory import require_memory
 from sce.models.registry import BACKBONES
+from sce.recommended import SIMILAR, Recommendations
+from sce.recommended import Recommended as Recommended
 from sce.requests import Id as Id
 from sce.requests import Listed, list_ids, read_filter, read_requests
 from sce.requests import Request as Request
@@ -52,78 +54,9 @@ BATCH_SIZE = 256
 BATCHES_TOGETHER = 8
 _WINDOW_SECONDS = 10.0  # for these, at most
 _IDS_AT_ONCE = 1 << 12
-_SHOWN = 3  # in a repr
 
 Histories = Iterable[Any]  # sequences or arrays of ids, or requests
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, eq=False)
-class Recommended:
-    """The best items for one history, or the most similar to one item, best first.
-
-    There are fewer than k where the user has seen nearly everything, or few items may be
-    recommended; none where nothing is known of the user: an empty history, one of unknown items
-    only, or a user not in the dataset.
-    """
-
-    items: list[Id]
-    """Ids of the items."""
-    scores: NDArray[np.float32]
-    """Their scores; comparable within this history only."""
-    known: int
-    """Number of events of the history that are in the catalogue."""
-    unknown: tuple[Id, ...] = ()
-    """The other events, in their order: they were skipped."""
-    asked: int = 0
-    """How many items were asked for."""
-    unlisted: tuple[Id, ...] = ()
-    """What a request of its own allows or blocks and is not in the catalogue: likewise."""
-
-    def __repr__(self) -> str:
-        best = ", ".join(map(repr, self.items[:_SHOWN]))
-        return f"Recommended({plural(len(self), 'item')}: {best}{' ...' * (len(self) > _SHOWN)})"
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    @property
-    def ranks(self) -> NDArray[np.int64]:
-        """1 for the best item, 2 for the next, and so on."""
-        return np.arange(1, len(self.items) + 1)
-
-
-class Recommendations(list[Recommended]):
-    """Recommendations in the order of the histories."""
-
-    def __init__(
-        self, found: Iterable[Recommended], users: Sequence[Id] | None, backend: Any
-    ) -> None:
-        super().__init__(found)
-        self.users, self._backend = users, backend
-
-    def __repr__(self) -> str:
-        lines = [f"  {found}" for found in self[:_SHOWN]] + ["  ..."] * (len(self) > _SHOWN)
-        return "\n".join([f"Recommendations for {plural(len(self), 'user')}", *lines])
-
-    @checked
-    def to_frame(self, kind: Literal["pandas", "polars"] | None = None) -> Any:
-        """A data frame with the columns user_id, item_id, score, rank, the rank from 1.
-
-        Args:
-            kind: The library; by default that of the frame of histories. Where these were lists,
-                polars, and user_id is the number of the history, the first 0.
-        """
-        import narwhals as nw
-
-        users = range(len(self)) if self.users is None else self.users
-        columns = {
-            USER: [user for user, found in zip(users, self, strict=True) for _ in found.items],
-            ITEM: [item for found in self for item in found.items],
-            "score": np.concatenate([np.empty(0, np.float32), *(found.scores for found in self)]),
-            "rank": np.concatenate([np.empty(0, np.int64), *(found.ranks for found in self)]),
-        }
-        return nw.from_dict(columns, backend=kind or self._backend).to_native()
 
 
 @dataclass(frozen=True, eq=False)
@@ -335,7 +268,8 @@ class Recommender:
             some = codes[first : first + BATCH_SIZE]
             found += rank_similar(catalogue, self._inverse_norms, some, k, among)
         ranked = (Recommended(*one, known=1, asked=k) for one in self._named(found))
-        return Recommendations(ranked, self.item_ids.decode(codes), cast("Any", "polars"))
+        ids = self.item_ids.decode(codes)
+        return Recommendations(ranked, ids, cast("Any", "polars"), (ITEM, SIMILAR))
 
     def _rank(
         self, queries: Sequence[Query], among: ItemFilter, batch_size: int

@@ -110,8 +110,14 @@ def test_histories_from_a_file_to_a_file(
         assert read_csv(out.read_text(encoding="utf-8")) == wanted
     elif suffix == "jsonl":
         records = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-        assert [tuple(record.values()) for record in records] == wanted
-        assert list(records[0]) == HEADER.split(",")
+        assert [list(record) for record in records] == [["user_id", "items", "scores"]] * 2
+        assert [
+            (record["user_id"], item, score, rank)
+            for record in records
+            for rank, (item, score) in enumerate(
+                zip(record["items"], record["scores"], strict=True), 1
+            )
+        ] == wanted
     else:
         frame = pl.read_parquet(out)
         assert frame.rows() == wanted

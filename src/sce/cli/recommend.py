@@ -88,7 +88,10 @@ def recommend(
     opened = Run.open(run)
     recommender = Recommender.load(opened, device)
     options: dict[str, Any] = {"k": k, "keep_seen": keep_seen, "batch_size": batch_size}
-    lists = {"allow": read_items(allow, "--allow"), "block": read_items(block, "--block")}
+    lists: dict[str, Any] = {
+        "allow": read_items(allow, "--allow"),
+        "block": read_items(block, "--block"),
+    }
     # Everything that can be refused is refused before the file is opened.
     total = None
     if histories is not None:

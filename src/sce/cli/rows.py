@@ -21,12 +21,13 @@ from sce.data.columns import ITEM, USER
 from sce.data.storage import atomic_file, empty, read_json, write_json
 from sce.errors import InputError
 from sce.memory import require_memory
+from sce.recommended import SIMILAR
 
 if TYPE_CHECKING:
-    from sce.recommend import Id, Recommended
+    from sce.recommended import Recommended
+    from sce.requests import Id
 
 Format = Literal["csv", "jsonl", "parquet"]
-SIMILAR = "similar_id"
 STATE = "state.json"
 _SAVED = {"key": str, "position": int, "text": [str], "state": {"given": int}}
 _INT64 = range(-(2**63), 2**63)

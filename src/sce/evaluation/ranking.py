@@ -74,7 +74,7 @@ class Rows:
         """Where items stand among these; -1 for those that do not."""
         if self.ids is None or not len(self.ids):
             return items if self.ids is None else torch.full_like(items, -1)
-        found = torch.searchsorted(self.ids, items).clamp(max=len(self.ids) - 1)
+        found = torch.searchsorted(self.ids, items.contiguous()).clamp(max=len(self.ids) - 1)
         return found.masked_fill(self.ids[found] != items, -1)
 
 
