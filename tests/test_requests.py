@@ -8,7 +8,7 @@ import torch
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, InputWarning
 from sce.models.sasrec import SASRec
-from sce.recommend import Recommender, Request
+from sce.recommend import Id, Recommender, Request
 from tests.tiny_run import MODEL
 
 NAMES = [f"item {n:02d}" for n in range(40)]
@@ -34,13 +34,16 @@ def test_only_what_is_allowed_and_not_blocked(recommender: Recommender, kind: An
 
 
 def test_nothing_is_allowed_or_everything_is_blocked(recommender: Recommender) -> None:
-    for options in ({"allow": []}, {"block": NAMES}, {"allow": NAMES[:2]}):
-        [found] = recommender.recommend([NAMES[:2]], **options)
+    every: list[dict[str, list[Id]]] = [{"allow": []}, {"block": [*NAMES]}, {"allow": [*NAMES[:2]]}]
+    for options in every:
+        [found] = recommender.recommend(
+            [NAMES[:2]], allow=options.get("allow"), block=options.get("block")
+        )
         assert (found.items, len(found.scores), found.known) == ([], 0, 2)
 
 
 def test_unknown_ids_are_skipped_with_a_warning_but_not_all(recommender: Recommender) -> None:
-    given = [NAMES[5], "plum", "pear", 7, "fig"]
+    given: list[Id] = [NAMES[5], "plum", "pear", 7, "fig"]
     with pytest.warns(
         InputWarning, match=r"skipped 4 of 5 items of allow, .* \(plum, pear, 7 \.{3}"
     ):
@@ -64,7 +67,7 @@ def test_requests_have_wishes_of_their_own(recommender: Recommender) -> None:
         Request(history, allow=[]),
         Request([]),
     ]
-    among = {"allow": NAMES[:20], "block": [NAMES[7]]}
+    among: dict[str, Any] = {"allow": NAMES[:20], "block": [NAMES[7]]}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = recommender.recommend(requests, k=5, **among)

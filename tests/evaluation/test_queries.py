@@ -15,7 +15,7 @@ from sce.evaluation.queries import (
     rank_queries,
     rank_similar,
 )
-from sce.evaluation.ranking import largest_norm
+from sce.evaluation.ranking import Ranking, Rows, largest_norm, top_k
 
 N = 60
 CODES = st.lists(st.integers(0, N - 1), max_size=2 * N)  # with duplicates, in any order
@@ -88,12 +88,13 @@ def test_as_scoring_everything_and_sorting(
 def test_few_items_alone_are_scored(
     allow: range | None, block: range, scored: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counted, usual = [], module.top_k
-    monkeypatch.setattr(
-        module,
-        "top_k",
-        lambda s, rows, *a, **o: counted.append(len(rows)) or usual(s, rows, *a, **o),
-    )
+    counted = []
+
+    def count(states: Tensor, rows: Tensor | Rows, *args: Any, **options: Any) -> Ranking:
+        counted.append(len(rows))
+        return top_k(states, rows, *args, **options)
+
+    monkeypatch.setattr(module, "top_k", count)
     given = None if allow is None else np.array(allow)
     among = ItemFilter.choose(100, given, np.array(block, np.int64))
     model = Sums(vectors(100))

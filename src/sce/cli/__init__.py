@@ -62,7 +62,7 @@ VERBS: dict[str, tuple[str, list[str]]] = {
         [
             "runs/clicks --histories histories.jsonl -k 10",
             "runs/clicks --out everybody.parquet",
-            "runs/clicks --allow in-stock.txt --block recalled.csv --out everybody.jsonl",
+            "runs/clicks --allow in-stock.txt --out everybody.jsonl",
         ],
     ),
     "similar": (

@@ -61,8 +61,6 @@ def recommend(
 ) -> None:
     """Recommend items: columns user_id, item_id, score, rank, the rank from 1.
 
-    As jsonl one line a user instead: {"user_id": ..., "items": [...], "scores": [...]}.
-
     Args:
         run: Directory that "sce train" wrote.
         users: Ids of users of the dataset. [default: all users]
@@ -73,12 +71,12 @@ def recommend(
             those for all, "k": 5, "keep_seen": true.
         data: The run's dataset, if it was moved. Histories need none.
         k: How many items for each user.
-        out: File to write: .csv, .jsonl or .parquet; the same command goes on where it was
-            interrupted. [default: csv to standard output]
+        out: File to write: .csv, .jsonl (one line a user) or .parquet; the same command goes on
+            where it was interrupted. [default: csv to standard output]
         format: Format of the output, if the file's name does not tell.
         keep_seen: Recommend items that the user has had before too.
         allow: File of the items that may be recommended, such as those in stock: one id a line, or
-            a csv, jsonl or parquet file with a column item_id. Only these are scored.
+            a csv, jsonl or parquet file with a column item_id; - is standard input.
         block: Likewise, of items not to be recommended.
         device: auto, cpu, cuda or cuda:N.
         batch_size: Users at once.

@@ -24,7 +24,7 @@ Kind: TypeAlias = Literal["integer", "string"]
 # last string keep every such read inside the array, also when the array is a read-only file.
 WORD = 8
 _INT64 = np.iinfo(np.int64)
-_NEAR = 2000  # ids on either side that are compared: some ten milliseconds
+_NEAR = 2000  # ids on either side that are compared, in a tenth of a second
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -158,14 +158,15 @@ class Vocabulary:
         >>> Vocabulary.from_strings(["apple", "pear", "plum"]).closest("aple", 1)
         ['apple']
         """
-        number = as_int64(given)
-        wanted = str(given) if self.kind == "string" else 0 if number is None else number
-        place = bisect_left(self, wanted)
-        near = self.decode(range(max(0, place - _NEAR), min(len(self), place + _NEAR)))
-        alike = get_close_matches(str(given), map(str, near), most)
-        written = {str(one): one for one in near}
-        middle = max(0, min(place, _NEAR) - most // 2 - 1)
-        return [written[text] for text in alike] or near[middle : middle + most]
+        if self.kind == "integer":
+            place = bisect_left(self, as_int64(given) or 0)
+        else:
+            place = bisect_left(self, str(given))
+            near = self.decode(range(max(0, place - _NEAR), min(len(self), place + _NEAR)))
+            if alike := get_close_matches(str(given), map(str, near), most):
+                return [*alike]
+        first = max(0, min(place - most // 2, len(self) - most))
+        return self.decode(range(first, min(first + most, len(self))))
 
     def _lookup_strings(self, ids: Sequence[int | str]) -> NDArray[np.int64]:
         """Binary search of all strings at once: each round halves every string's range."""
