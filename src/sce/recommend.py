@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sce.data.columns import ITEM
+from sce.data.columns import BY_NAME, ITEM, Columns
 from sce.data.frames import histories_of
 from sce.data.prepared import PreparedDataset
 from sce.data.vocabulary import Vocabulary
@@ -67,6 +67,8 @@ class Recommender:
     item_ids: Vocabulary
     content_hash: str | None = None
     """Content of the dataset whose users it may recommend for; None for any."""
+    columns: Columns = BY_NAME
+    """Columns of data frames, if they have no usual names."""
 
     def __repr__(self) -> str:
         name, items = type(self.model).__name__, plural(len(self.item_ids), "item")
@@ -111,7 +113,8 @@ class Recommender:
                 'sce.evaluate(recommender.model, dataset, split="test") measures it'
             )
         warn_of(opened)
-        return cls(ranker, opened.item_ids, opened.dataset.content_hash)
+        columns = Columns(*map((opened.dataset.columns or {}).get, Columns._fields))
+        return cls(ranker, opened.item_ids, opened.dataset.content_hash, columns)
 
     @cached_property
     def _norm(self) -> Tensor:
@@ -141,9 +144,10 @@ class Recommender:
         Args:
             histories: One sequence of item ids per user, trained on or not, the oldest event first.
                 Or a data frame of pandas or polars with a row per event: a column each of users and
-                items and, unless the rows are in order, of times, by their usual names. Of a
-                history longer than the model takes, the last events count, but all are left out of
-                the result. A `Request` instead of a sequence has wishes of its own.
+                items and, unless the rows are in order, of times, by their usual names or those
+                that `prepare` was given; ids and times are read as there. Of a history longer than
+                the model takes, the last events count, but all are left out of the result. A
+                `Request` instead of a sequence has wishes of its own.
             k: Items for each; there are fewer where no more are left.
             keep_seen: Recommend items of the history too.
             allow: Ids of items: only these are recommended, and no others are scored where they
@@ -157,7 +161,7 @@ class Recommender:
         """
         users, backend = None, cast("Any", "polars")
         if hasattr(histories, "columns"):
-            by_user, backend = histories_of(histories)
+            by_user, backend = histories_of(histories, self.columns)
             users, histories = list_ids(list(by_user), "users"), by_user.values()
         options: dict[str, Any] = {"allow": allow, "block": block, "batch_size": batch_size}
         ranked = self.stream(histories, k, keep_seen=keep_seen, **options)
