@@ -23,7 +23,7 @@ ITEMS = range(50, 90)
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     path = tmp_path_factory.mktemp("all")
     vocabularies = Vocabulary.from_integers(ITEMS), Vocabulary.from_integers(range(100, 130))
-    return make_run(path / "run", make_dataset(path / "data", *vocabularies))
+    return make_run(path / "run", make_dataset(path / "data", *vocabularies), ended=True)
 
 
 @pytest.fixture(scope="module")
