@@ -59,7 +59,7 @@ class Prefixed(LastItem):
 
 def test_states_that_are_not_those_of_the_events_are_refused() -> None:
     dataset = dataset_of([[9, 0, 1, 2], [4, 5, 9, 3]], n_items=10)
-    message = r"to a tensor of states \[\d+, 3, 2\]; got \[\d+, 4, 2\]"
+    message = r"a model maps histories \[\d+, 3\] to states .*; got \[\d+, 4, 2\]"
     with pytest.raises(InputError, match=message):
         evaluate(Prefixed(10), dataset)
 
