@@ -64,3 +64,13 @@ def test_a_sweep_goes_on_from_the_rows_that_are_kept(name: str) -> None:
     over = parse_overrides(["training.precision=bf16", "training.compile=true"])
     planned = make_plan(load_sweep(FOLDER / "main-table.toml"), [dataset], over=over).runs
     assert {run.key for run in planned} <= set(rows)
+
+
+@pytest.mark.parametrize("file", sorted((FOLDER / "results" / "default").glob("*.jsonl")))
+def test_the_kept_rows_of_the_default_are_those_of_its_file(file: Path) -> None:
+    rows = {row["key"]: row for row in read_rows(file)}
+    data = next(iter(rows.values()))["dataset"]
+    dataset = Dataset(file.stem, Path(), data["content_hash"], data["n_items"])
+    over = parse_overrides(["training.precision=bf16"])
+    planned = make_plan(load_sweep(FOLDER / "default.toml"), [dataset], over=over).runs
+    assert {run.key for run in planned} <= set(rows)

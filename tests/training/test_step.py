@@ -146,12 +146,12 @@ class Recorded:
         return work()
 
 
-@pytest.mark.parametrize(("bounds", "coarse"), [(128, 1), (4, 8)])
+@pytest.mark.parametrize(("share", "coarse"), [(1 / 32, 1), (0.4, 8)])
 def test_captured_steps_are_given_a_bound_of_their_targets(
-    bounds: int, coarse: int, monkeypatch: pytest.MonkeyPatch
+    share: float, coarse: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sce.training.step.CapturedSteps", Recorded)
-    monkeypatch.setattr("sce.training.step._BOUNDS", bounds)
+    monkeypatch.setattr("sce.training.step._BOUND", share)
     step, plain = make_step(CrossEntropy(), batch_size=5, captured=True), make_step(CrossEntropy())
     batches = [torch.randperm(20)[:5] for _ in range(30)]
     for rows in (*batches, torch.arange(3)):

@@ -53,9 +53,10 @@ def plan_ranks(job: Job, ranks: int) -> RankPlan:
     candidates, away = n_candidates(size_y, ranks), (ranks - 1) / ranks
     backbone = sum(p.numel() for p in job.build_model().parameters()) - job.items * dim
     # Rows and ids of what is looked up; keys of 8 bytes; gradients in float32.
+    centre = dim * (2 if job.precision == "bf16" else 4)
     sends = {
         "rows of histories": away * targets * (4 * dim + 4),
-        "centres": (ranks - 1) * n_buckets * dim * 4,
+        "centres": (ranks - 1) * n_buckets * centre,
         "candidates": (ranks - 1) * n_buckets * (candidates + 1) * 8,
         "rows of buckets": away * places * (4 * dim + 4),
         "gradients of rows": away * (places + targets) * 4 * dim,

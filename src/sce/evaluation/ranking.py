@@ -24,7 +24,7 @@ _SPARE, _SPARE_IN_DOUBT = 16, 1 << 12  # candidates beyond k
 _PRODUCTS_AT_ONCE = 1 << 22  # in float64, 32 MiB
 _SCORES_AT_ONCE = 1 << 26  # per chunk, 256 MiB
 _SMALLEST_CHUNK = 1 << 12
-_ITEMS_AT_ONCE = 1 << 18  # copied to float32
+_NORMS_AT_ONCE = 1 << 22
 _GROUP = 32
 _EXACT_INTEGERS = 1 << 24  # float32 holds every integer up to here
 
@@ -128,11 +128,12 @@ def top_k(
 
 def largest_norm(catalogue: Tensor) -> Tensor:
     """The largest norm of an item's vector."""
+    dtype = torch.promote_types(catalogue.dtype, torch.float32)  # without a copy of the rows
     norms = [
-        torch.linalg.vector_norm(chunk.float(), dim=1).nan_to_num().amax()
-        for chunk in catalogue.split(_ITEMS_AT_ONCE)
+        torch.linalg.vector_norm(chunk, dim=1, dtype=dtype).nan_to_num().amax()
+        for chunk in catalogue.split(_NORMS_AT_ONCE)
     ]
-    return torch.stack(norms).amax()
+    return torch.stack(norms).amax().float()
 
 
 def _rank(

@@ -1,5 +1,6 @@
 """One step of training: batch, hidden states, loss, gradients, update, without a sync."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,7 +25,8 @@ from sce.training.settings import TrainingSettings
 
 T = TypeVar("T")
 
-_BOUNDS = 32  # values of max_targets among captured batches: each has graphs of its own
+# Targets of captured batches are rounded up by so little of their mean: each number has graphs.
+_BOUND = 1 / 32
 
 
 class StepSeeds(NamedTuple):
@@ -163,7 +165,7 @@ class TrainingStep:
             return self.mean_targets
         if not captured:
             return None  # counting is cheaper than padding
-        step = -(-self.max_targets // _BOUNDS)
+        step = math.ceil(_BOUND * self.mean_targets)
         return min(self.max_targets, -(-int(self._lengths(rows).sum()) // step) * step)
 
     def _lengths(self, rows: Tensor) -> Tensor:
