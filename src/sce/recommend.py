@@ -11,24 +11,25 @@ the number of histories nor that of users × items, when the `stream` methods ar
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from time import monotonic
-from typing import Any, Literal, TypeVar, cast, get_type_hints
+from typing import Any, TypeVar, cast, get_type_hints
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sce.data.batches import DeviceSequences, history_batch, seen_items
-from sce.data.columns import BY_NAME, ITEM, USER, Columns
+from sce.data.batches import DeviceSequences, count_items, history_batch, seen_items
+from sce.data.columns import BY_NAME, Columns
 from sce.data.frames import histories_of
 from sce.data.prepared import PreparedDataset, Sequences
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, check_types, checked, named
+from sce.evaluation.popular import MostPopular
 from sce.evaluation.ranking import (
     NOTHING,
     Ranker,
@@ -40,83 +41,23 @@ from sce.evaluation.ranking import (
 )
 from sce.memory import require_memory
 from sce.models.registry import BACKBONES
+from sce.recommended import Id, Recommendations, Recommended
 from sce.training.device import resolve_device
 from sce.training.run import Run, load_model, read_weights, warn_of
 from sce.units import plural
+
+__all__ = ["Id", "Recommendations", "Recommended", "Recommender"]
 
 BATCH_SIZE = 256
 # Histories are collected for so many batches, and those of like length put together: less padding.
 BATCHES_TOGETHER = 8
 _WINDOW_SECONDS = 10.0  # for these, at most
 _IDS_AT_ONCE = 1 << 12
-_SHOWN = 3  # in a repr
+NONE = np.empty(0, np.int64)
 
-Id = int | str
+Found = tuple[NDArray[np.int64], NDArray[np.float32]]  # items and scores, best first
 Histories = Iterable[Any]  # sequences or arrays of ids
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, eq=False)
-class Recommended:
-    """The best items for one history, best first.
-
-    There are fewer than k where the user has seen nearly everything, and none where nothing is
-    known of the user: an empty history, one of unknown items only, or a user not in the dataset.
-    """
-
-    items: list[Id]
-    """Ids of the items."""
-    scores: NDArray[np.float32]
-    """Their scores; comparable within this history only."""
-    known: int
-    """Number of events of the history that are in the catalogue."""
-    unknown: tuple[Id, ...] = ()
-    """The other events, in their order: they were skipped."""
-
-    def __repr__(self) -> str:
-        best = ", ".join(map(repr, self.items[:_SHOWN]))
-        return f"Recommended({plural(len(self), 'item')}: {best}{' ...' * (len(self) > _SHOWN)})"
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    @property
-    def ranks(self) -> NDArray[np.int64]:
-        """1 for the best item, 2 for the next, and so on."""
-        return np.arange(1, len(self.items) + 1)
-
-
-class Recommendations(list[Recommended]):
-    """Recommendations in the order of the histories."""
-
-    def __init__(
-        self, found: Iterable[Recommended], users: Sequence[Id] | None, backend: Any
-    ) -> None:
-        super().__init__(found)
-        self._users, self._backend = users, backend
-
-    def __repr__(self) -> str:
-        lines = [f"  {found}" for found in self[:_SHOWN]] + ["  ..."] * (len(self) > _SHOWN)
-        return "\n".join([f"Recommendations for {plural(len(self), 'user')}", *lines])
-
-    @checked
-    def to_frame(self, kind: Literal["pandas", "polars"] | None = None) -> Any:
-        """A data frame with the columns user_id, item_id, score, rank, the rank from 1.
-
-        Args:
-            kind: The library; by default that of the frame of histories. Where these were lists,
-                polars, and user_id is the number of the history, the first 0.
-        """
-        import narwhals as nw
-
-        users = range(len(self)) if self._users is None else self._users
-        columns = {
-            USER: [user for user, found in zip(users, self, strict=True) for _ in found.items],
-            ITEM: [item for found in self for item in found.items],
-            "score": np.concatenate([np.empty(0, np.float32), *(found.scores for found in self)]),
-            "rank": np.concatenate([np.empty(0, np.int64), *(found.ranks for found in self)]),
-        }
-        return nw.from_dict(columns, backend=kind or self._backend).to_native()
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +70,10 @@ class Recommender:
     """Content of the dataset whose users it may recommend for; None for any."""
     columns: Columns = BY_NAME
     """Columns of data frames, if they have no usual names."""
+    popularity: NDArray[np.int64] | None = None
+    """How often each item was trained on; without it, nobody gets popular items."""
+    titles: Vocabulary | None = None
+    """Titles by catalogue index, empty where there is none."""
 
     def __repr__(self) -> str:
         name, items = type(self.model).__name__, plural(len(self.item_ids), "item")
@@ -174,11 +119,22 @@ class Recommender:
             )
         warn_of(opened)
         columns = Columns(*map((opened.dataset.columns or {}).get, Columns._fields))
-        return cls(ranker, opened.item_ids, opened.dataset.content_hash, columns)
+        return cls(
+            ranker,
+            opened.item_ids,
+            opened.dataset.content_hash,
+            columns,
+            opened.popularity,
+            opened.titles,
+        )
 
     @cached_property
     def _norm(self) -> Tensor:
         return largest_norm(self.model.catalogue.detach())
+
+    @cached_property
+    def _popular(self) -> MostPopular | None:
+        return None if self.popularity is None else MostPopular(self.popularity)
 
     @property
     def n_items(self) -> int:
@@ -211,8 +167,9 @@ class Recommender:
         ranked = self.stream(histories, k, keep_seen=keep_seen, batch_size=batch_size)
         found = Recommendations(ranked, users, backend)
         if nothing := sum(not one.known for one in found):
+            what = "nothing is" if self.popularity is None else "the most popular items are"
             warnings.warn(
-                f"nothing is recommended for {nothing:,} of {plural(len(found), 'user')}: none of "
+                f"{what} recommended for {nothing:,} of {plural(len(found), 'user')}: none of "
                 "their items is in the catalogue",
                 stacklevel=2,
             )
@@ -241,7 +198,7 @@ class Recommender:
                 ranked = self._rank(known, k, keep_seen, batch_size)
                 for one, found, history in zip(ranked, codes, listed, strict=True):
                     unknown = tuple(history[n] for n in np.flatnonzero(found < 0))
-                    yield Recommended(*one, known=len(found) - len(unknown), unknown=unknown)
+                    yield Recommended(**one, known=len(found) - len(unknown), unknown=unknown)
 
         return each_window()
 
@@ -255,11 +212,12 @@ class Recommender:
         keep_seen: bool = False,
         batch_size: int = BATCH_SIZE,
     ) -> Iterator[tuple[Id, Recommended]]:
-        """Yield what may come next for users of the dataset, after all that is known of them.
+        """Yield what may come next for users of the log, after all that is known of them.
 
         Args:
             dataset: The dataset that the run was trained on.
-            users: The users' own ids; all users by default. One who is not there gets no items.
+            users: The users' own ids; all of the log by default, of an older dataset those of its
+                split. One who is not there gets no items.
             k: Items for each.
             keep_seen: Recommend items that a user has had before too.
             batch_size: Users at once.
@@ -270,15 +228,20 @@ class Recommender:
                 f"{dataset.path} is not the dataset that the run was trained on: its content is "
                 f"{dataset.content_hash[:12]}, the run's {str(self.content_hash)[:12]}"
             )
+        counted = self
+        if self.popularity is None:  # an older run
+            counted = replace(self, popularity=count_items(dataset.train, self.n_items))
 
         def each_window() -> Iterator[tuple[Id, Recommended]]:
-            chosen = each_id(dataset.user_ids) if users is None else users
+            chosen = each_id(dataset.all_users) if users is None else users
             for window in _windows(chosen, batch_size):
                 ids = _ids(window, None)
-                known = dataset.histories(dataset.user_ids.lookup(ids))
-                found = self._rank(known, k, keep_seen, batch_size)
-                for user, one, events in zip(ids, found, known, strict=True):
-                    yield user, Recommended(*one, known=len(events))
+                codes = dataset.all_users.lookup(ids)
+                known = dataset.histories(codes)
+                found = counted._rank(known, k, keep_seen, batch_size)
+                for user, code, one, events in zip(ids, codes, found, known, strict=True):
+                    answer = Recommended(**one, known=len(events))
+                    yield user, answer if code >= 0 else Recommended([], answer.scores[:0], 0)
 
         return each_window()
 
@@ -288,25 +251,39 @@ class Recommender:
         k: int,
         keep_seen: bool,
         batch_size: int,
-    ) -> list[tuple[list[Id], NDArray[np.float32]]]:
-        """Rank for histories of catalogue indices; empty ones get nothing."""
-        found: list[Any] = [([], np.empty(0, np.float32)) for _ in histories]
+    ) -> list[dict[str, Any]]:
+        """Rank for histories of catalogue indices; for empty ones, what is popular."""
+        found: list[dict[str, Any]] = [{}] * len(histories)
+        rows = [row for row, history in enumerate(histories) if not len(history)]
+        popular = self._popular.best(k) if rows and self._popular else (NONE, np.empty(0, "f4"))
+        source = "popular" if self._popular else "model"
+        for row, one in zip(rows, self._named([popular] * len(rows), source), strict=True):
+            found[row] = one
         filled = [row for row, history in enumerate(histories) if len(history)]
         by_length = sorted(filled, key=lambda row: len(histories[row]))
         for first in range(0, len(by_length), batch_size):
             rows = by_length[first : first + batch_size]
-            scores, items = self._rank_batch([histories[row] for row in rows], k, keep_seen)
-            real = items != NOTHING
-            ids = self.item_ids.decode(items[real])
-            ends = np.cumsum(real.sum(1)).tolist()
-            for n, (row, begin) in enumerate(zip(rows, [0, *ends], strict=False)):
-                found[row] = ids[begin : ends[n]], scores[n][real[n]]
+            ranked = self._rank_batch([histories[row] for row in rows], k, keep_seen)
+            for row, one in zip(rows, self._named(ranked), strict=True):
+                found[row] = one
         return found
+
+    def _named(self, found: Sequence[Found], source: str = "model") -> Iterator[dict[str, Any]]:
+        """Fields of `Recommended`, of items by catalogue index; decoded together."""
+        codes = np.concatenate([NONE, *(items for items, _ in found)])
+        ids = self.item_ids.decode(codes)
+        texts = ids if self.titles is None else self.titles.decode(codes)
+        titles = (str(text or one) for text, one in zip(texts, ids, strict=True))
+        rest = iter(ids)
+        for items, scores in found:
+            own = list(islice(titles, len(items))) if self.titles is not None else None
+            listed = list(islice(rest, len(items)))
+            yield {"items": listed, "scores": scores, "titles": own, "source": source}
 
     @torch.no_grad()
     def _rank_batch(
         self, histories: Sequence[NDArray[np.integer[Any]]], k: int, keep_seen: bool
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    ) -> list[Found]:
         catalogue = self.model.catalogue.detach()
         lengths = [len(history) for history in histories]
         sequences = DeviceSequences.place(
@@ -323,7 +300,8 @@ class Recommender:
         seen = None if keep_seen else seen_items(sequences, rows, held_out=0)
         states = last_states(self.model, given.histories, most)
         ranking = top_k(states, catalogue, k, seen=seen, norm=self._norm)
-        return ranking.scores.cpu().numpy(), ranking.items.cpu().numpy()
+        both = zip(ranking.items.cpu().numpy(), ranking.scores.cpu().numpy(), strict=True)
+        return [(items[items != NOTHING], scores[items != NOTHING]) for items, scores in both]
 
     def _check(self, k: int, batch_size: int) -> None:
         check_depth(k, self.n_items)

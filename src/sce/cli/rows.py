@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from sce.recommend import Id, Recommended
 
 Format = Literal["csv", "jsonl", "parquet"]
-COLUMNS = (USER, ITEM, "score", "rank")
+COLUMNS = (USER, ITEM, "score", "rank", "source")
+TITLE = "title"  # a last column, if titles are known
 STATE = "state.json"
 _SAVED = {"key": str, "position": int, "text": [str], "state": {"given": int}}
 _INT64 = range(-(2**63), 2**63)
@@ -38,8 +39,8 @@ class Rows:
     state: Mapping[str, Any] | None = None
     """The last one saved by the interrupted command that this one goes on with."""
 
-    def __init__(self, stream: TextIO, format_: str) -> None:
-        self._stream, self._format = stream, format_
+    def __init__(self, stream: TextIO, format_: str, *, titles: bool = False) -> None:
+        self._stream, self._format, self._titles = stream, format_, titles
         self._csv = csv.writer(stream, lineterminator="\n")
         self._lacks_header = format_ == "csv"
         self._state_file: Path | None = None
@@ -57,9 +58,12 @@ class Rows:
         """Write one user's, best first."""
         # str of a float32: the fewest digits that give the same number again.
         scores: Iterable[str] = map(str, found.scores)
+        titles = found.titles if self._titles and found.titles else []
         if self._format == "csv":
             self._write_header()
-            self._csv.writerows(zip(repeat(user), found.items, scores, count(1)))
+            columns = [repeat(user), found.items, scores, count(1), repeat(found.source)]
+            more = [titles] if self._titles else []
+            self._csv.writerows(zip(*columns, *more, strict=False))  # two have no end
             return
         ids = [user, *found.items]
         if self._format == "parquet":  # all of it as text, and scores with the digits of a float64
@@ -68,9 +72,13 @@ class Rows:
                     self.text.add(column)
             ids, scores = [str(one) for one in ids], map(str, found.scores.tolist())
         whose, *items = (json.dumps(one, ensure_ascii=False) for one in ids)
+        ends = [f'"source": "{found.source}"'] * len(items)
+        if self._titles:
+            named = (json.dumps(one, ensure_ascii=False) for one in titles)
+            ends = [f'{end}, "{TITLE}": {one}' for end, one in zip(ends, named, strict=True)]
         self._stream.writelines(
-            f'{{"{USER}": {whose}, "{ITEM}": {item}, "score": {score}, "rank": {rank}}}\n'
-            for item, score, rank in zip(items, scores, count(1))
+            f'{{"{USER}": {whose}, "{ITEM}": {item}, "score": {score}, "rank": {rank}, {end}}}\n'
+            for item, score, rank, end in zip(items, scores, count(1), ends)
         )
 
     def save(self, state: Mapping[str, Any]) -> None:
@@ -92,13 +100,18 @@ class Rows:
     def _write_header(self) -> None:
         # The header comes with the first row: where nothing can be recommended, nothing is printed.
         if self._lacks_header:
-            self._csv.writerow(COLUMNS)
+            self._csv.writerow([*COLUMNS, *([TITLE] if self._titles else [])])
             self._lacks_header = False
 
 
 @contextmanager
 def open_rows(
-    out: Path | None, format_: Format | None, *, force: bool = False, key: str | None = None
+    out: Path | None,
+    format_: Format | None,
+    *,
+    force: bool = False,
+    key: str | None = None,
+    titles: bool = False,
 ) -> Iterator[Rows]:
     """Open a file, or standard output, for rows.
 
@@ -108,6 +121,7 @@ def open_rows(
         force: Replace a file that is there already; begin anew what was interrupted.
         key: All that decides about the rows: an interrupted command with the same key is gone on
             with. None: it is not.
+        titles: Write a column of titles.
 
     Raises:
         InputError: When it cannot be written, or not in this format.
@@ -119,7 +133,7 @@ def open_rows(
             raise InputError("standard output is closed; name a file with --out")
         if isinstance(sys.stdout, TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")  # whatever the terminal shows
-        rows = Rows(sys.stdout, format_ or "csv")
+        rows = Rows(sys.stdout, format_ or "csv", titles=titles)
         yield rows
         rows.finish()
         return
@@ -139,13 +153,13 @@ def open_rows(
             if stream.tell() < saved["position"]:
                 raise InputError(f"{text} was altered; begin anew with the same command")
             stream.truncate(saved["position"])
-            rows = Rows(stream, chosen)
+            rows = Rows(stream, chosen, titles=titles)
             rows.resume(state_file, key, saved)
             try:
                 yield rows
                 rows.finish()
                 if chosen == "parquet":
-                    _write_parquet(text, partial, rows.text)
+                    _write_parquet(text, partial, rows.text, titles=titles)
             except (KeyboardInterrupt, OSError):
                 if state_file.exists():
                     say("what was written is kept: the same command goes on with it")
@@ -175,11 +189,12 @@ def _choose(out: Path, format_: Format | None, *, force: bool) -> str:
     return chosen
 
 
-def _write_parquet(text: Path, path: Path, text_columns: set[str]) -> None:
+def _write_parquet(text: Path, path: Path, text_columns: set[str], *, titles: bool) -> None:
     """Turn lines of JSON into parquet; ids are integers where all of a column are."""
     import polars as pl
 
-    given = {USER: pl.String, ITEM: pl.String, "score": pl.Float64, "rank": pl.Int32}
+    given: dict[str, Any] = dict.fromkeys((*COLUMNS, *([TITLE] if titles else [])), pl.String)
+    given |= {"score": pl.Float64, "rank": pl.Int32}
     rows = pl.scan_ndjson(text, schema=given).cast({"score": pl.Float32})
     rows = rows.cast({name: pl.Int64 for name in (USER, ITEM) if name not in text_columns})
     try:
