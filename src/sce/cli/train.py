@@ -217,8 +217,8 @@ def _closing_lines(result: FitResult, out: Path) -> Iterator[tuple[str, str]]:
     yield "", f"on {result.device}; peaks are of {result.memory_measured}"
     place = shlex.quote(str(out))
     yield "written", f"{out}"
-    yield "next", f"sce recommend {place} --out FILE.csv"
-    yield "", f"sce recommend {place} --histories FILE.jsonl -k 10"
     if result.users["test"]:
-        yield "", f"sce evaluate {place}"
+        yield "next", f"sce evaluate {place}"
+    yield "" if result.users["test"] else "next", f"sce recommend {place} --out FILE.csv"
+    yield "", f"sce recommend {place} --histories FILE.jsonl -k 10"
     yield "", f"sce report {place}"
