@@ -90,9 +90,10 @@ def test_titles_of_the_dataset_and_of_a_file(tmp_path: Path, capsys: Capture) ->
     for options in ([], ["--titles", f"{tmp_path}/other.jsonl", "--titles-columns", "n", "t"]):
         assert main([*command, *options]) == 0
         captured = capsys.readouterr()
-        rows = [json.loads(line) for line in captured.out.splitlines()]
-        assert [*rows[0]] == ["user_id", "item_id", "score", "rank", "source", "title"]
-        named.append({r["item_id"]: r["title"] for r in rows if r["title"] != r["item_id"]})
+        row = json.loads(captured.out)
+        assert [*row] == ["user_id", "items", "scores", "source", "titles"]
+        both = zip(row["items"], row["titles"], strict=True)
+        named.append({item: title for item, title in both if title != item})
     assert named == [{"item 03": "Three"}, {"item 04": "Vier"}]
     assert f"titles: 1 of {ITEMS} items have one; 1 id of the file not in" in captured.err
     assert main([*command, "--titles-columns", "n", "t"]) == 2

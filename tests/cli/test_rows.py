@@ -56,9 +56,9 @@ def test_jsonl(tmp_path: Path) -> None:
     write(tmp_path / "rows.jsonl", USERS)
     lines = (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == [
-        {"user_id": 7, "item_id": 'a,"b"', "score": 2.0, "rank": 1, "source": "model"},
-        {"user_id": 7, "item_id": "ż", "score": 0.1, "rank": 2, "source": "model"},
-        {"user_id": 9, "item_id": "c", "score": 2.0, "rank": 1, "source": "popular"},
+        {"user_id": 7, "items": ['a,"b"', "ż"], "scores": [2.0, 0.1], "source": "model"},
+        {"user_id": -8, "items": [], "scores": [], "source": "model"},
+        {"user_id": 9, "items": ["c"], "scores": [2.0], "source": "popular"},
     ]
 
 
@@ -81,16 +81,32 @@ def test_parquet(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["rows.parquet"]
 
 
-@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.parquet"])
+@pytest.mark.parametrize("name", ["rows.csv", "rows.parquet"])
 def test_titles_are_the_last_column(tmp_path: Path, name: str) -> None:
     one = replace(found(1, 2), titles=['"Ż", <b>', "2"])
     with open_rows(tmp_path / name, None, titles=True) as rows:
         rows.add(7, one)
         rows.add(8, replace(found(), titles=[]))
-    read: dict[str, Any] = {"csv": pl.read_csv, "jsonl": pl.read_ndjson, "parquet": pl.read_parquet}
+    read: dict[str, Any] = {"csv": pl.read_csv, "parquet": pl.read_parquet}
     frame = read[name.partition(".")[2]](tmp_path / name)
     assert frame.columns == ["user_id", "item_id", "score", "rank", "source", "title"]
     assert frame["title"].to_list() == ['"Ż", <b>', "2"]
+
+
+def test_similar_items_have_titles_and_no_source(tmp_path: Path) -> None:
+    one = replace(found(1, 2), titles=["Ż", "2"])
+    for name in ("rows.csv", "rows.parquet", "rows.jsonl"):
+        with open_rows(tmp_path / name, None, whose="item_id", titles=True) as rows:
+            rows.add(7, one)
+    header, row = (tmp_path / "rows.csv").read_text(encoding="utf-8").splitlines()[:2]
+    assert (header, row) == ("item_id,similar_id,score,rank,title", "7,1,2.0,1,Ż")
+    assert ",".join(pl.read_parquet(tmp_path / "rows.parquet").columns) == header
+    assert json.loads((tmp_path / "rows.jsonl").read_text(encoding="utf-8")) == {
+        "item_id": 7,
+        "items": [1, 2],
+        "scores": [2.0, 0.1],
+        "titles": ["Ż", "2"],
+    }
 
 
 @pytest.mark.parametrize("late", ["last", 2**64])
@@ -109,7 +125,9 @@ def test_nothing_but_the_columns(tmp_path: Path, name: str) -> None:
         assert frame.columns == ["user_id", "item_id", "score", "rank", "source"]
         assert len(frame) == 0
     else:
-        header = "user_id,item_id,score,rank,source\n" if name.endswith("csv") else ""
+        header = "user_id,item_id,score,rank,source\n"
+        if name.endswith("jsonl"):
+            header = '{"user_id": 1, "items": [], "scores": [], "source": "model"}\n'
         assert (tmp_path / name).read_text() == header
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from sce.errors import InputError, named
 
@@ -59,18 +59,34 @@ class TitleColumns(NamedTuple):
 
     def usual(self, role: str, found: Sequence[str]) -> list[str]:
         """Columns that look like this role."""
-        known = usual_columns(role, found)
-        return known or [name for name in found if role == "item" and fold(name) == "id"]
+        return usual_or_id(role, found)
 
 
+class ItemColumn(NamedTuple):
+    """The column of a list of items, found by its usual names."""
+
+    item: None = None
+
+    def or_else(self, other: Columns) -> "ItemColumn":
+        """This: no format knows another."""
+        return self
+
+    def option(self, role: str) -> str:
+        """What names the column."""
+        return "a header such as item_id, or write one id a line into a .txt file"
+
+    def usual(self, role: str, found: Sequence[str]) -> list[str]:
+        """Columns that look like this role."""
+        return usual_or_id(role, found)
+
+
+AnyColumns: TypeAlias = Columns | TitleColumns | ItemColumn
 BY_NAME = Columns()
 CONVERT = "convert it first, for instance with iconv -f WINDOWS-1252 -t UTF-8"
 NO_TIME = "\x00none"  # as the time's column: the rows are in order
 
 
-def find_columns(
-    found: Sequence[str], given: Columns | TitleColumns, where: Path
-) -> tuple[str, ...]:
+def find_columns(found: Sequence[str], given: AnyColumns, where: Path) -> tuple[str, ...]:
     """Names of the columns: as given, else by their usual names."""
     chosen: list[str] = []
     for role, name in given._asdict().items():
@@ -110,6 +126,12 @@ def find_columns(
 def usual_columns(role: str, found: Sequence[str]) -> list[str]:
     """Columns with a usual name of this role."""
     return [name for name in found if fold(name) in ALIASES[role].split()]
+
+
+def usual_or_id(role: str, found: Sequence[str]) -> list[str]:
+    """Likewise, in a file about items: where no column has a usual name of them, "id" is one."""
+    known = usual_columns(role, found)
+    return known or [name for name in found if role == "item" and fold(name) == "id"]
 
 
 def fold(name: str) -> str:

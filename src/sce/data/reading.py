@@ -15,7 +15,16 @@ from typing import Any, Literal
 import polars as pl
 from polars import selectors
 
-from sce.data.columns import ITEM, NO_TIME, TIME, USER, Columns, TitleColumns, find_columns
+from sce.data.columns import (
+    ITEM,
+    NO_TIME,
+    TIME,
+    USER,
+    AnyColumns,
+    Columns,
+    ItemColumn,
+    find_columns,
+)
 from sce.data.faults import (
     check_json_ids,
     check_json_keys,
@@ -129,9 +138,14 @@ def wanted_columns(
     return given._replace(time=NO_TIME), "us"
 
 
-def read_file(
-    path: Path, fmt: Format, given: Columns | TitleColumns, drop_incomplete: bool
-) -> Table:
+def read_item_column(path: Path) -> list[int | str]:
+    """Items of a file that has a column of them."""
+    [file] = find_files(path)
+    table = read_file(file, choose_format(file), ItemColumn(), drop_incomplete=True)
+    return table.rows[USER].to_list()  # the first column
+
+
+def read_file(path: Path, fmt: Format, given: AnyColumns, drop_incomplete: bool) -> Table:
     """Rows of one file; of a file of titles, its items are USER and its titles ITEM."""
     if not path.stat().st_size:
         raise InputError(f"{path}: the file is empty (0 bytes)")
@@ -236,9 +250,7 @@ def complete_rows(
     )
 
 
-def scan_csv(
-    path: Path, fmt: Format, wanted: Columns | TitleColumns
-) -> tuple[Chosen, pl.LazyFrame]:
+def scan_csv(path: Path, fmt: Format, wanted: AnyColumns) -> tuple[Chosen, pl.LazyFrame]:
     """Columns of a csv file as text, and the rest of each line."""
 
     def scan(schema: dict[str, type[pl.String]] | None) -> pl.LazyFrame:
@@ -271,9 +283,7 @@ def scan_csv(
     return columns, _select(lines, columns, pl.col(_REST).is_not_null())
 
 
-def _read_csv(
-    path: Path, fmt: Format, wanted: Columns | TitleColumns
-) -> tuple[Chosen, pl.DataFrame]:
+def _read_csv(path: Path, fmt: Format, wanted: AnyColumns) -> tuple[Chosen, pl.DataFrame]:
     columns, text = scan_csv(path, fmt, wanted)
     sample = text.head(_SAMPLE).collect(engine="streaming")
     # Parsed while the file is still being read where the first rows are integers; should a later
@@ -293,7 +303,7 @@ def type_csv(frame: pl.DataFrame, text: Container[str] = ()) -> pl.DataFrame:
     return frame.with_columns(
         integers_if_all(frame[name], fractions=True)
         for name in (USER, ITEM)
-        if frame.schema[name] == pl.String and name not in text
+        if frame.schema.get(name) == pl.String and name not in text
     )
 
 
@@ -304,9 +314,7 @@ def _plain_integer(name: str) -> pl.Expr:
     return pl.when((text >= "1") | (text == "0")).then(number).alias(name)
 
 
-def _read_jsonl(
-    path: Path, fmt: Format, wanted: Columns | TitleColumns
-) -> tuple[Chosen, pl.DataFrame]:
+def _read_jsonl(path: Path, fmt: Format, wanted: AnyColumns) -> tuple[Chosen, pl.DataFrame]:
     first = first_objects(path)
     columns = find_columns([*dict.fromkeys(name for one in first for name in one)], wanted, path)
     # As text, since later lines may well have other types than the first.
@@ -337,18 +345,14 @@ def _read_jsonl(
     return columns, frame
 
 
-def scan_parquet(
-    path: Path, fmt: Format, wanted: Columns | TitleColumns
-) -> tuple[Chosen, pl.LazyFrame]:
+def scan_parquet(path: Path, fmt: Format, wanted: AnyColumns) -> tuple[Chosen, pl.LazyFrame]:
     """Columns of a Parquet file."""
     scan = pl.scan_parquet(path, glob=False)
     columns = find_columns(scan.collect_schema().names(), wanted, path)
     return columns, _select(scan, columns)
 
 
-def _read_parquet(
-    path: Path, fmt: Format, wanted: Columns | TitleColumns
-) -> tuple[Chosen, pl.DataFrame]:
+def _read_parquet(path: Path, fmt: Format, wanted: AnyColumns) -> tuple[Chosen, pl.DataFrame]:
     columns, lines = scan_parquet(path, fmt, wanted)
     return columns, lines.collect(engine="streaming")
 
