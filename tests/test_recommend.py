@@ -17,7 +17,7 @@ from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 from sce.evaluation.evaluate import evaluate
 from sce.models.sasrec import SASRec
-from sce.recommend import Id, Recommended, Recommender
+from sce.recommend import Id, Recommended, Recommender, Request
 from sce.training.checkpoint import write_tensors
 from sce.training.run import Run
 from sce.training.run_start import start_run
@@ -123,6 +123,12 @@ def test_who_has_no_known_item_gets_the_popular_ones(
         assert one.scores.tolist() == [counts[n] for n in best]
         assert one.source == "popular"
     assert found.source == "model"
+    allowed = NAMES[10:20]
+    best = [n for n in sorted(range(10, 20), key=lambda n: (-counts[n], n)) if n not in (11, 12)]
+    wishes = Request([], k=3, allow=[*allowed, NAMES[30]], block=[NAMES[11]])
+    for k, given in ((3, wishes), (9, [])):
+        [found] = recommender.stream([given], 9, allow=allowed, block=[NAMES[12]] + NAMES[11:12])
+        assert found.items == [NAMES[n] for n in best[:k]]
     nobody = replace(recommender, popularity=None)
     with pytest.warns(UserWarning, match="nothing is recommended for 1 of 1 user"):
         [nothing] = nobody.recommend([["plum"]], k=4)
