@@ -82,4 +82,6 @@ def test_the_command_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFi
     assert main([*command, *titles]) == 2
     assert "name the right one with --titles-columns ITEM TITLE" in capsys.readouterr().err
     assert main([*command, *titles, "--titles-columns", "code", "words"]) == 0
-    assert "titles     2 of 4 items have one; 1 id of" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "titles     2 of 4 items have one; 1 id of" in shown
+    assert shown.endswith("/data --like RUN\n")

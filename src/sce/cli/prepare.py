@@ -56,12 +56,13 @@ def _show(dataset: PreparedDataset) -> None:
     console.print()
     size = sum(file.stat().st_size for file in dataset.path.iterdir())
     titles = counts.get("titles")
+    how_long = "" if len(dataset.test) else " --like RUN"
     lines = [
         ("catalogue", f"{dataset.n_items:,} items"),
         ("titles", titles and tell_titles(titles)),
         ("cut", counts["cut"] and f"{counts['cut']} (quantile {dataset.settings['quantile']})"),
         *remarks(dataset).items(),
         ("written", f"{dataset.path} ({decimal(size)}, content {dataset.content_hash[:12]})"),
-        ("next", f"sce train {shlex.quote(str(dataset.path))}"),
+        ("next", f"sce train {shlex.quote(str(dataset.path))}{how_long}"),
     ]
     show_lines(((name, value) for name, value in lines if value is not None), 11)
