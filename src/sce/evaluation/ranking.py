@@ -5,6 +5,7 @@ product depend on its shape: a user's ranking must not depend on who else is in 
 are but candidates, which are scored once more. Equal scores are ordered by item id, lower first.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -96,7 +97,9 @@ def check_memory(catalogue: Tensor, batch_size: int) -> None:
         require_memory(1.5 * scores, doing, remedy)
 
 
-def last_states(model: Ranker, histories: Tensor, max_length: int | None) -> Tensor:
+def last_states(
+    model: Callable[[Tensor], Tensor], histories: Tensor, max_length: int | None
+) -> Tensor:
     """Return the hidden state after each history [b, l], with the same bits in any batch.
 
     Products of another shape are computed in another order. So each history is computed in a width
