@@ -336,6 +336,8 @@ def test_codes_that_mean_nothing_are_named(
 
 
 def test_what_is_no_prepared_dataset_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        PreparedDataset.load("no\0where")
     with pytest.raises(InputError, match=r"nowhere does not exist; make it with: sce prepare"):
         PreparedDataset.load(tmp_path / "nowhere")
     with pytest.raises(InputError, match=r"not a prepared dataset: it has no dataset.json"):

@@ -69,6 +69,10 @@ VERBS: dict[str, tuple[str, list[str]]] = {
         "Name the items that are most similar to others.",
         ["runs/clicks 42 7 -k 5", "runs/clicks 42 --allow in-stock.txt --format jsonl"],
     ),
+    "export": (
+        "Write a run for use without torch: encoder, item table and ids, checked against the run.",
+        ["runs/clicks --out exports/clicks", "runs/clicks --out exports/torch --format pt2"],
+    ),
     "report": (
         "Write a page about a run: curves, metrics, memory, settings, examples.",
         ["runs/clicks"],
