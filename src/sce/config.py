@@ -21,6 +21,7 @@ from sce.training.device import resolve_device
 from sce.training.optimizer import NEEDS_SCE
 from sce.training.run import Run
 from sce.training.settings import TrainingSettings
+from sce.units import show_size
 
 # The settings classes of each section, by the name that chooses one; training has but one.
 SECTIONS: dict[str, dict[str, Any]] = {
@@ -31,6 +32,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
 DEFAULT_NAMES = {"model": DEFAULT_BACKBONE, "loss": DEFAULT_LOSS, "training": ""}
 EXACT_LOSS = {"loss": {"name": "ce", "chunk_size": 512}}
 EXACT_ITEMS = 4096
+_LONGEST = 2**20  # bytes of a file of settings
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 Layer = Mapping[str, Mapping[str, Any]]  # by section and name, the settings that were given
@@ -138,10 +140,19 @@ def setting_names() -> set[str]:
     return {f"{section}.{name}" for section in SECTIONS for name in setting_types(section)}
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file; a longer one than any of settings is a ValueError: a device has no end."""
+    with path.open("rb") as file:
+        content = file.read(_LONGEST + 1)
+    if len(content) > _LONGEST:
+        raise ValueError(f"it is longer than {show_size(_LONGEST)}")
+    return tomllib.loads(content.decode())
+
+
 def load_toml(path: Path | str) -> dict[str, dict[str, Any]]:
     """Read settings from a TOML file with the tables model, loss and training, as far as given."""
     try:
-        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        content = read_toml(Path(path))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # also for integers of thousands of digits
@@ -166,6 +177,34 @@ def with_model_of(path: Path, file: Layer) -> Layer:
     if run.model not in BACKBONES:
         raise InputError(f"the model of {path} is {run.model}, not of sce: go on from it in Python")
     return {**file, "model": {**run.config["model"], **file.get("model", {})}}
+
+
+def settings_like(path: Path, given: Layer) -> Layer:
+    """The settings of a run that has ended, with its best epoch as the number of epochs."""
+    run = Run.open(path)
+    result = run.result()
+    if result is None or result["best_epoch"] is None:
+        raise InputError(f"{path} has not ended: its best epoch is not known yet")
+    if run.model not in BACKBONES or run.loss not in LOSSES:
+        raise InputError(
+            f"{path} was trained in Python with {run.model} and {run.loss}, of which one is not of "
+            "sce: train the like of it there"
+        )
+    layer = {
+        section: {
+            name: tuple(v) if isinstance(v, list) else v for name, v in run.config[section].items()
+        }
+        for section in SECTIONS
+    }
+    best, training = result["best_epoch"], layer["training"]
+    scheduled = training.get("schedule", "constant") != "constant"
+    if scheduled and best != training.get("epochs") and "epochs" not in given.get("training", {}):
+        raise InputError(
+            f"the learning rate of {path} was to fall over {training.get('epochs')} epochs, and "
+            f"the best was {best}: over {best} it would fall faster; say how many with --epochs"
+        )
+    training |= {"epochs": best, "patience": 0, "max_steps": None}
+    return layer
 
 
 def check_layer(content: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:

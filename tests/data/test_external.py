@@ -25,6 +25,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"test_history": "full", "quantile": 0.7, "drop_repeats": True},
     {"split": "leave-one-out", "ties": "shuffle", "seed": 3},
     {"order": "rows", "drop_repeats": True, "min_user_items": 2},
+    {"split": "none", "min_item_users": 2, "min_user_items": 2},
 ]
 Write = Callable[[pl.DataFrame, Path], list[str]]
 
@@ -235,6 +236,7 @@ def test_what_cannot_be_read_in_parts(tmp_path: Path, monkeypatch: pytest.Monkey
     FRAME.write_ndjson(tmp_path / "log.jsonl")
     (source,) = as_parquet(FRAME, tmp_path)
     assert "is no directory" in fail([source], tmp_path, partitions=True)
+    assert "memory is an amount such as" in fail([source], tmp_path, memory="")
     assert "no file that ends with .parquet" in fail(
         [str(tmp_path / "empty")], tmp_path, partitions=True
     )

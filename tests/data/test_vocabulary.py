@@ -146,6 +146,13 @@ def test_arrays_of_something_else_are_refused() -> None:
             Vocabulary.from_arrays("string", strings | wrong)
 
 
+def test_bytes_that_are_no_text_are_said() -> None:
+    broken = Vocabulary.from_sorted_text(b"a\xff", np.array([1, 1]))
+    assert broken.decode([0]) == ["a"]
+    with pytest.raises(InputError, match="the ids were altered: one of them is not UTF-8"):
+        broken.decode([0, 1])
+
+
 def test_vocabularies_are_equal_by_content() -> None:
     assert Vocabulary.from_strings("ba") == Vocabulary.from_strings("ab")
     assert Vocabulary.from_strings("ab") != Vocabulary.from_strings("ac")
@@ -171,3 +178,13 @@ def test_inserted_ids_are_where_sorting_puts_them(kind: str, seed: int) -> None:
         assert united == make(ids)
         assert codes.tolist() == old.lookup(united.decode(range(60))).tolist()
         assert codes.tolist() == old.lookup_all(united).tolist()
+
+
+def test_the_closest_ids_to_one_that_is_not_there() -> None:
+    words = Vocabulary.from_strings(["apple", "apricot", "pear", "plum"])
+    assert words.closest("aple") == ["apple"]
+    assert words.closest("zzz") == ["apricot", "pear", "plum"]  # nothing alike: its neighbours
+    numbers = Vocabulary.from_integers(range(0, 100_000, 10))
+    assert numbers.closest(60_001) == [60_000, 60_010, 60_020]
+    assert numbers.closest("plum") == [0, 10, 20]
+    assert Vocabulary.from_strings(["a"]).closest(10**20) == ["a"]

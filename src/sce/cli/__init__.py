@@ -17,7 +17,7 @@ import cyclopts
 from cyclopts.help.formatters import DefaultFormatter
 
 from sce import __version__
-from sce.errors import InputError, RankError, TrainingWarning, settings_as_flags
+from sce.errors import InputError, InputWarning, RankError, settings_as_flags
 from sce.memory import lacks_threads, ran_out
 from sce.progress import PipedConsole
 
@@ -64,7 +64,19 @@ VERBS: dict[str, tuple[str, list[str]]] = {
     ),
     "recommend": (
         "Recommend items for users of the dataset, or for any histories.",
-        ["runs/clicks --histories histories.jsonl -k 10", "runs/clicks --out everybody.parquet"],
+        [
+            "runs/clicks --histories histories.jsonl -k 10",
+            "runs/clicks --out everybody.parquet",
+            "runs/clicks --allow in-stock.txt --out everybody.jsonl",
+        ],
+    ),
+    "similar": (
+        "Name the items that are most similar to others.",
+        ["runs/clicks 42 7 -k 5", "runs/clicks 42 --allow in-stock.txt --format jsonl"],
+    ),
+    "export": (
+        "Write a run for use without torch: encoder, item table and ids, checked against the run.",
+        ["runs/clicks --out exports/clicks", "runs/clicks --out exports/torch --format pt2"],
     ),
     "report": (
         "Write a page about a run: curves, metrics, memory, settings, examples.",
@@ -98,12 +110,15 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def _convert(kind: Any, tokens: Sequence[cyclopts.Token]) -> Any:
-    """Read options as usual, but never round: one and a half epochs are a mistake."""
+    """Read options as usual, but never round or beyond 64 bits: such numbers are mistakes."""
     if int in (kind, *get_args(kind)):
         for token in tokens:
             if "." in token.value:
                 raise cyclopts.CoercionError(token=token, target_type=int)
-    return cyclopts.convert(kind, tokens)
+    value = cyclopts.convert(kind, tokens)
+    if type(value) is int and not -(2**63) <= value < 2**63:
+        raise cyclopts.CoercionError(token=tokens[0], target_type=int)
+    return value
 
 
 class _HelpFormatter(DefaultFormatter):
@@ -145,14 +160,14 @@ def _plain_warnings() -> Iterator[None]:
     usual, said = warnings.showwarning, set()
 
     def show(message: Any, category: type[Warning], *args: Any, **kwargs: Any) -> None:
-        if not issubclass(category, TrainingWarning):
+        if not issubclass(category, InputWarning):
             usual(message, category, *args, **kwargs)
         elif str(message) not in said:
             said.add(str(message))
             say(f"warning: {message}")
 
     with warnings.catch_warnings():
-        warnings.simplefilter("always", TrainingWarning)
+        warnings.simplefilter("always", InputWarning)
         warnings.showwarning = show
         yield
 

@@ -3,10 +3,8 @@
 import hashlib
 import json
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from time import monotonic
@@ -17,8 +15,10 @@ from cyclopts import Parameter
 
 from sce import __version__
 from sce.cli import say
+from sce.cli.requests import STDIN, read_items, read_lines, stream_requests
 from sce.cli.rows import Format, open_rows
-from sce.data.prepared import PreparedDataset
+from sce.cli.titles import titles_for
+from sce.data.prepared import MANIFEST, PreparedDataset
 from sce.data.storage import new_digest
 from sce.data.vocabulary import as_int64
 from sce.errors import InputError
@@ -35,7 +35,6 @@ from sce.recommend import (
 from sce.training.run import Run
 from sce.units import plural
 
-STDIN = Path("-")
 _EXAMPLES = 3  # of what was skipped
 _SAVED_EVERY = 2048  # users, or more
 _SAVED_AFTER = 10.0  # seconds, if so many users take longer
@@ -51,71 +50,95 @@ def recommend(
     users_file: Annotated[Path | None, _MAY_BE_STDIN] = None,
     histories: Annotated[Path | None, _MAY_BE_STDIN] = None,
     data: Path | None = None,
+    titles: Path | None = None,
+    titles_columns: tuple[str, str] | None = None,
     k: Annotated[int, Parameter(name=["-k", "--k"])] = 10,
     out: Path | None = None,
     format: Format | None = None,  # noqa: A002 - the name of the option
     keep_seen: Annotated[bool, Parameter(show_default=False)] = False,
+    allow: Annotated[Path | None, _MAY_BE_STDIN] = None,
+    block: Annotated[Path | None, _MAY_BE_STDIN] = None,
     device: str = "auto",
     batch_size: int = BATCH_SIZE,
     force: Annotated[bool, Parameter(show_default=False)] = False,
 ) -> None:
-    """Recommend items: columns user_id, item_id, score, rank, the rank from 1.
+    """Recommend items: columns user_id, item_id, score, rank (from 1), source, and title if known.
+
+    What a user of the log has had is not recommended again. Users without an item of the catalogue
+    get the most popular ones, with "popular" instead of "model" as the source.
 
     Args:
         run: Directory that "sce train" wrote.
-        users: Ids of users of the dataset. [default: all users]
+        users: Ids of users of the log. [default: all users]
         users_file: File with one user id a line; - is standard input.
         histories: Histories of any users instead: a line of JSON each, {"user_id": ..., "history":
-            [item ids, oldest first]}; - is standard input. Without user_id, the line's number.
+            [item ids, oldest first]}; - is standard input. Without user_id, the line's number. A
+            line may have wishes of its own: "allow": [item ids] and "block": [item ids], besides
+            those for all, "k": 5, "keep_seen": true.
         data: The run's dataset, if it was moved. Histories need none.
+        titles: File of item ids and titles, instead of those that "sce prepare" was given.
+        titles_columns: Its columns of ids and titles, if they have no usual names.
         k: How many items for each user.
-        out: File to write: .csv, .jsonl or .parquet; the same command goes on where it was
-            interrupted. [default: csv to standard output]
+        out: File to write: .csv, .jsonl (one line a user) or .parquet; the same command goes on
+            where it was interrupted. [default: csv to standard output]
         format: Format of the output, if the file's name does not tell.
         keep_seen: Recommend items that the user has had before too.
+        allow: File of the items that may be recommended, such as those in stock: one id a line, or
+            a csv, jsonl or parquet file with a column item_id; - is standard input.
+        block: Likewise, of items not to be recommended.
         device: auto, cpu, cuda or cuda:N.
         batch_size: Users at once.
         force: Replace the file that is there already, and begin anew.
     """
-    _check_options(users, users_file, histories, data)
+    _check_options(users, users_file, histories, data, [allow, block])
     opened = Run.open(run)
     recommender = Recommender.load(opened, device)
+    if named_items := titles_for(opened.item_ids, titles, titles_columns):
+        recommender = replace(recommender, titles=named_items)
     options: dict[str, Any] = {"k": k, "keep_seen": keep_seen, "batch_size": batch_size}
+    lists: dict[str, Any] = {
+        "allow": read_items(allow, "--allow"),
+        "block": read_items(block, "--block"),
+    }
     # Everything that can be refused is refused before the file is opened.
     total = None
     if histories is not None:
-        account = Account("history", "histories", "none of their items is in the catalogue", k)
-        source = _stream_histories(recommender, account.rest(_lines(histories)), histories, options)
+        account = Account("history", "histories", "none of their items is in the catalogue")
+        lines_ = account.rest(read_lines(histories))
+        source = stream_requests(recommender, lines_, histories, options | lists)
     else:
-        account = Account("user", "users", "they are not in the dataset", k)
+        account = Account("user", "users", "they are not in the log")
         dataset = opened.load_dataset(data)
-        chosen: Iterable[Id] = users or each_id(dataset.user_ids)
+        chosen: Iterable[Id] = users or each_id(dataset.all_users)
         if users_file is not None:
-            chosen = (text for _, text in _lines(users_file))
+            chosen = (text for _, text in read_lines(users_file))
         else:
-            total = len(users or dataset.user_ids)
+            total = len(users or dataset.all_users)
         if dataset.user_ids.kind == "integer":
             chosen = (one if as_int64(one) is None else int(one) for one in chosen)
-        source = recommender.stream_users(dataset, account.rest(chosen), **options)
+        source = recommender.stream_users(dataset, account.rest(chosen), **options, **lists)
     key = None
-    if out is not None and users_file != STDIN != histories:
-        files = [one for one in (weights_file(opened), users_file, histories) if one is not None]
+    given = [users_file, histories, allow, block, titles]
+    if out is not None and STDIN not in given:
+        content = None if histories is not None else dataset.path / MANIFEST.file
+        files = [one for one in (weights_file(opened), content, *given) if one is not None]
         where = str(recommender.model.catalogue.device)
-        content = opened.dataset.content_hash
-        key = _key(files, content, users, histories is None, options, where, format)
+        which = [one is None for one in given]
+        key = _key(files, users, which, options, where, format, titles_columns)
     # Rows are kept after so many users or seconds, and a whole number of batches.
     window = batch_size * BATCHES_TOGETHER
     saved_every, saved_at = -(-_SAVED_EVERY // window) * window, monotonic()
     # Not on a terminal that the rows themselves go to.
     on_screen = out is None and sys.stdout is not None and sys.stdout.isatty()
     display = ProgressDisplay(wanted=not on_screen)
-    with display, open_rows(out, format, force=force, key=key) as rows:
+    titled = recommender.titles is not None
+    with display, open_rows(out, format, force=force, key=key, titles=titled) as rows:
         if rows.state is not None:
             account.restore(rows.state)
             display.print(f"sce: going on after {account.given:,} {account.many}")
         for user, found in source:
             account.count(user, found)
-            if found.known:
+            if found.known or found.items:
                 rows.add(user, found)
             display.update("recommending", account.given, total, account.many)
             late = monotonic() - saved_at >= _SAVED_AFTER
@@ -127,20 +150,21 @@ def recommend(
         served = plural(account.given - account.left_out, "user")
         lines.append(f"wrote {plural(account.rows, 'row')} for {served}")
     if histories is None and not users and users_file is None:
-        lines += _left_out_by_split(dataset)
+        lines += _lacking(dataset)
     for line in lines:
         say(line)
 
 
-def _left_out_by_split(dataset: PreparedDataset) -> list[str]:
-    steps = dataset.counts.get("steps")  # of sce prepare
-    everyone = steps[-1]["users"] if steps else 0
+def _lacking(dataset: PreparedDataset) -> list[str]:
+    """What an older dataset does not know of its log."""
+    everyone = max((step["users"] for step in dataset.counts.get("steps", ())), default=0)
     missing = everyone - len(dataset.user_ids)
-    if missing <= 0:
+    if dataset.everyone is not None or missing <= 0:
         return []
     return [
-        f"{missing:,} of {plural(everyone, 'user')} of the log are not among them: the split left "
-        "them out; sce prepare --split leave-one-out keeps all"
+        f"{missing:,} of {plural(everyone, 'user')} of the log are not among them, and of others "
+        f"not all they had is known: {dataset.path} was prepared by an older sce, and has no more "
+        "than its split; prepare it again"
     ]
 
 
@@ -156,7 +180,11 @@ def _key(files: Iterable[Path], *others: object) -> str | None:
 
 
 def _check_options(
-    users: Sequence[str] | None, users_file: Path | None, histories: Path | None, data: Path | None
+    users: Sequence[str] | None,
+    users_file: Path | None,
+    histories: Path | None,
+    data: Path | None,
+    lists: Sequence[Path | None],
 ) -> None:
     given = {"--users": users, "--users-file": users_file, "--histories": histories}
     if users is not None and not users:
@@ -166,7 +194,10 @@ def _check_options(
         raise InputError(f"{' and '.join(names)} exclude each other; choose one")
     if histories is not None and data is not None:
         raise InputError("--histories needs no dataset; leave out --data")
-    if STDIN in (users_file, histories) and sys.stdin is None:
+    from_stdin = [users_file, histories, *lists].count(STDIN)
+    if from_stdin > 1:
+        raise InputError("standard input can be read but once; name files instead of the other -")
+    if from_stdin and sys.stdin is None:
         raise InputError("standard input is closed; name a file instead of -")
 
 
@@ -177,15 +208,17 @@ class Account:
     one: str
     many: str
     why_not: str
-    k: int
     given: int = 0
     rows: int = 0
+    popular: int = 0
     left_out: int = 0
-    left_out_examples: list[str] = field(default_factory=list)
+    examples: list[str] = field(default_factory=list)
     short: int = 0
     fewest: int = 0
     unknown: int = 0
     unknown_examples: list[Id] = field(default_factory=list)
+    unlisted: int = 0
+    unlisted_examples: list[Id] = field(default_factory=list)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on counting after what an interrupted command has counted."""
@@ -198,40 +231,56 @@ class Account:
     def count(self, user: Id, found: Recommended) -> None:
         """Count one user."""
         self.given += 1
-        if not found.known:
-            self.left_out += 1
-            if len(self.left_out_examples) < _EXAMPLES:
-                items = _examples(found.unknown, len(found.unknown)) or "empty"
-                shown = f"{user}: {items}" if self.one == "history" else str(user)
-                self.left_out_examples.append(shown)
-            return
+        popular, history = found.source == "popular", self.one == "history"
+        named = not found.known and (history or not popular)
+        if named and len(self.examples) < _EXAMPLES:
+            items = _examples(found.unknown, len(found.unknown)) or "empty"
+            self.examples.append(f"{user}: {items}" if history else str(user))
+        self.popular += popular
+        self.left_out += not (found.known or popular)
         self.rows += len(found)
-        if len(found) < self.k:
+        if len(found) < found.asked and (found.known or popular):
             self.fewest = min(self.fewest, len(found)) if self.short else len(found)
             self.short += 1
+        if not found.known:
+            return
         self.unknown += len(found.unknown)
         self.unknown_examples += found.unknown[: _EXAMPLES - len(self.unknown_examples)]
+        self.unlisted += len(found.unlisted)
+        self.unlisted_examples += found.unlisted[: _EXAMPLES - len(self.unlisted_examples)]
 
     def conclude(self) -> list[str]:
         """Return lines on what was skipped; refuse when there was nothing that could be used."""
         if not self.given:
             raise InputError(f"there are no {self.many}: the input is empty")
-        separator = "; " if self.one == "history" else ", "
-        who = _examples(self.left_out_examples, self.left_out, separator)
+        history = self.one == "history"
+        named = self.left_out + (self.popular if history else 0)
+        who = _examples(self.examples, named, "; " if history else ", ")
         left_out = f"{self._plural(self.given)}: {self.why_not} ({who})"
         if self.left_out == self.given:
             raise InputError(f"nothing to recommend for {left_out}")
         lines = [f"skipped {self.left_out:,} of {left_out}"] if self.left_out else []
+        if self.popular:
+            which = f" ({who})" if history else ""
+            lines.append(
+                f"the most popular items for {self.popular:,} of {self._plural(self.given)}, "
+                f"marked so: none of their items is in the catalogue{which}"
+            )
         if self.short:
             lines.append(
-                f"{self.short:,} of {self._plural(self.given - self.left_out)} got fewer than "
-                f"{self.k:,} items, the fewest {self.fewest:,}: the rest of the catalogue they "
-                "have had before (--keep-seen recommends that too)"
+                f"{self.short:,} of {self._plural(self.given - self.left_out)} got fewer items "
+                f"than were asked for, the fewest {self.fewest:,}: the others they have had before "
+                "(--keep-seen recommends these too) or may not get (allow, block)"
             )
         if self.unknown:
             lines.append(
                 f"skipped {plural(self.unknown, 'item')} of histories, not in the catalogue "
                 f"({_examples(self.unknown_examples, self.unknown)})"
+            )
+        if self.unlisted:
+            lines.append(
+                f"skipped {plural(self.unlisted, 'item')} of lists of histories, not in the "
+                f"catalogue ({_examples(self.unlisted_examples, self.unlisted)})"
             )
         return lines
 
@@ -242,71 +291,3 @@ class Account:
 def _examples(some: Sequence[object], all_: int, separator: str = ", ") -> str:
     shown = some[:_EXAMPLES]
     return separator.join(map(str, shown)) + (" ..." if all_ > len(shown) else "")
-
-
-def _stream_histories(
-    recommender: Recommender,
-    lines: Iterable[tuple[int, str]],
-    path: Path,
-    options: dict[str, Any],
-) -> Iterator[tuple[Id, Recommended]]:
-    waiting: deque[Id] = deque()  # users whose histories are being ranked
-
-    def each_history() -> Iterator[list[Id]]:
-        for number, text in lines:
-            try:
-                user, history = _parse(text, number)
-            except ValueError as error:
-                raise InputError(f"{_name(path)}, line {number}: {error}") from error
-            waiting.append(user)
-            yield history
-
-    found = recommender.stream(each_history(), **options)
-    return ((waiting.popleft(), one) for one in found)
-
-
-def _parse(line: str, number: int) -> tuple[Id, list[Id]]:
-    """User and history of a line of JSON; without a user, the line's number."""
-    try:
-        record = json.loads(line, object_pairs_hook=_unique)
-    except json.JSONDecodeError as error:
-        what = f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
-        raise ValueError(what) from error
-    except RecursionError as error:
-        raise ValueError("not a history: nested too deeply") from error
-    history = record.get("history") if isinstance(record, dict) else None
-    if not isinstance(history, list):
-        raise ValueError(f'expected {{"user_id": ..., "history": [item ids]}}, got {line:.80}')
-    user = number if record.get("user_id") is None else record["user_id"]
-    for one in (user, *history):
-        if type(one) not in (int, str):
-            raise ValueError(f"ids are integers or strings, got {json.dumps(one)}")
-    str(user).encode()  # half a surrogate pair could be read, but not written
-    return user, history
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    record = dict(pairs)
-    if len(record) < len(pairs):
-        twice = next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n]))
-        raise ValueError(f"the key {twice!r} occurs twice; remove one")
-    return record
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Number and text of every line that is not blank."""
-    try:
-        with nullcontext(sys.stdin.buffer) if path == STDIN else path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-                except UnicodeDecodeError as error:
-                    raise InputError(f"{_name(path)}, line {number}: not UTF-8") from error
-                if text.strip():
-                    yield number, text
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def _name(path: Path) -> str:
-    return "standard input" if path == STDIN else str(path)

@@ -24,10 +24,11 @@ from sce.config import (
     is_exact_faster,
     load_toml,
     setting_types,
+    settings_like,
     with_model_of,
 )
 from sce.data.prepared import PreparedDataset
-from sce.errors import RankError
+from sce.errors import InputError, RankError
 from sce.losses import DEFAULT_LOSS, LOSSES
 from sce.models.registry import BACKBONES
 from sce.training.device import resolve_device
@@ -120,6 +121,7 @@ def train(  # noqa: D417 - the settings document themselves
     model: dict[str, Any] | None = None,
     config: Path | None = None,
     start_from: Annotated[Path | None, Parameter(name="--from")] = None,
+    like: Path | None = None,
     resume: _FLAG = False,
     force: _FLAG = False,
 ) -> int:
@@ -132,12 +134,17 @@ def train(  # noqa: D417 - the settings document themselves
         start_from: Another run, of whose best weights and optimizer state to begin: items are
             carried over by their ids, new ones begin as the mean of known ones near them, and the
             model is that of the run. What it begins with is measured as epoch 0.
+        like: A run that has ended: take its settings, and its best epoch as the number of epochs,
+            without patience; options override them. For a dataset of "sce prepare --split none".
         resume: Go on with the run in --out, from where it was stopped, interrupted or killed.
         force: Replace the run in --out: it is deleted when training begins, and nothing of the new
             one is saved yet. Another --out keeps both.
     """
     options = {"model": model or {}, "loss": loss or {}, "training": training or {}}
-    file, dropped = for_loss(load_toml(config) if config else {}, options)
+    if config is not None and like is not None:
+        raise InputError("--config and --like both say all settings; give one of them")
+    given = load_toml(config) if config else settings_like(like, options) if like else {}
+    file, dropped = for_loss(given, options)
     if start_from is not None:
         begun_there = resume and out is not None and (out / MANIFEST.file).exists()
         file = with_model_of(out if begun_there and out else start_from, file)
@@ -147,12 +154,18 @@ def train(  # noqa: D417 - the settings document themselves
         resume, force = True, False  # torchrun has begun this command before
     if dropped and first:
         left_out = f"leaving out its {', '.join(dropped)}"
-        say(f"{config} is for another loss than {chosen.loss_name}: {left_out}")
+        say(f"{config or like} is for another loss than {chosen.loss_name}: {left_out}")
     there = out is not None and (
         check_target(out, force=force, resume=resume) if first else out.exists()
     )
     device = resolve_device(chosen.training.device)  # a GPU that is not there is refused first
     dataset = PreparedDataset.load(prepared)
+    counted = {"epochs", "max_steps"} & {*file.get("training", {}), *options["training"]}
+    if not (len(dataset.test) or counted):
+        raise InputError(
+            f"{prepared} has no test users by whom to see when to stop; say how long to train with "
+            "--epochs N, or take a measured run's settings and best epoch with --like RUN"
+        )
     usual = [Path("runs") / f"{prepared.resolve().name}-{name}" for name in (DEFAULT_LOSS, "ce")]
     if not (file.get("loss") or options["loss"] or chosen.training.row_wise):
         found = [path for path in usual if (path / MANIFEST.file).exists()]
@@ -232,7 +245,8 @@ def _closing_lines(result: FitResult, out: Path) -> Iterator[tuple[str, str]]:
     yield "", f"on {result.device}; peaks are of {result.memory_measured}"
     place = shlex.quote(str(out))
     yield "written", f"{out}"
-    yield "next", f"sce evaluate {place}"
-    yield "", f"sce recommend {place} --out FILE.csv"
+    if result.users["test"]:
+        yield "next", f"sce evaluate {place}"
+    yield "" if result.users["test"] else "next", f"sce recommend {place} --out FILE.csv"
     yield "", f"sce recommend {place} --histories FILE.jsonl -k 10"
     yield "", f"sce report {place}"

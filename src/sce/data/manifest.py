@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO, Any
 
 import numpy as np
@@ -43,13 +44,20 @@ def write_header(file: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...]) 
 
 
 def map_array(file: BufferedReader) -> NDArray[Any]:
-    """Memory-map an open .npy file of `write_array`, read-only."""
+    """Memory-map an open .npy file of `write_array`, read-only; any other is a ValueError."""
     version = npy.read_magic(file)
-    shape, _, dtype = npy.read_array_header_1_0(file)
-    if version != (1, 0) or dtype.hasobject:
-        raise ValueError(f"not an array of numbers in version 1.0 of the format, but {dtype}")
-    mapped: NDArray[Any] = np.memmap(file, dtype, "r", file.tell(), shape)
+    try:
+        shape, _, dtype = npy.read_array_header_1_0(file)
+        if version != (1, 0) or dtype.hasobject:
+            raise ValueError(f"not an array of numbers in version 1.0 of the format, but {dtype}")
+        mapped: NDArray[Any] = np.memmap(file, dtype, "r", file.tell(), shape)
+    except (TypeError, OverflowError, RecursionError, TokenError) as error:
+        raise ValueError(f"not the head of an array: {error}") from error
     return mapped.view(np.ndarray)  # indexing a memmap costs more than indexing an array
+
+
+def _map_bytes(file: BufferedReader) -> NDArray[np.uint8]:
+    return np.memmap(file, np.uint8, "r").view(np.ndarray)
 
 
 def describe_file(file: Path) -> dict[str, Any]:
@@ -84,7 +92,8 @@ class Manifest:
     ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """The manifest of a directory, and its arrays by the names of their files, memory-mapped.
 
-        They belong together, also while the directory is being replaced.
+        A file that is not .npy is an array of its bytes. They belong together, also while the
+        directory is being replaced.
 
         Args:
             path: The directory.
@@ -161,7 +170,7 @@ class Manifest:
                 if verify and _digest(file) != written["blake2b"]:
                     raise self.damaged(path, f"the content of {name} was altered")
                 file.seek(0)
-                return map_array(file)
+                return map_array(file) if name.endswith(".npy") else _map_bytes(file)
         except FileNotFoundError:
             raise self.damaged(path, f"{name} is missing") from None
         except InputError:

@@ -6,8 +6,10 @@ nothing is ever built that holds all of its ids as Python objects. UTF-8 sorts b
 Python sorts strings by code point.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -23,6 +25,7 @@ Kind: TypeAlias = Literal["integer", "string"]
 WORD = 8
 _INT64 = np.iinfo(np.int64)
 _IDS_AT_ONCE = 1 << 16  # as Python objects
+_NEAR = 2000  # ids on either side that are compared, in a tenth of a second
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -84,6 +87,16 @@ class Vocabulary:
             raise ValueError("no vocabulary of kind 'string': offsets and values do not fit")
         return cls(kind, values, offsets)
 
+    def check(self) -> None:
+        """Refuse, with ValueError, integers that do not ascend, and strings that overlap.
+
+        Strings out of order are not looked for: to compare them all takes longer than to hash them.
+        """
+        if self.offsets is None and np.any(self.values[1:] <= self.values[:-1]):
+            raise ValueError("ids must ascend")
+        if self.offsets is not None and np.any(self.offsets[1:] < self.offsets[:-1]):
+            raise ValueError("offsets of ids must ascend")
+
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Arrays to save, for `from_arrays`."""
         if self.offsets is None:
@@ -115,7 +128,10 @@ class Vocabulary:
             return ids
         text = self.values.data  # slices of a memoryview cost half of what an array's do
         begins, ends = self.offsets[chosen].tolist(), self.offsets[chosen + 1].tolist()
-        return [str(text[b:e], "utf-8") for b, e in zip(begins, ends, strict=True)]
+        try:
+            return [str(text[b:e], "utf-8") for b, e in zip(begins, ends, strict=True)]
+        except UnicodeDecodeError as error:
+            raise InputError(f"the ids were altered: one of them is not UTF-8 ({error})") from error
 
     def take(self, codes: NDArray[np.integer[Any]] | Sequence[int]) -> "Vocabulary":
         """Vocabulary of the ids at strictly ascending codes."""
@@ -156,6 +172,12 @@ class Vocabulary:
             found[some.start : some.stop] = self.lookup(other.decode(some))
         return found
 
+    def spread(self, codes: NDArray[np.int64]) -> "Vocabulary":
+        """The strings at ascending codes, of which none is left out; empty where a code is -1."""
+        assert self.offsets is not None
+        lengths = np.where(codes >= 0, np.diff(self.offsets)[codes], 0)
+        return Vocabulary.from_sorted_text(self.values[:-WORD].tobytes(), lengths)
+
     def insert(self, ids: Sequence[int | str]) -> tuple["Vocabulary", NDArray[np.int64]]:
         """A vocabulary with other ids too, and of each of its ids the code here, -1 if it is new.
 
@@ -177,6 +199,24 @@ class Vocabulary:
             lengths = np.insert(np.diff(self.offsets), places, sizes)
             united = Vocabulary.from_sorted_text(text.tobytes(), lengths)
         return united, np.insert(np.arange(len(self)), places, -1)
+
+    def closest(self, given: int | str, most: int = 3) -> list[int | str]:
+        """Ids that are written much like another, the best first; else its neighbours in order.
+
+        Of many ids, only those that begin like it are compared: its neighbours.
+
+        >>> Vocabulary.from_strings(["apple", "pear", "plum"]).closest("aple", 1)
+        ['apple']
+        """
+        if self.kind == "integer":
+            place = bisect_left(self, as_int64(given) or 0)
+        else:
+            place = bisect_left(self, str(given))
+            near = self.decode(range(max(0, place - _NEAR), min(len(self), place + _NEAR)))
+            if alike := get_close_matches(str(given), map(str, near), most):
+                return [*alike]
+        first = max(0, min(place - most // 2, len(self) - most))
+        return self.decode(range(first, min(first + most, len(self))))
 
     def _lookup_strings(self, ids: Sequence[int | str]) -> NDArray[np.int64]:
         return self._search(ids)[0]

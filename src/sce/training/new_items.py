@@ -227,9 +227,9 @@ def _write_manifest(
     added: Mapping[str, Any],
 ) -> str:
     """Write run.json and its arrays; return the identity of the new run."""
-    manifest, arrays = MANIFEST.open(run.path)
+    manifest = MANIFEST.read(run.path)
     files = {}
-    for name, array in _place_arrays(arrays, item_ids, sources).items():
+    for name, array in _place_arrays(run, item_ids, sources).items():
         write_array(directory / name, array)
         files[name] = describe_file(directory / name)
     digest = digest_bytes(rows.reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -246,18 +246,19 @@ def _write_manifest(
 
 
 def _place_arrays(
-    arrays: Mapping[str, NDArray[Any]], item_ids: Vocabulary, sources: NDArray[np.int64]
+    run: Run, item_ids: Vocabulary, sources: NDArray[np.int64]
 ) -> dict[str, NDArray[Any]]:
     """The arrays of a run, with places for new items: no title, no event."""
-    placed = {f"items_{part}.npy": array for part, array in item_ids.arrays().items()}
-    for name, array in arrays.items():
-        if name == "titles_offsets.npy":
-            lengths = np.where(sources >= 0, np.diff(array)[sources], 0)
-            placed[name] = np.cumsum([0, *lengths], dtype=np.int64)
-        elif name == "titles_values.npy":
-            placed[name] = array
-        elif not name.startswith("items_"):
-            placed[name] = np.where(sources >= 0, array[sources], 0)
+    vocabularies = {"items": item_ids}
+    if run.titles is not None:
+        vocabularies["titles"] = run.titles.spread(sources)
+    placed = {
+        f"{owner}_{part}.npy": array
+        for owner, vocabulary in vocabularies.items()
+        for part, array in vocabulary.arrays().items()
+    }
+    if run.popularity is not None:
+        placed["popularity.npy"] = np.where(sources >= 0, run.popularity[sources], 0)
     return placed
 
 
