@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sce.cli import main
-from sce.data.prepared import PreparedDataset
+from sce.data.prepared import PreparedDataset, write_prepared
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 from sce.evaluation.evaluate import evaluate
@@ -20,7 +20,7 @@ from sce.training.fit import fit
 from sce.training.new_items import LEAST_VECTORS, add_items, fit_map
 from sce.training.run import Run
 from tests.cycle_data import make_cycle, settings, small_model, train
-from tests.tiny_run import make_dataset, make_run
+from tests.tiny_run import lay_out, make_dataset, make_run
 
 OLD, NEW = range(100, 112), (7, 105_000)
 
@@ -228,3 +228,37 @@ def test_the_command_tells(wide: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert "11 items: 1 by similar items, 10 by content vectors" in told
     assert "learned from 60 content vectors; held-out error" in told
     assert main(["add-items", str(wide), str(file), "--out", str(tmp_path / "run")]) == 2
+
+
+def test_titles_histories_and_popularity_stay_with_their_items(tmp_path: Path) -> None:
+    dataset = write_prepared(
+        tmp_path / "data",
+        train=lay_out([[0, 1, 1], [2, 1]], [0, 1]),
+        test=lay_out([[0, 2, 1]], [2]),
+        user_ids=Vocabulary.from_integers(range(3)),
+        item_ids=Vocabulary.from_strings(["b", "d", "f"]),
+        everyone=Vocabulary.from_integers(range(4)),
+        whole=lay_out([[2, 0, 2]], [3]),
+        titles=Vocabulary.from_sorted_text("BéF!".encode(), np.array([1, 0, 4])),
+        settings={},
+        counts={},
+    )
+    run = make_run(tmp_path / "old", dataset, ended=True)
+    names = ["a", "e", "g"]
+    records = [{"item_id": name, "similar_to": ["d"]} for name in names]
+    add_items(run.path, write(tmp_path / "items.jsonl", records), tmp_path / "new")
+    grown = Run.open(tmp_path / "new")
+    assert grown.item_ids.decode(range(6)) == ["a", "b", "d", "e", "f", "g"]
+    assert grown.titles is not None
+    assert grown.titles.decode(range(6)) == ["", "B", "", "", "éF!", ""]
+    assert grown.popularity is not None
+    assert grown.popularity.tolist() == [0, 1, 3, 0, 1, 0]
+    found = grown.load_dataset()
+    assert found.titles == grown.titles
+    assert [history.tolist() for history in found.histories(np.array([1, 2, 3]))] == [
+        [4, 2],
+        [1, 4, 2],
+        [4, 1, 4],
+    ]
+    with pytest.raises(InputError, match="has items that are not in the catalogue"):
+        dataset.with_items(Vocabulary.from_strings(["b", "c", "d", "e"]))
