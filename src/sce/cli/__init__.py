@@ -61,6 +61,10 @@ VERBS: dict[str, tuple[str, list[str]]] = {
         "Recommend items for users of the dataset, or for any histories.",
         ["runs/clicks --histories histories.jsonl -k 10", "runs/clicks --out everybody.parquet"],
     ),
+    "export": (
+        "Write a run for use without torch: encoder, item table and ids, checked against the run.",
+        ["runs/clicks --out exports/clicks", "runs/clicks --out exports/torch --format pt2"],
+    ),
     "report": (
         "Write a page about a run: curves, metrics, memory, settings, examples.",
         ["runs/clicks"],

@@ -52,6 +52,10 @@ def map_array(file: BufferedReader) -> NDArray[Any]:
     return mapped.view(np.ndarray)  # indexing a memmap costs more than indexing an array
 
 
+def _map_bytes(file: BufferedReader) -> NDArray[np.uint8]:
+    return np.memmap(file, np.uint8, "r").view(np.ndarray)
+
+
 def describe_file(file: Path) -> dict[str, Any]:
     """Size and digest of a file, for a manifest."""
     with file.open("rb") as opened:
@@ -84,7 +88,8 @@ class Manifest:
     ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """The manifest of a directory, and its arrays by the names of their files, memory-mapped.
 
-        They belong together, also while the directory is being replaced.
+        A file that is not .npy is an array of its bytes. They belong together, also while the
+        directory is being replaced.
 
         Args:
             path: The directory.
@@ -161,7 +166,7 @@ class Manifest:
                 if verify and _digest(file) != written["blake2b"]:
                     raise self.damaged(path, f"the content of {name} was altered")
                 file.seek(0)
-                return map_array(file)
+                return map_array(file) if name.endswith(".npy") else _map_bytes(file)
         except FileNotFoundError:
             raise self.damaged(path, f"{name} is missing") from None
         except InputError:

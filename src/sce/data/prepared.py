@@ -243,11 +243,11 @@ def _check_codes(
             raise ValueError(f"a test sequence needs at least {MIN_EVALUATED} items, others 0")
 
 
-def check_target(path: Path | str, *, force: bool = False) -> bool:
-    """Refuse early to write over anything but a prepared dataset that may be replaced.
+def check_target(path: Path | str, *, force: bool = False, manifest: Manifest = MANIFEST) -> bool:
+    """Refuse early to write over anything but a directory of this kind that may be replaced.
 
     Returns:
-        True if a prepared dataset is there, to be replaced.
+        True if a prepared dataset, or what the manifest is of, is there, to be replaced.
     """
     path = Path(path)
     check_writable(path)
@@ -259,13 +259,13 @@ def check_target(path: Path | str, *, force: bool = False) -> bool:
     if not found:
         return False
     # By its manifest, not by names: a file of the user's may have any name.
-    ours = MANIFEST.listed(path)
+    ours = manifest.listed(path)
     others = sorted(name for name in found if name not in ours or found[name])
     if others:
         raise InputError(
             f"{path} exists and holds {', '.join(others[:3])}{' ...' if len(others) > 3 else ''}; "
             f"choose another directory ({named('force', True)} replaces nothing but what a "
-            "dataset.json of sce prepare lists)"
+            f"{manifest.file} of {manifest.command.rpartition(' ')[0]} lists)"
         )
     if not force:
         raise InputError(

@@ -36,6 +36,18 @@ class Backbone(nn.Module):
         """
         raise NotImplementedError
 
+    def encode(self, embedded: Tensor, lengths: Tensor) -> Tensor:
+        """Return the hidden state after each history, [b, d]: what is exported.
+
+        In evaluation that is the last of `forward`, but for rounding. Nothing depends on the values
+        in a batch but by operations on tensors, and the catalogue is not used.
+
+        Args:
+            embedded: Rows of the catalogue, [b, l, d]; those at padding are arbitrary.
+            lengths: Events of each history, at least one, int64 [b].
+        """
+        raise NotImplementedError
+
     def activation_bytes(self, sequences: int, positions: int, *, half: bool) -> float:
         """Return the bytes that are kept for the backward pass, with the hidden states.
 

@@ -144,6 +144,35 @@ class SASRec(Backbone):
             states = block(states, groups, missing)
         return _unpack(self.norm(states), groups, length)
 
+    def encode(self, embedded: Tensor, lengths: Tensor) -> Tensor:
+        """Return the hidden state after each history, [b, d]: see `Backbone.encode`.
+
+        Without dropout the sinks are one, which stands for all missing events. The last block has
+        one query a history.
+        """
+        lengths = lengths[:, None]
+        columns = torch.arange(embedded.shape[1], device=embedded.device)
+        real = columns < lengths
+        places = torch.where(real, columns + (self.max_length - lengths), 0)
+        states = embedded * math.sqrt(self.settings.dim) + F.embedding(places, self.positions)
+        states = states.masked_fill(~real[:, :, None], 0)
+        # What is added to the logits of all queries, or of the last: 0, or -inf where none looks.
+        hidden = (columns > columns[:, None])[None], ~real[:, None]
+        added = [torch.where(each, -torch.inf, 0.0) for each in hidden]  # [1, l, l], [b, 1, l]
+        if self.settings.sink:
+            missing = (self.max_length - lengths)[:, :, None]
+            sink = missing.clamp(min=1).to(states.dtype).log().masked_fill(missing == 0, -1e3)
+            added = [
+                torch.cat([sink.expand(-1, a.shape[1], 1), a.expand(sink.shape[0], -1, -1)], dim=2)
+                for a in added
+            ]
+        final = (lengths - 1)[:, :, None].expand(-1, -1, states.shape[2])
+        for number, block in enumerate(self.blocks, 1):
+            assert isinstance(block, Block)
+            last = number == len(self.blocks)
+            states = block.encode(states.gather(1, final) if last else states, states, added[last])
+        return self.norm(states)[:, 0]  # type: ignore[no-any-return]
+
     def _check(self, histories: Tensor) -> None:
         if histories.ndim != 2 or histories.is_floating_point():
             raise InputError(
@@ -221,6 +250,27 @@ class Block(nn.Module):
         normed = self.forward_norm(states)
         inner = F.relu(self.dropout(self.inner(normed)))
         return normed + self.dropout(self.outer(inner))  # type: ignore[no-any-return]
+
+    def encode(self, queries: Tensor, states: Tensor, added: Tensor) -> Tensor:
+        """Map some of the states, queries [b, q, d], as `forward` does in evaluation.
+
+        Args:
+            queries: States [b, q, d] to map.
+            states: All states, [b, l, d].
+            added: To the logits, [b or 1, q, l]; [b, q, 1 + l] where attention sees an empty event.
+        """
+        normed = self.attention_norm(queries)
+        key, value = self.key_value(states).chunk(2, dim=-1)
+        if added.shape[2] > states.shape[1]:
+            empty = self.key_value.bias.expand(states.shape[0], 1, -1).chunk(2, dim=-1)
+            key, value = (torch.cat(pair, dim=1) for pair in zip(empty, (key, value), strict=True))
+        query, key, value = (
+            each.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for each in (self.query(normed), key, value)
+        )
+        attended = F.scaled_dot_product_attention(query, key, value, added[:, None])
+        normed = self.forward_norm(normed + self.attention_out(attended.transpose(1, 2).flatten(2)))
+        return normed + self.outer(F.relu(self.inner(normed)))  # type: ignore[no-any-return]
 
     def _attend(
         self, queries: Tensor, states: Tensor, groups: LengthGroups, missing: Tensor | None

@@ -1,0 +1,263 @@
+"""Write a run as an export: see `sce.serving.exported` for its files.
+
+What is written is loaded as a server loads it and compared with the run, on histories of the run's
+dataset where it is found; an export that differs is not left behind.
+"""
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from sce import __version__
+from sce.data.batches import PADDING
+from sce.data.manifest import describe_file, write_array
+from sce.data.prepared import check_target
+from sce.data.storage import atomic_directory
+from sce.data.vocabulary import Vocabulary
+from sce.errors import InputError, checked
+from sce.evaluation.ranking import last_states
+from sce.models.base import Backbone
+from sce.recommend import Recommender
+from sce.serving.engine import Encode, Engine, Request
+from sce.serving.exported import ITEMS, MANIFEST, TABLE, TENSOR, TITLES, open_export
+from sce.training.run import Run
+
+TOLERANCE = 1e-5  # of scores, as a part of the largest
+HISTORIES = 256  # compared
+_K = 10
+_BATCH, _LENGTH = 5, 7  # of the trace: any but 0 and 1, which would be taken for constants
+_ITEMS_AT_ONCE = 1 << 16
+
+Format = Literal["onnx", "pt2"]
+
+
+@checked
+def export(
+    run: Run | Path | str,
+    out: Path | str,
+    format: Format = "onnx",  # noqa: A002
+    *,
+    data: Path | str | None = None,
+    titles: Vocabulary | None = None,
+    force: bool = False,
+) -> dict[str, Any]:
+    """Write the best weights of a run as an export, whole or not at all.
+
+    Args:
+        run: The run, or its directory.
+        out: The directory to write.
+        format: Of the encoder: "onnx", which needs no torch to run, or "pt2", of `torch.export`.
+        data: The run's dataset, if it was moved. Without it random histories are compared.
+        titles: Titles by catalogue index, to be kept with it.
+        force: Replace an export that is there.
+
+    Returns:
+        What the comparison with the run found, as the manifest has it.
+    """
+    exists = check_target(out, force=force, manifest=MANIFEST)
+    opened = run if isinstance(run, Run) else Run.open(run)
+    recommender = Recommender.load(opened, "cpu")
+    model = _exportable(recommender)
+    with atomic_directory(Path(out), replace=exists) as directory:
+        name = f"encoder.{format}"
+        _write_encoder(model, directory / name)
+        save_file({TENSOR: model.catalogue.detach().contiguous()}, directory / TABLE)
+        for owner, ids in {ITEMS: opened.item_ids, TITLES: titles}.items():
+            for part, array in ({} if ids is None else ids.arrays()).items():
+                write_array(directory / f"{owner}_{part}.npy", array)
+        content: dict[str, Any] = {
+            "sce": __version__,
+            "encoder": name,
+            "item_ids": opened.item_ids.kind,
+            "max_length": model.max_length,
+            "model": opened.model,
+            "run": {"identity": opened.identity, "dataset": opened.dataset.content_hash},
+            "files": {file.name: describe_file(file) for file in sorted(directory.iterdir())},
+        }
+        MANIFEST.write(directory, content)
+        engine = Engine.load(directory) if format == "onnx" else load_pt2(directory)
+        histories, source = _histories(opened, data, model.max_length)
+        found = compare(engine, recommender, histories)
+        MANIFEST.write(directory, content | {"check": {"of": source, **found}})
+    return {"of": source, **found}
+
+
+def run_engine(run: Run | Path | str) -> Engine:
+    """An engine of a run that is not exported: the same interface, with torch as the encoder."""
+    opened = run if isinstance(run, Run) else Run.open(run)
+    model = _exportable(Recommender.load(opened, "cpu"))
+    return Engine(
+        encode=_by_torch(model.encode),
+        table=model.catalogue.detach().numpy(),
+        item_ids=opened.item_ids,
+        max_length=model.max_length,
+        version=opened.identity,
+    )
+
+
+def load_pt2(path: Path | str) -> Engine:
+    """An engine of an export in the format of `torch.export`."""
+    exported = open_export(path)
+    program = torch.export.load(Path(path) / exported.manifest["encoder"])
+    return Engine.of(exported, _by_torch(program.module()))
+
+
+def compare(
+    engine: Engine, recommender: Recommender, histories: Sequence[NDArray[np.integer[Any]]]
+) -> dict[str, Any]:
+    """Compare an engine with the run: the scores of all items, and the ten best.
+
+    Raises:
+        InputError: When a score differs by more than `TOLERANCE` of the largest, or other items are
+            among the ten best than those of equal scores.
+    """
+    model = recommender.model
+    catalogue, most = model.catalogue.detach(), engine.max_length
+    padded = nn.utils.rnn.pad_sequence(
+        [torch.tensor(one[-most:], dtype=torch.int64) for one in histories],
+        batch_first=True,
+        padding_value=PADDING,
+    )
+    with torch.no_grad():
+        states = last_states(model, padded, most)
+        other = torch.from_numpy(engine.states([one.astype(np.int64) for one in histories]))
+        scale, difference = (_largest(each, catalogue) for each in (states, other - states))
+    if not difference <= TOLERANCE * scale:  # also where it is not a number
+        raise InputError(
+            f"the export is not the run: scores differ by up to {difference:.3g}, and the largest "
+            f"is {scale:.3g}; nothing was written"
+        )
+    k = min(_K, engine.n_items)
+    asked = [recommender.item_ids.decode(one) for one in histories]
+    ours = engine.recommend([Request(ids, k) for ids in asked])
+    shared = total = 0
+    for state, mine, theirs in zip(states, ours, recommender.stream(asked, k), strict=True):
+        codes = torch.from_numpy(recommender.item_ids.lookup(mine.items))
+        scores = catalogue[codes] @ state
+        least = float(theirs.scores[-1]) if len(theirs) else 0.0
+        worse = len(codes) and float(scores.min()) < least - TOLERANCE * scale
+        off = np.abs(scores.numpy() - mine.scores).max(initial=0) > TOLERANCE * scale
+        if len(mine.items) != len(theirs) or worse or off:
+            raise InputError(
+                f"the export is not the run: after {len(asked)} histories other items are the "
+                f"best {k}, {mine.items} instead of {theirs.items}; nothing was written"
+            )
+        shared += len({*mine.items} & {*theirs.items})
+        total += len(theirs)
+    return {
+        "histories": len(histories),
+        "difference": difference,
+        "scale": scale,
+        "overlap@10": shared / max(1, total),
+    }
+
+
+class _Encoder(nn.Module):
+    """The model without its catalogue: a format keeps all weights, also those not used."""
+
+    def __init__(self, model: Backbone) -> None:
+        super().__init__()
+        self.model = model.settings.build(1)
+        weights = {name: w for name, w in model.state_dict().items() if name != TENSOR}
+        self.model.load_state_dict(weights, strict=False)
+        self.eval()
+
+    def forward(self, embedded: Tensor, lengths: Tensor) -> Tensor:
+        return self.model.encode(embedded, lengths)  # type: ignore[no-any-return]
+
+
+def _exportable(recommender: Recommender) -> Backbone:
+    model = recommender.model
+    if not isinstance(model, Backbone) or type(model).encode is Backbone.encode:
+        name = type(model).__name__
+        raise InputError(f"{name} has no method `encode` and cannot be exported: see Backbone")
+    return model
+
+
+def _by_torch(encode: Any) -> Encode:
+    @torch.no_grad()
+    def run(embedded: NDArray[np.float32], lengths: NDArray[np.int64]) -> NDArray[np.float32]:
+        found: Tensor = encode(torch.from_numpy(embedded), torch.from_numpy(lengths))
+        return found.numpy()
+
+    return run
+
+
+def _write_encoder(model: Backbone, file: Path) -> None:
+    batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
+    dim = model.catalogue.shape[1]
+    given = torch.zeros(_BATCH, _LENGTH, dim), torch.ones(_BATCH, dtype=torch.int64)
+    shapes = {"embedded": {0: batch, 1: length}, "lengths": {0: batch}}
+    with _quiet(), torch.no_grad():
+        program = torch.export.export(_Encoder(model), given, dynamic_shapes=shapes)
+        for node in program.graph.nodes:  # with paths of this machine
+            node.meta.pop("stack_trace", None)
+        if file.suffix == ".pt2":
+            torch.export.save(program, file)
+        else:
+            file.write_bytes(_onnx(program))
+
+
+def _onnx(program: torch.export.ExportedProgram) -> bytes:
+    try:
+        import onnxscript  # noqa: F401  # used by torch
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"the format onnx needs {error.name}, which is not installed; install it with: "
+            "pip install 'scalable-cross-entropy[export]'"
+        ) from error
+    converted = torch.onnx.export(program, dynamo=True, verbose=False)
+    assert converted is not None
+    model = converted.model_proto
+    graph = model.graph
+    for part in (*graph.node, *graph.input, *graph.output, *graph.value_info, graph, model):
+        part.ClearField("metadata_props")
+        part.ClearField("doc_string")
+    return bytes(model.SerializeToString())
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep back what torch says of itself: missing torchvision, deprecations in its own code."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+def _histories(
+    run: Run, data: Path | str | None, max_length: int
+) -> tuple[list[NDArray[np.integer[Any]]], str]:
+    """Histories to compare, and where they are from: the dataset, or chance."""
+    try:
+        dataset = run.load_dataset(data, verify=False)
+    except InputError:
+        if data is not None:
+            raise
+    else:
+        users = np.linspace(0, len(dataset.user_ids) - 1, 2 * HISTORIES).astype(np.int64)
+        found = [one for one in dataset.histories(np.unique(users)) if len(one)]
+        if found:
+            return [*found[:HISTORIES]], "dataset"
+    random = np.random.default_rng(0)
+    lengths = np.linspace(1, max_length, HISTORIES).astype(np.int64)
+    return [random.integers(len(run.item_ids), size=n) for n in lengths], "random"
+
+
+def _largest(states: Tensor, catalogue: Tensor) -> float:
+    """The largest absolute score of any item."""
+    found = [(states @ chunk.T).abs().amax() for chunk in catalogue.split(_ITEMS_AT_ONCE)]
+    return float(torch.stack(found).amax())

@@ -1,0 +1,1 @@
+"""Recommending from an export, with numpy and onnxruntime alone: nothing here imports torch."""

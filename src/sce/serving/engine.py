@@ -1,0 +1,270 @@
+"""Recommending from an export, without torch.
+
+    engine = Engine.load("exports/clicks")
+    (found,) = engine.recommend([Request(["apple", "pear"], k=10)])
+    print(found.items, found.scores)
+
+Requests that are given together are computed together. An engine never changes: any number of
+threads may use it, and a new export is a new engine, of another `version`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sce.data.vocabulary import Vocabulary
+from sce.errors import InputError, show_value
+from sce.serving.exported import MANIFEST, Exported, open_export
+from sce.serving.ranking import Codes, Floats, rescore, top_k
+
+Id = int | str
+Encode = Callable[[Floats, Codes], Floats]
+"""From embedded histories [b, l, d] and their lengths [b] to states [b, d]."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for. Ids that are not in the catalogue are passed over."""
+
+    history: Sequence[Id]
+    """Items of the user, the oldest event first."""
+    k: int = 10
+    """Items wanted."""
+    allow: Sequence[Id] | None = None
+    """Recommend nothing but these; only they are scored."""
+    block: Sequence[Id] | None = None
+    """Do not recommend these."""
+    keep_seen: bool = False
+    """Recommend items of the history too."""
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """The best items, best first; equal scores by catalogue index, lower first.
+
+    There are fewer than k where no more are allowed, and none where no event is known.
+    """
+
+    items: list[Id]
+    """Ids of the items."""
+    scores: Floats
+    """Their scores; comparable within this history only."""
+    known: int
+    """Number of events of the history that are in the catalogue."""
+    unknown: tuple[Id, ...] = ()
+    """The other events, in their order: they were skipped."""
+
+
+@dataclass(frozen=True, eq=False)
+class Engine:
+    """An encoder, a table of items, and their ids."""
+
+    encode: Encode
+    table: Floats
+    """Item vectors, [n_items, dim]."""
+    item_ids: Vocabulary
+    max_length: int
+    """Events of a history that count: the last ones."""
+    version: str
+    """Checksum of the content."""
+    titles: Vocabulary | None = None
+    """Titles by catalogue index, to be decoded: `titles.decode(item_ids.lookup(ids))`."""
+    _norms: Floats = field(init=False, repr=False)
+    _norm: float = field(init=False, repr=False)  # the largest
+
+    def __post_init__(self) -> None:
+        norms = np.sqrt(np.einsum("nd,nd->n", self.table, self.table))
+        object.__setattr__(self, "_norms", norms)
+        object.__setattr__(self, "_norm", float(norms.max(initial=0)))
+
+    @classmethod
+    def load(cls, path: Path | str, *, threads: int = 0) -> "Engine":
+        """Load an export of `sce export RUN --format onnx`.
+
+        Args:
+            path: The directory.
+            threads: Of the encoder; 0 for as many as there are cores.
+
+        Raises:
+            InputError: When there is none, or it is not as it was written.
+        """
+        path = Path(path)
+        exported = open_export(path)
+        name = exported.manifest["encoder"]
+        if not name.endswith(".onnx"):
+            raise InputError(f"{path} has {name}, which needs torch; export with --format onnx")
+        try:
+            encode = onnx_encoder(exported.encoder, threads=threads)
+        except RuntimeError as error:
+            raise MANIFEST.damaged(path, f"{name} cannot be read") from error
+        return cls.of(exported, encode)
+
+    @classmethod
+    def of(cls, exported: Exported, encode: Encode) -> "Engine":
+        """An engine of an export's items with an encoder, that of the export or its equal."""
+        return cls(
+            encode=encode,
+            table=exported.table,
+            item_ids=exported.item_ids,
+            max_length=exported.manifest["max_length"],
+            version=exported.version,
+            titles=exported.titles,
+        )
+
+    @property
+    def n_items(self) -> int:
+        """Number of items in the catalogue."""
+        return len(self.table)
+
+    @property
+    def dim(self) -> int:
+        """Dimensions of states and items."""
+        return int(self.table.shape[1])
+
+    def check(self, request: Request) -> None:
+        """Refuse a request that cannot be answered.
+
+        Raises:
+            InputError: `recommend` raises it too, for all requests that are given together.
+        """
+        self._check_depth(request.k)
+        for name in ("history", "allow", "block"):
+            given = getattr(request, name)
+            if given is None and name != "history":
+                continue
+            if not isinstance(given, list | tuple):
+                raise InputError(f"{name} must be a list of ids; got {show_value(given)}")
+            for kind in {*map(type, given)} - {int, str}:
+                wrong = next(one for one in given if type(one) is kind)
+                raise InputError(f"{name}: ids are integers or strings; got {show_value(wrong)}")
+
+    def recommend(self, requests: Sequence[Request]) -> list[Found]:
+        """Recommend for histories; results are in the order of the requests."""
+        for request in requests:
+            self.check(request)
+        histories = self._codes([request.history for request in requests])
+        known = [codes[codes >= 0] for codes in histories]
+        hidden = [
+            codes[codes >= 0] if request.keep_seen else np.concatenate([codes[codes >= 0], seen])
+            for request, codes, seen in zip(
+                requests, self._codes([one.block or () for one in requests]), known, strict=True
+            )
+        ]
+        ranked = self._rank(requests, known, hidden)
+        return [
+            Found(
+                items=self.item_ids.decode(items),
+                scores=scores,
+                known=len(seen),
+                unknown=tuple(request.history[n] for n in np.flatnonzero(codes < 0).tolist()),
+            )
+            for request, codes, seen, (items, scores) in zip(
+                requests, histories, known, ranked, strict=True
+            )
+        ]
+
+    def similar(self, item: Id, k: int = 10) -> Found:
+        """The items whose vectors have the largest cosine with this one's; scores are cosines."""
+        self._check_depth(k)
+        self.check(Request([item]))
+        ((code,),) = self._codes([[item]])
+        if code < 0:
+            raise InputError(f"item {show_value(item)} is not in the catalogue")
+        norms = np.maximum(self._norms, np.finfo(np.float32).tiny)
+        vector = self.table[code : code + 1] / norms[code]
+        scores = (self.table @ vector[0]) / norms
+        scores[code] = -np.inf
+        place = max(0, self.n_items - k)
+        margin = np.float32(2 * (self.dim + 8) * 2.0**-24)
+        close = np.flatnonzero(scores >= np.partition(scores, place)[place] - margin)
+        close = close[close != code]
+        exact = rescore(vector, self.table, np.zeros_like(close), close) / norms[close]
+        order = np.lexsort((close, -exact))[:k]
+        return Found(self.item_ids.decode(close[order]), exact[order], known=1)
+
+    def _check_depth(self, k: int) -> None:
+        if type(k) is not int or not 1 <= k <= self.n_items:
+            raise InputError(
+                f"k is a whole number from 1 to {self.n_items:,}, the items of the catalogue; got "
+                f"{show_value(k)}"
+            )
+
+    def _codes(self, lists: Sequence[Sequence[Id]]) -> list[Codes]:
+        """Codes of ids, -1 where an id is unknown; one search for all lists."""
+        codes = self.item_ids.lookup(list(chain.from_iterable(lists)))
+        return np.split(codes, np.cumsum([len(ids) for ids in lists])[:-1]) if lists else []
+
+    def states(self, histories: Sequence[Codes]) -> Floats:
+        """States [b, d] after histories of catalogue indices, none of them empty.
+
+        Those of like length are computed together.
+        """
+        states = np.empty((len(histories), self.dim), np.float32)
+        lengths = np.array([min(len(one), self.max_length) for one in histories], np.int64)
+        widths = 1 << np.ceil(np.log2(lengths)).astype(np.int64)  # the next power of two
+        for width in np.unique(widths):
+            rows = np.flatnonzero(widths == width)
+            codes = np.zeros((len(rows), lengths[rows].max()), np.int64)
+            for row, padded in zip(rows.tolist(), codes, strict=True):
+                padded[: lengths[row]] = histories[row][-lengths[row] :]
+            states[rows] = self.encode(self.table[codes], lengths[rows])
+        return states
+
+    def _rank(
+        self, requests: Sequence[Request], known: Sequence[Codes], hidden: Sequence[Codes]
+    ) -> list[tuple[Codes, Floats]]:
+        """Rank the catalogue for all requests together, and lists of allowed items one by one."""
+        ranked = [(np.empty(0, np.int64), np.empty(0, np.float32)) for _ in requests]
+        filled = [row for row, codes in enumerate(known) if len(codes)]
+        states = dict(zip(filled, self.states([known[row] for row in filled]), strict=True))
+        allowed = self._codes([request.allow or () for request in requests])
+        for row in filled:
+            if requests[row].allow is not None:
+                codes = np.setdiff1d(allowed[row][allowed[row] >= 0], hidden[row])
+                if len(codes):
+                    of = requests[row].k, np.empty(0, np.int64)
+                    ((places, scores),) = self._best([states[row]], self.table[codes], [of])
+                    ranked[row] = codes[places], scores
+        rows = [row for row in filled if requests[row].allow is None]
+        if rows:
+            asked = [(requests[row].k, hidden[row]) for row in rows]
+            found = self._best([states[row] for row in rows], self.table, asked)
+            for row, one in zip(rows, found, strict=True):
+                ranked[row] = one
+        return ranked
+
+    def _best(
+        self, states: Sequence[Floats], table: Floats, asked: Sequence[tuple[int, Codes]]
+    ) -> list[tuple[Codes, Floats]]:
+        """The best of a table for each state, given how many, and which not."""
+        depths = np.array([k for k, _ in asked], np.int64)
+        hidden = [codes for _, codes in asked]
+        of = np.repeat(np.arange(len(hidden)), [len(codes) for codes in hidden])
+        return top_k(np.stack(states), table, depths, (np.concatenate(hidden), of), self._norm)
+
+
+def onnx_encoder(model: bytes, *, threads: int = 0) -> Encode:
+    """The encoder in an ONNX file."""
+    try:
+        import onnxruntime
+    except ModuleNotFoundError as error:
+        raise InputError(
+            "an export needs onnxruntime, which is not installed; install it with: "
+            "pip install 'scalable-cross-entropy[serve]'"
+        ) from error
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    # Threads that wait busily would take the cores from numpy, which ranks between two batches.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+    def encode(embedded: Floats, lengths: Codes) -> Floats:
+        states: NDArray[np.float32]
+        (states,) = session.run(None, {"embedded": embedded, "lengths": lengths})
+        return states
+
+    return encode

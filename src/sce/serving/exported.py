@@ -1,0 +1,98 @@
+"""The export directory, as it is read without torch.
+
+DIR/export.json         manifest: size and digest of every other file, the run, the check
+DIR/encoder.onnx        (or .pt2) embedded [b, l, d], lengths [b] -> states [b, d]
+DIR/items.safetensors   the item table, "catalogue" [n, d]
+DIR/items_*.npy         the item vocabulary: row i is the id of catalogue index i
+DIR/titles_*.npy        titles by catalogue index, laid out as the strings of a vocabulary, if any
+
+The encoder takes rows of the table and does not hold it: other items need another table and
+vocabulary, not another encoder.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sce.data.manifest import Manifest
+from sce.data.shapes import misfit
+from sce.data.storage import json_checksum
+from sce.data.vocabulary import Vocabulary
+
+_MEASURED = ("difference", "scale", "overlap@10")
+TABLE, TENSOR = "items.safetensors", "catalogue"
+ITEMS, TITLES = "items", "titles"
+MANIFEST = Manifest(
+    file="export.json",
+    format="sce export",
+    version=1,
+    noun="export",
+    command="sce export RUN",
+    remedy="export the run again",
+    shape={
+        "sce": str,
+        "encoder": str,
+        "item_ids": str,
+        "max_length": int,
+        "model": str,
+        "run": {"identity": str, "dataset": str},
+        "check?": {"histories": int, **dict.fromkeys(_MEASURED, int | float)},
+    },
+)
+_HEADER = {"dtype": str, "shape": [int], "data_offsets": [int]}
+
+
+class Exported(NamedTuple):
+    """An export, opened: its files are as they were written."""
+
+    manifest: dict[str, Any]
+    encoder: bytes
+    table: NDArray[np.float32]  # [n, d], memory-mapped
+    item_ids: Vocabulary
+    titles: Vocabulary | None  # by catalogue index: not sorted, only to be decoded
+    version: str  # of the content
+
+
+def open_export(path: Path | str) -> Exported:
+    """Open an export.
+
+    Raises:
+        InputError: When there is none, or it is not as it was written.
+    """
+    path = Path(path)
+    manifest, files = MANIFEST.open(path)
+    try:
+        table = _read_table(files[TABLE])
+        item_ids = Vocabulary.from_arrays(manifest["item_ids"], _parts(files, ITEMS))
+        parts = _parts(files, TITLES)
+        titles = Vocabulary.from_arrays("string", parts) if parts else None
+        if any(len(ids) != len(table) for ids in (item_ids, titles) if ids is not None):
+            raise ValueError(f"the table has {len(table):,} items, and ids or titles do not")
+        encoder = files[manifest["encoder"]].tobytes()
+    except KeyError as error:
+        raise MANIFEST.damaged(path, f"{error.args[0]} is not listed") from error
+    except ValueError as error:
+        raise MANIFEST.damaged(path, str(error)) from error
+    version = json_checksum({"files": manifest["files"]})
+    return Exported(manifest, encoder, table, item_ids, titles, version)
+
+
+def _parts(files: Mapping[str, NDArray[Any]], owner: str) -> dict[str, NDArray[Any]]:
+    """Arrays of a vocabulary: from items_values.npy to values."""
+    named = {Path(name).stem: array for name, array in files.items() if name.endswith(".npy")}
+    begins = f"{owner}_"
+    return {n.removeprefix(begins): array for n, array in named.items() if n.startswith(begins)}
+
+
+def _read_table(data: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """The table in the bytes of a safetensors file, not copied."""
+    begin = 8 + int.from_bytes(data[:8].tobytes(), "little")
+    header = json.loads(data[8:begin].tobytes()).get(TENSOR)
+    if misfit(header, _HEADER) is not None or header["dtype"] != "F32" or len(header["shape"]) != 2:
+        raise ValueError(f"{TABLE} has no table of float32")
+    first, end = header["data_offsets"]
+    return data[begin + first : begin + end].view(np.float32).reshape(header["shape"])

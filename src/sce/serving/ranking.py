@@ -1,0 +1,130 @@
+"""The best items for each state, out of the whole table, exactly and in bounded memory.
+
+The table is scored in chunks, each by one product of matrices. Its columns are looked at in groups:
+only those whose maximum reaches the row's threshold, its k-th best score so far. The bits of such a
+product depend on its shape, so whatever is that close to the threshold is a candidate, and
+candidates are scored once more: a ranking does not depend on the other rows.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Codes = NDArray[np.int64]
+
+_GROUP = 32  # columns, which are that many apart
+_SCORES_AT_ONCE = 1 << 19  # per chunk, 2 MiB: they stay in the cache until they are looked at
+_SMALLEST_CHUNK = 1 << 12
+_MOST_TIES = 1 << 12  # candidates beyond k
+_RESCORED_AT_ONCE = 1 << 14
+
+
+def top_k(
+    states: Floats,
+    table: Floats,
+    depths: Codes,
+    hidden: tuple[Codes, Codes],
+    norm: float,
+    *,
+    chunk_size: int | None = None,
+) -> list[tuple[Codes, Floats]]:
+    """Rank the items with the largest products with each state; equal scores by item, lower first.
+
+    Args:
+        states: [b, d].
+        table: Item vectors, [n, d], finite.
+        depths: Items wanted for each row, [b], at least 1; there may be fewer.
+        hidden: Items never to be ranked: flat items, and the row of each.
+        norm: The largest norm of an item's vector, or more.
+        chunk_size: Items scored at once, a multiple of 32.
+
+    Returns:
+        Items and scores of each row, best first.
+    """
+    rows, n_items = len(states), len(table)
+    chunk_size = chunk_size or max(_SMALLEST_CHUNK, _SCORES_AT_ONCE // rows // _GROUP * _GROUP)
+    order = np.argsort(hidden[0], kind="stable")
+    items, of = hidden[0][order], hidden[1][order]
+    best = _Best(states, depths, norm)
+    grouped = n_items - n_items % _GROUP
+    buffer = np.empty(rows * min(chunk_size, n_items), np.float32)
+    begins = [*range(0, grouped, chunk_size), *([grouped] if grouped < n_items else [])]
+    for begin, end in zip(begins, [*begins[1:], n_items], strict=True):
+        scores = buffer[: rows * (end - begin)].reshape(rows, end - begin)
+        np.matmul(states, table[begin:end].T, out=scores)
+        some = slice(*np.searchsorted(items, (begin, end)))
+        scores[of[some], items[some] - begin] = -np.inf
+        best.add(scores, begin)
+    return best.ranked(states, table)
+
+
+class _Best:
+    """Candidates for the best items of each row: flat rows, items and scores."""
+
+    def __init__(self, states: Floats, depths: Codes, norm: float) -> None:
+        self.depths, self.deepest = depths, int(depths.max())
+        # Twice the largest error of a product: of the k-th best, and of the item it is compared to.
+        error = 2 * (states.shape[1] + 8) * 2.0**-24 * norm
+        self.margins = (error * np.linalg.norm(states, axis=1)).astype(np.float32)
+        self.thresholds = np.full(len(states), -np.inf, np.float32)
+        self.kept = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))]
+        self.pending = 0
+
+    def add(self, scores: Floats, begin: int) -> None:
+        """Add the candidates among the scores [b, w] of items from `begin` on."""
+        rows, width = scores.shape
+        groups = scores.reshape(rows, _GROUP if width % _GROUP == 0 else width, -1)
+        maxima = groups.max(axis=1)
+        if begin == 0:
+            self._begin(scores, maxima)
+        row, group = np.nonzero(maxima >= self.thresholds[:, None])
+        values = groups[row, :, group]
+        close = (values >= self.thresholds[row][:, None]) & (values > -np.inf)
+        hit, place = np.nonzero(close)
+        items = begin + place * groups.shape[2] + group[hit]
+        self.kept.append((row[hit], items, values[hit, place]))
+        self.pending += len(hit)
+        if self.pending > len(self.kept[0][0]):  # as many as there were: worth a sort
+            self._tighten()
+
+    def _begin(self, scores: Floats, maxima: Floats) -> None:
+        """The k-th best of the first chunk is not below the k-th best maximum of its groups."""
+        for some in (maxima, scores):
+            place = some.shape[1] - self.deepest
+            if place >= 0:
+                self.thresholds = np.partition(some, place, axis=1)[:, place] - self.margins
+                return
+
+    def _tighten(self) -> None:
+        rows, items, scores = (np.concatenate(parts) for parts in zip(*self.kept, strict=True))
+        order = np.lexsort((items, -scores, rows))
+        rows, items, scores = rows[order], items[order], scores[order]
+        begins = np.searchsorted(rows, np.arange(len(self.depths)))
+        last = begins + self.depths - 1
+        full = np.append(rows, -1)[np.minimum(last, len(rows))] == np.arange(len(self.depths))
+        self.thresholds[full] = scores[last[full]] - self.margins[full]
+        ranks = np.arange(len(rows)) - begins[rows]
+        close = (scores >= self.thresholds[rows]) & (ranks < self.depths[rows] + _MOST_TIES)
+        self.kept, self.pending = [(rows[close], items[close], scores[close])], 0
+
+    def ranked(self, states: Floats, table: Floats) -> list[tuple[Codes, Floats]]:
+        """The best of each row, by scores that depend on state and item alone."""
+        self._tighten()
+        ((rows, items, _),) = self.kept
+        scores = rescore(states, table, rows, items)
+        order = np.lexsort((items, -scores, rows))
+        begins = np.searchsorted(rows, np.arange(len(states) + 1)).tolist()
+        ends = [b + k for b, k in zip(begins, self.depths.tolist(), strict=False)]
+        chosen = [order[b : min(e, c)] for b, e, c in zip(begins, ends, begins[1:], strict=False)]
+        return [(items[some], scores[some]) for some in chosen]
+
+
+def rescore(states: Floats, table: Floats, rows: Codes, items: Codes) -> Floats:
+    """Products of some states with some items, in float64, rounded."""
+    scores = np.empty(len(rows), np.float32)
+    for begin in range(0, len(rows), _RESCORED_AT_ONCE):
+        some = slice(begin, begin + _RESCORED_AT_ONCE)
+        products = table[items[some]].astype(np.float64)
+        products *= states[rows[some]]
+        scores[some] = products.sum(1) + 0.0  # + 0.0: there are two zeros
+    return scores
