@@ -65,6 +65,14 @@ VERBS: dict[str, tuple[str, list[str]]] = {
         "Write a run for use without torch: encoder, item table and ids, checked against the run.",
         ["runs/clicks --out exports/clicks", "runs/clicks --out exports/torch --format pt2"],
     ),
+    "serve": (
+        "Serve a run or an export over HTTP, with a page to try it on.",
+        [
+            "exports/clicks --port 8000",
+            "runs/clicks --titles items.csv",
+            "exports/clicks --host 0.0.0.0 --token-file token --watch",
+        ],
+    ),
     "report": (
         "Write a page about a run: curves, metrics, memory, settings, examples.",
         ["runs/clicks"],
