@@ -1,14 +1,15 @@
 """Does a catalogue of a hundred million items train, evaluate and recommend on one GPU?
 
     python benchmarks/hundred_million.py                                    # an H200: 3 minutes
-    python benchmarks/hundred_million.py --items 100_000 --users 4000       # a CPU
+    python benchmarks/hundred_million.py --items 100_000 --live 4000 --users 4000    # a CPU
 
 The log of `sce synthesize` (of ten events seven are the successor of an item before; popularity
-knows nothing of that), made here by all cores with numpy alone and written as a prepared dataset,
-whose catalogue holds the items that do not occur too. `fit` trains SASRec row-wise, in bfloat16 on
-a GPU, and measures it on a sample of users, beside popularity; `Recommender` recommends for them.
-The run is not saved: weights and state would be 52 GB. Prints where the time went, and keeps a row
-with the memory that `sce plan` predicts beside the measured peak.
+knows nothing of that), made here by all cores with numpy alone and written as a prepared dataset.
+Its events are of a million items, spread over the catalogue, which holds all others too. `fit`
+trains SASRec row-wise, in bfloat16 on a GPU, and measures it on a sample of users, beside
+popularity; `Recommender` recommends for them. The run is not saved: weights and state would be
+52 GB. Prints where the time went, and keeps a row with the memory that `sce plan` predicts beside
+the measured peak.
 """
 
 import argparse
@@ -42,6 +43,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--items", type=int, default=100_000_000)
+    parser.add_argument("--live", type=int, default=1_000_000, help="items that may occur")
     parser.add_argument("--users", type=int, default=1_000_000)
     parser.add_argument("--test-users", type=int, default=1_000)
     parser.add_argument("--batch", type=int, default=512)
@@ -63,10 +65,11 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as directory:
         with timed("log"):
-            log = SyntheticSettings(items=options.items, users=options.users)
+            log = SyntheticSettings(items=options.live, users=options.users)
             parts = os.cpu_count() or 1
             with get_context("fork").Pool(parts) as pool:
-                made = pool.map(partial(events_of, log, parts), range(parts), chunksize=1)
+                apart = options.items // options.live
+                made = pool.map(partial(events_of, log, apart, parts), range(parts), chunksize=1)
         with timed("dataset"):
             dataset = write(Path(directory, "data"), made, options)
             del made
@@ -97,7 +100,7 @@ def main() -> None:
     assert peak is not None
     hits = np.mean([events[-1] in each.items for events, each in zip(ids, found, strict=True)])
     row = {
-        **{name: getattr(options, name) for name in ("items", "users", "batch", "length")},
+        **{name: getattr(options, name) for name in ("items", "live", "users", "batch", "length")},
         "events": len(dataset.train.items),
         "items that occur": len(np.unique(dataset.train.items)),
         "steps": sum(record["steps"] for record in result.history),
@@ -116,16 +119,16 @@ def main() -> None:
         "seconds": seconds | {f"fit: {phase}": round(s, 2) for phase, s in result.seconds.items()},
         **provenance("torch", "triton"),
     }
-    keep("hundred_million", [row], to=options.out, beside=("items", "users", "machine"))
+    keep("hundred_million", [row], to=options.out, beside=("items", "live", "users", "machine"))
     print("\n".join(f"{name}: {value}" for name, value in row.items()))
 
 
-def events_of(log: SyntheticSettings, parts: int, part: int) -> list[Part]:
+def events_of(log: SyntheticSettings, apart: int, parts: int, part: int) -> list[Part]:
     """Make the blocks of one of several processes: items, and how many each user has."""
     found = []
     for block in generate(log, part, parts):
         _, lengths = np.unique(block.users, return_counts=True)
-        found.append((block.items.astype(np.int32), lengths))
+        found.append(((apart * block.items).astype(np.int32), lengths))
     return found
 
 

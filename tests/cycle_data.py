@@ -69,6 +69,7 @@ def train(
     resume: bool = False,
     force: bool = False,
     loss_name: str | None = None,
+    config: dict[str, Any] | None = None,
     on_epoch: Callable[[dict[str, Any]], object] | None = None,
     **changes: Any,
 ) -> Any:
@@ -82,6 +83,7 @@ def train(
         resume=resume,
         force=force,
         loss_name=loss_name,
+        config=config,
         on_epoch=on_epoch,
         progress=False,
     )

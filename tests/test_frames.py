@@ -1,5 +1,6 @@
 """From a data frame to a data frame."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import polars as pl
 import pytest
 
 import sce
+from sce.data.columns import NO_TIME, Columns
 from sce.data.vocabulary import Vocabulary
 from sce.models.sasrec import SASRec
 
@@ -33,6 +35,30 @@ def test_from_frame_to_frame(library: Any, tmp_path: Path) -> None:
     assert best["rank"].to_list() == [1, 2, 3] * 30
     seen = set(zip(log["user"].to_list(), log["item"].to_list(), strict=True))
     assert not seen & set(zip(best["user_id"].to_list(), best["item_id"].to_list(), strict=True))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_frame_is_read_as_prepare_read_its_like(library: Any, tmp_path: Path) -> None:
+    rows = [(float(u), float((u + n) % 9), f"2025-01-1{n}") for u in range(30) for n in range(5)]
+    names = ("who", "what", "when")
+    log = library.DataFrame(dict(zip(names, zip(*rows[::-1], strict=True), strict=True)))
+    given: Any = {f"{r}_column": name for r, name in zip(Columns._fields, names, strict=True)}
+    data = sce.prepare(log, tmp_path / "data", split="leave-one-out", **given)
+    settings = sce.TrainingSettings(epochs=1, device="cpu")
+    train: Any = {"settings": settings, "out": tmp_path / "run", "progress": False}
+    sce.fit(sce.SASRec(data.n_items), sce.CrossEntropy(), data, **train)
+
+    recommender = sce.Recommender.load(tmp_path / "run", "cpu")
+    found = recommender.recommend(log, k=3)
+    wanted = recommender.recommend([[(u + n) % 9 for n in range(5)] for u in range(30)], k=3)
+    assert [one.items for one in found[::-1]] == [one.items for one in wanted]
+    assert found.to_frame()["user_id"].to_list()[:4] == [29, 29, 29, 28]
+
+    by_row = replace(recommender, columns=Columns("who", "what", NO_TIME)).recommend(log, k=3)
+    backwards = [[(u + n) % 9 for n in range(4, -1, -1)] for u in range(30)]
+    assert [one.items for one in by_row[::-1]] == [
+        one.items for one in recommender.recommend(backwards, k=3)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -73,12 +99,12 @@ def test_a_frame_of_what_was_given_as_lists(recommender: sce.Recommender) -> Non
     [
         ({"who": [1], "item": [2]}, "needs one column of the user, .* it has"),
         ({"user": [1], "item": [2], "sku": [3]}, "one column of the item, .*'item', 'sku'"),
-        ({"user": [1], "item": [1.5]}, "ids are integers or strings"),
-        ({"user": [1], "item": [2], "time": ["10"]}, "'time' must hold a number or a date"),
-        ({"user": [1, 2], "item": [2, 3], "time": [1, None]}, "'time' must hold a number"),
-        ({"user": [None], "item": [2]}, "'user' must hold an id"),
-        ({"user": [1.0, None], "item": [2, 3]}, "'user' must hold an id"),
-        ({"user": [[1]], "item": [2]}, "'user' must hold an id"),
+        ({"user": [1], "item": [1.5]}, "'item': ids must be .*, not fractions such as 1.5"),
+        ({"user": [1], "item": [2], "time": ["x"]}, "row 1: cannot read 'x' in column 'time'"),
+        ({"user": [1, 2], "item": [2, 3], "time": [1, None]}, "row 2: .* 'time' .* removed$"),
+        ({"user": [None], "item": [2]}, "row 1: no user, column 'user' is empty"),
+        ({"user": [1.0, None], "item": [2, 3]}, "row 2: no user, column 'user' is empty"),
+        ({"user": [[1]], "item": [2]}, "'user': ids must be integers or strings"),
     ],
 )
 @pytest.mark.parametrize("library", LIBRARIES)

@@ -34,7 +34,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, dataset: PreparedDataset) -> Run:
-    return make_run(tmp_path_factory.mktemp("runs") / "tiny", dataset)
+    return make_run(tmp_path_factory.mktemp("runs") / "tiny", dataset, ended=True)
 
 
 @pytest.fixture(scope="module")

@@ -52,6 +52,7 @@ def make_run(
     *,
     loss: str = "sce",
     weights: bool = True,
+    ended: bool = False,
     **training: Any,
 ) -> Run:
     config = {
@@ -66,6 +67,8 @@ def make_run(
             SASRec(dataset.n_items, MODEL, seed=1).state_dict(),
             {"run": run.identity},
         )
+    if ended:
+        write_result(run)
     return run
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # read by type checkers and editors, and, as text, below
     from sce.data.batches import PADDING as PADDING
     from sce.data.filtering import keep_active as keep_active
+    from sce.data.prepare import PrepareOptions as PrepareOptions
     from sce.data.prepare import prepare as prepare
     from sce.data.prepared import PreparedDataset as PreparedDataset
     from sce.data.reading import read_interactions as read_interactions

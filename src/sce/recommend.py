@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sce.data.batches import DeviceSequences, history_batch, seen_items
-from sce.data.columns import ITEM, USER
+from sce.data.columns import BY_NAME, ITEM, USER, Columns
 from sce.data.frames import histories_of
 from sce.data.prepared import PreparedDataset, Sequences
 from sce.data.vocabulary import Vocabulary
@@ -127,6 +127,8 @@ class Recommender:
     item_ids: Vocabulary
     content_hash: str | None = None
     """Content of the dataset whose users it may recommend for; None for any."""
+    columns: Columns = BY_NAME
+    """Columns of data frames, if they have no usual names."""
 
     def __repr__(self) -> str:
         name, items = type(self.model).__name__, plural(len(self.item_ids), "item")
@@ -171,7 +173,8 @@ class Recommender:
                 'sce.evaluate(recommender.model, dataset, split="test") measures it'
             )
         warn_of(opened)
-        return cls(ranker, opened.item_ids, opened.dataset.content_hash)
+        columns = Columns(*map((opened.dataset.columns or {}).get, Columns._fields))
+        return cls(ranker, opened.item_ids, opened.dataset.content_hash, columns)
 
     @cached_property
     def _norm(self) -> Tensor:
@@ -190,9 +193,9 @@ class Recommender:
         Args:
             histories: One sequence of item ids per user, trained on or not, the oldest event first.
                 Or a data frame of pandas or polars with a row per event: a column each of users and
-                items and, unless the rows are in order, of times, by their usual names. Of a
-                history longer than the model takes, the last events count, but all are left out of
-                the result.
+                items and, unless the rows are in order, of times, by their usual names or those
+                that `prepare` was given; ids and times are read as there. Of a history longer than
+                the model takes, the last events count, but all are left out of the result.
             k: Items for each.
             keep_seen: Recommend items of the history too.
             batch_size: Histories at once.
@@ -203,7 +206,7 @@ class Recommender:
         """
         users, backend = None, cast("Any", "polars")
         if hasattr(histories, "columns"):
-            by_user, backend = histories_of(histories)
+            by_user, backend = histories_of(histories, self.columns)
             users, histories = _ids(list(by_user), None), by_user.values()
         ranked = self.stream(histories, k, keep_seen=keep_seen, batch_size=batch_size)
         found = Recommendations(ranked, users, backend)

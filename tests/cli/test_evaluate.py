@@ -101,6 +101,19 @@ def test_worse_than_popularity_is_said(users: int, end: str, capsys: Capture) ->
     assert capsys.readouterr().out.splitlines()[0].endswith(f"of popularity{end}")
 
 
+@pytest.mark.parametrize("verb", ["evaluate", "recommend", "report"])
+def test_a_run_that_has_not_ended_is_used_and_said_to_be(
+    verb: str, run: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(run, out)
+    Run.open(out).result_file.unlink()
+    more = ["--out", str(tmp_path / "found.csv")] if verb == "recommend" else []
+    assert main([verb, str(out), "--device", "cpu", *more]) == 0
+    said = f"sce: warning: the training of {out} has not ended: it is still going, or it was "
+    assert capsys.readouterr().err.count(said) == 1
+
+
 def test_a_diverged_run_says_so(run: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "run"
     shutil.copytree(run, out)

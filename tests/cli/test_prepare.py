@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sce.cli import main
 from sce.data import prepared
-from sce.data.prepare import PrepareWarning, prepare
+from sce.data.prepare import PrepareWarning, prepare, remarks
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
 
@@ -231,6 +231,17 @@ def test_duplicates_and_few_test_users_are_said(
         prepare(file, tmp_path / "c", quantile=0.7)
 
 
+def test_ids_that_look_like_missing_values_are_said(tmp_path: Path) -> None:
+    rows = [("NULL" if user == 3 else f"u{user}", "nan" if n == 1 else f"i{user + n}", n)
+            for user in range(20) for n in range(5)]  # fmt: skip
+    file = write_csv(tmp_path / "log.csv", rows)
+    told = r"the user 'NULL' \(3 training events\), the item 'nan' \(20 training events\); if"
+    with pytest.warns(PrepareWarning, match=told):
+        prepare(file, tmp_path / "a", split="leave-one-out")
+    numbers = write_csv(tmp_path / "b.csv", [("1", "2", n) for n in range(9)])
+    assert "missing ids" not in remarks(prepare(numbers, tmp_path / "b", split="leave-one-out"))
+
+
 def test_targets_that_were_had_before_are_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -240,7 +251,8 @@ def test_targets_that_were_had_before_are_said(
     assert (
         main(["prepare", str(file), "--split", "leave-one-out", "--out", str(tmp_path / "a")]) == 0
     )
-    assert "4 of 20 test targets are in the user's history, and count as" in capsys.readouterr().out
+    told = "repeated targets 4 of 20 test targets are in the user's history, and count as"
+    assert told in capsys.readouterr().out
 
 
 def test_a_log_without_times_is_in_the_order_of_its_rows(

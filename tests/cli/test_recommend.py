@@ -40,7 +40,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, dataset: PreparedDataset) -> Run:
-    return make_run(tmp_path_factory.mktemp("runs") / "tiny", dataset)
+    return make_run(tmp_path_factory.mktemp("runs") / "tiny", dataset, ended=True)
 
 
 @pytest.fixture(scope="module")
@@ -312,7 +312,7 @@ def test_no_known_user(run: Run, tmp_path: Path, capsys: Capture) -> None:
 
 def test_the_dataset_may_have_moved(tmp_path: Path, capsys: Capture) -> None:
     items, users = Vocabulary.from_strings(NAMES), Vocabulary.from_strings(["ann", "bob", "cat"])
-    made = make_run(tmp_path / "run", make_dataset(tmp_path / "data", items, users))
+    made = make_run(tmp_path / "run", make_dataset(tmp_path / "data", items, users), ended=True)
     (tmp_path / "data").rename(tmp_path / "moved")
     assert "--data DIR" in complaint(["recommend", str(made.path)], capsys)
     moved = ["recommend", str(made.path), "--data", str(tmp_path / "moved")]
@@ -446,7 +446,7 @@ def test_the_same_command_goes_on(
 def test_another_command_begins_anew(
     dataset: PreparedDataset, tmp_path: Path, change: list[str], capsys: Capture
 ) -> None:
-    run, out = make_run(tmp_path / "run", dataset), tmp_path / "found.csv"
+    run, out = make_run(tmp_path / "run", dataset, ended=True), tmp_path / "found.csv"
     source = source_of("--users-file", tmp_path)
     arguments = ["recommend", str(run.path), *source, "--batch-size", "1", "--out", str(out)]
     with interrupted_after(19):

@@ -130,6 +130,18 @@ def test_without_a_loss_a_small_catalogue_on_a_cpu_is_trained_exactly(
     assert train("large", "--resume", epochs="2")[0]["name"] == "sce"
 
 
+def test_without_a_directory_the_run_of_another_device_is_resumed(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ["train", str(data), *SMALL, "--batch-size", "16", "--device", "cpu"]
+    assert main([*given, "--epochs", "1"]) == 0
+    monkeypatch.setattr("sce.config.EXACT_ITEMS", 11)  # as on a GPU
+    assert main([*given, "--epochs", "2", "--resume"]) == 0
+    assert [path.name for path in Path("runs").iterdir()] == ["cycle-ce"]
+    assert len(Run.open("runs/cycle-ce").metrics()) == 2
+
+
 @pytest.mark.parametrize(
     ("items", "device", "faster"), [(4096, "cpu", True), (4097, "cpu", False), (12, "cuda", False)]
 )
@@ -160,6 +172,8 @@ def test_the_same_command_again_needs_force_or_resume(
     assert "exists; go on with --resume, replace it with --force" in line
     assert (tmp_path / "run" / "result.json").read_bytes() == first
     assert main([*arguments, "--force", "--seed", "1"]) == 0
+    said = f"sce: {tmp_path / 'run'} will be replaced when training begins, before the new run has"
+    assert said in capsys.readouterr().err
     assert (tmp_path / "run" / "result.json").read_bytes() != first
 
 

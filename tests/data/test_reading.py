@@ -1,6 +1,7 @@
 """Bad input: each kind is refused in words that name the file, the place and the remedy."""
 
 import gzip
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +76,45 @@ def test_a_byte_order_mark_and_a_key_that_occurs_twice(
     assert len(read_interactions(tmp_path / f"b.jsonl{ending}")) == 1
 
 
+@pytest.mark.parametrize("escaped", [r"it\u0065m", r"\u0069tem", r"it\u0065\u006D"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_key_in_two_spellings_occurs_twice(escaped: str, order: int, refused: Refused) -> None:
+    one, other = ["item", escaped][::order]
+    line = '{"user": 1, "item": 2, "ts": 3, "by": "a \\u2019 \\u0026 \\\\ b"}\n'
+    twice = f'{{"user": 1, "{one}": 2, "{other}": 4, "ts": 3}}\n'
+    message = refused("a.jsonl", line + twice)
+    assert message == "a.jsonl, line 2: the key 'item' occurs twice; remove one"
+
+
+def test_a_key_in_another_spelling_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"user": 1, "it\\u0065m": 2, "ts": 3}\n' * 3)
+    assert len(read_interactions(tmp_path / "a.jsonl")) == 3
+
+
+ROWS = [{"user": f"ü{n}", "item": n, "ts": n} for n in range(3)]
+TEXT = "user,item,ts\n" + "".join(f"{row['user']},{row['item']},{row['ts']}\n" for row in ROWS)
+LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", json.dumps(ROWS).encode(), r"line 1: .* an array; .* jq -c '\.\[\]'"),
+        ("a.json", json.dumps(ROWS, indent=1).encode(), r"line 1: .* an array; .* jq -c '\.\[\]'"),
+        ("a.json", json.dumps(ROWS[0], indent=1).encode(), r"line 1: .* whole object: jq -c \."),
+        ("a.csv", TEXT.encode("utf-16"), "columns .*UTF-16.* iconv -f UTF-16"),
+        ("a.jsonl", LINES.encode("utf-16"), "line 1: .*UTF-16.* iconv -f UTF-16"),
+        ("a.csv", TEXT.encode("cp1252"), "line 2: not UTF-8 .* iconv -f WINDOWS-1252"),
+        ("a.csv", f"ü{TEXT}".encode("cp1252"), "columns .*not UTF-8.* iconv -f WINDOWS-1252"),
+        ("a.jsonl", LINES.encode("cp1252"), "line 1: not UTF-8 .* iconv -f WINDOWS-1252"),
+    ],
+)
+def test_other_encodings_and_arrays_are_said_how_to_convert(
+    name: str, content: bytes, message: str, refused: Refused
+) -> None:
+    assert re.search(message, refused(name, content))
+
+
 LONG = "x" * 200_000  # beyond what Python's csv takes unless told to
 LATE = ":good:" * 200 + "\n"
 
@@ -109,7 +149,11 @@ LATE = ":good:" * 200 + "\n"
         ("a.jsonl", "\n\n", "line 2: the end, and no JSON object so far"),
         ("a.jsonl", LATE + '{"user": 1, "item":\n:good:', r"line 202: malformed JSON \("),
         ("a.jsonl", LATE + "hello\n:good:", r"line 202: malformed JSON \("),
-        ("a.jsonl", LATE + "[1, 2]\n:good:", r"line 202: '\[1, 2\]' is no JSON object: an array"),
+        (
+            "a.jsonl",
+            LATE + "[1, 2]\n:good:",
+            r"line 202: no JSON object but an array; write a line",
+        ),
         (
             "a.csv",
             "user;item;time\n1;2;3\n",

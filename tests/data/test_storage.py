@@ -2,6 +2,7 @@ import errno
 import hashlib
 import json
 import os
+import resource
 import shutil
 import signal
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from sce.data.storage import (
     read_json,
     read_json_lines,
     write_json,
+    write_text,
 )
 from sce.errors import InputError
 
@@ -236,3 +238,16 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(InputError, match=r"cannot write .*lines: no space left"):
         append_json_line(tmp_path / "lines", RECORD)
+
+
+@pytest.mark.parametrize("handles", [0, 1])
+def test_too_few_file_handles_leave_nothing(tmp_path: Path, handles: int) -> None:
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(free := os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + handles, usual[1]))
+    try:
+        with pytest.raises(InputError, match=r"cannot write .*: too many open files; .* ulimit -n"):
+            write_text(tmp_path / "file", "text")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+    assert not list(tmp_path.iterdir())

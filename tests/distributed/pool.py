@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import socket
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from sce.distributed import Ranks
 
@@ -39,16 +39,24 @@ def _serve(rank: int, most: int, meeting: str, pipe: Connection) -> None:
 def forks() -> Any:
     """Return a context whose processes are forks of a server, which makes imports once."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", "sce.distributed", "pytest", "triton"])
+    first = ["torch._dynamo", "torch.distributed.launcher.api", "triton", "pytest"]
+    first += ["torch.distributed.elastic.rendezvous.c10d_rendezvous_backend", "sce.cli.train"]
+    context.set_forkserver_preload(first)
     return context
 
 
-def run_launched(size: int, work: Callable[..., None], *arguments: Any) -> list[int]:
-    """Run `work(rank, *arguments)` in processes that find each other as torchrun's do."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    given = [(rank, size, port, work, arguments) for rank in range(size)]
+def run_launched(
+    size: int, work: Callable[..., None], *arguments: Any, held: bool = True
+) -> list[int]:
+    """Run `work(rank, *arguments)` in processes that find each other as torchrun's do.
+
+    With `held` their store is here, as torchrun holds it, else on rank 0.
+    """
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = store.port
+    if not held:
+        del store
+    given = [(rank, size, port, held, work, arguments) for rank in range(size)]
     processes = [forks().Process(target=_launch, args=each, daemon=True) for each in given]
     for process in processes:
         process.start()
@@ -58,9 +66,15 @@ def run_launched(size: int, work: Callable[..., None], *arguments: Any) -> list[
 
 
 def _launch(
-    rank: int, size: int, port: int, work: Callable[..., None], arguments: tuple[Any, ...]
+    rank: int,
+    size: int,
+    port: int,
+    held: bool,
+    work: Callable[..., None],
+    arguments: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(held)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
     work(rank, *arguments)

@@ -1,11 +1,9 @@
 import os
 import runpy
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
 import pytest
@@ -52,62 +50,87 @@ def get_stuck() -> None:
     time.sleep(5)
 
 
-def last_but_for_one(rank: int, directory: Path, end: Callable[[], None], seconds: float) -> None:
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def outlast_one(rank: int, directory: Path, end: Callable[[], None], seconds: float) -> None:
+    """Rank 1 comes to an end, and meanwhile rank 2 is busy for longer than the others ask."""
     with start_ranks(timeout=seconds, device="cpu") as ranks:
-        ranks.gather_counts(1)
+        pids = [pid for (pid,) in ranks.gather_counts(os.getpid())]
         if rank == 1:
             end()
-            os._exit(1)
+        if rank == 2:
+            time.sleep(1.5)
         try:
             ranks.gather_counts(2)
         except RankError as error:
             (directory / str(rank)).write_text(str(error))
+        if rank == 0:
+            with suppress(ProcessLookupError):
+                os.kill(pids[1], signal.SIGCONT)
 
 
 @pytest.mark.parametrize(
     ("end", "seconds", "said"),
     [
-        (be_killed, 60.0, "no answer from rank 1: killed, stuck, or cut off"),
+        (be_killed, 60.0, "no answer from rank 1: killed, stopped, or cut off"),
         (fail, 60.0, "rank 1 ended: the batch is empty"),
-        (get_stuck, 2.0, "no answer from rank 1: killed, stuck, or cut off"),
+        (stop, 2.0, "no answer from rank 1: killed, stopped, or cut off"),
+        (get_stuck, 2.0, "rank 1 is alive, but did not come within 2 s: slow, or stuck; "),
     ],
 )
-def test_the_others_say_which_rank_is_missing(
+def test_all_say_which_rank_is_missing(
     end: Callable[[], None], seconds: float, said: str, tmp_path: Path
 ) -> None:
-    codes = run_launched(3, last_but_for_one, tmp_path, end, seconds)
+    codes = run_launched(3, outlast_one, tmp_path, end, seconds)
     assert codes[0] == codes[2] == 0
-    assert codes[1]
-    for rank in (0, 2):
+    comes_back = end in (stop, get_stuck)  # too late
+    assert (codes[1] == 0) is comes_back
+    for rank in (0, 1, 2) if comes_back else (0, 2):
         assert (tmp_path / str(rank)).read_text().startswith(said)
 
 
-RESTARTED = """
-import os, signal, sys, time
-from pathlib import Path
-from sce.distributed import start_ranks
-
-attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-if attempt == "1" and os.environ["RANK"] == "1":
-    time.sleep(1)  # the other one must not meet its predecessor
-with start_ranks(timeout=20, device="cpu") as ranks:
-    ranks.gather_counts(1)
-    if attempt == "0" and ranks.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    Path(sys.argv[1], str(ranks.rank)).write_text(str(ranks.gather_counts(ranks.rank)))
-"""
+def be_slow(rank: int, directory: Path) -> None:
+    os.environ["SCE_RANK_TIMEOUT"] = "20"
+    with start_ranks(device="cpu") as ranks:
+        pids = [pid for (pid,) in ranks.gather_counts(os.getpid())]
+        if rank == 1:
+            stop()
+        else:
+            time.sleep(1)
+            os.kill(pids[1], signal.SIGCONT)
+        (directory / str(rank)).write_text(str(ranks.gather_counts(rank)))
 
 
-def test_a_killed_rank_comes_back_under_torchrun(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(RESTARTED)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    launch += ["--nproc-per-node=2", "--max-restarts=1", str(script), str(tmp_path)]
-    source = str(ROOT / "src")
-    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": source}
-    done = subprocess.run(launch, env=env, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
+def test_a_rank_that_stops_for_a_while_is_waited_for(tmp_path: Path) -> None:
+    assert run_launched(2, be_slow, tmp_path) == [0, 0]
     assert [(tmp_path / rank).read_text() for rank in "01"] == ["[[0], [1]]"] * 2
+
+
+def begin(rank: int, directory: Path) -> None:
+    if rank == 1:
+        be_killed()
+    try:
+        with start_ranks(timeout=1, device="cpu"):
+            pass
+    except RankError as error:
+        (directory / str(rank)).write_text(str(error))
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["rank 0", "launcher"])
+def test_a_rank_that_does_not_start_is_named(tmp_path: Path, held: bool) -> None:
+    assert run_launched(2, begin, tmp_path, held=held) == [0, -signal.SIGKILL]
+    assert (tmp_path / "0").read_text() == "rank 1 did not start within 1 s"
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "inf"])
+def test_a_timeout_is_a_number_of_seconds(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"WORLD_SIZE": "2", "SCE_RANK_TIMEOUT": text}.items():
+        monkeypatch.setenv(name, value)
+    complaint = f"SCE_RANK_TIMEOUT is a number of seconds; got '{text}'"
+    with pytest.raises(InputError, match=complaint), start_ranks(device="cpu"):
+        pass
 
 
 def example(rank: int, directory: Path) -> None:

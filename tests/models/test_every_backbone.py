@@ -35,6 +35,17 @@ def test_states_depend_on_neither_padding_nor_groups(name: str) -> None:
 
 
 @every_backbone
+def test_the_last_state_is_encoded_from_embedded_items_alone(name: str) -> None:
+    model, lengths = make(name), REAL.sum(1)
+    embedded = model.catalogue[HISTORIES.clamp(min=0)].detach()
+    wanted = model(HISTORIES)[torch.arange(3), lengths - 1]
+    torch.testing.assert_close(model.encode(embedded, lengths), wanted)
+    embedded[~REAL] = 1e3  # arbitrary
+    model.catalogue.data.fill_(torch.nan)
+    torch.testing.assert_close(model.encode(embedded, lengths), wanted)
+
+
+@every_backbone
 def test_a_later_item_changes_no_earlier_state_of_as_many_events(name: str) -> None:
     model, other = make(name), HISTORIES.clone()
     other[0, 3] = 0

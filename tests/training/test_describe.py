@@ -104,7 +104,7 @@ def test_every_loss_is_told_from_every_other() -> None:
     assert len({str(one) for one in found}) == len(found)
     assert [one["name"] for one in found[:5]] == ["ce", "ce", "sce", "sce", "ce-"]
     assert found[4]["negatives"] == {"name": f"{__name__}.LastItems", "first": 0}
-    assert found[-2] == {"name": f"{__name__}.plain"}
+    assert found[-2]["name"] == f"{__name__}.plain"
 
 
 def test_no_address_no_weight_and_no_switch_of_training_is_in_it() -> None:

@@ -23,7 +23,7 @@ def show_lines(lines: Iterable[tuple[str, str]], width: int) -> None:
     """Show facts by name, the names in a column of so many characters."""
     console = output_console()
     for name, value in lines:
-        console.print(f"{name:<{width}}{value}", soft_wrap=True, markup=False)
+        console.print(f"{name:<{width - 1}} {value}", soft_wrap=True, markup=False)
 
 
 def plain_table(*headings: str) -> Table:

@@ -78,7 +78,7 @@ def synthesize(
         with display, atomic_file(out) as partial:
             display.step(doing)
             register_io_source(frames, schema=schema).sink_parquet(partial)
-    except (OSError, pl.exceptions.PolarsError) as error:
+    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise InputError(f"cannot write {out}: {reason(error)}") from error
     with telling():
         print(f"{out}: {events:,} interactions of {users:,} users with up to {items:,} items")

@@ -25,11 +25,12 @@ from sce.config import (
     setting_types,
 )
 from sce.data.prepared import PreparedDataset
-from sce.losses import LOSSES
+from sce.errors import RankError
+from sce.losses import DEFAULT_LOSS, LOSSES
 from sce.models.registry import BACKBONES
 from sce.training.device import resolve_device
 from sce.training.fit import FitResult, fit
-from sce.training.run import Run
+from sce.training.run import MANIFEST, Run
 from sce.training.run_start import check_target
 from sce.training.signals import TrainingInterrupted
 from sce.units import plural
@@ -125,7 +126,8 @@ def train(  # noqa: D417 - the settings document themselves
         out: Directory of the run to write. [default: runs/PREPARED-LOSS]
         config: TOML file of settings, in tables [model], [loss], [training]; options override it.
         resume: Go on with the run in --out, from where it was stopped, interrupted or killed.
-        force: Replace the run in --out.
+        force: Replace the run in --out: it is deleted when training begins, and nothing of the new
+            one is saved yet. Another --out keeps both.
     """
     options = {"model": model or {}, "loss": loss or {}, "training": training or {}}
     file, dropped = for_loss(load_toml(config) if config else {}, options)
@@ -141,7 +143,11 @@ def train(  # noqa: D417 - the settings document themselves
     )
     device = resolve_device(chosen.training.device)  # a GPU that is not there is refused first
     dataset = PreparedDataset.load(prepared)
+    usual = [Path("runs") / f"{prepared.resolve().name}-{name}" for name in (DEFAULT_LOSS, "ce")]
     if not (file.get("loss") or options["loss"] or chosen.training.row_wise):
+        found = [path for path in usual if (path / MANIFEST.file).exists()]
+        if resume and out is None and len(found) == 1:  # perhaps begun on another kind of device
+            out, there = found[0], True
         begun = Run.open(out).loss if out and there and resume else None
         if begun == "ce" or (begun is None and is_exact_faster(dataset.n_items, device)):
             chosen = Config.compose(EXACT_LOSS, file, options)
@@ -149,6 +155,8 @@ def train(  # noqa: D417 - the settings document themselves
             why = f"with {plural(dataset.n_items, 'item')} it takes less time than SCE on a CPU"
             say(f"exact cross-entropy: {why}; --loss sce takes the latter")
     out = out or Path("runs") / f"{prepared.resolve().name}-{chosen.loss_name}"
+    if first and force and (out / MANIFEST.file).exists():
+        say(f"{out} will be replaced when training begins, before the new run has saved anything")
     try:
         network, objective = chosen.build(dataset)
         result = fit(
@@ -165,6 +173,8 @@ def train(  # noqa: D417 - the settings document themselves
         if first:
             say(f"{interruption}; go on with the same command and --resume")
         return interruption.exit_code
+    except RankError as error:
+        raise RankError(f"{error}; the same command with --resume goes on") from error
     if not first:
         return 0
     with telling():

@@ -34,6 +34,7 @@ class Columns(NamedTuple):
 
 
 BY_NAME = Columns()
+CONVERT = "convert it first, for instance with iconv -f WINDOWS-1252 -t UTF-8"
 NO_TIME = "\x00none"  # as the time's column: the rows are in order
 
 
@@ -48,7 +49,7 @@ def find_columns(found: Sequence[str], given: Columns, where: Path) -> tuple[str
         if name is not None and name not in found:
             raise InputError(
                 f"{where}: no column {name!r} ({option}); its columns are {_listed(found)}"
-                + _separator_hint(found)
+                + _hint(found)
             )
         if not matches:
             rows = named("order", "rows")
@@ -56,7 +57,7 @@ def find_columns(found: Sequence[str], given: Columns, where: Path) -> tuple[str
             raise InputError(
                 f"{where}: no column looks like the {role}; its columns are {_listed(found)}"
                 + (" (these look like values; is the header line missing?)" if values else "")
-                + _separator_hint(found)
+                + _hint(found)
                 + f"; name the right one with {option}"
                 + (f", or take the rows as in order with {rows}" if role == "time" else "")
             )
@@ -84,11 +85,17 @@ def fold(name: str) -> str:
     return "".join(c for c in name.lower() if c not in "_-. ")
 
 
-def _separator_hint(found: Sequence[str]) -> str:
+def encoding_hint(text: str) -> str:
+    """What to do with text that was read as UTF-8 and is of another encoding."""
+    if "\x00" in text:
+        return "; is it UTF-16? Convert it first: iconv -f UTF-16 -t UTF-8"
+    return f"; it is not UTF-8: {CONVERT}" if "\ufffd" in text else ""
+
+
+def _hint(found: Sequence[str]) -> str:
     other = next((mark for mark in ";|\t" if len(found) == 1 and mark in found[0]), None)
-    return (
-        "" if other is None else f"; separated by {other!r}? Write it with commas, as csv has them"
-    )
+    separated = f"; separated by {other!r}? Write it with commas, as csv has them" if other else ""
+    return separated + encoding_hint("".join(found))
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -9,6 +9,8 @@ import gzip
 import io
 import itertools
 import json
+import math
+import re
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
@@ -18,6 +20,7 @@ from typing import IO, Any
 
 import polars as pl
 
+from sce.data.columns import CONVERT, encoding_hint
 from sce.data.formats import Format
 from sce.errors import InputError
 
@@ -38,7 +41,7 @@ def explain(path: Path, fmt: Format, error: BaseException) -> InputError:
         return InputError(f"{path}: cannot be read: {reason}")
     if fmt.layout == "parquet":
         return InputError(f"{path}: no parquet file, or truncated ({reason})")
-    fault = _first_fault(path, fmt, "utf-8" in reason)
+    fault = _first_fault(path, fmt, "utf" in reason.lower())
     if fault:
         return InputError(f"{path}, line {fault[0]}: {fault[1]}")
     return InputError(f"{path}: malformed {fmt.name} ({reason})")
@@ -72,9 +75,12 @@ def check_json_ids(path: Path, column: str) -> None:
             )
 
 
-def count_names(path: Path, columns: Sequence[str]) -> list[int]:
-    """How often the name of each column occurs in a jsonl file, quoted: as a key, or otherwise."""
-    counts = [0] * len(columns)
+def count_names(path: Path, columns: Sequence[str]) -> list[float]:
+    """How often the name of each column occurs in a jsonl file, quoted: as a key, or otherwise.
+
+    Infinitely often where escapes may spell it.
+    """
+    counts, escaped = [0.0] * len(columns), _escaped(columns)
     with open_log(path) as file:
         while chunk := file.read(_CHUNK):
             chunk += file.readline()
@@ -82,14 +88,17 @@ def count_names(path: Path, columns: Sequence[str]) -> list[int]:
                 count + sum(map(chunk.count, _quoted(column)))
                 for count, column in zip(counts, columns, strict=True)
             ]
+            if b"\\" in chunk and escaped.search(chunk):
+                return [math.inf] * len(columns)
     return counts
 
 
 def check_json_keys(path: Path, columns: Sequence[str]) -> None:
     """Refuse a line in which a column occurs twice."""
+    escaped = _escaped(columns)
     for number, line in enumerate(_raw_lines(path), 1):
         for column in columns:
-            if sum(map(line.count, _quoted(column))) > 1:
+            if sum(map(line.count, _quoted(column))) > 1 or escaped.search(line):
                 keys = [key for key, _ in json.loads(line, object_pairs_hook=list)]
                 if keys.count(column) > 1:
                     raise InputError(
@@ -100,6 +109,13 @@ def check_json_keys(path: Path, columns: Sequence[str]) -> None:
 def _quoted(column: str) -> set[bytes]:
     """A name as JSON writes it, in ASCII or in UTF-8."""
     return {json.dumps(column, ensure_ascii=ascii_).encode() for ascii_ in (True, False)}
+
+
+def _escaped(columns: Sequence[str]) -> re.Pattern[bytes]:
+    """A character of the names, in ASCII, that is escaped and need not be."""
+    signs = {sign for sign in "".join(columns) if sign.isascii()}
+    codes = sorted(f"u{ord(sign):04x}" for sign in signs) + ["/"] * ("/" in signs)
+    return re.compile(rb"\\(?i:%s)" % "|".join(codes).encode())
 
 
 def place_of_row(path: Path, fmt: Format, row: int) -> str:
@@ -118,7 +134,7 @@ def place_of_row(path: Path, fmt: Format, row: int) -> str:
 
 
 def _first_fault(path: Path, fmt: Format, encoding: bool) -> tuple[int, str] | None:
-    number, empty = 0, True
+    number, empty, text = 0, True, ""
     try:
         if encoding:
             for line in _raw_lines(path):
@@ -126,9 +142,10 @@ def _first_fault(path: Path, fmt: Format, encoding: bool) -> tuple[int, str] | N
                 line.decode()
         elif fmt.layout == "jsonl":
             for number, text in enumerate(_lines(path), 1):
+                if text.lstrip().startswith("["):
+                    return number, "no JSON object but an array; write a line for each: jq -c '.[]'"
                 if text.strip() and not isinstance(_load(text), dict):
-                    array = ": an array; write a line for each" if text.strip()[0] == "[" else ""
-                    return number, f"{text.strip()[:40]!r} is no JSON object{array}"
+                    return number, f"{text.strip()[:40]!r} is no JSON object"
                 empty = empty and not text.strip()
             if empty:
                 return number, "the end, and no JSON object so far"
@@ -138,10 +155,11 @@ def _first_fault(path: Path, fmt: Format, encoding: bool) -> tuple[int, str] | N
                 if any(fields[columns:]):
                     return number, f"{len(fields)} fields where there are {columns} columns"
     except UnicodeDecodeError as error:
-        return number, f"not UTF-8 ({error.reason}); convert the file first"
+        return number, f"not UTF-8 ({error.reason}); {CONVERT}"
     except json.JSONDecodeError as error:
         fault = f"{error.msg} at column {error.colno}"
-        return number, f"malformed JSON ({fault}); every line must hold one whole object"
+        hint = encoding_hint(text) or "; every line must hold one whole object: jq -c . writes so"
+        return number, f"malformed JSON ({fault}){hint}"
     except RecursionError:
         return number, "nested too deeply to be read"
     except csv.Error as error:

@@ -3,13 +3,17 @@
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from sce.data.columns import ITEM, TIME, USER, usual_columns
+from sce.data.columns import ITEM, NO_TIME, TIME, USER, Columns, usual_columns
 from sce.errors import InputError
 
 if TYPE_CHECKING:
     import narwhals as nw
 
 USUAL = {"user": USER, "item": ITEM, "time": TIME}
+_MISSING = (
+    "data frames need {}, which is not installed; install it with: "
+    "pip install 'scalable-cross-entropy[prepare]'"
+)
 
 
 def open_frame(frame: Any) -> "nw.DataFrame[Any]":
@@ -19,10 +23,7 @@ def open_frame(frame: Any) -> "nw.DataFrame[Any]":
 
         table = nw.from_native(frame)
     except ModuleNotFoundError as error:
-        raise InputError(
-            "data frames need narwhals, which is not installed; install it with: "
-            "pip install 'scalable-cross-entropy[prepare]'"
-        ) from error
+        raise InputError(_MISSING.format("narwhals")) from error
     except nw.exceptions.DuplicateError as error:
         raise InputError("the data frame has two columns of one name; rename one") from error
     except TypeError as error:
@@ -35,33 +36,41 @@ def open_frame(frame: Any) -> "nw.DataFrame[Any]":
     return table
 
 
-def histories_of(frame: Any) -> tuple[dict[Any, list[Any]], Any]:
-    """Histories by user, users in the order of their first rows, and the frame's library."""
-    events = open_frame(frame)
-    columns = {role: usual_columns(role, events.columns) for role in ("user", "item", "time")}
+def histories_of(frame: Any, known: Columns) -> tuple[dict[Any, list[Any]], Any]:
+    """Histories by user, users in the order of their first rows, and the frame's library.
+
+    Columns are those that are `known`, if they are there, else by their usual names; ids and times
+    are read as `prepare` does.
+    """
+    table = open_frame(frame)
+    try:
+        from sce.data.reading import read_frame
+    except ModuleNotFoundError as error:
+        raise InputError(_MISSING.format(error.name)) from error
+    columns = {
+        role: [name]
+        if name in table.columns or name == NO_TIME
+        else usual_columns(role, table.columns)
+        for role, name in known._asdict().items()
+    }
     for role, names in columns.items():
         if len(names) != 1 and (names or role != "time"):
             raise InputError(
                 f"the data frame needs one column of the {role}, such as {USUAL[role]}; it has "
-                f"{names or events.columns}"
+                f"{names or table.columns}"
             )
     [user], [item], times = columns.values()
-    if not times and (others := [name for name in events.columns if name not in (user, item)]):
+    if not times and (others := [name for name in table.columns if name not in (user, item)]):
         warnings.warn(
             f"no column of the data frame is known as the time ({', '.join(others)}): rows count "
             f"as in order; {USUAL['time']} would be the time",
             stacklevel=3,
         )
-    users = events[user].to_list()
-    if events[user].null_count() or any(kind.__hash__ is None for kind in set(map(type, users))):
-        raise InputError(f"column {user!r} must hold an id, an integer or a string, in every row")
-    histories: dict[Any, list[Any]] = {one: [] for one in users}
-    if times:
-        column = events[times[0]]
-        if column.null_count() or not (column.dtype.is_numeric() or column.dtype.is_temporal()):
-            raise InputError(f"column {times[0]!r} must hold a number or a date in every row")
-        # By row too: not every library keeps the order of ties.
-        events = events.with_row_index("\x00row").sort(times[0], "\x00row")
-    for one, event in zip(events[user].to_list(), events[item].to_list(), strict=True):
+    chosen = Columns(user, item, *(times or [NO_TIME]))
+    rows = read_frame(table, chosen).rows
+    histories: dict[Any, list[Any]] = {one: [] for one in rows[USER]}
+    if TIME in rows.columns:
+        rows = rows.sort(TIME, maintain_order=True)
+    for one, event in zip(rows[USER], rows[ITEM], strict=True):
         histories[one].append(event)
-    return histories, events.implementation
+    return histories, table.implementation

@@ -1,7 +1,7 @@
 """From a log of interactions to the dataset that training reads: read, filter, split, write."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -10,13 +10,16 @@ from typing import Any, Literal, TypedDict, Unpack, get_type_hints
 
 import numpy as np
 
+from sce.data.columns import NO_TIME, Columns
 from sce.data.filtering import Pairs, drop_repeats, keep_active_parts
+from sce.data.formats import FORMATS
 from sce.data.interactions import Interactions, Tally
 from sce.data.order import count_duplicates, describe_order, order_warning, shuffle_ties
 from sce.data.parts import DiskList, Parts, tally_parts
 from sce.data.prepared import FEW_USERS, PreparedDataset, Sequences, check_target
 from sce.data.splitting import Kind, Split, TestHistory, split_leave_one_out, split_temporal
 from sce.data.storage import atomic_directory
+from sce.documented import documented
 from sce.errors import InputError, check_types, named
 from sce.units import parse_size, plural
 
@@ -27,6 +30,7 @@ _FILTERS: dict[str, Any] = {
     "iterate": False,
 }
 _EVENTS_AT_ONCE = 1 << 22  # of test sequences
+_MISSING = ("NULL", "Null", "null", "NA", "N/A", "NaN", "nan", "None", "none", "undefined", "\\N")
 _MEMORY = "4GB"  # of partitions, unless another is given
 _PRESETS = {None: _FILTERS, "paper": _FILTERS | {"min_item_users": 5, "min_user_items": 20}}
 
@@ -35,6 +39,7 @@ class PrepareWarning(UserWarning):
     """Data that deceives: see `remarks`."""
 
 
+@documented
 class PrepareOptions(TypedDict, total=False):
     """Options of `prepare` and of the command, whose --help explains them; None: not given."""
 
@@ -103,7 +108,7 @@ def prepare(
         out: Directory to write.
         report: Called with a line of text at each step, for showing progress.
         options: Those of `sce prepare --help`, under the same names: `time_column="date"`,
-            `min_user_items=5`. `PrepareOptions` has them all.
+            `min_user_items=5`. `help(sce.PrepareOptions)` lists them.
 
     Raises:
         InputError: When options contradict each other, the log is malformed, or the directory
@@ -140,6 +145,10 @@ def prepare(
             f"{named('min_item_users')} or {named('min_user_items')}"
         )
     memory, partitions = given.pop("memory", None), given.pop("partitions", False)
+    columns = Columns(*(given.get(f"{role}_column") for role in Columns._fields))
+    if given.get("format") in FORMATS:
+        columns = columns.or_else(FORMATS[given["format"]].columns)
+    columns = columns._replace(time=NO_TIME) if by_row else columns
     exists = check_target(out, force=force)
     try:
         from sce.data.external import read_parts
@@ -154,7 +163,7 @@ def prepare(
         ) from error
 
     choices: dict[str, Any] = {
-        "by_row": by_row,
+        "columns": columns,
         "ties": ties,
         "seed": seed or 0,
         "filters": filters,
@@ -191,7 +200,7 @@ def _divide(
     pairs: Parts[Pairs],
     dropped: int,
     *,
-    by_row: bool,
+    columns: Columns,
     ties: str,
     seed: int,
     filters: dict[str, Any],
@@ -206,7 +215,7 @@ def _divide(
     if ties == "shuffle":
         shuffle_ties(parts, seed)
     order = {
-        "by": "rows" if by_row else "time",
+        "by": "rows" if columns.time == NO_TIME else "time",
         "ties": ties,
         "seed": seed if ties == "shuffle" else None,
         "found": found,
@@ -217,7 +226,8 @@ def _divide(
     report(f"filtering {steps[0].interactions:,} interactions")
     if dropped:
         steps.insert(0, Tally("rows without user, item or time: left out", 0, 0, dropped))
-    settings = dict(filters)
+    named_ones = {role: name for role, name in columns._asdict().items() if name is not None}
+    settings = {**filters, **({"columns": named_ones} if named_ones else {})}
     if filters.pop("drop_repeats"):
         for number, part in enumerate(parts):
             parts[number] = drop_repeats(part)
@@ -238,6 +248,11 @@ def remarks(dataset: PreparedDataset) -> dict[str, str]:
             f"{plural(duplicates, 'row')} with user, item and time of an earlier one: kept; "
             f"{named('drop_repeats', True)} keeps a user's first event with each item"
         )
+    if missing := ", ".join(_missing_ids(dataset)):
+        found["missing ids"] = (
+            f"ids that look like missing values count as any other: {missing}; if they are none, "
+            f"leave these fields empty, and such rows out with {named('drop_incomplete', True)}"
+        )
     had, tested = _targets_had_before(dataset.test), counts["test"]["users"]
     if had > tested / 20:
         found["repeated targets"] = (
@@ -255,6 +270,22 @@ def remarks(dataset: PreparedDataset) -> dict[str, str]:
             advice = f"; {named('split', 'leave-one-out')} tests on every user with three events"
             found["test users"] += advice
     return found
+
+
+def _missing_ids(dataset: PreparedDataset) -> Iterator[str]:
+    """Ids that are names of nothing, with the number of training events of each."""
+    train = dataset.train
+    for role, ids in (("user", dataset.user_ids), ("item", dataset.item_ids)):
+        for name, code in zip(_MISSING, ids.lookup(_MISSING).tolist(), strict=True):
+            if code < 0:
+                continue
+            if role == "user":
+                events = int(train.lengths[train.users == code].sum())
+            else:
+                starts = range(0, len(train.items), _EVENTS_AT_ONCE)
+                parts = (train.items[start : start + _EVENTS_AT_ONCE] for start in starts)
+                events = sum(int((part == code).sum()) for part in parts)
+            yield f"the {role} {name!r} ({plural(events, 'training event')})"
 
 
 def _targets_had_before(test: Sequences) -> int:

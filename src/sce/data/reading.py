@@ -98,7 +98,7 @@ def read_interactions(
                 report(f"{path}: left out {table.dropped:,} rows without user, item or time")
             tables.append(table)
     else:
-        tables.append(_read_frame(source, given, drop_incomplete))
+        tables.append(read_frame(open_frame(source), given, drop_incomplete))
     rows = concatenate(tables, time_unit)
     dropped = sum(table.dropped for table in tables)
     del tables
@@ -160,9 +160,9 @@ def _check_memory(path: Path, fmt: Format) -> None:
     require_memory(needed, f"preparing {rows:,.0f} rows of {path}", mapped=to_begin + 3.5 * needed)
 
 
-def _read_frame(frame: Any, given: Columns, drop_incomplete: bool) -> Table:
-    """Rows of a data frame, treated as those of a parquet file."""
-    where, table = Path("the data frame"), open_frame(frame)
+def read_frame(table: Any, given: Columns, drop_incomplete: bool | None = None) -> Table:
+    """Rows of a data frame that was opened, treated as those of a parquet file."""
+    where = Path("the data frame")
     columns = find_columns(table.columns, given, where)
     raw = {}
     for name, column in zip(_NAMES, columns, strict=False):
@@ -188,12 +188,13 @@ def complete_rows(
     fmt: Format,
     columns: Chosen,
     raw: pl.DataFrame,
-    drop_incomplete: bool,
+    drop_incomplete: bool | None,
     first_row: int | None = None,
 ) -> Table:
     """Ids and times of raw values; rows that lack one are refused or dropped.
 
-    These are all rows of the file, or some, of which the first has a number.
+    These are all rows of the file, or some, of which the first has a number. None for
+    `drop_incomplete`: nobody can choose it.
     """
     read = []
     parsers = (read_ids, read_ids, read_times)
@@ -223,8 +224,12 @@ def complete_rows(
     least = "" if first_row is None else "at least "
     raise InputError(
         f"{path}, {place_of_row(path, fmt, (first_row or 0) + bad[0])}: {fault}; "
-        f"{least}{plural(len(bad), 'row')} of it must be mended or removed, or left out with "
-        f"{named('drop_incomplete', True)}"
+        f"{least}{plural(len(bad), 'row')} of it must be mended or removed"
+        + (
+            ""
+            if drop_incomplete is None
+            else f", or left out with {named('drop_incomplete', True)}"
+        )
     )
 
 

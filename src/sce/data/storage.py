@@ -121,7 +121,11 @@ def atomic_file(path: Path, *, keep: str | None = None) -> Iterator[Path]:
             raise
         finally:
             if kept is None or not kept.exists():
-                shutil.rmtree(directory, ignore_errors=True)
+                try:  # which takes no file handle: perhaps there is none
+                    partial.unlink(missing_ok=True)
+                    directory.rmdir()
+                except OSError:
+                    shutil.rmtree(directory, ignore_errors=True)
             os.close(lock)
     except OSError as error:
         raise InputError(f"cannot write {path}: {reason(error)}") from error
@@ -318,14 +322,16 @@ def _exchange(one: Path, other: Path) -> bool:
     return bool(renameat2(_AT_CWD, names[0], _AT_CWD, names[1], _EXCHANGE) == 0)
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """The reason why something could not be written, and the remedy."""
-    of_polars = re.search(r"\(os error (\d+)\)", str(error))
-    number = int(of_polars[1]) if of_polars else getattr(error, "errno", None)
+    of_polars = re.search(r"(os error |Os { code: )(\d+)", str(error))
+    number = int(of_polars[2]) if of_polars else getattr(error, "errno", None)
     if number in (errno.ENOSPC, errno.EDQUOT):
         return "no space left on the disk; free some, or write elsewhere"
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "not allowed to write there; choose another directory, or change its permissions"
+    if number in (errno.EMFILE, errno.ENFILE):
+        return "too many open files; allow more with: ulimit -n 1024"
     return f"{getattr(error, 'strerror', None) or error}"
 
 
@@ -333,10 +339,16 @@ def _make_locked(directory: Path) -> int:
     """Make a directory, or take over a dead command's, and lock it."""
     while True:
         directory.mkdir(exist_ok=True)
-        with suppress(FileNotFoundError):  # somebody took it for a leftover
+        try:
             if (lock := _lock(directory, os.O_DIRECTORY)) is not None:
                 return lock
             raise InputError(f"another command is writing in {directory}; wait for it to end")
+        except FileNotFoundError:  # somebody took it for a leftover
+            continue
+        except OSError:
+            with suppress(OSError):  # not empty
+                directory.rmdir()
+            raise
 
 
 def _lock(path: Path, flags: int, *, certain: bool = False) -> int | None:

@@ -122,12 +122,21 @@ def load_sharded(
     """
     ranks, shards = table.ranks, _shards(table, optimizer)
 
-    def read_state() -> dict[str, Any]:
+    def find() -> str:
+        if ranks.rank:
+            return ""
         if not (directory / LATEST).exists():
             raise InputError(f"{directory} has no checkpoint: {LATEST} is missing")
-        state = directory / str(read_json(directory / LATEST)["state"]) / _STATE
+        name = str(read_json(directory / LATEST)["state"])
+        tidy(directory / name)  # a save that was killed may have moved it aside
+        return name
+
+    place = directory / _together(ranks, find)[0]
+
+    def read_state() -> dict[str, Any]:
+        state = place / _STATE
         try:
-            content = {"place": str(state.parent), **read_json(state)}
+            content = read_json(state)
         except OSError as error:
             raise InputError(f"cannot read {state}: {error.strerror}") from error
         if (content.get("format"), content.get("version")) != (_FORMAT, _VERSION):
@@ -140,7 +149,7 @@ def load_sharded(
         return content
 
     content = _together(ranks, read_state)[0]
-    place, files = Path(content["place"]), content["files"]
+    files = content["files"]
     tensors: dict[str, Tensor] = {}  # of the file that was read last
 
     def read(name: str) -> None:

@@ -67,30 +67,32 @@ class ShardedCrossEntropy(nn.Module):
             centres: In place of random ones [n_buckets, d], for this rank.
         """
         valid = targets != self.loss.ignore_index
+        given = valid.nonzero(as_tuple=True)
         dtype = active_autocast_dtype(states, rows.values)
         most = max_targets or max(1, targets.numel())
         on_cpu = states.device.type == "cpu"
         n_buckets, size_x, size_y = self.loss.sizes(self.table.n_items, most, cpu=on_cpu)
         self._local.bucket_size_x = size_x or None
         if centres is None:
-            seen = rounded(states.detach()[valid], dtype)
+            seen = rounded(states.detach()[given], dtype)
             centres = draw_centres(seen, n_buckets, self.loss.centres, generator=generator)
             centres = round_centres(centres, dtype or self.table.shard.dtype)
         elif self.loss.coverage:
             centres = of_length_one(centres)
-        if not valid.any():
+        if not len(given[0]):
             centres = centres[:0]
         items = self.nearest(centres, size_y, dtype)
-        catalogue = self._fetch(torch.cat([items.flatten(), targets[valid]]), rows)
+        catalogue = self._fetch(torch.cat([items.flatten(), targets[given]]), rows)
         if not len(centres):
             return self._mean(states.flatten()[:0].sum().float(), valid.sum())
-        given = catalogue.places(targets).where(valid, _IGNORED), centres, catalogue.places(items)
-        return self._mean(*self._local.in_buckets(states, catalogue.values, *given))
+        places = catalogue.places(targets).where(valid, _IGNORED), centres, catalogue.places(items)
+        return self._mean(*self._local.in_buckets(states, catalogue.values, *places))
 
     def _fetch(self, ids: Tensor, rows: Rows) -> Rows:
         """Return the rows, and those of further ids beside them."""
         ids = ids.unique()
-        more = self.table.fetch(ids[torch.isin(ids, rows.ids, invert=True)])
+        near = torch.cat([rows.ids, rows.ids.new_full((1,), -1)])[rows.places(ids)]
+        more = self.table.fetch(ids[near != ids])
         both, order = torch.cat([rows.ids, more.ids]).sort()
         return Rows(both, torch.cat([rows.values, more.values]).index_select(0, order))
 

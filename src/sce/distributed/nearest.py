@@ -65,11 +65,12 @@ class NearestItems:
         most = self.candidates or (1 + often) * n_candidates(k, ranks.size)
         sent = self._keys(ranks.gather(centres, counts), min(most, k), dtype)
         keys, proven = self._merge(sent, counts, k)
-        doubtful = proven.logical_not().nonzero().squeeze(1)
-        counts = [n for (n,) in ranks.gather_counts(len(doubtful))]
+        failed = proven.logical_not()
+        counts = ranks.gather(failed.sum().unsqueeze(0), [1] * ranks.size).tolist()
         self.steps += 1
         if any(counts):
             self.fallbacks += 1
+            doubtful = failed.nonzero().squeeze(1)
             again = ranks.gather(centres[doubtful], counts)
             sent = self._keys(again, k, dtype, exact=True)
             keys[doubtful] = self._merge(sent, counts, k)[0]

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,11 +15,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from sce.errors import RankError
+from sce.errors import InputError, RankError
 
 TIMEOUT = 120.0  # seconds that a rank waits for the others
+_SECONDS = "SCE_RANK_TIMEOUT"  # the variable that says other ones
 _GROUPS = itertools.count()  # those of one process after another have keys of their own
-_PATIENCE = 1.0  # seconds in which the ranks that are left report, once one is missing
+_PATIENCE = 1.0  # seconds in which the ranks that are left answer, once one is missing
+_ASKED, _VERDICT = "asked", "verdict"  # keys in the store
 
 
 class Ranks:
@@ -31,6 +34,7 @@ class Ranks:
         group: The process group; None: this process alone.
         device: Where collectives take place.
         reports: Where ranks say why they end, and who is left (see `start_ranks`).
+        timeout: Seconds that a collective waits.
     """
 
     def __init__(
@@ -38,11 +42,14 @@ class Ranks:
         group: dist.ProcessGroup | None = None,
         device: torch.device | str = "cpu",
         reports: Store | None = None,
+        timeout: float = TIMEOUT,
     ) -> None:
         self.group, self.device, self.reports = group, torch.device(device), reports
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
+        self.timeout = timeout
         self.bytes_sent = 0  # to other ranks, so far
+        self.exchanges = 0  # begun so far, as many on every rank
 
     def exchange(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
         """Send the first rows to rank 0, the next to rank 1, ...; return those received, by rank.
@@ -54,6 +61,7 @@ class Ranks:
         """
         if self.size == 1:
             return rows
+        self.exchanges += 1
         rows = rows.contiguous()
         there = len(rows) - send[self.rank]
         self.bytes_sent += there * rows[:1].numel() * rows.element_size()
@@ -76,14 +84,8 @@ class Ranks:
 
     def gather_counts(self, *numbers: int) -> list[list[int]]:
         """Return the numbers of each rank: a sync."""
-        own = torch.tensor([numbers], device=self.device)
+        own = torch.tensor([numbers]).to(self.device, non_blocking=True)
         found: list[list[int]] = self.gather(own, [1] * self.size).tolist()
-        return found
-
-    def exchange_counts(self, counts: list[int]) -> list[int]:
-        """Send a number to each rank and return those received: a sync."""
-        given = torch.tensor(counts, device=self.device)
-        found: list[int] = self.exchange(given, [1] * self.size, [1] * self.size).tolist()
         return found
 
     def gather_json(self, value: Any) -> list[Any]:
@@ -122,25 +124,54 @@ class Ranks:
         return sums
 
     def _missing(self, error: RuntimeError) -> str:
-        """Say which ranks do not report, and why those ended that said so."""
+        """Say which ranks are missing, and why those ended that said so: one sentence for all."""
         first = str(error).strip().partition("\n")[0]
+        found = f"another rank ended or does not answer: {first}"
         if self.reports is None:
-            return f"another rank ended or does not answer: {first}"
+            return found
         others = {rank for rank in range(self.size) if rank != self.rank}
-        reasons: dict[int, str] = {}
-        until = time.monotonic() + _PATIENCE
         with suppress(RuntimeError):  # with the rank or launcher that holds the store
-            self.reports.set(f"rank {self.rank}", "")
-            while time.monotonic() < until and others - set(reasons):
-                here = [r for r in others - set(reasons) if self.reports.check([f"rank {r}"])]
-                reasons |= {r: self.reports.get(f"rank {r}").decode() for r in here}
+            self.reports.set(_ASKED, "")
+            until = time.monotonic() + _PATIENCE
+            while time.monotonic() < until and not self.reports.check([_VERDICT]):
+                if all(self._told("ended", rank) or self._told("alive", rank) for rank in others):
+                    break
                 time.sleep(0.1)
-        silent = sorted(others - set(reasons))
-        told = [f"rank {rank} ended: {reason}" for rank, reason in reasons.items() if reason]
-        if silent:
-            names = ", ".join(map(str, silent))
-            told.append(f"no answer from rank {names}: killed, stuck, or cut off")
+            found = self.reports.compare_set(_VERDICT, "", self._judge(others, first)).decode()
+        return found
+
+    def _judge(self, others: set[int], first: str) -> str:
+        """Those that ended or are not there are missing, else those that have not come."""
+        ended = {rank: reason for rank in others if (reason := self._told("ended", rank))}
+        alive = {rank: int(n) for rank in others if (n := self._told("alive", rank))}
+        told = [f"rank {rank} ended: {reason}" for rank, reason in ended.items()]
+        if silent := others - set(ended) - set(alive):
+            told.append(f"no answer from {_name(silent)}: killed, stopped, or cut off")
+        late = {rank for rank, begun in alive.items() if begun < self.exchanges}
+        if not told and late and "timed out" in first.lower():
+            told.append(
+                f"{_name(late)} is alive, but did not come within {self.timeout:g} s: slow, or "
+                f"stuck; {_SECONDS}={10 * self.timeout:g} in the environment waits longer"
+            )
         return "; ".join(told) or f"a collective of {self.size} ranks failed: {first}"
+
+    def _told(self, what: str, rank: int) -> str:
+        assert self.reports is not None
+        key = f"{what} {rank}"
+        return self.reports.get(key).decode() if self.reports.check([key]) else ""
+
+    def answer(self, over: threading.Event) -> None:
+        """Until it is over, wait for a rank to ask who is alive, and say how far this one is."""
+        assert self.reports is not None
+        with suppress(RuntimeError):  # the store is gone
+            while not over.wait(_PATIENCE / 4):
+                if self.reports.check([_ASKED]):
+                    self.reports.set(f"alive {self.rank}", str(self.exchanges))
+                    return
+
+
+def _name(ranks: Iterable[int]) -> str:
+    return f"rank {', '.join(map(str, sorted(ranks)))}"
 
 
 def _flatten(tensors: list[Tensor], parts: int) -> Tensor:
@@ -165,7 +196,7 @@ def in_torchrun() -> bool:
 
 @contextmanager
 def start_ranks(
-    *, timeout: float = TIMEOUT, device: torch.device | str | None = None
+    *, timeout: float | None = None, device: torch.device | str | None = None
 ) -> Iterator[Ranks]:
     """Join the other processes of a `torchrun`, for the block; outside of one, stay alone.
 
@@ -176,8 +207,12 @@ def start_ranks(
     reason to the others.
 
     Args:
-        timeout: Seconds that a rank waits for the others in a collective.
+        timeout: Seconds that a rank waits for the others, at the start and in a collective. By
+            default what SCE_RANK_TIMEOUT says in the environment, or 120.
         device: Where the ranks compute. By default a GPU each, shared where there are fewer.
+
+    Raises:
+        RankError: When another rank does not come, ends or does not answer.
     """
     given = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
     rank, size, local, here = (int(os.environ.get(name, n)) for name, n in given.items())
@@ -188,23 +223,56 @@ def start_ranks(
     if dist.is_initialized() or size == 1:
         yield Ranks(dist.group.WORLD if dist.is_initialized() else None, device)
         return
-    wait = timedelta(seconds=timeout)
-    # The launcher holds the store, or rank 0 where nobody else does.
-    held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    master = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = TCPStore(*master, size, is_master=rank == 0 and not held, timeout=wait)
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    keys = PrefixStore(f"sce attempt {attempt} group {next(_GROUPS)}", store)
+    seconds = _timeout() if timeout is None else timeout
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" and gpus >= here else "gloo"  # NCCL wants a GPU each
-    dist.init_process_group(backend, store=keys, rank=rank, world_size=size, timeout=wait)
+    keys = _meet(rank, size, backend, seconds)
+    ranks = Ranks(dist.group.WORLD, device, keys, seconds)
+    over = threading.Event()
+    answering = threading.Thread(target=ranks.answer, args=(over,), daemon=True)
+    answering.start()
     try:
-        yield Ranks(dist.group.WORLD, device, keys)
+        yield ranks
     except BaseException as error:
         if not isinstance(error, RankError):
             with suppress(RuntimeError):  # the store may be gone
-                keys.set(f"rank {rank}", str(error) or type(error).__name__)
+                keys.set(f"ended {rank}", str(error) or type(error).__name__)
         raise
     finally:
+        over.set()
+        answering.join()
         dist.destroy_process_group()
+
+
+def _timeout() -> float:
+    text = os.environ.get(_SECONDS, str(TIMEOUT))
+    with suppress(ValueError):
+        if 0 < float(text) < 1e6:
+            return float(text)
+    raise InputError(f"{_SECONDS} is a number of seconds; got {text!r}")
+
+
+def _meet(rank: int, size: int, backend: str, seconds: float) -> Store:
+    """Make the process group; return the store of this attempt's keys."""
+    wait = timedelta(seconds=seconds)
+    # The launcher holds the store, or rank 0 where nobody else does.
+    held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    come = set(range(size))
+    try:
+        store = TCPStore(
+            host, port, size, rank == 0 and not held, timeout=wait, wait_for_workers=False
+        )
+        keys = PrefixStore(f"sce attempt {attempt} group {next(_GROUPS)}", store)
+        keys.set(f"here {rank}", "")
+        dist.init_process_group(backend, store=keys, rank=rank, world_size=size, timeout=wait)
+    except RuntimeError as error:
+        with suppress(RuntimeError):
+            come = {each for each in range(size) if keys.check([f"here {each}"])}
+        if missing := set(range(size)) - come:
+            raise RankError(f"{_name(missing)} did not start within {seconds:g} s") from error
+        first = str(error).strip().partition("\n")[0]
+        raise RankError(f"ranks cannot reach each other at {host}:{port}: {first}") from error
+    return keys

@@ -93,13 +93,14 @@ class ShardedTable(nn.Module):
 
     def fetch(self, ids: Tensor) -> Rows:
         """Fetch the rows of ascending, distinct ids."""
-        ranks = self.ranks
-        if len(ids) and not 0 <= int(ids[0]) <= int(ids[-1]) < self.n_items:
-            outside = int(ids[0]) if ids[0] < 0 else int(ids[-1])
-            raise InputError(f"item {outside} is not in the catalogue of {self.n_items:,} items")
-        owners, order = (ids % ranks.size).sort(stable=True)
-        send = torch.bincount(owners, minlength=ranks.size).tolist()
-        receive = ranks.exchange_counts(send)
+        ranks, size = self.ranks, self.ranks.size
+        owners, order = (ids % size).sort(stable=True)
+        counts = torch.searchsorted(owners, torch.arange(size + 1, device=ids.device)).diff()
+        theirs = ranks.exchange(counts, [1] * size, [1] * size)
+        known = torch.cat([counts, theirs, ids[:1], ids[-1:]]).tolist()  # the only sync
+        send, receive, ends = known[:size], known[size : 2 * size], known[2 * size :]
+        if outside := [item for item in ends if not 0 <= item < self.n_items]:
+            raise InputError(f"item {outside[0]} is not in the catalogue of {self.n_items:,} items")
         asked = (ids[order] // ranks.size).int()
         served = ranks.exchange(asked, send, receive)
         found = ranks.exchange(self.shard.detach()[served], receive, send)

@@ -90,8 +90,8 @@ class ScalableCrossEntropy(Loss):
         beta: Many small buckets (below 1) or few large ones (above 1).
         ignore_index: The target of positions that do not count, such as padding.
         reduction: "mean" over the states that are in any bucket, "sum", or "none", with 0 for
-            positions that are ignored and for states that are in no bucket (`with_statistics` says
-            what share is in one).
+            positions that are ignored and states in no bucket (`with_statistics` counts them). One
+            state that is not finite makes all of them NaN: centres may depend on every state.
         backend: "triton" are fused GPU kernels, "torch" is plain PyTorch on any device; "auto"
             takes the kernels where they run.
         sparse_grad: Give the catalogue a sparse gradient of the rows that are in any bucket or a
@@ -266,7 +266,7 @@ class ScalableCrossEntropy(Loss):
         losses, placed = bucketed_cross_entropy(
             inputs.states, catalogue, inputs.targets, buckets, self.sparse_grad, autocast_dtype
         )
-        losses = losses * torch.where(sound, 1.0, torch.nan).to(losses.dtype)
+        losses = losses * torch.where(sound | ~placed, 1.0, torch.nan).to(losses.dtype)
         loss = reduce(losses, placed, inputs, self.reduction)
         return loss, None if count is None else count(buckets, inputs.targets)
 

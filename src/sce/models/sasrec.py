@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from sce.data.batches import PADDING
 from sce.data.length_groups import LengthGroups
+from sce.documented import documented
 from sce.errors import InputError, check_types, checked
 from sce.models.base import Backbone
 
@@ -29,6 +30,7 @@ _EPSILON = 1e-8  # of the layer norms, as in the paper's code
 _MOST = {"dim": 2**27, "blocks": 1000, "heads": 2**27, "max_length": 2**27}
 
 
+@documented
 @dataclass(frozen=True)
 class SASRecSettings:
     """Settings of SASRec."""

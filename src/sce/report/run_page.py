@@ -112,15 +112,9 @@ def _headline(record: Record) -> dict[str, Any]:
         "longer training may do better" if best == done and record.ended else "",
         _STOPPED.get(str(record.result.get("stopped")), ""),
     ]
-    notice, warning = "", caveat(record.run)
-    if not record.ended and warning is not None:
-        notice = f"{warning[:1].upper()}{warning[1:]}."
-    elif not record.ended:
-        notice = (
-            "This training has not ended: it is still going, or it was interrupted "
-            f"({plural(done, 'epoch') if done else 'no epoch'} complete). Test metrics are there "
-            "when it ends. An interrupted run goes on with sce train --resume."
-        )
+    notice = ""
+    if warning := caveat(record.run):
+        notice = f"{warning[:1].upper()}{warning[1:]}. Test metrics are there when it ends."
     seconds = [value for _, value in record.course("seconds", "training")]
     speed = number(record.result, "tokens_per_second")
     tiles = [

@@ -1,9 +1,10 @@
 """The best items for each state, out of the whole table, exactly and in bounded memory.
 
-The table is scored in chunks, each by one product of matrices. Its columns are looked at in groups:
-only those whose maximum reaches the row's threshold, its k-th best score so far. The bits of such a
-product depend on its shape, so whatever is that close to the threshold is a candidate, and
-candidates are scored once more: a ranking does not depend on the other rows.
+The table is scored in chunks, each by one product of matrices, items × states: BLAS is quicker at
+that than at states × items. Scores are looked at in groups: only those whose maximum reaches the
+state's threshold, its k-th best score so far. The bits of such a product depend on its shape, so
+whatever is that close to the threshold is a candidate, and candidates are scored once more: a
+ranking does not depend on the other states.
 """
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Codes = NDArray[np.int64]
 
-_GROUP = 32  # columns, which are that many apart
+_GROUP = 32  # items, as far apart as there are groups in a chunk
 _SCORES_AT_ONCE = 1 << 19  # per chunk, 2 MiB: they stay in the cache until they are looked at
 _SMALLEST_CHUNK = 1 << 12
 _MOST_TIES = 1 << 12  # candidates beyond k
@@ -50,10 +51,10 @@ def top_k(
     buffer = np.empty(rows * min(chunk_size, n_items), np.float32)
     begins = [*range(0, grouped, chunk_size), *([grouped] if grouped < n_items else [])]
     for begin, end in zip(begins, [*begins[1:], n_items], strict=True):
-        scores = buffer[: rows * (end - begin)].reshape(rows, end - begin)
-        np.matmul(states, table[begin:end].T, out=scores)
+        scores = buffer[: rows * (end - begin)].reshape(end - begin, rows)
+        np.matmul(table[begin:end], states.T, out=scores)
         some = slice(*np.searchsorted(items, (begin, end)))
-        scores[of[some], items[some] - begin] = -np.inf
+        scores[items[some] - begin, of[some]] = -np.inf
         best.add(scores, begin)
     return best.ranked(states, table)
 
@@ -71,18 +72,17 @@ class _Best:
         self.pending = 0
 
     def add(self, scores: Floats, begin: int) -> None:
-        """Add the candidates among the scores [b, w] of items from `begin` on."""
-        rows, width = scores.shape
-        groups = scores.reshape(rows, _GROUP if width % _GROUP == 0 else width, -1)
-        maxima = groups.max(axis=1)
+        """Add the candidates among the scores [w, b] of items from `begin` on."""
+        width, rows = scores.shape
+        groups = scores.reshape(_GROUP if width % _GROUP == 0 else width, -1, rows)
+        maxima = groups.max(axis=0)
         if begin == 0:
             self._begin(scores, maxima)
-        row, group = np.nonzero(maxima >= self.thresholds[:, None])
-        values = groups[row, :, group]
-        close = (values >= self.thresholds[row][:, None]) & (values > -np.inf)
-        hit, place = np.nonzero(close)
-        items = begin + place * groups.shape[2] + group[hit]
-        self.kept.append((row[hit], items, values[hit, place]))
+        group, row = np.nonzero(maxima >= self.thresholds)
+        values = groups[:, group, row]
+        place, hit = np.nonzero((values >= self.thresholds[row]) & (values > -np.inf))
+        items = begin + place * groups.shape[1] + group[hit]
+        self.kept.append((row[hit], items, values[place, hit]))
         self.pending += len(hit)
         if self.pending > len(self.kept[0][0]):  # as many as there were: worth a sort
             self._tighten()
@@ -90,9 +90,9 @@ class _Best:
     def _begin(self, scores: Floats, maxima: Floats) -> None:
         """The k-th best of the first chunk is not below the k-th best maximum of its groups."""
         for some in (maxima, scores):
-            place = some.shape[1] - self.deepest
+            place = len(some) - self.deepest
             if place >= 0:
-                self.thresholds = np.partition(some, place, axis=1)[:, place] - self.margins
+                self.thresholds = np.partition(some.T, place, axis=1)[:, place] - self.margins
                 return
 
     def _tighten(self) -> None:

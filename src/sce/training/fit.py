@@ -135,10 +135,10 @@ def fit(
         out: The directory of the run: records, weights, and the checkpoint to resume from. Without
             it nothing is written.
         resume: Resume the run in `out`, if there is one.
-        force: Replace the run in `out`.
+        force: Replace the run in `out`, when training begins.
         config: The settings of model and loss to be kept with the run.
-        loss_name: The loss in run.json, by which resuming knows it, if its class and attributes do
-            not say all. A partial, a lambda or a closure needs one, if there is `out`.
+        loss_name: The loss in run.json, by which resuming knows it, if its class, attributes and
+            code do not say all. A partial, a lambda or a closure needs one, if there is `out`.
         on_epoch: Called with the record of each epoch, which is a line of metrics.jsonl.
         progress: Show progress on stderr.
 

@@ -12,13 +12,14 @@ RUN/report.html         written by `sce report`
 
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sce.data.columns import Columns
 from sce.data.manifest import FILE, Manifest
 from sce.data.prepared import PreparedDataset
 from sce.data.storage import append_json_line, json_line, read_json, read_json_lines, write_text
@@ -28,6 +29,7 @@ from sce.models.base import Backbone
 from sce.models.registry import BACKBONES
 from sce.training.checkpoint import read_tensors, with_prefix
 from sce.training.ranks import RANKS
+from sce.units import plural
 
 # Beside run.json and the vocabulary.
 _TENSORS = ("best.safetensors", "resume.safetensors")
@@ -45,7 +47,13 @@ MANIFEST = Manifest(
         "model": str,
         "config": {"model": dict, "loss": {"name": str}},
         "derived": dict,
-        "dataset": {"path": str, "content_hash": str, "n_items": int, "split?": str},
+        "dataset": {
+            "path": str,
+            "content_hash": str,
+            "n_items": int,
+            "split?": str,
+            "columns?": {role + "?": str for role in Columns._fields},
+        },
         "item_ids": str,
         "no_weights?": str,
         "diverged?": {"epoch": int, "step": int},
@@ -77,6 +85,7 @@ class DatasetInfo:
     content_hash: str
     n_items: int
     split: str = ""  # in words
+    columns: Mapping[str, str] = field(default_factory=dict)  # of the log, that were named
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,14 +233,14 @@ def read_weights(run: Run) -> dict[str, Tensor]:
             return tensors if file == run.best_weights else with_prefix(tensors, "model.")
     if removed := MANIFEST.read(run.path).get(NO_WEIGHTS):
         raise InputError(f"{run.path} has no weights any more: {removed}")
-    why = caveat(run) or f"go on with: sce train ... {named('resume', True)}"
-    raise InputError(f"{run.path} has no weights yet: nothing was saved so far; {why}")
+    raise InputError(f"{run.path} has no weights yet: nothing was saved so far; {caveat(run)}")
 
 
 def caveat(run: Run) -> str | None:
-    """A sentence about a run that diverged, or whose weights were never evaluated; else None."""
-    found = MANIFEST.read(run.path).get("diverged")
-    if found is not None and not run.result_file.exists():  # else it has got over it
+    """A sentence about a run that has not ended; else None."""
+    if run.result_file.exists():
+        return None
+    if found := MANIFEST.read(run.path).get("diverged"):
         return (
             f"the training of {run.path} diverged at step {found['step']} of epoch "
             f"{found['epoch']}: try a lower {named('learning_rate')}, {resume_hint(run)}"
@@ -241,7 +250,12 @@ def caveat(run: Run) -> str | None:
             f"{run.path} was stopped before its first evaluation: these are its latest weights; "
             f"go on with {named('resume', True)}"
         )
-    return None
+    done = len(run.metrics())
+    return (
+        f"the training of {run.path} has not ended: it is still going, or it was interrupted "
+        f"({plural(done, 'epoch') if done else 'no epoch'} complete), and goes on with "
+        f"{named('resume', True)}"
+    )
 
 
 def warn_of(run: Run) -> None:

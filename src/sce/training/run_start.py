@@ -20,6 +20,7 @@ from sce.data.storage import (
     write_json,
 )
 from sce.errors import InputError, named
+from sce.training.code import CODE
 from sce.training.run import FILES, MANIFEST, DatasetInfo, Run
 
 # Settings that may change on resuming: the device, whose arithmetic may differ, how often to save,
@@ -125,7 +126,11 @@ def start_run(
             write_array(file, array)
             files[file.name] = describe_file(file)
         info = DatasetInfo(
-            str(dataset.path.resolve()), dataset.content_hash, dataset.n_items, dataset.split
+            str(dataset.path.resolve()),
+            dataset.content_hash,
+            dataset.n_items,
+            dataset.split,
+            dataset.settings.get("columns", {}),
         )
         fixed = {
             name: value
@@ -174,7 +179,7 @@ def check_resumable(
     changed = {
         name: before.get(name)
         for name in sorted(before.keys() | now.keys())
-        if before.get(name) != now.get(name)
+        if before.get(name) != now.get(name) and CODE not in name
     }
     refused = [
         f"{name} was {was!r} and is now {now.get(name)!r}"
@@ -186,6 +191,15 @@ def check_resumable(
             f"{path} cannot be resumed with other settings: {'; '.join(refused)}; give those "
             "that it was begun with"
         )
+    for section in ("model", "loss"):
+        begun, given = manifest["config"][section], config[section]
+        if any(begun.get(name, given[name]) != given[name] for name in given if CODE in name):
+            known = {name: one for name, one in given.items() if CODE not in name}
+            raise InputError(
+                f"{path} was begun with another body of the {section} {known['name']}, or of what "
+                "it calls: resume with the code that it was begun with, or say that it is the same "
+                f"with fit(..., config={{'{section}': {known}}})"
+            )
     if changed:
         manifest.pop("diverged", None)
     if remedies := {name: was for name, was in changed.items() if name in _REMEDIES}:

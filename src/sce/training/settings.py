@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_type_hints
 
+from sce.documented import documented
 from sce.errors import InputError, check_types
 from sce.training.device import Precision
 
@@ -12,6 +13,7 @@ Schedule = Literal["constant", "warmup-cosine"]
 _CATALOGUE_RATE = 3e-2
 
 
+@documented
 @dataclass(frozen=True)
 class TrainingSettings:
     """Settings of training; `sce train --help` explains each, under the same name."""

@@ -55,3 +55,21 @@ def test_nan_is_never_swallowed(where: int) -> None:
         n_buckets=2, coverage=False, bucket_size_x=3, bucket_size_y=4, backend="triton"
     )
     assert loss(*inputs).isnan()
+
+
+def test_a_state_that_is_not_finite_spoils_the_losses_of_all_on_both_paths() -> None:
+    states, catalogue, targets = problem(4, 15, 20, 8)
+    with torch.no_grad():
+        states[7, 2] = float("nan")
+    targets[7] = 3
+    centres = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
+    rules: list[dict[str, Any]] = [{}, {"coverage": False, "bucket_size_x": 3}]
+    for rule in rules:
+        plain, fused = (
+            ScalableCrossEntropy(bucket_size_y=4, backend=backend, reduction="none", **rule)(
+                states, catalogue, targets, centres=centres
+            )
+            for backend in ("torch", "triton")
+        )
+        torch.testing.assert_close(plain, fused, equal_nan=True)
+        assert 3 <= plain.isnan().sum() < 15  # those in no bucket are 0 still

@@ -1,0 +1,198 @@
+"""Ranks that are killed, stopped, slow, or have no space: nothing is lost, nothing hangs."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from sce.training.checkpoint import read_tensors
+from sce.training.run import Run
+from tests.attack.elastic import Act, Fault, launch
+from tests.attack.faulty import sample
+from tests.attack.test_kills import tell
+from tests.cycle_data import make_cycle
+
+pytestmark = [
+    pytest.mark.timeout(3600),
+    pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="no gloo"),
+]
+
+TRAIN = ["train", "data", "--out", "run", "--epochs", "2", "--batch-size", "6", "--device", "cpu"]
+TRAIN += ["--model.dim", "8", "--model.blocks", "1", "--model.max-length", "6"]
+TRAIN += ["--loss", "sce", "--loss.bucket-size-y", "6", "--training.row-wise"]
+TRAIN += ["--training.save-minutes", "0"]  # as often as it may
+MANY = "SCE_ATTACK" in os.environ
+RESUME = [*TRAIN, "--resume"]
+
+
+def final(run: Path) -> dict[str, Any]:
+    """All that a run has come to, but for times."""
+    result = Run.open(run).result()
+    assert result is not None
+    numbers = {name: result[name] for name in ("best_epoch", "epochs", "test", "validation")}
+    numbers["losses"] = [record["loss"] for record in Run.open(run).metrics()]
+    for file in (Run.open(run).best_weights, Run.open(run).resume_state):
+        tensors, _ = read_tensors(file)
+        numbers |= {f"{file.name} {name}": tensor.tolist() for name, tensor in tensors.items()}
+    return numbers
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int], Any]:
+    """A directory with a dataset; moments of each rank, and what an undisturbed run comes to."""
+    place = tmp_path_factory.mktemp("ranks")
+    make_cycle(place / "data", items=30)
+    found = launch(place, TRAIN)
+    assert found.well, found
+    return place, found.moments, final(place / "run")
+
+
+@pytest.fixture
+def place(undisturbed: tuple[Path, list[int], Any]) -> Path:
+    shutil.rmtree(undisturbed[0] / "run", ignore_errors=True)
+    return undisturbed[0]
+
+
+def is_whole(run: Path) -> None:
+    """What is there can be read, every byte as it was written."""
+    if run.exists():
+        found = Run.open(run)
+        for file in (found.best_weights, found.resume_state):
+            if file.exists():
+                read_tensors(file)
+
+
+def goes_on(place: Path, expected: Any) -> None:
+    """The same command with --resume comes to the same bits."""
+    is_whole(place / "run")
+    again = launch(place, RESUME)
+    assert again.well, again
+    assert final(place / "run") == expected
+    assert not [*(place / "run").glob(".*"), *place.glob(".run*")]
+
+
+def moments_of(count: list[int], default: int) -> list[tuple[int, int]]:
+    """Moments of all ranks to attack at: rank and number."""
+    every = [(rank, when + 1) for rank, n in enumerate(count) for when in range(n)]
+    return [every[number - 1] for number in sample(len(every), default)]
+
+
+def test_a_rank_is_killed(
+    undisturbed: tuple[Path, list[int], Any], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, count, expected = undisturbed
+    cases, sentences, longest = 0, 0, 0.0
+    for rank, when in moments_of(count, 2):
+        shutil.rmtree(place / "run", ignore_errors=True)
+        found = launch(place, TRAIN, Fault(rank, when))
+        if found.well and found.moments[rank] < when:  # fewer this time: how often it saves varies
+            continue
+        cases += 1
+        assert not found.well, (rank, when)
+        assert f"rank      : {rank} (" in found.launcher, (rank, when, found)
+        said = found.said[1 - rank]
+        sentence = f"sce: error: no answer from rank {rank}: killed, stopped, or cut off; "
+        # Before and after training the launcher's signal ends the other one, and it tells.
+        assert sentence in said or "error" not in said, (rank, when, found)
+        sentences += sentence in said
+        longest = max(longest, found.seconds)
+        goes_on(place, expected)
+    assert sentences or not MANY
+    what = (
+        f"a rank of training killed, {sentences} noticed by the other, all over in {longest:.1f} s"
+    )
+    tell(capsys, what, cases)
+
+
+def test_a_rank_has_no_space(
+    undisturbed: tuple[Path, list[int], Any], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, count, expected = undisturbed
+    faults = [Fault(0, when, "fill") for _, when in moments_of(count[:1], 1)]
+    faults += [Fault(0, 2000, "limit"), Fault(1, 1, "fill")][: None if MANY else 0]
+    for fault in faults:
+        shutil.rmtree(place / "run", ignore_errors=True)
+        found = launch(place, TRAIN, fault)
+        if not found.well:
+            assert fault.rank == 0, found
+            reason = "no space left on the disk" if fault.act == "fill" else "File too large"
+            assert reason in found.said[0], (fault, found)
+            told = "sce: error: rank 0 ended: cannot write "
+            assert told in found.said[1] or not found.said[1], (fault, found)
+        goes_on(place, expected)
+    tell(capsys, "a rank of training without space", len(faults))
+
+
+def test_a_slow_rank(
+    undisturbed: tuple[Path, list[int], Any], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, count, expected = undisturbed
+    middle = count[1] // 2
+    assert launch(place, TRAIN, Fault(1, middle, "sleep", seconds=2)).well
+    assert final(place / "run") == expected
+    sentences: dict[Act, str] = {
+        "sleep": "rank 1 is alive, but did not come within 1.5 s: slow, or stuck; ",
+        "stop": "no answer from rank 1: killed, stopped, or cut off; ",
+    }
+    if not MANY:  # after a stopped one torchrun waits for half a minute
+        sentences.clear()
+    for act, sentence in sentences.items():
+        shutil.rmtree(place / "run")
+        found = launch(place, TRAIN, Fault(1, middle, act, seconds=4), timeout=1.5)
+        assert not found.well
+        assert f"sce: error: {sentence}" in found.said[0], found
+        goes_on(place, expected)
+    tell(capsys, "a rank of training slow or stopped", 1 + len(sentences))
+
+
+def test_a_killed_rank_comes_back(
+    undisturbed: tuple[Path, list[int], Any], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, count, expected = undisturbed
+    chosen = moments_of(count, 1)
+    for rank, when in chosen:
+        shutil.rmtree(place / "run", ignore_errors=True)
+        found = launch(place, TRAIN, Fault(rank, when, attempts=2), restarts=2, timeout=10)
+        assert found.well, (rank, when, found)
+        assert final(place / "run") == expected, (rank, when)
+    tell(capsys, "a rank of training killed twice, started again", len(chosen))
+
+
+SITE = """
+import os
+from pathlib import Path
+if "RANK" in os.environ:
+    from tests.attack.elastic import Fault, hurt
+    hurt(Path.cwd(), Fault(1, int(os.environ["WHEN"]), attempts=2))
+"""
+
+
+@pytest.mark.skipif(not MANY, reason="imports torch a dozen times; SCE_ATTACK=1 does it")
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_under_torchrun_itself(
+    restarts: int, undisturbed: tuple[Path, list[int], Any], place: Path
+) -> None:
+    _, count, expected = undisturbed
+    site, root = place / "site", Path(__file__).parents[2]
+    site.mkdir(exist_ok=True)
+    (site / "sitecustomize.py").write_text(SITE)  # Python imports it when it starts
+    paths = [str(path) for path in (site, root / "src", root)]
+    env = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += [f"--max-restarts={restarts}", "-m", "sce", *TRAIN]
+    env["WHEN"] = str(count[1] // 3)  # early enough that the second attempt comes to it as well
+    done = subprocess.run(
+        command, cwd=place, env=os.environ | env, capture_output=True, text=True, timeout=240
+    )
+    assert (done.returncode == 0) is (restarts == 2), done.stderr
+    told = "sce: error: no answer from rank 1: killed, stopped, or cut off; "
+    assert done.stderr.count(told) == (2 if restarts else 1), done.stderr
+    if restarts:
+        assert final(place / "run") == expected
+    else:
+        goes_on(place, expected)

@@ -1,0 +1,68 @@
+"""How often a step waits for the device: once for each size that the host must know."""
+
+import sys
+from collections import Counter
+from threading import Barrier, Thread, get_ident
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import sce.distributed
+from tests.distributed.test_bytes import ThreadRanks, take_step
+
+aten: Any = torch.ops.aten
+SIZES = {op.default for op in (aten.nonzero, aten._unique2, aten.unique_consecutive, aten.bincount)}
+HOST = {aten._local_scalar_dense.default, aten.masked_select.default}
+FOLDER = sce.distributed.__path__[0]
+
+
+class Syncs(TorchDispatchMode):
+    """Counts operations of this thread, by the module that waits for them."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: Counter[str] = Counter()
+
+    def count(self) -> None:
+        frame: Any = sys._getframe()
+        while frame is not None and "/sce/" not in frame.f_code.co_filename:
+            frame = frame.f_back
+        if frame is not None and frame.f_code.co_filename.startswith(FOLDER):
+            self.found[frame.f_code.co_name] += 1
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        indices = args[1] if op is aten.index.Tensor else ()
+        masked = any(index is not None and index.dtype is torch.bool for index in indices)
+        if masked or op in SIZES | HOST:
+            self.count()
+        return op(*args, **(kwargs or {}))
+
+
+def test_a_step_waits_for_sizes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots: list[tuple[Tensor, ...]] = [()] * 2
+    barrier, syncs = Barrier(2, timeout=60), Syncs()
+    really, here = Tensor.tolist, get_ident()
+
+    def tolist(self: Tensor) -> Any:
+        if get_ident() == here:
+            syncs.count()
+        return really(self)
+
+    monkeypatch.setattr(Tensor, "tolist", tolist)
+    other = Thread(target=take_step, args=(ThreadRanks(1, slots, barrier),))
+    other.start()
+    with syncs:
+        take_step(ThreadRanks(0, slots, barrier))
+    other.join()
+    assert syncs.found == {
+        "look_up": 2,  # distinct ids, without padding
+        "fetch": 2,  # split sizes of two lookups, each with its smallest and largest id
+        "forward": 1,  # targets that are no padding
+        "gather_counts": 1,  # centres of each rank
+        "__call__": 1,  # buckets of each rank whose certificate fails
+        "_fetch": 2,  # distinct items of buckets, and those not looked up before
+        "send_gradients": 1,  # distinct rows
+    }

@@ -1,0 +1,235 @@
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sce import export as module
+from sce.cli import main
+from sce.data.prepared import PreparedDataset
+from sce.data.vocabulary import Vocabulary
+from sce.errors import InputError
+from sce.export import compare, export, load_pt2, run_engine
+from sce.models.base import Backbone
+from sce.models.registry import BACKBONES
+from sce.models.sasrec import SASRec
+from sce.recommend import Recommender
+from sce.serving.engine import Engine, Request
+from sce.serving.exported import open_export
+from sce.training.checkpoint import write_tensors
+from sce.training.run import Run
+from sce.training.run_start import start_run
+from tests.complaint import complaint
+from tests.tiny_run import make_dataset, make_run
+
+ITEMS, MAX_LENGTH = 90, 9
+NAMES = [f"item {n:02d}" for n in range(ITEMS)]
+TITLES = Vocabulary.from_sorted_text(b"A title", np.array([7] + [0] * (ITEMS - 1)))
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
+    users = Vocabulary.from_integers(range(30))
+    path = tmp_path_factory.mktemp("data") / "tiny"
+    return make_dataset(path, Vocabulary.from_strings(NAMES), users)
+
+
+def start(path: Path, dataset: PreparedDataset, name: str, *, seed: int = 1, **options: Any) -> Run:
+    """A run of a backbone, with weights that no layer's beginning has."""
+    settings = {"dim": 16, "max_length": MAX_LENGTH, **options}
+    config = {"model": {"name": name, **settings}, "loss": {"name": "ce"}, "training": {}}
+    run = start_run(path, dataset, config=config, derived={}, model=name)
+    model: Any = BACKBONES[name].settings(**settings).build(ITEMS, seed=seed)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.2 * torch.randn(weight.shape, generator=generator))
+    write_tensors(run.best_weights, model.state_dict(), {"run": run.identity})
+    return run
+
+
+@pytest.fixture(scope="module", params=BACKBONES)
+def exported(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    dataset: PreparedDataset,
+) -> tuple[Run, Path]:
+    """A run of every backbone, and its export."""
+    place = tmp_path_factory.mktemp("exports")
+    run = start(place / "run", dataset, request.param)
+    export(run, place / "onnx", titles=TITLES)
+    return run, place / "onnx"
+
+
+def histories(length: int, batch: int) -> list[list[str]]:
+    random = np.random.default_rng(length)
+    return [[NAMES[n] for n in random.integers(0, ITEMS, length)] for _ in range(batch)]
+
+
+def assert_equal(engine: Engine, run: Run) -> None:
+    recommender = Recommender.load(run, "cpu")
+    for batch in (1, 7, 64):
+        for length in range(1, MAX_LENGTH + 3):
+            given = histories(length, batch)
+            ours = engine.recommend([Request(one) for one in given])
+            for mine, theirs in zip(ours, recommender.recommend(given, 10), strict=True):
+                np.testing.assert_allclose(mine.scores, theirs.scores, rtol=0, atol=1e-5)
+                assert mine.items == theirs.items
+
+
+def test_an_export_is_the_run(exported: tuple[Run, Path]) -> None:
+    run, path = exported
+    engine = Engine.load(path)
+    assert (engine.n_items, engine.dim, engine.max_length) == (ITEMS, 16, MAX_LENGTH)
+    assert engine.item_ids == run.item_ids
+    assert engine.titles is not None
+    assert engine.titles.decode([0, 1]) == ["A title", ""]
+    assert_equal(engine, run)
+    assert_equal(run_engine(run), run)
+    mixed = [one for length in (1, 4, 9, 30) for one in histories(length, 3)]
+    together = engine.recommend([Request(one) for one in mixed])
+    for one, found in zip(mixed, together, strict=True):
+        (alone,) = engine.recommend([Request(one)])
+        assert alone.items == found.items
+
+
+def test_the_encoder_knows_no_items(exported: tuple[Run, Path]) -> None:
+    run, path = exported
+    files = json.loads((path / "export.json").read_text())["files"]
+    encoder = (path / "encoder.onnx").read_bytes()
+    table = open_export(path).table
+    weights = Recommender.load(run, "cpu").model.catalogue.detach().numpy()
+    assert np.array_equal(table, weights)
+    assert table[3].tobytes() not in encoder
+    assert str(Path(module.__file__).parent).encode() not in encoder
+    assert {*files} == {file.name for file in path.iterdir()} - {"export.json"}
+
+
+def test_pt2_is_the_run(tmp_path: Path, dataset: PreparedDataset) -> None:
+    run = start(tmp_path / "run", dataset, "sasrec", heads=2, blocks=1, sink=False)
+    found = export(run, tmp_path / "out", "pt2")
+    assert found["of"] == "dataset"
+    assert_equal(load_pt2(tmp_path / "out"), run)
+    with pytest.raises(InputError, match=r"encoder\.pt2, which needs torch; export with --format"):
+        Engine.load(tmp_path / "out")
+
+
+def test_any_flipped_bit_and_any_missing_file_is_refused(
+    exported: tuple[Run, Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "copy"
+    shutil.copytree(exported[1], path)
+    random = np.random.default_rng(0)
+    for file in sorted(path.iterdir()):
+        whole = file.read_bytes()
+        for place in {0, len(whole) - 3, *random.integers(0, len(whole) - 2, 4).tolist()}:
+            flipped = bytearray(whole)
+            flipped[place] ^= 1 << int(random.integers(8))
+            file.write_bytes(flipped)
+            with pytest.raises(InputError, match=r"altered|is not a model export|version"):
+                Engine.load(path)
+        file.write_bytes(whole[:-9])
+        with pytest.raises(InputError, match="half-written"):
+            Engine.load(path)
+        file.unlink()
+        with pytest.raises(InputError, match=r"is missing|has no export\.json"):
+            Engine.load(path)
+        file.write_bytes(whole)
+    assert Engine.load(path).version == Engine.load(exported[1]).version
+
+
+@pytest.fixture
+def run(exported: tuple[Run, Path], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run whose encoder need not be traced once more: that takes seconds."""
+    encoder = (exported[1] / "encoder.onnx").read_bytes()
+    monkeypatch.setattr(module, "_write_encoder", lambda _, file: file.write_bytes(encoder))
+    return exported[0]
+
+
+def test_what_differs_from_the_run_is_not_left_behind(
+    run: Run, tmp_path: Path, dataset: PreparedDataset
+) -> None:
+    export(run, tmp_path / "out")
+    before = Engine.load(tmp_path / "out").version
+    other = start(tmp_path / "run", dataset, run.model, seed=2)
+    for out in ("new", "out"):
+        with pytest.raises(InputError, match="is not the run: scores differ by up to"):
+            export(other, tmp_path / out, force=True)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["out", "run"]
+    assert Engine.load(tmp_path / "out").version == before
+
+
+def test_items_out_of_place_are_noticed(tmp_path: Path, dataset: PreparedDataset) -> None:
+    run = make_run(tmp_path / "run", dataset)
+    engine, recommender = run_engine(run), Recommender.load(run, "cpu")
+    given = [np.array([1, 2, 3]), np.array([7])]
+    assert compare(engine, recommender, given)["overlap@10"] == 1
+    table = engine.table[::-1].copy()
+    with pytest.raises(InputError, match="scores differ"):
+        compare(replace(engine, table=table), recommender, given)
+    states = dict(zip((3, 1), engine.states(given), strict=True))
+
+    def remembered(_: Any, lengths: Any) -> Any:
+        return np.stack([states[int(n)] for n in lengths])
+
+    with pytest.raises(InputError, match="other items are the best 10"):
+        compare(replace(engine, table=table, encode=remembered), recommender, given)
+
+
+def test_without_torch_an_export_recommends(exported: tuple[Run, Path]) -> None:
+    run, path = exported
+    code = f"""
+import sys
+sys.modules["torch"] = None
+from sce.serving.engine import Engine, Request
+engine = Engine.load({str(path)!r})
+(found,) = engine.recommend([Request({NAMES[:4]!r}, k=5)])
+print(*found.items, sep=",")
+assert not [name for name in sys.modules if name.split(".")[0] in ("polars", "cyclopts")]
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    (wanted,) = Recommender.load(run, "cpu").recommend([NAMES[:4]], 5)
+    assert found.stdout.strip().split(",") == wanted.items
+
+
+def test_the_command_says_what_was_compared(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    command = ["export", str(run.path), "--out", str(out)]
+    assert main(command) == 0
+    said = capsys.readouterr()
+    assert "on 30 histories (of its dataset): scores of up to" in said.out
+    assert "100.00% of the ten best are the same" in said.out
+    assert said.err == ""
+    assert "exists; choose another directory" in complaint(command, capsys)
+    assert main([*command, "--force"]) == 0
+    capsys.readouterr()
+    (out / "mine").touch()
+    assert "export.json of sce export lists" in complaint([*command, "--force"], capsys)
+
+
+def test_without_the_dataset_histories_are_random(run: Run, tmp_path: Path) -> None:
+    moved = replace(run, dataset=replace(run.dataset, path=str(tmp_path / "gone")))
+    found = export(moved, tmp_path / "out")
+    assert (found["of"], found["histories"]) == ("random", module.HISTORIES)
+    with pytest.raises(InputError, match="does not exist"):
+        export(moved, tmp_path / "other", data=tmp_path / "gone")
+
+
+def test_a_backbone_without_encode_is_refused(
+    tmp_path: Path, dataset: PreparedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "run", dataset)
+    monkeypatch.setattr(SASRec, "encode", Backbone.encode)
+    for use in (lambda: export(run, tmp_path / "out"), lambda: run_engine(run)):
+        refused: Callable[[], object] = use
+        with pytest.raises(InputError, match="SASRec has no method `encode`"):
+            refused()
