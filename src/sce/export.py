@@ -71,6 +71,7 @@ def export(
         name = f"encoder.{format}"
         _write_encoder(model, directory / name)
         save_file({TENSOR: model.catalogue.detach().contiguous()}, directory / TABLE)
+        (directory / TABLE).chmod((directory / name).stat().st_mode)  # else its owner's alone
         for owner, ids in {ITEMS: opened.item_ids, TITLES: titles}.items():
             for part, array in ({} if ids is None else ids.arrays()).items():
                 write_array(directory / f"{owner}_{part}.npy", array)

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,7 @@ class Server:
         command = [sys.executable, *start, "serve", str(path), "--port", str(port), *options]
         self.log = path.parent / f"server-{os.urandom(4).hex()}.log"
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, text=True
-            )
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line.startswith("serving "), (line, self.log.read_text())
@@ -43,12 +41,12 @@ class Server:
         finally:
             connection.close()
 
-    def signal(self, number: int) -> None:
+    def send(self, number: int) -> None:
         self.process.send_signal(number)
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and wait for the end."""
-        self.signal(number)
+        self.send(number)
         code = self.process.wait(30)
         assert self.process.stdout is not None
         self.process.stdout.close()
@@ -82,10 +80,8 @@ def serving(path: Path, *options: str, **more: Any) -> Iterator[Server]:
 def raw(port: int, request: bytes, *, timeout: float = 30) -> bytes:
     """Send bytes; what comes back until the server closes or an answer is whole."""
     with socket.create_connection(("127.0.0.1", port), timeout=timeout) as sent:
-        try:
+        with suppress(BrokenPipeError, ConnectionResetError):  # refused before its end
             sent.sendall(request)
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # refused before its end
         answer = b""
         while not _whole(answer):
             try:

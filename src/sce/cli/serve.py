@@ -67,12 +67,12 @@ def serve(
         queue=queue,
         watch=1.0 if watch else None,
     )
-    service = server.Service(source, catalogue, settings, say)
     if token is None and not _is_local(host):
         say(f"anybody who reaches {host} may ask: there is no token (see --token-file)")
     engine, where = catalogue.engine, f"[{host}]" if ":" in host else host
     what = f"{plural(engine.n_items, 'item')}, version {server.short(engine.version)}"
-    print(f"serving {what}, on http://{where}:{listening.getsockname()[1]}", flush=True)
+    line = f"serving {what}, on http://{where}:{listening.getsockname()[1]}"
+    service = server.Service(source, catalogue, settings, say, lambda: print(line, flush=True))
     _run(service.app(), listening)
 
 

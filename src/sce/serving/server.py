@@ -63,8 +63,10 @@ class Service:
         catalogue: Catalogue,
         settings: ServerSettings,
         say: Callable[[str], object],
+        on_start: Callable[[], object] = lambda: None,
     ) -> None:
         self.source, self.catalogue, self.settings, self.say = source, catalogue, settings, say
+        self.on_start = on_start
         self.metrics = Metrics()
         self.batcher: Batcher[Work] = Batcher(
             lambda works: self.catalogue.answer(works),
@@ -95,6 +97,7 @@ class Service:
             Exception: lambda _, error: _refuse(500, "the server failed; its log says why"),
         }
         inner = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
+        inner.router.redirect_slashes = False
         return Gate(inner, self.metrics, self.settings)
 
     @asynccontextmanager
@@ -107,6 +110,7 @@ class Service:
             loop.add_signal_handler(
                 signal.SIGHUP, lambda: tasks.append(loop.create_task(self.reload()))
             )
+        self.on_start()
         yield
         for task in tasks:
             task.cancel()
