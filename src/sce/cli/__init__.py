@@ -34,7 +34,10 @@ VERBS: dict[str, tuple[str, list[str]]] = {
     ),
     "synthesize": (
         "Write a synthetic log with popularity skew and sequences that can be learned.",
-        ["--out data/made.parquet", "--items 1000000 --users 50000 --out data/large.parquet"],
+        [
+            "--out data/made.parquet --titles data/titles.csv",
+            "--items 1000000 --users 50000 --out data/large.parquet",
+        ],
     ),
     "plan": (
         "Predict the memory of training with each loss, and what fits on a GPU.",
