@@ -1,5 +1,8 @@
 import os
+import subprocess
 from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 
@@ -59,3 +62,28 @@ def test_the_state_changes_with_any_file(tmp_path: Path) -> None:
     write_export(source.path, seed=1)
     states.append(source.state())
     assert len({*map(str, states)}) == 3
+
+
+def test_a_run_is_exported_by_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json").touch()
+    written: list[Path] = []
+
+    def export(command: list[str], **options: Any) -> CompletedProcess[str]:
+        assert command[1:] == ["-m", "sce", "export", str(run), "--out", command[-1]]
+        written.append(Path(command[-1]))
+        if len(written) == 2:
+            return CompletedProcess(command, 2, stderr="warning\nsce: error: no weights\n")
+        write_export(written[-1])
+        return CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", export)
+    source = Source(run)
+    assert source.is_run
+    assert source.load().similar(101, 1)
+    with pytest.raises(InputError, match="no weights"):
+        source.load()
+    assert not any(path.parent.exists() for path in written)
