@@ -131,7 +131,7 @@ def test_every_item_has_a_title_of_its_own(
     assert frame["item_id"].sort().to_list() == [*range(200)]
     assert frame["title"].n_unique() == 200
     capsys.readouterr()
-    again = [*TINY, "--out", tmp_path / "other.parquet", "--titles", titles]
+    again = [*TINY, "--out", str(tmp_path / "other.parquet"), "--titles", str(titles)]
     assert "titles.csv exists already; " in complaint(again, capsys)
     assert not (tmp_path / "other.parquet").exists()
 

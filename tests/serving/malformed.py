@@ -21,14 +21,31 @@ def bodies() -> list[bytes]:
         *("", "x", 0, 5, -1, 1e10, False),
     ]
     not_ids: list[Any] = [None, True, 1.5, 1e308, [], {}, [1], {"item": 1}]
-    depths = [0, -1, 1001, 10**30, 1.0, 0.5, "10", "", None, True, [], [10], {}, "ten", 1e400]
+    depths: list[Any] = [
+        0,
+        -1,
+        1001,
+        10**30,
+        1.0,
+        0.5,
+        "10",
+        "",
+        None,
+        True,
+        [],
+        [10],
+        {},
+        "ten",
+        1e400,
+    ]
     given: list[Any] = [{"history": one} for one in wrong_ids]
     given += [{"history": [one]} for one in not_ids]
     given += [{"history": [101, one]} for one in not_ids]
-    given += [{"history": [101], name: one} for name in ("allow", "block") for one in ("", 5, {})]
+    no_lists: list[Any] = ["", 5, {}]
+    given += [{"history": [101], name: one} for name in ("allow", "block") for one in no_lists]
     given += [{"history": [101], name: [one]} for name in ("allow", "block") for one in not_ids]
     given += [{"history": [101], "k": one} for one in depths]
-    given += [{"history": [101], "keep_seen": one} for one in (None, 0, 1, "true", [], {})]
+    given += [{"history": [101], "keep_seen": one} for one in (None, 0, 1, "true", *no_lists)]
     given += [{"history": [101], name: 1} for name in ("K", "History", "", "\0", "__class__", "é")]
     given += [{"user": one} for one in (1, "x", None, [101])]
     # Ids that no catalogue has.
@@ -36,7 +53,7 @@ def bodies() -> list[bytes]:
     unknown += ["1e2", "١٠١", "\ud800", "\U0001f4a9" * 100, "x" * 100_000, "../../etc/passwd"]
     given += [{"history": [one]} for one in unknown]
     given += [None, True, 5, 1.5, "history", [], [[]], [[{"history": [101]}]], [None], {}]
-    given += [[{"history": [101]}, one] for one in (None, 5, {}, [], {"history": 5})]
+    given += [[{"history": [101]}, one] for one in (None, *no_lists, {"history": 5})]
     given += [{"history": [101] * 10_001}, {"history": [101], "allow": [101] * 10_001}]
     given += [[{"history": [101]}] * 257]
     texts = [json.dumps(one).encode() for one in given]

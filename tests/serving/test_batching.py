@@ -44,7 +44,7 @@ class Slow:
 def test_what_waits_is_computed_together_up_to_a_number() -> None:
     slow, sizes = Slow(), list[int]()
 
-    async def use() -> list[Any]:
+    async def use() -> Any:
         tasks = [asyncio.create_task(batcher.do([0]))]
         await slow.is_busy()
         tasks += [asyncio.create_task(batcher.do(works)) for works in ([1, 2], [3], [-1], [4])]
@@ -64,7 +64,7 @@ def test_what_waits_is_computed_together_up_to_a_number() -> None:
 def test_beyond_its_room_work_is_refused_at_once_and_whole() -> None:
     slow = Slow()
 
-    async def use() -> list[Any]:
+    async def use() -> Any:
         tasks = [asyncio.create_task(batcher.do([0]))]
         await slow.is_busy()
         tasks.append(asyncio.create_task(batcher.do([1, 2])))

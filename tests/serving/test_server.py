@@ -210,7 +210,7 @@ def test_a_request_that_fails_does_not_fail_others(capsys: pytest.CaptureFixture
         return ENGINE.encode(embedded, lengths)
 
     catalogue = Catalogue.of(replace(ENGINE, encode=encode))
-    works = [Request([101]), Request([101, 102]), lambda _: 1 / 0, lambda _: "done"]
+    works: list[Any] = [Request([101]), Request([101, 102]), lambda _: 1 / 0, lambda _: "done"]
     found = catalogue.answer(works)
     assert pairs(found[0]) == expected([101])
     assert str(found[1]) == "a bug"
@@ -227,7 +227,12 @@ def test_a_request_that_fails_does_not_fail_others(capsys: pytest.CaptureFixture
 def test_a_request_that_takes_too_long_is_given_up() -> None:
     go_on = threading.Event()
     service = make_service(patience=0.1)
-    slow = replace(ENGINE, encode=lambda *given: go_on.wait(30) and ENGINE.encode(*given))
+
+    def encode(embedded: Any, lengths: Any) -> Any:
+        go_on.wait(30)
+        return ENGINE.encode(embedded, lengths)
+
+    slow = replace(ENGINE, encode=encode)
     service.catalogue = replace(service.catalogue, engine=slow)
     with TestClient(service.app()) as client:
         answer = client.post("/recommend", json={"history": [101]})
