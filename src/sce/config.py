@@ -74,7 +74,11 @@ class Config:
         data = summarize_data(dataset.train, dataset.n_items, **sizes)
         data = replace(data, cpu=resolve_device(self.training.device).type == "cpu")
         try:
-            model = self.model.build(dataset.n_items, seed=self.training.seed)
+            items = 1 if self.training.shard_catalogue else dataset.n_items
+            model = self.model.build(items, seed=self.training.seed)
+            if self.training.shard_catalogue:  # whose rows are drawn where they will be
+                with torch.device("meta"):
+                    model.catalogue = self.model.build(dataset.n_items).catalogue
         except (RuntimeError, MemoryError) as error:
             raise InputError(
                 f"a model of {dataset.n_items:,} items in {self.model.dim:,} dimensions does not "

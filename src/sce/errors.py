@@ -47,7 +47,11 @@ class RankError(RuntimeError):
     """Another rank has ended or does not answer; the message says which, and why if it said so."""
 
 
-class TrainingWarning(UserWarning):
+class InputWarning(UserWarning):
+    """Input of which a part is of no use; the command line shows it as one line."""
+
+
+class TrainingWarning(InputWarning):
     """Training, or what was trained, is perhaps not as it was meant."""
 
 

@@ -10,36 +10,41 @@ the number of histories nor that of users × items, when the `stream` methods ar
 """
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from time import monotonic
-from typing import Any, Literal, TypeVar, cast, get_type_hints
+from typing import Any, TypeVar, cast, get_type_hints
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sce.data.batches import DeviceSequences, history_batch, seen_items
-from sce.data.columns import BY_NAME, ITEM, USER, Columns
+from sce.data.columns import BY_NAME, ITEM, Columns
 from sce.data.frames import histories_of
-from sce.data.prepared import PreparedDataset, Sequences
+from sce.data.prepared import PreparedDataset
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, check_types, checked, named
-from sce.evaluation.ranking import (
-    NOTHING,
-    Ranker,
-    check_depth,
-    check_memory,
-    largest_norm,
-    last_states,
-    top_k,
+from sce.evaluation.queries import (
+    NONE,
+    Found,
+    ItemFilter,
+    Query,
+    inverse_norms,
+    rank_queries,
+    rank_similar,
 )
+from sce.evaluation.ranking import Ranker, check_depth, check_memory, largest_norm
 from sce.memory import require_memory
 from sce.models.registry import BACKBONES
+from sce.recommended import SIMILAR, Recommendations
+from sce.recommended import Recommended as Recommended
+from sce.requests import Id as Id
+from sce.requests import Listed, list_ids, read_filter, read_requests
+from sce.requests import Request as Request
 from sce.training.device import resolve_device
 from sce.training.run import Run, load_model, read_weights, warn_of
 from sce.units import plural
@@ -49,74 +54,9 @@ BATCH_SIZE = 256
 BATCHES_TOGETHER = 8
 _WINDOW_SECONDS = 10.0  # for these, at most
 _IDS_AT_ONCE = 1 << 12
-_SHOWN = 3  # in a repr
 
-Id = int | str
-Histories = Iterable[Any]  # sequences or arrays of ids
+Histories = Iterable[Any]  # sequences or arrays of ids, or requests
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, eq=False)
-class Recommended:
-    """The best items for one history, best first.
-
-    There are fewer than k where the user has seen nearly everything, and none where nothing is
-    known of the user: an empty history, one of unknown items only, or a user not in the dataset.
-    """
-
-    items: list[Id]
-    """Ids of the items."""
-    scores: NDArray[np.float32]
-    """Their scores; comparable within this history only."""
-    known: int
-    """Number of events of the history that are in the catalogue."""
-    unknown: tuple[Id, ...] = ()
-    """The other events, in their order: they were skipped."""
-
-    def __repr__(self) -> str:
-        best = ", ".join(map(repr, self.items[:_SHOWN]))
-        return f"Recommended({plural(len(self), 'item')}: {best}{' ...' * (len(self) > _SHOWN)})"
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    @property
-    def ranks(self) -> NDArray[np.int64]:
-        """1 for the best item, 2 for the next, and so on."""
-        return np.arange(1, len(self.items) + 1)
-
-
-class Recommendations(list[Recommended]):
-    """Recommendations in the order of the histories."""
-
-    def __init__(
-        self, found: Iterable[Recommended], users: Sequence[Id] | None, backend: Any
-    ) -> None:
-        super().__init__(found)
-        self._users, self._backend = users, backend
-
-    def __repr__(self) -> str:
-        lines = [f"  {found}" for found in self[:_SHOWN]] + ["  ..."] * (len(self) > _SHOWN)
-        return "\n".join([f"Recommendations for {plural(len(self), 'user')}", *lines])
-
-    @checked
-    def to_frame(self, kind: Literal["pandas", "polars"] | None = None) -> Any:
-        """A data frame with the columns user_id, item_id, score, rank, the rank from 1.
-
-        Args:
-            kind: The library; by default that of the frame of histories. Where these were lists,
-                polars, and user_id is the number of the history, the first 0.
-        """
-        import narwhals as nw
-
-        users = range(len(self)) if self._users is None else self._users
-        columns = {
-            USER: [user for user, found in zip(users, self, strict=True) for _ in found.items],
-            ITEM: [item for found in self for item in found.items],
-            "score": np.concatenate([np.empty(0, np.float32), *(found.scores for found in self)]),
-            "rank": np.concatenate([np.empty(0, np.int64), *(found.ranks for found in self)]),
-        }
-        return nw.from_dict(columns, backend=kind or self._backend).to_native()
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,13 +120,24 @@ class Recommender:
     def _norm(self) -> Tensor:
         return largest_norm(self.model.catalogue.detach())
 
+    @cached_property
+    def _inverse_norms(self) -> Tensor:
+        return inverse_norms(self.model.catalogue)
+
     @property
     def n_items(self) -> int:
         """Number of items that are ranked."""
         return len(self.item_ids)
 
     def recommend(
-        self, histories: Any, k: int = 10, *, keep_seen: bool = False, batch_size: int = BATCH_SIZE
+        self,
+        histories: Any,
+        k: int = 10,
+        *,
+        keep_seen: bool = False,
+        allow: Listed = None,
+        block: Listed = None,
+        batch_size: int = BATCH_SIZE,
     ) -> Recommendations:
         """Recommend for histories of item ids.
 
@@ -195,9 +146,13 @@ class Recommender:
                 Or a data frame of pandas or polars with a row per event: a column each of users and
                 items and, unless the rows are in order, of times, by their usual names or those
                 that `prepare` was given; ids and times are read as there. Of a history longer than
-                the model takes, the last events count, but all are left out of the result.
-            k: Items for each.
+                the model takes, the last events count, but all are left out of the result. A
+                `Request` instead of a sequence has wishes of its own.
+            k: Items for each; there are fewer where no more are left.
             keep_seen: Recommend items of the history too.
+            allow: Ids of items: only these are recommended, and no others are scored where they
+                are few. Ids that are not in the catalogue are skipped, with a warning; not all.
+            block: Ids of items that are not recommended to anybody.
             batch_size: Histories at once.
 
         Returns:
@@ -207,8 +162,9 @@ class Recommender:
         users, backend = None, cast("Any", "polars")
         if hasattr(histories, "columns"):
             by_user, backend = histories_of(histories, self.columns)
-            users, histories = _ids(list(by_user), None), by_user.values()
-        ranked = self.stream(histories, k, keep_seen=keep_seen, batch_size=batch_size)
+            users, histories = list_ids(list(by_user), "users"), by_user.values()
+        options: dict[str, Any] = {"allow": allow, "block": block, "batch_size": batch_size}
+        ranked = self.stream(histories, k, keep_seen=keep_seen, **options)
         found = Recommendations(ranked, users, backend)
         if nothing := sum(not one.known for one in found):
             warnings.warn(
@@ -225,23 +181,23 @@ class Recommender:
         k: int = 10,
         *,
         keep_seen: bool = False,
+        allow: Listed = None,
+        block: Listed = None,
         batch_size: int = BATCH_SIZE,
     ) -> Iterator[Recommended]:
         """Yield what `recommend` gives for sequences of ids, a few batches at a time."""
         self._check(k, batch_size)
+        among = read_filter(self.item_ids, allow, block)
 
         def each_window() -> Iterator[Recommended]:
             done = 0
             for window in _windows(histories, batch_size):
-                listed = [_ids(given, done + n) for n, given in enumerate(window)]
+                read = read_requests(self.item_ids, window, done, k, keep_seen)
                 done += len(window)
-                ends = np.cumsum([len(history) for history in listed])[:-1]
-                codes = np.split(self.item_ids.lookup(list(chain(*listed))), ends)
-                known = [found[found >= 0] for found in codes]
-                ranked = self._rank(known, k, keep_seen, batch_size)
-                for one, found, history in zip(ranked, codes, listed, strict=True):
-                    unknown = tuple(history[n] for n in np.flatnonzero(found < 0))
-                    yield Recommended(*one, known=len(found) - len(unknown), unknown=unknown)
+                ranked = self._rank([one.query for one in read], among, batch_size)
+                for one, (query, unknown, unlisted) in zip(ranked, read, strict=True):
+                    known, asked = len(query.history), query.k
+                    yield Recommended(*one, known, unknown, asked=asked, unlisted=unlisted)
 
         return each_window()
 
@@ -253,6 +209,8 @@ class Recommender:
         k: int = 10,
         *,
         keep_seen: bool = False,
+        allow: Listed = None,
+        block: Listed = None,
         batch_size: int = BATCH_SIZE,
     ) -> Iterator[tuple[Id, Recommended]]:
         """Yield what may come next for users of the dataset, after all that is known of them.
@@ -262,6 +220,8 @@ class Recommender:
             users: The users' own ids; all users by default. One who is not there gets no items.
             k: Items for each.
             keep_seen: Recommend items that a user has had before too.
+            allow: As in `recommend`, and so is block.
+            block: Items that are not recommended.
             batch_size: Users at once.
         """
         self._check(k, batch_size)
@@ -270,60 +230,69 @@ class Recommender:
                 f"{dataset.path} is not the dataset that the run was trained on: its content is "
                 f"{dataset.content_hash[:12]}, the run's {str(self.content_hash)[:12]}"
             )
+        among = read_filter(self.item_ids, allow, block)
 
         def each_window() -> Iterator[tuple[Id, Recommended]]:
             chosen = each_id(dataset.user_ids) if users is None else users
             for window in _windows(chosen, batch_size):
-                ids = _ids(window, None)
+                ids = list_ids(window, "users")
                 known = dataset.histories(dataset.user_ids.lookup(ids))
-                found = self._rank(known, k, keep_seen, batch_size)
+                queries = [Query(events, k, keep_seen) for events in known]
+                found = self._rank(queries, among, batch_size)
                 for user, one, events in zip(ids, found, known, strict=True):
-                    yield user, Recommended(*one, known=len(events))
+                    yield user, Recommended(*one, known=len(events), asked=k)
 
         return each_window()
 
+    @checked
+    def similar(
+        self, items: Iterable[Id], k: int = 10, *, allow: Listed = None, block: Listed = None
+    ) -> Recommendations:
+        """The items whose vectors point in nearly the same direction: those of the largest cosine.
+
+        The inner product, by which items are recommended, would rather name popular items.
+
+        Args:
+            items: Ids of items of the catalogue.
+            k: Similar items for each, without itself.
+            allow: As in `recommend`, and so is block.
+            block: Items that are not named.
+
+        Returns:
+            A list in the order of the items; the scores are cosines.
+        """
+        check_depth(k, self.n_items)
+        among, listed = read_filter(self.item_ids, allow, block), list_ids(items, "items")
+        codes = self.item_ids.lookup(listed)
+        for n in np.flatnonzero(codes < 0):
+            closest = ", ".join(map(str, self.item_ids.closest(listed[n])))
+            raise InputError(f"no item {listed[n]!r} in the catalogue; the closest are {closest}")
+        catalogue, found = self.model.catalogue.detach(), []
+        for first in range(0, len(codes), BATCH_SIZE):
+            some = codes[first : first + BATCH_SIZE]
+            found += rank_similar(catalogue, self._inverse_norms, some, k, among)
+        ranked = (Recommended(*one, known=1, asked=k) for one in self._named(found))
+        ids = self.item_ids.decode(codes)
+        return Recommendations(ranked, ids, cast("Any", "polars"), (ITEM, SIMILAR))
+
     def _rank(
-        self,
-        histories: Sequence[NDArray[np.integer[Any]]],
-        k: int,
-        keep_seen: bool,
-        batch_size: int,
+        self, queries: Sequence[Query], among: ItemFilter, batch_size: int
     ) -> list[tuple[list[Id], NDArray[np.float32]]]:
-        """Rank for histories of catalogue indices; empty ones get nothing."""
-        found: list[Any] = [([], np.empty(0, np.float32)) for _ in histories]
-        filled = [row for row, history in enumerate(histories) if len(history)]
-        by_length = sorted(filled, key=lambda row: len(histories[row]))
+        """Rank for queries; those of empty histories get nothing."""
+        found: list[Any] = [([], np.empty(0, np.float32)) for _ in queries]
+        filled = [row for row, query in enumerate(queries) if len(query.history)]
+        by_length = sorted(filled, key=lambda row: len(queries[row].history))
         for first in range(0, len(by_length), batch_size):
             rows = by_length[first : first + batch_size]
-            scores, items = self._rank_batch([histories[row] for row in rows], k, keep_seen)
-            real = items != NOTHING
-            ids = self.item_ids.decode(items[real])
-            ends = np.cumsum(real.sum(1)).tolist()
-            for n, (row, begin) in enumerate(zip(rows, [0, *ends], strict=False)):
-                found[row] = ids[begin : ends[n]], scores[n][real[n]]
+            some = rank_queries(self.model, [queries[row] for row in rows], among, self._norm)
+            for row, one in zip(rows, self._named(some), strict=True):
+                found[row] = one
         return found
 
-    @torch.no_grad()
-    def _rank_batch(
-        self, histories: Sequence[NDArray[np.integer[Any]]], k: int, keep_seen: bool
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        catalogue = self.model.catalogue.detach()
-        lengths = [len(history) for history in histories]
-        sequences = DeviceSequences.place(
-            Sequences(
-                items=np.concatenate(histories).astype(np.int32, copy=False),
-                offsets=np.cumsum([0, *lengths], dtype=np.int64),
-                users=np.arange(len(histories), dtype=np.int32),
-            ),
-            catalogue.device,
-        )
-        rows = torch.arange(len(histories))
-        most = getattr(self.model, "max_length", None)
-        given = history_batch(sequences, rows, max_length=most or max(lengths), held_out=0)
-        seen = None if keep_seen else seen_items(sequences, rows, held_out=0)
-        states = last_states(self.model, given.histories, most)
-        ranking = top_k(states, catalogue, k, seen=seen, norm=self._norm)
-        return ranking.scores.cpu().numpy(), ranking.items.cpu().numpy()
+    def _named(self, found: Sequence[Found]) -> Iterator[tuple[list[Id], NDArray[np.float32]]]:
+        """Ids instead of codes, decoded together."""
+        ids = iter(self.item_ids.decode(np.concatenate([NONE, *(items for items, _ in found)])))
+        return ((list(islice(ids, len(items))), scores) for items, scores in found)
 
     def _check(self, k: int, batch_size: int) -> None:
         check_depth(k, self.n_items)
@@ -367,21 +336,3 @@ def _windows(given: Iterable[T], batch_size: int) -> Iterator[list[T]]:
         yield window
         each = (monotonic() - begun) / batches
         batches = BATCHES_TOGETHER if each * BATCHES_TOGETHER < _WINDOW_SECONDS else 1
-
-
-def _ids(given: Any, place: int | None) -> list[Id]:
-    """A list of ids; anything else would be looked up as something that nobody meant."""
-    where = "users" if place is None else f"history {place} (the first is 0)"
-    if isinstance(given, np.ndarray):
-        given = given.tolist()
-    unordered = isinstance(given, Set | Mapping)
-    if unordered or isinstance(given, str | bytes | int) or not isinstance(given, Iterable):
-        raise InputError(f"{where} must be a list of ids; got {given!r}")
-    listed = list(given)
-    for kind in {type(one) for one in listed} - {int, str}:
-        if kind is bool or not issubclass(kind, int | str | np.integer):
-            wrong = next(one for one in listed if type(one) is kind)
-            raise InputError(
-                f"{where}: ids are integers or strings; got {wrong!r} ({kind.__name__})"
-            )
-    return listed

@@ -110,8 +110,14 @@ def test_histories_from_a_file_to_a_file(
         assert read_csv(out.read_text(encoding="utf-8")) == wanted
     elif suffix == "jsonl":
         records = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-        assert [tuple(record.values()) for record in records] == wanted
-        assert list(records[0]) == HEADER.split(",")
+        assert [list(record) for record in records] == [["user_id", "items", "scores"]] * 2
+        assert [
+            (record["user_id"], item, score, rank)
+            for record in records
+            for rank, (item, score) in enumerate(
+                zip(record["items"], record["scores"], strict=True), 1
+            )
+        ] == wanted
     else:
         frame = pl.read_parquet(out)
         assert frame.rows() == wanted
@@ -226,8 +232,8 @@ def test_fewer_items_than_asked_for_are_said(
     say(monkeypatch, lines_of(histories))
     assert main(["recommend", str(run.path), "--histories", "-", "-k", "39"]) == 0
     assert capsys.readouterr().err == (
-        "sce: 2 of 3 histories got fewer than 39 items, the fewest 0: the rest of the catalogue "
-        "they have had before (--keep-seen recommends that too)\n"
+        "sce: 2 of 3 histories got fewer items than were asked for, the fewest 0: the others they "
+        "have had before (--keep-seen recommends these too) or may not get (allow, block)\n"
         "sce: skipped 1 item of histories, not in the catalogue (plum)\n"
     )
     say(monkeypatch, lines_of({"ann": [*NAMES[:4]]}))

@@ -48,9 +48,9 @@ def test_jsonl(tmp_path: Path) -> None:
     write(tmp_path / "rows.jsonl", USERS)
     lines = (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == [
-        {"user_id": 7, "item_id": 'a,"b"', "score": 2.0, "rank": 1},
-        {"user_id": 7, "item_id": "ż", "score": 0.1, "rank": 2},
-        {"user_id": 9, "item_id": "c", "score": 2.0, "rank": 1},
+        {"user_id": 7, "items": ['a,"b"', "ż"], "scores": [2.0, 0.1]},
+        {"user_id": -8, "items": [], "scores": []},
+        {"user_id": 9, "items": ["c"], "scores": [2.0]},
     ]
 
 
@@ -84,7 +84,9 @@ def test_nothing_but_the_columns(tmp_path: Path, name: str) -> None:
         assert frame.columns == ["user_id", "item_id", "score", "rank"]
         assert len(frame) == 0
     else:
-        header = "user_id,item_id,score,rank\n" if name.endswith("csv") else ""
+        header = "user_id,item_id,score,rank\n"
+        if name.endswith("jsonl"):
+            header = '{"user_id": 1, "items": [], "scores": []}\n'
         assert (tmp_path / name).read_text() == header
 
 

@@ -156,3 +156,13 @@ def test_vocabularies_are_equal_by_content() -> None:
 def test_integers_must_be_integers() -> None:
     with pytest.raises(TypeError, match="float64"):
         Vocabulary.from_integers(np.array([1.5]))
+
+
+def test_the_closest_ids_to_one_that_is_not_there() -> None:
+    words = Vocabulary.from_strings(["apple", "apricot", "pear", "plum"])
+    assert words.closest("aple") == ["apple"]
+    assert words.closest("zzz") == ["apricot", "pear", "plum"]  # nothing alike: its neighbours
+    numbers = Vocabulary.from_integers(range(0, 100_000, 10))
+    assert numbers.closest(60_001) == [60_000, 60_010, 60_020]
+    assert numbers.closest("plum") == [0, 10, 20]
+    assert Vocabulary.from_strings(["a"]).closest(10**20) == ["a"]

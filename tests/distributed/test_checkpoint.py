@@ -11,6 +11,7 @@ from torch import Tensor
 from sce import RowwiseAdagrad
 from sce.data import storage
 from sce.distributed import RankError, Ranks, ShardedTable, load_sharded, save_sharded
+from sce.distributed.checkpoint import read_whole, whole_rows
 from sce.errors import InputError
 from tests.attack.elastic import Fault, count_moments
 from tests.attack.faulty import sample
@@ -40,13 +41,16 @@ def sharded(ranks: Ranks, step: int) -> tuple[ShardedTable, RowwiseAdagrad]:
 def save(ranks: Ranks, directory: Path, step: int) -> None:
     table, optimizer = sharded(ranks, step)
     rest, progress = {"weight": WEIGHT}, {"epoch": step}
-    save_sharded(directory, step, table, optimizer, rest, progress, part_items=PART)
+    more = {"best": -table.shard.detach()}
+    save_sharded(directory, step, table, optimizer, rest, progress, more=more, part_items=PART)
 
 
 def load(ranks: Ranks, directory: Path) -> int:
     """Load, look at everything, and return the step."""
     table, optimizer = sharded(ranks, 0)
-    rest, progress = load_sharded(directory, table, optimizer)
+    more: dict[str, Tensor] = {}
+    rest, progress = load_sharded(directory, table, optimizer, more=more)
+    assert torch.equal(more["best"], -table.shard)
     assert torch.equal(rest["weight"], WEIGHT)
     step: int = progress["epoch"]
     rows, sums = whole(step)
@@ -74,6 +78,28 @@ def test_bytes_are_the_same_for_any_number_of_ranks_and_load_by_any(
     for size in SIZES:
         assert content(tmp_path / str(size)) == files
         assert on_ranks(size, load, tmp_path / "3") == [2] * size
+
+
+def test_one_process_reads_the_whole_table(tmp_path: Path, on_ranks: Run) -> None:
+    on_ranks(3, save, tmp_path, 2)
+    rows, rest, progress = read_whole(tmp_path)
+    assert torch.equal(rows, whole(2)[0])
+    assert torch.equal(rest["weight"], WEIGHT)
+    assert progress == {"epoch": 2}
+
+
+def streamed(ranks: Ranks, to_all: bool) -> Tensor:
+    table, _ = sharded(ranks, 1)
+    return torch.cat([*whole_rows(table, table.shard.detach(), to_all=to_all, at_once=5)])
+
+
+def test_rows_come_in_the_order_of_ids(on_ranks: Run) -> None:
+    expected, _ = whole(1)
+    for size in SIZES:
+        first, *others = on_ranks(size, streamed, False)
+        assert torch.equal(first, expected)
+        assert all(len(rows) == 0 for rows in others)
+        assert all(torch.equal(rows, expected) for rows in on_ranks(size, streamed, True))
 
 
 def outcome(ranks: Ranks, work: Any, *arguments: Any) -> Any:

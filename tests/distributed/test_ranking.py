@@ -1,9 +1,15 @@
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
-from sce.distributed import Ranks, ShardedTable, sharded_top_k
+from sce.data.prepared import PreparedDataset
+from sce.distributed import Ranks, ShardedRanker, ShardedTable, sharded_top_k
+from sce.evaluation.evaluate import Metrics, evaluate
 from sce.evaluation.ranking import Ranking, top_k
+from sce.models.sasrec import SASRec
+from tests.cycle_data import MODEL, make_cycle
 from tests.distributed.made_case import Case
 from tests.distributed.pool import Run
 
@@ -31,3 +37,23 @@ def test_ranking_is_that_of_one_process(kind: str, with_seen: bool, on_ranks: Ru
             for rank, found in enumerate(on_ranks(size, ranked, table, states, k, seen)):
                 assert torch.equal(found.items, expected.items[rank::size])
                 assert torch.equal(found.scores, expected.scores[rank::size])
+
+
+def measured(ranks: Ranks, data: Path, model: SASRec) -> tuple[Metrics, list[int]]:
+    rows = model.catalogue
+    table = ShardedTable(len(rows), rows.shape[1], ranks, rows=rows)
+    told: list[int] = []
+    ranker = ShardedRanker(model, table)
+    found = ranker.evaluate(PreparedDataset.load(data), batch_size=5, progress=told.append)
+    return found, told
+
+
+def test_metrics_are_those_of_one_process(on_ranks: Run, tmp_path: Path) -> None:
+    dataset = make_cycle(tmp_path / "data", items=70)
+    model = SASRec(70, MODEL, seed=1)
+    expected = evaluate(model, dataset, batch_size=7)
+    for size in (1, 2, 3, 4):
+        for found, told in on_ranks(size, measured, dataset.path, model):
+            assert found == expected
+            assert found.ranks.tolist() == expected.ranks.tolist()
+            assert told[-1] == len(dataset.test)

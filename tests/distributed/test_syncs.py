@@ -60,7 +60,7 @@ def test_a_step_waits_for_sizes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert syncs.found == {
         "look_up": 2,  # distinct ids, without padding
         "fetch": 2,  # split sizes of two lookups, each with its smallest and largest id
-        "forward": 1,  # targets that are no padding
+        "total": 1,  # targets that are no padding
         "gather_counts": 1,  # centres of each rank
         "__call__": 1,  # buckets of each rank whose certificate fails
         "_fetch": 2,  # distinct items of buckets, and those not looked up before

@@ -1,5 +1,5 @@
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sce.data import batches
 from sce.evaluation import ranking as ranking_module
-from sce.evaluation.ranking import NOTHING, Popularity, last_states, top_k
+from sce.evaluation.ranking import NOTHING, Popularity, Rows, last_states, top_k
 from sce.models.sasrec import SASRec
 
 
@@ -44,12 +44,20 @@ def naive_top_k(
     k=st.integers(1, 12),
     chunk_size=st.none() | st.integers(1, 310),
     seen_share=st.sampled_from([0.0, 0.2, 0.95, 1.0]),
+    left_share=st.none() | st.sampled_from([0.0, 0.1, 0.9, 1.0]),
     most=st.sampled_from([0, 1, 40]),
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=150, deadline=None)
 def test_equals_a_loop_with_ties_by_item_id(
-    rows: int, n_items: int, k: int, chunk_size: int | None, seen_share: float, most: int, seed: int
+    rows: int,
+    n_items: int,
+    k: int,
+    chunk_size: int | None,
+    seen_share: float,
+    left_share: float | None,
+    most: int,
+    seed: int,
 ) -> None:
     states, catalogue = small_integers(seed, rows, 3, most=most), small_integers(seed, n_items, 3)
     generator = torch.Generator().manual_seed(seed)
@@ -59,11 +67,20 @@ def test_equals_a_loop_with_ties_by_item_id(
     for row, item in pairs.tolist():
         seen[row].add(item)
 
-    found = top_k(states, catalogue, k, seen=(pairs[:, 1], pairs[:, 0]), chunk_size=chunk_size)
+    options: dict[str, Any] = {"seen": (pairs[:, 1], pairs[:, 0]), "chunk_size": chunk_size}
+    if left_share is None:
+        results = [top_k(states, catalogue, k, **options)]
+    else:  # some items are ranked: gathered, or the others masked
+        left = torch.rand(n_items, generator=generator) < left_share
+        blocked, chosen = (~left).nonzero().squeeze(1), Rows(catalogue, left.nonzero().squeeze(1))
+        results = [top_k(states, catalogue, k, blocked=blocked, **options)]
+        results.append(top_k(states, chosen, k, **options))
+        seen = [had | set(blocked.tolist()) for had in seen]
 
     scores, items = naive_top_k(states, catalogue, k, seen)
-    assert found.items.tolist() == items
-    assert found.scores.tolist() == scores
+    for found in results:
+        assert found.items.tolist() == items
+        assert found.scores.tolist() == scores
 
 
 @pytest.mark.parametrize("chunk_size", [None, 1024])

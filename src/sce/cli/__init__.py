@@ -17,7 +17,7 @@ import cyclopts
 from cyclopts.help.formatters import DefaultFormatter
 
 from sce import __version__
-from sce.errors import InputError, RankError, TrainingWarning, settings_as_flags
+from sce.errors import InputError, InputWarning, RankError, settings_as_flags
 from sce.memory import lacks_threads, ran_out
 from sce.progress import PipedConsole
 
@@ -62,7 +62,15 @@ VERBS: dict[str, tuple[str, list[str]]] = {
     ),
     "recommend": (
         "Recommend items for users of the dataset, or for any histories.",
-        ["runs/clicks --histories histories.jsonl -k 10", "runs/clicks --out everybody.parquet"],
+        [
+            "runs/clicks --histories histories.jsonl -k 10",
+            "runs/clicks --out everybody.parquet",
+            "runs/clicks --allow in-stock.txt --out everybody.jsonl",
+        ],
+    ),
+    "similar": (
+        "Name the items that are most similar to others.",
+        ["runs/clicks 42 7 -k 5", "runs/clicks 42 --allow in-stock.txt --format jsonl"],
     ),
     "export": (
         "Write a run for use without torch: encoder, item table and ids, checked against the run.",
@@ -154,14 +162,14 @@ def _plain_warnings() -> Iterator[None]:
     usual, said = warnings.showwarning, set()
 
     def show(message: Any, category: type[Warning], *args: Any, **kwargs: Any) -> None:
-        if not issubclass(category, TrainingWarning):
+        if not issubclass(category, InputWarning):
             usual(message, category, *args, **kwargs)
         elif str(message) not in said:
             said.add(str(message))
             say(f"warning: {message}")
 
     with warnings.catch_warnings():
-        warnings.simplefilter("always", TrainingWarning)
+        warnings.simplefilter("always", InputWarning)
         warnings.showwarning = show
         yield
 

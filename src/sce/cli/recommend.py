@@ -3,9 +3,7 @@
 import hashlib
 import json
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -17,6 +15,7 @@ from cyclopts import Parameter
 
 from sce import __version__
 from sce.cli import say
+from sce.cli.requests import STDIN, read_items, read_lines, stream_requests
 from sce.cli.rows import Format, open_rows
 from sce.data.prepared import PreparedDataset
 from sce.data.storage import new_digest
@@ -35,7 +34,6 @@ from sce.recommend import (
 from sce.training.run import Run
 from sce.units import plural
 
-STDIN = Path("-")
 _EXAMPLES = 3  # of what was skipped
 _SAVED_EVERY = 2048  # users, or more
 _SAVED_AFTER = 10.0  # seconds, if so many users take longer
@@ -55,6 +53,8 @@ def recommend(
     out: Path | None = None,
     format: Format | None = None,  # noqa: A002 - the name of the option
     keep_seen: Annotated[bool, Parameter(show_default=False)] = False,
+    allow: Annotated[Path | None, _MAY_BE_STDIN] = None,
+    block: Annotated[Path | None, _MAY_BE_STDIN] = None,
     device: str = "auto",
     batch_size: int = BATCH_SIZE,
     force: Annotated[bool, Parameter(show_default=False)] = False,
@@ -66,43 +66,55 @@ def recommend(
         users: Ids of users of the dataset. [default: all users]
         users_file: File with one user id a line; - is standard input.
         histories: Histories of any users instead: a line of JSON each, {"user_id": ..., "history":
-            [item ids, oldest first]}; - is standard input. Without user_id, the line's number.
+            [item ids, oldest first]}; - is standard input. Without user_id, the line's number. A
+            line may have wishes of its own: "allow": [item ids] and "block": [item ids], besides
+            those for all, "k": 5, "keep_seen": true.
         data: The run's dataset, if it was moved. Histories need none.
         k: How many items for each user.
-        out: File to write: .csv, .jsonl or .parquet; the same command goes on where it was
-            interrupted. [default: csv to standard output]
+        out: File to write: .csv, .jsonl (one line a user) or .parquet; the same command goes on
+            where it was interrupted. [default: csv to standard output]
         format: Format of the output, if the file's name does not tell.
         keep_seen: Recommend items that the user has had before too.
+        allow: File of the items that may be recommended, such as those in stock: one id a line, or
+            a csv, jsonl or parquet file with a column item_id; - is standard input.
+        block: Likewise, of items not to be recommended.
         device: auto, cpu, cuda or cuda:N.
         batch_size: Users at once.
         force: Replace the file that is there already, and begin anew.
     """
-    _check_options(users, users_file, histories, data)
+    _check_options(users, users_file, histories, data, [allow, block])
     opened = Run.open(run)
     recommender = Recommender.load(opened, device)
     options: dict[str, Any] = {"k": k, "keep_seen": keep_seen, "batch_size": batch_size}
+    lists: dict[str, Any] = {
+        "allow": read_items(allow, "--allow"),
+        "block": read_items(block, "--block"),
+    }
     # Everything that can be refused is refused before the file is opened.
     total = None
     if histories is not None:
-        account = Account("history", "histories", "none of their items is in the catalogue", k)
-        source = _stream_histories(recommender, account.rest(_lines(histories)), histories, options)
+        account = Account("history", "histories", "none of their items is in the catalogue")
+        lines_ = account.rest(read_lines(histories))
+        source = stream_requests(recommender, lines_, histories, options | lists)
     else:
-        account = Account("user", "users", "they are not in the dataset", k)
+        account = Account("user", "users", "they are not in the dataset")
         dataset = opened.load_dataset(data)
         chosen: Iterable[Id] = users or each_id(dataset.user_ids)
         if users_file is not None:
-            chosen = (text for _, text in _lines(users_file))
+            chosen = (text for _, text in read_lines(users_file))
         else:
             total = len(users or dataset.user_ids)
         if dataset.user_ids.kind == "integer":
             chosen = (one if as_int64(one) is None else int(one) for one in chosen)
-        source = recommender.stream_users(dataset, account.rest(chosen), **options)
+        source = recommender.stream_users(dataset, account.rest(chosen), **options, **lists)
     key = None
-    if out is not None and users_file != STDIN != histories:
-        files = [one for one in (weights_file(opened), users_file, histories) if one is not None]
+    given = [users_file, histories, allow, block]
+    if out is not None and STDIN not in given:
+        files = [one for one in (weights_file(opened), *given) if one is not None]
         where = str(recommender.model.catalogue.device)
         content = opened.dataset.content_hash
-        key = _key(files, content, users, histories is None, options, where, format)
+        which = [one is None for one in given]
+        key = _key(files, content, users, which, options, where, format)
     # Rows are kept after so many users or seconds, and a whole number of batches.
     window = batch_size * BATCHES_TOGETHER
     saved_every, saved_at = -(-_SAVED_EVERY // window) * window, monotonic()
@@ -156,7 +168,11 @@ def _key(files: Iterable[Path], *others: object) -> str | None:
 
 
 def _check_options(
-    users: Sequence[str] | None, users_file: Path | None, histories: Path | None, data: Path | None
+    users: Sequence[str] | None,
+    users_file: Path | None,
+    histories: Path | None,
+    data: Path | None,
+    lists: Sequence[Path | None],
 ) -> None:
     given = {"--users": users, "--users-file": users_file, "--histories": histories}
     if users is not None and not users:
@@ -166,7 +182,10 @@ def _check_options(
         raise InputError(f"{' and '.join(names)} exclude each other; choose one")
     if histories is not None and data is not None:
         raise InputError("--histories needs no dataset; leave out --data")
-    if STDIN in (users_file, histories) and sys.stdin is None:
+    from_stdin = [users_file, histories, *lists].count(STDIN)
+    if from_stdin > 1:
+        raise InputError("standard input can be read but once; name files instead of the other -")
+    if from_stdin and sys.stdin is None:
         raise InputError("standard input is closed; name a file instead of -")
 
 
@@ -177,7 +196,6 @@ class Account:
     one: str
     many: str
     why_not: str
-    k: int
     given: int = 0
     rows: int = 0
     left_out: int = 0
@@ -186,6 +204,8 @@ class Account:
     fewest: int = 0
     unknown: int = 0
     unknown_examples: list[Id] = field(default_factory=list)
+    unlisted: int = 0
+    unlisted_examples: list[Id] = field(default_factory=list)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on counting after what an interrupted command has counted."""
@@ -206,11 +226,13 @@ class Account:
                 self.left_out_examples.append(shown)
             return
         self.rows += len(found)
-        if len(found) < self.k:
+        if len(found) < found.asked:
             self.fewest = min(self.fewest, len(found)) if self.short else len(found)
             self.short += 1
         self.unknown += len(found.unknown)
         self.unknown_examples += found.unknown[: _EXAMPLES - len(self.unknown_examples)]
+        self.unlisted += len(found.unlisted)
+        self.unlisted_examples += found.unlisted[: _EXAMPLES - len(self.unlisted_examples)]
 
     def conclude(self) -> list[str]:
         """Return lines on what was skipped; refuse when there was nothing that could be used."""
@@ -224,14 +246,19 @@ class Account:
         lines = [f"skipped {self.left_out:,} of {left_out}"] if self.left_out else []
         if self.short:
             lines.append(
-                f"{self.short:,} of {self._plural(self.given - self.left_out)} got fewer than "
-                f"{self.k:,} items, the fewest {self.fewest:,}: the rest of the catalogue they "
-                "have had before (--keep-seen recommends that too)"
+                f"{self.short:,} of {self._plural(self.given - self.left_out)} got fewer items "
+                f"than were asked for, the fewest {self.fewest:,}: the others they have had before "
+                "(--keep-seen recommends these too) or may not get (allow, block)"
             )
         if self.unknown:
             lines.append(
                 f"skipped {plural(self.unknown, 'item')} of histories, not in the catalogue "
                 f"({_examples(self.unknown_examples, self.unknown)})"
+            )
+        if self.unlisted:
+            lines.append(
+                f"skipped {plural(self.unlisted, 'item')} of lists of histories, not in the "
+                f"catalogue ({_examples(self.unlisted_examples, self.unlisted)})"
             )
         return lines
 
@@ -242,71 +269,3 @@ class Account:
 def _examples(some: Sequence[object], all_: int, separator: str = ", ") -> str:
     shown = some[:_EXAMPLES]
     return separator.join(map(str, shown)) + (" ..." if all_ > len(shown) else "")
-
-
-def _stream_histories(
-    recommender: Recommender,
-    lines: Iterable[tuple[int, str]],
-    path: Path,
-    options: dict[str, Any],
-) -> Iterator[tuple[Id, Recommended]]:
-    waiting: deque[Id] = deque()  # users whose histories are being ranked
-
-    def each_history() -> Iterator[list[Id]]:
-        for number, text in lines:
-            try:
-                user, history = _parse(text, number)
-            except ValueError as error:
-                raise InputError(f"{_name(path)}, line {number}: {error}") from error
-            waiting.append(user)
-            yield history
-
-    found = recommender.stream(each_history(), **options)
-    return ((waiting.popleft(), one) for one in found)
-
-
-def _parse(line: str, number: int) -> tuple[Id, list[Id]]:
-    """User and history of a line of JSON; without a user, the line's number."""
-    try:
-        record = json.loads(line, object_pairs_hook=_unique)
-    except json.JSONDecodeError as error:
-        what = f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
-        raise ValueError(what) from error
-    except RecursionError as error:
-        raise ValueError("not a history: nested too deeply") from error
-    history = record.get("history") if isinstance(record, dict) else None
-    if not isinstance(history, list):
-        raise ValueError(f'expected {{"user_id": ..., "history": [item ids]}}, got {line:.80}')
-    user = number if record.get("user_id") is None else record["user_id"]
-    for one in (user, *history):
-        if type(one) not in (int, str):
-            raise ValueError(f"ids are integers or strings, got {json.dumps(one)}")
-    str(user).encode()  # half a surrogate pair could be read, but not written
-    return user, history
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    record = dict(pairs)
-    if len(record) < len(pairs):
-        twice = next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n]))
-        raise ValueError(f"the key {twice!r} occurs twice; remove one")
-    return record
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Number and text of every line that is not blank."""
-    try:
-        with nullcontext(sys.stdin.buffer) if path == STDIN else path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-                except UnicodeDecodeError as error:
-                    raise InputError(f"{_name(path)}, line {number}: not UTF-8") from error
-                if text.strip():
-                    yield number, text
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def _name(path: Path) -> str:
-    return "standard input" if path == STDIN else str(path)

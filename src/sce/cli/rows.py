@@ -1,4 +1,4 @@
-"""Recommendations as csv, jsonl or parquet.
+"""Recommendations as csv or parquet, a row for each item, or as jsonl, a line for each user.
 
 A file appears only when all of it is written. Until then its rows lie in a hidden directory, with
 the state of the command that writes them: the same command goes on from there.
@@ -21,25 +21,31 @@ from sce.data.columns import ITEM, USER
 from sce.data.storage import atomic_file, empty, read_json, write_json
 from sce.errors import InputError
 from sce.memory import require_memory
+from sce.recommended import SIMILAR
 
 if TYPE_CHECKING:
-    from sce.recommend import Id, Recommended
+    from sce.recommended import Recommended
+    from sce.requests import Id
 
 Format = Literal["csv", "jsonl", "parquet"]
-COLUMNS = (USER, ITEM, "score", "rank")
 STATE = "state.json"
 _SAVED = {"key": str, "position": int, "text": [str], "state": {"given": int}}
 _INT64 = range(-(2**63), 2**63)
 
 
+def columns_of(whose: str) -> tuple[str, ...]:
+    """Columns of rows: of items for users, or of similar ones for items."""
+    return (whose, ITEM if whose == USER else SIMILAR, "score", "rank")
+
+
 class Rows:
-    """Where recommendations go: csv, or lines of JSON, of which parquet is made at the end."""
+    """Where recommendations go; parquet is made of lines of JSON, one for each item, at the end."""
 
     state: Mapping[str, Any] | None = None
     """The last one saved by the interrupted command that this one goes on with."""
 
-    def __init__(self, stream: TextIO, format_: str) -> None:
-        self._stream, self._format = stream, format_
+    def __init__(self, stream: TextIO, format_: str, whose: str = USER) -> None:
+        self._stream, self._format, self._whose = stream, format_, whose
         self._csv = csv.writer(stream, lineterminator="\n")
         self._lacks_header = format_ == "csv"
         self._state_file: Path | None = None
@@ -54,7 +60,7 @@ class Rows:
         self.text = set(saved["text"])
 
     def add(self, user: "Id", found: "Recommended") -> None:
-        """Write one user's, best first."""
+        """Write one user's, best first: a row for each item, or one line of JSON."""
         # str of a float32: the fewest digits that give the same number again.
         scores: Iterable[str] = map(str, found.scores)
         if self._format == "csv":
@@ -68,6 +74,10 @@ class Rows:
                     self.text.add(column)
             ids, scores = [str(one) for one in ids], map(str, found.scores.tolist())
         whose, *items = (json.dumps(one, ensure_ascii=False) for one in ids)
+        if self._format == "jsonl":
+            listed = f'"items": [{", ".join(items)}], "scores": [{", ".join(scores)}]'
+            self._stream.write(f'{{"{self._whose}": {whose}, {listed}}}\n')
+            return
         self._stream.writelines(
             f'{{"{USER}": {whose}, "{ITEM}": {item}, "score": {score}, "rank": {rank}}}\n'
             for item, score, rank in zip(items, scores, count(1))
@@ -92,13 +102,18 @@ class Rows:
     def _write_header(self) -> None:
         # The header comes with the first row: where nothing can be recommended, nothing is printed.
         if self._lacks_header:
-            self._csv.writerow(COLUMNS)
+            self._csv.writerow(columns_of(self._whose))
             self._lacks_header = False
 
 
 @contextmanager
 def open_rows(
-    out: Path | None, format_: Format | None, *, force: bool = False, key: str | None = None
+    out: Path | None,
+    format_: Format | None,
+    *,
+    force: bool = False,
+    key: str | None = None,
+    whose: str = USER,
 ) -> Iterator[Rows]:
     """Open a file, or standard output, for rows.
 
@@ -108,6 +123,7 @@ def open_rows(
         force: Replace a file that is there already; begin anew what was interrupted.
         key: All that decides about the rows: an interrupted command with the same key is gone on
             with. None: it is not.
+        whose: Column of those whose items they are: users, or items.
 
     Raises:
         InputError: When it cannot be written, or not in this format.
@@ -119,7 +135,7 @@ def open_rows(
             raise InputError("standard output is closed; name a file with --out")
         if isinstance(sys.stdout, TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")  # whatever the terminal shows
-        rows = Rows(sys.stdout, format_ or "csv")
+        rows = Rows(sys.stdout, format_ or "csv", whose)
         yield rows
         rows.finish()
         return
@@ -139,13 +155,13 @@ def open_rows(
             if stream.tell() < saved["position"]:
                 raise InputError(f"{text} was altered; begin anew with the same command")
             stream.truncate(saved["position"])
-            rows = Rows(stream, chosen)
+            rows = Rows(stream, chosen, whose)
             rows.resume(state_file, key, saved)
             try:
                 yield rows
                 rows.finish()
                 if chosen == "parquet":
-                    _write_parquet(text, partial, rows.text)
+                    _write_parquet(text, partial, rows.text, whose)
             except (KeyboardInterrupt, OSError):
                 if state_file.exists():
                     say("what was written is kept: the same command goes on with it")
@@ -175,13 +191,14 @@ def _choose(out: Path, format_: Format | None, *, force: bool) -> str:
     return chosen
 
 
-def _write_parquet(text: Path, path: Path, text_columns: set[str]) -> None:
+def _write_parquet(text: Path, path: Path, text_columns: set[str], whose: str) -> None:
     """Turn lines of JSON into parquet; ids are integers where all of a column are."""
     import polars as pl
 
     given = {USER: pl.String, ITEM: pl.String, "score": pl.Float64, "rank": pl.Int32}
     rows = pl.scan_ndjson(text, schema=given).cast({"score": pl.Float32})
     rows = rows.cast({name: pl.Int64 for name in (USER, ITEM) if name not in text_columns})
+    rows = rows.rename(dict(zip((USER, ITEM), columns_of(whose), strict=False)))
     try:
         rows.sink_parquet(path)
     except pl.exceptions.PolarsError as error:

@@ -3,6 +3,7 @@
 import os
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, get_args
@@ -32,6 +33,7 @@ from sce.training.device import resolve_device
 from sce.training.fit import FitResult, fit
 from sce.training.run import MANIFEST, Run
 from sce.training.run_start import check_target
+from sce.training.shards import CHOSE_SHARDS, begun_with, need_shards
 from sce.training.signals import TrainingInterrupted
 from sce.units import plural
 
@@ -157,6 +159,7 @@ def train(  # noqa: D417 - the settings document themselves
     out = out or Path("runs") / f"{prepared.resolve().name}-{chosen.loss_name}"
     if first and force and (out / MANIFEST.file).exists():
         say(f"{out} will be replaced when training begins, before the new run has saved anything")
+    chosen = with_shards(chosen, dataset, device, begun_with(out) if resume else {}, first)
     try:
         network, objective = chosen.build(dataset)
         result = fit(
@@ -183,6 +186,21 @@ def train(  # noqa: D417 - the settings document themselves
             show_metrics(rows, title="test", users=result.users["test"])
         show_lines(_closing_lines(result, out), width=12)
     return 0
+
+
+def with_shards(
+    chosen: Config, dataset: PreparedDataset, device: Any, begun: dict[str, Any], first: bool
+) -> Config:
+    """Shard the catalogue where it must be, before each process makes the whole of it."""
+    given: Any = {"ranks": int(os.environ.get("WORLD_SIZE", "1")), "device": device}
+    wanted = begun.get("shard_catalogue", False)
+    if not begun and chosen.loss_name == "sce":
+        wanted = need_shards(chosen.training, chosen.model, chosen.loss, dataset, **given)
+        if wanted and first:
+            say(CHOSE_SHARDS)
+    if not wanted or chosen.training.shard_catalogue is not None:
+        return chosen
+    return replace(chosen, training=replace(chosen.training, shard_catalogue=True))
 
 
 # The command line reads the settings of the tables, which no annotation could spell out.

@@ -32,19 +32,37 @@ class Columns(NamedTuple):
         pairs = zip(self, other, strict=True)
         return Columns(*(theirs if mine is None else mine for mine, theirs in pairs))
 
+    def option(self, role: str) -> str:
+        """What names a column."""
+        return named(f"{role}_column")
+
+
+class ItemColumn(NamedTuple):
+    """The column of a list of items, found by its usual names."""
+
+    item: None = None
+
+    def or_else(self, other: Columns) -> "ItemColumn":
+        """This: no format knows another."""
+        return self
+
+    def option(self, role: str) -> str:
+        """What names the column."""
+        return "a header such as item_id, or write one id a line into a .txt file"
+
 
 BY_NAME = Columns()
 CONVERT = "convert it first, for instance with iconv -f WINDOWS-1252 -t UTF-8"
 NO_TIME = "\x00none"  # as the time's column: the rows are in order
 
 
-def find_columns(found: Sequence[str], given: Columns, where: Path) -> tuple[str, ...]:
-    """Names of the user, item and time columns: as given, else by their usual names."""
+def find_columns(found: Sequence[str], given: Columns | ItemColumn, where: Path) -> tuple[str, ...]:
+    """Names of the columns: as given, else by their usual names."""
     chosen: list[str] = []
     for role, name in given._asdict().items():
         if name == NO_TIME:
             continue
-        option = named(f"{role}_column")
+        option = given.option(role)
         matches = usual_columns(role, found) if name is None else [name]
         if name is not None and name not in found:
             raise InputError(

@@ -5,7 +5,7 @@
 
 from sce.distributed.checkpoint import load_sharded, save_sharded
 from sce.distributed.loss import ShardedCrossEntropy
-from sce.distributed.ranking import sharded_top_k
+from sce.distributed.ranking import ShardedRanker, sharded_top_k
 from sce.distributed.ranks import Ranks, start_ranks
 from sce.distributed.table import Rows, ShardedTable
 from sce.errors import RankError
@@ -15,6 +15,7 @@ __all__ = [
     "Ranks",
     "Rows",
     "ShardedCrossEntropy",
+    "ShardedRanker",
     "ShardedTable",
     "load_sharded",
     "save_sharded",

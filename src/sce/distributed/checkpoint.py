@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
+from torch.optim import Optimizer
 
 from sce.data.storage import (
     atomic_directory,
@@ -29,7 +30,6 @@ from sce.data.storage import (
 from sce.distributed.ranks import Ranks
 from sce.distributed.table import ShardedTable
 from sce.errors import InputError
-from sce.optim import RowwiseAdagrad
 
 T = TypeVar("T")
 
@@ -37,16 +37,18 @@ LATEST = "latest.json"
 _FORMAT, _VERSION = "sce sharded state", 1
 _STATE, _REST = "state.json", "rest.safetensors"
 _PART_ITEMS = 1 << 22
+_ROWS_AT_ONCE = 1 << 18
 
 
 def save_sharded(
     directory: Path,
     step: int,
     table: ShardedTable,
-    optimizer: RowwiseAdagrad,
+    optimizer: Optimizer,
     rest: Mapping[str, Tensor],
     progress: Mapping[str, Any] | None = None,
     *,
+    more: Mapping[str, Tensor] | None = None,
     part_items: int = _PART_ITEMS,
 ) -> None:
     """Save a checkpoint, by all ranks together; earlier ones go once it is there.
@@ -58,12 +60,14 @@ def save_sharded(
         optimizer: That of the table's shard.
         rest: All other tensors, the same on every rank.
         progress: Anything else, as JSON has it.
+        more: Other values of the table's shard by name, on any device, such as its best ones.
         part_items: Items of a file.
 
     Raises:
         InputError: When a rank cannot write; what was there before is still there.
     """
     ranks, place, stack = table.ranks, directory / f"state-{step}", ExitStack()
+    shards = _shards(table, optimizer) | dict(more or {})
 
     def make() -> str:
         if ranks.rank:
@@ -74,7 +78,7 @@ def save_sharded(
 
     def write() -> dict[str, str]:
         files, faults = {}, []
-        for name, tensors in _collect(table, optimizer, part_items, rest):
+        for name, tensors in _collect(table, shards, part_items, rest):
             try:  # the other ranks go on
                 files[name] = _write(half / name, tensors)
             except InputError as error:
@@ -93,6 +97,7 @@ def save_sharded(
             "n_items": table.n_items,
             "dim": table.dim,
             "part_items": part_items,
+            "shards": sorted(shards),
             "progress": dict(progress or {}),
             "files": dict(sorted(pair for files in written for pair in files.items())),
         }
@@ -110,9 +115,19 @@ def save_sharded(
 
 
 def load_sharded(
-    directory: Path, table: ShardedTable, optimizer: RowwiseAdagrad
+    directory: Path,
+    table: ShardedTable,
+    optimizer: Optimizer,
+    *,
+    more: dict[str, Tensor] | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Restore table and optimizer from the latest checkpoint, of any number of ranks.
+
+    Args:
+        directory: Where it is.
+        table: The table.
+        optimizer: That of the table's shard.
+        more: Is given what `save_sharded` was given, on the host.
 
     Returns:
         The other tensors, on the host, and the progress.
@@ -123,33 +138,20 @@ def load_sharded(
     ranks, shards = table.ranks, _shards(table, optimizer)
 
     def find() -> str:
-        if ranks.rank:
-            return ""
-        if not (directory / LATEST).exists():
-            raise InputError(f"{directory} has no checkpoint: {LATEST} is missing")
-        name = str(read_json(directory / LATEST)["state"])
-        tidy(directory / name)  # a save that was killed may have moved it aside
-        return name
+        return "" if ranks.rank else _latest(directory)
 
     place = directory / _together(ranks, find)[0]
-
-    def read_state() -> dict[str, Any]:
-        state = place / _STATE
-        try:
-            content = read_json(state)
-        except OSError as error:
-            raise InputError(f"cannot read {state}: {error.strerror}") from error
-        if (content.get("format"), content.get("version")) != (_FORMAT, _VERSION):
-            raise InputError(f"{state} is no checkpoint that this sce can read")
-        if (content["n_items"], content["dim"]) != (table.n_items, table.dim):
-            raise InputError(
-                f"{state} is of a table [{content['n_items']}, {content['dim']}], and this one is "
-                f"[{table.n_items}, {table.dim}]"
-            )
-        return content
-
-    content = _together(ranks, read_state)[0]
+    content = _together(ranks, partial(_read_state, place))[0]
     files = content["files"]
+    if (content["n_items"], content["dim"]) != (table.n_items, table.dim):
+        raise InputError(
+            f"{place / _STATE} is of a table [{content['n_items']}, {content['dim']}], and this "
+            f"one is [{table.n_items}, {table.dim}]"
+        )
+    if more is not None:
+        new = [name for name in content["shards"] if name not in shards]
+        more |= {name: torch.empty_like(table.shard, device="cpu") for name in new}
+        shards |= more
     tensors: dict[str, Tensor] = {}  # of the file that was read last
 
     def read(name: str) -> None:
@@ -162,10 +164,70 @@ def load_sharded(
         tensors.update({name: shard[:0] for name, shard in shards.items()})
         _together(ranks, partial(read, each.name))
         for name, shard in shards.items():
-            part = tensors[name].to(shard.device, shard.dtype)
+            part = tensors[name].to(table.shard.device, shard.dtype)
             cut = torch.cat([part[offset :: ranks.size] for offset in each.offsets])
-            shard[each.here] = ranks.exchange(cut, each.receive, each.send)
+            shard[each.here] = ranks.exchange(cut, each.receive, each.send).to(shard.device)
     return rest, content["progress"]
+
+
+def read_whole(directory: Path) -> tuple[Tensor, dict[str, Tensor], dict[str, Any]]:
+    """Read all rows of the table of the latest checkpoint, the other tensors, and the progress."""
+    place = directory / _latest(directory)
+    content = _read_state(place)
+    files = content["files"]
+    rest = _read(place / _REST, files)
+    rows = torch.empty(0)
+    for first in range(0, content["n_items"], content["part_items"]):
+        part = _read(place / _part(first // content["part_items"]), files)["rows"]
+        if first == 0:
+            rows = part.new_empty(content["n_items"], content["dim"])
+        rows[first : first + len(part)] = part
+    return rows, rest, content["progress"]
+
+
+def whole_rows(
+    table: ShardedTable, shard: Tensor, *, to_all: bool = False, at_once: int = _ROWS_AT_ONCE
+) -> Iterator[Tensor]:
+    """Yield some rows after another in the order of ids, on the host of the first rank, or of all.
+
+    Other ranks, which must ask for them too, are given empty tensors. `shard` are values of the
+    table's shard, on any device.
+    """
+    rank, size, n_items = table.ranks.rank, table.ranks.size, table.n_items
+    for first in range(0, n_items, at_once):
+        starts, ends = (
+            [_place(min(item, n_items), of, size) for of in range(size)]
+            for item in (first, first + at_once)
+        )
+        counts = [end - start for start, end in zip(starts, ends, strict=True)]
+        send = [counts[rank] if to_all or of == 0 else 0 for of in range(size)]
+        receive = counts if to_all or rank == 0 else [0] * size
+        here = shard[starts[rank] : ends[rank]].to(table.ranks.device)
+        given = torch.cat([here] * size) if to_all else here
+        received = table.ranks.exchange(given, send, receive)
+        offsets = [(of - first) % size for of in range(size)]
+        yield _interleave(received, receive, offsets).cpu()
+
+
+def _latest(directory: Path) -> str:
+    """Name the latest checkpoint, and see that it is in place."""
+    if not (directory / LATEST).exists():
+        raise InputError(f"{directory} has no checkpoint: {LATEST} is missing")
+    name = str(read_json(directory / LATEST)["state"])
+    tidy(directory / name)  # a save that was killed may have moved it aside
+    return name
+
+
+def _read_state(place: Path) -> dict[str, Any]:
+    """Read what a checkpoint consists of."""
+    state = place / _STATE
+    try:
+        content = read_json(state)
+    except OSError as error:
+        raise InputError(f"cannot read {state}: {error.strerror}") from error
+    if (content.get("format"), content.get("version")) != (_FORMAT, _VERSION):
+        raise InputError(f"{state} is no checkpoint that this sce can read")
+    return content
 
 
 class _Round(NamedTuple):
@@ -182,14 +244,13 @@ def _rounds(table: ShardedTable, part_items: int) -> Iterator[_Round]:
     rank, size, n_items = table.ranks.rank, table.ranks.size, table.n_items
 
     def place(part: int, of: int) -> int:
-        """The first place in a rank's shard that is of this part or a later one."""
-        return -(-(min(part * part_items, n_items) - of) // size)
+        return _place(min(part * part_items, n_items), of, size)
 
     n_parts = -(-n_items // part_items)
     for base in range(0, n_parts, size):
         mine = base + rank
         yield _Round(
-            name=f"table-{mine:06}.safetensors" if mine < n_parts else "",
+            name=_part(mine) if mine < n_parts else "",
             offsets=[(of - mine * part_items) % size for of in range(size)],
             receive=[place(mine + 1, of) - place(mine, of) for of in range(size)],
             send=[place(part + 1, rank) - place(part, rank) for part in range(base, base + size)],
@@ -198,7 +259,7 @@ def _rounds(table: ShardedTable, part_items: int) -> Iterator[_Round]:
 
 
 def _collect(
-    table: ShardedTable, optimizer: RowwiseAdagrad, part_items: int, rest: Mapping[str, Tensor]
+    table: ShardedTable, shards: Mapping[str, Tensor], part_items: int, rest: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
     """Yield the name and the tensors of each file that this rank writes."""
     ranks = table.ranks
@@ -206,16 +267,32 @@ def _collect(
         yield _REST, rest
     for each in _rounds(table, part_items):
         tensors = {}
-        for name, shard in _shards(table, optimizer).items():
-            received = ranks.exchange(shard[each.here], each.send, each.receive)
-            tensors[name] = torch.empty_like(received)
-            for offset, rows in zip(each.offsets, received.split(each.receive), strict=True):
-                tensors[name][offset :: ranks.size] = rows
+        for name, shard in shards.items():
+            given = shard[each.here].to(table.shard.device)
+            received = ranks.exchange(given, each.send, each.receive)
+            tensors[name] = _interleave(received, each.receive, each.offsets)
         if each.name:
             yield each.name, tensors
 
 
-def _shards(table: ShardedTable, optimizer: RowwiseAdagrad) -> dict[str, Tensor]:
+def _interleave(rows: Tensor, counts: list[int], offsets: list[int]) -> Tensor:
+    """Put rows that came by rank into the order of ids."""
+    found = torch.empty_like(rows)
+    for offset, part in zip(offsets, rows.split(counts), strict=True):
+        found[offset :: len(counts)] = part
+    return found
+
+
+def _place(item: int, of: int, size: int) -> int:
+    """The first place in the shard of a rank that is of this item or a later one."""
+    return -(-(item - of) // size)
+
+
+def _part(number: int) -> str:
+    return f"table-{number:06}.safetensors"
+
+
+def _shards(table: ShardedTable, optimizer: Optimizer) -> dict[str, Tensor]:
     return {"rows": table.shard.detach(), "sum": optimizer.state[table.shard]["sum"]}
 
 

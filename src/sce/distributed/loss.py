@@ -6,6 +6,8 @@ of ids: renumbering changes nothing of what is computed.
 """
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
@@ -14,7 +16,13 @@ from sce.distributed.nearest import NearestItems
 from sce.distributed.ranks import add_in_order
 from sce.distributed.table import Rows, ShardedTable
 from sce.losses import ScalableCrossEntropy
-from sce.losses.buckets import draw_centres, of_length_one, round_centres
+from sce.losses.buckets import (
+    Buckets,
+    count_placed,
+    draw_centres,
+    of_length_one,
+    round_centres,
+)
 from sce.losses.inputs import active_autocast_dtype, rounded
 
 _IGNORED = -100
@@ -66,6 +74,26 @@ class ShardedCrossEntropy(nn.Module):
             max_targets: As of `ScalableCrossEntropy`.
             centres: In place of random ones [n_buckets, d], for this rank.
         """
+        options: Any = {"generator": generator, "max_targets": max_targets, "centres": centres}
+        total, placed = self.total(states, rows, targets, **options)
+        return self._mean(total, targets.new_zeros(()) if placed is None else placed)
+
+    def total(
+        self,
+        states: Tensor,
+        rows: Rows,
+        targets: Tensor,
+        *,
+        generator: Generator | None = None,
+        max_targets: int | None = None,
+        centres: Tensor | None = None,
+        count: Callable[[Buckets, Tensor], Any] = count_placed,
+    ) -> tuple[Tensor, Any]:
+        """Return the sum of the losses of this rank alone; all ranks call it together.
+
+        And what `count` finds in its buckets, by default the states that are in any; None if there
+        are no targets.
+        """
         valid = targets != self.loss.ignore_index
         given = valid.nonzero(as_tuple=True)
         dtype = active_autocast_dtype(states, rows.values)
@@ -84,9 +112,9 @@ class ShardedCrossEntropy(nn.Module):
         items = self.nearest(centres, size_y, dtype)
         catalogue = self._fetch(torch.cat([items.flatten(), targets[given]]), rows)
         if not len(centres):
-            return self._mean(states.flatten()[:0].sum().float(), valid.sum())
+            return states.flatten()[:0].sum().float(), None
         places = catalogue.places(targets).where(valid, _IGNORED), centres, catalogue.places(items)
-        return self._mean(*self._local.in_buckets(states, catalogue.values, *places))
+        return self._local.in_buckets(states, catalogue.values, *places, count=count)
 
     def _fetch(self, ids: Tensor, rows: Rows) -> Rows:
         """Return the rows, and those of further ids beside them."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from sce.distributed.nearest import n_candidates
 from sce.errors import InputError
 from sce.losses import ScalableCrossEntropy
-from sce.planning import ROW_WISE, Job, predict
+from sce.planning import ROW_WISE, Job, fits, predict, usable
 
 # Milliseconds on an H200 with 10⁸ rows of 64 dimensions in bfloat16, 320 centres and 256 items of
 # each: the pass over the rows, and selecting (docs/kernels.md).
@@ -77,3 +77,10 @@ def plan_ranks(job: Job, ranks: int) -> RankPlan:
         * (centres / _CENTRES)
         * math.sqrt(rows * candidates / (_ROWS * _SELECTED)),
     )
+
+
+def needs_shards(job: Job, ranks: int, memory: int, *, row_wise: bool) -> bool:
+    """True if the job with sce fits on GPUs that share its catalogue, and on one of them not."""
+    if fits(job, ROW_WISE if row_wise else "sce", memory):
+        return False
+    return sum(plan_ranks(job, ranks).holds.values()) <= usable(memory)

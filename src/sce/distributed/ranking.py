@@ -1,23 +1,111 @@
-"""The k best items of a sharded table for each state: the ranking of one process."""
+"""The k best items of a sharded table for each state, and metrics of them, as in one process."""
+
+from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
+from sce.data.batches import DeviceSequences, history_batch, seen_items
 from sce.distributed.nearest import NO_KEY
 from sce.distributed.table import ShardedTable
+from sce.evaluation.evaluate import HELD_OUT, KS, Evaluated, Metrics, Tally, evaluating
 from sce.evaluation.ranking import (
     NOTHING,
     Ranking,
     key_items,
     key_scores,
+    largest_norm,
+    last_states,
     pack_keys,
     top_k,
 )
+from sce.models.base import Backbone
+
+
+class ShardedRanker:
+    """A model whose catalogue is sharded.
+
+    Args:
+        model: Has a parameter `catalogue`, in whose place it is given the rows that it needs.
+        table: The catalogue.
+    """
+
+    def __init__(self, model: Backbone, table: ShardedTable) -> None:
+        self.model, self.table = model, table
+
+    def evaluate(
+        self,
+        dataset: Evaluated,
+        *,
+        split: Literal["validation", "test"] = "validation",
+        batch_size: int = 512,
+        progress: Callable[[int], None] | None = None,
+    ) -> Metrics:
+        """Return what `sce.evaluate` does; all ranks call it, and each ranks for some users."""
+        ranks, held_out, most = self.table.ranks, HELD_OUT[split], self.model.max_length
+        sequences = DeviceSequences.place(dataset.test, ranks.device)
+        norm = largest_norm(self.table.shard.detach())
+        tally = Tally(KS, len(sequences), self.table.n_items, ranks.device)
+        by_length = sequences.lengths.argsort(stable=True)
+        nobody, batches = by_length[:0], by_length.split(batch_size)
+        with evaluating(self.model), torch.no_grad():
+            for first in range(0, len(batches), ranks.size):
+                users = (*batches[first:], *[nobody] * ranks.size)[ranks.rank]
+                histories, targets = history_batch(
+                    sequences, users, max_length=most, held_out=held_out
+                )
+                items, rows = seen_items(sequences, users, held_out=held_out)
+                states = self._states(histories, most)
+                found = sharded_top_k(states, self.table, max(KS), seen=(items, rows), norm=norm)
+                tally.count(users, found.items, targets, items == targets[rows], rows)
+                if progress is not None:
+                    progress(min((first + ranks.size) * batch_size, len(by_length)))
+        return tally.metrics(self._add_up(tally))
+
+    def _states(self, histories: Tensor, max_length: int) -> Tensor:
+        rows = self.table.look_up(histories)
+        if not len(histories):
+            return rows.values.new_empty(0, self.table.dim)
+
+        def model(given: Tensor) -> Tensor:
+            states: Tensor = functional_call(self.model, {"catalogue": rows.values}, given)
+            return states
+
+        return last_states(model, rows.places(histories), max_length)
+
+    def _add_up(self, tally: Tally) -> list[int]:
+        """Give a tally the counts of all ranks; return how many items any of them recommended."""
+        ranks, size = self.table.ranks, self.table.ranks.size
+        hits = tally.ranks.nonzero().squeeze(1)
+        # An item's rank looks whether any other has recommended it.
+        flags = tally.recommended[:, :-1].T.view(torch.uint8)
+        by_owner = [flags[owner::size] for owner in range(size)]
+        receive = [len(self.table.shard)] * size
+        theirs = ranks.exchange(torch.cat(by_owner), [len(each) for each in by_owner], receive)
+        recommended = (
+            theirs.view(size, len(self.table.shard), len(tally.ks)).amax(0).sum(0).tolist()
+        )
+        own = [len(hits), tally.users, int(tally.seen_targets), *tally.at_rank.tolist()]
+        every = ranks.gather_counts(*own, *recommended)
+        _, tally.users, repeated, *totals = map(sum, zip(*every, strict=True))
+        tally.seen_targets = torch.tensor(repeated)
+        tally.at_rank = torch.tensor(totals[: len(tally.at_rank)])
+        found = torch.stack([hits, tally.ranks[hits].long()], dim=1)
+        users, places = ranks.gather(found, [n for n, *_ in every]).unbind(1)
+        tally.ranks[users] = places.int()
+        return totals[len(tally.at_rank) :]
 
 
 @torch.no_grad()
 def sharded_top_k(
-    states: Tensor, table: ShardedTable, k: int, *, seen: tuple[Tensor, Tensor] | None = None
+    states: Tensor,
+    table: ShardedTable,
+    k: int,
+    *,
+    seen: tuple[Tensor, Tensor] | None = None,
+    norm: Tensor | None = None,
 ) -> Ranking:
     """Rank the k items with the largest product with each state, as `top_k` does in one process.
 
@@ -27,6 +115,7 @@ def sharded_top_k(
         k: Number of items.
         seen: Items never to be ranked: flat item ids, and the row of each. All ranks give them, or
             none does.
+        norm: `largest_norm(table.shard)`, where it is known.
     """
     ranks = table.ranks
     items, rows = seen or (torch.empty(0, dtype=torch.int64, device=states.device),) * 2
@@ -37,7 +126,7 @@ def sharded_top_k(
     items, rows = ranks.gather(torch.stack([items, rows], dim=1), pairs).unbind(1)
     here = items % ranks.size == ranks.rank
     theirs = items[here] // ranks.size, rows[here]
-    scores, places = top_k(every, table.shard.detach(), k, seen=theirs)
+    scores, places = top_k(every, table.shard.detach(), k, seen=theirs, norm=norm)
     keys = pack_keys(scores, places * ranks.size + ranks.rank)
     keys = keys.masked_fill(places == NOTHING, NO_KEY)
     n = len(states)

@@ -45,7 +45,8 @@ class ShardedTable(nn.Module):
     """Item embeddings [n_items, dim] over all ranks, of which `shard` are those here.
 
     A step looks up rows, computes with them, and calls `send_gradients` after `backward`: `shard`
-    then has a coalesced sparse gradient, summed over ranks, for `sce.RowwiseAdagrad`.
+    then has a coalesced sparse gradient, summed over ranks, for `sce.RowwiseAdagrad`. Where a rank
+    has several batches a step, `collect_gradients` follows each, and `send_gradients` the last.
 
     Args:
         n_items: Items in the catalogue.
@@ -53,6 +54,7 @@ class ShardedTable(nn.Module):
         ranks: The processes that share it, by default this one alone.
         seed: New rows follow from it and their ids: the same table for any number of ranks.
         dtype: Of the shard. Gradients are added up in float32 or wider.
+        rows: All rows of the table, of which the shard is copied, in place of new ones.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class ShardedTable(nn.Module):
         *,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
+        rows: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.ranks = Ranks() if ranks is None else ranks
@@ -70,18 +73,27 @@ class ShardedTable(nn.Module):
         if not 1 <= n_items <= _MOST_ITEMS:
             raise InputError(f"a table has from 1 to {_MOST_ITEMS:,} items; got {n_items:,}")
         self.n_items, self.dim = n_items, dim
-        shard = torch.empty(-(-(n_items - rank) // size), dim, dtype=dtype)
-        bound = math.sqrt(6 / (n_items + dim))  # of Xavier, as in one process
+        if rows is None:
+            shard = torch.empty(-(-(n_items - rank) // size), dim, dtype=dtype)
+            self._draw(shard, seed)
+        else:
+            shard = rows.detach()[rank::size].to(dtype, copy=True)
+        self.shard = nn.Parameter(shard.to(self.ranks.device))
+        self._fetches: list[_Fetch] = []
+        self._entries: list[tuple[Tensor, Tensor]] = []  # places in the shard, and gradients
+
+    def _draw(self, shard: Tensor, seed: int) -> None:
+        """Draw the rows of a shard."""
+        rank, size, n_items = self.ranks.rank, self.ranks.size, self.n_items
+        bound = math.sqrt(6 / (n_items + self.dim))  # of Xavier, as in one process
         for block, first in enumerate(range(0, n_items, _BLOCK)):
             state = np.random.SeedSequence([seed, block]).generate_state(1, np.uint64)
             generator = torch.Generator().manual_seed(int(state[0]) >> 1)
-            drawn = torch.empty(min(_BLOCK, n_items - first), dim)
+            drawn = torch.empty(min(_BLOCK, n_items - first), self.dim)
             drawn.uniform_(-bound, bound, generator=generator)
             own = drawn[(rank - first) % size :: size]
             start = -(-(first - rank) // size)
             shard[start : start + len(own)] = own
-        self.shard = nn.Parameter(shard.to(self.ranks.device))
-        self._fetches: list[_Fetch] = []
 
     def look_up(self, ids: Tensor) -> Rows:
         """Fetch the rows of some ids, each once; negative ones, such as padding, are passed over.
@@ -113,8 +125,8 @@ class ShardedTable(nn.Module):
         return Rows(ids, values)
 
     @torch.no_grad()
-    def send_gradients(self) -> None:
-        """Send the gradients of fetched rows home, and add them up there, rank by rank."""
+    def collect_gradients(self) -> None:
+        """Send the gradients of fetched rows home, where they wait for `send_gradients`."""
         ranks, fetches = self.ranks, self._fetches
         self._fetches = []
         if not fetches:
@@ -132,6 +144,16 @@ class ShardedTable(nn.Module):
         )
         values = ranks.exchange(given, send, receive)
         places = _interleave([f.served for f in fetches], [f.receive for f in fetches])
+        self._entries.append((places, values))
+
+    @torch.no_grad()
+    def send_gradients(self) -> None:
+        """Send the gradients of fetched rows home, and add them up there, rank by rank."""
+        self.collect_gradients()
+        if not self._entries:
+            return
+        places, values = (torch.cat(each) for each in zip(*self._entries, strict=True))
+        self._entries = []
         places, order = places.sort(stable=True)
         rows, lengths = torch.unique_consecutive(places, return_counts=True)
         if len(rows):  # a segment must have something in it

@@ -96,10 +96,10 @@ def evaluate(
     max_length = getattr(model, "max_length", None) if max_length is None else max_length
     longest = int(sequences.lengths.max()) if max_length is None else max_length
     norm = largest_norm(catalogue)
-    tally = _Tally(ks, len(sequences), len(catalogue), catalogue.device)
+    tally = Tally(ks, len(sequences), len(catalogue), catalogue.device)
     # Users with histories of like length together: less padding.
     by_length = sequences.lengths.argsort(stable=True)
-    with _evaluating(model), torch.no_grad():
+    with evaluating(model), torch.no_grad():
         for users in by_length.split(batch_size):
             histories, targets = history_batch(
                 sequences, users, max_length=longest, held_out=held_out
@@ -114,7 +114,7 @@ def evaluate(
     return tally.metrics()
 
 
-class _Tally:
+class Tally:
     """Counts over the rankings so far, on the device."""
 
     def __init__(self, ks: Sequence[int], n_users: int, n_items: int, device: torch.device) -> None:
@@ -140,9 +140,9 @@ class _Tally:
         self.seen_targets += (times_seen > 0).sum()
         self.users += len(targets)
 
-    def metrics(self) -> Metrics:
-        """Work out the metrics of all rankings counted."""
-        found = self.recommended[:, :-1].sum(dim=1).tolist()
+    def metrics(self, recommended: Sequence[int] | None = None) -> Metrics:
+        """Work out the metrics of all rankings counted; `recommended` items by all who counted."""
+        found = self.recommended[:, :-1].sum(dim=1).tolist() if recommended is None else recommended
         covered = {k: count / self.n_items for k, count in zip(self.ks, found, strict=True)}
         counts = RankCounts(self.at_rank[:-1].cpu().numpy(), self.users, covered)
         values = {
@@ -154,7 +154,7 @@ class _Tally:
 
 
 @contextmanager
-def _evaluating(model: object) -> Iterator[None]:
+def evaluating(model: object) -> Iterator[None]:
     """Put a module and all its parts into evaluation mode, and each back into its own mode."""
     if not isinstance(model, nn.Module):
         yield

@@ -5,6 +5,8 @@ product depend on its shape: a user's ranking must not depend on who else is in 
 are but candidates, which are scored once more. Equal scores are ordered by item id, lower first.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -25,6 +27,7 @@ _PRODUCTS_AT_ONCE = 1 << 22  # in float64, 32 MiB
 _SCORES_AT_ONCE = 1 << 26  # per chunk, 256 MiB
 _SMALLEST_CHUNK = 1 << 12
 _NORMS_AT_ONCE = 1 << 22
+_GATHERED_AT_ONCE = 1 << 18  # items
 _GROUP = 32
 _EXACT_INTEGERS = 1 << 24  # float32 holds every integer up to here
 
@@ -47,6 +50,35 @@ class Ranking(NamedTuple):
     items: Tensor  # int64 [b, k], NOTHING where there are fewer items
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Some items of a catalogue, or all with scaled vectors: gathered when they are scored."""
+
+    catalogue: Tensor  # [C, d]
+    ids: Tensor | None = None  # int64 [n], ascending; all by default
+    scale: Tensor | None = None  # float32 [C]
+
+    def __len__(self) -> int:
+        return len(self.catalogue if self.ids is None else self.ids)
+
+    def __getitem__(self, places: slice | Tensor) -> Tensor:
+        chosen = places if self.ids is None else self.ids[places]
+        rows = self.catalogue[chosen]
+        return rows if self.scale is None else rows.float() * self.scale[chosen, None]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the gathered vectors."""
+        return self.catalogue.dtype if self.scale is None else torch.float32
+
+    def places(self, items: Tensor) -> Tensor:
+        """Where items stand among these; -1 for those that do not."""
+        if self.ids is None or not len(self.ids):
+            return items if self.ids is None else torch.full_like(items, -1)
+        found = torch.searchsorted(self.ids, items.contiguous()).clamp(max=len(self.ids) - 1)
+        return found.masked_fill(self.ids[found] != items, -1)
+
+
 def check_depth(k: int, n_items: int) -> None:
     """Refuse to rank fewer than one item, or more than there are."""
     if k < 1:
@@ -65,7 +97,9 @@ def check_memory(catalogue: Tensor, batch_size: int) -> None:
         require_memory(1.5 * scores, doing, remedy)
 
 
-def last_states(model: Ranker, histories: Tensor, max_length: int | None) -> Tensor:
+def last_states(
+    model: Callable[[Tensor], Tensor], histories: Tensor, max_length: int | None
+) -> Tensor:
     """Return the hidden state after each history [b, l], with the same bits in any batch.
 
     Products of another shape are computed in another order. So each history is computed in a width
@@ -91,10 +125,11 @@ def last_states(model: Ranker, histories: Tensor, max_length: int | None) -> Ten
 @torch.no_grad()
 def top_k(
     states: Tensor,
-    catalogue: Tensor,
+    catalogue: Tensor | Rows,
     k: int,
     *,
     seen: tuple[Tensor, Tensor] | None = None,
+    blocked: Tensor | None = None,
     chunk_size: int | None = None,
     norm: Tensor | None = None,
 ) -> Ranking:
@@ -102,22 +137,32 @@ def top_k(
 
     Args:
         states: [b, d].
-        catalogue: [C, d].
+        catalogue: [C, d]; or some `Rows` of it, and no other item is scored.
         k: How many items per row. Rows with fewer items available, because the catalogue is
-            small or the others were seen, end in `NOTHING` with score -inf.
+            small or the others were seen or blocked, end in `NOTHING` with score -inf.
         seen: Items never to be ranked: flat item ids, and the row of each.
+        blocked: Items never to be ranked in any row, ascending: int64 [m]. Chosen `Rows` come
+            without them.
         chunk_size: Items scored at once; by default so many that the scores take 256 MiB.
-        norm: `largest_norm(catalogue)`, where it is known.
+        norm: `largest_norm(catalogue)`, where it is known; a bound, where vectors are scaled.
 
     Scores are those of `rescore`, whatever the batch and whatever autocast says. An item whose
     score is not a number is never ranked.
     """
     if chunk_size is None:
         chunk_size = max(_SMALLEST_CHUNK, _SCORES_AT_ONCE // max(1, len(states)))
+    ids: Tensor | None = None
+    if isinstance(catalogue, Rows):
+        ids, chunk_size = catalogue.ids, min(chunk_size, _GATHERED_AT_ONCE)
+        norm = largest_norm(catalogue.catalogue) if norm is None else norm
+        seen = seen and (catalogue.places(seen[0]), seen[1])
     autocast = torch.autocast(states.device.type, enabled=False)
     with autocast, matmul_precision(states.device, "float32"):
-        norm = largest_norm(catalogue) if norm is None else norm
-        scores, items = _rank(states.float(), catalogue, k, seen, chunk_size, norm)
+        if norm is None and isinstance(catalogue, Tensor):
+            norm = largest_norm(catalogue)
+        assert norm is not None
+        scores, items = _rank(states.float(), catalogue, k, seen, blocked, chunk_size, norm)
+    items = items if ids is None else ids[items]
     items = items.masked_fill(scores == -torch.inf, NOTHING)
     missing = (0, k - items.shape[1])
     return Ranking(
@@ -138,9 +183,10 @@ def largest_norm(catalogue: Tensor) -> Tensor:
 
 def _rank(
     states: Tensor,
-    catalogue: Tensor,
+    catalogue: Tensor | Rows,
     k: int,
     seen: tuple[Tensor, Tensor] | None,
+    blocked: Tensor | None,
     chunk_size: int,
     norm: Tensor,
 ) -> tuple[Tensor, Tensor]:
@@ -150,28 +196,31 @@ def _rank(
     of items which are that close, those with the largest product in the matrix are taken.
     """
     n = min(k + _SPARE, len(catalogue))
-    scores, items = _candidates(states, catalogue, n, seen, chunk_size)
+    scores, items = _candidates(states, catalogue, n, seen, blocked, chunk_size)
     best, found = _order(states, catalogue, scores, items, k)
+    if n == len(catalogue):
+        return best, found
     # No other item's product is larger than the last candidate's; both have at most this error.
     norms = torch.linalg.vector_norm(states, dim=1)
     error = (states.shape[1] + 8) * 2**-24 * norms * norm
     last = scores[:, -1]
     in_doubt = (last > -torch.inf) & ~(last + error < best[:, -1])
-    if n == len(catalogue) or not in_doubt.any():
+    if not in_doubt.any():
         return best, found
     n = min(k + _SPARE_IN_DOUBT, len(catalogue))
     for rows in in_doubt.nonzero().squeeze(1).split(max(1, _SCORES_AT_ONCE // 8 // chunk_size)):
         theirs = None if seen is None else _seen_by(rows, *seen, len(states))
-        some = _candidates(states[rows], catalogue, n, theirs, chunk_size, ties_by_id=True)
+        some = _candidates(states[rows], catalogue, n, theirs, blocked, chunk_size, ties_by_id=True)
         best[rows], found[rows] = _order(states[rows], catalogue, *some, k)
     return best, found
 
 
 def _candidates(
     states: Tensor,
-    catalogue: Tensor,
+    catalogue: Tensor | Rows,
     n: int,
     seen: tuple[Tensor, Tensor] | None,
+    blocked: Tensor | None,
     chunk_size: int,
     *,
     ties_by_id: bool = False,
@@ -179,10 +228,19 @@ def _candidates(
     """The n items with the largest products, in float32, and these, in falling order."""
     scores = states.new_empty(len(states), 0)
     items = torch.empty(len(states), 0, dtype=torch.int64, device=states.device)
-    for first in range(0, len(catalogue), chunk_size):
+    firsts = range(0, len(catalogue), chunk_size)
+    if blocked is not None:
+        limits = torch.tensor([*firsts, len(catalogue)], device=blocked.device)
+        by_chunk = blocked.tensor_split(torch.searchsorted(blocked, limits).cpu())[1:]
+    for number, first in enumerate(firsts):
         products = states @ catalogue[first : first + chunk_size].float().T
         if seen is not None:
             _mask(products, *seen, first)
+        if blocked is not None and len(by_chunk[number]):
+            # Adding is several times faster than filling where a mask says so.
+            products += products.new_zeros(products.shape[1]).index_fill_(
+                0, by_chunk[number] - first, -torch.inf
+            )
         largest, most = _largest_by_id if ties_by_id else _largest, min(n, products.shape[1])
         values, columns = largest(products, most)
         if values.isnan().any():
@@ -197,7 +255,7 @@ def _candidates(
 
 
 def _order(
-    states: Tensor, catalogue: Tensor, scores: Tensor, items: Tensor, k: int
+    states: Tensor, catalogue: Tensor | Rows, scores: Tensor, items: Tensor, k: int
 ) -> tuple[Tensor, Tensor]:
     """The k best of the candidates, rescored; equal scores by item id."""
     rescored = rescore(states, catalogue, items)
@@ -208,7 +266,7 @@ def _order(
 
 
 def rescore(
-    states: Tensor, catalogue: Tensor, items: Tensor, dtype: torch.dtype | None = None
+    states: Tensor, catalogue: Tensor | Rows, items: Tensor, dtype: torch.dtype | None = None
 ) -> Tensor:
     """Products of states [b, d] with some items [b, n] each, of bits that depend on nothing else.
 

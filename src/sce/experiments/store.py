@@ -13,6 +13,7 @@ changed; of two rows about one run the later counts. Rows and sweeps have checks
 """
 
 import platform
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -142,6 +143,7 @@ class SweepDirectory:
     def trim(self, directory: Path, *, weights: bool) -> None:
         """Make a run that ended small: no resume state, shared item ids, weights if wanted."""
         (directory / "resume.safetensors").unlink(missing_ok=True)
+        shutil.rmtree(directory / "resume", ignore_errors=True)
         if weights:
             return
         best = directory / "best.safetensors"
@@ -167,7 +169,7 @@ class SweepDirectory:
 
 def can_resume(directory: Path) -> bool:
     """True if a run left a state to go on from."""
-    return (directory / "resume.safetensors").exists()
+    return any((directory / name).exists() for name in ("resume.safetensors", "resume"))
 
 
 def read_rows(path: Path) -> list[Row]:

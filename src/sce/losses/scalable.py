@@ -198,11 +198,10 @@ class ScalableCrossEntropy(Loss):
         """Return the loss, and shares of states placed and targets found in its buckets."""
         return self._run(states, catalogue, targets, **options, count=count_buckets)
 
-    def in_buckets(
-        self, states: Tensor, catalogue: Tensor, targets: Tensor, centres: Tensor, items: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the loss in buckets of these centres and ascending items, and states placed."""
-        return self._run(states, catalogue, targets, None, None, centres, count_placed, items)
+    def in_buckets(self, *given: Tensor, count: Any = count_placed) -> tuple[Tensor, Any]:
+        """Return the loss of states, catalogue, targets, centres, ascending items; and a count."""
+        states, catalogue, targets, centres, items = given
+        return self._run(states, catalogue, targets, None, None, centres, count, items)
 
     def _run(
         self,

@@ -6,8 +6,9 @@ progress as JSON in its header. Reading it executes no code.
 """
 
 import json
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sce.data.storage import atomic_file, new_digest
+from sce.distributed.table import ShardedTable
 from sce.errors import InputError
 
 FORMAT, VERSION = "sce training state", "4"
@@ -25,6 +27,16 @@ _METADATA = "sce"  # the one key of a header: the library lays several out by ch
 # Saving takes no more than one part in so many of the time: at most that much work is lost.
 _SHARE = 20
 _CHUNK = 2**22  # numbers looked at together
+_TYPES = {  # as the format names them
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 @dataclass
@@ -69,6 +81,7 @@ class Trained:
     model: nn.Module
     loss: nn.Module | None
     optimizer: torch.optim.Optimizer
+    table: ShardedTable | None = None  # in place of the model's catalogue
 
     @property
     def modules(self) -> nn.ModuleDict:
@@ -106,9 +119,13 @@ class Trained:
 
     def finite(self) -> bool:
         """True if every weight is a finite number; looked at in chunks, to take no memory."""
-        weights = [p.detach().reshape(-1) for p in self.modules.parameters()]
+        parts = [self.modules] if self.table is None else [self.modules, self.table]
+        weights = [p.detach().reshape(-1) for part in parts for p in part.parameters()]
         chunks = (chunk for weight in weights for chunk in weight.split(_CHUNK))
-        return all(bool(chunk.isfinite().all()) for chunk in chunks)
+        sound = all(bool(chunk.isfinite().all()) for chunk in chunks)
+        if self.table is None:
+            return sound
+        return all(each for (each,) in self.table.ranks.gather_counts(int(sound)))
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
@@ -133,6 +150,44 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         except SafetensorError as error:
             raise OSError(str(error)) from error
         partial.chmod(mode)
+
+
+def write_streamed(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, Any],
+    streamed: tuple[str, torch.dtype, list[int], Iterable[Tensor]],
+) -> None:
+    """Write as `write_tensors` does, with a tensor that is given by rows: name, type, shape, rows.
+
+    Raises:
+        InputError: When it cannot be written; what was there before is still there.
+    """
+    added, dtype, shape, rows = streamed
+    kinds = {name: (tensor.dtype, list(tensor.shape)) for name, tensor in tensors.items()}
+    kinds |= {added: (dtype, shape)}
+    header, end = {}, 0
+    for name, (dtype, shape) in sorted(kinds.items()):
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": _TYPES[dtype], "shape": shape, "data_offsets": [begin, end]}
+    digest = new_digest(json.dumps(metadata, sort_keys=True).encode())
+
+    def head(checksum: str) -> bytes:
+        content = json.dumps({"blake2b": checksum, **metadata}, allow_nan=False)
+        text = json.dumps({"__metadata__": {_METADATA: content}, **header}).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text
+
+    with atomic_file(path) as partial, partial.open("wb") as file:
+        file.write(head(digest.hexdigest()))  # in whose place comes that of all
+        for name, (dtype, shape) in sorted(kinds.items()):
+            digest.update(f"{name} {dtype} {shape} ".encode())
+            for part in rows if name == added else [tensors[name].detach().cpu()]:
+                data = part.reshape(-1).view(torch.uint8).numpy().data
+                digest.update(data)
+                file.write(data)
+        file.seek(0)
+        file.write(head(digest.hexdigest()))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -189,6 +244,7 @@ class Checkpointer:
     ) -> None:
         self.trained, self.state_file, self.best_file = trained, state_file, best_file
         self.identity, self.writes = identity, writes
+        self.takes_part = writes
         self.best: dict[str, Tensor] = {}  # on the host: there may be gigabytes of it
         self._best_on_disk = 0  # the epoch
         self._saved_at, self._seconds = time.monotonic(), 0.0
@@ -202,7 +258,7 @@ class Checkpointer:
         path = self.state_file
         if path is None or not path.exists():
             return None
-        tensors, metadata = read_tensors(path)
+        tensors, metadata = self._read(path)
         if metadata.get("format") != FORMAT or metadata.get("version") != VERSION:
             raise InputError(f"{path} is no checkpoint that this sce can read; start anew")
         if metadata["run"] != self.identity:
@@ -219,6 +275,15 @@ class Checkpointer:
                 self.keep_best()
             self.save_best(progress)  # a crash may have come between the two files
         return progress
+
+    def _read(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        return read_tensors(path)
+
+    @property
+    def place(self) -> Path:
+        """The directory of the run, which this or another rank writes."""
+        assert self.state_file is not None
+        return self.state_file.parent
 
     def keep_best(self) -> None:
         """Remember the weights as they are now."""
@@ -237,13 +302,13 @@ class Checkpointer:
 
     def save(self, progress: Progress) -> None:
         """Write the checkpoint, and the best weights if they are new."""
-        if self.state_file is None or not self.writes:
+        if self.state_file is None or not self.takes_part:
             return
         begun = time.monotonic()
         tensors, scalars = self.trained.tensors()
         best_is_last = progress.best_epoch == progress.epoch and progress.current.step == 0
-        if not best_is_last:
-            tensors |= {f"best.{name}": value for name, value in self.best.items()}
+        best = {} if best_is_last else self.best
+        tensors |= {f"best.{name}": value for name, value in best.items()}
         metadata = {
             "format": FORMAT,
             "version": VERSION,
@@ -251,15 +316,23 @@ class Checkpointer:
             "progress": asdict(progress),
             "optimizer_scalars": scalars,
         }
-        write_tensors(self.state_file, tensors, metadata)
+        self._write(self.state_file, tensors, metadata)
         self.save_best(progress)
         self._saved_at = time.monotonic()
         self._seconds = self._saved_at - begun
 
+    def _write(
+        self, path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]
+    ) -> None:
+        write_tensors(path, tensors, metadata)
+
     def save_best(self, progress: Progress) -> None:
         """Write the best weights of the model, if they are new."""
-        if self.best_file is not None and progress.best_epoch != self._best_on_disk:
+        if self.takes_part and progress.best_epoch != self._best_on_disk:
             weights = with_prefix(self.best, "model.")
-            metadata = {"epoch": progress.best_epoch, "run": self.identity}
-            write_tensors(self.best_file, weights, metadata)
+            self._write_best(weights, {"epoch": progress.best_epoch, "run": self.identity})
             self._best_on_disk = progress.best_epoch
+
+    def _write_best(self, weights: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
+        if self.best_file is not None:
+            write_tensors(self.best_file, weights, metadata)

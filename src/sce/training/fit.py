@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from sce.data.batches import DeviceSequences
 from sce.data.prepared import PreparedDataset
-from sce.data.storage import write_json
 from sce.distributed.ranks import Ranks, in_torchrun, start_ranks
+from sce.distributed.table import ShardedTable
 from sce.errors import InputError, TrainingWarning, check_types
-from sce.evaluation.ranking import Popularity
 from sce.losses import LOSSES, DataSummary, Loss, ScalableCrossEntropy
 from sce.models.registry import BACKBONES
 from sce.planning import summarize_data
@@ -22,7 +21,6 @@ from sce.training.checkpoint import Trained
 from sce.training.describe import describe_loss, describe_model, name_model
 from sce.training.device import (
     PeakMemory,
-    device_name,
     free_memory,
     quiet_bf16,
     resolve_device,
@@ -32,66 +30,17 @@ from sce.training.device import (
 from sce.training.optimizer import make_optimizer, row_wise_table, sparse_gradients
 from sce.training.preflight import explained_errors, preflight
 from sce.training.progress import TrainingProgress
-from sce.training.ranks import write_ranks
-from sce.training.run import MANIFEST, Run
+from sce.training.result import FitResult, conclude
+from sce.training.run import Run
 from sce.training.run_start import note_divergence, run_target
 from sce.training.settings import TrainingSettings
+from sce.training.shards import ShardedStep, begun_with, settle, sharded_catalogue
 from sce.training.signals import Interrupts, StopRequested, TrainingInterrupted
 from sce.training.slices import SlicedStep
 from sce.training.step import TrainingStep
 from sce.training.trainer import DivergenceError, Record, Trainer
-from sce.units import plural, show_duration, show_memory, show_metric
 
 __all__ = ["FitResult", "TrainingSettings", "TrainingWarning", "fit"]
-
-Values = dict[str, float]
-
-
-@dataclass(frozen=True)
-class FitResult:
-    """Outcome of training. Metrics are by name, such as "ndcg@10"."""
-
-    best_epoch: int
-    """The epoch whose weights the model has now."""
-    epochs: int
-    """Epochs trained."""
-    stopped: str
-    """By "patience", or because the "epochs" or "max_steps" were over."""
-    validation: Values | None
-    """Validation metrics of the best epoch."""
-    test: Values | None
-    """Test metrics of the best epoch; None when the dataset has no test users."""
-    users: dict[str, int]
-    """Users evaluated on "validation", a sample with `validation_users`, and on "test": all."""
-    popularity: dict[str, Values] | None
-    """Metrics of the most popular items on "validation" and "test", of the same users."""
-    seconds: dict[str, float]
-    """Seconds of "training" alone, and of "evaluation"."""
-    memory_mib: dict[str, float | None]
-    """Peak memory of "training" alone, and of "evaluation"."""
-    memory_measured: str
-    """The kind of memory that was measured."""
-    tokens_per_second: float
-    """Targets trained on, over the seconds of training."""
-    device: str
-    """The processor."""
-    history: list[Record]
-    """A record for each epoch, as in metrics.jsonl."""
-
-    def __repr__(self) -> str:
-        lines = [
-            f"FitResult(best epoch {self.best_epoch} of {self.epochs}, ended by {self.stopped}"
-        ]
-        for split in ("validation", "test"):
-            if values := getattr(self, split):
-                users = plural(self.users[split], "user")
-                shown = (f"{name} {show_metric(values[name])}" for name in ("ndcg@10", "hr@10"))
-                lines.append(f"  {split}: {', '.join(shown)} of {users}")
-        if self.popularity:
-            lines[-1] += f"; popularity ndcg@10 {show_metric(self.popularity['test']['ndcg@10'])}"
-        time, peak = show_duration(self.seconds["training"]), self.memory_mib["training"]
-        memory = f"peak {show_memory(peak)} ({self.memory_measured})"
-        return "\n".join([*lines, f"  training: {time}, {memory}, on {self.device})"])
 
 
 def fit(
@@ -114,7 +63,9 @@ def fit(
     on the device that it was trained on, and in evaluation mode.
 
     Called by all processes of a `torchrun`, each step has a batch for each of them. All of them
-    have the result, and the first one writes it.
+    have the result, and the first one writes it. With `settings.shard_catalogue` they share the
+    rows of the catalogue, and afterwards the model is where it was; a catalogue on the meta device
+    stays there, and its rows are in `out` alone.
 
     >>> from sce import SASRec, ScalableCrossEntropy
     >>> model = SASRec(dataset.n_items, dim=64)                                  # doctest: +SKIP
@@ -157,20 +108,16 @@ def fit(
         described["loss"] = describe_loss(loss, loss_name)
     launched = settings.device in ("auto", "cuda") and in_torchrun()  # a GPU for each
     with start_ranks(device=None if launched else resolve_device(settings.device)) as ranks:
-        begun = _batches_of(out) if resume and ranks.rank == 0 else None
-        begun = ranks.gather_json(begun)[0]
-        if (slices := settings.accumulate or begun or ranks.size) > 1:
-            settings = replace(settings, accumulate=slices)
-            described["training"] = {**described["training"], "accumulate": slices}
-        if slices % ranks.size:
-            raise InputError(
-                f"{ranks.size} processes cannot share the {slices} batches of a step equally "
-                "(training.accumulate); start as many, or a number that divides it"
-            )
+        begun = begun_with(out) if resume and ranks.rank == 0 else {}
+        given, begun = asdict(settings), ranks.gather_json(begun)[0]
+        settings, note = settle(settings, model, loss, dataset, ranks, begun)
+        settled = {name: now for name, now in asdict(settings).items() if now != given[name]}
+        described["training"] = {**described["training"], **settled}
         if ranks.rank:  # the first one writes, shows and asks
             out, resume, force, on_epoch, progress = None, False, False, None, False
         target = {"path": out, "resume": resume, "force": force}
-        return _fit(ranks, model, loss, dataset, settings, described, target, on_epoch, progress)
+        show = on_epoch, progress, note
+        return _fit(ranks, model, loss, dataset, settings, described, target, show)
 
 
 def _fit(
@@ -181,12 +128,12 @@ def _fit(
     settings: TrainingSettings,
     described: Mapping[str, Any],
     target: Mapping[str, Any],
-    on_epoch: Callable[[Record], object] | None,
-    progress: bool,
+    show: tuple[Callable[[Record], object] | None, bool, str],
 ) -> FitResult:
     """Train as one of the ranks."""
-    device, slices = ranks.device, settings.accumulate or 1
-    table = row_wise_table(model, loss) if settings.row_wise else None
+    device = ranks.device
+    if settings.row_wise:
+        row_wise_table(model, loss)
     longest = max(1, int(dataset.train.lengths.max(initial=0)) - 1)
     max_length = min(int(getattr(model, "max_length", longest)), longest)
 
@@ -200,74 +147,99 @@ def _fit(
         same_bits(device) if settings.deterministic else spare_workspace(device),
         quiet_bf16(),
         explained_errors(model, loss, compiled=settings.compile),
-        sparse_gradients(model, loss, wanted=table is not None),
+        sparse_gradients(model, loss, wanted=settings.row_wise),
     ):
         data = summarize_data(
             dataset.train, dataset.n_items, batch_size=settings.batch_size, max_length=max_length
         )
-        for text in preflight(
-            model, loss, dataset, data, settings, max_length=max_length, device=device
-        ):
+        sizes: Any = {"max_length": max_length, "device": device, "ranks": ranks.size}
+        for text in preflight(model, loss, dataset, data, settings, **sizes):
             if ranks.rank == 0:
                 warnings.warn(text, TrainingWarning, stacklevel=3)
+        with sharded_catalogue(model, loss, ranks, settings) as table:
+            given = ranks, model, loss, dataset, settings
+            return _train(*given, data, table, open_run, target, show, max_length)
 
-        # Place data and weights; build the step.
-        sequences = _place(dataset, device)
-        model.to(device)
-        loss_module = loss.to(device) if isinstance(loss, nn.Module) else None
-        captured = _can_capture(model, loss, settings, device)
-        parameters = [*model.parameters(), *(loss_module.parameters() if loss_module else ())]
-        optimizer = make_optimizer(
-            parameters, settings, device=device, capturable=captured, row_wise=table
+
+def _train(
+    ranks: Ranks,
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    dataset: PreparedDataset,
+    settings: TrainingSettings,
+    data: DataSummary,
+    sharded: ShardedTable | None,
+    open_run: Callable[[Mapping[str, Any]], Run | None],
+    target: Mapping[str, Any],
+    show: tuple[Callable[[Record], object] | None, bool, str],
+    max_length: int,
+) -> FitResult:
+    """Place data and weights; build the step; open the run; train; conclude."""
+    device, slices = ranks.device, settings.accumulate or 1
+    on_epoch, progress, note = show
+    table: nn.Parameter | None = None
+    if settings.row_wise:
+        table = row_wise_table(model, loss) if sharded is None else sharded.shard
+    sequences = _place(dataset, device)
+    model.to(device)
+    loss_module = loss.to(device) if isinstance(loss, nn.Module) else None
+    captured = _can_capture(model, loss, settings, device)
+    parameters = [*model.parameters(), *(loss_module.parameters() if loss_module else ())]
+    optimizer = make_optimizer(
+        parameters, settings, device=device, capturable=captured, row_wise=table
+    )
+    given = (model, loss, optimizer, sequences, settings)
+    options: dict[str, Any] = {"device": device, "max_length": max_length}
+    step = TrainingStep(*given, **options, captured=captured)
+    if sharded is not None:
+        step = ShardedStep(*given, **options, table=sharded, slices=slices)
+    elif slices > 1:
+        step = SlicedStep(*given, **options, ranks=ranks, slices=slices, row_wise=table)
+
+    # Open the run, train, conclude.
+    run = open_run(_derived(loss, data, step))
+    written = None if run is None else (str(run.resume_state), run.identity)
+    written = ranks.gather_json(written)[0]  # by the first rank, for all
+    memory = PeakMemory(device)
+    with (
+        Interrupts(wanted=written is not None, say=progress, ranks=ranks) as interrupts,
+        TrainingProgress(
+            wanted=progress,
+            epochs=settings.epochs,
+            memory=memory,
+            on_lost=interrupts.lose_reader,
+        ) as bar,
+    ):
+        trainer = Trainer(
+            Trained(model, loss_module, optimizer, sharded),
+            step,
+            dataset,
+            settings,
+            run=run,
+            bar=bar,
+            memory=memory,
+            interrupts=interrupts,
+            resume_from=None if written is None else (Path(written[0]), written[1]),
         )
-        given = (model, loss, optimizer, sequences, settings)
-        options: dict[str, Any] = {"device": device, "max_length": max_length}
-        step = TrainingStep(*given, **options, captured=captured)
-        if slices > 1:
-            step = SlicedStep(*given, **options, ranks=ranks, slices=slices, row_wise=table)
-
-        # Open the run, train, conclude.
-        run = open_run(_derived(loss, data, step))
-        written = None if run is None else (str(run.resume_state), run.identity)
-        written = ranks.gather_json(written)[0]  # by the first rank, for all
-        memory = PeakMemory(device)
-        with (
-            Interrupts(wanted=written is not None, say=progress, ranks=ranks) as interrupts,
-            TrainingProgress(
-                wanted=progress,
-                epochs=settings.epochs,
-                memory=memory,
-                on_lost=interrupts.lose_reader,
-            ) as bar,
-        ):
-            trainer = Trainer(
-                Trained(model, loss_module, optimizer),
-                step,
-                dataset,
-                settings,
-                run=run,
-                bar=bar,
-                memory=memory,
-                interrupts=interrupts,
-                resume_from=None if written is None else (Path(written[0]), written[1]),
-            )
-            if run is not None and target["resume"] and not run.resume_state.exists():
-                bar.print(f"sce: nothing to resume in {run.path}: starting")
-            try:
-                trainer.resume()
-                trainer.run_epochs(on_epoch)
-                return _conclude(trainer)
-            except StopRequested as stop:
-                raise TrainingInterrupted(
-                    f"training has ended, and is saved in {target['path']}; its last evaluation is "
-                    "not done",
-                    stop.signal_number,
-                ) from stop
-            except DivergenceError as error:
-                if run is not None:
-                    trainer.checkpointer.save_best(trainer.progress)
-                    note_divergence(run, epoch=error.epoch, step=error.step)
-                raise
+        if note:
+            bar.print(f"sce: {note}")
+        if run is not None and target["resume"] and not run.resume_state.exists():
+            bar.print(f"sce: nothing to resume in {run.path}: starting")
+        try:
+            trainer.resume()
+            trainer.run_epochs(on_epoch)
+            return conclude(trainer)
+        except StopRequested as stop:
+            raise TrainingInterrupted(
+                f"training has ended, and is saved in {target['path']}; its last evaluation is "
+                "not done",
+                stop.signal_number,
+            ) from stop
+        except DivergenceError as error:
+            trainer.checkpointer.save_best(trainer.progress)
+            if run is not None:
+                note_divergence(run, epoch=error.epoch, step=error.step)
+            raise
 
 
 def _check_arguments(model: object, loss: object, dataset: object, settings: object) -> None:
@@ -296,13 +268,6 @@ def _check_arguments(model: object, loss: object, dataset: object, settings: obj
         )
 
 
-def _batches_of(out: Path | str | None) -> int | None:
-    """The batches in a step of the run that is there, if one is."""
-    if out is None or not (Path(out) / MANIFEST.file).exists():
-        return None
-    return int(Run.open(out).config["training"].get("accumulate") or 1)
-
-
 def _derived(loss: object, data: DataSummary, step: TrainingStep) -> dict[str, Any]:
     """Values for run.json that follow from settings and dataset."""
     found: dict[str, Any] = {"targets_per_batch": round(data.targets, 1)}
@@ -327,7 +292,7 @@ def _can_capture(
     Whatever a user's own model or loss does on the host would be done once, and not again: also
     one that is derived from ours.
     """
-    if (settings.accumulate or 1) > 1:
+    if (settings.accumulate or 1) > 1 or settings.shard_catalogue:
         if settings.capture:
             raise InputError("training.capture captures a step of one batch; leave it out")
         return False
@@ -343,51 +308,3 @@ def _can_capture(
             f"and this loss does: {loss}"
         )
     return settings.capture
-
-
-def _conclude(trainer: Trainer) -> FitResult:
-    """Evaluate the model, which has its best weights now, and complete its run."""
-    progress, dataset = trainer.progress, trainer.dataset
-    history = progress.history
-    model: Any = trainer.trained.model.eval()
-    test = trainer.measure(model, "test") if len(dataset.test) else None
-    popularity = None
-    if test is not None:
-        popular = Popularity(dataset.train, dataset.n_items, device=trainer.step.device)
-        popularity = {
-            "validation": trainer.measure(popular, "validation").metrics.values,
-            "test": trainer.measure(popular, "test").metrics.values,
-        }
-    seconds = {
-        phase: sum(record["seconds"][phase] for record in history)
-        for phase in ("training", "evaluation")
-    }
-    peaks = [record["memory_mib"] for record in history]
-    peak = {"training": max(one["training"] for one in peaks), "evaluation": None}
-    if test is not None:
-        seconds["evaluation"] += test.seconds
-        peak["evaluation"] = max([test.mib, *(one["evaluation"] or 0.0 for one in peaks)])
-    result = FitResult(
-        best_epoch=progress.best_epoch,
-        epochs=progress.epoch,
-        stopped=progress.stopped or "epochs",
-        validation=next(
-            (r["validation"] for r in history if r["epoch"] == progress.best_epoch), None
-        ),
-        test=None if test is None else test.metrics.values,
-        users={"validation": len(trainer.validation.test), "test": len(dataset.test)},
-        popularity=popularity,
-        seconds=seconds,
-        memory_mib=peak,
-        memory_measured=trainer.memory.measures,
-        tokens_per_second=sum(r["targets"] for r in history) / max(seconds["training"], 1e-9),
-        device=device_name(trainer.step.device),
-        history=history,
-    )
-    if trainer.run is not None:
-        content: dict[str, Any] = asdict(result)
-        del content["history"]
-        if test is not None:
-            content["test_ranks"] = write_ranks(trainer.run.path, test.metrics.ranks)
-        write_json(trainer.run.result_file, content)
-    return result

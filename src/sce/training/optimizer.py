@@ -16,9 +16,9 @@ from sce.training.settings import Schedule, TrainingSettings
 
 _WARMUP_SHARE = 0.05
 NEEDS_SCE = (
-    "training.row_wise updates the rows of the catalogue that a batch touches, and only the loss "
-    "sce has a gradient of those alone (the others give a dense one); choose it, or leave row_wise "
-    "out"
+    "training.row_wise (and shard_catalogue, which includes it) updates the rows of the catalogue "
+    "that a batch touches, and only the loss sce has a gradient of those alone (the others give a "
+    "dense one); choose it, or leave both out"
 )
 
 

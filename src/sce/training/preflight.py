@@ -31,12 +31,16 @@ def preflight(
     *,
     max_length: int,
     device: torch.device,
+    ranks: int = 1,
 ) -> Iterator[str]:
     """Yield what will not go as the user may think."""
     yield from _about_data(dataset, settings.batch_size, max_length)
     if isinstance(loss, ScalableCrossEntropy):
         yield from _about_buckets(loss, data)
-    yield from _about_memory(loss, model, data, free_memory(device))
+    shares = 4.0  # of the catalogue: weights, gradients, and two moments of each
+    if settings.row_wise:
+        shares = 1 / ranks if settings.shard_catalogue else 1
+    yield from _about_memory(loss, model, data, free_memory(device), shares)
     if not len(dataset.test):
         yield (
             "the dataset has no test users: nothing can be evaluated, training stops after "
@@ -88,7 +92,9 @@ def _about_buckets(loss: ScalableCrossEntropy, data: DataSummary) -> Iterator[st
         )
 
 
-def _about_memory(loss: object, model: Any, data: DataSummary, free: int | None) -> Iterator[str]:
+def _about_memory(
+    loss: object, model: Any, data: DataSummary, free: int | None, shares: float
+) -> Iterator[str]:
     shape = BatchShape(
         data.n_items,
         sequences=max(1, round(data.sequences)),
@@ -103,6 +109,7 @@ def _about_memory(loss: object, model: Any, data: DataSummary, free: int | None)
     logits = max(memory.forward, memory.backward)
     # The weights (not yet on a GPU), their gradients, and two moments of each.
     weights = 4 * sum(p.numel() * p.element_size() for p in model.parameters())
+    weights -= (4 - shares) * model.catalogue.numel() * model.catalogue.element_size()
     if weights + logits <= free:
         return
     what = (

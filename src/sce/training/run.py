@@ -5,6 +5,7 @@ RUN/items_*.npy         the item vocabulary: row i is the id of catalogue index 
 RUN/metrics.jsonl       a record for each epoch
 RUN/best.safetensors    weights of the best epoch so far
 RUN/resume.safetensors  the checkpoint to resume from: see checkpoint.py
+RUN/resume              the same of a sharded catalogue: see distributed/checkpoint.py
 RUN/result.json         the outcome, once training has ended
 RUN/test_ranks.npy      rank of each test user's target: see ranks.py
 RUN/report.html         written by `sce report`
@@ -24,6 +25,7 @@ from sce.data.manifest import FILE, Manifest
 from sce.data.prepared import PreparedDataset
 from sce.data.storage import append_json_line, json_line, read_json, read_json_lines, write_text
 from sce.data.vocabulary import Vocabulary
+from sce.distributed.checkpoint import LATEST, read_whole
 from sce.errors import InputError, TrainingWarning, named
 from sce.models.base import Backbone
 from sce.models.registry import BACKBONES
@@ -32,7 +34,7 @@ from sce.training.ranks import RANKS
 from sce.units import plural
 
 # Beside run.json and the vocabulary.
-_TENSORS = ("best.safetensors", "resume.safetensors")
+_TENSORS = ("best.safetensors", "resume.safetensors", "resume")
 FILES = ("metrics.jsonl", "result.json", "report.html", RANKS, *_TENSORS)
 MANIFEST = Manifest(
     file="run.json",
@@ -137,7 +139,9 @@ class Run:
 
     @property
     def resume_state(self) -> Path:
-        """The checkpoint to resume from."""
+        """The checkpoint to resume from; of a sharded catalogue, the file that names it."""
+        if self.config.get("training", {}).get("shard_catalogue"):
+            return self.path / "resume" / LATEST
         return self.path / "resume.safetensors"
 
     @property
@@ -227,13 +231,18 @@ def read_weights(run: Run) -> dict[str, Tensor]:
     """
     for file in (run.best_weights, run.resume_state):
         if file.exists():
-            tensors, metadata = read_tensors(file)
+            tensors, metadata = read_tensors(file) if file.name != LATEST else _read_shards(file)
             if metadata.get("run") != run.identity:
                 raise MANIFEST.damaged(run.path, f"{file.name} is of another run")
             return tensors if file == run.best_weights else with_prefix(tensors, "model.")
     if removed := MANIFEST.read(run.path).get(NO_WEIGHTS):
         raise InputError(f"{run.path} has no weights any more: {removed}")
     raise InputError(f"{run.path} has no weights yet: nothing was saved so far; {caveat(run)}")
+
+
+def _read_shards(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    rows, tensors, metadata = read_whole(file.parent)
+    return {**tensors, "model.catalogue": rows}, metadata
 
 
 def caveat(run: Run) -> str | None:

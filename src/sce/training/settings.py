@@ -67,6 +67,10 @@ class TrainingSettings:
     """Update only the rows of the catalogue that a step touches, by row-wise Adagrad: for huge
     catalogues, where Adam over all rows takes most of time and memory. Not equal to Adam: rows have
     no momentum, and shorter steps the more they have moved. Needs the loss sce."""
+    shard_catalogue: bool | None = None
+    """Share the rows of the catalogue among the processes that torchrun starts, for one that a GPU
+    does not hold; includes row_wise. Any number of processes gives the same result, to the bit.
+    [default: where the GPUs are too small for all of it]"""
     catalogue_learning_rate: float | None = None
     """Learning rate of the catalogue with row_wise; others have learning_rate. [default: 0.03]"""
     deterministic: bool = False
@@ -91,14 +95,19 @@ class TrainingSettings:
             raise InputError(f"training.seed lies between 0 and 2**63 - 1; got {self.seed}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise InputError(f"training.betas are two numbers from 0 to below 1; got {self.betas}")
+        if self.shard_catalogue:
+            object.__setattr__(self, "row_wise", True)
         if self.row_wise and self.catalogue_learning_rate is None:
             object.__setattr__(self, "catalogue_learning_rate", _CATALOGUE_RATE)
         constant = self.schedule == "constant"
+        sharded = "shard_catalogue", bool(self.shard_catalogue)
         for name, other, clash, reason in (
             ("warmup_steps", "schedule constant", constant, "it belongs to warmup-cosine"),
             ("catalogue_learning_rate", "row_wise off", not self.row_wise, "it belongs to it"),
             ("clip_norm", "row_wise", self.row_wise, "entries of a row are added up after it"),
             ("weight_decay", "row_wise", self.row_wise, "it moves every row at every step"),
+            ("compile", *sharded, "each step has another number of rows"),
+            ("capture", *sharded, "ranks wait for each other in a step"),
         ):
             if clash and getattr(self, name) not in (None, 0.0):
                 raise InputError(

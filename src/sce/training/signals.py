@@ -59,11 +59,17 @@ class Interrupts:
         if self.received is not None:
             raise StopRequested(self.received)
 
-    def agree(self) -> None:
-        """Let all ranks, which call it at the same step, know of a signal that one of them got."""
-        if self.ranks is not None and self.wanted:
-            noted = max(n for (n,) in self.ranks.gather_counts(self._noted or 0))
-            self.received = noted or None
+    def agree(self, *wishes: bool) -> list[bool]:
+        """Let all ranks, which call it at the same step, know of a signal that one of them got.
+
+        Returns which of the wishes any of them has.
+        """
+        if self.ranks is None or not self.wanted:
+            return list(wishes)
+        every = self.ranks.gather_counts(self._noted or 0, *wishes)
+        noted, *found = (max(each) for each in zip(*every, strict=True))
+        self.received = noted or None
+        return [bool(one) for one in found]
 
     def lose_reader(self) -> None:
         """Stop as a signal would: whoever read the progress went away, as `head` does."""

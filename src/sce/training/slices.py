@@ -44,7 +44,8 @@ class SlicedStep(TrainingStep):
         **options: Any,
     ) -> None:
         super().__init__(*given, **options)
-        self.ranks, self.slices, self.table = ranks, slices, row_wise
+        self.ranks, self.slices, self.row_wise = ranks, slices, row_wise
+        self._entries: list[tuple[Tensor, Tensor]] = []  # rows with a gradient
         self.dense = [p for p in self.parameters if p is not row_wise]
         self.is_mean = getattr(self.loss, "reduction", "mean") == "mean"
         self.by_placed = isinstance(self.loss, ScalableCrossEntropy) and not self.loss.coverage
@@ -67,26 +68,20 @@ class SlicedStep(TrainingStep):
             counts = self._count_placed(slices, seeds)
         over = max(1, sum(counts)) if self.is_mean else 1
         self.optimizer.zero_grad(set_to_none=True)
-        totals, statistics, entries = [], None, []
+        totals, statistics = [], None
         sums: list[Tensor] | None = None
         for number in range(ranks.rank, self.slices, ranks.size):
-            total = torch.zeros((), device=self.device)
+            total, found = self._total(slices[number], seeds, number, with_statistics)
+            statistics = found if number == 0 else statistics
             if len(slices[number]):
-                total, found = self._total(slices[number], seeds, number, with_statistics)
-                statistics = found if number == 0 else statistics
                 (total / over).backward()
             totals.append(ranks.gather(total.detach().unsqueeze(0), [1] * ranks.size))
-            if self.table is not None:
-                entries.append(self._gather_rows(self.table))
+            self._collect_rows()
             sums = ranks.sum_gradients(self.dense, sums)
             self.optimizer.zero_grad(set_to_none=True)
         for weight, total in zip(self.dense, sums or (), strict=True):
             weight.grad = total
-        if self.table is not None:
-            indices, values = (torch.cat(each) for each in zip(*entries, strict=True))
-            self.table.grad = torch.sparse_coo_tensor(
-                indices.unsqueeze(0), values, self.table.shape, check_invariants=False
-            )
+        self._send_rows()
         self._update()
         return StepResult(add_in_order(torch.cat(totals)) / over, statistics)
 
@@ -94,6 +89,8 @@ class SlicedStep(TrainingStep):
         self, rows: Tensor, seeds: StepSeeds, number: int, with_statistics: bool
     ) -> tuple[Tensor, Tensor | None]:
         """The sum of the losses of a batch, and its statistics."""
+        if not len(rows):
+            return torch.zeros((), device=self.device), None
         self._seed(seeds_of_slice(seeds, number))
         most = self._max_targets(rows, captured=False)
         total, statistics = self._forward(self.batch(rows), with_statistics, most)
@@ -105,19 +102,29 @@ class SlicedStep(TrainingStep):
         """The states of each batch that are in any bucket: known after a pass over all of them."""
         placed, own = self.statistics.index("placed"), []
         for number in range(self.ranks.rank, self.slices, self.ranks.size):
-            share = 0.0
-            if len(slices[number]):
-                found = self._total(slices[number], seeds, number, with_statistics=True)[1]
-                assert found is not None
-                share = float(found[placed])
+            found = self._total(slices[number], seeds, number, with_statistics=True)[1]
+            share = 0.0 if found is None else float(found[placed])
             own.append(round(share * int(self._lengths(slices[number]).sum())))
         return [n for some in zip(*self.ranks.gather_counts(*own), strict=True) for n in some]
 
-    def _gather_rows(self, table: nn.Parameter) -> tuple[Tensor, Tensor]:
-        """The gradient of the catalogue's rows, each row once for each rank, in their order."""
+    def _collect_rows(self) -> None:
+        """Keep the gradient of the catalogue's rows, each once for each rank, in their order."""
+        if (table := self.row_wise) is None:
+            return
         indices, values = torch.empty(0, dtype=torch.int64, device=self.device), table.detach()[:0]
         if table.grad is not None:
             grad = table.grad.coalesce()
             indices, values = grad.indices()[0], grad.values()
         counts = [n for (n,) in self.ranks.gather_counts(len(indices))]
-        return self.ranks.gather(indices, counts), self.ranks.gather(values, counts)
+        entries = self.ranks.gather(indices, counts), self.ranks.gather(values, counts)
+        self._entries.append(entries)
+
+    def _send_rows(self) -> None:
+        """Give the catalogue the gradient of its rows."""
+        if (table := self.row_wise) is None:
+            return
+        indices, values = (torch.cat(each) for each in zip(*self._entries, strict=True))
+        self._entries = []
+        table.grad = torch.sparse_coo_tensor(
+            indices.unsqueeze(0), values, table.shape, check_invariants=False
+        )

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,9 +15,9 @@ from torch import Tensor
 
 from sce.data.batches import trainable_rows
 from sce.data.prepared import PreparedDataset, Sequences
+from sce.distributed.ranking import ShardedRanker
 from sce.errors import InputError, named
 from sce.evaluation.evaluate import Metrics, evaluate
-from sce.evaluation.ranking import Ranker
 from sce.training.capture import StepResult
 from sce.training.checkpoint import Checkpointer, EpochSoFar, Progress, Trained
 from sce.training.device import PeakMemory, matmul_precision
@@ -24,6 +25,7 @@ from sce.training.optimizer import rate_factor, set_rate
 from sce.training.progress import TrainingProgress
 from sce.training.run import Run, resume_hint
 from sce.training.settings import TrainingSettings
+from sce.training.shards import ShardedCheckpointer
 from sce.training.signals import Interrupts, StopRequested, TrainingInterrupted
 from sce.training.step import TrainingStep, seeds_of_epoch
 
@@ -134,20 +136,24 @@ class Trainer:
         self.epochs = math.ceil(self.total / self.steps)
         self.validation = _sample_users(dataset, settings.validation_users)
         self.progress = Progress()
-        self.checkpointer = Checkpointer(trained)
+        model: Any = trained.model
+        keep, self.ranker = Checkpointer, model
+        if trained.table is not None:
+            keep, self.ranker = ShardedCheckpointer, ShardedRanker(model, trained.table)
+        self.checkpointer = keep(trained)
         if run is not None:
             files = run.resume_state, run.best_weights
-            self.checkpointer = Checkpointer(trained, *files, identity=run.identity)
+            self.checkpointer = keep(trained, *files, identity=run.identity)
         elif resume_from is not None:
             file, identity = resume_from
-            self.checkpointer = Checkpointer(trained, file, identity=identity, writes=False)
+            self.checkpointer = keep(trained, file, identity=identity, writes=False)
 
     def resume(self) -> None:
         """Go on from the checkpoint of the run, if there is one."""
         found = self.checkpointer.resume()
         if found is None:
             return
-        self.progress, place = found, self._place
+        self.progress, place = found, self.checkpointer.place
         if found.epoch > self.epochs:
             raise InputError(
                 f"{place} has {found.epoch} epochs already, and {self.epochs} are asked for"
@@ -187,7 +193,8 @@ class Trainer:
                 if self.run is not None:
                     self.run.add_metrics(record)
                 self.bar.epoch(record, self._seconds_left())
-                if self.progress.stopped is not None or self.checkpointer.due():
+                (due,) = self.interrupts.agree(self.checkpointer.due())
+                if self.progress.stopped is not None or due:
                     self.save()
                 if on_epoch is not None:
                     on_epoch(copy.deepcopy(record))
@@ -197,16 +204,10 @@ class Trainer:
             progress = self.progress
             raise TrainingInterrupted(
                 f"stopped in epoch {progress.epoch + 1} after step {progress.current.step} of "
-                f"{self._steps()}; everything is saved in {self._place}",
+                f"{self._steps()}; everything is saved in {self.checkpointer.place}",
                 stop.signal_number,
             ) from stop
         self.checkpointer.restore_best()
-
-    @property
-    def _place(self) -> Path:
-        """The directory of the run, which this or another rank writes."""
-        assert self.checkpointer.state_file is not None
-        return self.checkpointer.state_file.parent
 
     def _steps(self) -> int:
         """Steps of the epoch under way, which max_steps may cut short."""
@@ -238,10 +239,10 @@ class Trainer:
                 statistics = number % statistics_every == 0
                 result = self.step(batches[number], seeds[number], with_statistics=statistics)
                 monitor.add(result, number + 1, batches[number], targets[number])
-                self.interrupts.agree()
                 last = number + 1 == steps
                 save = self.checkpointer.due(60 * settings.save_minutes)
-                if not (last or save or monitor.full or self.bar.due or self.interrupts.received):
+                save, show = self.interrupts.agree(save, self.bar.due)
+                if not (last or save or monitor.full or show or self.interrupts.received):
                     continue
                 monitor.check()
                 so_far.seconds += time.perf_counter() - begun
@@ -266,22 +267,22 @@ class Trainer:
         """The metrics on the validation events, if it is time for them."""
         epoch = self.progress.epoch + 1
         due = epoch % self.settings.evaluate_every == 0 or epoch == self.epochs
-        model: Any = self.trained.model
-        return self.measure(model, "validation") if due and len(self.dataset.test) else None
+        return self.measure(self.ranker, "validation") if due and len(self.dataset.test) else None
 
-    def measure(self, ranker: Ranker, split: Literal["validation", "test"]) -> Measured:
+    def measure(self, ranker: Any, split: Literal["validation", "test"]) -> Measured:
         """Evaluate a model or a baseline, on all test users or the sample for validation."""
         dataset = self.validation if split == "validation" else self.dataset
 
         def tell(done: int) -> None:
+            self.interrupts.agree()
             self.interrupts.check()
             self.bar.update(f"evaluating {split}", done, len(dataset.test), "users")
 
-        begun = time.perf_counter()
+        begun, sharded = time.perf_counter(), isinstance(ranker, ShardedRanker)
+        evaluate_with: Any = ranker.evaluate if sharded else partial(evaluate, ranker)
         with self.memory.phase():
             metrics = self.step.on_capture_stream(
-                lambda: evaluate(
-                    ranker,
+                lambda: evaluate_with(
                     dataset,
                     split=split,
                     batch_size=self.settings.evaluation_batch_size,

@@ -1,0 +1,118 @@
+"""Requests and lists of items, as files of the command line hold them."""
+
+import json
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+from sce.data.formats import COMPRESSIONS, ENDINGS
+from sce.errors import InputError
+from sce.evaluation.ranking import check_depth
+from sce.recommend import Recommended, Recommender, Request
+from sce.requests import Id
+
+STDIN = Path("-")
+
+
+def read_items(path: Path | None, option: str) -> list[Id] | None:
+    """Ids of a file: one a line, or the column of items where its name tells a table."""
+    if path is None:
+        return None
+    name = path.name.lower()
+    ending = Path(name.removesuffix(next(filter(name.endswith, COMPRESSIONS), ""))).suffix
+    if ending not in ENDINGS:
+        listed: list[Id] = [text for _, text in read_lines(path)]
+    else:
+        try:
+            from sce.data.reading import read_item_column
+        except ModuleNotFoundError as error:
+            raise InputError(
+                f"reading {path} needs polars, which is not installed; install it with: pip "
+                "install 'scalable-cross-entropy[prepare]', or write one id a line into a .txt file"
+            ) from error
+        listed = read_item_column(path)
+    if not listed:
+        raise InputError(f"{name_of(path)} ({option}) names no item")
+    return listed
+
+
+def stream_requests(
+    recommender: Recommender,
+    lines: Iterable[tuple[int, str]],
+    path: Path,
+    options: dict[str, Any],
+) -> Iterator[tuple[Id, Recommended]]:
+    """Recommend for lines of JSON, as they come."""
+    waiting: deque[Id] = deque()  # users whose histories are being ranked
+
+    def each_request() -> Iterator[Request]:
+        for number, text in lines:
+            try:
+                user, request = _parse(text, number, recommender.n_items)
+            except ValueError as error:
+                raise InputError(f"{name_of(path)}, line {number}: {error}") from error
+            waiting.append(user)
+            yield request
+
+    found = recommender.stream(each_request(), **options)
+    return ((waiting.popleft(), one) for one in found)
+
+
+def _parse(line: str, number: int, n_items: int) -> tuple[Id, Request]:
+    """User and request of a line of JSON; without a user, the line's number."""
+    try:
+        record = json.loads(line, object_pairs_hook=_unique)
+    except json.JSONDecodeError as error:
+        what = f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
+        raise ValueError(what) from error
+    except RecursionError as error:
+        raise ValueError("not a history: nested too deeply") from error
+    history = record.get("history") if isinstance(record, dict) else None
+    if not isinstance(history, list):
+        raise ValueError(f'expected {{"user_id": ..., "history": [item ids]}}, got {line:.80}')
+    user = number if record.get("user_id") is None else record["user_id"]
+    request = Request(history, *(record.get(name) for name in ("k", "keep_seen", "allow", "block")))
+    for name, some in (("allow", request.allow), ("block", request.block)):
+        if not isinstance(some, list | None):
+            raise ValueError(f"{name} must be a list of ids, got {json.dumps(some):.80}")
+    for one in (user, *history, *(request.allow or ()), *(request.block or ())):
+        if type(one) not in (int, str):
+            raise ValueError(f"ids are integers or strings, got {json.dumps(one)}")
+    if type(request.k) not in (int, NoneType) or type(request.keep_seen) not in (bool, NoneType):
+        raise ValueError("k must be a whole number, and keep_seen true or false")
+    if request.k is not None:
+        check_depth(request.k, n_items)
+    str(user).encode()  # half a surrogate pair could be read, but not written
+    return user, request
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        twice = next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n]))
+        raise ValueError(f"the key {twice!r} occurs twice; remove one")
+    return record
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Number and text of every line that is not blank."""
+    try:
+        with nullcontext(sys.stdin.buffer) if path == STDIN else path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+                except UnicodeDecodeError as error:
+                    raise InputError(f"{name_of(path)}, line {number}: not UTF-8") from error
+                if text.strip():
+                    yield number, text
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def name_of(path: Path) -> str:
+    """A file as messages name it."""
+    return "standard input" if path == STDIN else str(path)

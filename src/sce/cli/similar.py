@@ -1,0 +1,56 @@
+"""`sce similar`: the items whose vectors are closest to those of others."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from sce.cli import say
+from sce.cli.requests import STDIN, read_items
+from sce.cli.rows import Format, open_rows
+from sce.data.columns import ITEM
+from sce.errors import InputError
+from sce.recommend import Recommender
+from sce.units import plural
+
+_MAY_BE_STDIN = Parameter(allow_leading_hyphen=True)
+
+
+def similar(
+    run: Annotated[Path, Parameter(name="RUN")],
+    /,
+    *items: Annotated[str, Parameter(name="ITEM", required=True)],
+    k: Annotated[int, Parameter(name=["-k", "--k"])] = 10,
+    allow: Annotated[Path | None, _MAY_BE_STDIN] = None,
+    block: Annotated[Path | None, _MAY_BE_STDIN] = None,
+    out: Path | None = None,
+    format: Format | None = None,  # noqa: A002 - the name of the option
+    device: str = "auto",
+    force: Annotated[bool, Parameter(show_default=False)] = False,
+) -> None:
+    """Name similar items: columns item_id, similar_id, score, rank; the score is a cosine.
+
+    Popular items, whose vectors are long, have no advantage by the cosine.
+
+    Args:
+        run: Directory that "sce train" wrote.
+        items: Ids of items.
+        k: How many similar items for each; itself is not among them.
+        allow: File of the items that may be named: one id a line, or a csv, jsonl or parquet file
+            with a column item_id; - is standard input.
+        block: Likewise, of items not to be named.
+        out: File to write: .csv, .jsonl or .parquet. [default: csv to standard output]
+        format: Format of the output, if the file's name does not tell.
+        device: auto, cpu, cuda or cuda:N.
+        force: Replace the file that is there already.
+    """
+    if allow == block == STDIN:
+        raise InputError("standard input can be read but once; name a file instead of one -")
+    recommender = Recommender.load(run, device)
+    lists = {"allow": read_items(allow, "--allow"), "block": read_items(block, "--block")}
+    found = recommender.similar(items, k, **lists)
+    with open_rows(out, format, force=force, whose=ITEM) as rows:
+        for item, one in zip(found.users or (), found, strict=True):
+            rows.add(item, one)
+    if short := sum(len(one) < k for one in found):
+        say(f"{short:,} of {plural(len(found), 'item')} got fewer than {k:,}: no more may be named")
