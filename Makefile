@@ -1,4 +1,4 @@
-# Two commands on a fresh machine with Python >= 3.11:  make demo   and   make test
+# On a fresh machine with Python >= 3.11:  make demo, make serve, make test
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin

@@ -27,7 +27,7 @@ from sce.training.checkpoint import write_tensors
 from sce.training.run import Run
 from sce.training.run_start import start_run
 from tests.complaint import complaint
-from tests.tiny_run import make_dataset, make_run
+from tests.tiny_run import make_dataset, make_run, write_result
 
 ITEMS, MAX_LENGTH = 90, 9
 NAMES = [f"item {n:02d}" for n in range(ITEMS)]
@@ -52,6 +52,7 @@ def start(path: Path, dataset: PreparedDataset, name: str, *, seed: int = 1, **o
         for weight in model.parameters():
             weight.add_(0.2 * torch.randn(weight.shape, generator=generator))
     write_tensors(run.best_weights, model.state_dict(), {"run": run.identity})
+    write_result(run)
     return run
 
 

@@ -19,7 +19,7 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--batch", "0"], "--batch and --queue must be at least 1; got 0 and 512"),
+        (["--batch", "0"], "--batch must be at least 1; got 0"),
         (["--limits.k", "0"], "--limits.k must be at least 1; got 0"),
         (["--port", "70000"], "cannot listen on 127.0.0.1, port 70000: "),
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1, port 8000: "),

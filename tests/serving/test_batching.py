@@ -98,3 +98,17 @@ def test_what_was_given_up_is_not_computed_and_a_failure_is_told_to_all() -> Non
     batcher = Batcher(slow, most=8, room=8)
     run(batcher, use())
     assert slow.batches == [[0], [-2], [5]]
+
+
+def test_several_threads_compute_at_the_same_time() -> None:
+    together = threading.Barrier(2)
+
+    def compute(works: Sequence[int]) -> list[int]:
+        together.wait(30)
+        return [work + 1 for work in works]
+
+    async def use() -> Any:
+        return await batcher.do([1, 2, 3, 4])
+
+    batcher = Batcher(compute, most=2, room=4, threads=2)
+    assert run(batcher, use()) == [2, 3, 4, 5]

@@ -1,14 +1,16 @@
 """The engine, with an encoder that is known: the mean of a history's vectors."""
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
+import threadpoolctl
 
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
-from sce.serving.engine import Engine, Found, Id, Request
+from sce.serving.engine import Engine, Found, Id, Request, one_core_a_call, onnx_encoder
 from sce.serving.ranking import Codes, Floats
 
 NAMES = [f"item {n:03d}" for n in range(200)]
@@ -96,6 +98,26 @@ def test_many_threads_find_what_one_does() -> None:
             assert all(
                 np.array_equal(a.scores, b.scores) for a, b in zip(found, alone, strict=True)
             )
+
+
+def test_one_core_a_call() -> None:
+    before = threadpoolctl.threadpool_limits(2, "blas")
+    try:
+        one_core_a_call()
+        assert {
+            one["num_threads"]
+            for one in threadpoolctl.threadpool_info()
+            if one["user_api"] == "blas"
+        } == {1}
+        assert ENGINE.recommend(REQUESTS[:1])[0].items == expected(REQUESTS[0])
+    finally:
+        before.restore_original_limits()
+
+
+def test_a_library_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(InputError, match=r"needs onnxruntime, .* pip install .*\[serve\]"):
+        onnx_encoder(b"")
 
 
 def test_similar_items_are_by_cosine() -> None:

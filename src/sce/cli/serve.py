@@ -16,7 +16,7 @@ from sce.errors import InputError
 from sce.serving.asking import Limits
 from sce.units import plural
 
-_EXTRA = ("httptools", "onnxruntime", "starlette", "uvicorn")
+_EXTRA = ("httptools", "starlette", "uvicorn")
 _ENDING = 10  # seconds for the requests that are under way when the server is told to end
 TOKEN = "SCE_TOKEN"
 
@@ -32,6 +32,7 @@ def serve(
     token_file: Path | None = None,
     batch: int = 64,
     queue: int = 512,
+    threads: int | None = None,
     limits: Annotated[Limits | None, Parameter(show_default=False)] = None,
 ) -> None:
     """Serve recommendations over HTTP, and a page to try them on.
@@ -49,22 +50,27 @@ def serve(
             [default: that in the variable SCE_TOKEN; without, anybody may ask]
         batch: Requests that are computed together, at most.
         queue: Requests that may wait; beyond, they are refused with 503.
+        threads: Batches computed at the same time, each by one core. [default: one a core]
         limits: What is refused beyond.
     """
-    if min(batch, queue) < 1:
-        raise InputError(f"--batch and --queue must be at least 1; got {batch} and {queue}")
+    threads = len(os.sched_getaffinity(0)) if threads is None else threads
+    for name, value in {"batch": batch, "queue": queue, "threads": threads}.items():
+        if value < 1:
+            raise InputError(f"--{name} must be at least 1; got {value}")
     token = _read_token(token_file)
     server = _needs("server")
     source = _needs("catalogue").Source(path, titles)
     listening = _listen(host, port)
     if source.is_run:
         say(f"exporting {path}; serving what sce export wrote begins sooner")
+    _needs("engine").one_core_a_call()
     catalogue = source.load()
     settings = server.ServerSettings(
         limits=limits or Limits(),
         token=token,
         batch=batch,
         queue=queue,
+        threads=threads,
         watch=1.0 if watch else None,
     )
     if token is None and not _is_local(host):

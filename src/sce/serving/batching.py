@@ -1,7 +1,7 @@
-"""Work that waits is done together, by one thread, from a queue that has an end.
+"""Work that waits is done together, by few threads, from a queue that has an end.
 
-All state belongs to the event loop; the thread is given a batch and gives back its results. While
-it computes one, the next gathers: nobody waits for company.
+All state belongs to the event loop; a thread is given a batch and gives back its results. While
+all compute, the next batch gathers: nobody waits for company.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ class OverloadError(Exception):
 
 
 class Batcher(Generic[Work]):
-    """A queue of work, and the thread that does it."""
+    """A queue of work, and the threads that do it."""
 
     def __init__(
         self,
@@ -26,6 +26,7 @@ class Batcher(Generic[Work]):
         *,
         most: int,
         room: int,
+        threads: int = 1,
         on_batch: Callable[[int], object] = lambda size: None,
     ) -> None:
         """Make an empty queue.
@@ -34,9 +35,11 @@ class Batcher(Generic[Work]):
             compute: From works to their results; a result that is an exception is raised.
             most: Works computed at once.
             room: Works that may wait.
+            threads: Batches computed at the same time.
             on_batch: Told the size of every batch.
         """
-        self.compute, self.most, self.room, self.on_batch = compute, most, room, on_batch
+        self.compute, self.most, self.room = compute, most, room
+        self.threads, self.on_batch = threads, on_batch
         self._waiting: deque[tuple[Work, asyncio.Future[Any]]] = deque()
         self._wake = asyncio.Event()
 
@@ -63,26 +66,29 @@ class Batcher(Generic[Work]):
 
     async def run(self) -> None:
         """Do the work, until cancelled."""
+        with ThreadPoolExecutor(self.threads, "compute") as pool:
+            await asyncio.gather(*(self._run_in(pool) for _ in range(self.threads)))
+
+    async def _run_in(self, pool: ThreadPoolExecutor) -> None:
         loop = asyncio.get_running_loop()
-        with ThreadPoolExecutor(1, "compute") as thread:
-            while await self._wake.wait():
-                batch = self._take()
-                if not batch:
-                    self._wake.clear()
+        while await self._wake.wait():
+            batch = self._take()
+            if not batch:
+                self._wake.clear()
+                continue
+            self.on_batch(len(batch))
+            works = [work for work, _ in batch]
+            try:
+                found = await loop.run_in_executor(pool, self.compute, works)
+            except Exception as error:
+                found = [error] * len(batch)
+            for (_, result), value in zip(batch, found, strict=True):
+                if result.done():
                     continue
-                self.on_batch(len(batch))
-                works = [work for work, _ in batch]
-                try:
-                    found = await loop.run_in_executor(thread, self.compute, works)
-                except Exception as error:
-                    found = [error] * len(batch)
-                for (_, result), value in zip(batch, found, strict=True):
-                    if result.done():
-                        continue
-                    if isinstance(value, Exception):
-                        result.set_exception(value)
-                    else:
-                        result.set_result(value)
+                if isinstance(value, Exception):
+                    result.set_exception(value)
+                else:
+                    result.set_result(value)
 
     def _take(self) -> list[tuple[Work, asyncio.Future[Any]]]:
         batch: list[tuple[Work, asyncio.Future[Any]]] = []

@@ -5,13 +5,17 @@
     print(found.items, found.scores)
 
 Requests that are given together are computed together. An engine never changes: any number of
-threads may use it, and a new export is a new engine, of another `version`.
+threads may use it, and a new export is a new engine, of another `version`. A server calls
+`one_core_a_call()` first, and `recommend` from as many threads as it has cores: threads of BLAS
+wait for each other busily at every product, which beside other work takes several times as long.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +23,7 @@ from numpy.typing import NDArray
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, show_value
 from sce.serving.exported import MANIFEST, Exported, open_export
-from sce.serving.ranking import Codes, Floats, rescore, top_k
+from sce.serving.ranking import Codes, Floats, rescore, top_k, warm_up
 
 Id = int | str
 Encode = Callable[[Floats, Codes], Floats]
@@ -80,9 +84,10 @@ class Engine:
         norms = np.sqrt(np.einsum("nd,nd->n", self.table, self.table))
         object.__setattr__(self, "_norms", norms)
         object.__setattr__(self, "_norm", float(norms.max(initial=0)))
+        warm_up()
 
     @classmethod
-    def load(cls, path: Path | str, *, threads: int = 0) -> "Engine":
+    def load(cls, path: Path | str, *, threads: int = 1) -> "Engine":
         """Load an export of `sce export RUN --format onnx`.
 
         Args:
@@ -246,15 +251,14 @@ class Engine:
         return top_k(np.stack(states), table, depths, (np.concatenate(hidden), of), self._norm)
 
 
-def onnx_encoder(model: bytes, *, threads: int = 0) -> Encode:
+def one_core_a_call() -> None:
+    """Let BLAS use one thread a call, in this whole process."""
+    _needed("threadpoolctl").threadpool_limits(1, "blas")
+
+
+def onnx_encoder(model: bytes, *, threads: int = 1) -> Encode:
     """The encoder in an ONNX file."""
-    try:
-        import onnxruntime
-    except ModuleNotFoundError as error:
-        raise InputError(
-            "an export needs onnxruntime, which is not installed; install it with: "
-            "pip install 'scalable-cross-entropy[serve]'"
-        ) from error
+    onnxruntime = _needed("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     # Threads that wait busily would take the cores from numpy, which ranks between two batches.
@@ -267,3 +271,13 @@ def onnx_encoder(model: bytes, *, threads: int = 0) -> Encode:
         return states
 
     return encode
+
+
+def _needed(module: str) -> Any:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"an export needs {module}, which is not installed; install it with: "
+            "pip install 'scalable-cross-entropy[serve]'"
+        ) from error

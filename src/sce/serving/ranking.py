@@ -59,6 +59,16 @@ def top_k(
     return best.ranked(states, table)
 
 
+def warm_up() -> None:
+    """Multiply matrices once that fill the buffer of BLAS.
+
+    OpenBLAS's kernels for ARM prefetch beyond what they packed. Where that part of the buffer was
+    never written, products of few states took up to three times as long (Neoverse N1).
+    """
+    block = np.ones((256, 256), np.float32)
+    np.matmul(block, block)
+
+
 class _Best:
     """Candidates for the best items of each row: flat rows, items and scores."""
 

@@ -46,6 +46,8 @@ class ServerSettings:
     """That clients must send; without, anybody may ask."""
     batch: int = 64
     """Requests computed together, at most."""
+    threads: int = 1
+    """Batches computed at the same time."""
     queue: int = 512
     """Requests that may wait; beyond, they are refused."""
     patience: float = 30.0
@@ -72,6 +74,7 @@ class Service:
             lambda works: self.catalogue.answer(works),
             most=settings.batch,
             room=settings.queue,
+            threads=settings.threads,
             on_batch=self.metrics.sizes.add,
         )
         self._loading = asyncio.Lock()
