@@ -63,7 +63,6 @@ def serve(
     listening = _listen(host, port)
     if source.is_run:
         say(f"exporting {path}; serving what sce export wrote begins sooner")
-    _needs("engine").one_core_a_call()
     catalogue = source.load()
     settings = server.ServerSettings(
         limits=limits or Limits(),
@@ -86,6 +85,7 @@ def _run(app: Any, listening: socket.socket) -> None:
     """Answer until SIGTERM or Ctrl-C, and then what is under way."""
     import uvicorn
 
+    _needs("engine").one_core_a_call()
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     sys.setswitchinterval(0.001)  # the event loop waits for the thread that computes
     config = uvicorn.Config(
