@@ -64,6 +64,18 @@ def test_the_state_changes_with_any_file(tmp_path: Path) -> None:
     assert len({*map(str, states)}) == 3
 
 
+def test_of_a_run_its_weights_count(tmp_path: Path) -> None:
+    source = Source(tmp_path)
+    (tmp_path / "run.json").touch()
+    assert source.state() is None  # no epoch is complete
+    (tmp_path / "best.safetensors").touch()
+    before = source.state()
+    (tmp_path / "metrics.jsonl").touch()
+    assert source.state() == before
+    (tmp_path / "best.safetensors").write_text("x")
+    assert source.state() not in (None, before)
+
+
 def test_a_run_is_exported_by_a_process_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,12 @@ TITLES = listed(["Oak", "Mountain ASH", "washed\nout", "Ash tree", "", "Ärger"]
         ("", [0, 1, 2, 3, 4, 5]),
     ],
 )
-def test_beginnings_come_first(query: str, expected: list[int]) -> None:
+@pytest.mark.parametrize("size", [1, 3, 1 << 20])
+def test_beginnings_come_first(
+    query: str, expected: list[int], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PIECE", size)
+    monkeypatch.setattr(module, "_FEW", size)
     search = Search(IDS, TITLES)
     assert search.find(query, 10) == expected
     assert search.find(query, 2) == expected[:2]

@@ -27,7 +27,7 @@ def make_service(**settings: Any) -> Service:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    with TestClient(make_service(limits=Limits(k=20, ids=10, requests=3)).app()) as made:
+    with TestClient(make_service(limits=Limits(k=20, ids=10, requests=3, items=50)).app()) as made:
         yield made
 
 
@@ -98,6 +98,7 @@ def test_similar_items_and_search(client: TestClient) -> None:
         ([{"history": [1]}, 5], 400, "request 1: a request is an object"),
         ([], 400, "a list has 1 to 3 requests; got 0"),
         ([{"history": [1]}] * 4, 400, "a list has 1 to 3 requests; got 4"),
+        ([{"history": [1], "k": 17}] * 3, 400, "asks for up to 50 items in all; got 51"),
     ],
 )
 def test_what_is_wrong_is_said(client: TestClient, body: Any, status: int, error: str) -> None:

@@ -22,6 +22,8 @@ class Limits:
     """Ids in a history, an allow-list or a block-list."""
     requests: int = 256
     """Requests in a list."""
+    items: int = 10_000
+    """Items asked for by all requests of a list together."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -51,6 +53,8 @@ def read_requests(body: bytes, limits: Limits) -> tuple[list[Request], bool]:
             found.append(read_request(one, limits))
         except InputError as error:
             raise InputError(f"request {number}: {error}") from None
+    if (wanted := sum(one.k for one in found)) > limits.items:
+        raise InputError(f"a list asks for up to {limits.items:,} items in all; got {wanted:,}")
     return found, True
 
 

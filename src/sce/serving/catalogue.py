@@ -1,7 +1,6 @@
 """What is served: an engine, its titles and its search, and where the next version comes from."""
 
 import csv
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from sce.serving.exported import MANIFEST
 from sce.serving.search import Search
 
 Work = Request | Callable[["Catalogue"], Any]
+_OF_RUN = ("run.json", "best.safetensors")
 Named = dict[str, Any]  # an item: its id, its title if it has one, its score
 
 
@@ -160,16 +160,11 @@ class Source:
             return Catalogue.of(Engine.load(export), self.titles)
 
     def state(self) -> object:
-        """Something that changes when the files do."""
-        found = []
-        for directory in (self.path, self.titles):
-            if directory is None:
-                continue
-            try:
-                entries = [*os.scandir(directory)] if directory.is_dir() else []
-                stats = [(entry.name, entry.stat()) for entry in entries if entry.is_file()]
-                stats += [] if entries else [(directory.name, directory.stat())]
-            except OSError:  # it is being replaced
-                return None
-            found += sorted((name, s.st_ino, s.st_size, s.st_mtime_ns) for name, s in stats)
-        return found
+        """Something that changes when what is served does; None while it is being replaced."""
+        try:
+            names = _OF_RUN if self.is_run else [file.name for file in self.path.iterdir()]
+            files = [self.path / name for name in sorted(names)]
+            stats = [file.stat() for file in (*files, *filter(None, [self.titles]))]
+        except OSError:
+            return None
+        return [(one.st_ino, one.st_size, one.st_mtime_ns) for one in stats]

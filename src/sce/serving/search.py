@@ -1,12 +1,15 @@
 """Finding items by a part of their title or id."""
 
 from collections.abc import Iterator
+from itertools import chain, islice
 
 import numpy as np
 
 from sce.data.vocabulary import Vocabulary
 
 _AT_ONCE = 1 << 16  # items, while the text is made
+_FEW = 1 << 12  # matches, of which all are compared
+_PIECE = 1 << 20  # bytes
 _LINE, _ID = "\n", "\t"  # begin an item, and its id
 _SPACES = dict.fromkeys((*range(32), 127), " ")
 
@@ -30,7 +33,8 @@ class Search:
             lines = (f"{_LINE}{_plain(title)}{_ID}{_plain(item)}" for title, item in pairs)
             parts.append("".join(lines).encode(errors="replace"))
         self._text = b"".join(parts)
-        self._begins = np.flatnonzero(np.frombuffer(self._text, np.uint8) == ord(_LINE))
+        begins = np.flatnonzero(np.frombuffer(self._text, np.uint8) == ord(_LINE))
+        self._begins = np.append(begins, len(self._text))
 
     def find(self, query: str, k: int) -> list[int]:
         """Catalogue indices of the first k items that match, without regard to case.
@@ -41,21 +45,33 @@ class Search:
         query = _plain(query).strip()
         if not query:
             return list(range(min(k, self.n_items)))
+        patterns = [(before + query).encode(errors="replace") for before in (_LINE, _ID, " ", "")]
+        some = [*islice(self._matches(patterns[-1]), _FEW)]
+        if len(some) < _FEW:  # these are all: one search will do
+            ranks = [
+                next(n for n, one in enumerate(patterns) if one in self._line(c)) for c in some
+            ]
+            return [code for _, code in sorted(zip(ranks, some, strict=True))][:k]
+        each = chain.from_iterable(map(self._matches, patterns))
         found: dict[int, None] = {}
-        for before in (_LINE, _ID, " ", ""):
-            for code in self._matches((before + query).encode(errors="replace")):
-                found[code] = None
-                if len(found) == k:
-                    return list(found)
+        while len(found) < k and (code := next(each, None)) is not None:
+            found[code] = None
         return list(found)
 
     def _matches(self, pattern: bytes) -> Iterator[int]:
-        place = self._text.find(pattern)
-        while place >= 0:
+        begin, end = 0, len(self._text)
+        while begin < end:
+            # In pieces: the search keeps all other threads waiting.
+            place = self._text.find(pattern, begin, begin + _PIECE + len(pattern) - 1)
+            if place < 0:
+                begin += _PIECE
+                continue
             code = int(np.searchsorted(self._begins, place, side="right")) - 1
             yield code
-            end = self._begins[code + 1] if code + 1 < self.n_items else len(self._text)
-            place = self._text.find(pattern, int(end))
+            begin = int(self._begins[code + 1])
+
+    def _line(self, code: int) -> bytes:
+        return self._text[self._begins[code] : self._begins[code + 1]]
 
 
 def _plain(text: int | str) -> str:
