@@ -30,7 +30,7 @@ def titles(settings: SyntheticSettings) -> Iterator[tuple[list[int], list[str]]]
 
     >>> ids, named = next(titles(SyntheticSettings(items=400)))
     >>> len({*named}), named[0], named[4], named[1]
-    (400, 'Amber attic basket', 'Antique attic basket', 'Amber balcony basket')
+    (400, 'Amber attic basket', 'Antique attic basket', 'Amber balcony bench')
     """
     kinds = len(_PLACES) * len(_THINGS)
     rounds = 1 + (settings.items - 1) // settings.clusters // len(_ADJECTIVES)  # within a cluster
@@ -50,5 +50,6 @@ def titles(settings: SyntheticSettings) -> Iterator[tuple[list[int], list[str]]]
 
 
 def _title(kind: int, look: int, number: int) -> str:
-    where, what = _PLACES[kind % len(_PLACES)], _THINGS[kind // len(_PLACES)]
+    turn, place = divmod(kind, len(_PLACES))
+    where, what = _PLACES[place], _THINGS[(place + turn) % len(_THINGS)]
     return f"{_ADJECTIVES[look]} {where} {what}" + (f" {number + 1}" if number else "")
