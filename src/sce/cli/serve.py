@@ -18,6 +18,7 @@ from sce.units import plural
 
 _EXTRA = ("httptools", "starlette", "uvicorn")
 _ENDING = 10  # seconds for the requests that are under way when the server is told to end
+_LIMITS = Limits()
 TOKEN = "SCE_TOKEN"
 
 
@@ -33,7 +34,7 @@ def serve(
     batch: int = 64,
     queue: int = 512,
     threads: int | None = None,
-    limits: Annotated[Limits | None, Parameter(show_default=False)] = None,
+    limits: Limits = _LIMITS,
 ) -> None:
     """Serve recommendations over HTTP, and a page to try them on.
 
@@ -53,7 +54,9 @@ def serve(
         threads: Batches computed at the same time, each by one core. [default: one a core]
         limits: What is refused beyond.
     """
-    threads = len(os.sched_getaffinity(0)) if threads is None else threads
+    if threads is None:
+        affinity = getattr(os, "sched_getaffinity", None)  # on Linux
+        threads = len(affinity(0)) if affinity else os.cpu_count() or 1
     for name, value in {"batch": batch, "queue": queue, "threads": threads}.items():
         if value < 1:
             raise InputError(f"--{name} must be at least 1; got {value}")
@@ -65,7 +68,7 @@ def serve(
         say(f"exporting {path}; serving what sce export wrote begins sooner")
     catalogue = source.load()
     settings = server.ServerSettings(
-        limits=limits or Limits(),
+        limits=limits,
         token=token,
         batch=batch,
         queue=queue,

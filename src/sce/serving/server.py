@@ -82,13 +82,13 @@ class Service:
     def app(self) -> ASGIApp:
         """The ASGI application."""
         routes = [
+            Route("/recommend", self.recommend, methods=["POST"]),
             Route("/", self.page),
             Route("/healthz", self.health),
             Route("/metrics", self.show_metrics),
             Route("/openapi.json", self.openapi),
             Route("/items", self.items),
             Route(_SIMILAR + "{item:path}", self.similar),
-            Route("/recommend", self.recommend, methods=["POST"]),
         ]
         handlers: Mapping[Any, Any] = {
             HTTPException: lambda _, error: _refuse(error.status_code, error.detail, error.headers),
