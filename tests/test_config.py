@@ -115,6 +115,7 @@ def test_a_config_comes_back_from_its_dictionary() -> None:
         ("[loss\n", r"is not valid TOML"),
         ("x = " + 3000 * "[" + 3000 * "]", r"is not valid TOML"),
         ("x = " + 5000 * "9", r"is not valid TOML"),
+        ("#" * (2**20 + 1), r"it is longer than 1.00 MiB"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(text: str, message: str, tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Arguments of a wrong type: one sentence that names the argument, its value, what is allowed."""
 
+import json
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +95,14 @@ def test_a_wrong_type_is_named(
         call(**usual.get(call, {}) | {argument: value})
 
 
-def test_integers_of_numpy_are_integers() -> None:
+def test_numbers_of_numpy_are_numbers() -> None:
     number: Any = np.int64(3)
     assert type(checked(_same)(number)) is int
+    given: Any = {"epochs": number, "learning_rate": np.float32(0.5), "betas": (np.float32(0.5), 0)}
+    settings = sce.TrainingSettings(**given)
+    assert json.loads(json.dumps(asdict(settings)))["betas"] == [0.5, 0]
+    model: Any = {"dim": np.int8(4), "dropout": np.float16(0.5)}
+    assert json.dumps(asdict(sce.SASRecSettings(**model)))
 
 
 def _same(number: int) -> int:

@@ -113,3 +113,10 @@ def test_a_frame_that_holds_no_histories(
 ) -> None:
     with pytest.raises(sce.InputError, match=message):
         recommender.recommend(library.DataFrame(columns), k=1)
+
+
+def test_truth_among_numbers_is_no_id() -> None:
+    ids = pd.Series([1, True, 2], dtype=object)
+    frame = pd.DataFrame({"user": [1] * 3, "item": ids, "time": [1, 2, 3]})
+    with pytest.raises(sce.InputError, match="column 'item': True or False among numbers"):
+        sce.read_interactions(frame)

@@ -388,3 +388,21 @@ def test_on_a_gpu_memory_is_that_of_the_entries() -> None:
     torch.cuda.reset_peak_memory_stats()
     optimizer.step()
     assert torch.cuda.max_memory_allocated() - before < 20 * 2**20
+
+
+@pytest.mark.parametrize("other", [torch.zeros(6, 2), torch.zeros(3, 2)])
+def test_the_state_of_another_table_is_refused(other: Tensor) -> None:
+    table = nn.Parameter(torch.zeros(4, 2))
+    optimizer = RowwiseAdagrad([table])
+    with pytest.raises(ValueError, match=f"of {len(other)} rows, and the table has 4"):
+        optimizer.load_state_dict(RowwiseAdagrad([other]).state_dict())
+    adam = torch.optim.Adam([table])
+    table.grad = torch.ones(4, 2)
+    adam.step()
+    with pytest.raises(ValueError, match="of no accumulators"):
+        optimizer.load_state_dict(adam.state_dict())
+
+
+def test_a_step_size_is_one_number() -> None:
+    with pytest.raises(ValueError, match=r"lr must be one number; got a tensor of shape \[2\]"):
+        RowwiseAdagrad([torch.zeros(2, 2)], lr=torch.ones(2))

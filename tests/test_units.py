@@ -115,7 +115,7 @@ def test_sizes_as_people_write_them(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "GB", "16 XB", "-1GB", "16GB GB", "sixteen", "1.2.3GB", "0GB"]
+    "text", ["", "GB", "16 XB", "-1GB", "16GB GB", "sixteen", "1.2.3GB", "0GB", "9" * 400, "1e9GB"]
 )
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(InputError, match="memory"):

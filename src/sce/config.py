@@ -20,6 +20,7 @@ from sce.planning import summarize_data
 from sce.training.device import resolve_device
 from sce.training.optimizer import NEEDS_SCE
 from sce.training.settings import TrainingSettings
+from sce.units import show_size
 
 # The settings classes of each section, by the name that chooses one; training has but one.
 SECTIONS: dict[str, dict[str, Any]] = {
@@ -30,6 +31,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
 DEFAULT_NAMES = {"model": DEFAULT_BACKBONE, "loss": DEFAULT_LOSS, "training": ""}
 EXACT_LOSS = {"loss": {"name": "ce", "chunk_size": 512}}
 EXACT_ITEMS = 4096
+_LONGEST = 2**20  # bytes of a file of settings
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 Layer = Mapping[str, Mapping[str, Any]]  # by section and name, the settings that were given
@@ -137,10 +139,19 @@ def setting_names() -> set[str]:
     return {f"{section}.{name}" for section in SECTIONS for name in setting_types(section)}
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file; a longer one than any of settings is a ValueError: a device has no end."""
+    with path.open("rb") as file:
+        content = file.read(_LONGEST + 1)
+    if len(content) > _LONGEST:
+        raise ValueError(f"it is longer than {show_size(_LONGEST)}")
+    return tomllib.loads(content.decode())
+
+
 def load_toml(path: Path | str) -> dict[str, dict[str, Any]]:
     """Read settings from a TOML file with the tables model, loss and training, as far as given."""
     try:
-        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        content = read_toml(Path(path))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # also for integers of thousands of digits

@@ -105,13 +105,13 @@ def check_types(
         prefix: Of the settings' names on the command line.
 
     Returns:
-        The values, integers of numpy as Python's.
+        The values, numbers of numpy as Python's, which JSON can hold.
     """
     for name, value in given.items():
         if not _fits(value, hints.get(name, Any)):
             setting = named(f"{prefix}{name}")
             raise InputError(f"{setting} must be {_allowed(hints[name])}; got {show_value(value)}")
-    return {name: int(value) if _fits(value, int) else value for name, value in given.items()}
+    return {name: _plain(value) for name, value in given.items()}
 
 
 def show_value(value: object) -> str:
@@ -125,6 +125,13 @@ def show_value(value: object) -> str:
     except ValueError:  # of Python
         return "an integer of thousands of digits"
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _plain(value: Any) -> Any:
+    if type(value) is tuple:
+        return tuple(map(_plain, value))
+    kind = next((kind for kind in (int, float) if _fits(value, kind)), None)
+    return value if kind is None else kind(value)
 
 
 def _fits(value: Any, hint: Any) -> bool:

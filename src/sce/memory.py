@@ -9,6 +9,7 @@ from sce.units import show_size
 
 _RAN_OUT = re.compile(
     r"(?i)out of memory|not enough memory|can.?t allocate memory|memory allocation"
+    r"|failed to map segment"
 )
 _NO_THREAD = re.compile(r"(?i)can.?t start new thread|spawn worker thread|kind: WouldBlock")
 _ROOT = Path("/")  # of the system's files; tests have their own
@@ -69,7 +70,8 @@ def ran_out(error: BaseException) -> str | None:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return said or "an allocation failed"
     panic = type(error).__name__ == "PanicException"
-    return said if (panic or isinstance(error, RuntimeError)) and _RAN_OUT.search(said) else None
+    known = panic or isinstance(error, RuntimeError | ImportError)  # a library is mapped too
+    return said if known and _RAN_OUT.search(said) else None
 
 
 def lacks_threads(error: BaseException) -> bool:

@@ -52,6 +52,8 @@ class RowwiseAdagrad(torch.optim.Optimizer):
         eps: float = 1e-8,
         initial_accumulator_value: float = 0.0,
     ) -> None:
+        if isinstance(lr, Tensor) and lr.numel() != 1:
+            raise ValueError(f"lr must be one number; got a tensor of shape {list(lr.shape)}")
         if not isinstance(lr, Tensor) and not 0 <= lr < math.inf:
             raise ValueError(f"lr must be a number that is not negative; got {lr}")
         if not 0 < eps < math.inf:
@@ -100,9 +102,14 @@ class RowwiseAdagrad(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take a state up again, as `state_dict` gave it."""
+        tables = [table for group in self.param_groups for table in group["params"]]
+        for table, saved in zip(tables, state_dict["state"].values(), strict=False):
+            sums = saved.get("sum")
+            if sums is None or sums.shape != table.shape[:1]:
+                had = "no accumulators" if sums is None else f"{len(sums):,} rows"
+                raise ValueError(f"the state is that of {had}, and the table has {len(table):,}")
         super().load_state_dict(state_dict)
         # The base class has rounded the accumulators to the precision of the tables.
-        tables = [table for group in self.param_groups for table in group["params"]]
         for number, saved in state_dict["state"].items():
             table = tables[number]
             self.state[table]["sum"] = saved["sum"].to(table.device, _wide(table), copy=True)

@@ -139,12 +139,12 @@ def parse_size(text: str) -> int:
     unit = found[2].lower() if found else ""
     if found is None or unit not in _UNITS:
         raise InputError(f"memory is an amount such as 16GB, 16GiB or '900 MB'; got {text!r}")
-    size = int(float(found[1].replace("_", "").replace(",", "")) * _UNITS[unit])
-    if size < 1:
-        raise InputError(f"memory must be above 0; got {text!r}")
+    size = float(found[1].replace("_", "").replace(",", "")) * _UNITS[unit]
+    if not 1 <= size < 2**63:
+        raise InputError(f"memory must be above 0, and of 64 bits at most; got {text!r}")
     if not unit and size < _LEAST:
         raise InputError(f"{text.strip()} bytes are meant? Give a unit, such as {text.strip()}GB")
-    return size
+    return int(size)
 
 
 def show_size(size: float) -> str:

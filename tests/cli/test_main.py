@@ -120,6 +120,7 @@ class PanicException(BaseException):  # as polars' are
         RuntimeError("[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't "
                      "allocate memory: you tried to allocate 4000 bytes."),
         PanicException("memory allocation of 8000 bytes failed"),
+        ImportError("lib.so: failed to map segment from shared object"),
     ],
 )  # fmt: skip
 def test_running_out_of_memory_is_one_line(
@@ -262,6 +263,8 @@ def test_a_reader_that_goes_away_is_no_error(call: str) -> None:
         ["recommend", "run", "-k", "0.9"],
         ["synthesize", "--out", "log.parquet", "--items", "1e3"],
         ["prepare", "log.csv", "--out", "data", "--min-user-items", "3.7"],
+        ["evaluate", "run", "--batch-size", "9" * 400],  # nor of more than 64 bits
+        ["plan", "--items", "1000", "--batch", "-" + "9" * 400],
     ],
 )
 def test_whole_numbers_are_not_rounded(arguments: list[str], capsys: Capture) -> None:

@@ -182,3 +182,12 @@ def test_wishes_that_cannot_be(
     line = complaint(["recommend", run.path, "--histories", given], capsys)
     assert message.partition(".*")[0] in line
     assert message.partition(".*")[2] in line
+
+
+def test_a_line_without_an_end(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr("sce.cli.requests._LONGEST_LINE", 100)
+    (tmp_path / "lines").write_bytes(b"\0" * 1000)
+    arguments = ["recommend", str(run.path), "--histories", str(tmp_path / "lines")]
+    assert "line 1: longer than 100 bytes" in complaint(arguments, capsys)

@@ -235,6 +235,7 @@ def test_what_cannot_be_read_in_parts(tmp_path: Path, monkeypatch: pytest.Monkey
     FRAME.write_ndjson(tmp_path / "log.jsonl")
     (source,) = as_parquet(FRAME, tmp_path)
     assert "is no directory" in fail([source], tmp_path, partitions=True)
+    assert "memory is an amount such as" in fail([source], tmp_path, memory="")
     assert "no file that ends with .parquet" in fail(
         [str(tmp_path / "empty")], tmp_path, partitions=True
     )

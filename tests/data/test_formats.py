@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from sce.data.columns import Columns, find_columns
-from sce.data.formats import FORMATS, choose_format
+from sce.data.formats import FORMATS, choose_format, find_files
 from sce.data.interactions import Interactions
 from sce.data.reading import read_interactions
 from sce.errors import InputError
@@ -230,3 +230,12 @@ def test_two_columns_that_could_be_meant() -> None:
 def test_very_many_columns_are_not_all_listed() -> None:
     with pytest.raises(InputError, match="'c19', and 480 more"):
         find_columns([f"c{number}" for number in range(500)], Columns(), Path("a.csv"))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("a" * 5000, "a: File name too long"), ("~nobody-at-all/log.csv", "home directory")],
+)
+def test_a_path_that_no_system_takes(path: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        find_files(path)

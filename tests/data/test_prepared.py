@@ -321,6 +321,10 @@ def test_arrays_that_do_not_fit_each_other_are_named(tmp_path: Path) -> None:
         ("train_items", [0, 1, 2, -1, 0], "items must lie between"),
         ("test_users", [-1], "users must lie between"),
         ("train_offsets", [0, 7, 5], "a test sequence needs"),
+        ("train_users", [2, 0], "users must ascend"),
+        ("train_users", [1, 1], "users must ascend"),
+        ("item_ids_values", [3, -7, 10**12], "ids must ascend"),
+        ("user_ids_offsets", [0, 6, 3, 13], "offsets of ids must ascend"),
     ],
 )
 def test_codes_that_mean_nothing_are_named(
@@ -335,7 +339,36 @@ def test_codes_that_mean_nothing_are_named(
         PreparedDataset.load(tmp_path / "data")
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        "{'descr': '<i4', 'fortran_order': False, 'shape': (" + "9" * 30 + ",), }",
+        "{'descr': '<i4', 'fortran_order': False, 'shape': (True,), }",
+        "(" * 3000,
+        "-" * 1500 + "1",
+    ],
+)
+def test_a_head_of_no_array_is_named(tmp_path: Path, head: str) -> None:
+    write(tmp_path / "data")
+    file = tmp_path / "data" / "train_items.npy"
+    length = len(head).to_bytes(2, "little")
+    file.write_bytes(b"\x93NUMPY\x01\x00" + length + head.encode() + bytes(64))
+    files = json.loads((tmp_path / "data" / "dataset.json").read_text())["files"]
+    rewrite_manifest(tmp_path / "data", files=files | {file.name: manifest.describe_file(file)})
+    with pytest.raises(InputError, match=r"altered: train_items.npy: "):
+        PreparedDataset.load(tmp_path / "data")
+
+
+def test_a_split_of_another_kind_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "data")
+    rewrite_manifest(tmp_path / "data", settings={"split": 5})
+    with pytest.raises(InputError, match=r"settings.split of dataset.json is missing, or of"):
+        PreparedDataset.load(tmp_path / "data")
+
+
 def test_what_is_no_prepared_dataset_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        PreparedDataset.load("no\0where")
     with pytest.raises(InputError, match=r"nowhere does not exist; make it with: sce prepare"):
         PreparedDataset.load(tmp_path / "nowhere")
     with pytest.raises(InputError, match=r"not a prepared dataset: it has no dataset.json"):

@@ -146,6 +146,13 @@ def test_arrays_of_something_else_are_refused() -> None:
             Vocabulary.from_arrays("string", strings | wrong)
 
 
+def test_bytes_that_are_no_text_are_said() -> None:
+    broken = Vocabulary.from_sorted_text(b"a\xff", np.array([1, 1]))
+    assert broken.decode([0]) == ["a"]
+    with pytest.raises(InputError, match="the ids were altered: one of them is not UTF-8"):
+        broken.decode([0, 1])
+
+
 def test_vocabularies_are_equal_by_content() -> None:
     assert Vocabulary.from_strings("ba") == Vocabulary.from_strings("ab")
     assert Vocabulary.from_strings("ab") != Vocabulary.from_strings("ac")

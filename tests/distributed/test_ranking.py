@@ -6,6 +6,7 @@ from torch import Tensor
 
 from sce.data.prepared import PreparedDataset
 from sce.distributed import Ranks, ShardedRanker, ShardedTable, sharded_top_k
+from sce.errors import InputError
 from sce.evaluation.evaluate import Metrics, evaluate
 from sce.evaluation.ranking import Ranking, top_k
 from sce.models.sasrec import SASRec
@@ -37,6 +38,11 @@ def test_ranking_is_that_of_one_process(kind: str, with_seen: bool, on_ranks: Ru
             for rank, found in enumerate(on_ranks(size, ranked, table, states, k, seen)):
                 assert torch.equal(found.items, expected.items[rank::size])
                 assert torch.equal(found.scores, expected.scores[rank::size])
+
+
+def test_no_items_are_not_to_be_ranked() -> None:
+    with pytest.raises(InputError, match="k must be at least 1"):
+        sharded_top_k(torch.randn(2, 4), ShardedTable(5, 4), 0)
 
 
 def measured(ranks: Ranks, data: Path, model: SASRec) -> tuple[Metrics, list[int]]:

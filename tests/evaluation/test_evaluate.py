@@ -49,6 +49,21 @@ class LastItem:
         return torch.stack([torch.ones(histories.shape), 2.0 * histories], dim=2)
 
 
+class Prefixed(LastItem):
+    """Gives a state before the first event too, so that those after it stand one place later."""
+
+    def __call__(self, histories: Tensor) -> Tensor:
+        states = super().__call__(histories)
+        return torch.cat([states[:, :1], states], dim=1)
+
+
+def test_states_that_are_not_those_of_the_events_are_refused() -> None:
+    dataset = dataset_of([[9, 0, 1, 2], [4, 5, 9, 3]], n_items=10)
+    message = r"a model maps histories \[\d+, 3\] to states .*; got \[\d+, 4, 2\]"
+    with pytest.raises(InputError, match=message):
+        evaluate(Prefixed(10), dataset)
+
+
 def test_metrics_by_hand() -> None:
     # Test: after 1, seen 9 0 1, the nearest left is 2, the target: rank 0. After 9, seen 4 5 9:
     # 8 7 6 3, rank 3. After 6, seen 7 and 6: the target itself was seen.

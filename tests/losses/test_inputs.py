@@ -43,6 +43,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "renormalized rows": ({"catalogue": nn.Embedding(9, 4, max_norm=1.0)}, "with max_norm, which"),
     "a list": ({"targets": [0, 1, 2]}, "targets must be a tensor, got list"),
     "sparse": ({"catalogue": torch.eye(9, 4).to_sparse()}, "catalogue must be a dense tensor"),
+    "nested": (
+        {"states": torch.nested.nested_tensor([torch.zeros(6, 4)])},
+        "states must be a dense tensor, got a nested one",
+    ),
     "an array": ({"states": np.zeros((6, 4))}, "states must be a tensor, got ndarray"),
     "eighth precision": (
         {"catalogue": torch.zeros(9, 4).to(torch.float8_e5m2)},

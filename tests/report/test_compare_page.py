@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sce.data.manifest import describe_file
 from sce.errors import InputError
 from sce.experiments.figure_spec import DEFAULT_FIGURES, FigureSpec
 from sce.experiments.store import Row, Sweep
@@ -151,6 +152,10 @@ def test_ranks_that_were_altered_are_refused(tmp_path: Path) -> None:
         file.write(b"\1")
     with pytest.raises(InputError, match="was altered"):
         read_ranks(tmp_path, written)
+    for other in (np.array([1, None]), np.array([0.5, 1]), np.array([[1, 0]], np.int32)):
+        np.save(tmp_path / "test_ranks.npy", other)
+        with pytest.raises(InputError, match="was altered"):
+            read_ranks(tmp_path, describe_file(tmp_path / "test_ranks.npy"))
 
 
 def test_the_tile_does_not_compare_memory_of_whole_processes() -> None:

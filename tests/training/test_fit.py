@@ -109,6 +109,35 @@ class Averages(nn.Module):
         return states
 
 
+class Short(Averages):
+    def __init__(self, max_length: Any) -> None:
+        super().__init__(12)
+        self.max_length = max_length
+
+
+def test_a_model_may_take_any_length(dataset: PreparedDataset) -> None:
+    assert train(dataset, model=Short(None)).epochs
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model": 3}, r"config\['model'\] must be a dictionary; got 3"),
+        ({"model": {"dim": {8}}}, "config is kept as JSON, and cannot be: .* set"),
+        (
+            {"mine": {"share": float("nan")}},
+            "config is kept as JSON, and cannot be: Out of range float",
+        ),
+    ],
+)
+def test_a_config_that_run_json_cannot_hold(
+    config: dict[str, Any], message: str, dataset: PreparedDataset, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=message):
+        train(dataset, config=config, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_model_and_a_loss_of_ones_own(dataset: PreparedDataset, tmp_path: Path) -> None:
     def squared(states: Tensor, catalogue: Tensor, targets: Tensor) -> Tensor:
         real = targets >= 0
@@ -338,6 +367,8 @@ def test_what_a_user_would_regret_not_knowing(tmp_path: Path) -> None:
     [
         (lambda data: nn.Linear(2, 2), "has a tensor `catalogue`"),
         (lambda data: SASRec(5), "5 items and the dataset 12"),
+        (lambda data: Short("3"), "max_length must be a whole number of 64 bits or None; got '3'"),
+        (lambda data: Short(-3), "max_length must be at least 1; it is -3"),
     ],
 )
 def test_models_that_do_not_fit_are_refused(

@@ -1,3 +1,4 @@
+import json
 import pickle
 import shutil
 from contextlib import suppress
@@ -85,6 +86,24 @@ def test_opening_a_run_executes_nothing(run: Run) -> None:
 def test_damage_is_said(damage: Any, message: str, run: Run) -> None:
     damage(run.path)
     with pytest.raises(InputError, match=message):
+        Run.open(run.path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda run: run.update(item_ids="string"), "no vocabulary of kind 'string'"),
+        (lambda run: run["files"].clear(), "no vocabulary of kind 'integer'"),
+        (lambda run: run["dataset"].update(other=1), "unexpected keyword argument 'other'"),
+        (lambda run: run["dataset"].update(n_items=2**62), f"{2**62} items, and ids of"),
+    ],
+)
+def test_contents_that_do_not_fit_each_other_are_said(change: Any, message: str, run: Run) -> None:
+    file = run.path / "run.json"
+    content = json.loads(file.read_text())
+    change(content)
+    write_json(file, content)  # with a checksum that fits
+    with pytest.raises(InputError, match=f"run is half-written or altered: .*{message}"):
         Run.open(run.path)
 
 

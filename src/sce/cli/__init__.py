@@ -116,12 +116,15 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def _convert(kind: Any, tokens: Sequence[cyclopts.Token]) -> Any:
-    """Read options as usual, but never round: one and a half epochs are a mistake."""
+    """Read options as usual, but never round or beyond 64 bits: such numbers are mistakes."""
     if int in (kind, *get_args(kind)):
         for token in tokens:
             if "." in token.value:
                 raise cyclopts.CoercionError(token=token, target_type=int)
-    return cyclopts.convert(kind, tokens)
+    value = cyclopts.convert(kind, tokens)
+    if type(value) is int and not -(2**63) <= value < 2**63:
+        raise cyclopts.CoercionError(token=tokens[0], target_type=int)
+    return value
 
 
 class _HelpFormatter(DefaultFormatter):

@@ -43,12 +43,14 @@ _WIDE = 116  # columns of a terminal in which the whole table has room
 
 
 def _read_count(kind: Any, tokens: Sequence[Token]) -> int:
-    """Read a whole number, also as 1e6."""
+    """Read a whole number of 64 bits at most, also as 1e6."""
     text = tokens[0].value
     try:
-        if "e" in text.lower() and float(text).is_integer():
-            return int(float(text))
-        return int(text)
+        whole = "e" in text.lower() and float(text).is_integer()
+        number = int(float(text)) if whole else int(text)
+        if not -(2**63) <= number < 2**63:
+            raise ValueError(f"{text} has more than 64 bits")
+        return number
     except ValueError as error:
         raise CoercionError(token=tokens[0], target_type=int) from error
 

@@ -16,6 +16,7 @@ from sce.recommend import Recommended, Recommender, Request
 from sce.requests import Id
 
 STDIN = Path("-")
+_LONGEST_LINE = 1 << 26  # bytes: a device has no end of line at all
 
 
 def read_items(path: Path | None, option: str) -> list[Id] | None:
@@ -102,7 +103,12 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Number and text of every line that is not blank."""
     try:
         with nullcontext(sys.stdin.buffer) if path == STDIN else path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b""), 1):
+                if len(line) == _LONGEST_LINE:
+                    where = f"{name_of(path)}, line {number}"
+                    raise InputError(
+                        f"{where}: longer than {_LONGEST_LINE:,} bytes; is it a file of lines?"
+                    )
                 try:
                     text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
                 except UnicodeDecodeError as error:

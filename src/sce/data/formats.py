@@ -136,8 +136,12 @@ def find_files(paths: str | Path | Sequence[Any]) -> list[Path]:
         if not isinstance(given, str | Path):
             what = f"a list that holds {type(given).__name__}"
             raise InputError(f"expected files or a data frame; got {what}")
-        path = Path(given).expanduser()
-        if path.is_dir():
+        try:
+            path = Path(given).expanduser()
+            is_directory = path.is_dir()
+        except (OSError, RuntimeError) as error:  # too long, not allowed; ~ of nobody
+            raise InputError(f"{given}: {getattr(error, 'strerror', error)}") from error
+        if is_directory:
             raise InputError(
                 f"{given} is a directory; name the files in it with a pattern such as "
                 f"'{path / '*.csv'}'"

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO, Any
 
 import numpy as np
@@ -43,12 +44,15 @@ def write_header(file: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...]) 
 
 
 def map_array(file: BufferedReader) -> NDArray[Any]:
-    """Memory-map an open .npy file of `write_array`, read-only."""
+    """Memory-map an open .npy file of `write_array`, read-only; any other is a ValueError."""
     version = npy.read_magic(file)
-    shape, _, dtype = npy.read_array_header_1_0(file)
-    if version != (1, 0) or dtype.hasobject:
-        raise ValueError(f"not an array of numbers in version 1.0 of the format, but {dtype}")
-    mapped: NDArray[Any] = np.memmap(file, dtype, "r", file.tell(), shape)
+    try:
+        shape, _, dtype = npy.read_array_header_1_0(file)
+        if version != (1, 0) or dtype.hasobject:
+            raise ValueError(f"not an array of numbers in version 1.0 of the format, but {dtype}")
+        mapped: NDArray[Any] = np.memmap(file, dtype, "r", file.tell(), shape)
+    except (TypeError, OverflowError, RecursionError, TokenError) as error:
+        raise ValueError(f"not the head of an array: {error}") from error
     return mapped.view(np.ndarray)  # indexing a memmap costs more than indexing an array
 
 

@@ -182,7 +182,7 @@ def prepare(
         files = find_partitions(source) if partitions else source
         with atomic_directory(Path(out), replace=exists) as directory:
             with TemporaryDirectory(dir=directory) as scratch:
-                budget = parse_size(memory or _MEMORY)
+                budget = parse_size(_MEMORY if memory is None else memory)
                 log, dropped = read_parts(files, Path(scratch), budget, report=report, **given)
                 pairs: DiskList[Pairs] = DiskList(Path(scratch, "pairs"), dict, dict)
                 choices["directory"] = directory

@@ -35,7 +35,7 @@ MANIFEST = Manifest(
     command="sce prepare INPUT",
     remedy="prepare it again",
     shape={
-        "settings": dict,
+        "settings": {"split?": str},
         "counts": {"order?": dict, "steps?": list},
         "vocabularies": {"user_ids": str, "item_ids": str},
     },
@@ -233,7 +233,9 @@ def fill_prepared(
 def _check_codes(
     train: Sequences, test: Sequences, user_ids: Vocabulary, item_ids: Vocabulary
 ) -> None:
-    """Refuse codes without an id, sequences that overlap, and test sequences that are too short."""
+    """Refuse codes without an id or order, sequences that overlap, test sequences too short."""
+    for ids in (user_ids, item_ids):
+        ids.check()
     for sequences, least in ((train, 0), (test, MIN_EVALUATED)):
         for name, ids in (("items", item_ids), ("users", user_ids)):
             codes = getattr(sequences, name)
@@ -241,6 +243,8 @@ def _check_codes(
                 raise ValueError(f"{name} must lie between 0 and {len(ids) - 1}")
         if len(sequences) and int(sequences.lengths.min()) < least:
             raise ValueError(f"a test sequence needs at least {MIN_EVALUATED} items, others 0")
+        if np.any(sequences.users[1:] <= sequences.users[:-1]):
+            raise ValueError("users must ascend")
 
 
 def check_target(path: Path | str, *, force: bool = False, manifest: Manifest = MANIFEST) -> bool:

@@ -184,7 +184,10 @@ def read_frame(table: Any, given: Columns, drop_incomplete: bool | None = None) 
             if values.dtype == "Datetime" or numbers:
                 raw[name] = pl.Series(values.to_numpy())
             else:  # without pyarrow, polars reads nothing else of pandas
-                pairs = zip(values.to_list(), values.is_null().to_list(), strict=True)
+                listed = values.to_list()
+                if {bool, int} <= set(map(type, listed)):  # which would become numbers too
+                    raise ValueError("True or False among numbers")
+                pairs = zip(listed, values.is_null().to_list(), strict=True)
                 raw[name] = pl.Series([None if missing else value for value, missing in pairs])
         except (TypeError, ValueError) as error:
             reason = str(error).partition("\n")[0]

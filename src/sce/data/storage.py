@@ -75,7 +75,7 @@ def tidy(path: Path) -> None:
 
     A directory that is being filled is locked by the command that fills it.
     """
-    with suppress(OSError, RuntimeError, InputError):  # the second: a loop of links
+    with suppress(OSError, RuntimeError, ValueError):  # a loop of links; NUL in the path
         place = path.resolve()
         ours = re.compile(rf"\.{re.escape(place.name)}\.(partial|replaced)-[0-9a-f]{{8}}")
         for left in place.parent.iterdir():

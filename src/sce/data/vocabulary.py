@@ -86,6 +86,16 @@ class Vocabulary:
             raise ValueError("no vocabulary of kind 'string': offsets and values do not fit")
         return cls(kind, values, offsets)
 
+    def check(self) -> None:
+        """Refuse, with ValueError, integers that do not ascend, and strings that overlap.
+
+        Strings out of order are not looked for: to compare them all takes longer than to hash them.
+        """
+        if self.offsets is None and np.any(self.values[1:] <= self.values[:-1]):
+            raise ValueError("ids must ascend")
+        if self.offsets is not None and np.any(self.offsets[1:] < self.offsets[:-1]):
+            raise ValueError("offsets of ids must ascend")
+
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Arrays to save, for `from_arrays`."""
         if self.offsets is None:
@@ -117,7 +127,10 @@ class Vocabulary:
             return ids
         text = self.values.data  # slices of a memoryview cost half of what an array's do
         begins, ends = self.offsets[chosen].tolist(), self.offsets[chosen + 1].tolist()
-        return [str(text[b:e], "utf-8") for b, e in zip(begins, ends, strict=True)]
+        try:
+            return [str(text[b:e], "utf-8") for b, e in zip(begins, ends, strict=True)]
+        except UnicodeDecodeError as error:
+            raise InputError(f"the ids were altered: one of them is not UTF-8 ({error})") from error
 
     def take(self, codes: NDArray[np.integer[Any]] | Sequence[int]) -> "Vocabulary":
         """Vocabulary of the ids at strictly ascending codes."""

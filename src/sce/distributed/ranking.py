@@ -10,6 +10,7 @@ from torch.func import functional_call
 from sce.data.batches import DeviceSequences, history_batch, seen_items
 from sce.distributed.nearest import NO_KEY
 from sce.distributed.table import ShardedTable
+from sce.errors import InputError
 from sce.evaluation.evaluate import HELD_OUT, KS, Evaluated, Metrics, Tally, evaluating
 from sce.evaluation.ranking import (
     NOTHING,
@@ -118,6 +119,8 @@ def sharded_top_k(
         norm: `largest_norm(table.shard)`, where it is known.
     """
     ranks = table.ranks
+    if k < 1:
+        raise InputError(f"k must be at least 1; got {k}")
     items, rows = seen or (torch.empty(0, dtype=torch.int64, device=states.device),) * 2
     found = ranks.gather_counts(len(states), len(items))
     counts, pairs = [n for n, _ in found], [n for _, n in found]

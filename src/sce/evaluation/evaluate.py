@@ -23,6 +23,7 @@ from sce.evaluation.ranking import (
     check_depth,
     largest_norm,
     last_states,
+    longest_history,
     top_k,
 )
 
@@ -93,7 +94,7 @@ def evaluate(
     ks = KS if ks is None else ks
     catalogue, held_out = model.catalogue.detach(), HELD_OUT[split]
     sequences = DeviceSequences.place(dataset.test, catalogue.device)
-    max_length = getattr(model, "max_length", None) if max_length is None else max_length
+    max_length = longest_history(model) if max_length is None else max_length
     longest = int(sequences.lengths.max()) if max_length is None else max_length
     norm = largest_norm(catalogue)
     tally = Tally(ks, len(sequences), len(catalogue), catalogue.device)

@@ -14,7 +14,16 @@ from torch import Tensor
 
 from sce.data.batches import DeviceSequences, history_batch
 from sce.data.prepared import Sequences
-from sce.evaluation.ranking import NOTHING, Ranker, Ranking, Rows, last_states, rescore, top_k
+from sce.evaluation.ranking import (
+    NOTHING,
+    Ranker,
+    Ranking,
+    Rows,
+    last_states,
+    longest_history,
+    rescore,
+    top_k,
+)
 
 # Of the catalogue: more are not gathered. On a CPU, with a million items of 64 dimensions, masking
 # is the faster from a tenth on for one state, from a half for 4 and 16, from 0.8 for 64.
@@ -153,7 +162,7 @@ def _states(model: Ranker, histories: Sequence[Codes]) -> Tensor:
         ),
         model.catalogue.device,
     )
-    most, rows = getattr(model, "max_length", None), torch.arange(len(histories))
+    most, rows = longest_history(model), torch.arange(len(histories))
     given = history_batch(sequences, rows, max_length=most or max(lengths), held_out=0)
     return last_states(model, given.histories, most)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sce.data.batches import PADDING, Ragged, count_items
-from sce.errors import InputError, named
+from sce.errors import InputError, check_types, named
 from sce.evaluation.precision import matmul_precision
 from sce.memory import require_memory
 
@@ -97,6 +97,15 @@ def check_memory(catalogue: Tensor, batch_size: int) -> None:
         require_memory(1.5 * scores, doing, remedy)
 
 
+def longest_history(model: object) -> int | None:
+    """Return how many events a model takes, its `max_length`; None: any number."""
+    given = {"max_length": getattr(model, "max_length", None)}
+    most: int | None = check_types(given, {"max_length": int | None})["max_length"]
+    if most is not None and most < 1:
+        raise InputError(f"max_length must be at least 1; it is {most}")
+    return most
+
+
 def last_states(
     model: Callable[[Tensor], Tensor], histories: Tensor, max_length: int | None
 ) -> Tensor:
@@ -117,7 +126,14 @@ def last_states(
             numbers = torch.arange(at_once, device=rows.device)
             given = histories[rows[numbers % len(rows)], :width]
             given = nn.functional.pad(given, (0, width - given.shape[1]), value=PADDING)
-            found.append(model(given)[numbers[: len(rows)], lengths[rows] - 1])
+            states = model(given)
+            shape = list(getattr(states, "shape", ()))
+            if len(shape) != 3 or shape[:2] != list(given.shape):
+                raise InputError(
+                    f"a model maps histories {list(given.shape)} to states of that shape and one "
+                    f"dimension more; got {shape or type(states).__name__}"
+                )
+            found.append(states[numbers[: len(rows)], lengths[rows] - 1])
             order.append(rows)
     return torch.cat(found)[torch.cat(order).argsort()]
 

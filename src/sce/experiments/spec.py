@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from sce.config import DEFAULT_NAMES, SECTIONS, Config, Layer, check_layer, classes_with
+from sce.config import DEFAULT_NAMES, SECTIONS, Config, Layer, check_layer, classes_with, read_toml
 from sce.data.storage import digest_bytes
 from sce.errors import InputError
 from sce.experiments.datasets import Dataset, DatasetEntry, Synthetic
@@ -95,7 +95,7 @@ class Plan:
 def load_sweep(path: Path) -> SweepSpec:
     """Read a sweep file."""
     try:
-        return _read(path.stem, tomllib.loads(path.read_text(encoding="utf-8")))
+        return _read(path.stem, read_toml(path))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except InputError as error:

@@ -51,6 +51,8 @@ class CrossEntropy(LossOfPositions):
         rows = len(x) * self.chunk_size // len(y)  # with as many logits as a chunk
         summed = self.reduction != "none" and inputs.valid is None and bias is None
         if summed and _is_faster_by_torch(x, y, rows):
+            if not torch.is_grad_enabled():  # else they would be computed at once, in vain
+                x, y = x.detach(), y.detach()
             losses = apply(_ChunkedByTorch, x, y, targets, rows)
         else:
             losses = apply(_ChunkedCrossEntropy, x, y, bias, targets, self.chunk_size)

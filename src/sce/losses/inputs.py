@@ -159,8 +159,9 @@ def check_tensor(name: str, given: object) -> None:
     """Refuse anything but a tensor on one device."""
     if not isinstance(given, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(given).__name__}")
-    if given.layout != torch.strided:
-        raise TypeError(f"{name} must be a dense tensor, got one of {given.layout}")
+    if given.is_nested or given.layout != torch.strided:
+        kind = "a nested one" if given.is_nested else f"one of {given.layout}"
+        raise TypeError(f"{name} must be a dense tensor, got {kind}")
     if hasattr(given, "full_tensor"):
         raise TypeError(
             f"{name} is a DTensor, and this loss does not work on shards yet: give the whole "

@@ -49,7 +49,7 @@ class SASRecSettings:
     """Let attention also rest on the events that a history is short of max_length."""
 
     def __post_init__(self) -> None:
-        check_types(vars(self), get_type_hints(type(self)), "model.")
+        vars(self).update(check_types(vars(self), get_type_hints(type(self)), "model."))
         for name, most in _MOST.items():
             value = getattr(self, name)
             if not 1 <= value <= most:

@@ -14,6 +14,7 @@ from sce.data.prepared import PreparedDataset
 from sce.distributed.ranks import Ranks, in_torchrun, start_ranks
 from sce.distributed.table import ShardedTable
 from sce.errors import InputError, TrainingWarning, check_types
+from sce.evaluation.ranking import longest_history
 from sce.losses import LOSSES, DataSummary, Loss, ScalableCrossEntropy
 from sce.models.registry import BACKBONES
 from sce.planning import summarize_data
@@ -135,7 +136,7 @@ def _fit(
     if settings.row_wise:
         row_wise_table(model, loss)
     longest = max(1, int(dataset.train.lengths.max(initial=0)) - 1)
-    max_length = min(int(getattr(model, "max_length", longest)), longest)
+    max_length = min(longest_history(model) or longest, longest)
 
     # Training draws from the default generators; what comes after it must not notice.
     gpus = [device.index] if device.type == "cuda" else []

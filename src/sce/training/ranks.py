@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sce.data.manifest import describe_file, write_array
+from sce.data.manifest import describe_file, map_array, write_array
 from sce.data.storage import atomic_file
 from sce.errors import InputError
 
@@ -27,6 +27,16 @@ def read_ranks(directory: Path, written: Mapping[str, Any]) -> NDArray[np.int32]
     if not file.is_file():
         return None
     if file.stat().st_size != written.get("bytes") or describe_file(file) != written:
-        raise InputError(f"{file} was altered; sce evaluate {directory} writes it again")
-    found: NDArray[np.int32] = np.load(file, allow_pickle=False)
+        raise _altered(file)
+    try:
+        with file.open("rb") as opened:
+            found: NDArray[np.int32] = map_array(opened)
+        if found.dtype != np.int32 or found.ndim != 1:
+            raise ValueError(f"{found.dtype} of shape {found.shape}")
+    except ValueError as error:
+        raise _altered(file) from error
     return found
+
+
+def _altered(file: Path) -> InputError:
+    return InputError(f"{file} was altered; sce evaluate {file.parent} writes it again")

@@ -116,13 +116,22 @@ class Run:
         path = Path(path)
         manifest, arrays = MANIFEST.open(path)
         parts = {Path(name).stem.removeprefix("items_"): arrays[name] for name in arrays}
+        try:
+            dataset = DatasetInfo(**manifest["dataset"])
+            item_ids = Vocabulary.from_arrays(manifest["item_ids"], parts)
+            item_ids.check()
+        except (TypeError, ValueError) as error:
+            raise MANIFEST.damaged(path, str(error)) from error
+        if dataset.n_items != len(item_ids):
+            what = f"{dataset.n_items} items, and ids of {len(item_ids)}"
+            raise MANIFEST.damaged(path, what)
         return cls(
             path=path,
             config=manifest["config"],
             derived=manifest["derived"],
             model=manifest["model"],
-            dataset=DatasetInfo(**manifest["dataset"]),
-            item_ids=Vocabulary.from_arrays(manifest["item_ids"], parts),
+            dataset=dataset,
+            item_ids=item_ids,
             sce_version=manifest["sce"],
             identity=manifest["identity"],
         )

@@ -88,6 +88,7 @@ def run_target(
         yield lambda _: None
         return
     path = Path(path)
+    _check_config(config)
     exists = check_target(path, force=force, resume=resume)
     with ExitStack() as locks:
         if exists:
@@ -107,6 +108,17 @@ def run_target(
             return run
 
         yield open_run
+
+
+def _check_config(config: Mapping[str, Any]) -> None:
+    """Refuse what run.json cannot hold, before there is a run."""
+    for section in ("model", "loss", "training"):
+        if not isinstance(config[section], Mapping):
+            raise InputError(f"config[{section!r}] must be a dictionary; got {config[section]!r}")
+    try:
+        json.dumps(config, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"config is kept as JSON, and cannot be: {error}") from error
 
 
 def start_run(

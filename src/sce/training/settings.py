@@ -77,7 +77,7 @@ class TrainingSettings:
     """On a GPU too, give the same bits each time; slower. A CPU does in any case."""
 
     def __post_init__(self) -> None:
-        check_types(vars(self), get_type_hints(type(self)), "training.")
+        vars(self).update(check_types(vars(self), get_type_hints(type(self)), "training."))
         counts = {"epochs", "batch_size", "evaluate_every", "evaluation_batch_size"}
         counts |= {"validation_users", "max_steps", "accumulate"}
         not_negative = ("patience", "weight_decay", "warmup_steps", "save_minutes")
