@@ -30,7 +30,7 @@ def test_from_frame_to_frame(library: Any, tmp_path: Path) -> None:
     best = sce.Recommender(model, data.item_ids).recommend(log, k=3).to_frame()
 
     assert type(best) is type(log)
-    assert list(best.columns) == ["user_id", "item_id", "score", "rank"]
+    assert list(best.columns) == ["user_id", "item_id", "score", "rank", "source"]
     assert best["user_id"].to_list() == [f"user {u}" for u in range(30) for _ in range(3)]
     assert best["rank"].to_list() == [1, 2, 3] * 30
     seen = set(zip(log["user"].to_list(), log["item"].to_list(), strict=True))
@@ -91,7 +91,7 @@ def test_a_frame_of_what_was_given_as_lists(recommender: sce.Recommender) -> Non
     assert isinstance(frame, pd.DataFrame)
     assert frame["user_id"].tolist() == [0, 0, 2, 2]
     assert frame["item_id"].tolist() == [*found[0].items, *found[2].items]
-    assert recommender.recommend([], k=1).to_frame().shape == (0, 4)
+    assert recommender.recommend([], k=1).to_frame().shape == (0, 5)
 
 
 @pytest.mark.parametrize(

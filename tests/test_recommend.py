@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 from sce.evaluation.evaluate import evaluate
 from sce.models.sasrec import SASRec
-from sce.recommend import Id, Recommended, Recommender
+from sce.recommend import Id, Recommended, Recommender, Request
 from sce.training.checkpoint import write_tensors
 from sce.training.run import Run
 from sce.training.run_start import start_run
@@ -106,9 +107,48 @@ def test_unknown_items_are_skipped_and_named(recommender: Recommender) -> None:
     assert_same(found, expected([3, 5], 3))
     assert found.known == 2
     assert found.unknown == ("plum", 7, "plum")
-    assert (nothing.items, nothing.known, nothing.unknown) == ([], 0, ("plum", "pear"))
-    assert (empty.items, empty.known, empty.unknown) == ([], 0, ())
+    assert (nothing.known, nothing.unknown) == (0, ("plum", "pear"))
+    assert (empty.known, empty.unknown) == (0, ())
+
+
+def test_who_has_no_known_item_gets_the_popular_ones(
+    recommender: Recommender, dataset: PreparedDataset
+) -> None:
+    counts = np.bincount(dataset.train.items, minlength=len(NAMES)).tolist()
+    best = sorted(range(len(NAMES)), key=lambda n: (-counts[n], n))[:4]
+    with pytest.warns(UserWarning, match="most popular items are recommended for 2 of 3 users"):
+        *others, found = recommender.recommend([["plum"], [], NAMES[:1]], k=4)
+    for one in others:
+        assert one.items == [NAMES[n] for n in best]
+        assert one.scores.tolist() == [counts[n] for n in best]
+        assert one.source == "popular"
+    assert found.source == "model"
+    allowed = NAMES[10:20]
+    best = [n for n in sorted(range(10, 20), key=lambda n: (-counts[n], n)) if n not in (11, 12)]
+    wishes = Request([], k=3, allow=[*allowed, NAMES[30]], block=[NAMES[11]])
+    [found] = recommender.stream([wishes], 9, allow=allowed, block=[NAMES[12]])
+    assert found.items == [NAMES[n] for n in best[:3]]
+    [found] = recommender.stream([[]], 9, allow=allowed, block=[NAMES[12], NAMES[11]])
+    assert found.items == [NAMES[n] for n in best]
+    nobody = replace(recommender, popularity=None)
+    with pytest.warns(UserWarning, match="nothing is recommended for 1 of 1 user"):
+        [nothing] = nobody.recommend([["plum"]], k=4)
     assert len(nothing.scores) == len(nothing.ranks) == len(nothing) == 0
+    older = dict(nobody.stream_users(dataset, [100, 99], k=4))
+    assert (len(older[100]), len(older[99])) == (4, 0)
+
+
+def test_titles_stand_beside_the_items(recommender: Recommender) -> None:
+    texts = [name.upper() if n % 2 else "" for n, name in enumerate(NAMES)]
+    titles = Vocabulary.from_sorted_text("".join(texts).encode(), np.array([*map(len, texts)]))
+    named = replace(recommender, titles=titles)
+    both = named.recommend([NAMES[:3], NAMES[4:6]], k=9)
+    for one in both:
+        assert one.titles == [texts[NAMES.index(str(item))] or item for item in one.items]
+    assert both.to_frame()["title"].to_list() == [
+        title for one in both for title in one.titles or ()
+    ]
+    assert recommender.recommend([NAMES[:3]])[0].titles is None
 
 
 def test_numbers_may_come_as_text_and_arrays(dataset: PreparedDataset, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from sce.models.registry import BACKBONES, DEFAULT_BACKBONE
 from sce.planning import summarize_data
 from sce.training.device import resolve_device
 from sce.training.optimizer import NEEDS_SCE
+from sce.training.run import Run
 from sce.training.settings import TrainingSettings
 from sce.units import show_size
 
@@ -168,6 +169,34 @@ def for_loss(file: Layer, options: Layer) -> tuple[Layer, list[str]]:
         return file, []
     kept = {k: v for k, v in given.items() if k == "name" or name in classes_with("loss", k)}
     return {**file, "loss": kept}, [key for key in given if key not in kept]
+
+
+def settings_like(path: Path, given: Layer) -> Layer:
+    """The settings of a run that has ended, with its best epoch as the number of epochs."""
+    run = Run.open(path)
+    result = run.result()
+    if result is None or result["best_epoch"] is None:
+        raise InputError(f"{path} has not ended: its best epoch is not known yet")
+    if run.model not in BACKBONES or run.loss not in LOSSES:
+        raise InputError(
+            f"{path} was trained in Python with {run.model} and {run.loss}, of which one is not of "
+            "sce: train the like of it there"
+        )
+    layer = {
+        section: {
+            name: tuple(v) if isinstance(v, list) else v for name, v in run.config[section].items()
+        }
+        for section in SECTIONS
+    }
+    best, training = result["best_epoch"], layer["training"]
+    scheduled = training.get("schedule", "constant") != "constant"
+    if scheduled and best != training.get("epochs") and "epochs" not in given.get("training", {}):
+        raise InputError(
+            f"the learning rate of {path} was to fall over {training.get('epochs')} epochs, and "
+            f"the best was {best}: over {best} it would fall faster; say how many with --epochs"
+        )
+    training |= {"epochs": best, "patience": 0, "max_steps": None}
+    return layer
 
 
 def check_layer(content: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:

@@ -160,5 +160,5 @@ def _allowed(hint: Any) -> str:
     if kind is Literal:
         return f"one of {', '.join(inner)}"
     if kind is tuple:
-        return f"{len(inner)} numbers"
+        return f"{len(inner)} {'texts' if str in inner else 'numbers'}"
     return str(_WORDS.get(kind or hint, (kind or hint).__name__))

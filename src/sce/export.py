@@ -249,7 +249,7 @@ def _histories(
         if data is not None:
             raise
     else:
-        users = np.linspace(0, len(dataset.user_ids) - 1, 2 * HISTORIES).astype(np.int64)
+        users = np.linspace(0, len(dataset.all_users) - 1, 2 * HISTORIES).astype(np.int64)
         found = [one for one in dataset.histories(np.unique(users)) if len(one)]
         if found:
             return [*found[:HISTORIES]], "dataset"

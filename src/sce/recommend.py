@@ -11,7 +11,7 @@ the number of histories nor that of users × items, when the `stream` methods ar
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -23,11 +23,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sce.data.batches import count_items
 from sce.data.columns import BY_NAME, ITEM, Columns
 from sce.data.frames import histories_of
 from sce.data.prepared import PreparedDataset
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, check_types, checked, named
+from sce.evaluation.popular import MostPopular
 from sce.evaluation.queries import (
     NONE,
     Found,
@@ -69,6 +71,10 @@ class Recommender:
     """Content of the dataset whose users it may recommend for; None for any."""
     columns: Columns = BY_NAME
     """Columns of data frames, if they have no usual names."""
+    popularity: NDArray[np.int64] | None = None
+    """How often each item was trained on; without it, nobody gets popular items."""
+    titles: Vocabulary | None = None
+    """Titles by catalogue index, empty where there is none."""
 
     def __repr__(self) -> str:
         name, items = type(self.model).__name__, plural(len(self.item_ids), "item")
@@ -114,11 +120,22 @@ class Recommender:
             )
         warn_of(opened)
         columns = Columns(*map((opened.dataset.columns or {}).get, Columns._fields))
-        return cls(ranker, opened.item_ids, opened.dataset.content_hash, columns)
+        return cls(
+            ranker,
+            opened.item_ids,
+            opened.dataset.content_hash,
+            columns,
+            opened.popularity,
+            opened.titles,
+        )
 
     @cached_property
     def _norm(self) -> Tensor:
         return largest_norm(self.model.catalogue.detach())
+
+    @cached_property
+    def _popular(self) -> MostPopular | None:
+        return None if self.popularity is None else MostPopular(self.popularity)
 
     @cached_property
     def _inverse_norms(self) -> Tensor:
@@ -167,8 +184,9 @@ class Recommender:
         ranked = self.stream(histories, k, keep_seen=keep_seen, **options)
         found = Recommendations(ranked, users, backend)
         if nothing := sum(not one.known for one in found):
+            what = "nothing is" if self.popularity is None else "the most popular items are"
             warnings.warn(
-                f"nothing is recommended for {nothing:,} of {plural(len(found), 'user')}: none of "
+                f"{what} recommended for {nothing:,} of {plural(len(found), 'user')}: none of "
                 "their items is in the catalogue",
                 stacklevel=2,
             )
@@ -196,8 +214,8 @@ class Recommender:
                 done += len(window)
                 ranked = self._rank([one.query for one in read], among, batch_size)
                 for one, (query, unknown, unlisted) in zip(ranked, read, strict=True):
-                    known, asked = len(query.history), query.k
-                    yield Recommended(*one, known, unknown, asked=asked, unlisted=unlisted)
+                    one |= {"known": len(query.history), "asked": query.k}
+                    yield Recommended(**one, unknown=unknown, unlisted=unlisted)
 
         return each_window()
 
@@ -213,11 +231,12 @@ class Recommender:
         block: Listed = None,
         batch_size: int = BATCH_SIZE,
     ) -> Iterator[tuple[Id, Recommended]]:
-        """Yield what may come next for users of the dataset, after all that is known of them.
+        """Yield what may come next for users of the log, after all that is known of them.
 
         Args:
             dataset: The dataset that the run was trained on.
-            users: The users' own ids; all users by default. One who is not there gets no items.
+            users: The users' own ids; all of the log by default, of an older dataset those of its
+                split. One who is not there gets no items.
             k: Items for each.
             keep_seen: Recommend items that a user has had before too.
             allow: As in `recommend`, and so is block.
@@ -230,17 +249,22 @@ class Recommender:
                 f"{dataset.path} is not the dataset that the run was trained on: its content is "
                 f"{dataset.content_hash[:12]}, the run's {str(self.content_hash)[:12]}"
             )
+        counted = self
+        if self.popularity is None:  # an older run
+            counted = replace(self, popularity=count_items(dataset.train, self.n_items))
         among = read_filter(self.item_ids, allow, block)
 
         def each_window() -> Iterator[tuple[Id, Recommended]]:
-            chosen = each_id(dataset.user_ids) if users is None else users
+            chosen = each_id(dataset.all_users) if users is None else users
             for window in _windows(chosen, batch_size):
                 ids = list_ids(window, "users")
-                known = dataset.histories(dataset.user_ids.lookup(ids))
+                codes = dataset.all_users.lookup(ids)
+                known = dataset.histories(codes)
                 queries = [Query(events, k, keep_seen) for events in known]
-                found = self._rank(queries, among, batch_size)
-                for user, one, events in zip(ids, found, known, strict=True):
-                    yield user, Recommended(*one, known=len(events), asked=k)
+                found = counted._rank(queries, among, batch_size)
+                for user, code, one, events in zip(ids, codes, found, known, strict=True):
+                    answer = Recommended(**one, known=len(events), asked=k)
+                    yield user, answer if code >= 0 else Recommended([], answer.scores[:0], 0)
 
         return each_window()
 
@@ -271,15 +295,20 @@ class Recommender:
         for first in range(0, len(codes), BATCH_SIZE):
             some = codes[first : first + BATCH_SIZE]
             found += rank_similar(catalogue, self._inverse_norms, some, k, among)
-        ranked = (Recommended(*one, known=1, asked=k) for one in self._named(found))
+        ranked = (Recommended(**one, known=1, asked=k) for one in self._named(found))
         ids = self.item_ids.decode(codes)
         return Recommendations(ranked, ids, cast("Any", "polars"), (ITEM, SIMILAR))
 
     def _rank(
         self, queries: Sequence[Query], among: ItemFilter, batch_size: int
-    ) -> list[tuple[list[Id], NDArray[np.float32]]]:
-        """Rank for queries; those of empty histories get nothing."""
-        found: list[Any] = [([], np.empty(0, np.float32)) for _ in queries]
+    ) -> list[dict[str, Any]]:
+        """Rank for queries; those of empty histories get what is popular."""
+        found: list[dict[str, Any]] = [{}] * len(queries)
+        rows = [row for row, query in enumerate(queries) if not len(query.history)]
+        popular = [self._most_popular(queries[row], among) for row in rows]
+        source = "model" if self._popular is None else "popular"
+        for row, one in zip(rows, self._named(popular, source), strict=True):
+            found[row] = one
         filled = [row for row, query in enumerate(queries) if len(query.history)]
         by_length = sorted(filled, key=lambda row: len(queries[row].history))
         for first in range(0, len(by_length), batch_size):
@@ -289,10 +318,25 @@ class Recommender:
                 found[row] = one
         return found
 
-    def _named(self, found: Sequence[Found]) -> Iterator[tuple[list[Id], NDArray[np.float32]]]:
-        """Ids instead of codes, decoded together."""
-        ids = iter(self.item_ids.decode(np.concatenate([NONE, *(items for items, _ in found)])))
-        return ((list(islice(ids, len(items))), scores) for items, scores in found)
+    def _most_popular(self, query: Query, among: ItemFilter) -> Found:
+        if self._popular is None:
+            return NONE, np.empty(0, np.float32)
+        if query.allow is not None:
+            among = among.narrow(self.n_items, query.allow)
+        never = np.union1d(query.block, NONE if among.masked is None else among.masked)
+        return self._popular.best(query.k, kept=among.kept, masked=never)
+
+    def _named(self, found: Sequence[Found], source: str = "model") -> Iterator[dict[str, Any]]:
+        """Fields of `Recommended`, of items by catalogue index; decoded together."""
+        codes = np.concatenate([NONE, *(items for items, _ in found)])
+        ids = self.item_ids.decode(codes)
+        texts = ids if self.titles is None else self.titles.decode(codes)
+        titles = (str(text or one) for text, one in zip(texts, ids, strict=True))
+        rest = iter(ids)
+        for items, scores in found:
+            own = None if self.titles is None else list(islice(titles, len(items)))
+            listed = list(islice(rest, len(items)))
+            yield {"items": listed, "scores": scores, "titles": own, "source": source}
 
     def _check(self, k: int, batch_size: int) -> None:
         check_depth(k, self.n_items)

@@ -21,14 +21,14 @@ class Recommended:
     """The best items for one history, or the most similar to one item, best first.
 
     There are fewer than k where the user has seen nearly everything, or few items may be
-    recommended; none where nothing is known of the user: an empty history, one of unknown items
-    only, or a user not in the dataset.
+    recommended. Where nothing is known of the user (an empty history, or one of unknown items only)
+    they are the most popular ones; a user who is not in the log gets none.
     """
 
     items: list[Id]
     """Ids of the items."""
     scores: NDArray[np.float32]
-    """Their scores; comparable within this history only."""
+    """Their scores; comparable within this history only. Of popular items, how often they occur."""
     known: int
     """Number of events of the history that are in the catalogue."""
     unknown: tuple[Id, ...] = ()
@@ -37,6 +37,10 @@ class Recommended:
     """How many items were asked for."""
     unlisted: tuple[Id, ...] = ()
     """What a request of its own allows or blocks and is not in the catalogue: likewise."""
+    titles: list[str] | None = None
+    """Titles of the items, if the recommender has any; the id of an item that has none."""
+    source: Literal["model", "popular"] = "model"
+    """Who chose the items: the model, or how popular they are."""
 
     def __repr__(self) -> str:
         best = ", ".join(map(repr, self.items[:_SHOWN]))
@@ -70,9 +74,10 @@ class Recommendations(list[Recommended]):
 
     @checked
     def to_frame(self, kind: Literal["pandas", "polars"] | None = None) -> Any:
-        """A data frame with the columns user_id, item_id, score, rank, the rank from 1.
+        """A data frame with the columns user_id, item_id, score, rank (from 1), source and title.
 
-        Of similar items, the first two are item_id and similar_id.
+        The source is "model", or "popular" for users of whom nothing is known. Without titles,
+        there is no such column. Of similar items, the first two are item_id and similar_id.
 
         Args:
             kind: The library; by default that of the frame of histories. Where these were lists,
@@ -88,4 +93,8 @@ class Recommendations(list[Recommended]):
             "score": np.concatenate([np.empty(0, np.float32), *(found.scores for found in self)]),
             "rank": np.concatenate([np.empty(0, np.int64), *(found.ranks for found in self)]),
         }
+        if whose == USER:
+            columns["source"] = [found.source for found in self for _ in found.items]
+        if any(found.titles for found in self):
+            columns["title"] = [title for found in self for title in found.titles or ()]
         return nw.from_dict(columns, backend=kind or self._backend).to_native()

@@ -2,6 +2,7 @@ import csv
 import json
 import resource
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,20 @@ def write(
             raise error
 
 
-USERS: dict[Any, Recommended] = {7: found('a,"b"', "ż"), -8: found(), 9: found("c")}
+USERS: dict[Any, Recommended] = {
+    7: found('a,"b"', "ż"),
+    -8: found(),
+    9: replace(found("c"), source="popular"),
+}
 
 
 def test_csv(tmp_path: Path) -> None:
     write(tmp_path / "rows.csv", USERS)
     text = (tmp_path / "rows.csv").read_text(encoding="utf-8")
-    assert text == 'user_id,item_id,score,rank\n7,"a,""b""",2.0,1\n7,ż,0.1,2\n9,c,2.0,1\n'
+    assert text == (
+        'user_id,item_id,score,rank,source\n7,"a,""b""",2.0,1,model\n7,ż,0.1,2,model\n'
+        "9,c,2.0,1,popular\n"
+    )
     assert [row["item_id"] for row in csv.DictReader(text.splitlines())] == ['a,"b"', "ż", "c"]
 
 
@@ -48,9 +56,9 @@ def test_jsonl(tmp_path: Path) -> None:
     write(tmp_path / "rows.jsonl", USERS)
     lines = (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == [
-        {"user_id": 7, "items": ['a,"b"', "ż"], "scores": [2.0, 0.1]},
-        {"user_id": -8, "items": [], "scores": []},
-        {"user_id": 9, "items": ["c"], "scores": [2.0]},
+        {"user_id": 7, "items": ['a,"b"', "ż"], "scores": [2.0, 0.1], "source": "model"},
+        {"user_id": -8, "items": [], "scores": [], "source": "model"},
+        {"user_id": 9, "items": ["c"], "scores": [2.0], "source": "popular"},
     ]
 
 
@@ -58,14 +66,47 @@ def test_parquet(tmp_path: Path) -> None:
     write(tmp_path / "rows.parquet", USERS)
     frame = pl.read_parquet(tmp_path / "rows.parquet")
     second = float(np.float32(0.1))  # to the bit
-    assert frame.rows() == [(7, 'a,"b"', 2.0, 1), (7, "ż", second, 2), (9, "c", 2.0, 1)]
+    assert frame.rows() == [
+        (7, 'a,"b"', 2.0, 1, "model"),
+        (7, "ż", second, 2, "model"),
+        (9, "c", 2.0, 1, "popular"),
+    ]
     assert frame.schema == {
         "user_id": pl.Int64,
         "item_id": pl.String,
         "score": pl.Float32,
         "rank": pl.Int32,
+        "source": pl.String,
     }
     assert [path.name for path in tmp_path.iterdir()] == ["rows.parquet"]
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.parquet"])
+def test_titles_are_the_last_column(tmp_path: Path, name: str) -> None:
+    one = replace(found(1, 2), titles=['"Ż", <b>', "2"])
+    with open_rows(tmp_path / name, None, titles=True) as rows:
+        rows.add(7, one)
+        rows.add(8, replace(found(), titles=[]))
+    read: dict[str, Any] = {"csv": pl.read_csv, "parquet": pl.read_parquet}
+    frame = read[name.partition(".")[2]](tmp_path / name)
+    assert frame.columns == ["user_id", "item_id", "score", "rank", "source", "title"]
+    assert frame["title"].to_list() == ['"Ż", <b>', "2"]
+
+
+def test_similar_items_have_titles_and_no_source(tmp_path: Path) -> None:
+    one = replace(found(1, 2), titles=["Ż", "2"])
+    for name in ("rows.csv", "rows.parquet", "rows.jsonl"):
+        with open_rows(tmp_path / name, None, whose="item_id", titles=True) as rows:
+            rows.add(7, one)
+    header, row = (tmp_path / "rows.csv").read_text(encoding="utf-8").splitlines()[:2]
+    assert (header, row) == ("item_id,similar_id,score,rank,title", "7,1,2.0,1,Ż")
+    assert ",".join(pl.read_parquet(tmp_path / "rows.parquet").columns) == header
+    assert json.loads((tmp_path / "rows.jsonl").read_text(encoding="utf-8")) == {
+        "item_id": 7,
+        "items": [1, 2],
+        "scores": [2.0, 0.1],
+        "titles": ["Ż", "2"],
+    }
 
 
 @pytest.mark.parametrize("late", ["last", 2**64])
@@ -81,12 +122,12 @@ def test_nothing_but_the_columns(tmp_path: Path, name: str) -> None:
     write(tmp_path / name, {1: found()})
     if name.endswith("parquet"):
         frame = pl.read_parquet(tmp_path / name)
-        assert frame.columns == ["user_id", "item_id", "score", "rank"]
+        assert frame.columns == ["user_id", "item_id", "score", "rank", "source"]
         assert len(frame) == 0
     else:
-        header = "user_id,item_id,score,rank\n"
+        header = "user_id,item_id,score,rank,source\n"
         if name.endswith("jsonl"):
-            header = '{"user_id": 1, "items": [], "scores": []}\n'
+            header = '{"user_id": 1, "items": [], "scores": [], "source": "model"}\n'
         assert (tmp_path / name).read_text() == header
 
 
@@ -120,7 +161,7 @@ def test_a_file_that_is_there_is_kept_until_the_new_one_is_whole(tmp_path: Path)
         write(out, USERS, force=True, error=ZeroDivisionError())
     assert out.read_text() == "dear"
     write(out, USERS, force=True)
-    assert out.read_text().endswith("9,c,2.0,1\n")
+    assert out.read_text().endswith("9,c,2.0,1,popular\n")
 
 
 def test_a_disk_that_is_full_when_parquet_is_made(

@@ -25,6 +25,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"test_history": "full", "quantile": 0.7, "drop_repeats": True},
     {"split": "leave-one-out", "ties": "shuffle", "seed": 3},
     {"order": "rows", "drop_repeats": True, "min_user_items": 2},
+    {"split": "none", "min_item_users": 2, "min_user_items": 2},
 ]
 Write = Callable[[pl.DataFrame, Path], list[str]]
 

@@ -40,6 +40,17 @@ def test_parts_on_disk_are_those_that_were_stored(tmp_path: Path) -> None:
     assert (len(log), [*(tmp_path / "log").iterdir()]) == (0, [])
 
 
+def test_a_copy_keeps_the_parts_that_are_replaced_later(tmp_path: Path) -> None:
+    one = part_of(["ann", "ann", "bob"], [0, 1, 1])
+    log = stored_log(tmp_path / "log", "string", ITEMS)
+    log.append(one)
+    before = log.copy()
+    for kept in ([1, 2], [2]):
+        log[0] = one.where(np.isin(np.arange(3), kept))
+    assert (before[0].items.tolist(), log[0].items.tolist()) == ([0, 1, 1], [1])
+    assert len({file.name[:6] for file in (tmp_path / "log").iterdir()}) == 2
+
+
 def test_lists_of_several_kinds(tmp_path: Path) -> None:
     pairs: DiskList[dict[str, np.ndarray]] = DiskList(tmp_path / "pairs", dict, dict)
     pairs.append({"user": np.arange(3), "item": np.empty(0, np.int32)})

@@ -1,14 +1,17 @@
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sce.data.prepared import write_prepared
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
-from sce.report.record import Sample
+from sce.recommend import Recommender
+from sce.report.record import Sample, draw_samples
 from sce.report.run_page import make_page
 from sce.training.run import Run
 from sce.training.run_start import note_divergence
@@ -230,6 +233,25 @@ def test_a_dataset_without_test_users(tmp_path: Path) -> None:
     )
     page = Outline(make_page(make_run(tmp_path / "run", nobody)))
     assert "no test users" in page.words
+
+
+def test_samples_show_titles(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", make_dataset(tmp_path / "data", ITEMS, USERS))
+    dataset = run.load_dataset()
+    texts = [f"<b>Title {n}" if n else "" for n in range(dataset.n_items)]
+    titles = Vocabulary.from_sorted_text("".join(texts).encode(), np.array([*map(len, texts)]))
+    recommender = Recommender.load(run, "cpu")
+    plain, _ = draw_samples(recommender, dataset)
+    named, _ = draw_samples(replace(recommender, titles=titles), dataset)
+    for one, other in zip(plain, named, strict=True):
+        assert (one.items, one.target) == (other.items, other.target)
+        for item in (*one.items, *one.history, one.target):
+            code = int(dataset.item_ids.lookup([item])[0])
+            assert one.title(item) == str(item)
+            assert other.title(item) == (texts[code] or str(item))
+    page = make_page(run, titles=titles)
+    assert page.count("&lt;b&gt;Title ") > 10
+    assert "<b>Title" not in page
 
 
 def test_worse_than_popularity_is_not_hidden(run: Run) -> None:

@@ -51,7 +51,8 @@ def evaluate(
     place = resolve_device(device)
     dataset = opened.load_dataset(data)
     if not len(dataset.test):
-        raise InputError(f"{dataset.path} has no test users: there is nothing to evaluate")
+        why = " (split none: all was trained on)" if dataset.split == "none" else ""
+        raise InputError(f"{dataset.path} has no test users{why}: there is nothing to evaluate")
     loss = opened.loss
     rankers: dict[str, Ranker] = {
         loss: Recommender.load(opened, str(place)).model,

@@ -13,6 +13,7 @@ from sce.cli.output import output_console, plain_table, show_lines
 from sce.data.prepare import PrepareOptions, PrepareWarning, remarks
 from sce.data.prepare import prepare as prepare_dataset
 from sce.data.prepared import PreparedDataset
+from sce.data.titles import tell_titles
 from sce.progress import ProgressDisplay
 
 
@@ -54,11 +55,14 @@ def _show(dataset: PreparedDataset) -> None:
     console.print(table)
     console.print()
     size = sum(file.stat().st_size for file in dataset.path.iterdir())
+    titles = counts.get("titles")
+    how_long = "" if len(dataset.test) else " --like RUN"
     lines = [
         ("catalogue", f"{dataset.n_items:,} items"),
+        ("titles", titles and tell_titles(titles)),
         ("cut", counts["cut"] and f"{counts['cut']} (quantile {dataset.settings['quantile']})"),
         *remarks(dataset).items(),
         ("written", f"{dataset.path} ({decimal(size)}, content {dataset.content_hash[:12]})"),
-        ("next", f"sce train {shlex.quote(str(dataset.path))}"),
+        ("next", f"sce train {shlex.quote(str(dataset.path))}{how_long}"),
     ]
     show_lines(((name, value) for name, value in lines if value is not None), 11)

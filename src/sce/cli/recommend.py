@@ -4,7 +4,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from time import monotonic
@@ -17,7 +17,8 @@ from sce import __version__
 from sce.cli import say
 from sce.cli.requests import STDIN, read_items, read_lines, stream_requests
 from sce.cli.rows import Format, open_rows
-from sce.data.prepared import PreparedDataset
+from sce.cli.titles import titles_for
+from sce.data.prepared import MANIFEST, PreparedDataset
 from sce.data.storage import new_digest
 from sce.data.vocabulary import as_int64
 from sce.errors import InputError
@@ -49,6 +50,8 @@ def recommend(
     users_file: Annotated[Path | None, _MAY_BE_STDIN] = None,
     histories: Annotated[Path | None, _MAY_BE_STDIN] = None,
     data: Path | None = None,
+    titles: Path | None = None,
+    titles_columns: tuple[str, str] | None = None,
     k: Annotated[int, Parameter(name=["-k", "--k"])] = 10,
     out: Path | None = None,
     format: Format | None = None,  # noqa: A002 - the name of the option
@@ -59,17 +62,22 @@ def recommend(
     batch_size: int = BATCH_SIZE,
     force: Annotated[bool, Parameter(show_default=False)] = False,
 ) -> None:
-    """Recommend items: columns user_id, item_id, score, rank, the rank from 1.
+    """Recommend items: columns user_id, item_id, score, rank (from 1), source, and title if known.
+
+    What a user of the log has had is not recommended again. Users without an item of the catalogue
+    get the most popular ones, with "popular" instead of "model" as the source.
 
     Args:
         run: Directory that "sce train" wrote.
-        users: Ids of users of the dataset. [default: all users]
+        users: Ids of users of the log. [default: all users]
         users_file: File with one user id a line; - is standard input.
         histories: Histories of any users instead: a line of JSON each, {"user_id": ..., "history":
             [item ids, oldest first]}; - is standard input. Without user_id, the line's number. A
             line may have wishes of its own: "allow": [item ids] and "block": [item ids], besides
             those for all, "k": 5, "keep_seen": true.
         data: The run's dataset, if it was moved. Histories need none.
+        titles: File of item ids and titles, instead of those that "sce prepare" was given.
+        titles_columns: Its columns of ids and titles, if they have no usual names.
         k: How many items for each user.
         out: File to write: .csv, .jsonl (one line a user) or .parquet; the same command goes on
             where it was interrupted. [default: csv to standard output]
@@ -85,6 +93,8 @@ def recommend(
     _check_options(users, users_file, histories, data, [allow, block])
     opened = Run.open(run)
     recommender = Recommender.load(opened, device)
+    if named_items := titles_for(opened.item_ids, titles, titles_columns):
+        recommender = replace(recommender, titles=named_items)
     options: dict[str, Any] = {"k": k, "keep_seen": keep_seen, "batch_size": batch_size}
     lists: dict[str, Any] = {
         "allow": read_items(allow, "--allow"),
@@ -97,37 +107,38 @@ def recommend(
         lines_ = account.rest(read_lines(histories))
         source = stream_requests(recommender, lines_, histories, options | lists)
     else:
-        account = Account("user", "users", "they are not in the dataset")
+        account = Account("user", "users", "they are not in the log")
         dataset = opened.load_dataset(data)
-        chosen: Iterable[Id] = users or each_id(dataset.user_ids)
+        chosen: Iterable[Id] = users or each_id(dataset.all_users)
         if users_file is not None:
             chosen = (text for _, text in read_lines(users_file))
         else:
-            total = len(users or dataset.user_ids)
+            total = len(users or dataset.all_users)
         if dataset.user_ids.kind == "integer":
             chosen = (one if as_int64(one) is None else int(one) for one in chosen)
         source = recommender.stream_users(dataset, account.rest(chosen), **options, **lists)
     key = None
-    given = [users_file, histories, allow, block]
+    given = [users_file, histories, allow, block, titles]
     if out is not None and STDIN not in given:
-        files = [one for one in (weights_file(opened), *given) if one is not None]
+        content = None if histories is not None else dataset.path / MANIFEST.file
+        files = [one for one in (weights_file(opened), content, *given) if one is not None]
         where = str(recommender.model.catalogue.device)
-        content = opened.dataset.content_hash
         which = [one is None for one in given]
-        key = _key(files, content, users, which, options, where, format)
+        key = _key(files, users, which, options, where, format, titles_columns)
     # Rows are kept after so many users or seconds, and a whole number of batches.
     window = batch_size * BATCHES_TOGETHER
     saved_every, saved_at = -(-_SAVED_EVERY // window) * window, monotonic()
     # Not on a terminal that the rows themselves go to.
     on_screen = out is None and sys.stdout is not None and sys.stdout.isatty()
     display = ProgressDisplay(wanted=not on_screen)
-    with display, open_rows(out, format, force=force, key=key) as rows:
+    titled = recommender.titles is not None
+    with display, open_rows(out, format, force=force, key=key, titles=titled) as rows:
         if rows.state is not None:
             account.restore(rows.state)
             display.print(f"sce: going on after {account.given:,} {account.many}")
         for user, found in source:
             account.count(user, found)
-            if found.known:
+            if found.known or found.items:
                 rows.add(user, found)
             display.update("recommending", account.given, total, account.many)
             late = monotonic() - saved_at >= _SAVED_AFTER
@@ -139,20 +150,21 @@ def recommend(
         served = plural(account.given - account.left_out, "user")
         lines.append(f"wrote {plural(account.rows, 'row')} for {served}")
     if histories is None and not users and users_file is None:
-        lines += _left_out_by_split(dataset)
+        lines += _lacking(dataset)
     for line in lines:
         say(line)
 
 
-def _left_out_by_split(dataset: PreparedDataset) -> list[str]:
-    steps = dataset.counts.get("steps")  # of sce prepare
-    everyone = steps[-1]["users"] if steps else 0
+def _lacking(dataset: PreparedDataset) -> list[str]:
+    """What an older dataset does not know of its log."""
+    everyone = max((step["users"] for step in dataset.counts.get("steps", ())), default=0)
     missing = everyone - len(dataset.user_ids)
-    if missing <= 0:
+    if dataset.everyone is not None or missing <= 0:
         return []
     return [
-        f"{missing:,} of {plural(everyone, 'user')} of the log are not among them: the split left "
-        "them out; sce prepare --split leave-one-out keeps all"
+        f"{missing:,} of {plural(everyone, 'user')} of the log are not among them, and of others "
+        f"not all they had is known: {dataset.path} was prepared by an older sce, and has no more "
+        "than its split; prepare it again"
     ]
 
 
@@ -198,8 +210,9 @@ class Account:
     why_not: str
     given: int = 0
     rows: int = 0
+    popular: int = 0
     left_out: int = 0
-    left_out_examples: list[str] = field(default_factory=list)
+    examples: list[str] = field(default_factory=list)
     short: int = 0
     fewest: int = 0
     unknown: int = 0
@@ -218,17 +231,19 @@ class Account:
     def count(self, user: Id, found: Recommended) -> None:
         """Count one user."""
         self.given += 1
-        if not found.known:
-            self.left_out += 1
-            if len(self.left_out_examples) < _EXAMPLES:
-                items = _examples(found.unknown, len(found.unknown)) or "empty"
-                shown = f"{user}: {items}" if self.one == "history" else str(user)
-                self.left_out_examples.append(shown)
-            return
+        popular, history = found.source == "popular", self.one == "history"
+        named = not found.known and (history or not popular)
+        if named and len(self.examples) < _EXAMPLES:
+            items = _examples(found.unknown, len(found.unknown)) or "empty"
+            self.examples.append(f"{user}: {items}" if history else str(user))
+        self.popular += popular
+        self.left_out += not (found.known or popular)
         self.rows += len(found)
-        if len(found) < found.asked:
+        if len(found) < found.asked and (found.known or popular):
             self.fewest = min(self.fewest, len(found)) if self.short else len(found)
             self.short += 1
+        if not found.known:
+            return
         self.unknown += len(found.unknown)
         self.unknown_examples += found.unknown[: _EXAMPLES - len(self.unknown_examples)]
         self.unlisted += len(found.unlisted)
@@ -238,12 +253,19 @@ class Account:
         """Return lines on what was skipped; refuse when there was nothing that could be used."""
         if not self.given:
             raise InputError(f"there are no {self.many}: the input is empty")
-        separator = "; " if self.one == "history" else ", "
-        who = _examples(self.left_out_examples, self.left_out, separator)
+        history = self.one == "history"
+        named = self.left_out + (self.popular if history else 0)
+        who = _examples(self.examples, named, "; " if history else ", ")
         left_out = f"{self._plural(self.given)}: {self.why_not} ({who})"
         if self.left_out == self.given:
             raise InputError(f"nothing to recommend for {left_out}")
         lines = [f"skipped {self.left_out:,} of {left_out}"] if self.left_out else []
+        if self.popular:
+            which = f" ({who})" if history else ""
+            lines.append(
+                f"the most popular items for {self.popular:,} of {self._plural(self.given)}, "
+                f"marked so: none of their items is in the catalogue{which}"
+            )
         if self.short:
             lines.append(
                 f"{self.short:,} of {self._plural(self.given - self.left_out)} got fewer items "

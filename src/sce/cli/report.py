@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from sce.cli import telling
+from sce.cli.titles import titles_for
 from sce.data.storage import write_text
 from sce.errors import InputError
 from sce.memory import require_memory
@@ -56,6 +57,8 @@ def report(
     *,
     out: Path | None = None,
     data: Path | None = None,
+    titles: Path | None = None,
+    titles_columns: tuple[str, str] | None = None,
     device: str = "auto",
 ) -> None:
     """Write a run as one self-contained HTML page: figures, metrics, cost, samples, settings.
@@ -64,13 +67,16 @@ def report(
         run: Directory that "sce train" wrote or is writing.
         out: File to write; one that is there is replaced. [default: report.html in RUN]
         data: The run's dataset, if it was moved; without it the page has no samples.
+        titles: File of item ids and titles, instead of those that "sce prepare" was given.
+        titles_columns: Its columns of ids and titles, if they have no usual names.
         device: Where the sample recommendations are computed: auto, cpu, cuda or cuda:N.
     """
     opened = Run.open(run)
     target = out or opened.path / "report.html"
     check_page(target)
     make_page = needs_report("run_page").make_page
-    page = make_page(opened, data=data, device=device)
+    named = titles_for(opened.item_ids, titles, titles_columns)
+    page = make_page(opened, data=data, device=device, titles=named)
     write_page(out.resolve() if out else target, page)
     warn_of(opened)
     with telling():

@@ -33,9 +33,10 @@ _SAVED = {"key": str, "position": int, "text": [str], "state": {"given": int}}
 _INT64 = range(-(2**63), 2**63)
 
 
-def columns_of(whose: str) -> tuple[str, ...]:
+def columns_of(whose: str, *, titles: bool = False) -> tuple[str, ...]:
     """Columns of rows: of items for users, or of similar ones for items."""
-    return (whose, ITEM if whose == USER else SIMILAR, "score", "rank")
+    what = (ITEM, "score", "rank", "source") if whose == USER else (SIMILAR, "score", "rank")
+    return (whose, *what, *(["title"] if titles else []))
 
 
 class Rows:
@@ -44,8 +45,11 @@ class Rows:
     state: Mapping[str, Any] | None = None
     """The last one saved by the interrupted command that this one goes on with."""
 
-    def __init__(self, stream: TextIO, format_: str, whose: str = USER) -> None:
+    def __init__(
+        self, stream: TextIO, format_: str, whose: str = USER, *, titles: bool = False
+    ) -> None:
         self._stream, self._format, self._whose = stream, format_, whose
+        self._columns = columns_of(whose, titles=titles)
         self._csv = csv.writer(stream, lineterminator="\n")
         self._lacks_header = format_ == "csv"
         self._state_file: Path | None = None
@@ -65,7 +69,8 @@ class Rows:
         scores: Iterable[str] = map(str, found.scores)
         if self._format == "csv":
             self._write_header()
-            self._csv.writerows(zip(repeat(user), found.items, scores, count(1)))
+            rows = (repeat(user), found.items, scores, count(1), *self._more(found).values())
+            self._csv.writerows(zip(*rows, strict=False))  # some have no end
             return
         ids = [user, *found.items]
         if self._format == "parquet":  # all of it as text, and scores with the digits of a float64
@@ -76,12 +81,24 @@ class Rows:
         whose, *items = (json.dumps(one, ensure_ascii=False) for one in ids)
         if self._format == "jsonl":
             listed = f'"items": [{", ".join(items)}], "scores": [{", ".join(scores)}]'
+            if "source" in self._columns:
+                listed += f', "source": "{found.source}"'
+            if "title" in self._columns:
+                listed += f', "titles": {json.dumps(found.titles or [], ensure_ascii=False)}'
             self._stream.write(f'{{"{self._whose}": {whose}, {listed}}}\n')
             return
-        self._stream.writelines(
-            f'{{"{USER}": {whose}, "{ITEM}": {item}, "score": {score}, "rank": {rank}}}\n'
-            for item, score, rank in zip(items, scores, count(1))
-        )
+        more = self._more(found)
+        for n, (item, score) in enumerate(zip(items, scores, strict=True)):
+            columns = f'"{USER}": {whose}, "{ITEM}": {item}, "score": {score}, "rank": {n + 1}'
+            for name, values in more.items():
+                columns += f', "{name}": {json.dumps(values[n], ensure_ascii=False)}'
+            self._stream.write(f"{{{columns}}}\n")
+
+    def _more(self, found: "Recommended") -> dict[str, list[str]]:
+        """Values of the columns behind the rank, one for each item."""
+        values: dict[str, list[Any]] = {"source": [found.source] * len(found)}
+        values["title"] = found.titles or []
+        return {name: some for name, some in values.items() if name in self._columns}
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Keep the rows so far, and a state, for a command that goes on after them."""
@@ -102,7 +119,7 @@ class Rows:
     def _write_header(self) -> None:
         # The header comes with the first row: where nothing can be recommended, nothing is printed.
         if self._lacks_header:
-            self._csv.writerow(columns_of(self._whose))
+            self._csv.writerow(self._columns)
             self._lacks_header = False
 
 
@@ -114,6 +131,7 @@ def open_rows(
     force: bool = False,
     key: str | None = None,
     whose: str = USER,
+    titles: bool = False,
 ) -> Iterator[Rows]:
     """Open a file, or standard output, for rows.
 
@@ -124,6 +142,7 @@ def open_rows(
         key: All that decides about the rows: an interrupted command with the same key is gone on
             with. None: it is not.
         whose: Column of those whose items they are: users, or items.
+        titles: Write titles too.
 
     Raises:
         InputError: When it cannot be written, or not in this format.
@@ -135,7 +154,7 @@ def open_rows(
             raise InputError("standard output is closed; name a file with --out")
         if isinstance(sys.stdout, TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")  # whatever the terminal shows
-        rows = Rows(sys.stdout, format_ or "csv", whose)
+        rows = Rows(sys.stdout, format_ or "csv", whose, titles=titles)
         yield rows
         rows.finish()
         return
@@ -155,13 +174,13 @@ def open_rows(
             if stream.tell() < saved["position"]:
                 raise InputError(f"{text} was altered; begin anew with the same command")
             stream.truncate(saved["position"])
-            rows = Rows(stream, chosen, whose)
+            rows = Rows(stream, chosen, whose, titles=titles)
             rows.resume(state_file, key, saved)
             try:
                 yield rows
                 rows.finish()
                 if chosen == "parquet":
-                    _write_parquet(text, partial, rows.text, whose)
+                    _write_parquet(text, partial, rows.text, columns_of(whose, titles=titles))
             except (KeyboardInterrupt, OSError):
                 if state_file.exists():
                     say("what was written is kept: the same command goes on with it")
@@ -191,14 +210,17 @@ def _choose(out: Path, format_: Format | None, *, force: bool) -> str:
     return chosen
 
 
-def _write_parquet(text: Path, path: Path, text_columns: set[str], whose: str) -> None:
+def _write_parquet(
+    text: Path, path: Path, text_columns: set[str], columns: tuple[str, ...]
+) -> None:
     """Turn lines of JSON into parquet; ids are integers where all of a column are."""
     import polars as pl
 
-    given = {USER: pl.String, ITEM: pl.String, "score": pl.Float64, "rank": pl.Int32}
+    given: dict[str, Any] = {USER: pl.String, ITEM: pl.String}
+    given |= {"score": pl.Float64, "rank": pl.Int32} | dict.fromkeys(columns[4:], pl.String)
     rows = pl.scan_ndjson(text, schema=given).cast({"score": pl.Float32})
     rows = rows.cast({name: pl.Int64 for name in (USER, ITEM) if name not in text_columns})
-    rows = rows.rename(dict(zip((USER, ITEM), columns_of(whose), strict=False)))
+    rows = rows.rename(dict(zip((USER, ITEM), columns, strict=False)))
     try:
         rows.sink_parquet(path)
     except pl.exceptions.PolarsError as error:

@@ -1,5 +1,6 @@
 """`sce similar`: the items whose vectors are closest to those of others."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +9,7 @@ from cyclopts import Parameter
 from sce.cli import say
 from sce.cli.requests import STDIN, read_items
 from sce.cli.rows import Format, open_rows
+from sce.cli.titles import titles_for
 from sce.data.columns import ITEM
 from sce.errors import InputError
 from sce.recommend import Recommender
@@ -25,10 +27,12 @@ def similar(
     block: Annotated[Path | None, _MAY_BE_STDIN] = None,
     out: Path | None = None,
     format: Format | None = None,  # noqa: A002 - the name of the option
+    titles: Path | None = None,
+    titles_columns: tuple[str, str] | None = None,
     device: str = "auto",
     force: Annotated[bool, Parameter(show_default=False)] = False,
 ) -> None:
-    """Name similar items: columns item_id, similar_id, score, rank; the score is a cosine.
+    """Name similar items: columns item_id, similar_id, score (a cosine), rank, title if known.
 
     Popular items, whose vectors are long, have no advantage by the cosine.
 
@@ -41,15 +45,20 @@ def similar(
         block: Likewise, of items not to be named.
         out: File to write: .csv, .jsonl or .parquet. [default: csv to standard output]
         format: Format of the output, if the file's name does not tell.
+        titles: File of item ids and titles, instead of those that "sce prepare" was given.
+        titles_columns: Its columns of ids and titles, if they have no usual names.
         device: auto, cpu, cuda or cuda:N.
         force: Replace the file that is there already.
     """
     if allow == block == STDIN:
         raise InputError("standard input can be read but once; name a file instead of one -")
     recommender = Recommender.load(run, device)
+    if named_items := titles_for(recommender.item_ids, titles, titles_columns):
+        recommender = replace(recommender, titles=named_items)
     lists = {"allow": read_items(allow, "--allow"), "block": read_items(block, "--block")}
     found = recommender.similar(items, k, **lists)
-    with open_rows(out, format, force=force, whose=ITEM) as rows:
+    titled = recommender.titles is not None
+    with open_rows(out, format, force=force, whose=ITEM, titles=titled) as rows:
         for item, one in zip(found.users or (), found, strict=True):
             rows.add(item, one)
     if short := sum(len(one) < k for one in found):

@@ -24,9 +24,10 @@ from sce.config import (
     is_exact_faster,
     load_toml,
     setting_types,
+    settings_like,
 )
 from sce.data.prepared import PreparedDataset
-from sce.errors import RankError
+from sce.errors import InputError, RankError
 from sce.losses import DEFAULT_LOSS, LOSSES
 from sce.models.registry import BACKBONES
 from sce.training.device import resolve_device
@@ -118,6 +119,7 @@ def train(  # noqa: D417 - the settings document themselves
     training: dict[str, Any] | None = None,
     model: dict[str, Any] | None = None,
     config: Path | None = None,
+    like: Path | None = None,
     resume: _FLAG = False,
     force: _FLAG = False,
 ) -> int:
@@ -127,24 +129,35 @@ def train(  # noqa: D417 - the settings document themselves
         prepared: Directory that "sce prepare" wrote.
         out: Directory of the run to write. [default: runs/PREPARED-LOSS]
         config: TOML file of settings, in tables [model], [loss], [training]; options override it.
+        like: A run that has ended: take its settings, and its best epoch as the number of epochs,
+            without patience; options override them. For a dataset of "sce prepare --split none".
         resume: Go on with the run in --out, from where it was stopped, interrupted or killed.
         force: Replace the run in --out: it is deleted when training begins, and nothing of the new
             one is saved yet. Another --out keeps both.
     """
     options = {"model": model or {}, "loss": loss or {}, "training": training or {}}
-    file, dropped = for_loss(load_toml(config) if config else {}, options)
+    if config is not None and like is not None:
+        raise InputError("--config and --like both say all settings; give one of them")
+    given = load_toml(config) if config else settings_like(like, options) if like else {}
+    file, dropped = for_loss(given, options)
     chosen = Config.compose(file, options)
     first = os.environ.get("RANK", "0") == "0"  # of torchrun's processes the one that tells
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
         resume, force = True, False  # torchrun has begun this command before
     if dropped and first:
         left_out = f"leaving out its {', '.join(dropped)}"
-        say(f"{config} is for another loss than {chosen.loss_name}: {left_out}")
+        say(f"{config or like} is for another loss than {chosen.loss_name}: {left_out}")
     there = out is not None and (
         check_target(out, force=force, resume=resume) if first else out.exists()
     )
     device = resolve_device(chosen.training.device)  # a GPU that is not there is refused first
     dataset = PreparedDataset.load(prepared)
+    counted = {"epochs", "max_steps"} & {*file.get("training", {}), *options["training"]}
+    if not (len(dataset.test) or counted):
+        raise InputError(
+            f"{prepared} has no test users by whom to see when to stop; say how long to train with "
+            "--epochs N, or take a measured run's settings and best epoch with --like RUN"
+        )
     usual = [Path("runs") / f"{prepared.resolve().name}-{name}" for name in (DEFAULT_LOSS, "ce")]
     if not (file.get("loss") or options["loss"] or chosen.training.row_wise):
         found = [path for path in usual if (path / MANIFEST.file).exists()]
@@ -222,7 +235,8 @@ def _closing_lines(result: FitResult, out: Path) -> Iterator[tuple[str, str]]:
     yield "", f"on {result.device}; peaks are of {result.memory_measured}"
     place = shlex.quote(str(out))
     yield "written", f"{out}"
-    yield "next", f"sce evaluate {place}"
-    yield "", f"sce recommend {place} --out FILE.csv"
+    if result.users["test"]:
+        yield "next", f"sce evaluate {place}"
+    yield "" if result.users["test"] else "next", f"sce recommend {place} --out FILE.csv"
     yield "", f"sce recommend {place} --histories FILE.jsonl -k 10"
     yield "", f"sce report {place}"

@@ -1,8 +1,8 @@
-"""Names of the user, item and time columns, and finding them in a table."""
+"""Names of the columns of users, items, times and titles, and finding them in a table."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from sce.errors import InputError, named
 
@@ -17,6 +17,8 @@ ALIASES = {
     "locationid venueid poiid recipeid beerid clickarticleid contentid listingid offerid",
     "time": "timestamp time ts datetime date eventtime eventtimestamp createdat createtime "
     "unixreviewtime unixtime unixtimestamp clicktimestamp visittime ratingtime occurredat",
+    "title": "title itemtitle producttitle movietitle booktitle tracktitle songtitle articletitle "
+    "name itemname productname prodname artistname trackname gamename displayname headline label",
 }
 
 
@@ -33,8 +35,31 @@ class Columns(NamedTuple):
         return Columns(*(theirs if mine is None else mine for mine, theirs in pairs))
 
     def option(self, role: str) -> str:
-        """What names a column."""
+        """The option that names a column."""
         return named(f"{role}_column")
+
+    def usual(self, role: str, found: Sequence[str]) -> list[str]:
+        """Columns that look like this role."""
+        return usual_columns(role, found)
+
+
+class TitleColumns(NamedTuple):
+    """Names of the columns of a file of titles; None: found by its usual names."""
+
+    item: str | None = None
+    title: str | None = None
+
+    def or_else(self, other: Columns) -> "TitleColumns":
+        """These names: no format knows others."""
+        return self
+
+    def option(self, role: str) -> str:
+        """The option that names a column."""
+        return named("titles_columns", "ITEM TITLE", python='titles_columns=("item", "title")')
+
+    def usual(self, role: str, found: Sequence[str]) -> list[str]:
+        """Columns that look like this role."""
+        return usual_or_id(role, found)
 
 
 class ItemColumn(NamedTuple):
@@ -50,20 +75,25 @@ class ItemColumn(NamedTuple):
         """What names the column."""
         return "a header such as item_id, or write one id a line into a .txt file"
 
+    def usual(self, role: str, found: Sequence[str]) -> list[str]:
+        """Columns that look like this role."""
+        return usual_or_id(role, found)
 
+
+AnyColumns: TypeAlias = Columns | TitleColumns | ItemColumn
 BY_NAME = Columns()
 CONVERT = "convert it first, for instance with iconv -f WINDOWS-1252 -t UTF-8"
 NO_TIME = "\x00none"  # as the time's column: the rows are in order
 
 
-def find_columns(found: Sequence[str], given: Columns | ItemColumn, where: Path) -> tuple[str, ...]:
+def find_columns(found: Sequence[str], given: AnyColumns, where: Path) -> tuple[str, ...]:
     """Names of the columns: as given, else by their usual names."""
     chosen: list[str] = []
     for role, name in given._asdict().items():
         if name == NO_TIME:
             continue
         option = given.option(role)
-        matches = usual_columns(role, found) if name is None else [name]
+        matches = given.usual(role, found) if name is None else [name]
         if name is not None and name not in found:
             raise InputError(
                 f"{where}: no column {name!r} ({option}); its columns are {_listed(found)}"
@@ -87,8 +117,8 @@ def find_columns(found: Sequence[str], given: Columns | ItemColumn, where: Path)
         chosen += matches
     if len(set(chosen)) < len(chosen):
         raise InputError(
-            f"{where}: user, item and time must be different columns; got {_listed(chosen)} "
-            f"({', '.join(named(f'{role}_column') for role in Columns._fields)})"
+            f"{where}: {', '.join(given._fields)} must be different columns; got "
+            f"{_listed(chosen)} ({', '.join(dict.fromkeys(map(given.option, given._fields)))})"
         )
     return tuple(chosen)
 
@@ -96,6 +126,12 @@ def find_columns(found: Sequence[str], given: Columns | ItemColumn, where: Path)
 def usual_columns(role: str, found: Sequence[str]) -> list[str]:
     """Columns with a usual name of this role."""
     return [name for name in found if fold(name) in ALIASES[role].split()]
+
+
+def usual_or_id(role: str, found: Sequence[str]) -> list[str]:
+    """Likewise, in a file about items: where no column has a usual name of them, "id" is one."""
+    known = usual_columns(role, found)
+    return known or [name for name in found if role == "item" and fold(name) == "id"]
 
 
 def fold(name: str) -> str:

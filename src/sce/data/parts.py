@@ -5,6 +5,7 @@ What works on parts takes a list with one part for a log in memory.
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -34,6 +35,9 @@ class Parts(Protocol[T]):
     def clear(self) -> None:
         """Remove all parts."""
 
+    def copy(self) -> "Parts[T]":
+        """Another list of the same parts."""
+
 
 class DiskList(Generic[T]):
     """Parts whose arrays lie in files; a part is mapped anew each time that it is used."""
@@ -51,6 +55,7 @@ class DiskList(Generic[T]):
         directory.mkdir()
         self._directory, self._pack, self._unpack = directory, pack, unpack
         self._parts: list[dict[str, Path]] = []
+        self._copied: list[dict[str, Path]] = []
         self._written = 0
 
     def __len__(self) -> int:
@@ -69,7 +74,8 @@ class DiskList(Generic[T]):
     def __setitem__(self, index: int, part: T) -> None:
         # Into new files: the old ones may be mapped.
         old, self._parts[index] = self._parts[index], self._write(part)
-        _unlink(old)
+        if old not in self._copied:
+            _unlink(old)
 
     def append(self, part: T) -> None:
         """Add a part behind the others."""
@@ -79,6 +85,12 @@ class DiskList(Generic[T]):
         """Remove all parts."""
         while self._parts:
             _unlink(self._parts.pop())
+
+    def copy(self) -> "DiskList[T]":
+        """A list of the same files, to be read: they stay when parts of this one are replaced."""
+        other = copy(self)
+        other._parts = self._copied = self._parts.copy()
+        return other
 
     def _write(self, part: T) -> dict[str, Path]:
         self._written += 1

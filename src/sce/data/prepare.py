@@ -17,8 +17,16 @@ from sce.data.interactions import Interactions, Tally
 from sce.data.order import count_duplicates, describe_order, order_warning, shuffle_ties
 from sce.data.parts import DiskList, Parts, tally_parts
 from sce.data.prepared import FEW_USERS, PreparedDataset, Sequences, check_target
-from sce.data.splitting import Kind, Split, TestHistory, split_leave_one_out, split_temporal
+from sce.data.splitting import (
+    Kind,
+    Split,
+    TestHistory,
+    split_leave_one_out,
+    split_none,
+    split_temporal,
+)
 from sce.data.storage import atomic_directory
+from sce.data.titles import match_titles, read_titles
 from sce.documented import documented
 from sce.errors import InputError, check_types, named
 from sce.units import parse_size, plural
@@ -28,6 +36,11 @@ _FILTERS: dict[str, Any] = {
     "min_item_users": 1,
     "min_user_items": 1,
     "iterate": False,
+}
+_SPLITS: dict[Kind, Callable[..., Split]] = {
+    "temporal": split_temporal,
+    "leave-one-out": split_leave_one_out,
+    "none": split_none,
 }
 _EVENTS_AT_ONCE = 1 << 22  # of test sequences
 _MISSING = ("NULL", "Null", "null", "NA", "N/A", "NaN", "nan", "None", "none", "undefined", "\\N")
@@ -73,11 +86,17 @@ class PrepareOptions(TypedDict, total=False):
     drop_repeats: bool | None
     """Keep only a user's first interaction with each item."""
     split: Kind | None
-    """Test on users active after an instant, or on all last events. [default: temporal]"""
+    """Test on users active after an instant, on all last events, or on none: train on everything.
+    [default: temporal]"""
     quantile: float | None
     """Temporal: the share of events before the cut. [default: 0.95]"""
     test_history: TestHistory | None
     """Temporal: what a test user's history holds. [default: after-cut]"""
+    titles: Path | str | None
+    """File of item ids and titles: csv, tsv, jsonl or parquet. Reports and recommendations show
+    them."""
+    titles_columns: tuple[str, str] | None
+    """Its columns of ids and titles, if they have no usual names."""
     memory: str | None
     """Read files of any size within about so much memory, such as 4GB: parts of the log are sorted
     one by one, on disk beside --out. The result is the same."""
@@ -134,10 +153,10 @@ def prepare(
             f"{named('seed')} is that of {named('ties', 'shuffle')}, 0 or more; got {seed}, "
             f"{named('ties', ties)}"
         )
-    if split == "leave-one-out" and temporal:
+    if split != "temporal" and temporal:
         raise InputError(
             f"{named(next(iter(temporal)))} belongs to the temporal split, and the "
-            "split is leave-one-out; leave one of the two out"
+            f"split is {split}; leave one of the two out"
         )
     if filters["iterate"] and filters["min_item_users"] == filters["min_user_items"] == 1:
         raise InputError(
@@ -162,13 +181,17 @@ def prepare(
             "install it with: pip install 'scalable-cross-entropy[prepare]'"
         ) from error
 
+    file, title_columns = given.pop("titles", None), given.pop("titles_columns", None)
+    if file is None and title_columns is not None:
+        raise InputError(f"{named('titles_columns')} are of {named('titles')}, which is not given")
+    titles = None if file is None else read_titles(file, title_columns)
     choices: dict[str, Any] = {
         "columns": columns,
         "ties": ties,
         "seed": seed or 0,
         "filters": filters,
         "report": report,
-        "divide": split_leave_one_out if split == "leave-one-out" else split_temporal,
+        "divide": _SPLITS[split],
         "temporal": temporal,
     }
     if memory is None and not partitions:
@@ -176,6 +199,8 @@ def prepare(
         in_memory: list[Pairs] = []
         sequences, description = _divide(parts, in_memory, parts[0].dropped, **choices)
         parts.clear()
+        if titles is not None:
+            description["titles"] = match_titles(titles, sequences.item_ids)
         report(f"writing {out}")
         dataset = sequences.save(out, **description, force=force)
     else:
@@ -187,6 +212,8 @@ def prepare(
                 pairs: DiskList[Pairs] = DiskList(Path(scratch, "pairs"), dict, dict)
                 choices["directory"] = directory
                 sequences, description = _divide(log, pairs, dropped, **choices)
+            if titles is not None:
+                description["titles"] = match_titles(titles, sequences.item_ids)
             report(f"writing {out}")
             dataset = sequences.save(out, **description, directory=directory)
         dataset = replace(dataset, path=Path(out))
@@ -232,9 +259,10 @@ def _divide(
         for number, part in enumerate(parts):
             parts[number] = drop_repeats(part)
         steps.append(tally_parts("first interaction of each user with each item", parts))
+    everyone = parts.copy()
     keep_active_parts(parts, pairs, **filters, report=steps.append)
     report(f"splitting {sum(map(len, parts)):,} interactions")
-    sequences = divide(parts, **temporal, directory=directory)
+    sequences = divide(parts, **temporal, everyone=everyone, directory=directory)
     return sequences, {"settings": settings, "steps": steps, "order": order}
 
 
@@ -262,7 +290,8 @@ def remarks(dataset: PreparedDataset) -> dict[str, str]:
         )
     users = counts["steps"][-1]["users"]
     # Beyond a thousand users a small share of them will do.
-    if tested < FEW_USERS or tested < min(1000, users / 10):
+    few = tested < FEW_USERS or tested < min(1000, users / 10)
+    if few and dataset.settings["split"] != "none":
         found["test users"] = (
             f"{tested:,} of {plural(users, 'user')} are left to test on, so that metrics are noisy"
         )

@@ -7,9 +7,15 @@
     DIR/test_*.npy         the same for the test sequences
     DIR/user_ids_*.npy     the user vocabulary
     DIR/item_ids_*.npy     the item vocabulary: row i is the id of catalogue index i
+    DIR/everyone_*.npy     the vocabulary of all users of the log, also those that filters or the
+                           split left out
+    DIR/whole_*.npy        whole histories, of those users of whom train and test have less; codes
+                           into the vocabulary of all users
+    DIR/titles_*.npy       titles of items, if given, by catalogue index; empty where there is none
 
 Nothing in it depends on when, where or from which files it was made: the same log prepared in the
-same way gives the same bytes. `content_hash` is the checksum of its arrays.
+same way gives the same bytes. `content_hash` is the checksum of the arrays before everyone_*: of
+what is trained on and measured.
 """
 
 from collections import defaultdict
@@ -37,10 +43,11 @@ MANIFEST = Manifest(
     shape={
         "settings": {"split?": str},
         "counts": {"order?": dict, "steps?": list},
-        "vocabularies": {"user_ids": str, "item_ids": str},
+        "vocabularies": {"user_ids": str, "item_ids": str, "everyone?": str},
     },
 )
 FEW_USERS = 200  # tested: some percent of error in a metric, and no telling of two apart
+_BESIDE = ("everyone_", "whole_", "titles_")  # files that are not part of content_hash
 MIN_EVALUATED = 3  # a history of at least one event, the validation target, the test target
 
 
@@ -97,6 +104,9 @@ class PreparedDataset:
     test: Sequences  # history ..., validation target, test target: three events or more each
     user_ids: Vocabulary
     item_ids: Vocabulary
+    everyone: Vocabulary | None = None  # all users of the log; None: an older dataset
+    whole: Sequences | None = None  # of those of whom train and test have less; codes of everyone
+    titles: Vocabulary | None = None  # by catalogue index, unsorted: to decode, not to look up
 
     def __repr__(self) -> str:
         sizes = f"{plural(len(self.user_ids), 'user')}, {plural(self.n_items, 'item')}"
@@ -144,59 +154,61 @@ class PreparedDataset:
                 path=path,
                 settings=manifest["settings"],
                 counts=manifest["counts"],
-                content_hash=json_checksum({"files": manifest["files"]}),
+                content_hash=_content_hash(manifest["files"]),
                 train=Sequences(**arrays["train"]),
                 test=Sequences(**arrays["test"]),
                 user_ids=Vocabulary.from_arrays(kinds["user_ids"], arrays["user_ids"]),
                 item_ids=Vocabulary.from_arrays(kinds["item_ids"], arrays["item_ids"]),
             )
+            if "everyone" in kinds:
+                loaded = replace(
+                    loaded,
+                    everyone=Vocabulary.from_arrays(kinds["everyone"], arrays["everyone"]),
+                    whole=Sequences(**arrays["whole"]),
+                )
+            if "titles" in arrays:
+                titles = Vocabulary.from_arrays("string", arrays["titles"])
+                loaded = replace(loaded, titles=titles)
+            _check_sizes(loaded)
             if verify:
-                _check_codes(loaded.train, loaded.test, loaded.user_ids, loaded.item_ids)
+                _check_codes(loaded)
             return loaded
         except (TypeError, ValueError) as error:
             raise MANIFEST.damaged(path, str(error)) from error
 
+    @property
+    def all_users(self) -> Vocabulary:
+        """The users of the log; of an older dataset, those of the split."""
+        return self.user_ids if self.everyone is None else self.everyone
+
     def histories(self, users: NDArray[np.int64]) -> list[NDArray[np.int32]]:
-        """Every event of these users (codes): a test sequence holds those trained on too."""
+        """Every event with an item of the catalogue, of these users: codes into `all_users`."""
         found = [np.empty(0, np.int32) for _ in users]
-        wanted = users.astype(np.int32)  # of the same type: else the search copies what it searches
-        for sequences in (self.train, self.test):
-            if len(sequences):
+        codes = users
+        if self.everyone is not None:  # most are in the split too, under another code
+            there = np.flatnonzero(users >= 0)
+            codes = np.full_like(users, -1)
+            codes[there] = self.user_ids.lookup(self.everyone.decode(users[there]))
+        # A test sequence has what is trained on of its user, too.
+        for sequences, of in ((self.train, codes), (self.test, codes), (self.whole, users)):
+            if sequences is not None and len(sequences):
+                wanted = of.astype(np.int32)  # else the search copies what it searches
                 rows = np.searchsorted(sequences.users, wanted).clip(max=len(sequences) - 1)
                 for place in np.flatnonzero(sequences.users[rows] == wanted):
                     found[place] = sequences[int(rows[place])]
         return found
 
 
-def write_prepared(
-    path: Path | str,
-    *,
-    train: Sequences,
-    test: Sequences,
-    user_ids: Vocabulary,
-    item_ids: Vocabulary,
-    settings: Mapping[str, Any],
-    counts: Mapping[str, Any],
-    force: bool = False,
-) -> PreparedDataset:
+def write_prepared(path: Path | str, *, force: bool = False, **content: Any) -> PreparedDataset:
     """Write a prepared dataset, whole or not at all, and open it.
 
-    Test sequences have three events or more each. `settings` of filters and split and `counts`
-    after each step are kept as JSON. `force` replaces a prepared dataset that is already there.
+    `content` is that of `fill_prepared`. `force` replaces a prepared dataset that is already there.
     """
-    _check_codes(train, test, user_ids, item_ids)
     exists = check_target(path, force=force)
     with atomic_directory(Path(path), replace=exists) as directory:
         # Opened before it is put in place: what fails, fails while nothing is there.
-        dataset = fill_prepared(
-            directory,
-            train=train,
-            test=test,
-            user_ids=user_ids,
-            item_ids=item_ids,
-            settings=settings,
-            counts=counts,
-        )
+        dataset = fill_prepared(directory, **content)
+        _check_codes(dataset)
     return replace(dataset, path=Path(path))
 
 
@@ -209,14 +221,27 @@ def fill_prepared(
     item_ids: Vocabulary,
     settings: Mapping[str, Any],
     counts: Mapping[str, Any],
+    everyone: Vocabulary | None = None,
+    whole: Sequences | None = None,
+    titles: Vocabulary | None = None,
 ) -> PreparedDataset:
-    """Write what a prepared dataset lacks: the manifest, and arrays that are not there yet."""
+    """Write what a prepared dataset lacks: the manifest, and arrays that are not there yet.
+
+    Test sequences have three events or more each. `settings` of filters and split and `counts`
+    after each step are kept as JSON.
+    """
     arrays = {
         "train": vars(train),
         "test": vars(test),
         "user_ids": user_ids.arrays(),
         "item_ids": item_ids.arrays(),
     }
+    vocabularies: dict[str, str] = {"user_ids": user_ids.kind, "item_ids": item_ids.kind}
+    if everyone is not None and whole is not None:
+        arrays |= {"everyone": everyone.arrays(), "whole": vars(whole)}
+        vocabularies["everyone"] = everyone.kind
+    if titles is not None:
+        arrays["titles"] = titles.arrays()
     files = {}
     for owner, parts in arrays.items():
         for part, array in parts.items():
@@ -224,20 +249,31 @@ def fill_prepared(
             if not file.exists():
                 write_array(file, array)
             files[file.name] = describe_file(file)
-    vocabularies = {"user_ids": user_ids.kind, "item_ids": item_ids.kind}
     content = {"settings": dict(settings), "counts": dict(counts)}
     MANIFEST.write(directory, content | {"vocabularies": vocabularies, "files": files})
     return PreparedDataset.load(directory, verify=False)
 
 
-def _check_codes(
-    train: Sequences, test: Sequences, user_ids: Vocabulary, item_ids: Vocabulary
-) -> None:
+def _content_hash(files: Mapping[str, Any]) -> str:
+    decisive = {name: file for name, file in files.items() if not name.startswith(_BESIDE)}
+    return json_checksum({"files": decisive})
+
+
+def _check_sizes(dataset: PreparedDataset) -> None:
+    if dataset.titles is not None and len(dataset.titles) != dataset.n_items:
+        raise ValueError(f"{len(dataset.titles)} titles of {dataset.n_items} items")
+
+
+def _check_codes(dataset: PreparedDataset) -> None:
     """Refuse codes without an id or order, sequences that overlap, test sequences too short."""
-    for ids in (user_ids, item_ids):
-        ids.check()
-    for sequences, least in ((train, 0), (test, MIN_EVALUATED)):
-        for name, ids in (("items", item_ids), ("users", user_ids)):
+    for known in (dataset.user_ids, dataset.item_ids, dataset.everyone, dataset.titles):
+        if known is not None:
+            known.check()
+    groups = [(dataset.train, dataset.user_ids, 0), (dataset.test, dataset.user_ids, MIN_EVALUATED)]
+    if dataset.everyone is not None and dataset.whole is not None:
+        groups.append((dataset.whole, dataset.everyone, 0))
+    for sequences, user_ids, least in groups:
+        for name, ids in (("items", dataset.item_ids), ("users", user_ids)):
             codes = getattr(sequences, name)
             if len(codes) and not (codes.min() >= 0 and codes.max() < len(ids)):
                 raise ValueError(f"{name} must lie between 0 and {len(ids) - 1}")

@@ -15,7 +15,16 @@ from typing import Any, Literal
 import polars as pl
 from polars import selectors
 
-from sce.data.columns import ITEM, NO_TIME, TIME, USER, Columns, ItemColumn, find_columns
+from sce.data.columns import (
+    ITEM,
+    NO_TIME,
+    TIME,
+    USER,
+    AnyColumns,
+    Columns,
+    ItemColumn,
+    find_columns,
+)
 from sce.data.faults import (
     check_json_ids,
     check_json_keys,
@@ -93,7 +102,7 @@ def read_interactions(
         for number, path in enumerate(files, 1):
             of_all = f" ({number} of {len(files)})" if len(files) > 1 else ""
             report(f"reading {path}, {show_size(path.stat().st_size)}{of_all}")
-            table = _read_file(path, choose_format(path, format), given, drop_incomplete)
+            table = read_file(path, choose_format(path, format), given, drop_incomplete)
             if table.dropped:
                 report(f"{path}: left out {table.dropped:,} rows without user, item or time")
             tables.append(table)
@@ -132,13 +141,12 @@ def wanted_columns(
 def read_item_column(path: Path) -> list[int | str]:
     """Items of a file that has a column of them."""
     [file] = find_files(path)
-    table = _read_file(file, choose_format(file), ItemColumn(), drop_incomplete=True)
+    table = read_file(file, choose_format(file), ItemColumn(), drop_incomplete=True)
     return table.rows[USER].to_list()  # the first column
 
 
-def _read_file(
-    path: Path, fmt: Format, given: Columns | ItemColumn, drop_incomplete: bool
-) -> Table:
+def read_file(path: Path, fmt: Format, given: AnyColumns, drop_incomplete: bool) -> Table:
+    """Rows of one file; of a file of titles, its items are USER and its titles ITEM."""
     if not path.stat().st_size:
         raise InputError(f"{path}: the file is empty (0 bytes)")
     wanted = given.or_else(fmt.columns)
@@ -245,7 +253,7 @@ def complete_rows(
     )
 
 
-def scan_csv(path: Path, fmt: Format, wanted: Columns | ItemColumn) -> tuple[Chosen, pl.LazyFrame]:
+def scan_csv(path: Path, fmt: Format, wanted: AnyColumns) -> tuple[Chosen, pl.LazyFrame]:
     """Columns of a csv file as text, and the rest of each line."""
 
     def scan(schema: dict[str, type[pl.String]] | None) -> pl.LazyFrame:
@@ -278,7 +286,7 @@ def scan_csv(path: Path, fmt: Format, wanted: Columns | ItemColumn) -> tuple[Cho
     return columns, _select(lines, columns, pl.col(_REST).is_not_null())
 
 
-def _read_csv(path: Path, fmt: Format, wanted: Columns | ItemColumn) -> tuple[Chosen, pl.DataFrame]:
+def _read_csv(path: Path, fmt: Format, wanted: AnyColumns) -> tuple[Chosen, pl.DataFrame]:
     columns, text = scan_csv(path, fmt, wanted)
     sample = text.head(_SAMPLE).collect(engine="streaming")
     # Parsed while the file is still being read where the first rows are integers; should a later
@@ -309,9 +317,7 @@ def _plain_integer(name: str) -> pl.Expr:
     return pl.when((text >= "1") | (text == "0")).then(number).alias(name)
 
 
-def _read_jsonl(
-    path: Path, fmt: Format, wanted: Columns | ItemColumn
-) -> tuple[Chosen, pl.DataFrame]:
+def _read_jsonl(path: Path, fmt: Format, wanted: AnyColumns) -> tuple[Chosen, pl.DataFrame]:
     first = first_objects(path)
     columns = find_columns([*dict.fromkeys(name for one in first for name in one)], wanted, path)
     # As text, since later lines may well have other types than the first.
@@ -342,18 +348,14 @@ def _read_jsonl(
     return columns, frame
 
 
-def scan_parquet(
-    path: Path, fmt: Format, wanted: Columns | ItemColumn
-) -> tuple[Chosen, pl.LazyFrame]:
+def scan_parquet(path: Path, fmt: Format, wanted: AnyColumns) -> tuple[Chosen, pl.LazyFrame]:
     """Columns of a Parquet file."""
     scan = pl.scan_parquet(path, glob=False)
     columns = find_columns(scan.collect_schema().names(), wanted, path)
     return columns, _select(scan, columns)
 
 
-def _read_parquet(
-    path: Path, fmt: Format, wanted: Columns | ItemColumn
-) -> tuple[Chosen, pl.DataFrame]:
+def _read_parquet(path: Path, fmt: Format, wanted: AnyColumns) -> tuple[Chosen, pl.DataFrame]:
     columns, lines = scan_parquet(path, fmt, wanted)
     return columns, lines.collect(engine="streaming")
 

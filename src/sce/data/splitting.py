@@ -18,11 +18,12 @@ from sce.data.prepared import (
     fill_prepared,
     write_prepared,
 )
+from sce.data.titles import Titles
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, checked, named
 from sce.units import plural
 
-Kind: TypeAlias = Literal["temporal", "leave-one-out"]
+Kind: TypeAlias = Literal["temporal", "leave-one-out", "none"]
 TestHistory: TypeAlias = Literal["after-cut", "full"]
 
 _DIGIT_BITS = 20  # of times, counted at once
@@ -32,7 +33,8 @@ _DIGIT_BITS = 20  # of times, counted at once
 class Split:
     """Training and test sequences over one catalogue, with counts of everything left out.
 
-    A test sequence ends with the validation target and then the test target.
+    A test sequence ends with the validation target and then the test target. Beside them are all
+    users of the log, and the whole histories of those of whom the sequences have less.
     """
 
     kind: Kind
@@ -41,6 +43,8 @@ class Split:
     test: Sequences
     user_ids: Vocabulary  # the users of train and test
     item_ids: Vocabulary  # the catalogue: a sequence's items are codes into it
+    everyone: Vocabulary  # the users of the log
+    whole: Sequences  # its users are codes into `everyone`
     train_tally: Tally
     test_tally: Tally
     left_out: tuple[Tally, ...]  # what is not trained on or not evaluated, and why
@@ -53,6 +57,7 @@ class Split:
         settings: Mapping[str, Any] | None = None,
         steps: Sequence[Tally] = (),
         order: Mapping[str, Any] | None = None,
+        titles: Titles | None = None,
         force: bool = False,
         directory: Path | None = None,
     ) -> PreparedDataset:
@@ -65,6 +70,9 @@ class Split:
             "test": self.test,
             "user_ids": self.user_ids,
             "item_ids": self.item_ids,
+            "everyone": self.everyone,
+            "whole": self.whole,
+            "titles": None if titles is None else titles.texts,
             "settings": {**(settings or {}), "split": self.kind, **self.options},
             "counts": {
                 "order": dict(order or {}),
@@ -73,6 +81,7 @@ class Split:
                 "test": asdict(self.test_tally),
                 "left_out": [asdict(tally) for tally in self.left_out],
                 "cut": None if self.cut is None else show_time(self.cut),
+                **({} if titles is None else {"titles": titles.counts}),
             },
         }
         if directory is not None:
@@ -86,6 +95,7 @@ def split_temporal(
     *,
     quantile: float = 0.95,
     test_history: TestHistory = "after-cut",
+    everyone: Parts[Interactions] | None = None,
     directory: Path | None = None,
 ) -> Split:
     """Train on users whose every event lies before one instant, and test on the others.
@@ -100,12 +110,14 @@ def split_temporal(
         quantile: The share of events before the cut, between 0 and 1.
         test_history: `after-cut` keeps a test user's events from the cut on, as the paper's code
             does; `full` keeps what the user did before it too, as history.
+        everyone: The log, or its parts, before filters: of it are the whole histories. By default
+            the same.
         directory: Where the arrays of the result are written, to be mapped; by default they are in
             memory.
     """
     if not 0 <= quantile <= 1:
         raise InputError(f"{named('quantile')} must lie between 0 and 1, got {quantile}")
-    parts = [interactions] if isinstance(interactions, Interactions) else interactions
+    parts = _parts(interactions)
     cut = _nearest(parts, quantile)
     n_items = _n_items(parts)
     known = np.zeros(n_items, bool)
@@ -155,7 +167,7 @@ def split_temporal(
     if test_history == "after-cut":
         reasons.insert(0, "events of test users before the cut: dropped")
     options = {"quantile": quantile, "test_history": test_history}
-    split = _assemble("temporal", options, parts, divide, known, reasons, directory)
+    split = _assemble("temporal", options, parts, divide, known, reasons, everyone, directory)
     if not len(split.test):
         raise InputError(
             f"no test users: of the {users} with an event at or after {moment}, "
@@ -168,14 +180,17 @@ def split_temporal(
 
 @checked
 def split_leave_one_out(
-    interactions: Interactions | Parts[Interactions], *, directory: Path | None = None
+    interactions: Interactions | Parts[Interactions],
+    *,
+    everyone: Parts[Interactions] | None = None,
+    directory: Path | None = None,
 ) -> Split:
     """Test on every user's last event, validate on the one before it, and train on the rest.
 
     The catalogue is every item of the log. Users with fewer than three events are trained on
-    whole and not evaluated. `directory` as in `split_temporal`.
+    whole and not evaluated. `everyone` and `directory` as in `split_temporal`.
     """
-    parts = [interactions] if isinstance(interactions, Interactions) else interactions
+    parts = _parts(interactions)
 
     def evaluated_users(part: Interactions) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         lengths = np.bincount(part.users, minlength=len(part.user_ids))
@@ -214,7 +229,33 @@ def split_leave_one_out(
         f"users with fewer than {MIN_EVALUATED} events: trained on whole, not evaluated",
         "items that occur only as targets: kept in the catalogue, never trained on",
     ]
-    return _assemble("leave-one-out", {}, parts, divide, catalogue, reasons, directory)
+    return _assemble("leave-one-out", {}, parts, divide, catalogue, reasons, everyone, directory)
+
+
+@checked
+def split_none(
+    interactions: Interactions | Parts[Interactions],
+    *,
+    everyone: Parts[Interactions] | None = None,
+    directory: Path | None = None,
+) -> Split:
+    """Train on everything, and test on nothing: for a model to use, once its settings are measured.
+
+    `everyone` and `directory` as in `split_temporal`.
+    """
+    parts = _parts(interactions)
+    catalogue = np.zeros(_n_items(parts), bool)
+    most = 0
+    for part in parts:
+        catalogue[part.items] = True
+        most = max(most, int(np.bincount(part.users).max(initial=0)))
+    if most < 2:
+        raise InputError("nothing to train on: no user has two events")
+
+    def divide(part: Interactions) -> tuple[Interactions, Interactions, list[Interactions]]:
+        return part, part.where(np.zeros(len(part), bool)), []
+
+    return _assemble("none", {}, parts, divide, catalogue, [], everyone, directory)
 
 
 def show_time(microseconds: int) -> str:
@@ -233,17 +274,19 @@ def _assemble(
     divide: Callable[[Interactions], tuple[Interactions, Interactions, list[Interactions]]],
     catalogue: NDArray[np.bool_],
     reasons: Sequence[str],
+    everyone: Parts[Interactions] | None,
     directory: Path | None,
 ) -> Split:
     """Number the users and items that remain, and lay the chosen rows out as sequences.
 
     `divide` gives the rows of a part to train on, those to test on, and those left out by reason.
+    `everyone` has the same parts with all their rows, `parts` by default.
     """
     arrays = GrowingArrays(directory)
     item_codes = np.cumsum(catalogue, dtype=np.int32) - np.int32(1)
     tallies = {name: TallyOfParts(len(catalogue)) for name in ("training", "test", *reasons)}
-    n_users, n_events = 0, {"train": 0, "test": 0}
-    for part in parts:
+    n_users, n_everyone, n_events = 0, 0, {"train": 0, "test": 0, "whole": 0}
+    for part, all_of_part in zip(parts, everyone or parts, strict=True):
         item_ids = part.item_ids
         train, test, left_out = divide(part)
         for tally, rows in zip(tallies.values(), (train, test, *left_out), strict=True):
@@ -252,15 +295,23 @@ def _assemble(
         remaining = _present(train.users, len(part.user_ids))
         remaining[test.users] = True
         user_codes = np.cumsum(remaining, dtype=np.int32) + np.int32(n_users - 1)
-        for name, rows in (("train", train), ("test", test)):
+        all_codes = np.arange(n_everyone, n_everyone + len(part.user_ids), dtype=np.int32)
+        whole = _lacking(all_of_part, train, test, catalogue)
+        for name, rows, codes in (
+            ("train", train, user_codes),
+            ("test", test, user_codes),
+            ("whole", whole, all_codes),
+        ):
             starts = np.flatnonzero(np.diff(rows.users, prepend=np.int32(-1)))
             arrays.append(f"{name}_items", item_codes.take(rows.items))
             offsets = np.append(starts, len(rows)) + n_events[name]
             arrays.append(f"{name}_offsets", offsets, over=1)
-            arrays.append(f"{name}_users", user_codes[rows.users[starts]])
+            arrays.append(f"{name}_users", codes[rows.users[starts]])
             n_events[name] += len(rows)
         n_users += int(np.count_nonzero(remaining))
+        n_everyone += len(part.user_ids)
         arrays.append_ids("user_ids", part.user_ids.take(np.flatnonzero(remaining)))
+        arrays.append_ids("everyone", part.user_ids)
     training, test_tally, *others = (tally.tally(name) for name, tally in tallies.items())
     return Split(
         kind=kind,
@@ -269,10 +320,26 @@ def _assemble(
         test=Sequences(**arrays.take("test")),
         user_ids=Vocabulary.from_arrays(part.user_ids.kind, arrays.take("user_ids")),
         item_ids=item_ids.take(np.flatnonzero(catalogue)),
+        everyone=Vocabulary.from_arrays(part.user_ids.kind, arrays.take("everyone")),
+        whole=Sequences(**arrays.take("whole")),
         train_tally=training,
         test_tally=test_tally,
         left_out=tuple(others),
     )
+
+
+def _lacking(
+    everyone: Interactions, train: Interactions, test: Interactions, catalogue: NDArray[np.bool_]
+) -> Interactions:
+    """Events with items of the catalogue, of users of whom the split's sequences have fewer."""
+    size = len(everyone.user_ids)
+    known = catalogue.take(everyone.items)
+    counts = np.bincount(everyone.users[known], minlength=size)
+    # A test sequence has what is trained on of its user, too.
+    tested = np.bincount(test.users, minlength=size)
+    there = np.where(tested > 0, tested, np.bincount(train.users, minlength=size))
+    known &= (counts > there).take(everyone.users)
+    return everyone.where(known)
 
 
 def _nearest(parts: Parts[Interactions], quantile: float) -> int:
@@ -293,6 +360,10 @@ def _nearest(parts: Parts[Interactions], quantile: float) -> int:
         rank -= int(ends_of[digit] - counts[digit])
         low, high = low + (digit << shift), min(high, low + ((digit + 1) << shift) - 1)
     return low
+
+
+def _parts(interactions: Interactions | Parts[Interactions]) -> Parts[Interactions]:
+    return [interactions] if isinstance(interactions, Interactions) else interactions
 
 
 def _n_items(parts: Parts[Interactions]) -> int:

@@ -96,6 +96,11 @@ def gather(places: Sequence[Path], only: Sequence[str] = ()) -> list[Comparison]
     for path in places:
         if (path / MANIFEST.file).is_file():
             row = _name_dataset(row_of(path), labels)
+            if row["dataset"]["split"] == "none":
+                raise InputError(
+                    f"{path} was trained on everything (split none) and measured on nothing: there "
+                    "is nothing to compare; compare the runs whose settings it has"
+                )
             _check_other(row, runs)
             runs[row["key"]] = row
             continue

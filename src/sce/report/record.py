@@ -78,6 +78,12 @@ class Sample(NamedTuple):
     """The held-out event."""
     items: Sequence[Id]
     scores: Sequence[float]
+    titles: Mapping[Id, str] = {}
+    """Of items, where they are known."""
+
+    def title(self, item: Id) -> str:
+        """The title of an item, or its id."""
+        return self.titles.get(item) or str(item)
 
     @property
     def rank(self) -> int | None:
@@ -118,4 +124,9 @@ def draw_samples(recommender: Recommender, dataset: PreparedDataset) -> tuple[li
         "of the others: the end of the history, the recommendations with their scores, and what "
         "came next."
     )
-    return hits[: EACH + max(0, EACH - len(others))] + others[: 2 * EACH - len(hits[:EACH])], told
+    shown = hits[: EACH + max(0, EACH - len(others))] + others[: 2 * EACH - len(hits[:EACH])]
+    ids = [*{item for one in shown for item in (*one.history, one.target, *one.items)}]
+    codes = dataset.item_ids.lookup(ids)
+    known = [] if recommender.titles is None else recommender.titles.decode(codes)
+    titles = dict(zip(ids, map(str, known), strict=False))
+    return [one._replace(titles=titles) for one in shown], told

@@ -1,11 +1,13 @@
 """The page of a run, finished or not. Any number may be missing: the run may be young."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from sce.data.prepared import FEW_USERS, PreparedDataset
+from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 from sce.evaluation.evaluate import KS
 from sce.evaluation.metrics import METRICS
@@ -37,11 +39,13 @@ _EPOCH_COLUMNS: dict[str, tuple[tuple[str, ...], Show]] = {
 } | {f"{phase} peak": (("memory_mib", phase), show_memory) for phase in PHASES}
 
 
-def make_page(run: Run, *, data: Path | None = None, device: str = "cpu") -> str:
+def make_page(
+    run: Run, *, data: Path | None = None, device: str = "cpu", titles: Vocabulary | None = None
+) -> str:
     """Make the page of a run, which says why anything is missing.
 
     `data` is where its dataset lies now, if it was moved; sample recommendations are computed on
-    the `device`.
+    the `device`, and show these titles instead of the run's.
     """
     counts: Mapping[str, Any] = {}
     samples: list[Sample] = []
@@ -53,7 +57,7 @@ def make_page(run: Run, *, data: Path | None = None, device: str = "cpu") -> str
             raise
         unread = told = f"The dataset could not be read: {error}."
     else:
-        counts, (samples, told) = dataset.counts, _samples(run, dataset, device)
+        counts, (samples, told) = dataset.counts, _samples(run, dataset, device, titles)
     record = Record.read(run)
     return render(
         "run.html",
@@ -81,7 +85,9 @@ def make_page(run: Run, *, data: Path | None = None, device: str = "cpu") -> str
     )
 
 
-def _samples(run: Run, dataset: PreparedDataset, device: str) -> tuple[list[Sample], str]:
+def _samples(
+    run: Run, dataset: PreparedDataset, device: str, titles: Vocabulary | None
+) -> tuple[list[Sample], str]:
     """Samples and a sentence about them, or why there are none."""
     if not len(dataset.test):
         return [], "The dataset has no test users to recommend for."
@@ -89,6 +95,8 @@ def _samples(run: Run, dataset: PreparedDataset, device: str) -> tuple[list[Samp
         recommender = Recommender.load(run, device)
     except InputError as error:
         return [], f"There are no recommendations to show: {error}."
+    if titles is not None:
+        recommender = replace(recommender, titles=titles)
     return draw_samples(recommender, dataset)
 
 
@@ -109,12 +117,14 @@ def _headline(record: Record) -> dict[str, Any]:
         f"{backbone} trained with {record.loss_name} on a catalogue of {items} items",
         f"measured on {show_count(users)} {split} users" if users else "",
         f"the weights kept are those of epoch {best} of {done}" if best is not None else "",
-        "longer training may do better" if best == done and record.ended else "",
+        "longer training may do better" if best == done and record.ended and value else "",
         _STOPPED.get(str(record.result.get("stopped")), ""),
     ]
     notice = ""
     if warning := caveat(record.run):
         notice = f"{warning[:1].upper()}{warning[1:]}. Test metrics are there when it ends."
+    elif record.run.dataset.split == "none":
+        notice = "All of the log was trained on (split none): there is nothing to measure by."
     seconds = [value for _, value in record.course("seconds", "training")]
     speed = number(record.result, "tokens_per_second")
     tiles = [
@@ -127,6 +137,7 @@ def _headline(record: Record) -> dict[str, Any]:
     ]  # fmt: skip
     return {
         "value": None if value is None else show_metric(value),
+        "missing": "Not measured" if record.run.dataset.split == "none" else "No evaluation yet",
         "split": split,
         "factor": factor,
         "better": value is not None and other is not None and value > other,

@@ -2,6 +2,8 @@
 
 RUN/run.json            settings, dataset, versions; written first
 RUN/items_*.npy         the item vocabulary: row i is the id of catalogue index i
+RUN/titles_*.npy        titles of items, by catalogue index, if the dataset has them
+RUN/popularity.npy      number of training events of each item, by catalogue index
 RUN/metrics.jsonl       a record for each epoch
 RUN/best.safetensors    weights of the best epoch so far
 RUN/resume.safetensors  the checkpoint to resume from: see checkpoint.py
@@ -12,12 +14,15 @@ RUN/report.html         written by `sce report`
 """
 
 import warnings
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sce.data.columns import Columns
@@ -102,6 +107,8 @@ class Run:
     item_ids: Vocabulary
     sce_version: str  # that wrote it
     identity: str  # of its settings and dataset, which its weights have too
+    titles: Vocabulary | None = None  # as those of a `PreparedDataset`
+    popularity: NDArray[np.int64] | None = None  # training events of each item; older runs: None
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}: {self.model} with {self.loss} on {self.dataset.path})"
@@ -115,10 +122,17 @@ class Run:
         """
         path = Path(path)
         manifest, arrays = MANIFEST.open(path)
-        parts = {Path(name).stem.removeprefix("items_"): arrays[name] for name in arrays}
+        owners: dict[str, dict[str, NDArray[Any]]] = defaultdict(dict)
+        for name, array in arrays.items():
+            owner, _, part = Path(name).stem.partition("_")
+            owners[owner][part] = array
+        titles: Vocabulary | None = None
         try:
+            if "titles" in owners:
+                titles = Vocabulary.from_arrays("string", owners["titles"])
+                titles.check()
             dataset = DatasetInfo(**manifest["dataset"])
-            item_ids = Vocabulary.from_arrays(manifest["item_ids"], parts)
+            item_ids = Vocabulary.from_arrays(manifest["item_ids"], owners["items"])
             item_ids.check()
         except (TypeError, ValueError) as error:
             raise MANIFEST.damaged(path, str(error)) from error
@@ -134,6 +148,8 @@ class Run:
             item_ids=item_ids,
             sce_version=manifest["sce"],
             identity=manifest["identity"],
+            titles=titles,
+            popularity=owners["popularity"].get(""),
         )
 
     @property

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sce import __version__
+from sce.data.batches import count_items
 from sce.data.manifest import describe_file, write_array
 from sce.data.prepared import PreparedDataset
 from sce.data.storage import (
@@ -133,8 +134,16 @@ def start_run(
     """Create the directory of a run, with everything that is known before training."""
     with atomic_directory(path, replace=replace) as directory:
         files = {}
-        for part, array in dataset.item_ids.arrays().items():
-            file = directory / f"items_{part}.npy"
+        vocabularies = {"items": dataset.item_ids, "titles": dataset.titles}
+        arrays = {
+            f"{owner}_{part}": array
+            for owner, vocabulary in vocabularies.items()
+            if vocabulary is not None
+            for part, array in vocabulary.arrays().items()
+        }
+        arrays["popularity"] = count_items(dataset.train, dataset.n_items)
+        for name, array in arrays.items():
+            file = directory / f"{name}.npy"
             write_array(file, array)
             files[file.name] = describe_file(file)
         info = DatasetInfo(

@@ -1,0 +1,39 @@
+"""The most popular items: for users of whom nothing is known."""
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Codes = NDArray[np.integer[Any]]
+
+
+class MostPopular:
+    """Items by the number of their training events; of equally many, the first in the catalogue."""
+
+    def __init__(self, counts: NDArray[np.int64]) -> None:
+        self.counts = counts
+
+    @cached_property
+    def _order(self) -> NDArray[np.int64]:
+        return np.argsort(-self.counts, kind="stable")
+
+    def best(
+        self, k: int, *, kept: Codes | None = None, masked: Codes | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Items and counts of the k most popular, the most popular first.
+
+        Args:
+            k: How many; there are fewer where no more are left.
+            kept: The items to choose from; None: all.
+            masked: Items that are not chosen.
+        """
+        never = np.empty(0, np.int64) if masked is None else masked
+        if kept is None:
+            found = self._order[: k + len(never)]
+        else:
+            some = np.unique(kept).astype(np.int64)
+            found = some[np.argsort(-self.counts[some], kind="stable")]
+        found = found[~np.isin(found, never)][:k]
+        return found, self.counts[found].astype(np.float32)

@@ -1,0 +1,77 @@
+"""Training on everything, as a measured run was trained; and what cannot be measured then."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sce.cli import main
+from sce.config import settings_like
+from sce.data.prepare import prepare
+from sce.errors import InputError
+from sce.report.comparison import gather
+from sce.report.record import Record
+from sce.report.run_page import _headline
+from sce.training.run import Run
+from tests.cli.test_everyone import make_log
+from tests.tiny_run import make_run, write_result
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::sce.data.prepare.PrepareWarning"),
+    pytest.mark.filterwarnings("ignore::sce.errors.TrainingWarning"),
+]
+Capture = pytest.CaptureFixture[str]
+SMALL = ["--model.dim", "8", "--model.blocks", "1", "--model.max-length", "6", "--device", "cpu"]
+
+
+def test_from_a_measured_run_to_one_of_everything(tmp_path: Path, capsys: Capture) -> None:
+    make_log(tmp_path / "log.csv")
+    measured = prepare(tmp_path / "log.csv", tmp_path / "split")
+    everything = prepare(tmp_path / "log.csv", tmp_path / "data", split="none")
+    assert len(everything.train) == len(everything.user_ids) > len(measured.train)
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    train = ["train", str(measured.path), "--out", first, *SMALL, "--loss", "gbce"]
+    assert main([*train, "--loss.n-negatives", "7", "--epochs", "2"]) == 0
+    best = json.loads((tmp_path / "first" / "result.json").read_text())["best_epoch"]
+
+    train = ["train", str(everything.path), "--out", second]
+    capsys.readouterr()
+    assert main(train) == 2
+    assert "say how long to train with --epochs N, or take a" in capsys.readouterr().err
+    assert main([*train, "--like", first, "--config", "x.toml"]) == 2
+    assert main([*train, "--like", first, "--seed", "3"]) == 0
+    assert "sce evaluate" not in capsys.readouterr().out
+    before, after = Run.open(first).config, Run.open(second).config
+    changed = {"epochs": best, "patience": 0, "seed": 3}
+    assert after == before | {"training": before["training"] | changed}
+    result = Run.open(second).result()
+    assert result is not None
+    assert (result["epochs"], result["best_epoch"], result["test"]) == (best, best, None)
+
+    assert main(["evaluate", second]) == 2
+    assert "no test users (split none: all was trained on): there is" in capsys.readouterr().err
+    assert main(["recommend", second, "--out", str(tmp_path / "found.csv")]) == 0
+    assert capsys.readouterr().err == "sce: wrote 2,010 rows for 201 users\n"
+    with pytest.raises(InputError, match=r"trained on everything \(split none\) and measured"):
+        gather([Path(first), Path(second)])
+    headline = _headline(Record.read(Run.open(second)))
+    assert headline["missing"] == "Not measured"
+    assert headline["notice"].startswith("All of the log was trained on (split none)")
+    assert "longer training" not in headline["sentence"]
+
+
+def test_runs_that_no_other_can_be_like(tmp_path: Path) -> None:
+    make_log(tmp_path / "log.csv")
+    dataset = prepare(tmp_path / "log.csv", tmp_path / "data")
+    run = make_run(tmp_path / "run", dataset, schedule="warmup-cosine")
+    with pytest.raises(InputError, match="has not ended: its best epoch is not known yet"):
+        settings_like(run.path, {})
+    write_result(run)
+    with pytest.raises(InputError, match="fall over 20 epochs, and the best was 3"):
+        settings_like(run.path, {})
+    found = settings_like(run.path, {"training": {"epochs": 9}})
+    assert found["training"]["patience"] == 0
+    other = make_run(tmp_path / "other", dataset, loss="mine")
+    write_result(other)
+    with pytest.raises(InputError, match="sasrec and mine, of which one is not of sce"):
+        settings_like(other.path, {})
