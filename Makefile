@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	@rm -rf demo && mkdir demo
 	$(BIN)/sce synthesize --items 124000 --users 20000 --out demo/log.parquet --titles demo/titles.csv
-	$(BIN)/sce prepare demo/log.parquet --out demo/data
+	$(BIN)/sce prepare demo/log.parquet --titles demo/titles.csv --out demo/data
 	$(BIN)/sce train demo/data --loss sce --epochs 2 --batch-size 256 --learning-rate 3e-3 --model.max-length 50 --loss.bucket-size-y 256 --loss.centres states --out demo/run
 	$(BIN)/sce recommend demo/run -k 10 --out demo/recommendations.csv
 	@head -4 demo/recommendations.csv
@@ -41,7 +41,7 @@ demo/export/export.json: demo/run/result.json
 	$(BIN)/sce export demo/run --out demo/export --force
 
 serve: $(STAMP) demo/export/export.json
-	$(BIN)/sce serve demo/export --titles demo/titles.csv
+	$(BIN)/sce serve demo/export
 
 test: lint types imports unit
 

@@ -64,8 +64,8 @@ def exported(
 ) -> tuple[Run, Path]:
     """A run of every backbone, and its export."""
     place = tmp_path_factory.mktemp("exports")
-    run = start(place / "run", dataset, request.param)
-    export(run, place / "onnx", titles=TITLES)
+    run = start(place / "run", replace(dataset, titles=TITLES), request.param)
+    export(run, place / "onnx")
     return run, place / "onnx"
 
 
