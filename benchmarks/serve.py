@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--items", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16, 128])
     parser.add_argument("--only", nargs="+", choices=[SCE, PLAIN], default=[SCE, PLAIN])
+    parser.add_argument("--threads", type=int, help="of sce serve; default: its own")
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--length", type=int, default=50)
@@ -60,12 +61,14 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as place, ExitStack() as servers:
             run, export = make_run(Path(place), items, options.dim, options.length)
             running = {
-                name: servers.enter_context(server(name, run, export)) for name in options.only
+                name: servers.enter_context(server(name, run, export, options.threads))
+                for name in options.only
             }
             for clients in options.concurrency:
                 for name, (process, port) in running.items():
                     cell = {"server": name, "items": items, "concurrency": clients}
                     cell |= {"dim": options.dim, "length": options.length}
+                    cell["threads"] = options.threads if name == SCE else None
                     before = resident(process.pid)
                     found = measure(port, items, options.length, clients, options.seconds)
                     found |= {"MiB before": before, "MiB after": resident(process.pid)}
@@ -120,9 +123,12 @@ def _make_run(place: Path, items: int, dim: int, length: int) -> None:
 
 
 @contextmanager
-def server(name: str, run: Path, export: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def server(
+    name: str, run: Path, export: Path, threads: int | None = None
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """The process of a server, and its port."""
     command = [sys.executable, "-m", "sce", "serve", str(export), "--port", "0"]
+    command += [] if threads is None else ["--threads", str(threads)]
     if name == PLAIN:
         command = [sys.executable, __file__, "--plain", str(run)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

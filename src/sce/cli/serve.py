@@ -18,6 +18,7 @@ from sce.units import plural
 
 _EXTRA = ("httptools", "starlette", "uvicorn")
 _ENDING = 10  # seconds for the requests that are under way when the server is told to end
+_IDLE = 65  # seconds that a connection is kept: longer than balancers keep theirs
 _LIMITS = Limits()
 TOKEN = "SCE_TOKEN"
 
@@ -99,6 +100,7 @@ def _run(app: Any, listening: socket.socket) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
+        timeout_keep_alive=_IDLE,
         timeout_graceful_shutdown=_ENDING,
     )
     server = uvicorn.Server(config)
