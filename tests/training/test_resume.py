@@ -251,6 +251,7 @@ def test_a_crash_at_any_write_and_resuming_is_exact(
         "best.safetensors",
         "items_values.npy",
         "metrics.jsonl",
+        "popularity.npy",
         "result.json",
         "resume.safetensors",
         "run.json",
