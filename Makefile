@@ -1,13 +1,14 @@
-# Two commands on a fresh machine with Python >= 3.11:  make demo   and   make test
+# On a fresh machine with Python >= 3.11:  make demo, make serve, make test
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test lint types imports unit pages format clean
+.PHONY: help demo serve test lint types imports unit pages format clean
 
 help:
 	@echo "make demo    a synthetic catalogue of 100,000 items: prepare, train, recommend, report"
+	@echo "make serve   the demo behind HTTP, with a page to try it on; trains it first if need be"
 	@echo "make test    lint, types, import direction, tests"
 	@echo "make pages   the tests that need a browser (Chromium)"
 	@echo "make format  let ruff format and fix"
@@ -24,14 +25,23 @@ $(STAMP): pyproject.toml constraints.txt
 # the hidden states: two epochs on two cores are few.
 demo: $(STAMP)
 	@rm -rf demo && mkdir demo
-	$(BIN)/sce synthesize --items 124000 --users 20000 --out demo/log.parquet
-	$(BIN)/sce prepare demo/log.parquet --out demo/data
+	$(BIN)/sce synthesize --items 124000 --users 20000 --out demo/log.parquet --titles demo/titles.csv
+	$(BIN)/sce prepare demo/log.parquet --titles demo/titles.csv --out demo/data
 	$(BIN)/sce train demo/data --loss sce --epochs 2 --batch-size 256 --learning-rate 3e-3 --model.max-length 50 --loss.bucket-size-y 256 --loss.centres states --out demo/run
 	$(BIN)/sce recommend demo/run -k 10 --out demo/recommendations.csv
 	@head -4 demo/recommendations.csv
 	$(BIN)/sce report demo/run
 	$(BIN)/sce evaluate demo/run
 	@echo "report: $(CURDIR)/demo/run/report.html"
+
+demo/run/result.json:
+	@$(MAKE) --no-print-directory demo
+
+demo/export/export.json: demo/run/result.json
+	$(BIN)/sce export demo/run --out demo/export --force
+
+serve: $(STAMP) demo/export/export.json
+	$(BIN)/sce serve demo/export
 
 test: lint types imports unit
 

@@ -142,7 +142,7 @@ class Browser:
         answer: dict[str, Any] = json.loads(message)
         return answer
 
-    def open(self, path: Path, *, width: int = 1280, dark: bool = False) -> None:
+    def open(self, page: Path | str, *, width: int = 1280, dark: bool = False) -> None:
         self.events.clear()
         self.call(
             "Emulation.setDeviceMetricsOverride",
@@ -153,7 +153,7 @@ class Browser:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        self.call("Page.navigate", url=path.as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         self.wait_for("Page.loadEventFired")
 
     def evaluate(self, expression: str) -> Any:

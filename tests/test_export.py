@@ -64,8 +64,8 @@ def exported(
 ) -> tuple[Run, Path]:
     """A run of every backbone, and its export."""
     place = tmp_path_factory.mktemp("exports")
-    run = start(place / "run", dataset, request.param)
-    export(run, place / "onnx", titles=TITLES)
+    run = start(place / "run", replace(dataset, titles=TITLES), request.param)
+    export(run, place / "onnx")
     return run, place / "onnx"
 
 
@@ -92,6 +92,7 @@ def test_an_export_is_the_run(exported: tuple[Run, Path]) -> None:
     assert engine.item_ids == run.item_ids
     assert engine.titles is not None
     assert engine.titles.decode([0, 1]) == ["A title", ""]
+    assert len({file.stat().st_mode for file in path.iterdir()}) == 1
     assert_equal(engine, run)
     assert_equal(run_engine(run), run)
     mixed = [one for length in (1, 4, 9, 30) for one in histories(length, 3)]

@@ -22,7 +22,6 @@ from sce.data.batches import PADDING
 from sce.data.manifest import describe_file, write_array
 from sce.data.prepared import check_target
 from sce.data.storage import atomic_directory
-from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, checked
 from sce.evaluation.ranking import last_states
 from sce.models.base import Backbone
@@ -47,7 +46,6 @@ def export(
     format: Format = "onnx",  # noqa: A002
     *,
     data: Path | str | None = None,
-    titles: Vocabulary | None = None,
     force: bool = False,
 ) -> dict[str, Any]:
     """Write the best weights of a run as an export, whole or not at all.
@@ -57,7 +55,6 @@ def export(
         out: The directory to write.
         format: Of the encoder: "onnx", which needs no torch to run, or "pt2", of `torch.export`.
         data: The run's dataset, if it was moved. Without it random histories are compared.
-        titles: Titles by catalogue index, to be kept with it.
         force: Replace an export that is there.
 
     Returns:
@@ -71,7 +68,8 @@ def export(
         name = f"encoder.{format}"
         _write_encoder(model, directory / name)
         save_file({TENSOR: model.catalogue.detach().contiguous()}, directory / TABLE)
-        for owner, ids in {ITEMS: opened.item_ids, TITLES: titles}.items():
+        (directory / TABLE).chmod((directory / name).stat().st_mode)  # else its owner's alone
+        for owner, ids in {ITEMS: opened.item_ids, TITLES: opened.titles}.items():
             for part, array in ({} if ids is None else ids.arrays()).items():
                 write_array(directory / f"{owner}_{part}.npy", array)
         content: dict[str, Any] = {

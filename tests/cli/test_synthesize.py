@@ -1,4 +1,5 @@
 import resource
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,9 @@ import polars as pl
 import pytest
 
 from sce.cli import main
-from sce.data import synthetic
+from sce.data import synthetic, synthetic_titles
 from sce.data.synthetic import SyntheticSettings, generate
+from sce.data.synthetic_titles import titles as make_titles
 from tests.complaint import complaint
 
 TINY = ["synthesize", "--items", "200", "--users", "50"]
@@ -116,3 +118,35 @@ def test_nothing_remains_where_the_disk_takes_no_more(
     assert error.startswith("sce: error: cannot write")
     assert "File too large" in error
     assert list(tmp_path.iterdir()) == []
+
+
+def test_every_item_has_a_title_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(synthetic_titles, "_AT_ONCE", 70)
+    out, titles = tmp_path / "log.parquet", tmp_path / "new" / "titles.csv"
+    assert main([*TINY, "--out", str(out), "--titles", str(titles)]) == 0
+    frame = pl.read_csv(titles)
+    assert frame.columns == ["item_id", "title"]
+    assert frame["item_id"].sort().to_list() == [*range(200)]
+    assert frame["title"].n_unique() == 200
+    capsys.readouterr()
+    again = [*TINY, "--out", str(tmp_path / "other.parquet"), "--titles", str(titles)]
+    assert "titles.csv exists already; " in complaint(again, capsys)
+    assert not (tmp_path / "other.parquet").exists()
+
+
+def test_titles_are_distinct_when_words_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in ("_ADJECTIVES", "_PLACES", "_THINGS"):
+        monkeypatch.setattr(synthetic_titles, words, ["red", "blue"])
+    names = [name for _, some in make_titles(SyntheticSettings(items=1750)) for name in some]
+    assert len({*names}) == len(names) == 1750
+
+
+def test_items_that_follow_each_other_are_things_of_one_kind() -> None:
+    settings = SyntheticSettings(items=2000, users=50)
+    named = dict(zip(*next(make_titles(settings)), strict=True))
+    (block,) = generate(settings)
+    kinds = [named[item].split()[1:3] for item in block.items.tolist()]
+    same = [a == b for a, b in pairwise(kinds)]
+    assert sum(same) > 0.6 * len(same)

@@ -21,7 +21,7 @@ def log() -> Block:
 
 def successors(wanted: SyntheticSettings, items: Integers) -> Integers:
     """The item that a walk most likely goes to from each item: the rule to be learnt."""
-    ids = synthetic._item_ids(wanted, np.arange(wanted.items))
+    ids = synthetic.item_ids(wanted, np.arange(wanted.items))
     return ids[synthetic._successors(wanted, np.argsort(ids)[items])]
 
 
@@ -89,7 +89,7 @@ def test_no_user_meets_an_item_twice(log: Block) -> None:
 @pytest.mark.parametrize("items", [200, 257, 1000, 1024, 1025, 12_345])
 def test_successors_and_ids_are_one_to_one(items: int) -> None:
     wanted, everything = SyntheticSettings(items), np.arange(items)
-    for permuted in (successors(wanted, everything), synthetic._item_ids(wanted, everything)):
+    for permuted in (successors(wanted, everything), synthetic.item_ids(wanted, everything)):
         assert np.array_equal(np.sort(permuted), everything)
 
 

@@ -34,7 +34,10 @@ VERBS: dict[str, tuple[str, list[str]]] = {
     ),
     "synthesize": (
         "Write a synthetic log with popularity skew and sequences that can be learned.",
-        ["--out data/made.parquet", "--items 1000000 --users 50000 --out data/large.parquet"],
+        [
+            "--out data/made.parquet --titles data/titles.csv",
+            "--items 1000000 --users 50000 --out data/large.parquet",
+        ],
     ),
     "plan": (
         "Predict the memory of training with each loss, and what fits on a GPU.",
@@ -72,6 +75,14 @@ VERBS: dict[str, tuple[str, list[str]]] = {
     "export": (
         "Write a run for use without torch: encoder, item table and ids, checked against the run.",
         ["runs/clicks --out exports/clicks", "runs/clicks --out exports/torch --format pt2"],
+    ),
+    "serve": (
+        "Serve a run or an export over HTTP, with a page to try it on.",
+        [
+            "exports/clicks --port 8000",
+            "runs/clicks --titles items.csv",
+            "exports/clicks --host 0.0.0.0 --token-file token --watch",
+        ],
     ),
     "report": (
         "Write a page about a run: curves, metrics, memory, settings, examples.",

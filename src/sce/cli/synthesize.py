@@ -12,6 +12,7 @@ from sce.cli import telling
 from sce.data.columns import ITEM, TIME, USER
 from sce.data.storage import atomic_file, reason
 from sce.data.synthetic import SyntheticSettings, generate
+from sce.data.synthetic_titles import titles as make_titles
 from sce.errors import InputError
 from sce.memory import require_memory
 from sce.progress import ProgressDisplay
@@ -27,6 +28,7 @@ def synthesize(
     users: int = 20_000,
     seed: int = 0,
     mean_events: float = 40.0,
+    titles: Path | None = None,
     force: Annotated[bool, Parameter(show_default=False)] = False,
 ) -> None:
     """Write a synthetic log of interactions with popular items and sequences worth learning.
@@ -37,6 +39,8 @@ def synthesize(
         users: Users, each with one sequence of 20 events or more (or half of --mean-events).
         seed: Equal options and seed give equal logs.
         mean_events: Events per user, on average.
+        titles: csv file to write too: item_id and title of every item of the catalogue, with names
+            that are alike where items follow each other.
         force: Replace a file that is there already.
     """
     if out.suffix != ".parquet":
@@ -47,10 +51,13 @@ def synthesize(
     settings = SyntheticSettings(
         items=items, users=users, seed=seed, mean_events=mean_events, min_events=shortest
     )
-    if out.is_dir():
-        raise InputError(f"{out} is a directory; name a file, such as {out / 'log.parquet'}")
-    if out.exists() and not force:
-        raise InputError(f"{out} exists already; choose another name, or --force to replace it")
+    for file, example in ((out, "log.parquet"), (titles, "titles.csv")):
+        if file is not None and file.is_dir():
+            raise InputError(f"{file} is a directory; name a file, such as {file / example}")
+        if file is not None and file.exists() and not force:
+            raise InputError(
+                f"{file} exists already; choose another name, or --force to replace it"
+            )
     require_memory(0, f"writing {out}", mapped=1e9)
     try:
         import polars as pl
@@ -80,7 +87,20 @@ def synthesize(
             register_io_source(frames, schema=schema).sink_parquet(partial)
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise InputError(f"cannot write {out}: {reason(error)}") from error
+    if titles is not None:
+        _write_titles(settings, titles)
     with telling():
         print(f"{out}: {events:,} interactions of {users:,} users with up to {items:,} items")
         dataset = shlex.quote(str(out.with_suffix("")))
         print(f"next: sce prepare {shlex.quote(str(out))} --out {dataset}")
+
+
+def _write_titles(settings: SyntheticSettings, path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(path) as partial, partial.open("w", encoding="utf-8") as file:
+            file.write(f"{ITEM},title\n")
+            for ids, names in make_titles(settings):
+                file.writelines(f"{item},{name}\n" for item, name in zip(ids, names, strict=True))
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {reason(error)}") from error

@@ -100,7 +100,7 @@ def generate(settings: SyntheticSettings, part: int = 0, parts: int = 1) -> Iter
         real = np.arange(lengths.max()) < lengths[:, None]
         yield Block(
             users=np.repeat(np.arange(first, first + count), lengths),
-            items=_item_ids(settings, ranks[real]),
+            items=item_ids(settings, ranks[real]),
             timestamps=times[real],
         )
 
@@ -201,7 +201,7 @@ def _sizes(settings: SyntheticSettings, clusters: Integers) -> Integers:
     return (settings.items - 1 - clusters) // settings.clusters + 1
 
 
-def _item_ids(settings: SyntheticSettings, ranks: Integers) -> Integers:
+def item_ids(settings: SyntheticSettings, ranks: Integers) -> Integers:
     """Permute ranks by a Feistel network: an id says nothing about popularity or cluster."""
     half = (settings.items - 1).bit_length() // 2 + 1
     mask = (1 << half) - 1

@@ -174,8 +174,7 @@ class Engine:
 
     def similar(self, item: Id, k: int = 10) -> Found:
         """The items whose vectors have the largest cosine with this one's; scores are cosines."""
-        self._check_depth(k)
-        self.check(Request([item]))
+        self.check(Request([item], k))
         ((code,),) = self._codes([[item]])
         if code < 0:
             raise InputError(f"item {show_value(item)} is not in the catalogue")

@@ -1,0 +1,244 @@
+"""How many requests a second does `sce serve` answer, and how fast?
+
+    python benchmarks/serve.py
+    python benchmarks/serve.py --items 100000 --concurrency 16 --seconds 600 --only "sce serve"
+
+An export of a SASRec with random weights is served by `sce serve`, and the same run by a
+straightforward handler beside it: Starlette under uvicorn, and in the handler torch, one request at
+a time (FastAPI is Starlette and a check of types: it would not be faster). Both share the machine
+with the generator, a process of its own: so many clients, each with one connection, on which it
+sends a request as soon as the last one is answered. They are measured in turn, in one run.
+Histories have 1 to 50 events, ten items are asked for, all items are scored.
+
+A row has requests a second, the percentiles of the time that clients waited, in milliseconds,
+answers that were none, and the server's resident memory before and after.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rows import keep, provenance, show
+
+SCE, PLAIN = "sce serve", "starlette + torch, one at a time"
+_WARM = 1.0  # seconds that are not counted
+_CHOICES = 512  # different requests
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--items", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16, 128])
+    parser.add_argument("--only", nargs="+", choices=[SCE, PLAIN], default=[SCE, PLAIN])
+    parser.add_argument("--threads", type=int, help="of sce serve; default: its own")
+    parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--length", type=int, default=50)
+    parser.add_argument("--out", type=Path, default=None, help="default: results/serve.jsonl")
+    parser.add_argument("--plain", type=Path, help=argparse.SUPPRESS)  # the other server itself
+    options = parser.parse_args()
+    if options.plain is not None:
+        serve_plainly(options.plain)
+        return
+    where = provenance("torch", "numpy", "onnxruntime", "starlette", "uvicorn")
+    rows: list[dict[str, Any]] = []
+    for items in options.items:
+        with tempfile.TemporaryDirectory() as place, ExitStack() as servers:
+            run, export = make_run(Path(place), items, options.dim, options.length)
+            running = {
+                name: servers.enter_context(server(name, run, export, options.threads))
+                for name in options.only
+            }
+            for clients in options.concurrency:
+                for name, (process, port) in running.items():
+                    cell = {"server": name, "items": items, "concurrency": clients}
+                    cell |= {"dim": options.dim, "length": options.length}
+                    cell["threads"] = options.threads if name == SCE else None
+                    before = resident(process.pid)
+                    found = measure(port, items, options.length, clients, options.seconds)
+                    found |= {"MiB before": before, "MiB after": resident(process.pid)}
+                    print(cell | found, file=sys.stderr, flush=True)
+                    rows.append(cell | found)
+                    keep("serve", [cell | found | where], to=options.out, beside=[*cell])
+    columns = ["items", "concurrency", "server", "requests/s", "p50", "p90", "p99", "errors"]
+    print(show(rows, [*columns, "MiB before", "MiB after"]))
+
+
+def make_run(place: Path, items: int, dim: int, length: int) -> tuple[Path, Path]:
+    """A run with random weights, and its export; in a process that ends, with its memory."""
+    process = multiprocessing.get_context("spawn").Process(
+        target=_make_run, args=(place, items, dim, length)
+    )
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise SystemExit("the run could not be exported")
+    return place / "run", place / "export"
+
+
+def _make_run(place: Path, items: int, dim: int, length: int) -> None:
+    from sce.data.prepared import Sequences, write_prepared
+    from sce.data.vocabulary import Vocabulary
+    from sce.export import export
+    from sce.models.sasrec import SASRec, SASRecSettings
+    from sce.training.checkpoint import write_tensors
+    from sce.training.run_start import start_run
+
+    random = np.random.default_rng(0)
+    events = random.integers(items, size=(64, length)).astype(np.int32)
+    offsets = np.arange(65) * length
+    sequences = Sequences(events.ravel(), offsets, np.arange(64, dtype=np.int32))
+    dataset = write_prepared(
+        place / "data",
+        train=sequences,
+        test=sequences,
+        user_ids=Vocabulary.from_integers(range(64)),
+        item_ids=Vocabulary.from_integers(np.arange(items)),
+        settings={},
+        counts={},
+    )
+    model = SASRecSettings(dim=dim, max_length=length)
+    config = {"model": {"name": "sasrec", **asdict(model)}, "loss": {"name": "sce"}, "training": {}}
+    run = start_run(place / "run", dataset, config=config, derived={}, model="sasrec")
+    weights = SASRec(items, model, seed=0).state_dict()
+    write_tensors(run.best_weights, weights, {"run": run.identity})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that the training has not ended
+        export(run, place / "export")
+
+
+@contextmanager
+def server(
+    name: str, run: Path, export: Path, threads: int | None = None
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """The process of a server, and its port."""
+    command = [sys.executable, "-m", "sce", "serve", str(export), "--port", "0"]
+    command += [] if threads is None else ["--threads", str(threads)]
+    if name == PLAIN:
+        command = [sys.executable, __file__, "--plain", str(run)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if "http://" not in line:
+            raise SystemExit(f"{name} did not start")
+        yield process, int(line.rpartition(":")[2])
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def resident(pid: int) -> float:
+    """MiB of a process that are in memory and its own."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    fields = dict(line.split(":", 1) for line in status.splitlines())
+    return int(fields["RssAnon"].split()[0]) / 1024
+
+
+def measure(port: int, items: int, length: int, clients: int, seconds: float) -> dict[str, Any]:
+    """Let clients ask for so long, in another process."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        return pool.apply(_generate, (port, items, length, clients, seconds))
+
+
+def _generate(port: int, items: int, length: int, clients: int, seconds: float) -> dict[str, Any]:
+    import uvloop
+
+    return uvloop.run(generate(port, items, length, clients, seconds))
+
+
+async def generate(
+    port: int, items: int, length: int, clients: int, seconds: float
+) -> dict[str, Any]:
+    """What clients were answered: how many in a second, after how long."""
+    random = np.random.default_rng(1)
+    lengths = random.integers(1, length + 1, _CHOICES)
+    asked = [_request(random.integers(items, size=n).tolist()) for n in lengths]
+    waited: list[float] = []
+    errors = 0
+    begin = time.perf_counter() + _WARM
+    end = begin + seconds
+
+    async def client(number: int) -> None:
+        nonlocal errors
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        while (sent := time.perf_counter()) < end:
+            writer.write(asked[number % _CHOICES])
+            number += clients
+            head = await reader.readuntil(b"\r\n\r\n")
+            size = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+            body = await reader.readexactly(int(size))
+            if sent < begin:
+                continue
+            if head.startswith(b"HTTP/1.1 200") and body.count(b'"score"') == 10:
+                waited.append(time.perf_counter() - sent)
+            else:
+                errors += 1
+        writer.close()
+
+    await asyncio.gather(*(client(number) for number in range(clients)))
+    passed = time.perf_counter() - begin
+    times = {f"p{q}": float(np.percentile(waited, q)) * 1000 for q in (50, 90, 99) if waited}
+    return {
+        "requests/s": len(waited) / passed,
+        **times,
+        "errors": errors,
+        "seconds": round(passed, 1),
+    }
+
+
+def _request(history: list[int]) -> bytes:
+    body = json.dumps({"history": history, "k": 10}).encode()
+    head = "POST /recommend HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+def serve_plainly(run: Path) -> None:
+    """The straightforward server: what one would write in an afternoon."""
+    import socket
+
+    import torch
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    from sce.training.run import Run, load_model
+
+    model: Any = load_model(Run.open(run)).eval()
+
+    async def recommend(request: Request) -> JSONResponse:
+        asked = await request.json()
+        history = torch.tensor([asked["history"][-model.max_length :]])
+        with torch.inference_mode():
+            scores = model.catalogue @ model(history)[0, -1]
+            scores[history[0]] = -torch.inf
+            best = scores.topk(asked["k"])
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return JSONResponse({"items": [{"item": item, "score": score} for item, score in pairs]})
+
+    listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
+    app = Starlette(routes=[Route("/recommend", recommend, methods=["POST"])])
+    uvicorn.Server(uvicorn.Config(app, log_level="error")).run(sockets=[listening])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""`sce serve`: a run or an export behind HTTP."""
+
+import logging
+import os
+import socket
+import sys
+from importlib import import_module
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from sce.cli import say
+from sce.errors import InputError
+from sce.serving.asking import Limits
+from sce.units import plural
+
+_EXTRA = ("httptools", "starlette", "uvicorn")
+_ENDING = 10  # seconds for the requests that are under way when the server is told to end
+_IDLE = 65  # seconds that a connection is kept: longer than balancers keep theirs
+_LIMITS = Limits()
+TOKEN = "SCE_TOKEN"
+
+
+def serve(
+    path: Annotated[Path, Parameter(name="RUN_OR_EXPORT")],
+    /,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    titles: Path | None = None,
+    watch: Annotated[bool, Parameter(show_default=False)] = False,
+    token_file: Path | None = None,
+    batch: int = 64,
+    queue: int = 512,
+    threads: int | None = None,
+    limits: Limits = _LIMITS,
+) -> None:
+    """Serve recommendations over HTTP, and a page to try them on.
+
+    POST /recommend {"history": [...], "k": 10}, GET /similar/ITEM, GET /items?q=, /healthz,
+    /metrics, /openapi.json. SIGHUP takes up a new version without dropping a request.
+
+    Args:
+        path: Directory that "sce export" or "sce train" wrote. A run is exported first.
+        host: Address to listen on; 0.0.0.0 for all of this machine's.
+        port: Port to listen on; 0 for any that is free.
+        titles: csv file with the columns item_id and title, in place of the export's titles.
+        watch: Take up a new version as soon as the files change.
+        token_file: File with a token that clients must send as "Authorization: Bearer TOKEN".
+            [default: that in the variable SCE_TOKEN; without, anybody may ask]
+        batch: Requests that are computed together, at most.
+        queue: Requests that may wait; beyond, they are refused with 503.
+        threads: Batches computed at the same time, each by one core. [default: one a core]
+        limits: What is refused beyond.
+    """
+    if threads is None:
+        affinity = getattr(os, "sched_getaffinity", None)  # on Linux
+        threads = len(affinity(0)) if affinity else os.cpu_count() or 1
+    for name, value in {"batch": batch, "queue": queue, "threads": threads}.items():
+        if value < 1:
+            raise InputError(f"--{name} must be at least 1; got {value}")
+    token = _read_token(token_file)
+    server = _needs("server")
+    source = _needs("catalogue").Source(path, titles)
+    listening = _listen(host, port)
+    if source.is_run:
+        say(f"exporting {path}; serving what sce export wrote begins sooner")
+    catalogue = source.load()
+    settings = server.ServerSettings(
+        limits=limits,
+        token=token,
+        batch=batch,
+        queue=queue,
+        threads=threads,
+        watch=1.0 if watch else None,
+    )
+    if token is None and not _is_local(host):
+        say(f"anybody who reaches {host} may ask: there is no token (see --token-file)")
+    engine, where = catalogue.engine, f"[{host}]" if ":" in host else host
+    what = f"{plural(engine.n_items, 'item')}, version {server.short(engine.version)}"
+    line = f"serving {what}, on http://{where}:{listening.getsockname()[1]}"
+    service = server.Service(source, catalogue, settings, say, lambda: print(line, flush=True))
+    _run(service.app(), listening)
+
+
+def _run(app: Any, listening: socket.socket) -> None:
+    """Answer until SIGTERM or Ctrl-C, and then what is under way."""
+    import uvicorn
+
+    _needs("engine").one_core_a_call()
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    sys.setswitchinterval(0.001)  # the event loop waits for the thread that computes
+    config = uvicorn.Config(
+        app,
+        http=_needs("protocol").ImpatientProtocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_IDLE,
+        timeout_graceful_shutdown=_ENDING,
+    )
+    server = uvicorn.Server(config)
+    server.run(sockets=[listening])
+    if not server.started:
+        raise InputError("the server could not start")
+
+
+def _needs(module: str) -> Any:
+    try:
+        return import_module(f"sce.serving.{module}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _EXTRA:
+            raise
+        raise InputError(
+            f"serving needs {error.name}, which is not installed; install it with: "
+            "pip install 'scalable-cross-entropy[serve]'"
+        ) from error
+
+
+def _read_token(path: Path | None) -> str | None:
+    if path is None:
+        token, name = os.environ.get(TOKEN), TOKEN
+    else:
+        try:
+            token, name = path.read_text(encoding="ascii").strip(), str(path)
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"cannot read a token from {path}: {error}") from error
+    if token is not None and (not token.isascii() or not token.isprintable() or len(token) < 8):
+        raise InputError(f"the token in {name} needs 8 characters of ASCII or more")
+    return token
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        raise InputError(f"cannot listen on {host}, port {port}: {error}") from error
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

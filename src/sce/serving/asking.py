@@ -1,0 +1,103 @@
+"""What clients ask, read from JSON and checked against limits."""
+
+import json
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sce.errors import InputError, show_value
+from sce.serving.engine import Request
+
+_KNOWN = {field.name for field in fields(Request)}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is refused beyond."""
+
+    body: int = 1 << 20
+    """Bytes of a request's body."""
+    k: int = 1000
+    """Items asked for."""
+    ids: int = 10_000
+    """Ids in a history, an allow-list or a block-list."""
+    requests: int = 256
+    """Requests in a list."""
+    items: int = 10_000
+    """Items asked for by all requests of a list together."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < 1:
+                raise InputError(f"--limits.{name} must be at least 1; got {value}")
+
+
+def read_requests(body: bytes, limits: Limits) -> tuple[list[Request], bool]:
+    """The requests in a body of JSON: one, or a list of them (True).
+
+    Raises:
+        InputError: When it is not that.
+    """
+    try:
+        given = json.loads(body)
+    except RecursionError:
+        raise InputError("the body is nested too deeply") from None
+    except ValueError as error:
+        raise InputError(f"the body is not JSON: {str(error)[:100]}") from None
+    if not isinstance(given, list):
+        return [read_request(given, limits)], False
+    if not 1 <= len(given) <= limits.requests:
+        raise InputError(f"a list has 1 to {limits.requests:,} requests; got {len(given):,}")
+    found = []
+    for number, one in enumerate(given):
+        try:
+            found.append(read_request(one, limits))
+        except InputError as error:
+            raise InputError(f"request {number}: {error}") from None
+    if (wanted := sum(one.k for one in found)) > limits.items:
+        raise InputError(f"a list asks for up to {limits.items:,} items in all; got {wanted:,}")
+    return found, True
+
+
+def read_request(given: Any, limits: Limits) -> Request:
+    """One request, checked."""
+    if not isinstance(given, dict):
+        raise InputError(
+            f'a request is an object such as {{"history": [1, 2]}}; got {show_value(given)}'
+        )
+    if "user" in given:
+        raise InputError("this export has no users; give their history instead")
+    if unknown := given.keys() - _KNOWN:
+        known = ", ".join(sorted(_KNOWN))
+        raise InputError(f"{show_value(min(unknown))} is no part of a request: {known}")
+    if "history" not in given:
+        raise InputError("a request needs a history, a list of item ids, the oldest first")
+    for name in ("history", "allow", "block"):
+        if name == "history" or given.get(name) is not None:
+            _check_ids(name, given[name], limits.ids)
+    keep_seen = given.get("keep_seen", False)
+    if not isinstance(keep_seen, bool):
+        raise InputError(f"keep_seen is true or false; got {show_value(keep_seen)}")
+    return Request(
+        history=given["history"],
+        k=read_k(given.get("k", 10), limits),
+        allow=given.get("allow"),
+        block=given.get("block"),
+        keep_seen=keep_seen,
+    )
+
+
+def read_k(given: Any, limits: Limits) -> int:
+    """How many items."""
+    if type(given) is not int or not 1 <= given <= limits.k:
+        raise InputError(f"k is a whole number from 1 to {limits.k:,}; got {show_value(given)}")
+    return given
+
+
+def _check_ids(name: str, given: Any, most: int) -> None:
+    if not isinstance(given, list):
+        raise InputError(f"{name} must be a list of item ids; got {show_value(given)}")
+    if len(given) > most:
+        raise InputError(f"{name} has {len(given):,} ids; at most {most:,} are taken")
+    for kind in {*map(type, given)} - {int, str}:
+        wrong = next(one for one in given if type(one) is kind)
+        raise InputError(f"{name}: ids are integers or strings; got {show_value(wrong)}")

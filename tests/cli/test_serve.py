@@ -1,0 +1,95 @@
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sce.cli import serve as module
+from tests.complaint import complaint
+from tests.serving.tiny_export import write_export
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_export(tmp_path_factory.mktemp("serve") / "export")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--batch", "0"], "--batch must be at least 1; got 0"),
+        (["--limits.k", "0"], "--limits.k must be at least 1; got 0"),
+        (["--port", "70000"], "cannot listen on 127.0.0.1, port 70000: "),
+        (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1, port 8000: "),
+        (["--token-file", "short"], "the token in short needs 8 characters of ASCII or more"),
+        (["--token-file", "nowhere"], "cannot read a token from nowhere: "),
+        (["--titles", "nowhere", "--port", "0"], "cannot read titles from nowhere: "),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(
+    options: list[str],
+    message: str,
+    export: Path,
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("short").write_text("secret\n")
+    assert message in complaint(["serve", export, *options], capsys)
+
+
+def test_a_port_that_is_taken(export: Path, capsys: Capture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        line = complaint(["serve", export, "--port", str(port)], capsys)
+    assert f"cannot listen on 127.0.0.1, port {port}: " in line
+
+
+def test_exports_that_are_not_whole_are_refused(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "export"
+    assert "does not exist; make it with: sce export" in complaint(["serve", path], capsys)
+    path.mkdir()
+    assert "it has no export.json" in complaint(["serve", path], capsys)
+    for name in ("encoder.onnx", "items.safetensors", "items_values.npy", "export.json"):
+        write_export(path)
+        file = path / name
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        for damaged in (content, content[:-1], b""):
+            file.write_bytes(damaged)
+            assert "export the run again" in complaint(["serve", path], capsys)
+        file.unlink()
+        assert str(path) in complaint(["serve", path], capsys)
+
+
+def test_without_the_extra_its_installation_is_named(
+    export: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> Any:
+        raise ModuleNotFoundError(name="uvicorn")
+
+    monkeypatch.setattr(module, "import_module", missing)
+    line = complaint(["serve", export], capsys)
+    assert "needs uvicorn, which is not installed" in line
+    assert "pip install 'scalable-cross-entropy[serve]'" in line
+
+
+@pytest.mark.parametrize(
+    ("host", "told"), [("127.0.0.1", False), ("::1", False), ("0.0.0.0", True)]
+)
+def test_an_open_address_without_a_token_is_told(
+    host: str, told: bool, export: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(app: Any, listening: socket.socket) -> None:
+        listening.close()
+
+    monkeypatch.setattr(module, "_run", run)
+    monkeypatch.delenv(module.TOKEN, raising=False)
+    module.serve(export, host=host, port=0)
+    assert ("there is no token" in capsys.readouterr().err) == told
+    monkeypatch.setenv(module.TOKEN, "long-enough")
+    module.serve(export, host=host, port=0)
+    assert capsys.readouterr().err == ""

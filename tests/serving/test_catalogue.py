@@ -1,0 +1,101 @@
+import os
+import subprocess
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+
+from sce.errors import InputError
+from sce.serving.catalogue import Source, read_titles
+from tests.serving.tiny_export import ITEM_IDS, listed, write_export
+
+
+def test_titles_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "titles.csv"
+    file.write_text('\ufeffitem_id,year,title\n101,1,"Red, ""ash"""\n7,2,nothing\n139,3,Ärger\n')
+    titles = read_titles(file, ITEM_IDS)
+    named = {code: title for code, title in enumerate(titles.decode(range(40))) if title}
+    assert named == {1: 'Red, "ash"', 39: "Ärger"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"id,title\n1,x\n", "needs a first line with the columns item_id and title"),
+        (b"item_id,title\n1,x\n", "no item_id of .* is in the catalogue"),
+        (b"item_id,title\n101,\xff\n", "cannot read titles"),
+        (b"", "needs a first line"),
+        (None, "cannot read titles"),
+    ],
+)
+def test_files_that_have_no_titles(content: bytes | None, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "titles.csv"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        read_titles(file, ITEM_IDS)
+
+
+def test_a_catalogue_does_not_need_its_files_any_more(tmp_path: Path) -> None:
+    path = write_export(tmp_path / "export", titles=listed(["x"] * 40))
+    source = Source(path)
+    catalogue = source.load()
+    before = catalogue.similar(101, 5)
+    for file in path.iterdir():
+        os.truncate(file, 0)
+    assert catalogue.similar(101, 5) == before
+    assert catalogue.find("x", 1) == [{"item": 100, "title": "x"}]
+    with pytest.raises(InputError, match="half-written or altered"):
+        source.load()
+
+
+def test_the_state_changes_with_any_file(tmp_path: Path) -> None:
+    titles = tmp_path / "titles.csv"
+    source = Source(write_export(tmp_path / "export"), titles)
+    assert source.state() is None
+    titles.write_text("item_id,title\n101,x\n")
+    states = [source.state()]
+    assert states == [source.state()]
+    titles.write_text("item_id,title\n101,xy\n")
+    states.append(source.state())
+    write_export(source.path, seed=1)
+    states.append(source.state())
+    assert len({*map(str, states)}) == 3
+
+
+def test_of_a_run_its_weights_count(tmp_path: Path) -> None:
+    source = Source(tmp_path)
+    (tmp_path / "run.json").touch()
+    assert source.state() is None  # no epoch is complete
+    (tmp_path / "best.safetensors").touch()
+    before = source.state()
+    (tmp_path / "metrics.jsonl").touch()
+    assert source.state() == before
+    (tmp_path / "best.safetensors").write_text("x")
+    assert source.state() not in (None, before)
+
+
+def test_a_run_is_exported_by_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json").touch()
+    written: list[Path] = []
+
+    def export(command: list[str], **options: Any) -> CompletedProcess[str]:
+        assert command[1:] == ["-m", "sce", "export", str(run), "--out", command[-1]]
+        written.append(Path(command[-1]))
+        if len(written) == 2:
+            return CompletedProcess(command, 2, stderr="warning\nsce: error: no weights\n")
+        write_export(written[-1])
+        return CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", export)
+    source = Source(run)
+    assert source.is_run
+    assert source.load().similar(101, 1)
+    with pytest.raises(InputError, match="no weights"):
+        source.load()
+    assert not any(path.parent.exists() for path in written)
