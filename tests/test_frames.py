@@ -98,7 +98,7 @@ def test_a_frame_of_what_was_given_as_lists(recommender: sce.Recommender) -> Non
     ("columns", "message"),
     [
         ({"who": [1], "item": [2]}, "needs one column of the user, .* it has"),
-        ({"user": [1], "item": [2], "sku": [3]}, "one column of the item, .*'item', 'sku'"),
+        ({"user": [1], "item": [2], "sku": [3]}, "item', 'sku'.; leave out the others"),
         ({"user": [1], "item": [1.5]}, "'item': ids must be .*, not fractions such as 1.5"),
         ({"user": [1], "item": [2], "time": ["x"]}, "row 1: cannot read 'x' in column 'time'"),
         ({"user": [1, 2], "item": [2, 3], "time": [1, None]}, "row 2: .* 'time' .* removed$"),

@@ -70,6 +70,8 @@ def test_in_a_notebook_they_are_short(recommender: Recommender) -> None:
     ]  # fmt: skip
     (few,) = recommender.recommend([NAMES[:2]], k=1)
     assert repr(few) == f"Recommended(1 item: {few.items[0]!r})"
+    (none,) = recommender.recommend([NAMES[:2]], k=1, allow=NAMES[:1])
+    assert repr(none) == "Recommended(0 items)"
 
 
 @settings(max_examples=30, deadline=None)

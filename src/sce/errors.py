@@ -161,4 +161,8 @@ def _allowed(hint: Any) -> str:
         return f"one of {', '.join(inner)}"
     if kind is tuple:
         return f"{len(inner)} {'texts' if str in inner else 'numbers'}"
-    return str(_WORDS.get(kind or hint, (kind or hint).__name__))
+    name = str(_WORDS.get(kind or hint, (kind or hint).__name__))
+    if getattr(hint, "_is_protocol", False):  # a name that nobody imports
+        said = str(hint.__doc__).partition("\n")[0].rstrip(".")
+        return f"{name}, {said[0].lower()}{said[1:]}"
+    return name

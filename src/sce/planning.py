@@ -266,6 +266,8 @@ class MemoryPlan:
     """The most items in a bucket of sce that fit."""
     largest_dim: int | None = None
     """The widest model of which one sequence fits with sce, where the job's does not."""
+    row_wise_dim: int | None = None
+    """Likewise with row-wise updates."""
 
 
 def plan(job: Job, memory: int | None, names: Iterable[str] = PLANNED) -> MemoryPlan:
@@ -285,10 +287,13 @@ def plan(job: Job, memory: int | None, names: Iterable[str] = PLANNED) -> Memory
         return replace(one, backbone=replace(narrow, dim=dim, **heads))
 
     bucket = _largest(lambda size: fits(with_bucket(size), "sce", memory), job.items)
-    dim = None
-    if not fits(one, "sce", memory):
-        dim = _largest(lambda dim: fits(with_dim(dim), "sce", memory), job.backbone.dim)
-    return MemoryPlan(job, memory, losses, bucket, dim)
+
+    def widest(name: str) -> int | None:
+        if fits(one, name, memory):
+            return None
+        return _largest(lambda dim: fits(with_dim(dim), name, memory), job.backbone.dim)
+
+    return MemoryPlan(job, memory, losses, bucket, widest("sce"), widest(ROW_WISE))
 
 
 def _plan_loss(job: Job, name: str, memory: int | None) -> PlannedLoss:

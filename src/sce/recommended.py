@@ -44,7 +44,8 @@ class Recommended:
 
     def __repr__(self) -> str:
         best = ", ".join(map(repr, self.items[:_SHOWN]))
-        return f"Recommended({plural(len(self), 'item')}: {best}{' ...' * (len(self) > _SHOWN)})"
+        best = f": {best}{' ...' * (len(self) > _SHOWN)}" * bool(self.items)
+        return f"Recommended({plural(len(self), 'item')}{best})"
 
     def __len__(self) -> int:
         return len(self.items)

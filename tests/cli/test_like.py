@@ -24,6 +24,14 @@ Capture = pytest.CaptureFixture[str]
 SMALL = ["--model.dim", "8", "--model.blocks", "1", "--model.max-length", "6", "--device", "cpu"]
 
 
+def test_the_end_by_max_steps_is_said(tmp_path: Path, capsys: Capture) -> None:
+    make_log(tmp_path / "log.csv")
+    data = prepare(tmp_path / "log.csv", tmp_path / "data", split="none")
+    train = ["train", str(data.path), "--out", str(tmp_path / "run"), *SMALL, "--epochs", "9"]
+    assert main([*train, "--training.max-steps", "1"]) == 0
+    assert "epoch 1 of 1 (ended by --training.max-steps)" in capsys.readouterr().out
+
+
 def test_from_a_measured_run_to_one_of_everything(tmp_path: Path, capsys: Capture) -> None:
     make_log(tmp_path / "log.csv")
     measured = prepare(tmp_path / "log.csv", tmp_path / "split")
@@ -40,7 +48,9 @@ def test_from_a_measured_run_to_one_of_everything(tmp_path: Path, capsys: Captur
     assert "say how long to train with --epochs N, or take a" in capsys.readouterr().err
     assert main([*train, "--like", first, "--config", "x.toml"]) == 2
     assert main([*train, "--like", first, "--seed", "3"]) == 0
-    assert "sce evaluate" not in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "sce evaluate" not in shown
+    assert f"kept        epoch {best} of {best} (all that were asked for)" in shown
     before, after = Run.open(first).config, Run.open(second).config
     changed = {"epochs": best, "patience": 0, "seed": 3}
     assert after == before | {"training": before["training"] | changed}

@@ -141,7 +141,7 @@ def test_the_memory_of_the_gpu_that_is_there(
 @pytest.mark.parametrize(
     ("memory", "takes", "fit"),
     [
-        ("16GiB", "119 GiB", r"--dim \d+ or less"),
+        ("16GiB", "119 GiB", r"--training.row-wise with --dim 40 or less, or --dim 8 or less"),
         ("80GiB", "119 GiB", r"--training.row-wise, or --dim \d+ or less"),
         ("30GiB --batch 4096", "119 GiB", "--training.row-wise --batch-size BATCH, or --dim "),
         ("520MiB", "119 GiB", "nothing on this GPU"),

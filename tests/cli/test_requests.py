@@ -72,7 +72,8 @@ def test_parquet_and_text(tmp_path: Path) -> None:
         ("items.txt", "\n \n", r"items.txt \(--allow\) names no item"),
         ("items.csv", "60\n61\n", "header line missing.*one id a line into a .txt file"),
         ("items.csv", "", "empty"),
-        ("items.csv", "item,sku\n1,2\n", "could all be the item; choose one with a header"),
+        ("items.csv", "item,sku\n1,2\n", "could all be the item; choose one with the header"),
+        ("items.csv", "a,b\n1,2\n", "name the right one with the header item_id, or write one id"),
     ],
 )
 def test_files_without_items(name: str, content: str, message: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sce.errors import InputError
-from sce.evaluation.evaluate import evaluate
+from sce.evaluation.evaluate import Metrics, evaluate
 from sce.evaluation.ranking import Popularity
 from sce.models.sasrec import SASRec, SASRecSettings
 
@@ -112,6 +112,15 @@ def naive_metrics(
         f"mrr@{k}": sum(1 / (rank + 1) for rank in hits) / len(ranks),
         f"cov@{k}": len(recommended) / n_items,
     }
+
+
+def test_in_a_notebook_metrics_are_short() -> None:
+    assert repr(Metrics({"ndcg@10": 2 / 3, "hr@10": 1.0}, users=1, seen_targets=0)) == (
+        "Metrics(ndcg@10 0.6667, hr@10 1.0000 of 1 user)"
+    )
+    assert repr(Metrics({"mrr@1": 0.0}, users=2000, seen_targets=3)) == (
+        "Metrics(mrr@1 0.0000 of 2,000 users; 3 targets seen before)"
+    )
 
 
 @given(

@@ -396,6 +396,7 @@ def test_what_is_no_loss_to_train_on(loss: Any, message: str, dataset: PreparedD
     [
         ({"dataset": "data/clicks"}, r"such as PreparedDataset.load\(path\); got 'data/clicks'"),
         ({"loss": "sce"}, "a loss is a function of states, catalogue and targets, .* got 'sce'"),
+        ({"loss": CrossEntropy(ignore_index=0)}, "targets with -100; leave out ignore_index=0 of"),
         ({"settings": {"epochs": 3}}, r"settings are TrainingSettings\(...\); got {'epochs': 3}"),
     ],
 )

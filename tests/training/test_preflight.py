@@ -176,3 +176,29 @@ def test_other_errors_stay_what_they_are() -> None:
     ):
         raise error
     assert caught.value is error
+
+
+class Summed(nn.Module):
+    """States that are sums of item vectors: of those up to each event, or of all."""
+
+    def __init__(self, *, causal: bool, noise: float = 0.0) -> None:
+        super().__init__()
+        self.catalogue = nn.Parameter(torch.randn(9, 4))
+        self.causal, self.noise = causal, noise
+
+    def forward(self, histories: torch.Tensor) -> torch.Tensor:
+        assert not self.training
+        vectors = self.catalogue[histories]
+        states = vectors.cumsum(1) if self.causal else vectors.sum(1, keepdim=True) + vectors
+        return states + self.noise * torch.randn_like(states)
+
+
+def test_a_model_that_sees_the_future(said: Any) -> None:
+    model = Summed(causal=False)
+    [text] = said(CrossEntropy(chunk_size=1), model=model)
+    assert text.startswith("Summed computes states of events before the last otherwise when")
+    assert text.endswith("give it a causal mask")
+    assert model.training
+    assert said(CrossEntropy(chunk_size=1), model=Summed(causal=True)) == []
+    assert said(CrossEntropy(chunk_size=1), model=Summed(causal=True, noise=1.0)) == []
+    assert text not in said(CrossEntropy(chunk_size=1), model=model, max_length=1)

@@ -281,6 +281,8 @@ def _about_sce(found: MemoryPlan) -> tuple[str, str]:
     if row_wise.largest_batch:
         more = "" if row_wise.fits else f" --batch-size {row_wise.largest_batch}"
         ways.append(f"--training.row-wise{more}")
+    elif found.row_wise_dim:
+        ways.append(f"--training.row-wise with --dim {found.row_wise_dim} or less")
     if found.largest_dim:
         ways.append(f"--dim {found.largest_dim} or less")
     least = predict(replace(found.job, batch=1), "sce").total

@@ -76,7 +76,8 @@ def recommend(
             line may have wishes of its own: "allow": [item ids] and "block": [item ids], besides
             those for all, "k": 5, "keep_seen": true.
         data: The run's dataset, if it was moved. Histories need none.
-        titles: File of item ids and titles, instead of those that "sce prepare" was given.
+        titles: File of item ids and titles, instead of those that "sce prepare" was given. An item
+            without one has its id there.
         titles_columns: Its columns of ids and titles, if they have no usual names.
         k: How many items for each user.
         out: File to write: .csv, .jsonl (one line a user) or .parquet; the same command goes on

@@ -45,7 +45,8 @@ def similar(
         block: Likewise, of items not to be named.
         out: File to write: .csv, .jsonl or .parquet. [default: csv to standard output]
         format: Format of the output, if the file's name does not tell.
-        titles: File of item ids and titles, instead of those that "sce prepare" was given.
+        titles: File of item ids and titles, instead of those that "sce prepare" was given. An item
+            without one has its id there.
         titles_columns: Its columns of ids and titles, if they have no usual names.
         device: auto, cpu, cuda or cuda:N.
         force: Replace the file that is there already.

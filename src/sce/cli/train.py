@@ -230,10 +230,14 @@ train.__annotations__ |= {section: _options(section) | None for section in SECTI
 
 
 def _closing_lines(result: FitResult, out: Path) -> Iterator[tuple[str, str]]:
-    reason = dict.fromkeys(("epochs", "max_steps"), "all that were asked for")
-    reason |= {"patience": "none was better for a while"}
+    reason = {
+        "epochs": "all that were asked for",
+        "max_steps": "ended by --training.max-steps",
+        "patience": "none was better for a while",
+    }
+    which = "best" if result.users["test"] else "kept"  # without test users, the last
     best = f"epoch {result.best_epoch} of" if result.best_epoch else "what it began with, of epochs"
-    yield "best", f"{best} {result.epochs} ({reason[result.stopped]})"
+    yield which, f"{best} {result.epochs} ({reason[result.stopped]})"
     if result.users["validation"] < result.users["test"]:
         yield "", f"by a sample of {result.users['validation']:,} of {result.users['test']:,} users"
     users = plural(result.users["test"], "test user")

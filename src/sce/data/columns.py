@@ -73,7 +73,7 @@ class ItemColumn(NamedTuple):
 
     def option(self, role: str) -> str:
         """What names the column."""
-        return "a header such as item_id, or write one id a line into a .txt file"
+        return "the header item_id, or write one id a line into a .txt file"
 
     def usual(self, role: str, found: Sequence[str]) -> list[str]:
         """Columns that look like this role."""

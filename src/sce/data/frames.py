@@ -57,7 +57,7 @@ def histories_of(frame: Any, known: Columns) -> tuple[dict[Any, list[Any]], Any]
         if len(names) != 1 and (names or role != "time"):
             raise InputError(
                 f"the data frame needs one column of the {role}, such as {USUAL[role]}; it has "
-                f"{names or table.columns}"
+                f"{names or table.columns}{'; leave out the others' * bool(names)}"
             )
     [user], [item], times = columns.values()
     if not times and (others := [name for name in table.columns if name not in (user, item)]):

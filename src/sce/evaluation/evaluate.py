@@ -26,13 +26,14 @@ from sce.evaluation.ranking import (
     longest_history,
     top_k,
 )
+from sce.units import plural
 
 KS = (1, 5, 10, 20, 50)
 HELD_OUT = {"validation": 2, "test": 1}  # events at the end that the history must not contain
 
 
 class Evaluated(Protocol):
-    """The part of a prepared dataset that evaluation needs."""
+    """A prepared dataset, opened, or the part of it that evaluation needs."""
 
     @property
     def test(self) -> Ragged:
@@ -57,6 +58,11 @@ class Metrics:
         default_factory=lambda: np.empty(0, np.int32), compare=False, repr=False
     )
     """Rank of each user's target, from 1; 0 where it was not among the first max(ks)."""
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name} {value:.4f}" for name, value in self.values.items())
+        seen = f"; {self.seen_targets:,} targets seen before" * bool(self.seen_targets)
+        return f"Metrics({values} of {plural(self.users, 'user')}{seen})"
 
     def __getitem__(self, name: str) -> float:
         """Return one value, such as `metrics["ndcg@10"]`."""

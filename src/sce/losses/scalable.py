@@ -186,7 +186,8 @@ class ScalableCrossEntropy(Loss):
     ) -> Tensor:
         """Return the loss; see `Loss.forward`.
 
-        The default sizes follow from `max_targets` (None: as many as there are positions).
+        The default sizes follow from `max_targets` (None: as many as there are positions), which
+        need not be a bound here: the number in a mean batch will do.
         `centres` [n_buckets, d] take the place of random ones; with `coverage` their length counts
         for nothing.
         """

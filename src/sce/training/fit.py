@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from sce.data.batches import DeviceSequences
+from sce.data.batches import IGNORED, DeviceSequences
 from sce.data.prepared import PreparedDataset
 from sce.distributed.ranks import Ranks, in_torchrun, start_ranks
 from sce.distributed.table import ShardedTable
@@ -76,8 +76,9 @@ def fit(
     >>> result.test["ndcg@10"]                                                   # doctest: +SKIP
 
     Args:
-        model: Any module that maps histories [b, l] to hidden states [b, l, d], and has a
-            `catalogue` [C, d]; histories are as long as its `max_length`, if it has one. They are
+        model: Any module that maps histories [b, l] to hidden states [b, l, d], each of the events
+            up to it (others are warned of), and has a `catalogue` [C, d]; histories are as long as
+            its `max_length`, if it has one. They are
             padded on the right with `sce.PADDING`, which is -1 and no row of a table: look items up
             with `histories.clamp(min=0)`. A `sce.models.base.Backbone` is given histories with the
             longest first and their `length_groups`, and need not compute their padding.
@@ -271,6 +272,11 @@ def _check_arguments(model: object, loss: object, dataset: object, settings: obj
     if not callable(loss) or isinstance(loss, type):
         raise InputError(
             f"a loss is a function of states, catalogue and targets, or a module; got {loss!r}"
+        )
+    if isinstance(loss, Loss) and loss.ignore_index != IGNORED:
+        raise InputError(
+            f"training pads targets with {IGNORED}; leave out ignore_index={loss.ignore_index} of "
+            "the loss"
         )
     catalogue = getattr(model, "catalogue", None)
     if not isinstance(model, nn.Module) or not isinstance(catalogue, Tensor):

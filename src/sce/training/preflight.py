@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sce.data.batches import PADDING
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError, named
+from sce.evaluation.evaluate import evaluating
 from sce.losses import LOSSES, BatchShape, CrossEntropy, DataSummary, Loss, ScalableCrossEntropy
 from sce.memory import ran_out
 from sce.models.registry import BACKBONES
@@ -35,6 +36,7 @@ def preflight(
 ) -> Iterator[str]:
     """Yield what will not go as the user may think."""
     yield from _about_data(dataset, settings.batch_size, max_length)
+    yield from _about_future(model, dataset, max_length)
     if isinstance(loss, ScalableCrossEntropy):
         yield from _about_buckets(loss, data)
     shares = 4.0  # of the catalogue: weights, gradients, and two moments of each
@@ -71,6 +73,28 @@ def _about_data(dataset: PreparedDataset, batch_size: int, max_length: int) -> I
         yield (
             f"there are {trainable:,} training users and a batch has {batch_size:,}: each epoch "
             f"is one step; consider a smaller {named('batch_size')}"
+        )
+
+
+def _about_future(model: nn.Module, dataset: PreparedDataset, max_length: int) -> Iterator[str]:
+    """Exchange the last event of a history: a state before it must not notice."""
+    catalogue: Any = model.catalogue
+    length = int(dataset.train.lengths.max(initial=0)) - 1
+    if _is_ours(model) or length < 2 or dataset.n_items < 2 or catalogue.is_meta:
+        return
+    events = dataset.train[int(dataset.train.lengths.argmax())][: min(length, max_length, 32)]
+    histories = torch.as_tensor(events, dtype=torch.long, device=catalogue.device).repeat(3, 1)
+    histories[2, -1] = (histories[2, -1] + 1) % dataset.n_items
+    with torch.no_grad(), evaluating(model):
+        states = model(histories)
+    if not isinstance(states, Tensor) or states.shape[:2] != histories.shape:
+        return  # the first step says so
+    first, again, other = states[:, :-1].float()
+    # The second row tells a model that draws at random from one that looks ahead.
+    if torch.allclose(first, again, 1e-3, 1e-4) and not torch.allclose(first, other, 1e-3, 1e-4):
+        yield (
+            f"{type(model).__name__} computes states of events before the last otherwise when the "
+            "last is another: it sees the targets that it is trained on; give it a causal mask"
         )
 
 
@@ -143,13 +167,12 @@ def explained_errors(model: nn.Module, loss: object, *, compiled: bool) -> Itera
         first = " ".join(str(error).split()).partition(". ")[0]
         # Dynamo and Inductor have many errors of their own, which are all RuntimeErrors.
         by_compiler = type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
-        ours = type(model) in {entry.backbone for entry in BACKBONES.values()}
         if reason := ran_out(error):
             hint = f"try a smaller {named('batch_size')}{_or_sce(loss)}"
             text = f"memory ran out ({reason}); {hint}"
         elif compiled and by_compiler:
             text = f"the model could not be compiled ({first}); leave out compile"
-        elif isinstance(error, IndexError) and not ours and _raised_in(model, error):
+        elif isinstance(error, IndexError) and not _is_ours(model) and _raised_in(model, error):
             text = (
                 f"{type(model).__name__} failed on a batch of histories ({error}): they are padded "
                 f"with sce.PADDING, which is {PADDING} and no row of a table; look items up with "
@@ -158,6 +181,10 @@ def explained_errors(model: nn.Module, loss: object, *, compiled: bool) -> Itera
         else:
             raise
         raise InputError(text) from error
+
+
+def _is_ours(model: nn.Module) -> bool:
+    return type(model) in {entry.backbone for entry in BACKBONES.values()}
 
 
 def _raised_in(model: nn.Module, error: BaseException) -> bool:

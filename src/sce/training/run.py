@@ -223,7 +223,8 @@ class Run:
             raise InputError(
                 f"{self.path} was trained on a dataset with content "
                 f"{self.dataset.content_hash[:12]}, and {place} has content "
-                f"{dataset.content_hash[:12]}: not the same dataset"
+                f"{dataset.content_hash[:12]}: not the same dataset; "
+                "train a run on this one, or give the one that it was trained on"
             )
         if len(dataset.item_ids) < len(self.item_ids):  # by sce add-items
             return dataset.with_items(self.item_ids)
