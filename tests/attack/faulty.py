@@ -98,7 +98,7 @@ def _serve() -> None:
     from sce.cli import VERBS
 
     for verb in VERBS:
-        importlib.import_module(f"sce.cli.{verb}")
+        importlib.import_module(f"sce.cli.{verb.replace('-', '_')}")
     for name in ("polars", "sce.data.reading", "sce.training.fit", "torch._dynamo"):
         importlib.import_module(name)
     os.chdir(sys.argv[1])
