@@ -58,11 +58,8 @@ def test_a_step_waits_for_sizes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         take_step(ThreadRanks(0, slots, barrier))
     other.join()
     assert syncs.found == {
-        "look_up": 2,  # distinct ids, without padding
-        "fetch": 2,  # split sizes of two lookups, each with its smallest and largest id
-        "total": 1,  # targets that are no padding
-        "gather_counts": 1,  # centres of each rank
-        "__call__": 1,  # buckets of each rank whose certificate fails
-        "_fetch": 2,  # distinct items of buckets, and those not looked up before
-        "send_gradients": 1,  # distinct rows
+        # Split sizes of two look-ups: with the first the centres of each rank, with the second the
+        # buckets whose certificate fails.
+        "want": 2,
+        "get": 1,  # rows with a gradient: counted before the loss, asked for after its gradient
     }

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load, save
@@ -27,6 +27,7 @@ from sce.data.storage import (
     tidy,
     write_json,
 )
+from sce.distributed.parts import first_place, rounds
 from sce.distributed.ranks import Ranks
 from sce.distributed.table import ShardedTable
 from sce.errors import InputError
@@ -160,13 +161,13 @@ def load_sharded(
 
     _together(ranks, partial(read, _REST))
     rest = dict(tensors)
-    for each in _rounds(table, content["part_items"]):
+    for each in rounds(ranks, table.n_items, content["part_items"]):
         tensors.update({name: shard[:0] for name, shard in shards.items()})
-        _together(ranks, partial(read, each.name))
+        _together(ranks, partial(read, _part(each.part)))
         for name, shard in shards.items():
             part = tensors[name].to(table.shard.device, shard.dtype)
-            cut = torch.cat([part[offset :: ranks.size] for offset in each.offsets])
-            shard[each.here] = ranks.exchange(cut, each.receive, each.send).to(shard.device)
+            given = ranks.exchange(each.cut(part), each.receive, each.send)
+            shard[each.here] = given.to(shard.device)
     return rest, content["progress"]
 
 
@@ -201,7 +202,7 @@ def whole_rows(
     rank, size, n_items = table.ranks.rank, table.ranks.size, table.n_items
     for first in range(0, n_items, at_once):
         starts, ends = (
-            [_place(min(item, n_items), of, size) for of in range(size)]
+            [first_place(min(item, n_items), of, size) for of in range(size)]
             for item in (first, first + at_once)
         )
         counts = [end - start for start, end in zip(starts, ends, strict=True)]
@@ -235,34 +236,6 @@ def _read_state(place: Path) -> dict[str, Any]:
     return content
 
 
-class _Round(NamedTuple):
-    """An exchange in which each rank has one part of the table, or none."""
-
-    name: str  # file of the part here; "": none
-    offsets: list[int]  # of the first row of each rank in it
-    receive: list[int]  # rows of each rank in it
-    send: list[int]  # rows of this rank in each part
-    here: slice  # places of these in the shard
-
-
-def _rounds(table: ShardedTable, part_items: int) -> Iterator[_Round]:
-    rank, size, n_items = table.ranks.rank, table.ranks.size, table.n_items
-
-    def place(part: int, of: int) -> int:
-        return _place(min(part * part_items, n_items), of, size)
-
-    n_parts = -(-n_items // part_items)
-    for base in range(0, n_parts, size):
-        mine = base + rank
-        yield _Round(
-            name=_part(mine) if mine < n_parts else "",
-            offsets=[(of - mine * part_items) % size for of in range(size)],
-            receive=[place(mine + 1, of) - place(mine, of) for of in range(size)],
-            send=[place(part + 1, rank) - place(part, rank) for part in range(base, base + size)],
-            here=slice(place(base, rank), place(base + size, rank)),
-        )
-
-
 def _collect(
     table: ShardedTable, shards: Mapping[str, Tensor], part_items: int, rest: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
@@ -270,14 +243,14 @@ def _collect(
     ranks = table.ranks
     if ranks.rank == 0:
         yield _REST, rest
-    for each in _rounds(table, part_items):
+    for each in rounds(ranks, table.n_items, part_items):
         tensors = {}
         for name, shard in shards.items():
             given = shard[each.here].to(table.shard.device)
             received = ranks.exchange(given, each.send, each.receive)
             tensors[name] = _interleave(received, each.receive, each.offsets)
-        if each.name:
-            yield each.name, tensors
+        if name := _part(each.part):
+            yield name, tensors
 
 
 def _interleave(rows: Tensor, counts: list[int], offsets: list[int]) -> Tensor:
@@ -288,13 +261,8 @@ def _interleave(rows: Tensor, counts: list[int], offsets: list[int]) -> Tensor:
     return found
 
 
-def _place(item: int, of: int, size: int) -> int:
-    """The first place in the shard of a rank that is of this item or a later one."""
-    return -(-(item - of) // size)
-
-
-def _part(number: int) -> str:
-    return f"table-{number:06}.safetensors"
+def _part(number: int | None) -> str:
+    return "" if number is None else f"table-{number:06}.safetensors"
 
 
 def _shards(table: ShardedTable, optimizer: Optimizer) -> dict[str, Tensor]:

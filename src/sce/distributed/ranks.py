@@ -47,6 +47,9 @@ class Ranks:
         self.group, self.device, self.reports = group, torch.device(device), reports
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
+        # Where numbers that the host knows are exchanged; if it can be there, no device waits.
+        on_host = group is not None and "cpu:" in dist.get_backend_config(group)
+        self.host = torch.device("cpu") if on_host else self.device
         self.timeout = timeout
         self.bytes_sent = 0  # to other ranks, so far
         self.exchanges = 0  # begun so far, as many on every rank
@@ -83,14 +86,14 @@ class Ranks:
         return self.exchange(torch.cat([rows] * self.size), [n] * self.size, counts)
 
     def gather_counts(self, *numbers: int) -> list[list[int]]:
-        """Return the numbers of each rank: a sync."""
-        own = torch.tensor([numbers]).to(self.device, non_blocking=True)
+        """Return the numbers of each rank: a sync if the backend is NCCL alone."""
+        own = torch.tensor([numbers]).to(self.host, non_blocking=True)
         found: list[list[int]] = self.gather(own, [1] * self.size).tolist()
         return found
 
     def gather_json(self, value: Any) -> list[Any]:
         """Return the value of each rank, each as JSON holds it."""
-        text = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device=self.device)
+        text = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device=self.host)
         counts = [n for (n,) in self.gather_counts(len(text))]
         parts = self.gather(text, counts).cpu().split(counts)
         return [json.loads(bytes(part.tolist())) for part in parts]
@@ -226,7 +229,8 @@ def start_ranks(
     seconds = _timeout() if timeout is None else timeout
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    backend = "nccl" if device.type == "cuda" and gpus >= here else "gloo"  # NCCL wants a GPU each
+    # NCCL wants a GPU each, and has no way for what is on the host.
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and gpus >= here else "gloo"
     keys = _meet(rank, size, backend, seconds)
     ranks = Ranks(dist.group.WORLD, device, keys, seconds)
     over = threading.Event()

@@ -58,7 +58,7 @@ class ShardedStep(SlicedStep):
         self._seed(seeds_of_slice(seeds, number))
         empty = torch.empty(0, 1, dtype=torch.int64, device=self.device)
         histories, targets, groups, _ = self.batch(rows) if len(rows) else (empty, empty, (), True)
-        found = self.table.look_up(histories)
+        found = self.sharded.look_up(histories, targets, max_targets=self.mean_targets)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             states = found.values.new_empty(0, 1, self.table.dim)
             if len(rows):
