@@ -79,9 +79,37 @@ def test_sizes_of_buckets_follow_from_the_same_number_of_targets(on_ranks: Run) 
     assert same(rank["states"], plain["states"])
 
 
-def test_a_loss_over_ranks_is_a_mean() -> None:
-    with pytest.raises(ValueError, match="a loss over ranks is a mean, got reduction 'sum'"):
-        ShardedCrossEntropy(ScalableCrossEntropy(reduction="sum"), ShardedTable(3, 2))
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"loss": ScalableCrossEntropy(reduction="sum")}, "is a mean; got reduction 'sum'"),
+        ({"loss": None}, "loss must be ScalableCrossEntropy; got None"),
+        ({"table": None}, "table must be ShardedTable; got None"),
+        ({"candidates": 0}, "candidates must be at least 1; got 0"),
+    ],
+)
+def test_no_loss_can_be_made_of_that(changed: dict[str, Any], said: str) -> None:
+    given: Any = {"loss": ScalableCrossEntropy(), "table": ShardedTable(3, 2)}
+    with pytest.raises(InputError, match=said):
+        ShardedCrossEntropy(**given | changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"rows": torch.ones(4, 2)}, "rows are what `look_up` found; got Tensor"),
+        ({"states": torch.ones(4, 3)}, "differ in their last dimension"),
+        ({"targets": [1, 2]}, "targets must be a tensor, got list"),
+        ({"centres": torch.ones(4, 3)}, r"centres must be \[n_buckets, 2\]"),
+        ({"max_targets": -1}, "max_targets must be at least 1, got -1"),
+    ],
+)
+def test_what_has_no_loss_is_refused(changed: dict[str, Any], said: str) -> None:
+    table = ShardedTable(9, 2)
+    rows = table.look_up(torch.arange(4))
+    given: Any = {"states": rows.values, "rows": rows, "targets": torch.arange(4)}
+    with pytest.raises((ValueError, TypeError), match=said):
+        ShardedCrossEntropy(ScalableCrossEntropy(), table)(**given | changed)
 
 
 def looked_up(ranks: Ranks, kind: Centres, by_loss: bool) -> Any:

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -57,6 +59,37 @@ def test_rows_come_and_gradients_go_home(on_ranks: Run) -> None:
 
 def shard_of_ten(ranks: Ranks) -> Tensor:
     return ShardedTable(10, 2, ranks).shard.detach()
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        ([1, 2], r"ids must be Tensor; got \[1, 2\]"),
+        (torch.ones(2), "ids of items must be int64 or int32, on cpu as the table is; got float32"),
+        (torch.ones(2, dtype=torch.bool), "got bool on cpu"),
+        (torch.empty(2, dtype=torch.int64, device="meta"), "got int64 on meta"),
+    ],
+)
+def test_what_is_no_id_is_refused(ids: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        ShardedTable(10, 2).look_up(ids)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"n_items": "4"}, "n_items must be a whole number"),
+        ({"dim": 0}, "dim is at least 1, and seed not negative; got 0 and 0"),
+        ({"seed": -1}, "dim is at least 1, and seed not negative; got 2 and -1"),
+        ({"dtype": torch.int64}, "dtype must be floating point; got torch.int64"),
+        ({"rows": torch.ones(3, 2)}, r"rows must be \[4, 2\]; got \[3, 2\]"),
+        ({"ranks": 3}, "ranks must be Ranks or None; got 3"),
+    ],
+)
+def test_no_table_can_be_made_of_that(options: dict[str, Any], said: str) -> None:
+    given: Any = {"n_items": 4, "dim": 2}
+    with pytest.raises(InputError, match=said):
+        ShardedTable(**given | options)
 
 
 def test_ids_outside_and_tables_too_large_are_refused() -> None:

@@ -6,6 +6,7 @@ whole, and then `latest.json` names it: after a crash there is the old checkpoin
 Reading executes no code.
 """
 
+import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +31,7 @@ from sce.data.storage import (
 from sce.distributed.parts import first_place, rounds
 from sce.distributed.ranks import Ranks
 from sce.distributed.table import ShardedTable
-from sce.errors import InputError
+from sce.errors import InputError, checked
 
 T = TypeVar("T")
 
@@ -41,8 +42,9 @@ _PART_ITEMS = 1 << 22
 _ROWS_AT_ONCE = 1 << 18
 
 
+@checked
 def save_sharded(
-    directory: Path,
+    directory: Path | str,
     step: int,
     table: ShardedTable,
     optimizer: Optimizer,
@@ -67,8 +69,12 @@ def save_sharded(
     Raises:
         InputError: When a rank cannot write; what was there before is still there.
     """
+    if step < 0 or part_items < 1:
+        raise InputError(f"a step is not negative, and a file has items; got {step}, {part_items}")
+    directory = Path(directory)
     ranks, place, stack = table.ranks, directory / f"state-{step}", ExitStack()
     shards = _shards(table, optimizer) | dict(more or {})
+    _check(rest, shards, len(table.shard), progress)
 
     def make() -> str:
         if ranks.rank:
@@ -115,8 +121,9 @@ def save_sharded(
         _together(ranks, finish)
 
 
+@checked
 def load_sharded(
-    directory: Path,
+    directory: Path | str,
     table: ShardedTable,
     optimizer: Optimizer,
     *,
@@ -136,7 +143,7 @@ def load_sharded(
     Raises:
         InputError: When there is none, or it is not as it was written, or of another table.
     """
-    ranks, shards = table.ranks, _shards(table, optimizer)
+    directory, ranks, shards = Path(directory), table.ranks, _shards(table, optimizer)
 
     def find() -> str:
         return "" if ranks.rank else _latest(directory)
@@ -266,7 +273,29 @@ def _part(number: int | None) -> str:
 
 
 def _shards(table: ShardedTable, optimizer: Optimizer) -> dict[str, Tensor]:
-    return {"rows": table.shard.detach(), "sum": optimizer.state[table.shard]["sum"]}
+    sums = optimizer.state.get(table.shard, {}).get("sum")
+    if sums is None or sums.shape != table.shard.shape[:1]:
+        raise InputError(
+            "the optimizer of a sharded table is a sce.RowwiseAdagrad of its shard; got "
+            f"{type(optimizer).__name__}, which has no accumulators of its rows"
+        )
+    return {"rows": table.shard.detach(), "sum": sums}
+
+
+def _check(
+    rest: Mapping[str, Tensor], shards: Mapping[str, Tensor], rows: int, progress: Any
+) -> None:
+    """Refuse what cannot be saved, before anything is written."""
+    for name, tensor in [*rest.items(), *shards.items()]:
+        if not isinstance(tensor, Tensor):
+            raise InputError(f"a checkpoint has tensors; {name} is a {type(tensor).__name__}")
+    for name, tensor in shards.items():
+        if tensor.shape[:1] != (rows,):
+            raise InputError(f"{name} must have the {rows} rows of the shard; got {tensor.shape}")
+    try:
+        json.dumps(progress)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"progress is kept as JSON, and cannot be: {error}") from error
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:

@@ -16,7 +16,7 @@ from torch import Generator, Tensor, nn
 from sce.distributed.nearest import NearestItems
 from sce.distributed.ranks import add_in_order
 from sce.distributed.table import Rows, ShardedTable, Wanted
-from sce.errors import InputError
+from sce.errors import InputError, checked
 from sce.evaluation.ranking import key_items
 from sce.losses import ScalableCrossEntropy
 from sce.losses.buckets import (
@@ -26,7 +26,14 @@ from sce.losses.buckets import (
     of_length_one,
     round_centres,
 )
-from sce.losses.inputs import active_autocast_dtype, rounded
+from sce.losses.inputs import (
+    active_autocast_dtype,
+    check_arguments,
+    check_size,
+    check_tensor,
+    rounded,
+)
+from sce.losses.scalable import check_centres
 
 _IGNORED = -100
 
@@ -44,12 +51,13 @@ class ShardedCrossEntropy(nn.Module):
         candidates: As of `NearestItems`.
     """
 
+    @checked
     def __init__(
         self, loss: ScalableCrossEntropy, table: ShardedTable, candidates: int | None = None
     ) -> None:
         super().__init__()
         if loss.reduction != "mean":
-            raise ValueError(f"a loss over ranks is a mean, got reduction {loss.reduction!r}")
+            raise InputError(f"a loss over ranks is a mean; got reduction {loss.reduction!r}")
         self.loss, self.table = copy.copy(loss), table
         self.loss.sparse_grad = True  # sizes are those of a loss that touches few rows
         self.nearest = NearestItems(table, loss.backend, candidates)
@@ -62,6 +70,7 @@ class ShardedCrossEntropy(nn.Module):
 
         A loss of these rows, with the same targets and `max_targets`, need not ask them.
         """
+        check_tensor("targets", targets)
         n_buckets, *_ = self._sizes(targets, max_targets)
         note = (targets != self.loss.ignore_index).any() * n_buckets
         wanted = self.table.want(ids, padded=True, note=note)
@@ -107,6 +116,12 @@ class ShardedCrossEntropy(nn.Module):
         And what `count` finds in its buckets, by default the states that are in any; None if there
         are no targets.
         """
+        if not isinstance(rows, Rows):
+            raise InputError(f"rows are what `look_up` found; got {type(rows).__name__}")
+        likeness = self.table.shard.new_empty(1, self.table.dim)  # the shard may be empty
+        check_arguments(states, likeness, targets)
+        if centres is not None:
+            check_centres(centres, likeness)
         valid = targets != self.loss.ignore_index
         dtype = active_autocast_dtype(states, rows.values)
         n_buckets, size_x, size_y = self._sizes(targets, max_targets)
@@ -133,6 +148,8 @@ class ShardedCrossEntropy(nn.Module):
         return self._local.in_buckets(states, catalogue.values, *places, count=count)
 
     def _sizes(self, targets: Tensor, max_targets: int | None) -> tuple[int, int, int]:
+        if max_targets is not None:
+            check_size("max_targets", max_targets)
         most, on_cpu = max_targets or max(1, targets.numel()), targets.device.type == "cpu"
         return self.loss.sizes(self.table.n_items, most, cpu=on_cpu)
 

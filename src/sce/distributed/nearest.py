@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sce.distributed.table import ShardedTable
+from sce.errors import InputError
 from sce.evaluation.precision import matmul_precision
 from sce.evaluation.ranking import key_items, key_scores, largest_norm, pack_keys, rescore
 from sce.losses.backend import Backend, why_not_triton
@@ -48,6 +49,8 @@ class NearestItems:
     def __init__(
         self, table: ShardedTable, backend: Backend = "auto", candidates: int | None = None
     ) -> None:
+        if candidates is not None and candidates < 1:
+            raise InputError(f"candidates must be at least 1; got {candidates}")
         self.table, self.backend, self.candidates = table, backend, candidates
         self.steps = self.fallbacks = 0
 

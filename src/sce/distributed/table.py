@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sce.distributed.parts import first_place, rounds
 from sce.distributed.ranks import Ranks
-from sce.errors import InputError
+from sce.errors import InputError, checked
 
 _BLOCK = 1 << 16  # ids whose rows are drawn together
 _MOST_ITEMS = 2**31 - 1  # an id is 31 bits of a key
@@ -97,6 +97,7 @@ class ShardedTable(nn.Module):
         rows: All rows of the table, of which the shard is copied, in place of new ones.
     """
 
+    @checked
     def __init__(
         self,
         n_items: int,
@@ -112,6 +113,12 @@ class ShardedTable(nn.Module):
         rank, size = self.ranks.rank, self.ranks.size
         if not 1 <= n_items <= _MOST_ITEMS:
             raise InputError(f"a table has from 1 to {_MOST_ITEMS:,} items; got {n_items:,}")
+        if dim < 1 or seed < 0:
+            raise InputError(f"dim is at least 1, and seed not negative; got {dim} and {seed}")
+        if not dtype.is_floating_point:
+            raise InputError(f"dtype must be floating point; got {dtype}")
+        if rows is not None and rows.shape != (n_items, dim):
+            raise InputError(f"rows must be [{n_items}, {dim}]; got {list(rows.shape)}")
         self.n_items, self.dim = n_items, dim
         if rows is None:
             n_rows = first_place(n_items, rank, size)
@@ -143,6 +150,7 @@ class ShardedTable(nn.Module):
         """
         return self.fetch(self.want(ids, padded=True))
 
+    @checked
     @torch.no_grad()
     def want(
         self,
@@ -161,6 +169,11 @@ class ShardedTable(nn.Module):
             note: A number for all ranks, which travels along.
         """
         ranks, size = self.ranks, self.ranks.size
+        if ids.dtype not in (torch.int32, torch.int64) or ids.device != self.shard.device:
+            raise InputError(
+                f"ids of items must be int64 or int32, on {self.shard.device} as the table is; got "
+                f"{str(ids.dtype).removeprefix('torch.')} on {ids.device}"
+            )
         ids = ids.long().flatten().sort().values
         # Shapes that depend on values would be a sync each: what is not wanted stays, behind.
         new = ids >= 0
