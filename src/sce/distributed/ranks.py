@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -195,6 +196,40 @@ def add_in_order(parts: Tensor) -> Tensor:
 def in_torchrun() -> bool:
     """True if this process is one of several that `torchrun` started."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def note_start(place: Path) -> None:
+    """Let later attempts of this launch know what is at a place, where a run is now begun."""
+    with suppress(RuntimeError):  # the launcher is gone
+        if (store := _launcher()) is not None:
+            store.set(f"sce began {place.absolute()}", _inode(place))
+
+
+def was_started(place: Path | str) -> bool:
+    """True if torchrun has started this command again, after an attempt that began a run there.
+
+    What was there before is another: not yet replaced, or never to be.
+    """
+    place = Path(place)
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" or not place.exists():
+        return False
+    with suppress(RuntimeError):
+        if (store := _launcher()) is not None:
+            key = f"sce began {place.absolute()}"
+            return store.check([key]) and store.get(key).decode() != _inode(place)
+    return True  # as far as one can know
+
+
+def _launcher() -> Store | None:
+    """The store of a launcher, which outlives the attempts; None if nobody holds one."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return TCPStore(host, port, timeout=timedelta(seconds=_timeout()), wait_for_workers=False)
+
+
+def _inode(place: Path) -> str:
+    return str(place.stat().st_ino) if place.exists() else ""
 
 
 @contextmanager
