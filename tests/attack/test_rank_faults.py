@@ -85,6 +85,7 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     command = [*TRAIN, "--training.shard-catalogue"] if sharded else TRAIN
     found = launch(place, command, before=small_parts)
     assert found.well, found
+    shutil.copytree(place / "run", place / "ended")
     return Undisturbed(place, command, found.moments, final(place / "run"))
 
 
@@ -188,11 +189,17 @@ def test_a_killed_rank_comes_back(
     undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     count = undisturbed.moments
-    chosen = moments_of(count, 1)
-    for rank, when in chosen:
+    chosen, run = moments_of(count, 1), undisturbed.place / "run"
+    for number, (rank, when) in enumerate(chosen):
         undisturbed.clear()
-        found = undisturbed.launch(fault=Fault(rank, when, attempts=2), restarts=2, timeout=10)
+        replaces = number % 2 == 0  # a run that was there before, once
+        if replaces:
+            shutil.copytree(undisturbed.place / "ended", run)
+        before = run.stat().st_ino if replaces else 0
+        flags, fault = ["--force"] * replaces, Fault(rank, when, attempts=2)
+        found = undisturbed.launch(*flags, fault=fault, restarts=2, timeout=10)
         assert found.well, (rank, when, found)
+        assert run.stat().st_ino != before, (rank, when)
         assert final(undisturbed.place / "run") == undisturbed.final, (rank, when)
     tell(capsys, "a rank of training killed twice, started again", len(chosen))
 

@@ -48,9 +48,14 @@ class Ranks:
         self.group, self.device, self.reports = group, torch.device(device), reports
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
+        backends = "" if group is None else dist.get_backend_config(group)
+        if group is not None and f"{self.device.type}:" not in backends:
+            raise InputError(
+                f"the process group exchanges nothing on {self.device}: it has {backends}; name "
+                "another device, or make the group with a backend for it"
+            )
         # Where numbers that the host knows are exchanged; if it can be there, no device waits.
-        on_host = group is not None and "cpu:" in dist.get_backend_config(group)
-        self.host = torch.device("cpu") if on_host else self.device
+        self.host = torch.device("cpu") if "cpu:" in backends else self.device
         self.timeout = timeout
         self.bytes_sent = 0  # to other ranks, so far
         self.exchanges = 0  # begun so far, as many on every rank
@@ -259,6 +264,8 @@ def start_ranks(
         device = f"cuda:{local % gpus}" if gpus else "cpu"
     device = torch.device(device)
     if dist.is_initialized() or size == 1:
+        if dist.is_initialized() and device.type == "cuda":
+            torch.cuda.set_device(device)  # where kernels are launched
         yield Ranks(dist.group.WORLD if dist.is_initialized() else None, device)
         return
     seconds = _timeout() if timeout is None else timeout
