@@ -86,7 +86,7 @@ def test_a_step_waits_for_sizes_alone(syncs: Syncs) -> None:
     assert syncs.found == EXPECTED
 
 
-def test_a_step_of_training_waits_for_no_more(
+def test_a_step_of_training_waits_once_for_sizes(
     syncs: Syncs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     really, steps = ShardedStep._move_slices, 4
@@ -99,4 +99,5 @@ def test_a_step_of_training_waits_for_no_more(
     dataset = make_cycle(tmp_path, items=31)
     loss: Any = ScalableCrossEntropy(bucket_size_y=7)
     train(dataset, loss, batch_size=5, max_steps=steps, shard_catalogue=True)
-    assert syncs.found == {name: steps * n for name, n in EXPECTED.items()}
+    # The sizes of a first look-up come with those of the second one of the step before.
+    assert syncs.found == {"want": steps + 1, "get": steps}

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sce.distributed import Ranks, ShardedTable
+from sce.distributed import Ranks, Rows, ShardedTable
 from sce.errors import InputError
 from tests.distributed.pool import Run
 
@@ -55,6 +55,33 @@ def test_rows_come_and_gradients_go_home(on_ranks: Run) -> None:
             assert torch.equal(rows, whole)
             assert torch.equal(first, whole[[0, 7]])
             assert torch.equal(gradient, expected[rank::size])
+
+
+def expecting(ranks: Ranks, by: int) -> tuple[Rows, int]:
+    """Look up what that many ranks expect; return also how many exchanges that took."""
+    table, later = ShardedTable(50, 2, ranks), torch.arange(ranks.rank, 50, 3)
+    if ranks.rank < by:
+        table.expect(later, note=ranks.rank)
+    for _ in range(2):  # something else
+        assert table.want(torch.arange(5), note=ranks.rank).notes == list(range(ranks.size))
+    before = ranks.exchanges
+    rows = table.look_up(later)
+    taken = ranks.exchanges - before
+    assert torch.equal(table.look_up(later).values, rows.values)  # once more
+    return rows, taken
+
+
+def test_what_all_ranks_expect_takes_no_exchange_of_sizes(on_ranks: Run) -> None:
+    (whole,) = (each.values for each, _ in on_ranks(1, every_row))
+    for by, exchanges in ((0, 3), (2, 3), (3, 2)):
+        for rank, (rows, taken) in enumerate(on_ranks(3, expecting, by)):
+            assert torch.equal(rows.ids, torch.arange(rank, 50, 3))
+            assert torch.equal(rows.values, whole[rows.ids])
+            assert taken == exchanges
+
+
+def every_row(ranks: Ranks) -> tuple[Rows, int]:
+    return ShardedTable(50, 2, ranks).look_up(torch.arange(50)), 0
 
 
 def shard_of_ten(ranks: Ranks) -> Tensor:

@@ -70,11 +70,18 @@ class ShardedCrossEntropy(nn.Module):
 
         A loss of these rows, with the same targets and `max_targets`, need not ask them.
         """
+        wanted = self.table.want(ids, padded=True, note=self._note(targets, max_targets))
+        return replace(self.table.fetch(wanted), told=wanted.notes)
+
+    def expect(self, ids: Tensor, targets: Tensor, *, max_targets: int | None = None) -> None:
+        """Say what is looked up after the next loss, which then is no sync: the very tensors."""
+        self.table.expect(ids, self._note(targets, max_targets))
+
+    def _note(self, targets: Tensor, max_targets: int | None) -> Tensor:
+        """Return the number of centres of a batch."""
         check_tensor("targets", targets)
         n_buckets, *_ = self._sizes(targets, max_targets)
-        note = (targets != self.loss.ignore_index).any() * n_buckets
-        wanted = self.table.want(ids, padded=True, note=note)
-        return replace(self.table.fetch(wanted), told=wanted.notes)
+        return (targets != self.loss.ignore_index).any() * n_buckets
 
     def forward(
         self,

@@ -43,6 +43,14 @@ class Wanted:
     notes: list[int]  # what each rank told beside
 
 
+class _Plan(NamedTuple):
+    """Rows that are to be wanted; only the device knows how many."""
+
+    ids: Tensor  # [n], by the rank that has them, ascending there; behind them what is not wanted
+    told: Tensor  # [R, 2]: ids for each rank, and the note
+    ends: Tensor  # [2], or none: the smallest id and the largest
+
+
 class _OnItsWay:
     """A number that is copied to the host while the device goes on."""
 
@@ -130,6 +138,8 @@ class ShardedTable(nn.Module):
         self._fetches: list[_Fetch] = []
         self._entries: list[tuple[Tensor, Tensor]] = []  # places in the shard, and gradients
         self._sorted: _Sorted | None = None  # of all of them
+        self._expected: tuple[Tensor, _Plan] | tuple[None, None] = (None, None)
+        self._ready: tuple[Tensor, Wanted] | None = None
 
     def _draw(self, shard: Tensor, seed: int) -> None:
         """Draw the rows of a shard: each rank draws some blocks of the table, for all ranks."""
@@ -166,16 +176,50 @@ class ShardedTable(nn.Module):
             ids: Of items, any number of times.
             padded: Negative ones are passed over.
             besides: Ids that are not wanted, ascending.
-            note: A number for all ranks, which travels along.
+            note: A number for all ranks, not negative, which travels along.
         """
-        ranks, size = self.ranks, self.ranks.size
+        if self._ready is not None and self._ready[0] is ids:
+            (_, wanted), self._ready = self._ready, None
+            return wanted
+        size, (later, plan), self._expected = self.ranks.size, self._expected, (None, None)
+        plans = [self._plan(ids, note, besides), plan or self._plan(ids.flatten()[:0], -1)]
+        told = torch.cat([plan.told for plan in plans], dim=1)
+        theirs = self.ranks.exchange(told.flatten(), [4] * size, [4] * size).view(size, 4)
+        numbers = torch.cat([told[:, ::2], theirs], dim=1).T.flatten()
+        known = torch.cat([numbers, *(plan.ends for plan in plans)]).tolist()
+        by_rank, ends = [known[n : n + size] for n in range(0, 6 * size, size)], known[6 * size :]
+        whole = 0 if padded else len(plans[0].ends)
+        outside = [i for i in ends if i >= self.n_items] + [i for i in ends[:whole] if i < 0]
+        if outside:
+            raise InputError(f"item {outside[0]} is not in the catalogue of {self.n_items:,} items")
+        wanted, next_wanted = (
+            Wanted(plan.ids[: sum(send)], send, *others)
+            for plan, send, *others in zip(
+                plans, by_rank[:2], by_rank[2::2], by_rank[3::2], strict=True
+            )
+        )
+        if later is not None and min(next_wanted.notes) >= 0:
+            self._ready = later, next_wanted
+        return wanted
+
+    @checked
+    @torch.no_grad()
+    def expect(self, ids: Tensor, note: int | Tensor = 0) -> None:
+        """Let the next `want` tell the sizes of a later one as well, which then is no sync.
+
+        That is `want(ids, padded=True)` of this very tensor; a sync after all if a rank expects
+        nothing. Ranks want the same in the same order.
+        """
+        self._expected = ids, self._plan(ids, note)
+
+    def _plan(self, ids: Tensor, note: int | Tensor, besides: Tensor | None = None) -> _Plan:
+        """Put ids in order, each once. Shapes that depend on values would be a sync each."""
         if ids.dtype not in (torch.int32, torch.int64) or ids.device != self.shard.device:
             raise InputError(
                 f"ids of items must be int64 or int32, on {self.shard.device} as the table is; got "
                 f"{str(ids.dtype).removeprefix('torch.')} on {ids.device}"
             )
-        ids = ids.long().flatten().sort().values
-        # Shapes that depend on values would be a sync each: what is not wanted stays, behind.
+        size, ids = self.ranks.size, ids.long().flatten().sort().values
         new = ids >= 0
         new[1:] &= ids[1:] != ids[:-1]
         if besides is not None:
@@ -183,14 +227,9 @@ class ShardedTable(nn.Module):
             new &= near[torch.searchsorted(besides, ids)] != ids
         owners, order = (ids % size).where(new, size).sort(stable=True)
         counts = torch.searchsorted(owners, torch.arange(size + 1, device=ids.device)).diff()
-        told = note.expand(size) if isinstance(note, Tensor) else counts.new_full((size,), note)
-        given = torch.stack([counts, told], dim=1).flatten()
-        theirs = ranks.exchange(given, [2] * size, [2] * size)
-        known = torch.cat([counts, theirs, ids[:1], ids[-1:]]).tolist()
-        send, both, ends = known[:size], known[size : 3 * size], known[3 * size :]
-        if outside := [i for i in ends if i >= self.n_items or (i < 0 and not padded)]:
-            raise InputError(f"item {outside[0]} is not in the catalogue of {self.n_items:,} items")
-        return Wanted(ids[order][: sum(send)], send, both[::2], both[1::2])
+        notes = note.expand(size) if isinstance(note, Tensor) else counts.new_full((size,), note)
+        ends = torch.cat([ids[:1], ids[-1:]])
+        return _Plan(ids[order], torch.stack([counts, notes], dim=1), ends)
 
     def fetch(self, wanted: Wanted) -> Rows:
         """Fetch the rows that were wanted."""
