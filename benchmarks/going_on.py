@@ -84,7 +84,7 @@ def train(dataset: PreparedDataset, epochs: int, seed: int, **options: Any) -> d
 
     given: Any = {"on_epoch": measure, "progress": False, **options}
     result = fit(model, CrossEntropy(chunk_size=512), dataset, settings=settings, **given)
-    row |= {"best_epoch": result.best_epoch, "seconds": result.seconds["training"]}
+    row["best_epoch"] = result.best_epoch
     told = ("carried", "new", "from_neighbours", "dropped", "optimizer")
     return row | {name: result.start[name] for name in told if result.start}
 
