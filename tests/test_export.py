@@ -247,6 +247,7 @@ def test_the_command_says_what_was_compared(
     said = capsys.readouterr()
     assert "on 30 histories (of its dataset): scores of up to" in said.out
     assert "100.00% of the ten best are the same" in said.out
+    assert f"next: sce serve {out}" in said.out
     assert said.err == ""
     assert "exists; choose another directory" in complaint(command, capsys)
     assert main([*command, "--force"]) == 0
