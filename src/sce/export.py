@@ -31,8 +31,9 @@ from sce.serving.exported import ITEMS, MANIFEST, TABLE, TENSOR, TITLES, open_ex
 from sce.training.run import Run
 
 TOLERANCE = 1e-5  # of scores, as a part of the largest of their history
-_ROUNDING = 8  # times what float32 makes of the run's own scores is allowed too: large weights,
-_MOST = 1e-3  # which sharpen attention, make that 1e-4 and more; never more than this
+# Large weights sharpen attention: in float32 the run's own scores are then off by 1e-4 or so, as
+# are those of any other order of operations. Eight times that is allowed too, up to a limit.
+_ROUNDING, _MOST = 8, 1e-3
 HISTORIES = 256  # compared
 _K = 10
 _BATCH, _LENGTH = 5, 7  # of the trace: any but 0 and 1, which would be taken for constants
