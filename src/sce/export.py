@@ -224,8 +224,10 @@ def _write_encoder(model: Backbone, file: Path) -> None:
     shapes = {"embedded": {0: batch, 1: length}, "lengths": {0: batch}}
     with _quiet(), torch.no_grad():
         program = torch.export.export(_Encoder(model), given, dynamic_shapes=shapes)
-        for node in program.graph.nodes:  # with paths of this machine
-            node.meta.pop("stack_trace", None)
+        for part in program.graph_module.modules():
+            if isinstance(part, torch.fx.GraphModule):
+                for node in part.graph.nodes:
+                    node.meta.pop("stack_trace", None)  # with paths of this machine
         if file.suffix == ".pt2":
             torch.export.save(program, file)
         else:
@@ -243,11 +245,18 @@ def _onnx(program: torch.export.ExportedProgram) -> bytes:
     converted = torch.onnx.export(program, dynamo=True, verbose=False)
     assert converted is not None
     model = converted.model_proto
-    graph = model.graph
-    for part in (*graph.node, *graph.input, *graph.output, *graph.value_info, graph, model):
-        part.ClearField("metadata_props")
-        part.ClearField("doc_string")
+    _strip(model)
     return bytes(model.SerializeToString())
+
+
+def _strip(part: Any) -> None:
+    """Clear what was noted beside a graph and all inside it: paths of this machine."""
+    for field, value in part.ListFields():
+        if field.name in ("metadata_props", "doc_string"):
+            part.ClearField(field.name)
+        elif field.message_type is not None:
+            for each in [value] if hasattr(value, "ListFields") else value:
+                _strip(each)
 
 
 @contextmanager
