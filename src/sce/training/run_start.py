@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,17 @@ _REMEDIES = (
 )
 
 
-def check_target(path: Path | str, *, force: bool = False, resume: bool = False) -> bool:
+def check_target(
+    path: Path | str, *, force: bool = False, resume: bool = False, needed: bool = False
+) -> bool:
     """Refuse early to train where something is that must not be lost.
 
     Returns:
         True if a run is there, to be replaced or resumed.
 
     Raises:
-        InputError: When something is there and not a run, or neither `force` nor `resume` is set.
+        InputError: When something is there and not a run, or neither `force` nor `resume` is set;
+            when a run is `needed`, and there is nothing.
     """
     path = Path(path)
     if force and resume:
@@ -50,6 +54,8 @@ def check_target(path: Path | str, *, force: bool = False, resume: bool = False)
         raise InputError("{} replaces a run and {} goes on with it: choose one".format(*given))
     check_writable(path)
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        if needed:
+            raise _nothing_to_resume(path)
         return False
     if not force and not resume:
         raise InputError(
@@ -66,6 +72,15 @@ def check_target(path: Path | str, *, force: bool = False, resume: bool = False)
             f"{named('force', True)} would delete; move it elsewhere first"
         )
     return True
+
+
+def _nothing_to_resume(path: Path) -> InputError:
+    names = [run.parent.name for run in path.parent.glob(f"*/{MANIFEST.file}")]
+    near = get_close_matches(path.name, sorted(names), cutoff=0.0)
+    return InputError(
+        f"there is nothing to resume at {path}: leave out {named('resume', True)} to begin a run "
+        f"there, or mend {named('out')}{'; beside it are ' if near else ''}{', '.join(near)}"
+    )
 
 
 @contextmanager
