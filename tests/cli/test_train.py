@@ -439,7 +439,7 @@ def test_killed_or_interrupted_and_resumed_gives_the_same_numbers(
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         code, said, after = report["codes"][name]
         assert code == 128 + signal.Signals[name]
-        assert "sce: stopping after this step, then saving; once more to stop at once" in said
+        assert "sce: stopping after this batch, then saving; once more to stop at once" in said
         assert "go on with the same command and --resume" in said
         assert after == 0
         assert final(tmp_path / name) == unbroken

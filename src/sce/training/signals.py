@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # which imports torch
     from sce.distributed.ranks import Ranks
 
 _SIGNALS = [s for s in signal.Signals if s.name in ("SIGINT", "SIGTERM", "SIGHUP")]
+_AGREE_EVERY = 16  # batches of a step: then all ranks know of a signal that one of them got
 BROKEN_PIPE = 13  # the number of SIGPIPE, which Python turns into an error
 
 
@@ -59,6 +60,12 @@ class Interrupts:
         if self.received is not None:
             raise StopRequested(self.received)
 
+    def check_between(self, done: int) -> None:
+        """Likewise between two batches of a step, when all ranks have `done` as many."""
+        if (done + 1) % _AGREE_EVERY == 0:
+            self.agree()
+        self.check()
+
     def agree(self, *wishes: bool) -> list[bool]:
         """Let all ranks, which call it at the same step, know of a signal that one of them got.
 
@@ -98,7 +105,7 @@ class Interrupts:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._noted is None:
             self._remember(number)
-            self._answer("stopping after this step, then saving; once more to stop at once")
+            self._answer("stopping after this batch, then saving; once more to stop at once")
         elif self._writing:
             self._answer("still saving; it ends when that is done")
         else:
