@@ -186,7 +186,7 @@ def _plain_warnings() -> Iterator[None]:
 @settings_as_flags()
 @_plain_warnings()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return 0 when done, 2 on wrong input, 130 when interrupted."""
+    """Run one command; return 0 when done, 2 on wrong input, 130 after Ctrl-C."""
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in tokens
     tokens = [token for token in tokens if token != "--debug"]
@@ -207,9 +207,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(f"{error} (see: {command} --help)")
     except BrokenPipeError:
         return 141  # the reader of our output (head, less) went away: not an error of ours
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interruption:
         say("interrupted")
-        return 130
+        return int(getattr(interruption, "exit_code", 130))
     except (InputError, RankError, OSError, UnicodeEncodeError) as error:
         if debug:
             raise

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP while training: the state is saved first."""
+"""Ctrl-C, SIGTERM and SIGHUP while training, or writing rows: the state is saved first."""
 
 import signal
 import sys
@@ -16,11 +16,8 @@ _AGREE_EVERY = 16  # batches of a step: then all ranks know of a signal that one
 BROKEN_PIPE = 13  # the number of SIGPIPE, which Python turns into an error
 
 
-class TrainingInterrupted(KeyboardInterrupt):
-    """Training was asked to stop, and its state has been saved.
-
-    It is a `KeyboardInterrupt`, so that what should end with Ctrl-C does.
-    """
+class Interrupted(KeyboardInterrupt):
+    """A signal came. It is a `KeyboardInterrupt`, so that what should end with Ctrl-C does."""
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
@@ -30,6 +27,28 @@ class TrainingInterrupted(KeyboardInterrupt):
     def exit_code(self) -> int:
         """The exit code that shells expect after this signal."""
         return 128 + self.signal_number
+
+
+class TrainingInterrupted(Interrupted):
+    """Training was asked to stop, and its state has been saved."""
+
+
+@contextmanager
+def as_ctrl_c() -> Iterator[None]:
+    """Within the block SIGTERM and SIGHUP interrupt as Ctrl-C does, where nobody handles them."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise Interrupted("interrupted", number)
+
+    main = threading.current_thread() is threading.main_thread()
+    heard = [n for n in _SIGNALS if main and signal.getsignal(n) is signal.SIG_DFL]
+    for number in heard:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, signal.SIG_DFL)
 
 
 class StopRequested(Exception):  # noqa: N818 - not an error
