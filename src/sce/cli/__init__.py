@@ -117,6 +117,7 @@ VERBS: dict[str, tuple[str, list[str]]] = {
 """Commands with a summary and examples: `sce NAME` calls NAME of sce.cli.NAME, with _ for -."""
 
 
+_RESERVE = [bytearray(2**20)]  # given back to say that memory has run out
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -215,6 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return _complain(_explain(error))
     except BaseException as error:  # panics of polars are no Exceptions
+        _RESERVE.clear()
         reason = ran_out(error)
         if not debug and lacks_threads(error):
             return _complain("no thread could be started; allow more processes (ulimit -u)")
