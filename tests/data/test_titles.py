@@ -53,7 +53,7 @@ def test_integers_and_titles_that_are_numbers(tmp_path: Path) -> None:
 
 def test_columns_that_cannot_be_found(tmp_path: Path) -> None:
     file = write(tmp_path, "csv", "code", "words")
-    with pytest.raises(InputError, match=r"no column looks like the item;.*titles_columns=\("):
+    with pytest.raises(InputError, match=r"no column looks like the item or the title;.*titles_columns=\("):
         read_titles(file)
     assert read_titles(file, ("code", "words")).height == 4
     with pytest.raises(InputError, match="item, title must be different columns"):

@@ -138,10 +138,10 @@ def wanted_columns(
     return given._replace(time=NO_TIME), "us"
 
 
-def read_item_column(path: Path) -> list[int | str]:
-    """Items of a file that has a column of them."""
+def read_item_column(path: Path, name: str | None = None) -> list[int | str]:
+    """Items of a file that has a column of them, perhaps of this name."""
     [file] = find_files(path)
-    table = read_file(file, choose_format(file), ItemColumn(), drop_incomplete=True)
+    table = read_file(file, choose_format(file), ItemColumn(name), drop_incomplete=True)
     return table.rows[USER].to_list()  # the first column
 
 
