@@ -75,7 +75,7 @@ def read_interactions(
     time_unit: UnitName | None = None,
     order: Literal["time", "rows"] = "time",
     drop_incomplete: bool = False,
-    report: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] | None = None,
 ) -> Interactions:
     """Read a log from csv, tsv, jsonl or parquet files, plain or compressed, or from a data frame.
 
@@ -94,6 +94,7 @@ def read_interactions(
     Raises:
         InputError: When a file is missing, malformed or incomplete; says where, and what to do.
     """
+    report = report or (lambda text: None)
     given = Columns(user_column, item_column, time_column)
     given, time_unit = wanted_columns(given, time_unit, order)
     tables: list[Table] = []

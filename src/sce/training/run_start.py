@@ -12,6 +12,7 @@ from sce import __version__
 from sce.data.batches import count_items
 from sce.data.manifest import describe_file, write_array
 from sce.data.prepared import PreparedDataset
+from sce.data.shapes import misfit
 from sce.data.storage import (
     LOCK,
     atomic_directory,
@@ -126,11 +127,17 @@ def run_target(
         yield open_run
 
 
-def _check_config(config: Mapping[str, Any]) -> None:
-    """Refuse what run.json cannot hold, before there is a run."""
+def check_sections(config: Mapping[str, Any]) -> None:
+    """Refuse sections that hold no settings."""
     for section in ("model", "loss", "training"):
         if not isinstance(config[section], Mapping):
             raise InputError(f"config[{section!r}] must be a dictionary; got {config[section]!r}")
+
+
+def _check_config(config: Mapping[str, Any]) -> None:
+    """Refuse what run.json cannot hold, before there is a run."""
+    if (wrong := misfit(config, MANIFEST.shape["config"])) is not None:
+        raise InputError(f"{wrong} of config is missing, or of another kind than sce writes there")
     try:
         json.dumps(config, allow_nan=False)
     except (TypeError, ValueError) as error:

@@ -138,7 +138,7 @@ class Trainer:
         self.rows = trainable_rows(step.sequences)
         self.steps = math.ceil(len(self.rows) / settings.step_size)  # of a whole epoch
         self.total = min(settings.epochs * self.steps, settings.max_steps or math.inf)
-        self.epochs = math.ceil(self.total / self.steps)
+        self.epochs = bar.epochs = math.ceil(self.total / self.steps)
         self.validation = _sample_users(dataset, settings.validation_users)
         self.progress = Progress()
         model: Any = trained.model
