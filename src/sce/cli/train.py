@@ -204,7 +204,8 @@ def train(  # noqa: D417 - the settings document themselves
             say(f"{interruption}; go on with the same command and --resume")
         return interruption.exit_code
     except RankError as error:
-        raise RankError(f"{error}; the same command with --resume goes on") from error
+        how = "with --resume goes on" if (out / MANIFEST.file).exists() else "begins again"
+        raise RankError(f"{error}; the same command {how}") from error
     if not first:
         return 0
     with telling():
