@@ -44,6 +44,22 @@ def test_elsewhere(run: Run, tmp_path: Path, capsys: Capture) -> None:
     assert "0.1423" in out.read_text(encoding="utf-8")
 
 
+def test_a_path_that_is_no_unicode_is_shown_as_it_can_be(tmp_path: Path) -> None:
+    items = Vocabulary.from_integers(range(40))
+    for number in (1, 2):
+        users = Vocabulary.from_integers(range(number, number + 9))
+        data = make_dataset(tmp_path / f"da\udcffta{number}", items, users)
+        write_result(make_run(tmp_path / f"run{number}", data))
+    runs, figures = [str(tmp_path / f"run{number}") for number in (1, 2)], tmp_path / "figures"
+    assert main(["report", runs[0]]) == 0
+    assert r"da\udcffta1" in (tmp_path / "run1/report.html").read_text(encoding="utf-8")
+    out = ["--out", str(tmp_path / "page.html"), "--csv", str(tmp_path / "all.csv")]
+    assert main(["compare", *runs, *out, "--svg", str(figures)]) == 0
+    for name in ("page.html", "all.csv"):
+        assert r"da\udcffta2" in (tmp_path / name).read_text(encoding="utf-8")
+    assert [*figures.iterdir()]
+
+
 def test_a_page_that_cannot_be_made_does_not_replace_one(run: Run, capsys: Capture) -> None:
     (run.path / "report.html").write_text("dear")
     run.result_file.write_text("{")

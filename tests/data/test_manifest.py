@@ -30,3 +30,11 @@ def test_objects_are_never_unpickled(tmp_path: Path) -> None:
     np.save(tmp_path / "objects.npy", np.array([{}], object), allow_pickle=True)
     with (tmp_path / "objects.npy").open("rb") as file, pytest.raises(ValueError, match="object"):
         map_array(file)
+
+
+@pytest.mark.parametrize("head", ["-" * 9000 + "1", "1+" * 4000 + "1", "[" * 9000])
+def test_a_head_that_is_nested_deeply_is_a_damaged_file(tmp_path: Path, head: str) -> None:
+    size = len(head).to_bytes(2, "little")
+    (tmp_path / "deep.npy").write_bytes(b"\x93NUMPY\x01\x00" + size + head.encode())
+    with (tmp_path / "deep.npy").open("rb") as file, pytest.raises(ValueError, match="not the hea"):
+        map_array(file)

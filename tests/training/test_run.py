@@ -217,6 +217,8 @@ def test_targets(run: Run, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert check_target(tmp_path / "empty") is False
     assert check_target(tmp_path / "empty", resume=True) is False
+    with pytest.raises(InputError, match=r"nothing to resume at .*empty: leave out resume=True"):
+        check_target(tmp_path / "empty", resume=True, needed=True)
     with pytest.raises(
         InputError, match="exists; go on with resume=True, replace it with force=True"
     ):

@@ -34,6 +34,7 @@ def needs_report(module: str) -> Any:
 
 def write_page(path: Path, text: str) -> None:
     """Write a file whole or not at all; a pipe or a device is written as it is."""
+    text = text.encode(errors="backslashreplace").decode()  # paths may be no Unicode
     try:
         if path.exists() and not path.resolve().is_file():
             path.write_text(text, encoding="utf-8")

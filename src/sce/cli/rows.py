@@ -22,6 +22,7 @@ from sce.data.storage import atomic_file, empty, read_json, write_json
 from sce.errors import InputError
 from sce.memory import require_memory
 from sce.recommended import SIMILAR
+from sce.training.signals import as_ctrl_c
 
 if TYPE_CHECKING:
     from sce.recommended import Recommended
@@ -159,7 +160,7 @@ def open_rows(
         rows.finish()
         return
     chosen = _choose(out, format_, force=force)
-    with atomic_file(out, keep=STATE) as partial:
+    with as_ctrl_c(), atomic_file(out, keep=STATE) as partial:
         state_file = partial.with_name(STATE)
         saved = None
         with suppress(InputError, FileNotFoundError):

@@ -287,7 +287,7 @@ def _check_codes(dataset: PreparedDataset) -> None:
     """Refuse codes without an id or order, sequences that overlap, test sequences too short."""
     for known in (dataset.user_ids, dataset.item_ids, dataset.everyone, dataset.titles):
         if known is not None:
-            known.check()
+            known.check(titles=known is dataset.titles)
     groups = [(dataset.train, dataset.user_ids, 0), (dataset.test, dataset.user_ids, MIN_EVALUATED)]
     if dataset.everyone is not None and dataset.whole is not None:
         groups.append((dataset.whole, dataset.everyone, 0))

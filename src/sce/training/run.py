@@ -137,7 +137,7 @@ class Run:
         try:
             if "titles" in owners:
                 titles = Vocabulary.from_arrays("string", owners["titles"])
-                titles.check()
+                titles.check(titles=True)
             dataset = DatasetInfo(**manifest["dataset"])
             item_ids = Vocabulary.from_arrays(manifest["item_ids"], owners["items"])
             item_ids.check()
