@@ -48,7 +48,7 @@ def check_target(path: Path | str, *, force: bool = False, resume: bool = False)
     if force and resume:
         given = named("force", True), named("resume", True)
         raise InputError("{} replaces a run and {} goes on with it: choose one".format(*given))
-    check_writable(path)
+    check_writable(path, replaced=not resume)
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return False
     if not force and not resume:
