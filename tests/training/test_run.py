@@ -1,4 +1,5 @@
 import json
+import math
 import pickle
 import shutil
 from contextlib import suppress
@@ -143,6 +144,14 @@ def test_weights_of_another_shape_are_refused(run: Run) -> None:
         load_model(run)
 
 
+def test_weights_that_are_no_numbers_are_refused(run: Run) -> None:
+    weights = load_model(run).state_dict()
+    weights["catalogue"][1, 2] = math.inf
+    write_tensors(run.best_weights, weights, {"run": run.identity})
+    with pytest.raises(InputError, match="some of its weights are not finite numbers"):
+        load_model(run)
+
+
 def test_weights_of_another_run_are_refused(
     run: Run, dataset: PreparedDataset, tmp_path: Path
 ) -> None:
@@ -233,6 +242,14 @@ def test_targets(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="is a file"):
         check_target(tmp_path / "file", force=True)
+
+
+def test_the_current_directory_is_not_replaced(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run.path)
+    for path in (".", run.path):
+        with pytest.raises(InputError, match="is the current directory; name one inside it"):
+            check_target(path, force=True)
+    assert check_target(".", resume=True) is True
 
 
 def test_a_run_is_replaced(run: Run, dataset: PreparedDataset) -> None:

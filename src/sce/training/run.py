@@ -34,7 +34,7 @@ from sce.distributed.checkpoint import LATEST, read_whole
 from sce.errors import InputError, TrainingWarning, named
 from sce.models.base import Backbone
 from sce.models.registry import BACKBONES
-from sce.training.checkpoint import read_tensors, with_prefix
+from sce.training.checkpoint import are_finite, read_tensors, with_prefix
 from sce.training.ranks import RANKS
 from sce.units import plural
 
@@ -253,6 +253,8 @@ def load_model(run: Run, device: torch.device | str = "cpu") -> Backbone:
         raise MANIFEST.damaged(run.path, f"the settings of its model: {error}") from error
     if {n: t.shape for n, t in weights.items()} != {n: t.shape for n, t in expected.items()}:
         raise MANIFEST.damaged(run.path, "its weights are of another model")
+    if not are_finite(weights.values()):
+        raise MANIFEST.damaged(run.path, "some of its weights are not finite numbers")
     model = entry.build(run.dataset.n_items)
     model.load_state_dict(weights)
     return model.to(device).eval()
