@@ -42,6 +42,12 @@ USERS: dict[Any, Recommended] = {
 }
 
 
+def test_a_name_that_polars_cannot_take_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UnicodeEncodeError):
+        write(tmp_path / "\udcff.parquet", {})
+    assert not list(tmp_path.iterdir())
+
+
 def test_csv(tmp_path: Path) -> None:
     write(tmp_path / "rows.csv", USERS)
     text = (tmp_path / "rows.csv").read_text(encoding="utf-8")

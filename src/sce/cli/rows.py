@@ -199,6 +199,7 @@ def _choose(out: Path, format_: Format | None, *, force: bool) -> str:
         known = ", ".join(f".{name}" for name in get_args(Format))
         raise InputError(f"{out} ends in none of {known}; name it so, or choose with --format")
     if chosen == "parquet":
+        str(out).encode()  # polars takes no other names; refused by `main`
         require_memory(0, f"writing {out}", mapped=1e9)
         try:
             import polars  # noqa: F401 - rather now than at the end
