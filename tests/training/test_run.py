@@ -6,9 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from sce.data.manifest import describe_file, write_array
 from sce.data.prepared import PreparedDataset
 from sce.data.storage import write_json
 from sce.errors import InputError
@@ -105,6 +107,15 @@ def test_contents_that_do_not_fit_each_other_are_said(change: Any, message: str,
     change(content)
     write_json(file, content)  # with a checksum that fits
     with pytest.raises(InputError, match=f"run is half-written or altered: .*{message}"):
+        Run.open(run.path)
+
+
+def test_a_popularity_of_other_items_is_refused(run: Run) -> None:
+    write_array(run.path / "popularity.npy", np.zeros(3, np.int64))
+    content = json.loads((run.path / "run.json").read_text())
+    content["files"]["popularity.npy"] = describe_file(run.path / "popularity.npy")
+    write_json(run.path / "run.json", content)
+    with pytest.raises(InputError, match=r"altered: popularity.npy is not a count of \d+ items"):
         Run.open(run.path)
 
 

@@ -146,6 +146,11 @@ class Run:
         if dataset.n_items != len(item_ids):
             what = f"{dataset.n_items} items, and ids of {len(item_ids)}"
             raise MANIFEST.damaged(path, what)
+        popularity = owners["popularity"].get("")
+        if popularity is not None and not (
+            popularity.shape == (len(item_ids),) and popularity.dtype == np.int64
+        ):
+            raise MANIFEST.damaged(path, f"popularity.npy is not a count of {len(item_ids)} items")
         return cls(
             path=path,
             config=manifest["config"],
@@ -156,7 +161,7 @@ class Run:
             sce_version=manifest["sce"],
             identity=manifest["identity"],
             titles=titles,
-            popularity=owners["popularity"].get(""),
+            popularity=popularity,
         )
 
     @property
