@@ -170,6 +170,16 @@ def test_a_file_that_is_there_is_kept_until_the_new_one_is_whole(tmp_path: Path)
     assert out.read_text().endswith("9,c,2.0,1,popular\n")
 
 
+def test_a_file_that_appears_meanwhile_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "rows.csv"
+    monkeypatch.setattr(Rows, "finish", lambda _: out.write_text("dear"))
+    with pytest.raises(InputError, match="it was written meanwhile; move it away"):
+        write(out, USERS)
+    assert out.read_text() == "dear"
+
+
 def test_a_disk_that_is_full_when_parquet_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -181,6 +181,8 @@ def open_rows(
                 rows.finish()
                 if chosen == "parquet":
                     _write_parquet(text, partial, rows.text, columns_of(whose, titles=titles))
+                if out.exists() and not force:
+                    raise FileExistsError(errno.EEXIST, "it was written meanwhile; move it away")
             except (KeyboardInterrupt, OSError):
                 if state_file.exists():
                     say("what was written is kept: the same command goes on with it")
