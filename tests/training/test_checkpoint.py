@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -132,6 +133,15 @@ def test_what_a_crash_left_is_cleared_by_the_next_write(tmp_path: Path) -> None:
     (litter / ".tmpXYZ").write_text("half")
     write_text(tmp_path / "file", "whole")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_file_that_may_not_be_read_is_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "safe_open", Mock(side_effect=FileNotFoundError))
+    (tmp_path / "weights").touch()
+    with pytest.raises(InputError, match="weights cannot be read: permission denied"):
+        read_tensors(tmp_path / "weights")
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:

@@ -248,8 +248,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             metadata = parse_json((file.metadata() or {}).get(_METADATA, "{}").encode())
             if not isinstance(metadata, dict):
                 raise ValueError("its metadata are not a JSON object")
-    except FileNotFoundError as error:
-        raise InputError(f"{path} is missing") from error
+    except FileNotFoundError as error:  # the library says so, too, of what may not be read
+        what = "cannot be read: permission denied" if path.exists() else "is missing"
+        raise InputError(f"{path} {what}") from error
     except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise InputError(f"{path} is half-written or altered: {error}") from error
     written = metadata.pop("blake2b", None)
