@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -27,7 +28,7 @@ from sce.training.signals import TrainingInterrupted
 from sce.training.slices import SlicedStep, seeds_of_slice
 from sce.training.step import StepSeeds, TrainingStep
 from tests.cycle_data import MODEL, make_cycle, train
-from tests.distributed.pool import run_launched
+from tests.distributed.pool import hold_store, run_launched
 
 CPU = torch.device("cpu")
 needs_gloo = pytest.mark.skipif(
@@ -183,18 +184,37 @@ def test_a_captured_step_has_one_batch(data: Path) -> None:
         train(PreparedDataset.load(data), accumulate=2, capture=True)
 
 
-def command(rank: int, directory: Path, data: Path, attempt: int) -> None:
+def command(rank: int, directory: Path, data: Path, attempt: int, *flags: str) -> None:
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt)
     options = ["--loss", "ce", "--epochs", "1", "--device", "cpu", "--model.dim", "8"]
     file = (directory / f"{rank}.txt").open("w")
     with file, redirect_stdout(file), redirect_stderr(file):
-        code = main(["train", str(data), "--out", str(directory / "run"), *options])
-    assert code == 0
+        code = main(["train", str(data), "--out", str(directory / "run"), *options, *flags])
+    sys.exit(code)
 
 
 @needs_gloo
 def test_the_command_tells_once_and_goes_on_when_started_again(tmp_path: Path, data: Path) -> None:
+    store = hold_store()
     for attempt, said in enumerate(["NDCG@10", "training has ended already"]):
-        assert run_launched(2, command, tmp_path, data, attempt) == [0, 0]
+        assert run_launched(2, command, tmp_path, data, attempt, store=store) == [0, 0]
         assert said in (tmp_path / "0.txt").read_text()
         assert (tmp_path / "1.txt").read_text() == ""
+
+
+@needs_gloo
+def test_a_command_that_is_started_again_takes_up_its_own_run_alone(
+    tmp_path: Path, data: Path
+) -> None:
+    runs = []
+    first, second, third = hold_store(), hold_store(), hold_store()
+    for store, attempt, flags, code, said in (
+        (first, 0, (), 0, "NDCG@10"),
+        (second, 1, ("--force",), 0, "NDCG@10"),  # the attempt before was killed early
+        (second, 2, ("--force",), 0, "training has ended already"),
+        (third, 1, (), 2, "exists; go on with --resume, replace it with --force"),
+    ):
+        assert run_launched(1, command, tmp_path, data, attempt, *flags, store=store) == [code]
+        assert said in (tmp_path / "0.txt").read_text()
+        runs.append((tmp_path / "run").stat().st_ino)
+    assert runs[0] != runs[1] == runs[2] == runs[3]

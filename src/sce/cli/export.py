@@ -1,5 +1,6 @@
 """`sce export`: a run for use without torch."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -37,3 +38,5 @@ def export(
             f"{found['scale']:.3g} differ by at most {found['difference']:.1e}; "
             f"{found['overlap@10']:.2%} of the ten best are the same"
         )
+        if format == "onnx":
+            print(f"next: sce serve {shlex.quote(str(out))}")

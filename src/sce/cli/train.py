@@ -28,6 +28,7 @@ from sce.config import (
     with_model_of,
 )
 from sce.data.prepared import PreparedDataset
+from sce.distributed.ranks import was_started
 from sce.errors import InputError, RankError
 from sce.losses import DEFAULT_LOSS, LOSSES
 from sce.models.registry import BACKBONES
@@ -132,8 +133,9 @@ def train(  # noqa: D417 - the settings document themselves
         out: Directory of the run to write. [default: runs/PREPARED-LOSS]
         config: TOML file of settings, in tables [model], [loss], [training]; options override it.
         start_from: Another run, of whose best weights and optimizer state to begin: items are
-            carried over by their ids, new ones begin as the mean of known ones near them, and the
-            model is that of the run. What it begins with is measured as epoch 0.
+            carried over by their ids, new ones begin as the mean of known ones near them (or as
+            "sce add-items" made them before), and the model is that of the run. What it begins with
+            is measured as epoch 0.
         like: A run that has ended: take its settings, and its best epoch as the number of epochs,
             without patience; options override them. For a dataset of "sce prepare --split none".
         resume: Go on with the run in --out, from where it was stopped, interrupted or killed.
@@ -150,8 +152,11 @@ def train(  # noqa: D417 - the settings document themselves
         file = with_model_of(out if begun_there and out else start_from, file)
     chosen = Config.compose(file, options)
     first = os.environ.get("RANK", "0") == "0"  # of torchrun's processes the one that tells
-    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
-        resume, force = True, False  # torchrun has begun this command before
+    place = Path("runs") / prepared.resolve().name
+    usual = [place.with_name(f"{place.name}-{name}") for name in (DEFAULT_LOSS, "ce")]
+    named = place.with_name(f"{place.name}-{chosen.loss_name}")
+    if any(map(was_started, [*usual, named] if out is None else [out])):
+        resume, force = True, False
     if dropped and first:
         left_out = f"leaving out its {', '.join(dropped)}"
         say(f"{config or like} is for another loss than {chosen.loss_name}: {left_out}")
@@ -166,7 +171,6 @@ def train(  # noqa: D417 - the settings document themselves
             f"{prepared} has no test users by whom to see when to stop; say how long to train with "
             "--epochs N, or take a measured run's settings and best epoch with --like RUN"
         )
-    usual = [Path("runs") / f"{prepared.resolve().name}-{name}" for name in (DEFAULT_LOSS, "ce")]
     if not (file.get("loss") or options["loss"] or chosen.training.row_wise):
         found = [path for path in usual if (path / MANIFEST.file).exists()]
         if resume and out is None and len(found) == 1:  # perhaps begun on another kind of device
@@ -177,7 +181,7 @@ def train(  # noqa: D417 - the settings document themselves
         if first and begun is None and chosen.loss_name == "ce":
             why = f"with {plural(dataset.n_items, 'item')} it takes less time than SCE on a CPU"
             say(f"exact cross-entropy: {why}; --loss sce takes the latter")
-    out = out or Path("runs") / f"{prepared.resolve().name}-{chosen.loss_name}"
+    out = out or place.with_name(f"{place.name}-{chosen.loss_name}")
     if first and force and (out / MANIFEST.file).exists():
         say(f"{out} will be replaced when training begins, before the new run has saved anything")
     chosen = with_shards(chosen, dataset, device, begun_with(out) if resume else {}, first)

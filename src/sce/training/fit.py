@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sce.data.batches import IGNORED, DeviceSequences
 from sce.data.prepared import PreparedDataset
-from sce.distributed.ranks import Ranks, in_torchrun, start_ranks
+from sce.distributed.ranks import Ranks, in_torchrun, start_ranks, was_started
 from sce.distributed.table import ShardedTable
 from sce.errors import InputError, TrainingWarning, check_types
 from sce.evaluation.ranking import longest_history
@@ -23,7 +23,7 @@ from sce.training.describe import describe_loss, describe_model, name_model
 from sce.training.device import (
     PeakMemory,
     free_memory,
-    quiet_bf16,
+    quiet_torch,
     resolve_device,
     same_bits,
     spare_workspace,
@@ -90,7 +90,8 @@ def fit(
         out: The directory of the run: records, weights, and the checkpoint to resume from. Without
             it nothing is written.
         resume: Resume the run in `out`, if there is one.
-        force: Replace the run in `out`, when training begins.
+        force: Replace the run in `out`, when training begins; not again where torchrun starts a
+            script once more, which then resumes what it has begun.
         start_from: The directory of another run, of the same model, whose best weights and
             optimizer state to begin with, by the ids of the items; new items begin as the mean of
             known ones near them. A loss with weights of its own keeps those. The evaluation before
@@ -111,6 +112,8 @@ def fit(
     others |= {"start_from": start_from}
     others |= {"loss_name": loss_name, "on_epoch": on_epoch, "progress": progress}
     check_types(others, get_type_hints(fit))
+    if out is not None and was_started(out):
+        resume, force = True, False
     described = {"model": describe_model(model), "loss": {}, "training": asdict(settings)}
     described |= config or {}
     if out is not None and (loss_name is not None or not described["loss"]):
@@ -158,7 +161,7 @@ def _fit(
         ) as open_run,
         torch.random.fork_rng(devices=gpus),
         same_bits(device) if settings.deterministic else spare_workspace(device),
-        quiet_bf16(),
+        quiet_torch(),
         explained_errors(model, loss, compiled=settings.compile),
         sparse_gradients(model, loss, wanted=settings.row_wise),
     ):

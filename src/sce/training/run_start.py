@@ -20,6 +20,7 @@ from sce.data.storage import (
     partial_directory,
     write_json,
 )
+from sce.distributed.ranks import note_start
 from sce.errors import InputError, named
 from sce.training.code import CODE
 from sce.training.run import FILES, MANIFEST, DatasetInfo, Run
@@ -102,6 +103,7 @@ def run_target(
             if manifest is not None:
                 write_json(path / MANIFEST.file, manifest)
                 return Run.open(path)
+            note_start(path)
             run = start_run(
                 path, dataset, config=config, derived=derived, model=model, replace=exists
             )

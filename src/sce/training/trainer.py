@@ -255,6 +255,7 @@ class Trainer:
                 )
                 set_rate(self.step.optimizer, factor)
                 statistics = number % statistics_every == 0
+                self.step.upcoming = batches[number + 1] if number + 1 < steps else None
                 result = self.step(batches[number], seeds[number], with_statistics=statistics)
                 monitor.add(result, number + 1, batches[number], targets[number])
                 last = number + 1 == steps
