@@ -97,6 +97,8 @@ def test_errors_of_the_system_and_of_ours_and_interrupts(
     assert "Permission denied: 'data/clicks'" in complaint(["prepare"], capsys)
     with pytest.raises(PermissionError):
         main(["prepare", "--debug"])
+    app.side_effect = FileNotFoundError(2, "No such file or directory")
+    assert "the current directory was deleted" in complaint(["train"], capsys)
     app.side_effect = RankError("no answer from rank 1")
     assert "no answer from rank 1" in complaint(["train"], capsys)
     app.side_effect = ZeroDivisionError

@@ -79,6 +79,10 @@ def test_what_is_not_text_is_one_line(run: Run, name: str, capsys: Capture) -> N
 def test_where_it_cannot_be_written(run: Run, tmp_path: Path, capsys: Capture) -> None:
     line = complaint(["report", str(run.path), "--out", str(tmp_path)], capsys)
     assert "is a directory" in line
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    line = complaint(["report", str(run.path), "--out", str(loop)], capsys)
+    assert f"cannot write {loop}" in line
     over = run.path / "run.json"
     line = complaint(["report", str(run.path), "--out", str(over)], capsys)
     assert "has the ending of a record of a run" in line

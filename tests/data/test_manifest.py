@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sce.data.manifest import map_array, write_array
+from sce.data.manifest import Manifest, map_array, write_array
+from sce.errors import InputError
 
 
 @pytest.mark.parametrize(
@@ -38,3 +39,10 @@ def test_a_head_that_is_nested_deeply_is_a_damaged_file(tmp_path: Path, head: st
     (tmp_path / "deep.npy").write_bytes(b"\x93NUMPY\x01\x00" + size + head.encode())
     with (tmp_path / "deep.npy").open("rb") as file, pytest.raises(ValueError, match="not the hea"):
         map_array(file)
+
+
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    kind = Manifest("x.json", "x", 1, "x", "sce x", "make it again")
+    kind.write(tmp_path, {"files": {300 * "n": {"bytes": 1, "blake2b": ""}}})
+    with pytest.raises(InputError, match=rf"cannot read {tmp_path}/n+: File name too long"):
+        kind.open(tmp_path)

@@ -235,6 +235,8 @@ def _explain(error: Exception) -> str:
     # Errors of files have their names.
     if isinstance(error, OSError) and error.filename is None and error.errno in _UNWRITABLE:
         return f"cannot write to standard output: {error.strerror}"
+    if isinstance(error, FileNotFoundError) and error.filename is None:
+        return "the current directory was deleted; change to one that is there"
     return str(error)
 
 

@@ -46,6 +46,10 @@ def write_page(path: Path, text: str) -> None:
 
 def check_page(path: Path) -> None:
     """Refuse early to write where a record of a run or sweep would be lost."""
+    try:
+        path.resolve()
+    except (OSError, RuntimeError) as error:  # a loop of links
+        raise InputError(f"cannot write {path}: {error}") from error
     if path.is_dir():
         raise InputError(f"{path} is a directory; name a file, such as {path / 'report.html'}")
     if path.suffix in _RECORDS:

@@ -182,6 +182,8 @@ def open_rows(
                 rows.finish()
                 if chosen == "parquet":
                     _write_parquet(text, partial, rows.text, columns_of(whose, titles=titles))
+                if out.exists() and not force:
+                    raise FileExistsError(errno.EEXIST, "it was written meanwhile; move it away")
             except (KeyboardInterrupt, OSError):
                 if state_file.exists():
                     say("what was written is kept: the same command goes on with it")
@@ -200,6 +202,7 @@ def _choose(out: Path, format_: Format | None, *, force: bool) -> str:
         known = ", ".join(f".{name}" for name in get_args(Format))
         raise InputError(f"{out} ends in none of {known}; name it so, or choose with --format")
     if chosen == "parquet":
+        str(out).encode()  # polars takes no other names; refused by `main`
         require_memory(0, f"writing {out}", mapped=1e9)
         try:
             import polars  # noqa: F401 - rather now than at the end

@@ -122,6 +122,9 @@ class Manifest:
             except InputError:
                 if is_same(directory, path):
                     raise
+            except OSError as error:
+                file = path / str(error.filename)
+                raise InputError(f"cannot read {file}: {error.strerror}") from error
             finally:
                 os.close(directory)
 

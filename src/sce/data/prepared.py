@@ -309,11 +309,9 @@ def check_target(path: Path | str, *, force: bool = False, manifest: Manifest = 
         True if a prepared dataset, or what the manifest is of, is there, to be replaced.
     """
     path = Path(path)
-    check_writable(path)
+    check_writable(path, replaced=True)
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file; name a directory that is not there yet")
-    if path.resolve() == Path.cwd():
-        raise InputError(f"{path} is the current directory; name one inside it, or another")
     found = {entry.name: entry.is_dir() for entry in path.iterdir()} if path.exists() else {}
     if not found:
         return False

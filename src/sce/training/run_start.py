@@ -54,7 +54,7 @@ def check_target(
     if force and resume:
         given = named("force", True), named("resume", True)
         raise InputError("{} replaces a run and {} goes on with it: choose one".format(*given))
-    check_writable(path)
+    check_writable(path, replaced=not resume)
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         if needed:
             raise _nothing_to_resume(path)
