@@ -74,7 +74,8 @@ def run(out: Path, data: Path, name: str, **changes: Any) -> dict[str, Any]:
     """Train with 5 sequences a batch, so that the last step has batches that are empty."""
     dataset, (loss, others) = PreparedDataset.load(data), LOSSES[name]
     model = SASRec(dataset.n_items, MODEL, dropout=0.2)
-    result = train(dataset, loss, model=model, out=out, batch_size=5, **others, **changes)
+    changes = {"batch_size": 5, **others, **changes}
+    result = train(dataset, loss, model=model, out=out, **changes)
     found = {"test": result.test, "loss": [record["loss"] for record in result.history]}
     weights = {name: tensor.tolist() for name, tensor in model.state_dict().items()}
     return found | {"weights": weights}
@@ -163,6 +164,51 @@ def test_a_signal_to_one_rank_saves_once_and_another_number_goes_on(
     alone = by_ranks(1, tmp_path / "ranks", data, "interrupted", resume=True)
     assert alone == by_ranks(1, tmp_path / "alone", data, "interrupted", accumulate=2)
     assert state(tmp_path / "ranks") == state(tmp_path / "alone")
+
+
+class Stopped(CrossEntropy):
+    """Sends a signal to its own process at some batch."""
+
+    def __init__(self, at: int = 0) -> None:
+        super().__init__()
+        self.at, self.calls = at, [0]  # which a step's copy of the loss shares
+
+    def forward(self, *inputs: Any, **options: Any) -> Tensor:
+        self.calls[0] += 1
+        if self.calls[0] == self.at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().forward(*inputs, **options)
+
+
+@pytest.mark.parametrize("save_minutes", [0.0, 10.0])
+def test_a_signal_within_a_step_loses_that_step_alone(
+    save_minutes: float, tmp_path: Path, data: Path
+) -> None:
+    given: Any = {"batch_size": 2, "accumulate": 6, "save_minutes": save_minutes}
+    dataset, loss = PreparedDataset.load(data), Stopped(at=6 * 2 + 3)  # of 4 steps the third
+    with pytest.raises(TrainingInterrupted, match="in epoch 1 after step 2 of 4; everything"):
+        train(dataset, loss, out=tmp_path / "run", loss_name="ce", **given)
+    assert loss.calls == [loss.at]
+    train(dataset, Stopped(), out=tmp_path / "run", loss_name="ce", resume=True, **given)
+    train(dataset, Stopped(), out=tmp_path / "whole" / "run", loss_name="ce", **given)
+    assert state(tmp_path) == state(tmp_path / "whole")
+
+
+def test_batches_of_a_step_that_are_empty_take_no_time(data: Path) -> None:
+    dataset = PreparedDataset.load(data)
+    few, many = (
+        train(dataset, batch_size=5, accumulate=number).history for number in (11, 1_000_000)
+    )
+    assert [record["loss"] for record in few] == [record["loss"] for record in many]
+
+
+@needs_gloo
+def test_a_signal_within_a_step_of_one_rank_is_known_to_all(tmp_path: Path, data: Path) -> None:
+    said = by_ranks(2, tmp_path, data, "interrupted", accumulate=48, batch_size=1)
+    assert said == 2 * [
+        "TrainingInterrupted: stopped in epoch 1 after step 0 of 1; everything is saved in "
+        f"{tmp_path / 'run'}"
+    ]
 
 
 @needs_gloo

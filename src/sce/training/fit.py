@@ -33,7 +33,7 @@ from sce.training.preflight import explained_errors, preflight
 from sce.training.progress import TrainingProgress
 from sce.training.result import FitResult, conclude
 from sce.training.run import Run
-from sce.training.run_start import note_divergence, run_target
+from sce.training.run_start import check_sections, note_divergence, run_target
 from sce.training.settings import TrainingSettings
 from sce.training.shards import ShardedStep, begun_with, settle, sharded_catalogue
 from sce.training.signals import Interrupts, StopRequested, TrainingInterrupted
@@ -116,6 +116,7 @@ def fit(
         resume, force = True, False
     described = {"model": describe_model(model), "loss": {}, "training": asdict(settings)}
     described |= config or {}
+    check_sections(described)
     if out is not None and (loss_name is not None or not described["loss"]):
         described["loss"] = describe_loss(loss, loss_name)
     launched = settings.device in ("auto", "cuda") and in_torchrun()  # a GPU for each
@@ -222,7 +223,6 @@ def _train(
         Interrupts(wanted=written is not None, say=progress, ranks=ranks) as interrupts,
         TrainingProgress(
             wanted=progress,
-            epochs=settings.epochs,
             memory=memory,
             on_lost=interrupts.lose_reader,
         ) as bar,

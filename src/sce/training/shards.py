@@ -97,7 +97,7 @@ class ShardedStep(SlicedStep):
             total, counted = self.sharded.total(states, found, targets, **options)
         return total, torch.stack(list(counted)) if with_statistics and len(rows) else None
 
-    def _count_placed(self, slices: list[Tensor], seeds: StepSeeds) -> list[int]:
+    def _count_placed(self, slices: list[Tensor], seeds: StepSeeds) -> int:
         with torch.no_grad():
             return super()._count_placed(slices, seeds)
 
