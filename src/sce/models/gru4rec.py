@@ -32,7 +32,7 @@ class GRU4RecSettings:
     dim: int = 64
     """Width of item embeddings and hidden states."""
     blocks: int = 1
-    """Recurrent layers."""
+    """Blocks, one after another."""
     dropout: float = 0.2
     """Share of embeddings, and of the states after each layer, dropped in training."""
     max_length: int = 200

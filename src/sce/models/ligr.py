@@ -27,7 +27,7 @@ class LiGRSettings(TransformerSettings):
     dim: int = 64
     """Width of item embeddings and hidden states."""
     blocks: int = 2
-    """Transformer blocks."""
+    """Blocks, one after another."""
     heads: int = 1
     """Attention heads; they divide dim."""
     widening: int = 4

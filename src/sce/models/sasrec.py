@@ -29,7 +29,7 @@ class SASRecSettings(TransformerSettings):
     dim: int = 64
     """Width of item embeddings and hidden states."""
     blocks: int = 2
-    """Transformer blocks."""
+    """Blocks, one after another."""
     heads: int = 1
     """Attention heads; they divide dim."""
     dropout: float = 0.2
