@@ -96,6 +96,7 @@ def _run(app: Any, listening: socket.socket) -> None:
         app,
         http=_needs("protocol").ImpatientProtocol,
         ws="none",
+        proxy_headers=False,
         lifespan="on",
         log_config=None,
         access_log=False,

@@ -12,10 +12,9 @@ wait for each other busily at every product, which beside other work takes sever
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +22,11 @@ from numpy.typing import NDArray
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, show_value
 from sce.serving.exported import MANIFEST, Exported, open_export
-from sce.serving.ranking import Codes, Floats, rescore, top_k, warm_up
+from sce.serving.onnx_graph import make_session, needed
+from sce.serving.ranking import Codes, Floats, rank, rescore, top_k, warm_up
+from sce.serving.screen import Screen, exact_here
 
+_SCREENED = 1 << 15  # items, from which on integers rule out most: below, all are scored sooner
 Id = int | str
 Encode = Callable[[Floats, Codes], Floats]
 """From embedded histories [b, l, d] and their lengths [b] to states [b, d]."""
@@ -77,6 +79,8 @@ class Engine:
     """Checksum of the content."""
     titles: Vocabulary | None = None
     """Titles by catalogue index, to be decoded: `titles.decode(item_ids.lookup(ids))`."""
+    screened: bool = False
+    """Rule out most of many items by integers, with onnxruntime; the ranking is the same."""
     _norms: Floats = field(init=False, repr=False)
     _norm: float = field(init=False, repr=False)  # the largest
 
@@ -118,7 +122,13 @@ class Engine:
             max_length=exported.manifest["max_length"],
             version=exported.version,
             titles=exported.titles,
+            screened=exported.manifest["encoder"].endswith(".onnx"),
         )
+
+    @cached_property
+    def _screen(self) -> Screen | None:
+        wanted = self.screened and self.n_items >= _SCREENED and exact_here()
+        return Screen(self.table) if wanted else None
 
     @property
     def n_items(self) -> int:
@@ -230,40 +240,41 @@ class Engine:
             if requests[row].allow is not None:
                 codes = np.setdiff1d(allowed[row][allowed[row] >= 0], hidden[row])
                 if len(codes):
-                    of = requests[row].k, np.empty(0, np.int64)
-                    ((places, scores),) = self._best([states[row]], self.table[codes], [of])
+                    depth, nothing = np.array([requests[row].k]), np.empty(0, np.int64)
+                    ((places, scores),) = top_k(
+                        states[row][None], self.table[codes], depth, (nothing, nothing), self._norm
+                    )
                     ranked[row] = codes[places], scores
         rows = [row for row in filled if requests[row].allow is None]
         if rows:
-            asked = [(requests[row].k, hidden[row]) for row in rows]
-            found = self._best([states[row] for row in rows], self.table, asked)
+            depths = np.array([requests[row].k for row in rows], np.int64)
+            found = self._best(
+                np.stack([states[row] for row in rows]), depths, [hidden[row] for row in rows]
+            )
             for row, one in zip(rows, found, strict=True):
                 ranked[row] = one
         return ranked
 
     def _best(
-        self, states: Sequence[Floats], table: Floats, asked: Sequence[tuple[int, Codes]]
+        self, states: Floats, depths: Codes, hidden: Sequence[Codes]
     ) -> list[tuple[Codes, Floats]]:
-        """The best of a table for each state, given how many, and which not."""
-        depths = np.array([k for k, _ in asked], np.int64)
-        hidden = [codes for _, codes in asked]
+        """The best of the catalogue for each state, given how many, and which not."""
         of = np.repeat(np.arange(len(hidden)), [len(codes) for codes in hidden])
-        return top_k(np.stack(states), table, depths, (np.concatenate(hidden), of), self._norm)
+        flat = np.concatenate(hidden), of
+        found = self._screen and self._screen.candidates(states, depths, flat)
+        if found:
+            return rank(states, self.table, depths, found, self._norm)
+        return top_k(states, self.table, depths, flat, self._norm)
 
 
 def one_core_a_call() -> None:
     """Let BLAS use one thread a call, in this whole process."""
-    _needed("threadpoolctl").threadpool_limits(1, "blas")
+    needed("threadpoolctl").threadpool_limits(1, "blas")
 
 
 def onnx_encoder(model: bytes, *, threads: int = 1) -> Encode:
     """The encoder in an ONNX file."""
-    onnxruntime = _needed("onnxruntime")
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    # Threads that wait busily would take the cores from numpy, which ranks between two batches.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session = make_session(model, threads=threads)
 
     def encode(embedded: Floats, lengths: Codes) -> Floats:
         states: NDArray[np.float32]
@@ -271,13 +282,3 @@ def onnx_encoder(model: bytes, *, threads: int = 1) -> Encode:
         return states
 
     return encode
-
-
-def _needed(module: str) -> Any:
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"an export needs {module}, which is not installed; install it with: "
-            "pip install 'scalable-cross-entropy[serve]'"
-        ) from error
