@@ -92,6 +92,13 @@ def test_an_export_is_the_run(exported: tuple[Run, Path]) -> None:
     assert engine.item_ids == run.item_ids
     assert engine.titles is not None
     assert engine.titles.decode([0, 1]) == ["A title", ""]
+    assert engine.popularity is not None
+    assert run.popularity is not None
+    assert np.array_equal(engine.popularity, run.popularity)
+    assert engine.dataset == run.dataset.content_hash
+    (unknown,) = engine.recommend([Request(["?"])])
+    (wanted,) = Recommender.load(run, "cpu").recommend([["?"]])
+    assert (unknown.items, unknown.source) == (wanted.items, "popular")
     assert len({file.stat().st_mode for file in path.iterdir()}) == 1
     assert_equal(engine, run)
     assert_equal(run_engine(run), run)

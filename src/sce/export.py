@@ -27,7 +27,7 @@ from sce.evaluation.ranking import last_states
 from sce.models.base import Backbone
 from sce.recommend import Recommender
 from sce.serving.engine import Encode, Engine, Request
-from sce.serving.exported import ITEMS, MANIFEST, TABLE, TENSOR, TITLES, open_export
+from sce.serving.exported import ITEMS, MANIFEST, POPULARITY, TABLE, TENSOR, TITLES, open_export
 from sce.training.run import Run
 
 TOLERANCE = 1e-5  # of scores, as a part of the largest
@@ -72,6 +72,8 @@ def export(
         for owner, ids in {ITEMS: opened.item_ids, TITLES: opened.titles}.items():
             for part, array in ({} if ids is None else ids.arrays()).items():
                 write_array(directory / f"{owner}_{part}.npy", array)
+        if opened.popularity is not None:
+            write_array(directory / POPULARITY, opened.popularity)
         content: dict[str, Any] = {
             "sce": __version__,
             "encoder": name,
@@ -99,6 +101,7 @@ def run_engine(run: Run | Path | str) -> Engine:
         item_ids=opened.item_ids,
         max_length=model.max_length,
         version=opened.identity,
+        popularity=opened.popularity,
     )
 
 

@@ -30,6 +30,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     titles: Path | None = None,
+    data: Path | None = None,
     watch: Annotated[bool, Parameter(show_default=False)] = False,
     token_file: Path | None = None,
     batch: int = 64,
@@ -39,14 +40,16 @@ def serve(
 ) -> None:
     """Serve recommendations over HTTP, and a page to try them on.
 
-    POST /recommend {"history": [...], "k": 10}, GET /similar/ITEM, GET /items?q=, /healthz,
-    /metrics, /openapi.json. SIGHUP takes up a new version without dropping a request.
+    POST /recommend {"history": [...], "k": 10} or {"user": ...}, GET /similar/ITEM, GET /items?q=,
+    /healthz, /metrics, /openapi.json. SIGHUP takes up a new version without dropping a request.
 
     Args:
         path: Directory that "sce export" or "sce train" wrote. A run is exported first.
         host: Address to listen on; 0.0.0.0 for all of this machine's.
         port: Port to listen on; 0 for any that is free.
         titles: csv file with the columns item_id and title, in place of the export's titles.
+        data: Dataset of the run, for requests that name a user of the log instead of a history.
+            [default: that of a run, if it is where it was; of an export none]
         watch: Take up a new version as soon as the files change.
         token_file: File with a token that clients must send as "Authorization: Bearer TOKEN".
             [default: that in the variable SCE_TOKEN; without, anybody may ask]
@@ -63,7 +66,7 @@ def serve(
             raise InputError(f"--{name} must be at least 1; got {value}")
     token = _read_token(token_file)
     server = _needs("server")
-    source = _needs("catalogue").Source(path, titles)
+    source = _needs("catalogue").Source(path, titles, data)
     listening = _listen(host, port)
     if source.is_run:
         say(f"exporting {path}; serving what sce export wrote begins sooner")

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from sce.data.popular import MostPopular
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, show_value
 from sce.serving.exported import MANIFEST, Exported, open_export
@@ -52,17 +53,20 @@ class Request:
 class Found:
     """The best items, best first; equal scores by catalogue index, lower first.
 
-    There are fewer than k where no more are allowed, and none where no event is known.
+    There are fewer than k where no more are allowed. Where no event is known, they are the most
+    popular items, if it is known which these are.
     """
 
     items: list[Id]
     """Ids of the items."""
     scores: Floats
-    """Their scores; comparable within this history only."""
+    """Their scores; comparable within this history only. Of popular items, their events."""
     known: int
     """Number of events of the history that are in the catalogue."""
     unknown: tuple[Id, ...] = ()
     """The other events, in their order: they were skipped."""
+    source: str = "model"
+    """Of the items: "model" or "popular"."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +83,10 @@ class Engine:
     """Checksum of the content."""
     titles: Vocabulary | None = None
     """Titles by catalogue index, to be decoded: `titles.decode(item_ids.lookup(ids))`."""
+    popularity: NDArray[np.int64] | None = None
+    """Training events of each item."""
+    dataset: str | None = None
+    """Content of the dataset that it was trained on."""
     screened: bool = False
     """Rule out most of many items by integers, with onnxruntime; the ranking is the same."""
     _norms: Floats = field(init=False, repr=False)
@@ -122,6 +130,8 @@ class Engine:
             max_length=exported.manifest["max_length"],
             version=exported.version,
             titles=exported.titles,
+            popularity=exported.popularity,
+            dataset=exported.manifest["run"]["dataset"],
             screened=exported.manifest["encoder"].endswith(".onnx"),
         )
 
@@ -129,6 +139,10 @@ class Engine:
     def _screen(self) -> Screen | None:
         wanted = self.screened and self.n_items >= _SCREENED and exact_here()
         return Screen(self.table) if wanted else None
+
+    @cached_property
+    def _popular(self) -> MostPopular | None:
+        return None if self.popularity is None else MostPopular(self.popularity)
 
     @property
     def n_items(self) -> int:
@@ -176,6 +190,7 @@ class Engine:
                 scores=scores,
                 known=len(seen),
                 unknown=tuple(request.history[n] for n in np.flatnonzero(codes < 0).tolist()),
+                source="model" if len(seen) or self._popular is None else "popular",
             )
             for request, codes, seen, (items, scores) in zip(
                 requests, histories, known, ranked, strict=True
@@ -236,15 +251,19 @@ class Engine:
         filled = [row for row, codes in enumerate(known) if len(codes)]
         states = dict(zip(filled, self.states([known[row] for row in filled]), strict=True))
         allowed = self._codes([request.allow or () for request in requests])
-        for row in filled:
-            if requests[row].allow is not None:
-                codes = np.setdiff1d(allowed[row][allowed[row] >= 0], hidden[row])
-                if len(codes):
-                    depth, nothing = np.array([requests[row].k]), np.empty(0, np.int64)
-                    ((places, scores),) = top_k(
-                        states[row][None], self.table[codes], depth, (nothing, nothing), self._norm
-                    )
-                    ranked[row] = codes[places], scores
+        for row, request in enumerate(requests):
+            codes = None
+            if request.allow is not None:
+                codes = np.setdiff1d(allowed[row], np.append(hidden[row], -1))
+            if row not in states:
+                if self._popular is not None:
+                    ranked[row] = self._popular.best(request.k, kept=codes, masked=hidden[row])
+            elif codes is not None and len(codes):
+                depth, nothing = np.array([request.k]), np.empty(0, np.int64)
+                ((places, scores),) = top_k(
+                    states[row][None], self.table[codes], depth, (nothing, nothing), self._norm
+                )
+                ranked[row] = codes[places], scores
         rows = [row for row in filled if requests[row].allow is None]
         if rows:
             depths = np.array([requests[row].k for row in rows], np.int64)

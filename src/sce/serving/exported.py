@@ -4,6 +4,7 @@ DIR/export.json         manifest: size and digest of every other file, the run, 
 DIR/encoder.onnx        (or .pt2) embedded [b, l, d], lengths [b] -> states [b, d]
 DIR/items.safetensors   the item table, "catalogue" [n, d]
 DIR/items_*.npy         the item vocabulary: row i is the id of catalogue index i
+DIR/popularity.npy      training events of each item, by catalogue index, if the run has them
 DIR/titles_*.npy        titles by catalogue index, laid out as the strings of a vocabulary, if any
 
 The encoder takes rows of the table and does not hold it: other items need another table and
@@ -25,7 +26,7 @@ from sce.data.vocabulary import Vocabulary
 
 _MEASURED = ("difference", "scale", "overlap@10")
 TABLE, TENSOR = "items.safetensors", "catalogue"
-ITEMS, TITLES = "items", "titles"
+ITEMS, TITLES, POPULARITY = "items", "titles", "popularity.npy"
 MANIFEST = Manifest(
     file="export.json",
     format="sce export",
@@ -54,6 +55,7 @@ class Exported(NamedTuple):
     table: NDArray[np.float32]  # [n, d], memory-mapped
     item_ids: Vocabulary
     titles: Vocabulary | None  # by catalogue index: not sorted, only to be decoded
+    popularity: NDArray[np.int64] | None
     version: str  # of the content
 
 
@@ -70,15 +72,17 @@ def open_export(path: Path | str) -> Exported:
         item_ids = Vocabulary.from_arrays(manifest["item_ids"], _parts(files, ITEMS))
         parts = _parts(files, TITLES)
         titles = Vocabulary.from_arrays("string", parts) if parts else None
-        if any(len(ids) != len(table) for ids in (item_ids, titles) if ids is not None):
-            raise ValueError(f"the table has {len(table):,} items, and ids or titles do not")
+        popularity = files.get(POPULARITY)
+        beside = (item_ids, titles, popularity)
+        if any(len(each) != len(table) for each in beside if each is not None):
+            raise ValueError(f"the table has {len(table):,} items, and what is beside it has not")
         encoder = files[manifest["encoder"]].tobytes()
     except KeyError as error:
         raise MANIFEST.damaged(path, f"{error.args[0]} is not listed") from error
     except ValueError as error:
         raise MANIFEST.damaged(path, str(error)) from error
     version = json_checksum({"files": manifest["files"]})
-    return Exported(manifest, encoder, table, item_ids, titles, version)
+    return Exported(manifest, encoder, table, item_ids, titles, popularity, version)
 
 
 def _parts(files: Mapping[str, NDArray[Any]], owner: str) -> dict[str, NDArray[Any]]:
