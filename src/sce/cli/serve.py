@@ -31,6 +31,7 @@ def serve(
     port: int = 8000,
     titles: Path | None = None,
     data: Path | None = None,
+    index: bool | None = None,
     watch: Annotated[bool, Parameter(show_default=False)] = False,
     token_file: Path | None = None,
     batch: int = 64,
@@ -50,6 +51,8 @@ def serve(
         titles: csv file with the columns item_id and title, in place of the export's titles.
         data: Dataset of the run, for requests that name a user of the log instead of a history.
             [default: that of a run, if it is where it was; of an export none]
+        index: Search an index of the export instead of scoring all items. [default: from 500,000
+            items on, where it takes less time, if the export has one]
         watch: Take up a new version as soon as the files change.
         token_file: File with a token that clients must send as "Authorization: Bearer TOKEN".
             [default: that in the variable SCE_TOKEN; without, anybody may ask]
@@ -66,7 +69,7 @@ def serve(
             raise InputError(f"--{name} must be at least 1; got {value}")
     token = _read_token(token_file)
     server = _needs("server")
-    source = _needs("catalogue").Source(path, titles, data)
+    source = _needs("catalogue").Source(path, titles, data, index)
     listening = _listen(host, port)
     if source.is_run:
         say(f"exporting {path}; serving what sce export wrote begins sooner")
@@ -83,6 +86,7 @@ def serve(
         say(f"anybody who reaches {host} may ask: there is no token (see --token-file)")
     engine, where = catalogue.engine, f"[{host}]" if ":" in host else host
     what = f"{plural(engine.n_items, 'item')}, version {server.short(engine.version)}"
+    what += "" if engine.index is None else ", by its index"
     line = f"serving {what}, on http://{where}:{listening.getsockname()[1]}"
     service = server.Service(source, catalogue, settings, say, lambda: print(line, flush=True))
     _run(service.app(), listening)

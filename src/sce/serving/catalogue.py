@@ -159,6 +159,8 @@ class Source:
     titles: Path | None = None
     data: Path | None = None
     """The dataset of its run, whose users may be asked for; of a run, its own if it is there."""
+    index: bool | None = None
+    """Search approximately: see `Engine.load`."""
 
     @property
     def is_run(self) -> bool:
@@ -172,16 +174,17 @@ class Source:
             InputError: When it cannot be served.
         """
         if not self.is_run:
-            return self._catalogue(Engine.load(self.path))
+            return self._catalogue(Engine.load(self.path, index=self.index))
         with TemporaryDirectory(prefix="sce-export-") as place:
             export = Path(place) / "export"
             # In a process of its own: torch takes memory, and the threads of this one.
             command = [sys.executable, "-m", "sce", "export", str(self.path), "--out", str(export)]
+            command += ["--index"] if self.index else []
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
                 raise InputError(lines[-1].removeprefix("sce: error: "))
-            return self._catalogue(Engine.load(export))
+            return self._catalogue(Engine.load(export, index=self.index))
 
     def _catalogue(self, engine: Engine) -> Catalogue:
         catalogue, data = Catalogue.of(engine, self.titles), self._data()

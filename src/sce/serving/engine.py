@@ -23,6 +23,7 @@ from sce.data.popular import MostPopular
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, show_value
 from sce.serving.exported import MANIFEST, Exported, open_export
+from sce.serving.index import FROM, Index
 from sce.serving.onnx_graph import make_session, needed
 from sce.serving.ranking import Codes, Floats, rank, rescore, top_k, warm_up
 from sce.serving.screen import Screen, exact_here
@@ -87,6 +88,8 @@ class Engine:
     """Training events of each item."""
     dataset: str | None = None
     """Content of the dataset that it was trained on."""
+    index: Index | None = None
+    """Where the best items are searched, instead of scoring all; lists of allowed ones are not."""
     screened: bool = False
     """Rule out most of many items by integers, with onnxruntime; the ranking is the same."""
     _norms: Floats = field(init=False, repr=False)
@@ -99,12 +102,14 @@ class Engine:
         warm_up()
 
     @classmethod
-    def load(cls, path: Path | str, *, threads: int = 1) -> "Engine":
+    def load(cls, path: Path | str, *, threads: int = 1, index: bool | None = None) -> "Engine":
         """Load an export of `sce export RUN --format onnx`.
 
         Args:
             path: The directory.
             threads: Of the encoder; 0 for as many as there are cores.
+            index: Search approximately; by default where the export has an index and items are so
+                many that it takes less time.
 
         Raises:
             InputError: When there is none, or it is not as it was written.
@@ -118,11 +123,16 @@ class Engine:
             encode = onnx_encoder(exported.encoder, threads=threads)
         except RuntimeError as error:
             raise MANIFEST.damaged(path, f"{name} cannot be read") from error
-        return cls.of(exported, encode)
+        if index and exported.graph is None:
+            raise InputError(f"{path} has no index; make one with: sce export RUN --index")
+        return cls.of(exported, encode, index=index)
 
     @classmethod
-    def of(cls, exported: Exported, encode: Encode) -> "Engine":
+    def of(cls, exported: Exported, encode: Encode, *, index: bool | None = None) -> "Engine":
         """An engine of an export's items with an encoder, that of the export or its equal."""
+        many = len(exported.table) >= FROM
+        graph = exported.graph if index or (index is None and many) else None
+        effort = exported.manifest.get("index", {}).get("effort", 0)
         return cls(
             encode=encode,
             table=exported.table,
@@ -132,6 +142,7 @@ class Engine:
             titles=exported.titles,
             popularity=exported.popularity,
             dataset=exported.manifest["run"]["dataset"],
+            index=None if graph is None else Index.read(graph.tobytes(), effort),
             screened=exported.manifest["encoder"].endswith(".onnx"),
         )
 
@@ -278,8 +289,30 @@ class Engine:
         self, states: Floats, depths: Codes, hidden: Sequence[Codes]
     ) -> list[tuple[Codes, Floats]]:
         """The best of the catalogue for each state, given how many, and which not."""
-        of = np.repeat(np.arange(len(hidden)), [len(codes) for codes in hidden])
-        flat = np.concatenate(hidden), of
+        near: list[Codes | None] = [None] * len(states)
+        if self.index is not None:
+            near = self.index.near(states, depths, hidden)
+        all_ = [row for row, items in enumerate(near) if items is None]
+        found = dict(zip(all_, self._exact(states, depths, hidden, all_), strict=True))
+        of = [(row, items) for row, items in enumerate(near) if items is not None]
+        if of:
+            rows = np.repeat(np.arange(len(of)), [len(items) for _, items in of])
+            items, some = np.concatenate([items for _, items in of]), [row for row, _ in of]
+            scores = rescore(states[some], self.table, rows, items)
+            candidates = rows, items, scores
+            ranked = rank(states[some], self.table, depths[some], candidates, self._norm)
+            found |= dict(zip(some, ranked, strict=True))
+        return [found[row] for row in range(len(states))]
+
+    def _exact(
+        self, states: Floats, depths: Codes, hidden: Sequence[Codes], rows: Sequence[int]
+    ) -> list[tuple[Codes, Floats]]:
+        """The best for some rows, out of all items."""
+        if not rows:
+            return []
+        states, depths = states[rows], depths[rows]
+        of = np.repeat(np.arange(len(rows)), [len(hidden[row]) for row in rows])
+        flat = np.concatenate([hidden[row] for row in rows]), of
         found = self._screen and self._screen.candidates(states, depths, flat)
         if found:
             return rank(states, self.table, depths, found, self._norm)

@@ -3,6 +3,7 @@
 DIR/export.json         manifest: size and digest of every other file, the run, the check
 DIR/encoder.onnx        (or .pt2) embedded [b, l, d], lengths [b] -> states [b, d]
 DIR/items.safetensors   the item table, "catalogue" [n, d]
+DIR/items.voyager       a graph of the items for approximate search, if wanted: see index.py
 DIR/items_*.npy         the item vocabulary: row i is the id of catalogue index i
 DIR/popularity.npy      training events of each item, by catalogue index, if the run has them
 DIR/titles_*.npy        titles by catalogue index, laid out as the strings of a vocabulary, if any
@@ -25,7 +26,7 @@ from sce.data.storage import json_checksum
 from sce.data.vocabulary import Vocabulary
 
 _MEASURED = ("difference", "scale", "overlap@10")
-TABLE, TENSOR = "items.safetensors", "catalogue"
+TABLE, TENSOR, INDEX = "items.safetensors", "catalogue", "items.voyager"
 ITEMS, TITLES, POPULARITY = "items", "titles", "popularity.npy"
 MANIFEST = Manifest(
     file="export.json",
@@ -42,6 +43,7 @@ MANIFEST = Manifest(
         "model": str,
         "run": {"identity": str, "dataset": str},
         "check?": {"histories": int, **dict.fromkeys(_MEASURED, int | float)},
+        "index?": {"effort": int, "recall@10": int | float},
     },
 )
 _HEADER = {"dtype": str, "shape": [int], "data_offsets": [int]}
@@ -56,6 +58,7 @@ class Exported(NamedTuple):
     item_ids: Vocabulary
     titles: Vocabulary | None  # by catalogue index: not sorted, only to be decoded
     popularity: NDArray[np.int64] | None
+    graph: NDArray[np.uint8] | None  # of its index, the bytes
     version: str  # of the content
 
 
@@ -82,7 +85,8 @@ def open_export(path: Path | str) -> Exported:
     except ValueError as error:
         raise MANIFEST.damaged(path, str(error)) from error
     version = json_checksum({"files": manifest["files"]})
-    return Exported(manifest, encoder, table, item_ids, titles, popularity, version)
+    graph = files.get(INDEX)
+    return Exported(manifest, encoder, table, item_ids, titles, popularity, graph, version)
 
 
 def _parts(files: Mapping[str, NDArray[Any]], owner: str) -> dict[str, NDArray[Any]]:
