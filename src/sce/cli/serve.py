@@ -31,7 +31,7 @@ def serve(
     port: int = 8000,
     titles: Path | None = None,
     data: Path | None = None,
-    index: bool | None = None,
+    index: Annotated[bool | None, Parameter(negative="--no-index")] = None,
     watch: Annotated[bool, Parameter(show_default=False)] = False,
     token_file: Path | None = None,
     batch: int = 64,
