@@ -56,7 +56,7 @@ class MeasuredError(NamedTuple):
     largest: float
 
 
-ERROR = MeasuredError("counted in the code, checked on an NVIDIA H200", 45, 0.0108, 0.0482)
+ERROR = MeasuredError("counted in the code, checked on an NVIDIA H200", 45, 0.0108, 0.0490)
 
 
 def summarize_data(train: Ragged, n_items: int, *, batch_size: int, max_length: int) -> DataSummary:

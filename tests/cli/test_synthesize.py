@@ -126,6 +126,7 @@ def test_every_item_has_a_title_of_its_own(
     monkeypatch.setattr(synthetic_titles, "_AT_ONCE", 70)
     out, titles = tmp_path / "log.parquet", tmp_path / "new" / "titles.csv"
     assert main([*TINY, "--out", str(out), "--titles", str(titles)]) == 0
+    assert f"--titles {titles} --out " in capsys.readouterr().out.replace("'", "")
     frame = pl.read_csv(titles)
     assert frame.columns == ["item_id", "title"]
     assert frame["item_id"].sort().to_list() == [*range(200)]

@@ -180,6 +180,17 @@ def test_inserted_ids_are_where_sorting_puts_them(kind: str, seed: int) -> None:
         assert codes.tolist() == old.lookup_all(united).tolist()
 
 
+def test_strings_are_spread_among_others() -> None:
+    texts = ["é", "", "be", "c"]
+    old = Vocabulary.from_sorted_text("".join(texts).encode(), np.array([2, 0, 2, 1]))
+    codes = np.array([-1, 0, 1, -1, -1, 2, 3, -1])
+    expected = ["", "é", "", "", "", "be", "c", ""]
+    assert old.spread(codes).decode(range(8)) == expected
+    for others in ({}, {0: "ö"}, {7: "x", 3: "yz"}, {1: "", 2: "new", 5: "b", 6: "ccc"}):
+        wanted = [others.get(place, text) for place, text in enumerate(expected)]
+        assert old.spread(codes, others).decode(range(8)) == wanted
+
+
 def test_the_closest_ids_to_one_that_is_not_there() -> None:
     words = Vocabulary.from_strings(["apple", "apricot", "pear", "plum"])
     assert words.closest("aple") == ["apple"]

@@ -133,6 +133,50 @@ def torch_loss(states: Any, catalogue: Any, targets: Any) -> Any:
     )
 
 
+def test_training_goes_on_with_the_rows_that_new_items_were_given(
+    grown: Path, tmp_path: Path
+) -> None:
+    walks = [[7, *OLD, 105_000]] * 3
+    ids = Vocabulary.from_integers({*walks[0]})
+    dataset = write_prepared(
+        tmp_path / "data",
+        train=lay_out([ids.lookup(walk).tolist() for walk in walks], range(3)),
+        test=lay_out([range(9)], [3]),
+        user_ids=Vocabulary.from_integers(range(4)),
+        item_ids=ids,
+        settings={},
+        counts={},
+    )
+    model = small_model(dataset)
+    found = fit(
+        model, torch_loss, dataset, settings=settings(epochs=1, learning_rate=1e-30),
+        start_from=grown, progress=False,
+    )  # fmt: skip
+    assert found.start is not None
+    assert (found.start["carried"], found.start["new"]) == (14, 0)
+    rows = read_tensors(grown / "best.safetensors")[0]["catalogue"]
+    assert torch.equal(model.catalogue.detach(), rows)
+
+
+def test_titles_of_new_items_are_shown(
+    old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records: list[dict[str, Any]] = [{"item_id": 1, "similar_to": [100], "title": "A novelty"}]
+    file, run = write(tmp_path / "items.jsonl", records), str(tmp_path / "run")
+    assert main(["add-items", str(old), str(file), "--out", run]) == 0
+    capsys.readouterr()
+    assert main(["similar", run, "100", "-k", "1"]) == 0
+    assert "A novelty" in capsys.readouterr().out
+    only, page = tmp_path / "only.txt", tmp_path / "page.html"
+    only.write_text("1\n")
+    assert main(["recommend", run, "--users", "user001", "--allow", str(only)]) == 0
+    assert "A novelty" in capsys.readouterr().out
+    assert main(["report", run, "--out", str(page)]) == 0
+    told = page.read_text()
+    assert f"items added to {old.resolve()} without training: 1 by similar items" in told
+    assert "A novelty" in told
+
+
 def test_content_vectors_are_mapped(wide: Path, tmp_path: Path) -> None:
     rows = read_tensors(wide / "best.safetensors")[0]["catalogue"].double().numpy()
     random = np.random.default_rng(0)
@@ -189,6 +233,7 @@ def test_ridge_is_that_of_the_textbook() -> None:
         ('{"item_id": 3, "vector": [1, NaN]}', "not finite"),
         ('{"item_id": 3, "vector": [1, "2"]}', "a list of numbers"),
         ('{"item_id": 2, "vector": [1, 2]}', "item 2 is there twice"),
+        ('{"item_id": 3, "vector": [1, 2], "title": 5}', "a title is a text, got 5"),
         ('{"item_id": 3}', "expected .*similar_to"),
         ('{"item_id": 3, "vector": [1, 2], "similar_to": [100]}', "expected .*similar_to"),
         ("[3]", "expected .*similar_to"),
@@ -244,17 +289,20 @@ def test_titles_histories_and_popularity_stay_with_their_items(tmp_path: Path) -
         counts={},
     )
     run = make_run(tmp_path / "old", dataset, ended=True)
-    names = ["a", "e", "g"]
-    records = [{"item_id": name, "similar_to": ["d"]} for name in names]
+    titles: list[dict[str, Any]] = [{"title": "  Ä new one "}, {"title": None}, {}]
+    records = [
+        {"item_id": item, "similar_to": ["d"], **title}
+        for item, title in zip(["a", "e", "g"], titles, strict=True)
+    ]
     add_items(run.path, write(tmp_path / "items.jsonl", records), tmp_path / "new")
     grown = Run.open(tmp_path / "new")
     assert grown.item_ids.decode(range(6)) == ["a", "b", "d", "e", "f", "g"]
     assert grown.titles is not None
-    assert grown.titles.decode(range(6)) == ["", "B", "", "", "éF!", ""]
+    assert grown.titles.decode(range(6)) == ["Ä new one", "B", "", "", "éF!", ""]
     assert grown.popularity is not None
     assert grown.popularity.tolist() == [0, 1, 3, 0, 1, 0]
     found = grown.load_dataset()
-    assert found.titles == grown.titles
+    assert found.titles is grown.titles
     assert [history.tolist() for history in found.histories(np.array([1, 2, 3]))] == [
         [4, 2],
         [1, 4, 2],

@@ -15,6 +15,7 @@ from sce.distributed.checkpoint import read_whole
 from sce.errors import InputError, TrainingWarning
 from sce.evaluation.ranking import rescore
 from sce.losses import CrossEntropy, ScalableCrossEntropy
+from sce.models.registry import BACKBONES
 from sce.models.sasrec import SASRec
 from sce.recommend import Recommender
 from sce.training.checkpoint import read_tensors
@@ -98,6 +99,25 @@ def test_on_the_same_data_the_first_evaluation_is_the_best_one_of_before(
     assert found.start is not None
     assert found.start["optimizer"] == "carried over"
     assert (found.start["carried"], found.start["new"], found.start["dropped"]) == (12, 0, 0)
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_every_backbone_goes_on(
+    name: str, dataset: PreparedDataset, grown: PreparedDataset, tmp_path: Path
+) -> None:
+    entry: Any = BACKBONES[name]
+    make = entry.settings(dim=8, max_length=6).build
+    before, after = make(dataset.n_items), make(grown.n_items, seed=1)
+    was = go_on(dataset, tmp_path / "old", None, model=before)
+    best = next(r for r in was.history if r["epoch"] == was.best_epoch)
+    again = go_on(dataset, None, tmp_path / "old", model=make(dataset.n_items, seed=1), epochs=1)
+    assert again.history[0]["validation"] == best["validation"]
+    go_on(grown, None, tmp_path / "old", model=after, epochs=1, learning_rate=1e-30)
+    with torch.no_grad():
+        old, new = (
+            one(torch.arange(n, n + 5)[None])[0, -1] for one, n in ((before, 2), (after, 1))
+        )
+        assert torch.equal(before.catalogue[2:] @ old, after.catalogue[1:11] @ new)
 
 
 @pytest.mark.parametrize("changes", [{}, ROW_WISE], ids=["adam", "row-wise"])

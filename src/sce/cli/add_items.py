@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from sce.cli import telling
 from sce.cli.output import show_lines
 from sce.training.new_items import add_items as add
+from sce.training.new_items import tell_added
 from sce.units import plural
 
 
@@ -26,7 +27,8 @@ def add_items(
         run: Directory that "sce train" wrote.
         items: File with a line of JSON for each item: {"item_id": ..., "similar_to": [ids]} gives a
             new item the mean of items of the run; {"item_id": ..., "vector": [numbers]} is the
-            content of an item, new or of the run: from the latter a linear map is learned.
+            content of an item, new or of the run: from the latter a linear map is learned. A line
+            may have a "title", too.
         out: Directory of the run to write.
     """
     added = add(run, items, out)
@@ -35,9 +37,8 @@ def add_items(
 
 
 def _lines(added: Mapping[str, Any], out: Path) -> Iterator[tuple[str, str]]:
-    ways = {"similar": "by similar items", "content": "by content vectors"}
-    told = ", ".join(f"{added[way]:,} {words}" for way, words in ways.items() if added[way])
-    yield "added", f"{plural(added['similar'] + added['content'], 'item')}: {told}"
+    items = plural(added["similar"] + added["content"], "item")
+    yield "added", f"{items}: {tell_added(added)}"
     if added["error"] is not None:
         of = plural(added["vectors"], "content vector")
         yield "map", f"learned from {of}; held-out error {added['error']:.3f}"

@@ -1,5 +1,6 @@
 """`sce export`: a run for use without torch."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -45,3 +46,5 @@ def export(
                 f"the index finds {searched['recall@10']:.1%} of the ten best (recall@10), "
                 f"looking at {searched['effort']} items"
             )
+        if format == "onnx":
+            print(f"next: sce serve {shlex.quote(str(out))}")

@@ -92,7 +92,8 @@ def synthesize(
     with telling():
         print(f"{out}: {events:,} interactions of {users:,} users with up to {items:,} items")
         dataset = shlex.quote(str(out.with_suffix("")))
-        print(f"next: sce prepare {shlex.quote(str(out))} --out {dataset}")
+        named = "" if titles is None else f" --titles {shlex.quote(str(titles))}"
+        print(f"next: sce prepare {shlex.quote(str(out))}{named} --out {dataset}")
 
 
 def _write_titles(settings: SyntheticSettings, path: Path) -> None:

@@ -132,8 +132,9 @@ def train(  # noqa: D417 - the settings document themselves
         out: Directory of the run to write. [default: runs/PREPARED-LOSS]
         config: TOML file of settings, in tables [model], [loss], [training]; options override it.
         start_from: Another run, of whose best weights and optimizer state to begin: items are
-            carried over by their ids, new ones begin as the mean of known ones near them, and the
-            model is that of the run. What it begins with is measured as epoch 0.
+            carried over by their ids, new ones begin as the mean of known ones near them (or as
+            "sce add-items" made them before), and the model is that of the run. What it begins with
+            is measured as epoch 0.
         like: A run that has ended: take its settings, and its best epoch as the number of epochs,
             without patience; options override them. For a dataset of "sce prepare --split none".
         resume: Go on with the run in --out, from where it was stopped, interrupted or killed.

@@ -178,11 +178,23 @@ class Vocabulary:
             found[some.start : some.stop] = self.lookup(other.decode(some))
         return found
 
-    def spread(self, codes: NDArray[np.int64]) -> "Vocabulary":
-        """The strings at ascending codes, of which none is left out; empty where a code is -1."""
+    def spread(
+        self, codes: NDArray[np.int64], others: Mapping[int, str] | None = None
+    ) -> "Vocabulary":
+        """The strings at ascending codes, of which none is left out; empty where a code is -1.
+
+        At the places that `others` has, its strings are instead.
+        """
         assert self.offsets is not None
         lengths = np.where(codes >= 0, np.diff(self.offsets)[codes], 0)
-        return Vocabulary.from_sorted_text(self.values[:-WORD].tobytes(), lengths)
+        begins = np.cumsum(lengths) - lengths
+        text, done = self.values[:-WORD].tobytes(), 0
+        parts: list[bytes] = []
+        for place, other in sorted((others or {}).items()):
+            parts += [text[done : begins[place]], other.encode()]
+            done = begins[place] + lengths[place]
+            lengths[place] = len(parts[-1])
+        return Vocabulary.from_sorted_text(b"".join([*parts, text[done:]]), lengths)
 
     def insert(self, ids: Sequence[int | str]) -> tuple["Vocabulary", NDArray[np.int64]]:
         """A vocabulary with other ids too, and of each of its ids the code here, -1 if it is new.

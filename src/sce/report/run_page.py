@@ -18,6 +18,7 @@ from sce.report.frame import Show, name_metric, number
 from sce.report.pages import render
 from sce.report.record import METRIC, PHASES, RANKERS, SHOWN, Record, Sample, draw_samples
 from sce.report.run_charts import draw_run
+from sce.training.new_items import tell_added
 from sce.training.run import Run, caveat
 from sce.training.start import tell_start
 from sce.units import (
@@ -111,7 +112,7 @@ def _headline(record: Record) -> dict[str, Any]:
         if users is not None and users < FEW_USERS:
             factor = f"too few users to tell from {told}"
     done = max((one["epoch"] for one in record.epochs), default=0)
-    start = record.run.config.get("start")
+    start, added = (record.run.config.get(name) for name in ("start", "added"))
     items = show_count(record.run.dataset.n_items)
     model = record.run.model
     backbone = BACKBONES[model].label if model in BACKBONES else model
@@ -119,6 +120,7 @@ def _headline(record: Record) -> dict[str, Any]:
         f"{backbone} trained with {record.loss_name} on a catalogue of {items} items",
         f"measured on {show_count(users)} {split} users" if users else "",
         tell_start(start) if start else "",
+        f"items added to {added['run']} without training: {tell_added(added)}" if added else "",
         f"the weights kept are those of epoch {best} of {done}" if best is not None else "",
         "longer training may do better" if best == done and record.ended and value else "",
         _STOPPED.get(str(record.result.get("stopped")), ""),

@@ -81,10 +81,11 @@ def free_memory(device: torch.device) -> int | None:
 
 
 @contextmanager
-def quiet_bf16() -> Iterator[None]:
-    """Hide, inside the block, torch's traceback about a CPU without bf16."""
+def quiet_torch() -> Iterator[None]:
+    """Hide, inside the block, what torch says of a CPU without bf16 and of sparse gradients."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "mkldnn_matmul failed", UserWarning)
+        for text in ("mkldnn_matmul failed", "Sparse invariant checks are implicitly disabled"):
+            warnings.filterwarnings("ignore", text, UserWarning)
         yield
 
 

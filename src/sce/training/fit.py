@@ -23,7 +23,7 @@ from sce.training.describe import describe_loss, describe_model, name_model
 from sce.training.device import (
     PeakMemory,
     free_memory,
-    quiet_bf16,
+    quiet_torch,
     resolve_device,
     same_bits,
     spare_workspace,
@@ -158,7 +158,7 @@ def _fit(
         ) as open_run,
         torch.random.fork_rng(devices=gpus),
         same_bits(device) if settings.deterministic else spare_workspace(device),
-        quiet_bf16(),
+        quiet_torch(),
         explained_errors(model, loss, compiled=settings.compile),
         sparse_gradients(model, loss, wanted=settings.row_wise),
     ):

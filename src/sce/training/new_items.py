@@ -47,6 +47,7 @@ class NewItems:
     similar: dict[int | str, NDArray[np.int64]] = field(default_factory=dict)  # rows, by new id
     vectors: dict[int | str, NDArray[np.float64]] = field(default_factory=dict)  # by new id
     content: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # by row
+    titles: dict[int | str, str] = field(default_factory=dict)  # by id, new or not
 
 
 class LinearMap(NamedTuple):
@@ -67,7 +68,7 @@ def add_items(path: Path | str, items: Path | str, out: Path | str) -> dict[str,
         path: The run.
         items: A file with a line of JSON for each new item: {"item_id": ..., "similar_to": [ids]},
             of which the mean is taken, or {"item_id": ..., "vector": [numbers]}, its content; then
-            the file also has the content vectors of items of the run.
+            the file also has the content vectors of items of the run. A line may have a "title".
         out: The directory of the run to write, which must not be there yet.
 
     Returns:
@@ -95,7 +96,8 @@ def add_items(path: Path | str, items: Path | str, out: Path | str) -> dict[str,
     added = {"run": str(path.resolve()), "similar": len(found.similar)}
     added |= {"content": len(found.vectors), "error": error}
     with atomic_directory(out) as directory:
-        identity = _write_manifest(run, directory, united, sources, placed, added)
+        arrays = _place_arrays(run, united, sources, found.titles)
+        identity = _write_manifest(run, directory, arrays, placed, added)
         weights["catalogue"] = place_rows(table, sources, placed)
         write_tensors(directory / run.best_weights.name, weights, {"run": identity})
         _write_state(run, directory, sources, placed, identity)
@@ -104,6 +106,12 @@ def add_items(path: Path | str, items: Path | str, out: Path | str) -> dict[str,
         kept = {name: value for name, value in result if name not in _OUTCOMES}
         write_json(directory / run.result_file.name, kept)
     return {**added, "vectors": len(found.content)}
+
+
+def tell_added(added: Mapping[str, Any]) -> str:
+    """How many items were added by which way."""
+    ways = {"similar": "by similar items", "content": "by content vectors"}
+    return ", ".join(f"{added[way]:,} {words}" for way, words in ways.items() if added[way])
 
 
 def read_new_items(path: Path, known: Vocabulary) -> NewItems:
@@ -120,6 +128,8 @@ def read_new_items(path: Path, known: Vocabulary) -> NewItems:
                 raise ValueError(f"item {item!r} is there twice")
             seen.add(item)
             (code,) = known.lookup([item]).tolist()
+            if title := _title(record.get("title")):
+                found.titles[item] = title
             if "similar_to" in record:
                 if code >= 0:
                     raise ValueError(f"item {item!r} is in the run already")
@@ -221,15 +231,14 @@ def _make_rows(
 def _write_manifest(
     run: Run,
     directory: Path,
-    item_ids: Vocabulary,
-    sources: NDArray[np.int64],
+    arrays: Mapping[str, NDArray[Any]],
     rows: Tensor,
     added: Mapping[str, Any],
 ) -> str:
     """Write run.json and its arrays; return the identity of the new run."""
     manifest = MANIFEST.read(run.path)
     files = {}
-    for name, array in _place_arrays(run, item_ids, sources).items():
+    for name, array in arrays.items():
         write_array(directory / name, array)
         files[name] = describe_file(directory / name)
     digest = digest_bytes(rows.reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -238,7 +247,7 @@ def _write_manifest(
     changes = {
         "identity": identity,
         "config": {**manifest["config"], "added": dict(added)},
-        "dataset": {**manifest["dataset"], "n_items": len(item_ids)},
+        "dataset": {**manifest["dataset"], "n_items": len(run.item_ids) + len(rows)},
         "files": files,
     }
     MANIFEST.write(directory, manifest | changes)
@@ -246,12 +255,15 @@ def _write_manifest(
 
 
 def _place_arrays(
-    run: Run, item_ids: Vocabulary, sources: NDArray[np.int64]
+    run: Run, item_ids: Vocabulary, sources: NDArray[np.int64], titles: Mapping[int | str, str]
 ) -> dict[str, NDArray[Any]]:
-    """The arrays of a run, with places for new items: no title, no event."""
+    """The arrays of a run, with places for new items, of which there is no event."""
     vocabularies = {"items": item_ids}
-    if run.titles is not None:
-        vocabularies["titles"] = run.titles.spread(sources)
+    if run.titles is not None or titles:
+        none = Vocabulary.from_sorted_text(b"", np.zeros(len(run.item_ids), np.int64))
+        places = item_ids.lookup([*titles]).tolist()
+        named = dict(zip(places, titles.values(), strict=True))
+        vocabularies["titles"] = (run.titles or none).spread(sources, named)
     placed = {
         f"{owner}_{part}.npy": array
         for owner, vocabulary in vocabularies.items()
@@ -321,6 +333,15 @@ def _similar(given: Any, known: Vocabulary) -> NDArray[np.int64]:
         shown = ", ".join(map(show_value, unknown[:3])) + " ..." * (len(unknown) > 3)
         raise ValueError(f"similar_to names what is not in the run: {shown}")
     return codes
+
+
+def _title(given: Any) -> str:
+    """A title, empty if there is none."""
+    if not isinstance(given, str | None):
+        raise ValueError(f"a title is a text, got {show_value(given)}")
+    title = (given or "").strip()
+    title.encode()  # half a surrogate pair could be read, but not written
+    return title
 
 
 def _vector(given: Any) -> NDArray[np.float64]:

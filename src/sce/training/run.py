@@ -16,7 +16,7 @@ RUN/report.html         written by `sce report`
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -227,7 +227,7 @@ class Run:
                 "train a run on this one, or give the one that it was trained on"
             )
         if len(dataset.item_ids) < len(self.item_ids):  # by sce add-items
-            return dataset.with_items(self.item_ids)
+            return replace(dataset.with_items(self.item_ids), titles=self.titles)
         return dataset
 
 
