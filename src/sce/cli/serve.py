@@ -4,6 +4,7 @@ import logging
 import os
 import socket
 import sys
+from contextlib import suppress
 from importlib import import_module
 from ipaddress import ip_address
 from pathlib import Path
@@ -112,7 +113,8 @@ def _run(app: Any, listening: socket.socket) -> None:
         timeout_graceful_shutdown=_ENDING,
     )
     server = uvicorn.Server(config)
-    server.run(sockets=[listening])
+    with suppress(KeyboardInterrupt):  # by now all that was under way has been answered
+        server.run(sockets=[listening])
     if not server.started:
         raise InputError("the server could not start")
 
