@@ -19,7 +19,7 @@ from sce.serving.ranking import Candidates, Codes, Floats, rounding
 
 GROUP = 32  # items
 _CHUNK = 1 << 13  # items of one product, which stays in the cache
-_PART = 1 << 20  # items of one model: its weights are copied when it is loaded
+_PART = 1 << 18  # items of one model: while it is made, they are copied several times
 _LARGEST = 127
 _SLACK = 1 + 1e-4  # of bounds: they are computed in floats themselves
 _MOST = 8  # one group in so many is looked at; if it were more, none is left out
