@@ -21,6 +21,7 @@ from sce.models.base import Backbone
 from sce.models.registry import BACKBONES
 from sce.models.sasrec import SASRec
 from sce.recommend import Recommender
+from sce.serving import engine as engine_module
 from sce.serving.engine import Engine, Request
 from sce.serving.exported import open_export
 from sce.serving.index import Index
@@ -265,7 +266,10 @@ def test_the_command_says_what_was_compared(
 
 
 def test_an_index_is_measured_and_used_when_asked_for(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Run,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out = tmp_path / "out"
     assert main(["export", str(run.path), "--out", str(out), "--index"]) == 0
@@ -276,6 +280,9 @@ def test_an_index_is_measured_and_used_when_asked_for(
     assert "items.voyager" in written["files"]
     exact, searching = Engine.load(out), Engine.load(out, index=True)
     assert exact.index is None  # there are so few items
+    monkeypatch.setattr(engine_module, "FROM", ITEMS)
+    assert Engine.load(out).index is not None
+    assert Engine.load(out, index=False).index is None
     assert searching.index is not None
     assert searching.index.effort == 100
     asked = [Request(one) for one in histories(4, 20)]
