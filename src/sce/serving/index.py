@@ -2,8 +2,8 @@
 
 The graph is voyager's, by the cosine. With one more dimension all items have one norm, and the
 cosine with a state that has zero there orders them as the inner product does. (Voyager's own space
-for inner products finds less: of the ten best of 102,873 real items 66 % at an effort of 100, where
-this finds 74 %.)
+for inner products finds less: of the ten best of 102,873 real items 66 % at an effort of 100 and
+with 12 links, where this finds 74 %.)
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,12 @@ from sce.serving.onnx_graph import needed
 from sce.serving.ranking import Codes, Floats
 
 FROM = 500_000
-"""Items, from which on the graph takes less time than scoring all: see `benchmarks/serve.py`."""
+"""Items, from which on the graph takes less time than scoring all.
+
+Of 500,000 items in clusters, a core takes 1.0 ms for a state to score all, with 16 states at once;
+in the graph 0.6 ms at an effort of 200 (recall 0.97), 1.0 ms at 400 (0.99). Of 100,000: 0.31 ms,
+0.44 and 0.78.
+"""
 EFFORTS = (100, 200, 400, 800)
 GOAL = 0.95
 """Of recall@10: the least effort is taken that reaches it."""
