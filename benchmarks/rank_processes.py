@@ -109,10 +109,11 @@ def train(
             torch.manual_seed(total * step + number)  # dropout and centres too
             events = torch.randint(options.items, shape).to(device)
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                rows = table.look_up(events)
+                targets = events[:, 1:]
+                rows = loss.look_up(events, targets)
                 known = {"catalogue": rows.values}
                 states = functional_call(model, known, rows.places(events[:, :-1]))
-                value = loss(states, rows, events[:, 1:]) / len(slices)
+                value = loss(states, rows, targets) / len(slices)
             value.backward()
         table.send_gradients()
         ranks.sum_gradients(weights)

@@ -189,9 +189,9 @@ def measure(cell: Row, steps: int, device: torch.device) -> Row:
 
 
 def make_table(cell: Row, ranks: Ranks) -> ShardedTable:
-    """Make a shard of random rows, where they are used: new ones would be drawn on the host."""
+    """Make a shard of random rows, where they are used: new ones would be drawn by all ranks."""
     dtype = getattr(torch, cell["dtype"])
-    table = ShardedTable(cell["ranks"], DIM, ranks, dtype=dtype)
+    table = ShardedTable(1, DIM, ranks, dtype=dtype, rows=torch.empty(1, DIM))
     table.n_items = cell["items"]
     rows = -(-cell["items"] // cell["ranks"])
     table.shard.data = torch.empty(rows, DIM, dtype=dtype, device=ranks.device).normal_(0, 0.1)
@@ -225,7 +225,7 @@ def make_step(
         histories, targets = events[:, :-1], events[:, 1:]
         with clock.phase("step"):
             with clock.phase("look-up"):
-                rows = table.look_up(events)
+                rows = loss.look_up(events, targets)
             with clock.phase("model"), rounding:
                 known = {"catalogue": rows.values}
                 states = functional_call(model, known, rows.places(histories))

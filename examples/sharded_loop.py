@@ -31,7 +31,7 @@ with start_ranks() as ranks:
         seed = step * ranks.size + ranks.rank
         torch.manual_seed(seed)  # dropout and centres: other ones on each rank
         histories, targets = batch(seed, ranks.device)
-        rows = table.look_up(histories)
+        rows = loss.look_up(histories, targets)
         states = functional_call(model, {"catalogue": rows.values}, rows.places(histories))
         value = loss(states, rows, targets)
         value.backward()

@@ -1,3 +1,4 @@
+import inspect
 import subprocess
 import sys
 
@@ -14,6 +15,13 @@ def test_every_public_name_is_there(name: str) -> None:
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = sce.nothing
+
+
+def test_help_shows_defaults_that_can_be_read() -> None:
+    for name in sce.__all__:
+        made = getattr(sce, name)
+        if inspect.isfunction(made):
+            assert " at 0x" not in str(inspect.signature(made)), name
 
 
 def test_padding_is_what_fit_says_it_is() -> None:

@@ -203,6 +203,12 @@ def settings_like(path: Path, given: Layer) -> Layer:
             f"the learning rate of {path} was to fall over {training.get('epochs')} epochs, and "
             f"the best was {best}: over {best} it would fall faster; say how many with --epochs"
         )
+    cut = result.get("stopped") == "max_steps" and best == result["epochs"]
+    if cut and not {"epochs", "max_steps"} & {*given.get("training", {})}:
+        raise InputError(
+            f"the best epoch of {path}, {best}, was its last, which --training.max-steps "
+            f"{training.get('max_steps')} ended; say how long to train with that, or with --epochs"
+        )
     training |= {"epochs": best, "patience": 0, "max_steps": None}
     return layer
 

@@ -12,6 +12,8 @@ _RAN_OUT = re.compile(
     r"|failed to map segment"
 )
 _NO_THREAD = re.compile(r"(?i)can.?t start new thread|spawn worker thread|kind: WouldBlock")
+_FAILED = "an allocation failed"
+_LITTLE = 2**24  # bytes of address space, with which anything may fail
 _ROOT = Path("/")  # of the system's files; tests have their own
 
 
@@ -66,9 +68,13 @@ def ran_out(error: BaseException) -> str | None:
 
     It may be of Python, numpy, torch (of a GPU or not), or a panic of polars: no `Exception`.
     """
+    while isinstance(error, ImportError) and error.__cause__ is not None:
+        error = error.__cause__
     said = str(error).strip().partition("\n")[0].rstrip(".")
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return said or "an allocation failed"
+        return said or _FAILED
+    if isinstance(error, SystemError) and any(left < _LITTLE for left in _address_space()):
+        return _FAILED  # within C code of Python, which then forgets to say so
     panic = type(error).__name__ == "PanicException"
     known = panic or isinstance(error, RuntimeError | ImportError)  # a library is mapped too
     return said if known and _RAN_OUT.search(said) else None

@@ -13,6 +13,8 @@ _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     # As graphics cards are sold: "16G" has 16 GiB.
     _UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
+_SCALES = {" GiB": 1 / 1024, " ms": 1000.0}  # of MiB and of seconds
+_PLACES = 4  # of metrics
 _LEAST = 10**6  # bytes that anybody means who gives no unit
 _WRITTEN = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?|\.[0-9]+)\s*([a-z]*)", re.IGNORECASE)
 _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -37,7 +39,7 @@ def show_metric(value: float) -> str:
     """
     if 0 < abs(value) < 0.001:
         return f"{value:.{2 - math.floor(math.log10(abs(value)))}f}"
-    return f"{value:.4f}"
+    return f"{value:.{_PLACES}f}"
 
 
 @_or_dash
@@ -116,6 +118,27 @@ def show_duration(seconds: float) -> str:
     if hours < 24:
         return f"{hours} h {minutes % 60:02d} min"
     return f"{hours // 24} d {hours % 24} h"
+
+
+def show_spread(
+    value: float | None, spread: float | None, show: Callable[[float | None], str]
+) -> tuple[str, str]:
+    """A mean and the spread around it, in one unit and to the same places; of one value, no spread.
+
+    >>> show_spread(469.2, 0.0912, show_memory), show_spread(3584, 25, show_memory)
+    (('469 MiB', '0 MiB'), ('3.50 GiB', '0.02 GiB'))
+    """
+    text = show(value)
+    if spread is None:
+        return text, ""
+    found = re.fullmatch(r"[\d,]+(\.\d+)?( \w+)?", text)
+    if not value or found is None:  # in two units
+        return text, show(spread)
+    scale, places = _SCALES.get(found[2] or "", 1.0), len(found[1] or ".") - 1
+    if places < _PLACES:  # zeros at the end were left out
+        places = max(0, 2 - math.floor(math.log10(value * scale)))
+    mean, around = (f"{scale * one:,.{places}f}{found[2] or ''}" for one in (value, spread))
+    return mean, around
 
 
 def show_factor(value: float | None, other: float | None) -> str | None:

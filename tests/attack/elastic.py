@@ -62,6 +62,7 @@ def launch(
     size: int = 2,
     restarts: int = 0,
     timeout: float = 30.0,
+    before: Callable[[], None] | None = None,
 ) -> Outcome:
     """Run `sce ARGUMENTS` in `place` by so many ranks, and wait for all of them to end.
 
@@ -72,13 +73,14 @@ def launch(
         size: Number of ranks.
         restarts: Attempts after the first that failed.
         timeout: Seconds that a rank waits for the others.
+        before: Called by each rank, before the command.
     """
     for left in place.glob(".rank-*"):
         left.unlink()
     files = [place / ".launcher", *(place / f".rank-{rank}" for rank in range(2 * size))]
     for file in files:
         file.write_text("")
-    given = place, [*arguments], fault or Fault(), size, restarts, timeout
+    given = place, [*arguments], fault or Fault(), size, restarts, timeout, before
     launcher = forks().Process(target=_launch, args=given)
     begun = time.monotonic()
     launcher.start()
@@ -96,7 +98,13 @@ def launch(
 
 
 def _launch(
-    place: Path, arguments: list[str], fault: Fault, size: int, restarts: int, timeout: float
+    place: Path,
+    arguments: list[str],
+    fault: Fault,
+    size: int,
+    restarts: int,
+    timeout: float,
+    before: Callable[[], None] | None,
 ) -> None:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -115,15 +123,23 @@ def _launch(
         shutdown_timeout=5,
     )
     try:
-        elastic_launch(config, _rank)(place, arguments, fault, size)
+        elastic_launch(config, _rank)(place, arguments, fault, size, before)
     except ChildFailedError as error:
         (place / ".launcher").write_text(str(error))
         sys.exit(1)
 
 
-def _rank(place: Path, arguments: list[str], fault: Fault, size: int) -> None:
+def _rank(
+    place: Path,
+    arguments: list[str],
+    fault: Fault,
+    size: int,
+    before: Callable[[], None] | None,
+) -> None:
     from sce.cli import main
 
+    if before is not None:
+        before()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)  # those of the launcher came with the fork
     signal.signal(signal.SIGINT, signal.default_int_handler)

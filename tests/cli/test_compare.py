@@ -190,5 +190,7 @@ def test_what_cannot_be(place: SweepDirectory, tmp_path: Path, capsys: Capture) 
     there = ["compare", str(place.path), "--svg", str(tmp_path / "file")]
     assert "is a file; name a directory" in complaint(there, capsys)
     nowhere = ["compare", str(place.path), "--csv", str(tmp_path / "no" / "x.csv")]
+    nowhere += ["--svg", str(tmp_path / "figures")]
     assert main(nowhere) == 2
     assert "cannot write" in capsys.readouterr().err
+    assert not (tmp_path / "figures").exists()

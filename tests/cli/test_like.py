@@ -1,6 +1,7 @@
 """Training on everything, as a measured run was trained; and what cannot be measured then."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,16 @@ def test_the_end_by_max_steps_is_said(tmp_path: Path, capsys: Capture) -> None:
     data = prepare(tmp_path / "log.csv", tmp_path / "data", split="none")
     train = ["train", str(data.path), "--out", str(tmp_path / "run"), *SMALL, "--epochs", "9"]
     assert main([*train, "--training.max-steps", "1"]) == 0
-    assert "epoch 1 of 1 (ended by --training.max-steps)" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "epoch 1 of 1 (ended by --training.max-steps)" in shown.out
+    assert "\nepoch 1/1  loss" in shown.err
+    like = ["train", str(data.path), "--out", str(tmp_path / "like"), "--like"]
+    like.append(str(tmp_path / "run"))
+    assert main(like) == 2
+    told = "the best epoch of .*, 1, was its last, which --training.max-steps 1 ended; say how long"
+    assert re.search(told, capsys.readouterr().err)
+    assert main([*like, "--training.max-steps", "2"]) == 0
+    assert Run.open(tmp_path / "like").config["training"]["max_steps"] == 2
 
 
 def test_from_a_measured_run_to_one_of_everything(tmp_path: Path, capsys: Capture) -> None:

@@ -97,6 +97,8 @@ def test_errors_of_the_system_and_of_ours_and_interrupts(
     assert "Permission denied: 'data/clicks'" in complaint(["prepare"], capsys)
     with pytest.raises(PermissionError):
         main(["prepare", "--debug"])
+    app.side_effect = FileNotFoundError(2, "No such file or directory")
+    assert "the current directory was deleted" in complaint(["train"], capsys)
     app.side_effect = RankError("no answer from rank 1")
     assert "no answer from rank 1" in complaint(["train"], capsys)
     app.side_effect = ZeroDivisionError
@@ -130,6 +132,20 @@ def test_running_out_of_memory_is_one_line(
     assert "memory ran out (" in complaint(["prepare"], capsys)
     with pytest.raises(type(error)):
         main(["prepare", "--debug"])
+
+
+def test_memory_that_runs_out_while_a_command_is_imported_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    error = ImportError("Cannot import module 'sce.cli.plan'")
+    error.__cause__ = ImportError("lib.so: failed to map segment from shared object")
+    monkeypatch.setattr(cli, "app", Mock(side_effect=error))
+    assert "memory ran out (lib.so: failed to map segment" in complaint(["plan"], capsys)
+    cli.app.side_effect = SystemError("error return without exception set")  # type: ignore[attr-defined]
+    with pytest.raises(SystemError):
+        main(["plan"])
+    monkeypatch.setattr("sce.memory._address_space", lambda: [2**20])
+    assert "memory ran out (an allocation failed)" in complaint(["plan"], capsys)
 
 
 @pytest.mark.parametrize(

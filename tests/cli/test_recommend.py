@@ -4,9 +4,10 @@ import json
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -390,15 +391,21 @@ def test_a_file_that_is_there_is_kept(run: Run, tmp_path: Path, capsys: Capture)
 # --- to go on where one was interrupted
 
 
+def ctrl_c() -> None:
+    raise KeyboardInterrupt
+
+
 @contextmanager
-def interrupted_after(users: int, saved_every: int = 8) -> Iterator[list[Id]]:
+def interrupted_after(
+    users: int, saved_every: int = 8, by: Callable[[], Any] = ctrl_c
+) -> Iterator[list[Id]]:
     """Raise Ctrl-C in the middle of the work; gives the users that were counted."""
     counted: list[Id] = []
     usual = command.Account.count
 
     def count(account: Any, user: Id, found: Any) -> None:
         if len(counted) == users:
-            raise KeyboardInterrupt
+            by()
         counted.append(user)
         usual(account, user, found)
 
@@ -415,6 +422,21 @@ def test_rows_of_slow_users_are_kept_by_time(
     monkeypatch.setattr(command, "_SAVED_AFTER", 0)
     with interrupted_after(12, saved_every=1000):
         assert main(arguments) == 130
+    assert main(arguments) == 0
+    assert "going on after 10 users" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_says_what_is_kept(
+    number: int, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    arguments = ["recommend", str(run.path), "--batch-size", "5", "--out", str(tmp_path / "a.csv")]
+    monkeypatch.setattr(command, "_SAVED_AFTER", 0)
+    with interrupted_after(12, by=lambda: os.kill(os.getpid(), number)):
+        assert main(arguments) == 128 + number
+    kept = "what was written is kept: the same command goes on with it"
+    assert capsys.readouterr().err.endswith(f"sce: {kept}\nsce: interrupted\n")
+    assert signal.getsignal(number) is signal.SIG_DFL
     assert main(arguments) == 0
     assert "going on after 10 users" in capsys.readouterr().err
 

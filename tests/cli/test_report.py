@@ -44,6 +44,22 @@ def test_elsewhere(run: Run, tmp_path: Path, capsys: Capture) -> None:
     assert "0.1423" in out.read_text(encoding="utf-8")
 
 
+def test_a_path_that_is_no_unicode_is_shown_as_it_can_be(tmp_path: Path) -> None:
+    items = Vocabulary.from_integers(range(40))
+    for number in (1, 2):
+        users = Vocabulary.from_integers(range(number, number + 9))
+        data = make_dataset(tmp_path / f"da\udcffta{number}", items, users)
+        write_result(make_run(tmp_path / f"run{number}", data))
+    runs, figures = [str(tmp_path / f"run{number}") for number in (1, 2)], tmp_path / "figures"
+    assert main(["report", runs[0]]) == 0
+    assert r"da\udcffta1" in (tmp_path / "run1/report.html").read_text(encoding="utf-8")
+    out = ["--out", str(tmp_path / "page.html"), "--csv", str(tmp_path / "all.csv")]
+    assert main(["compare", *runs, *out, "--svg", str(figures)]) == 0
+    for name in ("page.html", "all.csv"):
+        assert r"da\udcffta2" in (tmp_path / name).read_text(encoding="utf-8")
+    assert [*figures.iterdir()]
+
+
 def test_a_page_that_cannot_be_made_does_not_replace_one(run: Run, capsys: Capture) -> None:
     (run.path / "report.html").write_text("dear")
     run.result_file.write_text("{")
@@ -63,6 +79,10 @@ def test_what_is_not_text_is_one_line(run: Run, name: str, capsys: Capture) -> N
 def test_where_it_cannot_be_written(run: Run, tmp_path: Path, capsys: Capture) -> None:
     line = complaint(["report", str(run.path), "--out", str(tmp_path)], capsys)
     assert "is a directory" in line
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    line = complaint(["report", str(run.path), "--out", str(loop)], capsys)
+    assert f"cannot write {loop}" in line
     over = run.path / "run.json"
     line = complaint(["report", str(run.path), "--out", str(over)], capsys)
     assert "has the ending of a record of a run" in line

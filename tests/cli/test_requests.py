@@ -58,6 +58,12 @@ def test_files_of_items(name: str, tmp_path: Path) -> None:
     assert list(map(str, listed)) == ["60", "61"]
 
 
+def test_items_may_be_called_as_in_the_log(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("item_id,ref\n1,60\n2,61\n")
+    for column, expected in (("ref", [60, 61]), ("other", [1, 2]), (None, [1, 2])):
+        assert read_items(tmp_path / "a.csv", "--allow", column) == expected
+
+
 def test_parquet_and_text(tmp_path: Path) -> None:
     pl.DataFrame({"x": [1.5, 2, 3], "asin": ["B1", None, "B3"]}).write_parquet(
         tmp_path / "a.parquet"

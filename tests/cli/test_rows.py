@@ -42,6 +42,12 @@ USERS: dict[Any, Recommended] = {
 }
 
 
+def test_a_name_that_polars_cannot_take_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UnicodeEncodeError):
+        write(tmp_path / "\udcff.parquet", {})
+    assert not list(tmp_path.iterdir())
+
+
 def test_csv(tmp_path: Path) -> None:
     write(tmp_path / "rows.csv", USERS)
     text = (tmp_path / "rows.csv").read_text(encoding="utf-8")
@@ -162,6 +168,16 @@ def test_a_file_that_is_there_is_kept_until_the_new_one_is_whole(tmp_path: Path)
     assert out.read_text() == "dear"
     write(out, USERS, force=True)
     assert out.read_text().endswith("9,c,2.0,1,popular\n")
+
+
+def test_a_file_that_appears_meanwhile_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "rows.csv"
+    monkeypatch.setattr(Rows, "finish", lambda _: out.write_text("dear"))
+    with pytest.raises(InputError, match="it was written meanwhile; move it away"):
+        write(out, USERS)
+    assert out.read_text() == "dear"
 
 
 def test_a_disk_that_is_full_when_parquet_is_made(

@@ -52,6 +52,9 @@ def test_a_file_is_replaced_only_by_force(
     out.write_text("precious")
     assert "log.parquet exists already; " in complaint([*TINY, "--out", out], capsys)
     assert out.read_text() == "precious"
+    both = [*TINY, "--force", "--out", str(out), "--titles", str(out)]
+    assert "name two files" in complaint(both, capsys)
+    assert out.read_text() == "precious"
     assert main([*TINY, "--out", str(out), "--force"]) == 0
     assert pl.read_parquet(out).height > 0
 

@@ -142,6 +142,43 @@ def test_without_a_directory_the_run_of_another_device_is_resumed(
     assert len(Run.open("runs/cycle-ce").metrics()) == 2
 
 
+def test_where_nothing_is_nothing_is_resumed(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["train", str(data), *QUICK]
+    near = Path("runs/clicks")
+    assert main([*command, "--out", str(near)]) == 0
+    capsys.readouterr()
+    for attempt in "01":  # of torchrun's, which is not to begin what it has refused
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
+        line = complaint([*command, "--out", "runs/click", "--resume"], capsys)
+        assert line.startswith("sce: error: there is nothing to resume at runs/click: leave out ")
+        assert line.endswith("--resume to begin a run there, or mend --out; beside it are clicks\n")
+    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT")
+    for loss in ([], ["--loss", "sce"]):
+        line = complaint(["train", str(data), *loss, "--resume"], capsys)
+        assert f"nothing to resume at runs/cycle-{'sce' if loss else 'ce'}: " in line
+    assert [path.name for path in Path("runs").iterdir()] == ["clicks"]
+
+
+def test_killed_before_its_first_save_a_run_begins_again_with_its_settings(
+    data: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    run = tmp_path / "run"
+    command = ["train", str(data), "--out", str(run), *QUICK, "--resume"]
+    assert main(command[:-1]) == 0
+    result = final(run)
+    for left in ("resume.safetensors", "best.safetensors", "result.json", "metrics.jsonl"):
+        (run / left).unlink()
+    capsys.readouterr()
+    line = complaint([*command, "--learning-rate", "0.1"], capsys)
+    assert "cannot be resumed with other settings: training.learning_rate was" in line
+    assert main(command) == 0
+    assert f"sce: nothing to resume in {run}: starting" in capsys.readouterr().err
+    assert final(run) == result
+
+
 @pytest.mark.parametrize(
     ("items", "device", "faster"), [(4096, "cpu", True), (4097, "cpu", False), (12, "cuda", False)]
 )
@@ -296,7 +333,7 @@ def test_settings_that_messages_name_are_flags() -> None:
     found = {name for file in sources for name in re.findall(r"named\(.([\w.]+)", file.read_text())}
     short = {flag.removeprefix("--").replace("-", "_") for flag in _DAILY.values()}
     assert {"batch_size", "training.clip_norm", "loss"} < found
-    assert found <= setting_names() | short | {"resume", "force", "data", "from"}
+    assert found <= setting_names() | short | {"resume", "force", "data", "from", "out"}
 
 
 # --- killed and resumed, as real processes
@@ -312,7 +349,8 @@ random.seed(int(sys.argv[3]))
 
 
 def begin(name, pipe=None):
-    arguments = [*command, "--out", str(directory / name), "--resume"]
+    arguments = [*command, "--out", str(directory / name)]
+    arguments += ["--resume"] * (directory / name).exists()
     process = os.fork()
     if process == 0:
         file = directory / f"{name}.err"
@@ -401,7 +439,7 @@ def test_killed_or_interrupted_and_resumed_gives_the_same_numbers(
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         code, said, after = report["codes"][name]
         assert code == 128 + signal.Signals[name]
-        assert "sce: stopping after this step, then saving; once more to stop at once" in said
+        assert "sce: stopping after this batch, then saving; once more to stop at once" in said
         assert "go on with the same command and --resume" in said
         assert after == 0
         assert final(tmp_path / name) == unbroken

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sce.data.manifest import map_array, write_array
+from sce.data.manifest import Manifest, map_array, write_array
+from sce.errors import InputError
 
 
 @pytest.mark.parametrize(
@@ -30,3 +31,18 @@ def test_objects_are_never_unpickled(tmp_path: Path) -> None:
     np.save(tmp_path / "objects.npy", np.array([{}], object), allow_pickle=True)
     with (tmp_path / "objects.npy").open("rb") as file, pytest.raises(ValueError, match="object"):
         map_array(file)
+
+
+@pytest.mark.parametrize("head", ["-" * 9000 + "1", "1+" * 4000 + "1", "[" * 9000])
+def test_a_head_that_is_nested_deeply_is_a_damaged_file(tmp_path: Path, head: str) -> None:
+    size = len(head).to_bytes(2, "little")
+    (tmp_path / "deep.npy").write_bytes(b"\x93NUMPY\x01\x00" + size + head.encode())
+    with (tmp_path / "deep.npy").open("rb") as file, pytest.raises(ValueError, match="not the hea"):
+        map_array(file)
+
+
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    kind = Manifest("x.json", "x", 1, "x", "sce x", "make it again")
+    kind.write(tmp_path, {"files": {300 * "n": {"bytes": 1, "blake2b": ""}}})
+    with pytest.raises(InputError, match=rf"cannot read {tmp_path}/n+: File name too long"):
+        kind.open(tmp_path)

@@ -447,6 +447,7 @@ def test_places_that_cannot_be_are_refused_before_any_work(
         (".", "is the current directory"),
         ("/", "cannot write /: "),
         ("loop", "cannot write loop: "),
+        ("none/../data", r"there is no none/\.\.; name it without"),
         (250 * "n", "cannot write n+: .*File name too long"),
     ]:
         with pytest.raises(InputError, match=message):

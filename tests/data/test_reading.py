@@ -143,6 +143,14 @@ LATE = ":good:" * 200 + "\n"
             "1,2,3\n4,5,6\n",
             "no column .*columns are '1', '2', '3' .*header line missing.*user_col",
         ),
+        (
+            "a.csv",
+            "who,item,sku,when\n1,2,3,4\n",
+            "no column looks like the user or the time; its columns are 'who', 'item', 'sku', "
+            "'when'; name the right ones with user_column and time_column, or take the rows as in "
+            "order with order='rows'; the columns 'item', 'sku' could all be the item; choose one "
+            "with item_column$",
+        ),
         ("a.jsonl", ':good:\n{"user": null, "item": 1, "ts": 5}', "line 3: no user, .*; 1 row"),
         ("a.jsonl", ':good:{"item": "a", "ts": 5}\n', "line 2: no user"),
         ("a.jsonl", ':good:{"user": 2, "item": "a", "ts": "soon"}', "line 2: cannot read 'soon'"),

@@ -53,7 +53,9 @@ def test_integers_and_titles_that_are_numbers(tmp_path: Path) -> None:
 
 def test_columns_that_cannot_be_found(tmp_path: Path) -> None:
     file = write(tmp_path, "csv", "code", "words")
-    with pytest.raises(InputError, match=r"no column looks like the item;.*titles_columns=\("):
+    with pytest.raises(
+        InputError, match=r"no column looks like the item or the title;.*titles_columns=\("
+    ):
         read_titles(file)
     assert read_titles(file, ("code", "words")).height == 4
     with pytest.raises(InputError, match="item, title must be different columns"):
@@ -80,7 +82,7 @@ def test_the_command_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFi
     command = ["prepare", f"{tmp_path}/log.csv", "--out", f"{tmp_path}/data", "--split", "none"]
     titles = ["--titles", f"{tmp_path}/items.csv"]
     assert main([*command, *titles]) == 2
-    assert "name the right one with --titles-columns ITEM TITLE" in capsys.readouterr().err
+    assert "name the right ones with --titles-columns ITEM TITLE" in capsys.readouterr().err
     assert main([*command, *titles, "--titles-columns", "code", "words"]) == 0
     shown = capsys.readouterr().out
     assert "titles     2 of 4 items have one; 1 id of" in shown

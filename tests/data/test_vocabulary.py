@@ -99,6 +99,21 @@ def test_minus_one_is_never_the_last_id(vocabulary: Vocabulary) -> None:
         vocabulary[len(vocabulary)]
 
 
+@pytest.mark.parametrize("ids", [["b", "a"], ["a", "a"], ["same-prefix-b", "same-prefix-"]])
+@pytest.mark.parametrize("at_once", [1, 100])
+def test_text_out_of_order_is_refused(
+    ids: list[str], at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sce.data.vocabulary._IDS_AT_ONCE", at_once)
+    text = ["0", "1", *ids, "t"]
+    forged = Vocabulary.from_sorted_text("".join(text).encode(), np.array([*map(len, text)]))
+    with pytest.raises(ValueError, match="ids must ascend"):
+        forged.check()
+    forged.check(titles=True)
+    Vocabulary.from_strings(text).check()
+    Vocabulary.from_strings([]).check()
+
+
 def test_take_refuses_unsorted_codes() -> None:
     with pytest.raises(ValueError, match="ascending"):
         Vocabulary.from_strings("abc").take([1, 0])

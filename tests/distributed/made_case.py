@@ -97,14 +97,14 @@ def as_ranks(ranks: Ranks, case: Case) -> Found:
     table = ShardedTable(case.n_items, case.dim, ranks, dtype=case.dtype)
     table.shard.data = case.table()[ranks.rank :: ranks.size].clone()
     loss = ShardedCrossEntropy(case.loss(), table, case.candidates)
-    body, items, nearest = case.body(), [], loss.nearest
+    body, items, settle = case.body(), [], loss.nearest.settle
 
     def recorded(*given: Any) -> Tensor:
-        found = nearest(*given)
+        found = settle(*given)
         items.append(found.cpu())
         return found
 
-    loss.nearest = recorded  # type: ignore[assignment]
+    loss.nearest.settle = recorded  # type: ignore[method-assign, assignment]
 
     def backward(step: int) -> tuple[Tensor, list[Tensor]]:
         histories, targets, centres = case.batch(step, ranks.rank)
@@ -122,7 +122,7 @@ def as_ranks(ranks: Ranks, case: Case) -> Found:
 
     return train(case, table.shard, body, backward) | {
         "items": items,
-        "fallbacks": nearest.fallbacks,
+        "fallbacks": loss.nearest.fallbacks,
     }
 
 

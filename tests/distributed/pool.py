@@ -45,14 +45,24 @@ def forks() -> Any:
     return context
 
 
+def hold_store() -> TCPStore:
+    """Hold a store, as a launcher does."""
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
 def run_launched(
-    size: int, work: Callable[..., None], *arguments: Any, held: bool = True
+    size: int,
+    work: Callable[..., None],
+    *arguments: Any,
+    held: bool = True,
+    store: TCPStore | None = None,
 ) -> list[int]:
     """Run `work(rank, *arguments)` in processes that find each other as torchrun's do.
 
-    With `held` their store is here, as torchrun holds it, else on rank 0.
+    With `held` their store is here, as torchrun holds it, else on rank 0; `store`, if it is that
+    of another attempt.
     """
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = store or hold_store()
     port = store.port
     if not held:
         del store

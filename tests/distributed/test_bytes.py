@@ -31,13 +31,15 @@ class ThreadRanks(Ranks):
 
 def take_step(ranks: Ranks) -> None:
     table = ShardedTable(N_ITEMS, DIM, ranks)
+    ranks.bytes_sent = 0  # new rows have been
     loss = ShardedCrossEntropy(
         ScalableCrossEntropy(n_buckets=N_BUCKETS, bucket_size_y=SIZE_Y), table
     )
     generator = torch.Generator().manual_seed(ranks.rank)
     items = torch.randperm(N_ITEMS, generator=generator)[:STATES]
-    rows = table.look_up(items)
-    loss(rows.values[rows.places(items)], rows, items.roll(1), generator=generator).backward()
+    targets = items.roll(1)
+    rows = loss.look_up(items, targets)
+    loss(rows.values[rows.places(items)], rows, targets, generator=generator).backward()
     table.send_gradients()
 
 

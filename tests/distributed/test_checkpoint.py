@@ -128,6 +128,34 @@ def test_what_does_not_fit_is_refused_by_all(tmp_path: Path, on_ranks: Run) -> N
         assert said.endswith("table-000001.safetensors is half-written or altered")
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"step": -1}, "a step is not negative, and a file has items; got -1"),
+        ({"rest": {"a": 1}}, "a checkpoint has tensors; a is a int"),
+        ({"progress": {"a": {1}}}, "progress is kept as JSON, and cannot be"),
+        ({"more": {"b": torch.ones(3)}}, "b must have the 29 rows of the shard"),
+        ({"optimizer": None}, "optimizer must be Optimizer; got None"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused(
+    changed: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    table, optimizer = sharded(Ranks(), 1)
+    given: Any = {"step": 1, "table": table, "optimizer": optimizer, "rest": {}}
+    with pytest.raises(InputError, match=said):
+        save_sharded(tmp_path, **given | changed)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.Adagrad])
+def test_an_optimizer_of_another_kind_is_refused(kind: Any, tmp_path: Path) -> None:
+    save(Ranks(), tmp_path, 1)
+    table, _ = sharded(Ranks(), 1)
+    with pytest.raises(InputError, match=f"RowwiseAdagrad of its shard; got {kind.__name__}, wh"):
+        load_sharded(str(tmp_path), table, kind([table.shard]))
+
+
 def save_to_a_full_disk(ranks: Ranks, directory: Path, victim: int) -> Any:
     def refuse(*_: Any) -> None:
         raise OSError(28, "No space left on device")

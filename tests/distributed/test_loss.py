@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sce import ScalableCrossEntropy
 from sce.distributed import Ranks, ShardedCrossEntropy, ShardedTable
+from sce.errors import InputError
 from sce.losses.buckets import Centres
 from tests.distributed.made_case import Case, as_ranks, in_turn, plainly
 from tests.distributed.pool import Run
@@ -78,9 +79,70 @@ def test_sizes_of_buckets_follow_from_the_same_number_of_targets(on_ranks: Run) 
     assert same(rank["states"], plain["states"])
 
 
-def test_a_loss_over_ranks_is_a_mean() -> None:
-    with pytest.raises(ValueError, match="a loss over ranks is a mean, got reduction 'sum'"):
-        ShardedCrossEntropy(ScalableCrossEntropy(reduction="sum"), ShardedTable(3, 2))
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"loss": ScalableCrossEntropy(reduction="sum")}, "is a mean; got reduction 'sum'"),
+        ({"loss": None}, "loss must be ScalableCrossEntropy; got None"),
+        ({"table": None}, "table must be ShardedTable; got None"),
+        ({"candidates": 0}, "candidates must be at least 1; got 0"),
+    ],
+)
+def test_no_loss_can_be_made_of_that(changed: dict[str, Any], said: str) -> None:
+    given: Any = {"loss": ScalableCrossEntropy(), "table": ShardedTable(3, 2)}
+    with pytest.raises(InputError, match=said):
+        ShardedCrossEntropy(**given | changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"rows": torch.ones(4, 2)}, "rows are what `look_up` found; got Tensor"),
+        ({"states": torch.ones(4, 3)}, "differ in their last dimension"),
+        ({"targets": [1, 2]}, "targets must be a tensor, got list"),
+        ({"centres": torch.ones(4, 3)}, r"centres must be \[n_buckets, 2\]"),
+        ({"max_targets": -1}, "max_targets must be at least 1, got -1"),
+    ],
+)
+def test_what_has_no_loss_is_refused(changed: dict[str, Any], said: str) -> None:
+    table = ShardedTable(9, 2)
+    rows = table.look_up(torch.arange(4))
+    given: Any = {"states": rows.values, "rows": rows, "targets": torch.arange(4)}
+    with pytest.raises((ValueError, TypeError), match=said):
+        ShardedCrossEntropy(ScalableCrossEntropy(), table)(**given | changed)
+
+
+def looked_up(ranks: Ranks, kind: Centres, by_loss: bool) -> Any:
+    """Train for a step, the last rank on padding alone; return what it comes to."""
+    table = ShardedTable(300, 8, ranks)
+    loss = ShardedCrossEntropy(ScalableCrossEntropy(centres=kind, bucket_size_y=9), table)
+    generator = torch.Generator().manual_seed(ranks.rank)
+    items, targets = torch.arange(50), torch.arange(50, 100)
+    targets[:: 1 if ranks.rank == 2 else 7] = -100
+    rows = loss.look_up(items, targets) if by_loss else table.look_up(items)
+    value = loss(rows.values + 0, rows, targets, generator=generator)
+    value.backward()
+    table.send_gradients()
+    assert table.shard.grad is not None
+    return value.item(), table.shard.grad.to_dense()
+
+
+@pytest.mark.parametrize("kind", ["random", "states", "mix"])
+def test_who_was_told_of_the_batch_comes_to_the_same(kind: Centres, on_ranks: Run) -> None:
+    told, asked = (on_ranks(3, looked_up, kind, by_loss) for by_loss in (True, False))
+    for (value, gradient), (expected, whole) in zip(told, asked, strict=True):
+        assert value == expected
+        assert torch.equal(gradient, whole)
+
+
+def test_rows_of_another_batch_are_refused() -> None:
+    loss = ShardedCrossEntropy(ScalableCrossEntropy(bucket_size_y=9), ShardedTable(300, 8))
+    rows = loss.look_up(torch.arange(9), torch.arange(9))
+    given: Any = rows.values, rows, torch.arange(9)
+    with pytest.raises(InputError, match="looked up for 6 centres, and there are 14"):
+        loss(*given, max_targets=50)
+    with pytest.raises(InputError, match="item -7 is not in the catalogue"):
+        loss(*given[:2], torch.tensor([-7, *range(8)]))
 
 
 def drawn(ranks: Ranks, kind: Centres, seed: int) -> Any:

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ def test_ranking_is_that_of_one_process(kind: str, with_seen: bool, on_ranks: Ru
     table, states = Case(1, kind=kind, n_items=101, dim=8).table(), torch.randn(7, 8)
     rows = torch.arange(7).repeat_interleave(60)
     seen = (torch.randint(101, (420,)), rows) if with_seen else None
-    for k in (1, 10, 101):
+    for k in (1, 10, 101, 120):
         expected = top_k(states, table, k, seen=seen)
         for size in (1, 2, 3, 4):
             for rank, found in enumerate(on_ranks(size, ranked, table, states, k, seen)):
@@ -40,9 +41,22 @@ def test_ranking_is_that_of_one_process(kind: str, with_seen: bool, on_ranks: Ru
                 assert torch.equal(found.scores, expected.scores[rank::size])
 
 
-def test_no_items_are_not_to_be_ranked() -> None:
-    with pytest.raises(InputError, match="k must be at least 1"):
-        sharded_top_k(torch.randn(2, 4), ShardedTable(5, 4), 0)
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"k": 0}, "k must be at least 1; got 0"),
+        ({"k": 1.5}, "k must be a whole number of 64 bits; got 1.5"),
+        ({"states": [[0.5]]}, r"states must be Tensor; got \[\[0.5\]\]"),
+        ({"states": torch.ones(4)}, r"states must be \[b, 4\], floating point, .* got \[4\]"),
+        ({"states": torch.ones(2, 3)}, r"states must be \[b, 4\], .* got \[2, 3\]"),
+        ({"states": torch.ones(2, 4).int()}, r"floating point, on cpu; got \[2, 4\], int32"),
+        ({"seen": (torch.ones(1).int(), torch.ones(2).int())}, "seen are flat item ids, and the"),
+    ],
+)
+def test_what_cannot_be_ranked_is_refused(changed: dict[str, Any], said: str) -> None:
+    given: Any = {"states": torch.randn(2, 4), "table": ShardedTable(5, 4), "k": 3}
+    with pytest.raises(InputError, match=said):
+        sharded_top_k(**given | changed)
 
 
 def measured(ranks: Ranks, data: Path, model: SASRec) -> tuple[Metrics, list[int]]:

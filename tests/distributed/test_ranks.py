@@ -23,6 +23,17 @@ def test_alone_there_is_one_rank() -> None:
         assert ranks.gather_json({"a": 1}) == [{"a": 1}]
 
 
+def elsewhere(ranks: Ranks) -> str:
+    with pytest.raises(InputError) as refusal:
+        Ranks(ranks.group, "meta")
+    return str(refusal.value)
+
+
+def test_a_device_that_the_group_does_not_serve_is_refused(on_ranks: Run) -> None:
+    said = "the process group exchanges nothing on meta: it has cpu:gloo,cuda:gloo; name another"
+    assert all(each.startswith(said) for each in on_ranks(2, elsewhere))
+
+
 def summed(ranks: Ranks) -> list[float]:
     layer = nn.Linear(2, 1)
     for weight in layer.parameters():

@@ -2,6 +2,7 @@
 
 import sys
 from collections import Counter
+from pathlib import Path
 from threading import Barrier, Thread, get_ident
 from typing import Any
 
@@ -11,6 +12,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sce.distributed
+from sce import ScalableCrossEntropy
+from sce.training.shards import ShardedStep
+from tests.cycle_data import make_cycle, train
 from tests.distributed.test_bytes import ThreadRanks, take_step
 
 aten: Any = torch.ops.aten
@@ -25,6 +29,15 @@ class Syncs(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: Counter[str] = Counter()
+        self.counts = False
+
+    def __enter__(self) -> Any:
+        self.counts = True
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *given: Any) -> None:
+        self.counts = False
+        super().__exit__(*given)  # type: ignore[no-untyped-call]
 
     def count(self) -> None:
         frame: Any = sys._getframe()
@@ -41,28 +54,50 @@ class Syncs(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
-def test_a_step_waits_for_sizes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    slots: list[tuple[Tensor, ...]] = [()] * 2
-    barrier, syncs = Barrier(2, timeout=60), Syncs()
-    really, here = Tensor.tolist, get_ident()
+EXPECTED = {
+    # Split sizes of two look-ups: with the first the centres of each rank, with the second the
+    # buckets whose certificate fails.
+    "want": 2,
+    "get": 1,  # rows with a gradient: counted before the loss, asked for after its gradient
+}
+
+
+@pytest.fixture
+def syncs(monkeypatch: pytest.MonkeyPatch) -> Syncs:
+    found, really, here = Syncs(), Tensor.tolist, get_ident()
 
     def tolist(self: Tensor) -> Any:
-        if get_ident() == here:
-            syncs.count()
+        if get_ident() == here and found.counts:
+            found.count()
         return really(self)
 
     monkeypatch.setattr(Tensor, "tolist", tolist)
+    return found
+
+
+def test_a_step_waits_for_sizes_alone(syncs: Syncs) -> None:
+    slots: list[tuple[Tensor, ...]] = [()] * 2
+    barrier = Barrier(2, timeout=60)
     other = Thread(target=take_step, args=(ThreadRanks(1, slots, barrier),))
     other.start()
     with syncs:
         take_step(ThreadRanks(0, slots, barrier))
     other.join()
-    assert syncs.found == {
-        "look_up": 2,  # distinct ids, without padding
-        "fetch": 2,  # split sizes of two lookups, each with its smallest and largest id
-        "total": 1,  # targets that are no padding
-        "gather_counts": 1,  # centres of each rank
-        "__call__": 1,  # buckets of each rank whose certificate fails
-        "_fetch": 2,  # distinct items of buckets, and those not looked up before
-        "send_gradients": 1,  # distinct rows
-    }
+    assert syncs.found == EXPECTED
+
+
+def test_a_step_of_training_waits_once_for_sizes(
+    syncs: Syncs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really, steps = ShardedStep._move_slices, 4
+
+    def move(self: ShardedStep, *given: Any) -> Any:
+        with syncs:
+            return really(self, *given)
+
+    monkeypatch.setattr(ShardedStep, "_move_slices", move)
+    dataset = make_cycle(tmp_path, items=31)
+    loss: Any = ScalableCrossEntropy(bucket_size_y=7)
+    train(dataset, loss, batch_size=5, max_steps=steps, shard_catalogue=True)
+    # The sizes of a first look-up come with those of the second one of the step before.
+    assert syncs.found == {"want": steps + 1, "get": steps}

@@ -112,7 +112,7 @@ def test_epochs_are_drawn_as_far_as_all_seeds_went() -> None:
     rows = [row(f"{n}", seed=n, history={"loss": [3.0 - n, 2.0, 1.0][: 3 - n]}) for n in (0, 1)]
     figure = draw(rows, FigureSpec("epochs", y="loss"))
     assert figure.heads == ["epoch", "SCE"]
-    assert figure.numbers == [["1", "2.5 ± 0.707"], ["2", "2"]]
+    assert figure.numbers == [["1", "2.50 ± 0.71"], ["2", "2"]]
 
 
 def test_components_are_told_with_their_sum() -> None:

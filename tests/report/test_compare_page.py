@@ -119,7 +119,7 @@ def test_a_change_is_claimed_where_users_and_seeds_bear_it_out(tmp_path: Path) -
     assert "a single seed has no spread; over 400 test users +210% to +251% (95%)" in single
     assert verdict(tmp_path, [0, 0, 9, 3], [0, 0, 3, 9]).startswith("no clear difference: ")
     none = verdict(tmp_path, [0, 0, 0, 0], [0, 2, 1, 1])
-    assert "over 400 test users no interval: too few have a hit" in none
+    assert "over 400 test users no interval: 0 of them have a hit with the other, too few" in none
 
 
 @pytest.mark.parametrize(
@@ -129,10 +129,13 @@ def test_a_change_is_claimed_where_users_and_seeds_bear_it_out(tmp_path: Path) -
          "; of 4 runs the best epoch was the last, or the first of few"),
         ({"rate": 1e-9}, "other settings",
          ", the best other by validation; also differ in: learning_rate 0.05 / 1e-09; over "),
-        ({"popularity": {"test": {"ndcg@10": 0.3}}}, "worse than popularity",
+        ({"popularity": {"test": {"ndcg@10": 0.3}}}, "CE worse than popularity",
          "; CE is worse than popularity (0.3000); over "),
+        ({"popularity": {"test": {"ndcg@10": 0.7}}}, "SCE and CE worse than popularity",
+         "; SCE is worse than popularity (0.7000); CE is worse than popularity (0.7000); over "),
         ({"popularity": {"test": {"ndcg@10": 0.2}}}, "+228%", ""),
-        ({"times": 6}, "too few users", "over 24 test users no interval: too few users differ"),
+        ({"times": 6}, "too few users",
+         "over 24 test users no interval: NDCG@10 differs for 18 of them, fewer than 20"),
         ({"times": 7}, "+228%", "(95%)"),
     ],
 )  # fmt: skip
@@ -252,7 +255,7 @@ def test_markdown_says_what_memory_it_is() -> None:
         assert "Memory is that of the whole process" not in text(measure, [GPU])
         assert "those of 1 run on cpu, 2 threads" in text(measure, [CPU, GPU])
     assert " | 520 MiB | 30 s |" in text("steps", [CPU, GPU])
-    assert " | 516 MiB ± 5.66 MiB |" in text("steps", [GPU, GPU])
+    assert " | 516 MiB ± 6 MiB |" in text("steps", [GPU, GPU])
 
 
 def test_two_figures_of_one_title_are_two_files() -> None:

@@ -162,7 +162,7 @@ def test_memory_and_time_have_spreads() -> None:
     rows = [make_row(f"{loss}{n}", {"loss.name": loss}, seed=n, memory=100.0 + 10 * n,
                      seconds=20.0 + n) for loss in ("ce", "sce") for n in (0, 1, 2)]  # fmt: skip
     table = make_table(group_seeds(rows), FigureSpec("table"))
-    for name, spread in (("peak training memory", "10 MiB"), ("training time", "1 s")):
+    for name, spread in (("peak training memory", "10 MiB"), ("training time", "1.0 s")):
         assert [cell.spread for cell in line(table, name).cells] == [spread] * 2
 
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -134,6 +135,15 @@ def test_what_a_crash_left_is_cleared_by_the_next_write(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_file_that_may_not_be_read_is_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "safe_open", Mock(side_effect=FileNotFoundError))
+    (tmp_path / "weights").touch()
+    with pytest.raises(InputError, match="weights cannot be read: permission denied"):
+        read_tensors(tmp_path / "weights")
+
+
 def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is missing"):
         read_tensors(tmp_path / "none")
@@ -143,6 +153,39 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     write_tensors(tmp_path / "weights", {"a": torch.zeros(1)}, {"format": "other"})
     with pytest.raises(InputError, match="no checkpoint that this sce can read"):
         Checkpointer(make_trained(), tmp_path / "weights").resume()
+
+
+@pytest.mark.parametrize("metadata", ["[]", "null", "NaN", "[" * 100_000, '{"epoch": 1e999}'])
+def test_metadata_that_are_none_of_ours(metadata: str, tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(1)}, tmp_path / "weights", {"sce": metadata})
+    with pytest.raises(InputError, match="half-written or altered"):
+        read_tensors(tmp_path / "weights")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("progress", None),
+        ("progress.history", {}),
+        ("progress.current", {"step": 1}),
+        ("progress.current.statistics", {"placed": "all"}),
+        ("progress.best_epoch", "x"),
+        ("optimizer_scalars", [1]),
+        ("run", None),
+    ],
+)
+def test_a_checkpoint_of_another_shape_is_refused(path: str, value: Any, tmp_path: Path) -> None:
+    file, trained = tmp_path / "state", make_trained()
+    Checkpointer(trained, file).save(Progress())
+    tensors, metadata = read_tensors(file)
+    *above, name = path.split(".")
+    inner = metadata
+    for key in above:
+        inner = inner[key]
+    inner[name] = value
+    write_tensors(file, tensors, metadata)
+    with pytest.raises(InputError, match=f"{path}.* is missing, or of another kind|another run"):
+        Checkpointer(trained, file).resume()
 
 
 def rewrite(path: Path, change: Callable[[dict[str, torch.Tensor], dict[str, Any]], None]) -> None:

@@ -123,6 +123,9 @@ def test_a_model_may_take_any_length(dataset: PreparedDataset) -> None:
     ("config", "message"),
     [
         ({"model": 3}, r"config\['model'\] must be a dictionary; got 3"),
+        ({"training": None}, r"config\['training'\] must be a dictionary; got None"),
+        ({"loss": {"name": 3}}, r"loss.name of config is missing, or of another kind"),
+        ({"start": 5}, "start of config is missing, or of another kind"),
         ({"model": {"dim": {8}}}, "config is kept as JSON, and cannot be: .* set"),
         (
             {"mine": {"share": float("nan")}},

@@ -22,7 +22,9 @@ RECORD: dict[str, Any] = {
 
 
 def make_progress(wanted: bool = True) -> TrainingProgress:
-    return TrainingProgress(wanted=wanted, epochs=9, memory=PeakMemory(torch.device("cpu")))
+    made = TrainingProgress(wanted=wanted, memory=PeakMemory(torch.device("cpu")))
+    made.epochs = 9
+    return made
 
 
 def test_a_line_for_each_epoch_when_it_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,13 +1,16 @@
 import json
+import math
 import pickle
 import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from sce.data.manifest import describe_file, write_array
 from sce.data.prepared import PreparedDataset
 from sce.data.storage import write_json
 from sce.errors import InputError
@@ -107,6 +110,15 @@ def test_contents_that_do_not_fit_each_other_are_said(change: Any, message: str,
         Run.open(run.path)
 
 
+def test_a_popularity_of_other_items_is_refused(run: Run) -> None:
+    write_array(run.path / "popularity.npy", np.zeros(3, np.int64))
+    content = json.loads((run.path / "run.json").read_text())
+    content["files"]["popularity.npy"] = describe_file(run.path / "popularity.npy")
+    write_json(run.path / "run.json", content)
+    with pytest.raises(InputError, match=r"altered: popularity.npy is not a count of \d+ items"):
+        Run.open(run.path)
+
+
 def edit(path: Path, old: str, new: str) -> None:
     text = (path / "run.json").read_text()
     assert old in text
@@ -140,6 +152,14 @@ def test_weights_that_are_cut_or_altered_are_refused(damage: Any, run: Run) -> N
 def test_weights_of_another_shape_are_refused(run: Run) -> None:
     write_tensors(run.best_weights, SASRec(7, MODEL).state_dict(), {"run": run.identity})
     with pytest.raises(InputError, match="its weights are of another model"):
+        load_model(run)
+
+
+def test_weights_that_are_no_numbers_are_refused(run: Run) -> None:
+    weights = load_model(run).state_dict()
+    weights["catalogue"][1, 2] = math.inf
+    write_tensors(run.best_weights, weights, {"run": run.identity})
+    with pytest.raises(InputError, match="some of its weights are not finite numbers"):
         load_model(run)
 
 
@@ -217,6 +237,8 @@ def test_targets(run: Run, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert check_target(tmp_path / "empty") is False
     assert check_target(tmp_path / "empty", resume=True) is False
+    with pytest.raises(InputError, match=r"nothing to resume at .*empty: leave out resume=True"):
+        check_target(tmp_path / "empty", resume=True, needed=True)
     with pytest.raises(
         InputError, match="exists; go on with resume=True, replace it with force=True"
     ):
@@ -233,6 +255,14 @@ def test_targets(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="is a file"):
         check_target(tmp_path / "file", force=True)
+
+
+def test_the_current_directory_is_not_replaced(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run.path)
+    for path in (".", run.path):
+        with pytest.raises(InputError, match="is the current directory; name one inside it"):
+            check_target(path, force=True)
+    assert check_target(".", resume=True) is True
 
 
 def test_a_run_is_replaced(run: Run, dataset: PreparedDataset) -> None:

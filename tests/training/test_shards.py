@@ -28,7 +28,7 @@ from sce.training.settings import TrainingSettings
 from sce.training.shards import settle
 from sce.training.signals import TrainingInterrupted
 from tests.cycle_data import MODEL, make_cycle, train
-from tests.distributed.pool import run_launched
+from tests.distributed.pool import hold_store, run_launched
 
 needs_gloo = pytest.mark.skipif(
     not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo"
@@ -281,8 +281,9 @@ def command(rank: int, directory: Path, data: Path, attempt: int) -> None:
 def test_the_run_is_like_any_other(
     tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    store = hold_store()
     for attempt, said in enumerate(["NDCG@10", "training has ended already"]):
-        assert run_launched(2, command, tmp_path, data, attempt) == [0, 0]
+        assert run_launched(2, command, tmp_path, data, attempt, store=store) == [0, 0]
         assert said in (tmp_path / "0.txt").read_text()
         assert (tmp_path / "1.txt").read_text() == ""
     out = str(tmp_path / "run")

@@ -28,7 +28,7 @@ def test_the_first_signal_is_answered_and_asks_to_stop(number: int, capsys: Capt
         send(number)
         assert capsys.readouterr() == (
             "",
-            "sce: stopping after this step, then saving; once more to stop at once\n",
+            "sce: stopping after this batch, then saving; once more to stop at once\n",
         )
         with pytest.raises(StopRequested) as caught:
             interrupts.check()

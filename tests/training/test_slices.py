@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -27,7 +28,7 @@ from sce.training.signals import TrainingInterrupted
 from sce.training.slices import SlicedStep, seeds_of_slice
 from sce.training.step import StepSeeds, TrainingStep
 from tests.cycle_data import MODEL, make_cycle, train
-from tests.distributed.pool import run_launched
+from tests.distributed.pool import hold_store, run_launched
 
 CPU = torch.device("cpu")
 needs_gloo = pytest.mark.skipif(
@@ -73,7 +74,8 @@ def run(out: Path, data: Path, name: str, **changes: Any) -> dict[str, Any]:
     """Train with 5 sequences a batch, so that the last step has batches that are empty."""
     dataset, (loss, others) = PreparedDataset.load(data), LOSSES[name]
     model = SASRec(dataset.n_items, MODEL, dropout=0.2)
-    result = train(dataset, loss, model=model, out=out, batch_size=5, **others, **changes)
+    changes = {"batch_size": 5, **others, **changes}
+    result = train(dataset, loss, model=model, out=out, **changes)
     found = {"test": result.test, "loss": [record["loss"] for record in result.history]}
     weights = {name: tensor.tolist() for name, tensor in model.state_dict().items()}
     return found | {"weights": weights}
@@ -164,6 +166,51 @@ def test_a_signal_to_one_rank_saves_once_and_another_number_goes_on(
     assert state(tmp_path / "ranks") == state(tmp_path / "alone")
 
 
+class Stopped(CrossEntropy):
+    """Sends a signal to its own process at some batch."""
+
+    def __init__(self, at: int = 0) -> None:
+        super().__init__()
+        self.at, self.calls = at, [0]  # which a step's copy of the loss shares
+
+    def forward(self, *inputs: Any, **options: Any) -> Tensor:
+        self.calls[0] += 1
+        if self.calls[0] == self.at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().forward(*inputs, **options)
+
+
+@pytest.mark.parametrize("save_minutes", [0.0, 10.0])
+def test_a_signal_within_a_step_loses_that_step_alone(
+    save_minutes: float, tmp_path: Path, data: Path
+) -> None:
+    given: Any = {"batch_size": 2, "accumulate": 6, "save_minutes": save_minutes}
+    dataset, loss = PreparedDataset.load(data), Stopped(at=6 * 2 + 3)  # of 4 steps the third
+    with pytest.raises(TrainingInterrupted, match="in epoch 1 after step 2 of 4; everything"):
+        train(dataset, loss, out=tmp_path / "run", loss_name="ce", **given)
+    assert loss.calls == [loss.at]
+    train(dataset, Stopped(), out=tmp_path / "run", loss_name="ce", resume=True, **given)
+    train(dataset, Stopped(), out=tmp_path / "whole" / "run", loss_name="ce", **given)
+    assert state(tmp_path) == state(tmp_path / "whole")
+
+
+def test_batches_of_a_step_that_are_empty_take_no_time(data: Path) -> None:
+    dataset = PreparedDataset.load(data)
+    few, many = (
+        train(dataset, batch_size=5, accumulate=number).history for number in (11, 1_000_000)
+    )
+    assert [record["loss"] for record in few] == [record["loss"] for record in many]
+
+
+@needs_gloo
+def test_a_signal_within_a_step_of_one_rank_is_known_to_all(tmp_path: Path, data: Path) -> None:
+    said = by_ranks(2, tmp_path, data, "interrupted", accumulate=48, batch_size=1)
+    assert said == 2 * [
+        "TrainingInterrupted: stopped in epoch 1 after step 0 of 1; everything is saved in "
+        f"{tmp_path / 'run'}"
+    ]
+
+
 @needs_gloo
 def test_ranks_resume_together(tmp_path: Path, data: Path) -> None:
     whole = by_ranks(1, tmp_path / "alone", data, "dense", accumulate=2, epochs=3)
@@ -183,18 +230,37 @@ def test_a_captured_step_has_one_batch(data: Path) -> None:
         train(PreparedDataset.load(data), accumulate=2, capture=True)
 
 
-def command(rank: int, directory: Path, data: Path, attempt: int) -> None:
+def command(rank: int, directory: Path, data: Path, attempt: int, *flags: str) -> None:
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt)
     options = ["--loss", "ce", "--epochs", "1", "--device", "cpu", "--model.dim", "8"]
     file = (directory / f"{rank}.txt").open("w")
     with file, redirect_stdout(file), redirect_stderr(file):
-        code = main(["train", str(data), "--out", str(directory / "run"), *options])
-    assert code == 0
+        code = main(["train", str(data), "--out", str(directory / "run"), *options, *flags])
+    sys.exit(code)
 
 
 @needs_gloo
 def test_the_command_tells_once_and_goes_on_when_started_again(tmp_path: Path, data: Path) -> None:
+    store = hold_store()
     for attempt, said in enumerate(["NDCG@10", "training has ended already"]):
-        assert run_launched(2, command, tmp_path, data, attempt) == [0, 0]
+        assert run_launched(2, command, tmp_path, data, attempt, store=store) == [0, 0]
         assert said in (tmp_path / "0.txt").read_text()
         assert (tmp_path / "1.txt").read_text() == ""
+
+
+@needs_gloo
+def test_a_command_that_is_started_again_takes_up_its_own_run_alone(
+    tmp_path: Path, data: Path
+) -> None:
+    runs = []
+    first, second, third = hold_store(), hold_store(), hold_store()
+    for store, attempt, flags, code, said in (
+        (first, 0, (), 0, "NDCG@10"),
+        (second, 1, ("--force",), 0, "NDCG@10"),  # the attempt before was killed early
+        (second, 2, ("--force",), 0, "training has ended already"),
+        (third, 1, (), 2, "exists; go on with --resume, replace it with --force"),
+    ):
+        assert run_launched(1, command, tmp_path, data, attempt, *flags, store=store) == [code]
+        assert said in (tmp_path / "0.txt").read_text()
+        runs.append((tmp_path / "run").stat().st_ino)
+    assert runs[0] != runs[1] == runs[2] == runs[3]

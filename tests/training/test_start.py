@@ -1,5 +1,6 @@
 """Training that goes on from another run."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from sce.losses import CrossEntropy, ScalableCrossEntropy
 from sce.models.registry import BACKBONES
 from sce.models.sasrec import SASRec
 from sce.recommend import Recommender
-from sce.training.checkpoint import read_tensors
+from sce.training.checkpoint import read_tensors, write_tensors
 from sce.training.fit import FitResult, fit
 from sce.training.run import Run
 from sce.training.signals import TrainingInterrupted
@@ -248,6 +249,18 @@ def test_the_model_is_that_of_the_run(dataset: PreparedDataset, old: Path, tmp_p
         go_on(dataset, None, old, model=Own(dataset.n_items))
     with pytest.raises(InputError, match="choose another directory"):
         go_on(dataset, old, old, force=True)
+
+
+def test_a_table_without_rows_is_refused(
+    dataset: PreparedDataset, old: Path, tmp_path: Path
+) -> None:
+    empty = tmp_path / "empty"
+    shutil.copytree(old, empty)
+    weights, metadata = read_tensors(empty / "best.safetensors")
+    weights["catalogue"] = weights["catalogue"][:0]
+    write_tensors(empty / "best.safetensors", weights, metadata)
+    with pytest.raises(InputError, match=r"weights of another model: model\.catalogue"):
+        go_on(dataset, None, empty)
 
 
 class Own(torch.nn.Module):

@@ -117,6 +117,7 @@ VERBS: dict[str, tuple[str, list[str]]] = {
 """Commands with a summary and examples: `sce NAME` calls NAME of sce.cli.NAME, with _ for -."""
 
 
+_RESERVE = [bytearray(2**20)]  # given back to say that memory has run out
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -186,7 +187,7 @@ def _plain_warnings() -> Iterator[None]:
 @settings_as_flags()
 @_plain_warnings()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return 0 when done, 2 on wrong input, 130 when interrupted."""
+    """Run one command; return 0 when done, 2 on wrong input, 130 after Ctrl-C."""
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in tokens
     tokens = [token for token in tokens if token != "--debug"]
@@ -207,14 +208,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(f"{error} (see: {command} --help)")
     except BrokenPipeError:
         return 141  # the reader of our output (head, less) went away: not an error of ours
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interruption:
         say("interrupted")
-        return 130
+        return int(getattr(interruption, "exit_code", 130))
     except (InputError, RankError, OSError, UnicodeEncodeError) as error:
         if debug:
             raise
         return _complain(_explain(error))
     except BaseException as error:  # panics of polars are no Exceptions
+        _RESERVE.clear()
         reason = ran_out(error)
         if not debug and lacks_threads(error):
             return _complain("no thread could be started; allow more processes (ulimit -u)")
@@ -233,6 +235,8 @@ def _explain(error: Exception) -> str:
     # Errors of files have their names.
     if isinstance(error, OSError) and error.filename is None and error.errno in _UNWRITABLE:
         return f"cannot write to standard output: {error.strerror}"
+    if isinstance(error, FileNotFoundError) and error.filename is None:
+        return "the current directory was deleted; change to one that is there"
     return str(error)
 
 

@@ -1,5 +1,6 @@
 """`sce compare`: runs and sweeps, side by side."""
 
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -56,12 +57,18 @@ def compare(
         written |= {svg / name: text for name, text in page.make_files(comparisons).items()}
     for path in written:
         check_page(path)
+    new = None if svg is None or svg.exists() else svg
     try:
         if svg is not None:
             svg.mkdir(parents=True, exist_ok=True)
         for path, text in written.items():
             write_page(path if path == page_file else path.resolve(), text)
-    except OSError as error:
+    except (InputError, OSError) as error:
+        if new is not None:
+            with suppress(OSError):  # figures are in it
+                new.rmdir()
+        if isinstance(error, InputError):
+            raise
         where = error.filename or target
         raise InputError(f"cannot write {where}: {error.strerror or error}") from error
     # Not before all are written: whoever reads this may stop reading after the first line.

@@ -85,7 +85,8 @@ def recommend(
         format: Format of the output, if the file's name does not tell.
         keep_seen: Recommend items that the user has had before too.
         allow: File of the items that may be recommended, such as those in stock: one id a line, or
-            a csv, jsonl or parquet file with a column item_id; - is standard input.
+            a csv, jsonl or parquet file with a column item_id, or named as "sce prepare" was told
+            that of the log is; - is standard input.
         block: Likewise, of items not to be recommended.
         device: auto, cpu, cuda or cuda:N.
         batch_size: Users at once.
@@ -98,8 +99,8 @@ def recommend(
         recommender = replace(recommender, titles=named_items)
     options: dict[str, Any] = {"k": k, "keep_seen": keep_seen, "batch_size": batch_size}
     lists: dict[str, Any] = {
-        "allow": read_items(allow, "--allow"),
-        "block": read_items(block, "--block"),
+        "allow": read_items(allow, "--allow", recommender.columns.item),
+        "block": read_items(block, "--block", recommender.columns.item),
     }
     # Everything that can be refused is refused before the file is opened.
     total = None

@@ -34,6 +34,7 @@ def needs_report(module: str) -> Any:
 
 def write_page(path: Path, text: str) -> None:
     """Write a file whole or not at all; a pipe or a device is written as it is."""
+    text = text.encode(errors="backslashreplace").decode()  # paths may be no Unicode
     try:
         if path.exists() and not path.resolve().is_file():
             path.write_text(text, encoding="utf-8")
@@ -45,6 +46,10 @@ def write_page(path: Path, text: str) -> None:
 
 def check_page(path: Path) -> None:
     """Refuse early to write where a record of a run or sweep would be lost."""
+    try:
+        path.resolve()
+    except (OSError, RuntimeError) as error:  # a loop of links
+        raise InputError(f"cannot write {path}: {error}") from error
     if path.is_dir():
         raise InputError(f"{path} is a directory; name a file, such as {path / 'report.html'}")
     if path.suffix in _RECORDS:

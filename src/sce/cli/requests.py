@@ -19,8 +19,11 @@ STDIN = Path("-")
 _LONGEST_LINE = 1 << 26  # bytes: a device has no end of line at all
 
 
-def read_items(path: Path | None, option: str) -> list[Id] | None:
-    """Ids of a file: one a line, or the column of items where its name tells a table."""
+def read_items(path: Path | None, option: str, column: str | None = None) -> list[Id] | None:
+    """Ids of a file: one a line, or the column of items where its name tells a table.
+
+    `column` is what the items of the log were said to be called; the file may call them so too.
+    """
     if path is None:
         return None
     name = path.name.lower()
@@ -35,7 +38,7 @@ def read_items(path: Path | None, option: str) -> list[Id] | None:
                 f"reading {path} needs polars, which is not installed; install it with: pip "
                 "install 'scalable-cross-entropy[prepare]', or write one id a line into a .txt file"
             ) from error
-        listed = read_item_column(path)
+        listed = read_item_column(path, column)
     if not listed:
         raise InputError(f"{name_of(path)} ({option}) names no item")
     return listed

@@ -22,6 +22,7 @@ from sce.data.storage import atomic_file, empty, read_json, write_json
 from sce.errors import InputError
 from sce.memory import require_memory
 from sce.recommended import SIMILAR
+from sce.training.signals import as_ctrl_c
 
 if TYPE_CHECKING:
     from sce.recommended import Recommended
@@ -159,7 +160,7 @@ def open_rows(
         rows.finish()
         return
     chosen = _choose(out, format_, force=force)
-    with atomic_file(out, keep=STATE) as partial:
+    with as_ctrl_c(), atomic_file(out, keep=STATE) as partial:
         state_file = partial.with_name(STATE)
         saved = None
         with suppress(InputError, FileNotFoundError):
@@ -181,6 +182,8 @@ def open_rows(
                 rows.finish()
                 if chosen == "parquet":
                     _write_parquet(text, partial, rows.text, columns_of(whose, titles=titles))
+                if out.exists() and not force:
+                    raise FileExistsError(errno.EEXIST, "it was written meanwhile; move it away")
             except (KeyboardInterrupt, OSError):
                 if state_file.exists():
                     say("what was written is kept: the same command goes on with it")
@@ -199,6 +202,7 @@ def _choose(out: Path, format_: Format | None, *, force: bool) -> str:
         known = ", ".join(f".{name}" for name in get_args(Format))
         raise InputError(f"{out} ends in none of {known}; name it so, or choose with --format")
     if chosen == "parquet":
+        str(out).encode()  # polars takes no other names; refused by `main`
         require_memory(0, f"writing {out}", mapped=1e9)
         try:
             import polars  # noqa: F401 - rather now than at the end

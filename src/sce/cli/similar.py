@@ -41,7 +41,8 @@ def similar(
         items: Ids of items.
         k: How many similar items for each; itself is not among them.
         allow: File of the items that may be named: one id a line, or a csv, jsonl or parquet file
-            with a column item_id; - is standard input.
+            with a column item_id, or named as "sce prepare" was told that of the log is; - is
+            standard input.
         block: Likewise, of items not to be named.
         out: File to write: .csv, .jsonl or .parquet. [default: csv to standard output]
         format: Format of the output, if the file's name does not tell.
@@ -56,7 +57,8 @@ def similar(
     recommender = Recommender.load(run, device)
     if named_items := titles_for(recommender.item_ids, titles, titles_columns):
         recommender = replace(recommender, titles=named_items)
-    lists = {"allow": read_items(allow, "--allow"), "block": read_items(block, "--block")}
+    given, column = {"allow": allow, "block": block}, recommender.columns.item
+    lists = {name: read_items(path, f"--{name}", column) for name, path in given.items()}
     found = recommender.similar(items, k, **lists)
     titled = recommender.titles is not None
     with open_rows(out, format, force=force, whose=ITEM, titles=titled) as rows:

@@ -58,6 +58,9 @@ def synthesize(
             raise InputError(
                 f"{file} exists already; choose another name, or --force to replace it"
             )
+    if titles is not None and titles.resolve() == out.resolve():
+        raise InputError(f"--out and --titles are both {out}; name two files")
+    str(out).encode()  # polars takes no other names; refused by `main`
     require_memory(0, f"writing {out}", mapped=1e9)
     try:
         import polars as pl

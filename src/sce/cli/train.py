@@ -28,6 +28,7 @@ from sce.config import (
     with_model_of,
 )
 from sce.data.prepared import PreparedDataset
+from sce.distributed.ranks import was_started
 from sce.errors import InputError, RankError
 from sce.losses import DEFAULT_LOSS, LOSSES
 from sce.models.registry import BACKBONES
@@ -137,7 +138,8 @@ def train(  # noqa: D417 - the settings document themselves
             is measured as epoch 0.
         like: A run that has ended: take its settings, and its best epoch as the number of epochs,
             without patience; options override them. For a dataset of "sce prepare --split none".
-        resume: Go on with the run in --out, from where it was stopped, interrupted or killed.
+        resume: Go on with the run in --out, from where it was stopped, interrupted or killed;
+            where there is none, that is refused. What torchrun starts again goes on without it.
         force: Replace the run in --out: it is deleted when training begins, and nothing of the new
             one is saved yet. Another --out keeps both.
     """
@@ -151,13 +153,17 @@ def train(  # noqa: D417 - the settings document themselves
         file = with_model_of(out if begun_there and out else start_from, file)
     chosen = Config.compose(file, options)
     first = os.environ.get("RANK", "0") == "0"  # of torchrun's processes the one that tells
-    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
-        resume, force = True, False  # torchrun has begun this command before
+    needed = resume
+    place = Path("runs") / prepared.resolve().name
+    usual = [place.with_name(f"{place.name}-{name}") for name in (DEFAULT_LOSS, "ce")]
+    named = place.with_name(f"{place.name}-{chosen.loss_name}")
+    if any(map(was_started, [*usual, named] if out is None else [out])):
+        resume, force = True, False
     if dropped and first:
         left_out = f"leaving out its {', '.join(dropped)}"
         say(f"{config or like} is for another loss than {chosen.loss_name}: {left_out}")
     there = out is not None and (
-        check_target(out, force=force, resume=resume) if first else out.exists()
+        check_target(out, force=force, resume=resume, needed=needed) if first else out.exists()
     )
     device = resolve_device(chosen.training.device)  # a GPU that is not there is refused first
     dataset = PreparedDataset.load(prepared)
@@ -167,7 +173,6 @@ def train(  # noqa: D417 - the settings document themselves
             f"{prepared} has no test users by whom to see when to stop; say how long to train with "
             "--epochs N, or take a measured run's settings and best epoch with --like RUN"
         )
-    usual = [Path("runs") / f"{prepared.resolve().name}-{name}" for name in (DEFAULT_LOSS, "ce")]
     if not (file.get("loss") or options["loss"] or chosen.training.row_wise):
         found = [path for path in usual if (path / MANIFEST.file).exists()]
         if resume and out is None and len(found) == 1:  # perhaps begun on another kind of device
@@ -175,10 +180,13 @@ def train(  # noqa: D417 - the settings document themselves
         begun = Run.open(out).loss if out and there and resume else None
         if begun == "ce" or (begun is None and is_exact_faster(dataset.n_items, device)):
             chosen = Config.compose(EXACT_LOSS, file, options)
-        if first and begun is None and chosen.loss_name == "ce":
+        if first and begun is None and not needed and chosen.loss_name == "ce":
             why = f"with {plural(dataset.n_items, 'item')} it takes less time than SCE on a CPU"
             say(f"exact cross-entropy: {why}; --loss sce takes the latter")
-    out = out or Path("runs") / f"{prepared.resolve().name}-{chosen.loss_name}"
+    if out is None:
+        out = place.with_name(f"{place.name}-{chosen.loss_name}")
+        if first and needed:
+            check_target(out, resume=True, needed=True)
     if first and force and (out / MANIFEST.file).exists():
         say(f"{out} will be replaced when training begins, before the new run has saved anything")
     chosen = with_shards(chosen, dataset, device, begun_with(out) if resume else {}, first)
@@ -200,7 +208,8 @@ def train(  # noqa: D417 - the settings document themselves
             say(f"{interruption}; go on with the same command and --resume")
         return interruption.exit_code
     except RankError as error:
-        raise RankError(f"{error}; the same command with --resume goes on") from error
+        how = "with --resume goes on" if (out / MANIFEST.file).exists() else "begins again"
+        raise RankError(f"{error}; the same command {how}") from error
     if not first:
         return 0
     with telling():

@@ -1,6 +1,6 @@
 """Names of the columns of users, items, times and titles, and finding them in a table."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -63,9 +63,9 @@ class TitleColumns(NamedTuple):
 
 
 class ItemColumn(NamedTuple):
-    """The column of a list of items, found by its usual names."""
+    """The column of a list of items: with the log's name of them, else found by its usual names."""
 
-    item: None = None
+    item: str | None = None
 
     def or_else(self, other: Columns) -> "ItemColumn":
         """This: no format knows another."""
@@ -87,40 +87,55 @@ NO_TIME = "\x00none"  # as the time's column: the rows are in order
 
 
 def find_columns(found: Sequence[str], given: AnyColumns, where: Path) -> tuple[str, ...]:
-    """Names of the columns: as given, else by their usual names."""
+    """Names of the columns: as given, else by their usual names.
+
+    Raises:
+        InputError: With all that is wrong with them.
+    """
+    if isinstance(given, ItemColumn) and given.item not in found:
+        given = ItemColumn()
     chosen: list[str] = []
+    absent: list[str] = []
+    unlike: list[str] = []
+    several: list[str] = []
     for role, name in given._asdict().items():
         if name == NO_TIME:
             continue
         option = given.option(role)
         matches = given.usual(role, found) if name is None else [name]
         if name is not None and name not in found:
-            raise InputError(
-                f"{where}: no column {name!r} ({option}); its columns are {_listed(found)}"
-                + _hint(found)
-            )
-        if not matches:
-            rows = named("order", "rows")
-            values = any(column[:1].isdigit() for column in found)
-            raise InputError(
-                f"{where}: no column looks like the {role}; its columns are {_listed(found)}"
-                + (" (these look like values; is the header line missing?)" if values else "")
-                + _hint(found)
-                + f"; name the right one with {option}"
-                + (f", or take the rows as in order with {rows}" if role == "time" else "")
-            )
-        if len(matches) > 1:
-            raise InputError(
-                f"{where}: the columns {_listed(matches)} could all be the {role}; "
-                f"choose one with {option}"
+            absent.append(f"no column {name!r} ({option})")
+        elif not matches:
+            unlike.append(role)
+        elif len(matches) > 1:
+            several.append(
+                f"the columns {_listed(matches)} could all be the {role}; choose one with {option}"
             )
         chosen += matches
+    if absent or unlike:
+        several = [*absent, *_unlike(unlike, found, given), *several]
+    if several:
+        raise InputError(f"{where}: {'; '.join(several)}")
     if len(set(chosen)) < len(chosen):
         raise InputError(
             f"{where}: {', '.join(given._fields)} must be different columns; got "
             f"{_listed(chosen)} ({', '.join(dict.fromkeys(map(given.option, given._fields)))})"
         )
     return tuple(chosen)
+
+
+def _unlike(roles: Sequence[str], found: Sequence[str], given: AnyColumns) -> Iterator[str]:
+    """Say for which roles no column was found, which there are, and what to do."""
+    if roles:
+        yield f"no column looks like the {' or the '.join(roles)}"
+    values = roles and any(column[:1].isdigit() for column in found)
+    looks = " (these look like values; is the header line missing?)" if values else ""
+    yield f"its columns are {_listed(found)}{looks}{_hint(found)}"
+    if roles:
+        options = " and ".join(dict.fromkeys(map(given.option, roles)))
+        rows = f", or take the rows as in order with {named('order', 'rows')}"
+        ones = "one" if len(roles) == 1 else "ones"
+        yield f"name the right {ones} with {options}{rows if 'time' in roles else ''}"
 
 
 def usual_columns(role: str, found: Sequence[str]) -> list[str]:

@@ -47,7 +47,10 @@ def map_array(file: BufferedReader) -> NDArray[Any]:
     """Memory-map an open .npy file of `write_array`, read-only; any other is a ValueError."""
     version = npy.read_magic(file)
     try:
-        shape, _, dtype = npy.read_array_header_1_0(file)
+        try:
+            shape, _, dtype = npy.read_array_header_1_0(file)
+        except MemoryError as error:  # of Python's parser: a head has 10,000 bytes at most
+            raise ValueError("not the head of an array: nested too deeply") from error
         if version != (1, 0) or dtype.hasobject:
             raise ValueError(f"not an array of numbers in version 1.0 of the format, but {dtype}")
         mapped: NDArray[Any] = np.memmap(file, dtype, "r", file.tell(), shape)
@@ -119,6 +122,9 @@ class Manifest:
             except InputError:
                 if is_same(directory, path):
                     raise
+            except OSError as error:
+                file = path / str(error.filename)
+                raise InputError(f"cannot read {file}: {error.strerror}") from error
             finally:
                 os.close(directory)
 

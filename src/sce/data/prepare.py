@@ -111,7 +111,7 @@ def prepare(
     source: Any,
     out: Path | str,
     *,
-    report: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] | None = None,
     **options: Unpack[PrepareOptions],
 ) -> PreparedDataset:
     """Turn a log of interactions into a filtered, split and indexed dataset on disk.
@@ -133,7 +133,8 @@ def prepare(
         InputError: When options contradict each other, the log is malformed, or the directory
             cannot be written.
     """
-    check_types({"out": out, "report": report}, {"out": Path | str, "report": Callable})
+    check_types({"out": out, "report": report}, {"out": Path | str, "report": Callable | None})
+    report = report or (lambda text: None)
     given = check_types(
         {name: value for name, value in options.items() if value is not None},
         get_type_hints(PrepareOptions),

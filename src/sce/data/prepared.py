@@ -287,7 +287,7 @@ def _check_codes(dataset: PreparedDataset) -> None:
     """Refuse codes without an id or order, sequences that overlap, test sequences too short."""
     for known in (dataset.user_ids, dataset.item_ids, dataset.everyone, dataset.titles):
         if known is not None:
-            known.check()
+            known.check(titles=known is dataset.titles)
     groups = [(dataset.train, dataset.user_ids, 0), (dataset.test, dataset.user_ids, MIN_EVALUATED)]
     if dataset.everyone is not None and dataset.whole is not None:
         groups.append((dataset.whole, dataset.everyone, 0))
@@ -309,11 +309,9 @@ def check_target(path: Path | str, *, force: bool = False, manifest: Manifest = 
         True if a prepared dataset, or what the manifest is of, is there, to be replaced.
     """
     path = Path(path)
-    check_writable(path)
+    check_writable(path, replaced=True)
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file; name a directory that is not there yet")
-    if path.resolve() == Path.cwd():
-        raise InputError(f"{path} is the current directory; name one inside it, or another")
     found = {entry.name: entry.is_dir() for entry in path.iterdir()} if path.exists() else {}
     if not found:
         return False

@@ -75,7 +75,7 @@ def read_interactions(
     time_unit: UnitName | None = None,
     order: Literal["time", "rows"] = "time",
     drop_incomplete: bool = False,
-    report: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] | None = None,
 ) -> Interactions:
     """Read a log from csv, tsv, jsonl or parquet files, plain or compressed, or from a data frame.
 
@@ -94,6 +94,7 @@ def read_interactions(
     Raises:
         InputError: When a file is missing, malformed or incomplete; says where, and what to do.
     """
+    report = report or (lambda text: None)
     given = Columns(user_column, item_column, time_column)
     given, time_unit = wanted_columns(given, time_unit, order)
     tables: list[Table] = []
@@ -138,10 +139,10 @@ def wanted_columns(
     return given._replace(time=NO_TIME), "us"
 
 
-def read_item_column(path: Path) -> list[int | str]:
-    """Items of a file that has a column of them."""
+def read_item_column(path: Path, name: str | None = None) -> list[int | str]:
+    """Items of a file that has a column of them, perhaps of this name."""
     [file] = find_files(path)
-    table = read_file(file, choose_format(file), ItemColumn(), drop_incomplete=True)
+    table = read_file(file, choose_format(file), ItemColumn(name), drop_incomplete=True)
     return table.rows[USER].to_list()  # the first column
 
 

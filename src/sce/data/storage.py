@@ -201,12 +201,22 @@ def own_file(path: Path | str, flags: int) -> int:
         ) from None
 
 
-def check_writable(path: Path) -> None:
-    """Refuse early a directory that could not be made; tidy up after interrupted commands."""
+def check_writable(path: Path, *, replaced: bool = False) -> None:
+    """Refuse early a directory that could not be made; tidy up after interrupted commands.
+
+    `replaced`: What is there goes, and must not be the current directory: names that are relative
+    to it would lead nowhere.
+    """
     try:
         place = path.resolve()
+        if replaced and place.exists() and place.samefile(Path()):
+            raise InputError(f"{path} is the current directory; name one inside it, or another")
+        if ".." in path.parts and not path.parent.exists():
+            raise InputError(f"cannot write {path}: there is no {path.parent}; name it without ..")
         with suppress(FileNotFoundError, NotADirectoryError):  # rather now than when all is done
             place.with_name(f".{place.name}.replaced-01234567").stat()
+    except InputError:
+        raise
     except (OSError, RuntimeError, ValueError) as error:
         raise InputError(f"cannot write {path}: {error}") from error
     above = next((parent for parent in place.parents if parent.exists()), place)

@@ -6,13 +6,14 @@ whole, and then `latest.json` names it: after a crash there is the old checkpoin
 Reading executes no code.
 """
 
+import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load, save
@@ -27,9 +28,10 @@ from sce.data.storage import (
     tidy,
     write_json,
 )
+from sce.distributed.parts import first_place, rounds
 from sce.distributed.ranks import Ranks
 from sce.distributed.table import ShardedTable
-from sce.errors import InputError
+from sce.errors import InputError, checked
 
 T = TypeVar("T")
 
@@ -40,8 +42,9 @@ _PART_ITEMS = 1 << 22
 _ROWS_AT_ONCE = 1 << 18
 
 
+@checked
 def save_sharded(
-    directory: Path,
+    directory: Path | str,
     step: int,
     table: ShardedTable,
     optimizer: Optimizer,
@@ -66,8 +69,12 @@ def save_sharded(
     Raises:
         InputError: When a rank cannot write; what was there before is still there.
     """
+    if step < 0 or part_items < 1:
+        raise InputError(f"a step is not negative, and a file has items; got {step}, {part_items}")
+    directory = Path(directory)
     ranks, place, stack = table.ranks, directory / f"state-{step}", ExitStack()
     shards = _shards(table, optimizer) | dict(more or {})
+    _check(rest, shards, len(table.shard), progress)
 
     def make() -> str:
         if ranks.rank:
@@ -114,8 +121,9 @@ def save_sharded(
         _together(ranks, finish)
 
 
+@checked
 def load_sharded(
-    directory: Path,
+    directory: Path | str,
     table: ShardedTable,
     optimizer: Optimizer,
     *,
@@ -135,7 +143,7 @@ def load_sharded(
     Raises:
         InputError: When there is none, or it is not as it was written, or of another table.
     """
-    ranks, shards = table.ranks, _shards(table, optimizer)
+    directory, ranks, shards = Path(directory), table.ranks, _shards(table, optimizer)
 
     def find() -> str:
         return "" if ranks.rank else _latest(directory)
@@ -160,13 +168,13 @@ def load_sharded(
 
     _together(ranks, partial(read, _REST))
     rest = dict(tensors)
-    for each in _rounds(table, content["part_items"]):
+    for each in rounds(ranks, table.n_items, content["part_items"]):
         tensors.update({name: shard[:0] for name, shard in shards.items()})
-        _together(ranks, partial(read, each.name))
+        _together(ranks, partial(read, _part(each.part)))
         for name, shard in shards.items():
             part = tensors[name].to(table.shard.device, shard.dtype)
-            cut = torch.cat([part[offset :: ranks.size] for offset in each.offsets])
-            shard[each.here] = ranks.exchange(cut, each.receive, each.send).to(shard.device)
+            given = ranks.exchange(each.cut(part), each.receive, each.send)
+            shard[each.here] = given.to(shard.device)
     return rest, content["progress"]
 
 
@@ -201,7 +209,7 @@ def whole_rows(
     rank, size, n_items = table.ranks.rank, table.ranks.size, table.n_items
     for first in range(0, n_items, at_once):
         starts, ends = (
-            [_place(min(item, n_items), of, size) for of in range(size)]
+            [first_place(min(item, n_items), of, size) for of in range(size)]
             for item in (first, first + at_once)
         )
         counts = [end - start for start, end in zip(starts, ends, strict=True)]
@@ -235,34 +243,6 @@ def _read_state(place: Path) -> dict[str, Any]:
     return content
 
 
-class _Round(NamedTuple):
-    """An exchange in which each rank has one part of the table, or none."""
-
-    name: str  # file of the part here; "": none
-    offsets: list[int]  # of the first row of each rank in it
-    receive: list[int]  # rows of each rank in it
-    send: list[int]  # rows of this rank in each part
-    here: slice  # places of these in the shard
-
-
-def _rounds(table: ShardedTable, part_items: int) -> Iterator[_Round]:
-    rank, size, n_items = table.ranks.rank, table.ranks.size, table.n_items
-
-    def place(part: int, of: int) -> int:
-        return _place(min(part * part_items, n_items), of, size)
-
-    n_parts = -(-n_items // part_items)
-    for base in range(0, n_parts, size):
-        mine = base + rank
-        yield _Round(
-            name=_part(mine) if mine < n_parts else "",
-            offsets=[(of - mine * part_items) % size for of in range(size)],
-            receive=[place(mine + 1, of) - place(mine, of) for of in range(size)],
-            send=[place(part + 1, rank) - place(part, rank) for part in range(base, base + size)],
-            here=slice(place(base, rank), place(base + size, rank)),
-        )
-
-
 def _collect(
     table: ShardedTable, shards: Mapping[str, Tensor], part_items: int, rest: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
@@ -270,14 +250,14 @@ def _collect(
     ranks = table.ranks
     if ranks.rank == 0:
         yield _REST, rest
-    for each in _rounds(table, part_items):
+    for each in rounds(ranks, table.n_items, part_items):
         tensors = {}
         for name, shard in shards.items():
             given = shard[each.here].to(table.shard.device)
             received = ranks.exchange(given, each.send, each.receive)
             tensors[name] = _interleave(received, each.receive, each.offsets)
-        if each.name:
-            yield each.name, tensors
+        if name := _part(each.part):
+            yield name, tensors
 
 
 def _interleave(rows: Tensor, counts: list[int], offsets: list[int]) -> Tensor:
@@ -288,17 +268,34 @@ def _interleave(rows: Tensor, counts: list[int], offsets: list[int]) -> Tensor:
     return found
 
 
-def _place(item: int, of: int, size: int) -> int:
-    """The first place in the shard of a rank that is of this item or a later one."""
-    return -(-(item - of) // size)
-
-
-def _part(number: int) -> str:
-    return f"table-{number:06}.safetensors"
+def _part(number: int | None) -> str:
+    return "" if number is None else f"table-{number:06}.safetensors"
 
 
 def _shards(table: ShardedTable, optimizer: Optimizer) -> dict[str, Tensor]:
-    return {"rows": table.shard.detach(), "sum": optimizer.state[table.shard]["sum"]}
+    sums = optimizer.state.get(table.shard, {}).get("sum")
+    if sums is None or sums.shape != table.shard.shape[:1]:
+        raise InputError(
+            "the optimizer of a sharded table is a sce.RowwiseAdagrad of its shard; got "
+            f"{type(optimizer).__name__}, which has no accumulators of its rows"
+        )
+    return {"rows": table.shard.detach(), "sum": sums}
+
+
+def _check(
+    rest: Mapping[str, Tensor], shards: Mapping[str, Tensor], rows: int, progress: Any
+) -> None:
+    """Refuse what cannot be saved, before anything is written."""
+    for name, tensor in [*rest.items(), *shards.items()]:
+        if not isinstance(tensor, Tensor):
+            raise InputError(f"a checkpoint has tensors; {name} is a {type(tensor).__name__}")
+    for name, tensor in shards.items():
+        if tensor.shape[:1] != (rows,):
+            raise InputError(f"{name} must have the {rows} rows of the shard; got {tensor.shape}")
+    try:
+        json.dumps(progress)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"progress is kept as JSON, and cannot be: {error}") from error
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:

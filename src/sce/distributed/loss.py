@@ -7,6 +7,7 @@ of ids: renumbering changes nothing of what is computed.
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,9 @@ from torch import Generator, Tensor, nn
 
 from sce.distributed.nearest import NearestItems
 from sce.distributed.ranks import add_in_order
-from sce.distributed.table import Rows, ShardedTable
+from sce.distributed.table import Rows, ShardedTable, Wanted
+from sce.errors import InputError, checked
+from sce.evaluation.ranking import key_items
 from sce.losses import ScalableCrossEntropy
 from sce.losses.buckets import (
     Buckets,
@@ -23,7 +26,14 @@ from sce.losses.buckets import (
     of_length_one,
     round_centres,
 )
-from sce.losses.inputs import active_autocast_dtype, rounded
+from sce.losses.inputs import (
+    active_autocast_dtype,
+    check_arguments,
+    check_size,
+    check_tensor,
+    rounded,
+)
+from sce.losses.scalable import check_centres
 
 _IGNORED = -100
 
@@ -41,18 +51,37 @@ class ShardedCrossEntropy(nn.Module):
         candidates: As of `NearestItems`.
     """
 
+    @checked
     def __init__(
         self, loss: ScalableCrossEntropy, table: ShardedTable, candidates: int | None = None
     ) -> None:
         super().__init__()
         if loss.reduction != "mean":
-            raise ValueError(f"a loss over ranks is a mean, got reduction {loss.reduction!r}")
+            raise InputError(f"a loss over ranks is a mean; got reduction {loss.reduction!r}")
         self.loss, self.table = copy.copy(loss), table
         self.loss.sparse_grad = True  # sizes are those of a loss that touches few rows
         self.nearest = NearestItems(table, loss.backend, candidates)
         self._local = copy.copy(loss)  # on the rows that were fetched, all of them touched
         self._local.reduction, self._local.sparse_grad = "sum", False
         self._local.ignore_index = _IGNORED
+
+    def look_up(self, ids: Tensor, targets: Tensor, *, max_targets: int | None = None) -> Rows:
+        """Look up rows as `ShardedTable.look_up` does, and tell the others of this batch.
+
+        A loss of these rows, with the same targets and `max_targets`, need not ask them.
+        """
+        wanted = self.table.want(ids, padded=True, note=self._note(targets, max_targets))
+        return replace(self.table.fetch(wanted), told=wanted.notes)
+
+    def expect(self, ids: Tensor, targets: Tensor, *, max_targets: int | None = None) -> None:
+        """Say what is looked up after the next loss, which then is no sync: the very tensors."""
+        self.table.expect(ids, self._note(targets, max_targets))
+
+    def _note(self, targets: Tensor, max_targets: int | None) -> Tensor:
+        """Return the number of centres of a batch."""
+        check_tensor("targets", targets)
+        n_buckets, *_ = self._sizes(targets, max_targets)
+        return (targets != self.loss.ignore_index).any() * n_buckets
 
     def forward(
         self,
@@ -94,33 +123,86 @@ class ShardedCrossEntropy(nn.Module):
         And what `count` finds in its buckets, by default the states that are in any; None if there
         are no targets.
         """
+        if not isinstance(rows, Rows):
+            raise InputError(f"rows are what `look_up` found; got {type(rows).__name__}")
+        likeness = self.table.shard.new_empty(1, self.table.dim)  # the shard may be empty
+        check_arguments(states, likeness, targets)
+        if centres is not None:
+            check_centres(centres, likeness)
         valid = targets != self.loss.ignore_index
-        given = valid.nonzero(as_tuple=True)
         dtype = active_autocast_dtype(states, rows.values)
-        most = max_targets or max(1, targets.numel())
-        on_cpu = states.device.type == "cpu"
-        n_buckets, size_x, size_y = self.loss.sizes(self.table.n_items, most, cpu=on_cpu)
+        n_buckets, size_x, size_y = self._sizes(targets, max_targets)
         self._local.bucket_size_x = size_x or None
+        some = targets.numel()
         if centres is None:
-            seen = rounded(states.detach()[given], dtype)
+            seen = states.detach().reshape(-1, self.table.dim)
+            if self.loss.centres != "random":  # which follow from no state
+                seen = seen[valid.flatten()]
+                some = len(seen)
+            seen = rounded(seen, dtype)
             centres = draw_centres(seen, n_buckets, self.loss.centres, generator=generator)
             centres = round_centres(centres, dtype or self.table.shard.dtype)
         elif self.loss.coverage:
             centres = of_length_one(centres)
-        if not len(given[0]):
-            centres = centres[:0]
-        items = self.nearest(centres, size_y, dtype)
-        catalogue = self._fetch(torch.cat([items.flatten(), targets[given]]), rows)
+        centres = centres[: None if some else 0]
+        counts = self._counts(len(centres), rows)
+        centres = centres[: counts[self.table.ranks.rank]]
+        items, wanted = self._nearest(centres, counts, size_y, dtype, targets, rows)
+        catalogue = self._fetch(wanted, rows)
         if not len(centres):
             return states.flatten()[:0].sum().float(), None
         places = catalogue.places(targets).where(valid, _IGNORED), centres, catalogue.places(items)
         return self._local.in_buckets(states, catalogue.values, *places, count=count)
 
-    def _fetch(self, ids: Tensor, rows: Rows) -> Rows:
-        """Return the rows, and those of further ids beside them."""
-        ids = ids.unique()
-        near = torch.cat([rows.ids, rows.ids.new_full((1,), -1)])[rows.places(ids)]
-        more = self.table.fetch(ids[near != ids])
+    def _sizes(self, targets: Tensor, max_targets: int | None) -> tuple[int, int, int]:
+        if max_targets is not None:
+            check_size("max_targets", max_targets)
+        most, on_cpu = max_targets or max(1, targets.numel()), targets.device.type == "cpu"
+        return self.loss.sizes(self.table.n_items, most, cpu=on_cpu)
+
+    def _counts(self, here: int, rows: Rows) -> list[int]:
+        """Return the number of centres of each rank."""
+        if rows.told is None:
+            return [n for (n,) in self.table.ranks.gather_counts(here)]
+        if (own := rows.told[self.table.ranks.rank]) not in (0, here):
+            raise InputError(
+                f"the rows were looked up for {own} centres, and there are {here}: look them up "
+                "with the same targets and max_targets, or by the table"
+            )
+        return rows.told
+
+    def _nearest(
+        self,
+        centres: Tensor,
+        counts: list[int],
+        k: int,
+        dtype: torch.dtype | None,
+        targets: Tensor,
+        rows: Rows,
+    ) -> tuple[Tensor, Wanted]:
+        """Return the items nearest to centres; and which of them, and of targets, are not in rows.
+
+        How many centres are not certain of theirs is known with how many rows are wanted.
+        """
+
+        def want(items: Tensor, note: int | Tensor = 0) -> Wanted:
+            ids = items.flatten()
+            if len(ids):
+                valid = targets != self.loss.ignore_index
+                ids = torch.cat([ids, targets.flatten().where(valid.flatten(), ids[0])])
+            return self.table.want(ids, besides=rows.ids, note=note)
+
+        keys, failed = self.nearest.guess(centres, counts, k, dtype)
+        likely = key_items(keys).masked_fill(failed.unsqueeze(1), 0)  # too few may have come
+        wanted = want(likely, failed.sum())
+        items = self.nearest.settle(centres, keys, failed, wanted.notes, dtype)
+        return items, want(items) if any(wanted.notes) else wanted
+
+    def _fetch(self, wanted: Wanted, rows: Rows) -> Rows:
+        """Return the rows, and those that are wanted beside them."""
+        more = self.table.fetch(wanted)
+        if more.values.requires_grad:
+            self.table.sort_places()  # now that all are known
         both, order = torch.cat([rows.ids, more.ids]).sort()
         return Rows(both, torch.cat([rows.values, more.values]).index_select(0, order))
 

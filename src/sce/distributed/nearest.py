@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sce.distributed.table import ShardedTable
+from sce.errors import InputError
 from sce.evaluation.precision import matmul_precision
 from sce.evaluation.ranking import key_items, key_scores, largest_norm, pack_keys, rescore
 from sce.losses.backend import Backend, why_not_triton
@@ -48,6 +49,8 @@ class NearestItems:
     def __init__(
         self, table: ShardedTable, backend: Backend = "auto", candidates: int | None = None
     ) -> None:
+        if candidates is not None and candidates < 1:
+            raise InputError(f"candidates must be at least 1; got {candidates}")
         self.table, self.backend, self.candidates = table, backend, candidates
         self.steps = self.fallbacks = 0
 
@@ -59,21 +62,48 @@ class NearestItems:
         """
         ranks = self.table.ranks
         counts = [n for (n,) in ranks.gather_counts(len(centres))]
+        keys, failed = self.guess(centres, counts, k, dtype)
+        counts = ranks.gather(failed.sum().unsqueeze(0), [1] * ranks.size).tolist()
+        return self.settle(centres, keys, failed, counts, dtype)
+
+    @torch.no_grad()
+    def guess(
+        self, centres: Tensor, counts: list[int], k: int, dtype: torch.dtype | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return keys [n, k] that hardly ever are not the largest, and where that is not certain.
+
+        `counts` has the number of centres of each rank.
+        """
+        ranks = self.table.ranks
         if not any(counts):
-            return torch.empty(0, k, dtype=torch.int64, device=centres.device)
+            empty = torch.empty(0, k, dtype=torch.int64, device=centres.device)
+            return empty, empty[:, 0] > 0
         often = 100 * self.fallbacks > self.steps + 100
+        self.steps += 1
         most = self.candidates or (1 + often) * n_candidates(k, ranks.size)
         sent = self._keys(ranks.gather(centres, counts), min(most, k), dtype)
         keys, proven = self._merge(sent, counts, k)
-        failed = proven.logical_not()
-        counts = ranks.gather(failed.sum().unsqueeze(0), [1] * ranks.size).tolist()
-        self.steps += 1
+        return keys, proven.logical_not()
+
+    @torch.no_grad()
+    def settle(
+        self,
+        centres: Tensor,
+        keys: Tensor,
+        failed: Tensor,
+        counts: list[int],
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Return the items of a guess, ascending, once it is mended.
+
+        `counts` has the number of centres of each rank where the guess is not certain.
+        """
         if any(counts):
             self.fallbacks += 1
             doubtful = failed.nonzero().squeeze(1)
-            again = ranks.gather(centres[doubtful], counts)
-            sent = self._keys(again, k, dtype, exact=True)
-            keys[doubtful] = self._merge(sent, counts, k)[0]
+            again = self.table.ranks.gather(centres[doubtful], counts)
+            sent = self._keys(again, keys.shape[1], dtype, exact=True)
+            keys[doubtful] = self._merge(sent, counts, keys.shape[1])[0]
         return key_items(keys).sort(dim=1).values
 
     def _merge(self, sent: Tensor, counts: list[int], k: int) -> tuple[Tensor, Tensor]:

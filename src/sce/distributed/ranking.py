@@ -10,7 +10,7 @@ from torch.func import functional_call
 from sce.data.batches import DeviceSequences, history_batch, seen_items
 from sce.distributed.nearest import NO_KEY
 from sce.distributed.table import ShardedTable
-from sce.errors import InputError
+from sce.errors import InputError, checked
 from sce.evaluation.evaluate import HELD_OUT, KS, Evaluated, Metrics, Tally, evaluating
 from sce.evaluation.ranking import (
     NOTHING,
@@ -99,6 +99,7 @@ class ShardedRanker:
         return totals[len(tally.at_rank) :]
 
 
+@checked
 @torch.no_grad()
 def sharded_top_k(
     states: Tensor,
@@ -121,7 +122,13 @@ def sharded_top_k(
     ranks = table.ranks
     if k < 1:
         raise InputError(f"k must be at least 1; got {k}")
+    _check_states(states, table)
     items, rows = seen or (torch.empty(0, dtype=torch.int64, device=states.device),) * 2
+    if items.dim() != 1 or items.shape != rows.shape:
+        raise InputError(
+            "seen are flat item ids, and the row of each; got tensors of shapes "
+            f"{list(items.shape)} and {list(rows.shape)}"
+        )
     found = ranks.gather_counts(len(states), len(items))
     counts, pairs = [n for n, _ in found], [n for _, n in found]
     rows = rows + sum(counts[: ranks.rank])
@@ -140,3 +147,12 @@ def sharded_top_k(
         scores=key_scores(merged).masked_fill(nothing, -torch.inf),
         items=key_items(merged).masked_fill(nothing, NOTHING),
     )
+
+
+def _check_states(states: Tensor, table: ShardedTable) -> None:
+    fits = states.dim() == 2 and states.shape[1] == table.dim and states.is_floating_point()
+    if not fits or states.device != table.shard.device:
+        raise InputError(
+            f"states must be [b, {table.dim}], floating point, on {table.shard.device}; got "
+            f"{list(states.shape)}, {str(states.dtype).removeprefix('torch.')}, on {states.device}"
+        )

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,6 +48,14 @@ class Ranks:
         self.group, self.device, self.reports = group, torch.device(device), reports
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
+        backends = "" if group is None else dist.get_backend_config(group)
+        if group is not None and f"{self.device.type}:" not in backends:
+            raise InputError(
+                f"the process group exchanges nothing on {self.device}: it has {backends}; name "
+                "another device, or make the group with a backend for it"
+            )
+        # Where numbers that the host knows are exchanged; if it can be there, no device waits.
+        self.host = torch.device("cpu") if "cpu:" in backends else self.device
         self.timeout = timeout
         self.bytes_sent = 0  # to other ranks, so far
         self.exchanges = 0  # begun so far, as many on every rank
@@ -83,14 +92,14 @@ class Ranks:
         return self.exchange(torch.cat([rows] * self.size), [n] * self.size, counts)
 
     def gather_counts(self, *numbers: int) -> list[list[int]]:
-        """Return the numbers of each rank: a sync."""
-        own = torch.tensor([numbers]).to(self.device, non_blocking=True)
+        """Return the numbers of each rank: a sync if the backend is NCCL alone."""
+        own = torch.tensor([numbers]).to(self.host, non_blocking=True)
         found: list[list[int]] = self.gather(own, [1] * self.size).tolist()
         return found
 
     def gather_json(self, value: Any) -> list[Any]:
         """Return the value of each rank, each as JSON holds it."""
-        text = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device=self.device)
+        text = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device=self.host)
         counts = [n for (n,) in self.gather_counts(len(text))]
         parts = self.gather(text, counts).cpu().split(counts)
         return [json.loads(bytes(part.tolist())) for part in parts]
@@ -194,6 +203,40 @@ def in_torchrun() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
+def note_start(place: Path) -> None:
+    """Let later attempts of this launch know what is at a place, where a run is now begun."""
+    with suppress(RuntimeError):  # the launcher is gone
+        if (store := _launcher()) is not None:
+            store.set(f"sce began {place.absolute()}", _inode(place))
+
+
+def was_started(place: Path | str) -> bool:
+    """True if torchrun has started this command again, after an attempt that began a run there.
+
+    What was there before is another: not yet replaced, or never to be.
+    """
+    place = Path(place)
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" or not place.exists():
+        return False
+    with suppress(RuntimeError):
+        if (store := _launcher()) is not None:
+            key = f"sce began {place.absolute()}"
+            return store.check([key]) and store.get(key).decode() != _inode(place)
+    return True  # as far as one can know
+
+
+def _launcher() -> Store | None:
+    """The store of a launcher, which outlives the attempts; None if nobody holds one."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return TCPStore(host, port, timeout=timedelta(seconds=_timeout()), wait_for_workers=False)
+
+
+def _inode(place: Path) -> str:
+    return str(place.stat().st_ino) if place.exists() else ""
+
+
 @contextmanager
 def start_ranks(
     *, timeout: float | None = None, device: torch.device | str | None = None
@@ -221,12 +264,15 @@ def start_ranks(
         device = f"cuda:{local % gpus}" if gpus else "cpu"
     device = torch.device(device)
     if dist.is_initialized() or size == 1:
+        if dist.is_initialized() and device.type == "cuda":
+            torch.cuda.set_device(device)  # where kernels are launched
         yield Ranks(dist.group.WORLD if dist.is_initialized() else None, device)
         return
     seconds = _timeout() if timeout is None else timeout
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    backend = "nccl" if device.type == "cuda" and gpus >= here else "gloo"  # NCCL wants a GPU each
+    # NCCL wants a GPU each, and has no way for what is on the host.
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and gpus >= here else "gloo"
     keys = _meet(rank, size, backend, seconds)
     ranks = Ranks(dist.group.WORLD, device, keys, seconds)
     over = threading.Event()

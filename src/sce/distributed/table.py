@@ -6,13 +6,15 @@ ids, and no shard has more of the popular items than another, however ids were g
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sce.distributed.parts import first_place, rounds
 from sce.distributed.ranks import Ranks
-from sce.errors import InputError
+from sce.errors import InputError, checked
 
 _BLOCK = 1 << 16  # ids whose rows are drawn together
 _MOST_ITEMS = 2**31 - 1  # an id is 31 bits of a key
@@ -24,10 +26,54 @@ class Rows:
 
     ids: Tensor  # [u], ascending
     values: Tensor  # [u, d], a leaf, in float32 or wider
+    told: list[int] | None = None  # by each rank to all: see `ShardedCrossEntropy.look_up`
 
     def places(self, ids: Tensor) -> Tensor:
         """Return where ids are among the rows; negative ones, such as padding, stay."""
         return torch.searchsorted(self.ids, ids.long().contiguous()).where(ids >= 0, ids)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Rows that are to be fetched; the host of every rank knows how many from whom."""
+
+    ids: Tensor  # [u], by the rank that has them, ascending there
+    send: list[int]  # ids for each rank
+    receive: list[int]  # how many each wants from here
+    notes: list[int]  # what each rank told beside
+
+
+class _Plan(NamedTuple):
+    """Rows that are to be wanted; only the device knows how many."""
+
+    ids: Tensor  # [n], by the rank that has them, ascending there; behind them what is not wanted
+    told: Tensor  # [R, 2]: ids for each rank, and the note
+    ends: Tensor  # [2], or none: the smallest id and the largest
+
+
+class _OnItsWay:
+    """A number that is copied to the host while the device goes on."""
+
+    def __init__(self, number: Tensor) -> None:
+        self.number, self.event = number.to("cpu", non_blocking=True), None
+        if number.is_cuda:
+            self.event = torch.cuda.Event()
+            self.event.record(torch.cuda.current_stream(number.device))
+
+    def get(self) -> int:
+        """Wait for what was computed before the number, and for nothing that came after."""
+        if self.event is not None:
+            self.event.synchronize()
+        return int(self.number)
+
+
+class _Sorted(NamedTuple):
+    """The entries of a gradient, by place in the shard."""
+
+    places: Tensor  # [n], ascending
+    order: Tensor  # [n]
+    run: Tensor  # [n]: the number of the row, from 0
+    n_rows: _OnItsWay
 
 
 @dataclass(frozen=True)
@@ -44,6 +90,8 @@ class _Fetch:
 class ShardedTable(nn.Module):
     """Item embeddings [n_items, dim] over all ranks, of which `shard` are those here.
 
+    All ranks make it together, and call its methods together.
+
     A step looks up rows, computes with them, and calls `send_gradients` after `backward`: `shard`
     then has a coalesced sparse gradient, summed over ranks, for `sce.RowwiseAdagrad`. Where a rank
     has several batches a step, `collect_gradients` follows each, and `send_gradients` the last.
@@ -57,6 +105,7 @@ class ShardedTable(nn.Module):
         rows: All rows of the table, of which the shard is copied, in place of new ones.
     """
 
+    @checked
     def __init__(
         self,
         n_items: int,
@@ -72,57 +121,149 @@ class ShardedTable(nn.Module):
         rank, size = self.ranks.rank, self.ranks.size
         if not 1 <= n_items <= _MOST_ITEMS:
             raise InputError(f"a table has from 1 to {_MOST_ITEMS:,} items; got {n_items:,}")
+        if dim < 1 or seed < 0:
+            raise InputError(f"dim is at least 1, and seed not negative; got {dim} and {seed}")
+        if not dtype.is_floating_point:
+            raise InputError(f"dtype must be floating point; got {dtype}")
+        if rows is not None and rows.shape != (n_items, dim):
+            raise InputError(f"rows must be [{n_items}, {dim}]; got {list(rows.shape)}")
         self.n_items, self.dim = n_items, dim
         if rows is None:
-            shard = torch.empty(-(-(n_items - rank) // size), dim, dtype=dtype)
+            n_rows = first_place(n_items, rank, size)
+            shard = torch.empty(n_rows, dim, dtype=dtype, device=self.ranks.device)
             self._draw(shard, seed)
         else:
-            shard = rows.detach()[rank::size].to(dtype, copy=True)
-        self.shard = nn.Parameter(shard.to(self.ranks.device))
+            shard = rows.detach()[rank::size].to(self.ranks.device, dtype, copy=True)
+        self.shard = nn.Parameter(shard)
         self._fetches: list[_Fetch] = []
         self._entries: list[tuple[Tensor, Tensor]] = []  # places in the shard, and gradients
+        self._sorted: _Sorted | None = None  # of all of them
+        self._expected: tuple[Tensor, _Plan] | tuple[None, None] = (None, None)
+        self._ready: tuple[Tensor, Wanted] | None = None
 
     def _draw(self, shard: Tensor, seed: int) -> None:
-        """Draw the rows of a shard."""
-        rank, size, n_items = self.ranks.rank, self.ranks.size, self.n_items
-        bound = math.sqrt(6 / (n_items + self.dim))  # of Xavier, as in one process
-        for block, first in enumerate(range(0, n_items, _BLOCK)):
-            state = np.random.SeedSequence([seed, block]).generate_state(1, np.uint64)
-            generator = torch.Generator().manual_seed(int(state[0]) >> 1)
-            drawn = torch.empty(min(_BLOCK, n_items - first), self.dim)
-            drawn.uniform_(-bound, bound, generator=generator)
-            own = drawn[(rank - first) % size :: size]
-            start = -(-(first - rank) // size)
-            shard[start : start + len(own)] = own
+        """Draw the rows of a shard: each rank draws some blocks of the table, for all ranks."""
+        bound = math.sqrt(6 / (self.n_items + self.dim))  # of Xavier, as in one process
+        for each in rounds(self.ranks, self.n_items, _BLOCK):
+            drawn = torch.empty(sum(each.receive), self.dim)
+            if each.part is not None:
+                state = np.random.SeedSequence([seed, each.part]).generate_state(1, np.uint64)
+                generator = torch.Generator().manual_seed(int(state[0]) >> 1)
+                drawn.uniform_(-bound, bound, generator=generator)
+            given = each.cut(drawn.to(shard.device, shard.dtype))
+            shard[each.here] = self.ranks.exchange(given, each.receive, each.send)
 
     def look_up(self, ids: Tensor) -> Rows:
         """Fetch the rows of some ids, each once; negative ones, such as padding, are passed over.
 
         With gradients enabled, those of the rows go home with `send_gradients`.
         """
-        distinct = ids.long().unique()
-        return self.fetch(distinct[distinct >= 0])
+        return self.fetch(self.want(ids, padded=True))
 
-    def fetch(self, ids: Tensor) -> Rows:
-        """Fetch the rows of ascending, distinct ids."""
-        ranks, size = self.ranks, self.ranks.size
-        owners, order = (ids % size).sort(stable=True)
-        counts = torch.searchsorted(owners, torch.arange(size + 1, device=ids.device)).diff()
-        theirs = ranks.exchange(counts, [1] * size, [1] * size)
-        known = torch.cat([counts, theirs, ids[:1], ids[-1:]]).tolist()  # the only sync
-        send, receive, ends = known[:size], known[size : 2 * size], known[2 * size :]
-        if outside := [item for item in ends if not 0 <= item < self.n_items]:
+    @checked
+    @torch.no_grad()
+    def want(
+        self,
+        ids: Tensor,
+        *,
+        padded: bool = False,
+        besides: Tensor | None = None,
+        note: int | Tensor = 0,
+    ) -> Wanted:
+        """Tell each rank how many of its rows are wanted: a sync, the only one of a look-up.
+
+        Args:
+            ids: Of items, any number of times.
+            padded: Negative ones are passed over.
+            besides: Ids that are not wanted, ascending.
+            note: A number for all ranks, not negative, which travels along.
+        """
+        if self._ready is not None and self._ready[0] is ids:
+            (_, wanted), self._ready = self._ready, None
+            return wanted
+        size, (later, plan), self._expected = self.ranks.size, self._expected, (None, None)
+        plans = [self._plan(ids, note, besides), plan or self._plan(ids.flatten()[:0], -1)]
+        told = torch.cat([plan.told for plan in plans], dim=1)
+        theirs = self.ranks.exchange(told.flatten(), [4] * size, [4] * size).view(size, 4)
+        numbers = torch.cat([told[:, ::2], theirs], dim=1).T.flatten()
+        known = torch.cat([numbers, *(plan.ends for plan in plans)]).tolist()
+        by_rank, ends = [known[n : n + size] for n in range(0, 6 * size, size)], known[6 * size :]
+        whole = 0 if padded else len(plans[0].ends)
+        outside = [i for i in ends if i >= self.n_items] + [i for i in ends[:whole] if i < 0]
+        if outside:
             raise InputError(f"item {outside[0]} is not in the catalogue of {self.n_items:,} items")
-        asked = (ids[order] // ranks.size).int()
-        served = ranks.exchange(asked, send, receive)
+        wanted, next_wanted = (
+            Wanted(plan.ids[: sum(send)], send, *others)
+            for plan, send, *others in zip(
+                plans, by_rank[:2], by_rank[2::2], by_rank[3::2], strict=True
+            )
+        )
+        if later is not None and min(next_wanted.notes) >= 0:
+            self._ready = later, next_wanted
+        return wanted
+
+    @checked
+    @torch.no_grad()
+    def expect(self, ids: Tensor, note: int | Tensor = 0) -> None:
+        """Let the next `want` tell the sizes of a later one as well, which then is no sync.
+
+        That is `want(ids, padded=True)` of this very tensor; a sync after all if a rank expects
+        nothing. Ranks want the same in the same order.
+        """
+        self._expected = ids, self._plan(ids, note)
+
+    def _plan(self, ids: Tensor, note: int | Tensor, besides: Tensor | None = None) -> _Plan:
+        """Put ids in order, each once. Shapes that depend on values would be a sync each."""
+        if ids.dtype not in (torch.int32, torch.int64) or ids.device != self.shard.device:
+            raise InputError(
+                f"ids of items must be int64 or int32, on {self.shard.device} as the table is; got "
+                f"{str(ids.dtype).removeprefix('torch.')} on {ids.device}"
+            )
+        size, ids = self.ranks.size, ids.long().flatten().sort().values
+        new = ids >= 0
+        new[1:] &= ids[1:] != ids[:-1]
+        if besides is not None:
+            near = torch.cat([besides, besides.new_full((1,), -1)])
+            new &= near[torch.searchsorted(besides, ids)] != ids
+        owners, order = (ids % size).where(new, size).sort(stable=True)
+        counts = torch.searchsorted(owners, torch.arange(size + 1, device=ids.device)).diff()
+        notes = note.expand(size) if isinstance(note, Tensor) else counts.new_full((size,), note)
+        ends = torch.cat([ids[:1], ids[-1:]])
+        return _Plan(ids[order], torch.stack([counts, notes], dim=1), ends)
+
+    def fetch(self, wanted: Wanted) -> Rows:
+        """Fetch the rows that were wanted."""
+        ranks, send, receive = self.ranks, wanted.send, wanted.receive
+        served = ranks.exchange((wanted.ids // ranks.size).int(), send, receive)
         found = ranks.exchange(self.shard.detach()[served], receive, send)
+        ids = wanted.ids.sort().values
+        order = torch.searchsorted(ids, wanted.ids)
         wide = torch.promote_types(found.dtype, torch.float32)
         values = torch.empty_like(found, dtype=wide)
         values[order] = found.to(wide)
         if torch.is_grad_enabled() and self.shard.requires_grad:
             values.requires_grad_()
             self._fetches.append(_Fetch(values, order, send, served, receive))
+            self._sorted = None
         return Rows(ids, values)
+
+    @torch.no_grad()
+    def sort_places(self) -> _Sorted:
+        """Sort the rows that are to have a gradient, and begin to count them.
+
+        It is enough that `send_gradients` does it; before the backward pass it spares the host to
+        wait for that.
+        """
+        if self._sorted is None:
+            parts = [places for places, _ in self._entries]
+            if self._fetches:
+                parts.append(_served(self._fetches))
+            places, order = torch.cat(parts).sort(stable=True)
+            first = torch.ones_like(places)
+            first[1:] = places[1:] != places[:-1]
+            run = first.cumsum(0)
+            self._sorted = _Sorted(places, order, run - 1, _OnItsWay(run[-1:].sum()))
+        return self._sorted
 
     @torch.no_grad()
     def collect_gradients(self) -> None:
@@ -143,8 +284,7 @@ class ShardedTable(nn.Module):
             for each in ([f.send for f in fetches], [f.receive for f in fetches])
         )
         values = ranks.exchange(given, send, receive)
-        places = _interleave([f.served for f in fetches], [f.receive for f in fetches])
-        self._entries.append((places, values))
+        self._entries.append((_served(fetches), values))
 
     @torch.no_grad()
     def send_gradients(self) -> None:
@@ -152,11 +292,13 @@ class ShardedTable(nn.Module):
         self.collect_gradients()
         if not self._entries:
             return
-        places, values = (torch.cat(each) for each in zip(*self._entries, strict=True))
-        self._entries = []
-        places, order = places.sort(stable=True)
-        rows, lengths = torch.unique_consecutive(places, return_counts=True)
+        places, order, run, n_rows = self.sort_places()
+        values = torch.cat([values for _, values in self._entries])
+        self._entries, self._sorted = [], None
+        begins = torch.searchsorted(run, torch.arange(n_rows.get() + 1, device=run.device))
+        rows = places[begins[:-1]]
         if len(rows):  # a segment must have something in it
+            lengths = begins.diff()
             values = torch.segment_reduce(values[order], "sum", lengths=lengths, unsafe=True)
         self.shard.grad = torch.sparse_coo_tensor(
             rows.long().unsqueeze(0),
@@ -165,6 +307,11 @@ class ShardedTable(nn.Module):
             is_coalesced=True,
             check_invariants=False,
         )
+
+
+def _served(fetches: list[_Fetch]) -> Tensor:
+    """Return the places of all entries, in the order in which gradients come."""
+    return _interleave([f.served for f in fetches], [f.receive for f in fetches])
 
 
 def _interleave(parts: list[Tensor], counts: list[list[int]]) -> Tensor:

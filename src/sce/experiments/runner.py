@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sce.data.storage import append_json_line, own_file, write_text
+from sce.data.storage import append_json_line, own_file, tidy, write_text
 from sce.experiments.spec import PlannedRun
 from sce.experiments.store import (
     FAILED,
@@ -252,7 +252,9 @@ def _command(run: PlannedRun, settings: Path, path: Path, *, anew: bool) -> list
     if run.measure == "steps":
         module = ["-m", "sce.experiments.step_memory"]
         return [sys.executable, *module, *shared, "--steps", str(run.steps)]
-    return [sys.executable, "-m", "sce", "train", *shared, "--force" if anew else "--resume"]
+    tidy(path)  # one that was killed while it began anew may have been moved aside
+    how = ["--force"] if anew else ["--resume"] if path.exists() else []
+    return [sys.executable, "-m", "sce", "train", *shared, *how]
 
 
 def _dies_with(parent: int) -> Callable[[], None] | None:

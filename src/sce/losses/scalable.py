@@ -219,7 +219,7 @@ class ScalableCrossEntropy(Loss):
         catalogue = _weight(catalogue)
         check_arguments(states, catalogue, targets)
         if centres is not None and items is None:
-            _check_centres(centres, catalogue)
+            check_centres(centres, catalogue)
             if self.coverage:
                 centres = of_length_one(centres)
         if max_targets is not None:
@@ -385,7 +385,8 @@ def _weight(catalogue: Catalogue) -> Tensor:
     return weight
 
 
-def _check_centres(centres: Tensor, catalogue: Tensor) -> None:
+def check_centres(centres: Tensor, catalogue: Tensor) -> None:
+    """Refuse centres that are no vectors beside those of a catalogue."""
     check_tensor("centres", centres)
     d, device = catalogue.shape[1], catalogue.device
     fits = centres.dim() == 2 and centres.shape[1] == d and len(centres) > 0

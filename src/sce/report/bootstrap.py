@@ -24,8 +24,8 @@ def relative_interval(ours: Ranks, theirs: Ranks, seed: int = 0) -> tuple[float,
     yours, your_kinds = np.unique(_gains(theirs), return_inverse=True)
     pairs, counts = np.unique(my_kinds * len(yours) + your_kinds, return_counts=True)
     gains = mine[pairs // len(yours)], yours[pairs % len(yours)]
-    if counts[gains[0] != gains[1]].sum() < LEAST:
-        return "too few users differ"
+    if (differ := counts[gains[0] != gains[1]].sum()) < LEAST:
+        return f"NDCG@10 differs for {differ} of them, fewer than {LEAST}"
     random, changes = np.random.default_rng(seed), np.empty(RESAMPLES)
     step = max(1, _AT_ONCE // len(pairs))
     for first in range(0, RESAMPLES, step):
@@ -33,7 +33,7 @@ def relative_interval(ours: Ranks, theirs: Ranks, seed: int = 0) -> tuple[float,
         weights = random.multinomial(counts.sum(), counts / counts.sum(), size=len(part))
         one, other = (weights @ gain for gain in gains)
         if not other.all():
-            return "too few have a hit"
+            return f"{counts[gains[1] > 0].sum()} of them have a hit with the other, too few"
         part[:] = one / other - 1
     low, high = np.percentile(changes, [2.5, 97.5])
     return float(low), float(high)

@@ -53,6 +53,7 @@ from sce.units import (
     show_memory,
     show_metric,
     show_share,
+    show_spread,
 )
 
 COMPONENTS = {
@@ -217,7 +218,10 @@ def epochs(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figur
     if not curves:
         return None
     cells = [
-        {p.x: show(p.y) + (f" ± {show(p.spread)}" if p.spread else "") for p in curve.points}
+        {
+            p.x: " ± ".join(filter(None, show_spread(p.y, p.spread or None, show)))
+            for p in curve.points
+        }
         for curve in curves
     ]
     return Figure(

@@ -183,7 +183,7 @@ def _verdict(duel: Duel) -> tuple[str, str]:
     text = f"{ours.dataset}: test NDCG@10 of {duel.name} ({ours.show(TEST, show_score)}) against "
     text += f"{duel.rival} ({theirs.show(TEST, show_score)}), the best other by validation"
     text += f"; also differ in: {duel.differ}" if duel.differ else ""
-    for name, one in ((duel.name, ours), (duel.rival, theirs)):
+    for name, one in duel.sides:
         if popular := above(one):
             text += f"; {name} is worse than popularity ({show_score(popular)})"
     spreads = [one.spread(TEST) for one in (ours, theirs)]

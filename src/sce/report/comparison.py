@@ -159,10 +159,11 @@ def _name_dataset(row: Row, labels: dict[str, str]) -> Row:
     """Give each content one name, and two contents never the same: "beauty", "beauty (2)"."""
     data = row["dataset"]
     if data["content_hash"] not in labels:
-        label, count = data["name"], 1
+        name = data["name"].encode(errors="backslashreplace").decode()  # charts are Unicode
+        label, count = name, 1
         while label in labels.values():
             count += 1
-            label = f"{data['name']} ({count})"
+            label = f"{name} ({count})"
         labels[data["content_hash"]] = label
     return row | {"dataset": data | {"name": labels[data["content_hash"]]}}
 

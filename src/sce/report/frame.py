@@ -17,7 +17,15 @@ from sce.experiments.spec import differing
 from sce.experiments.store import FINISHED, Row
 from sce.losses import LOSSES
 from sce.training.settings import TrainingSettings
-from sce.units import is_number, plural, show_digits, show_duration, show_memory, show_metric
+from sce.units import (
+    is_number,
+    plural,
+    show_digits,
+    show_duration,
+    show_memory,
+    show_metric,
+    show_spread,
+)
 
 SCORE, TEST = "validation.ndcg@10", "test.ndcg@10"  # settings are chosen by the former
 WHOLE_PROCESS = "Memory is that of the whole process, libraries included: there was no GPU."
@@ -89,8 +97,7 @@ class SeedGroup:
 
     def show(self, name: str, show: Show) -> str:
         """The mean, and the standard deviation where there is one."""
-        spread = self.spread(name)
-        return show(self.mean(name)) + ("" if spread is None else f" ± {show(spread)}")
+        return " ± ".join(filter(None, show_spread(self.mean(name), self.spread(name), show)))
 
     @property
     def score(self) -> float:

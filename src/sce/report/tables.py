@@ -35,7 +35,7 @@ from sce.report.frame import (
     unconverged,
     varied,
 )
-from sce.units import plural, show_duration, show_memory
+from sce.units import plural, show_duration, show_memory, show_spread
 
 FIRST, SECOND = 1, 2
 
@@ -80,6 +80,11 @@ class Duel(NamedTuple):
     """Settings of model and training that differ, and not by a choice of validation."""
 
     @property
+    def sides(self) -> list[tuple[str, SeedGroup]]:
+        """The two, with their names."""
+        return [(self.name, self.ours), (self.rival, self.theirs)]
+
+    @property
     def unconverged(self) -> int:
         """Runs that show no end of learning."""
         return unconverged(self.ours) + unconverged(self.theirs)
@@ -89,8 +94,8 @@ class Duel(NamedTuple):
         """Why the quality of the two does not compare; empty: it does."""
         if self.differ:
             return "other settings"
-        if above(self.ours) or above(self.theirs):
-            return "worse than popularity"
+        if worse := [name for name, one in self.sides if above(one)]:
+            return f"{' and '.join(worse)} worse than popularity"
         return "not converged" if self.unconverged else ""
 
 
@@ -231,7 +236,7 @@ def _rank(
     shown = list(dict.fromkeys(map(show, order)))[:SECOND] if fair else []
     places = {text: place for place, text in enumerate(shown, FIRST)} if len(shown) > 1 else {}
     return [
-        Cell(show(value), "" if spread is None else show(spread), places.get(show(value), 0))
+        Cell(*show_spread(value, spread, show), places.get(show(value), 0))
         for value, spread in zip(values, spreads, strict=True)
     ]
 

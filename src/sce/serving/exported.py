@@ -12,7 +12,6 @@ The encoder takes rows of the table and does not hold it: other items need anoth
 vocabulary, not another encoder.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sce.data.manifest import Manifest
-from sce.data.shapes import misfit
+from sce.data.shapes import misfit, parse_json
 from sce.data.storage import json_checksum
 from sce.data.vocabulary import Vocabulary
 
@@ -80,9 +79,11 @@ def open_export(path: Path | str) -> Exported:
         if any(len(each) != len(table) for each in beside if each is not None):
             raise ValueError(f"the table has {len(table):,} items, and what is beside it has not")
         encoder = files[manifest["encoder"]].tobytes()
+        if manifest["max_length"] < 1:
+            raise ValueError(f"its max_length is {manifest['max_length']}")
     except KeyError as error:
         raise MANIFEST.damaged(path, f"{error.args[0]} is not listed") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise MANIFEST.damaged(path, str(error)) from error
     version = json_checksum({"files": manifest["files"]})
     graph = files.get(INDEX)
@@ -99,8 +100,10 @@ def _parts(files: Mapping[str, NDArray[Any]], owner: str) -> dict[str, NDArray[A
 def _read_table(data: NDArray[np.uint8]) -> NDArray[np.float32]:
     """The table in the bytes of a safetensors file, not copied."""
     begin = 8 + int.from_bytes(data[:8].tobytes(), "little")
-    header = json.loads(data[8:begin].tobytes()).get(TENSOR)
-    if misfit(header, _HEADER) is not None or header["dtype"] != "F32" or len(header["shape"]) != 2:
+    content = parse_json(data[8:begin].tobytes())
+    if misfit(content, {TENSOR: _HEADER}) is not None or content[TENSOR]["dtype"] != "F32":
         raise ValueError(f"{TABLE} has no table of float32")
-    first, end = header["data_offsets"]
-    return data[begin + first : begin + end].view(np.float32).reshape(header["shape"])
+    (rows, dim), (first, end) = content[TENSOR]["shape"], content[TENSOR]["data_offsets"]
+    if min(rows, dim, first) < 0 or end - first != 4 * rows * dim:
+        raise ValueError(f"{TABLE} has a table of another size")
+    return data[begin + first : begin + end].view(np.float32).reshape(int(rows), int(dim))

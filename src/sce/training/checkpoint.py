@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from sce.data.shapes import misfit, parse_json
 from sce.data.storage import atomic_file, new_digest
 from sce.distributed.table import ShardedTable
 from sce.errors import InputError
@@ -37,6 +38,22 @@ _TYPES = {  # as the format names them
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+_NUMBER = int | float
+_CURRENT = {
+    **dict.fromkeys(("step", "targets", "samples"), int),
+    **dict.fromkeys(("loss_sum", "seconds", "memory_mib"), _NUMBER),
+    "statistics": {"*": _NUMBER},
+}
+_PROGRESS = {
+    "history": [dict],
+    "current": _CURRENT,
+    "start": dict | None,
+    "best_epoch": int,
+    "best_score": _NUMBER,
+    "stale": int,
+    "stopped": str | None,
+}
+_SHAPE = {"progress": _PROGRESS, "optimizer_scalars": dict}
 
 
 @dataclass
@@ -141,14 +158,18 @@ class Trained:
             self.optimizer.state[parameter][key] = value
 
     def finite(self) -> bool:
-        """True if every weight is a finite number; looked at in chunks, to take no memory."""
+        """True if every weight is a finite number."""
         parts = [self.modules] if self.table is None else [self.modules, self.table]
-        weights = [p.detach().reshape(-1) for part in parts for p in part.parameters()]
-        chunks = (chunk for weight in weights for chunk in weight.split(_CHUNK))
-        sound = all(bool(chunk.isfinite().all()) for chunk in chunks)
+        sound = are_finite(weight for part in parts for weight in part.parameters())
         if self.table is None:
             return sound
         return all(each for (each,) in self.table.ranks.gather_counts(int(sound)))
+
+
+def are_finite(tensors: Iterable[Tensor]) -> bool:
+    """True if all numbers are finite; looked at in chunks, to take no memory."""
+    flat = (tensor.detach().reshape(-1) for tensor in tensors)
+    return all(bool(chunk.isfinite().all()) for each in flat for chunk in each.split(_CHUNK))
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
@@ -224,10 +245,13 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in list(file.keys())}
-            metadata: dict[str, Any] = json.loads((file.metadata() or {}).get(_METADATA, "{}"))
-    except FileNotFoundError as error:
-        raise InputError(f"{path} is missing") from error
-    except (OSError, ValueError, SafetensorError) as error:
+            metadata = parse_json((file.metadata() or {}).get(_METADATA, "{}").encode())
+            if not isinstance(metadata, dict):
+                raise ValueError("its metadata are not a JSON object")
+    except FileNotFoundError as error:  # the library says so, too, of what may not be read
+        what = "cannot be read: permission denied" if path.exists() else "is missing"
+        raise InputError(f"{path} {what}") from error
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise InputError(f"{path} is half-written or altered: {error}") from error
     written = metadata.pop("blake2b", None)
     if written != _digest(tensors, metadata):
@@ -284,14 +308,17 @@ class Checkpointer:
         tensors, metadata = self._read(path)
         if metadata.get("format") != FORMAT or metadata.get("version") != VERSION:
             raise InputError(f"{path} is no checkpoint that this sce can read; start anew")
-        if metadata["run"] != self.identity:
+        if metadata.get("run") != self.identity:
             raise InputError(f"{path} is the checkpoint of another run; start anew")
+        if (wrong := misfit(metadata, _SHAPE)) is not None:
+            raise InputError(f"{path} was altered: {wrong} is missing, or of another kind")
         try:
             self.trained.restore(tensors, metadata["optimizer_scalars"])
         except (RuntimeError, KeyError) as error:
             raise InputError(f"{path} is the checkpoint of another model: {error}") from error
-        fields = metadata["progress"]
-        progress = Progress(**(fields | {"current": EpochSoFar(**fields["current"])}))
+        fields = {name: metadata["progress"].get(name) for name in _PROGRESS}
+        current = {name: fields["current"][name] for name in _CURRENT}
+        progress = Progress(**fields | {"current": EpochSoFar(**current)})
         if progress.has_best:
             self.best = with_prefix(tensors, "best.")
             if not self.best:

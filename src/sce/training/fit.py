@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sce.data.batches import IGNORED, DeviceSequences
 from sce.data.prepared import PreparedDataset
-from sce.distributed.ranks import Ranks, in_torchrun, start_ranks
+from sce.distributed.ranks import Ranks, in_torchrun, start_ranks, was_started
 from sce.distributed.table import ShardedTable
 from sce.errors import InputError, TrainingWarning, check_types
 from sce.evaluation.ranking import longest_history
@@ -33,7 +33,7 @@ from sce.training.preflight import explained_errors, preflight
 from sce.training.progress import TrainingProgress
 from sce.training.result import FitResult, conclude
 from sce.training.run import Run
-from sce.training.run_start import note_divergence, run_target
+from sce.training.run_start import check_sections, note_divergence, run_target
 from sce.training.settings import TrainingSettings
 from sce.training.shards import ShardedStep, begun_with, settle, sharded_catalogue
 from sce.training.signals import Interrupts, StopRequested, TrainingInterrupted
@@ -90,7 +90,8 @@ def fit(
         out: The directory of the run: records, weights, and the checkpoint to resume from. Without
             it nothing is written.
         resume: Resume the run in `out`, if there is one.
-        force: Replace the run in `out`, when training begins.
+        force: Replace the run in `out`, when training begins; not again where torchrun starts a
+            script once more, which then resumes what it has begun.
         start_from: The directory of another run, of the same model, whose best weights and
             optimizer state to begin with, by the ids of the items; new items begin as the mean of
             known ones near them. A loss with weights of its own keeps those. The evaluation before
@@ -111,8 +112,11 @@ def fit(
     others |= {"start_from": start_from}
     others |= {"loss_name": loss_name, "on_epoch": on_epoch, "progress": progress}
     check_types(others, get_type_hints(fit))
+    if out is not None and was_started(out):
+        resume, force = True, False
     described = {"model": describe_model(model), "loss": {}, "training": asdict(settings)}
     described |= config or {}
+    check_sections(described)
     if out is not None and (loss_name is not None or not described["loss"]):
         described["loss"] = describe_loss(loss, loss_name)
     launched = settings.device in ("auto", "cuda") and in_torchrun()  # a GPU for each
@@ -219,7 +223,6 @@ def _train(
         Interrupts(wanted=written is not None, say=progress, ranks=ranks) as interrupts,
         TrainingProgress(
             wanted=progress,
-            epochs=settings.epochs,
             memory=memory,
             on_lost=interrupts.lose_reader,
         ) as bar,

@@ -15,23 +15,23 @@ class TrainingProgress(ProgressDisplay):
         self,
         *,
         wanted: bool,
-        epochs: int,
         memory: PeakMemory,
         on_lost: Callable[[], object] = lambda: None,
     ) -> None:
         super().__init__(wanted=wanted, on_lost=on_lost)
-        self._epochs, self._memory, self._score = epochs, memory, ""
+        self._memory, self._score = memory, ""
+        self.epochs = 0  # of the whole training: the trainer knows how many its steps come to
 
     def training(self, epoch: int, step: int, of: int, loss: float, seconds_left: float) -> None:
         """Show the progress of the epoch."""
         facts = f"loss {loss:.4f}  {self._score}{self._memory.peak():,.0f} MiB"
-        doing = f"epoch {epoch}/{self._epochs}"
+        doing = f"epoch {epoch}/{self.epochs}"
         self.update(doing, step, of, "steps", facts=facts, left=seconds_left)
 
     def epoch(self, record: Mapping[str, Any], seconds_left: float) -> None:
         """Leave a line about a finished epoch."""
         epoch, stepped = record["epoch"], record["loss"] is not None
-        words = [f"epoch {epoch}/{self._epochs}"]
+        words = [f"epoch {epoch}/{self.epochs}"]
         words.append(f"loss {record['loss']:.4f}" if stepped else "as it begins")
         if record["validation"] is not None:
             score = f"ndcg@10 {record['validation']['ndcg@10']:.4f}"
@@ -44,6 +44,6 @@ class TrainingProgress(ProgressDisplay):
         words.append(f"{seconds['training']:.1f} s")
         if record["validation"] is not None:
             words[-1] += f" + {seconds['evaluation']:.1f} s evaluation"
-        if stepped and epoch < self._epochs:
+        if stepped and epoch < self.epochs:
             words.append(f"at most {show_clock(seconds_left)} left")
         self.print("  ".join(words))

@@ -34,7 +34,7 @@ from sce.distributed.checkpoint import LATEST, read_whole
 from sce.errors import InputError, TrainingWarning, named
 from sce.models.base import Backbone
 from sce.models.registry import BACKBONES
-from sce.training.checkpoint import read_tensors, with_prefix
+from sce.training.checkpoint import are_finite, read_tensors, with_prefix
 from sce.training.ranks import RANKS
 from sce.units import plural
 
@@ -137,7 +137,7 @@ class Run:
         try:
             if "titles" in owners:
                 titles = Vocabulary.from_arrays("string", owners["titles"])
-                titles.check()
+                titles.check(titles=True)
             dataset = DatasetInfo(**manifest["dataset"])
             item_ids = Vocabulary.from_arrays(manifest["item_ids"], owners["items"])
             item_ids.check()
@@ -146,6 +146,11 @@ class Run:
         if dataset.n_items != len(item_ids):
             what = f"{dataset.n_items} items, and ids of {len(item_ids)}"
             raise MANIFEST.damaged(path, what)
+        popularity = owners["popularity"].get("")
+        if popularity is not None and not (
+            popularity.shape == (len(item_ids),) and popularity.dtype == np.int64
+        ):
+            raise MANIFEST.damaged(path, f"popularity.npy is not a count of {len(item_ids)} items")
         return cls(
             path=path,
             config=manifest["config"],
@@ -156,7 +161,7 @@ class Run:
             sce_version=manifest["sce"],
             identity=manifest["identity"],
             titles=titles,
-            popularity=owners["popularity"].get(""),
+            popularity=popularity,
         )
 
     @property
@@ -253,6 +258,8 @@ def load_model(run: Run, device: torch.device | str = "cpu") -> Backbone:
         raise MANIFEST.damaged(run.path, f"the settings of its model: {error}") from error
     if {n: t.shape for n, t in weights.items()} != {n: t.shape for n, t in expected.items()}:
         raise MANIFEST.damaged(run.path, "its weights are of another model")
+    if not are_finite(weights.values()):
+        raise MANIFEST.damaged(run.path, "some of its weights are not finite numbers")
     model = entry.build(run.dataset.n_items)
     model.load_state_dict(weights)
     return model.to(device).eval()

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from sce import __version__
 from sce.data.batches import count_items
 from sce.data.manifest import describe_file, write_array
 from sce.data.prepared import PreparedDataset
+from sce.data.shapes import misfit
 from sce.data.storage import (
     LOCK,
     atomic_directory,
@@ -20,6 +22,7 @@ from sce.data.storage import (
     partial_directory,
     write_json,
 )
+from sce.distributed.ranks import note_start
 from sce.errors import InputError, named
 from sce.training.code import CODE
 from sce.training.run import FILES, MANIFEST, DatasetInfo, Run
@@ -35,21 +38,26 @@ _REMEDIES = (
 )
 
 
-def check_target(path: Path | str, *, force: bool = False, resume: bool = False) -> bool:
+def check_target(
+    path: Path | str, *, force: bool = False, resume: bool = False, needed: bool = False
+) -> bool:
     """Refuse early to train where something is that must not be lost.
 
     Returns:
         True if a run is there, to be replaced or resumed.
 
     Raises:
-        InputError: When something is there and not a run, or neither `force` nor `resume` is set.
+        InputError: When something is there and not a run, or neither `force` nor `resume` is set;
+            when a run is `needed`, and there is nothing.
     """
     path = Path(path)
     if force and resume:
         given = named("force", True), named("resume", True)
         raise InputError("{} replaces a run and {} goes on with it: choose one".format(*given))
-    check_writable(path)
+    check_writable(path, replaced=not resume)
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        if needed:
+            raise _nothing_to_resume(path)
         return False
     if not force and not resume:
         raise InputError(
@@ -66,6 +74,15 @@ def check_target(path: Path | str, *, force: bool = False, resume: bool = False)
             f"{named('force', True)} would delete; move it elsewhere first"
         )
     return True
+
+
+def _nothing_to_resume(path: Path) -> InputError:
+    names = [run.parent.name for run in path.parent.glob(f"*/{MANIFEST.file}")]
+    near = get_close_matches(path.name, sorted(names), cutoff=0.0)
+    return InputError(
+        f"there is nothing to resume at {path}: leave out {named('resume', True)} to begin a run "
+        f"there, or mend {named('out')}{'; beside it are ' if near else ''}{', '.join(near)}"
+    )
 
 
 @contextmanager
@@ -102,6 +119,7 @@ def run_target(
             if manifest is not None:
                 write_json(path / MANIFEST.file, manifest)
                 return Run.open(path)
+            note_start(path)
             run = start_run(
                 path, dataset, config=config, derived=derived, model=model, replace=exists
             )
@@ -111,11 +129,17 @@ def run_target(
         yield open_run
 
 
-def _check_config(config: Mapping[str, Any]) -> None:
-    """Refuse what run.json cannot hold, before there is a run."""
+def check_sections(config: Mapping[str, Any]) -> None:
+    """Refuse sections that hold no settings."""
     for section in ("model", "loss", "training"):
         if not isinstance(config[section], Mapping):
             raise InputError(f"config[{section!r}] must be a dictionary; got {config[section]!r}")
+
+
+def _check_config(config: Mapping[str, Any]) -> None:
+    """Refuse what run.json cannot hold, before there is a run."""
+    if (wrong := misfit(config, MANIFEST.shape["config"])) is not None:
+        raise InputError(f"{wrong} of config is missing, or of another kind than sce writes there")
     try:
         json.dumps(config, allow_nan=False)
     except (TypeError, ValueError) as error:

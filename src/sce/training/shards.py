@@ -22,6 +22,7 @@ from sce.losses.buckets import count_buckets
 from sce.losses.scalable import ScalableCrossEntropySettings
 from sce.models.base import Backbone
 from sce.planning import Job, summarize_lengths
+from sce.training.capture import StepResult
 from sce.training.checkpoint import Checkpointer, write_streamed
 from sce.training.run import MANIFEST, Run
 from sce.training.settings import TrainingSettings
@@ -51,14 +52,40 @@ class ShardedStep(SlicedStep):
         self.table, self.sharded = table, ShardedCrossEntropy(loss, table)
         model: Any = self.model
         model.sparse_grad = False  # all rows that were fetched have a gradient
+        self._rows = torch.empty(0)  # of the step under way
+        self._prepared: tuple[Tensor, int, tuple[Any, ...]] | None = None  # the next batch
+
+    def _move_slices(self, rows: Tensor, seeds: StepSeeds, with_statistics: bool) -> StepResult:
+        self._rows = rows
+        return super()._move_slices(rows, seeds, with_statistics)
+
+    def _take(self, rows: Tensor, number: int) -> tuple[Any, ...]:
+        """Return a batch of the rows of a step, which may have been prepared."""
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared[0] is rows and prepared[1] == number:
+            return prepared[2]
+        own = rows[number * self.batch_size :][: self.batch_size]
+        empty = torch.empty(0, 1, dtype=torch.int64, device=self.device)
+        return self.batch(own) if len(own) else (empty, empty, (), True)
+
+    def _prepare(self, number: int) -> None:
+        """Make the batch after this one, and have its sizes exchanged with those of this one."""
+        number += self.ranks.size
+        rows: Tensor | None = self._rows
+        if number >= self.slices:
+            rows, number = self.upcoming, self.ranks.rank
+        if rows is not None:
+            batch = self._take(rows, number)
+            self._prepared = rows, number, batch
+            self.sharded.expect(*batch[:2], max_targets=self.mean_targets)
 
     def _total(
         self, rows: Tensor, seeds: StepSeeds, number: int, with_statistics: bool
     ) -> tuple[Tensor, Tensor | None]:
         self._seed(seeds_of_slice(seeds, number))
-        empty = torch.empty(0, 1, dtype=torch.int64, device=self.device)
-        histories, targets, groups, _ = self.batch(rows) if len(rows) else (empty, empty, (), True)
-        found = self.table.look_up(histories)
+        histories, targets, groups, _ = self._take(self._rows, number)
+        found = self.sharded.look_up(histories, targets, max_targets=self.mean_targets)
+        self._prepare(number)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             states = found.values.new_empty(0, 1, self.table.dim)
             if len(rows):
@@ -70,7 +97,7 @@ class ShardedStep(SlicedStep):
             total, counted = self.sharded.total(states, found, targets, **options)
         return total, torch.stack(list(counted)) if with_statistics and len(rows) else None
 
-    def _count_placed(self, slices: list[Tensor], seeds: StepSeeds) -> list[int]:
+    def _count_placed(self, slices: list[Tensor], seeds: StepSeeds) -> int:
         with torch.no_grad():
             return super()._count_placed(slices, seeds)
 

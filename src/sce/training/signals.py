@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP while training: the state is saved first."""
+"""Ctrl-C, SIGTERM and SIGHUP while training, or writing rows: the state is saved first."""
 
 import signal
 import sys
@@ -12,14 +12,12 @@ if TYPE_CHECKING:  # which imports torch
     from sce.distributed.ranks import Ranks
 
 _SIGNALS = [s for s in signal.Signals if s.name in ("SIGINT", "SIGTERM", "SIGHUP")]
+_AGREE_EVERY = 16  # batches of a step: then all ranks know of a signal that one of them got
 BROKEN_PIPE = 13  # the number of SIGPIPE, which Python turns into an error
 
 
-class TrainingInterrupted(KeyboardInterrupt):
-    """Training was asked to stop, and its state has been saved.
-
-    It is a `KeyboardInterrupt`, so that what should end with Ctrl-C does.
-    """
+class Interrupted(KeyboardInterrupt):
+    """A signal came. It is a `KeyboardInterrupt`, so that what should end with Ctrl-C does."""
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
@@ -29,6 +27,28 @@ class TrainingInterrupted(KeyboardInterrupt):
     def exit_code(self) -> int:
         """The exit code that shells expect after this signal."""
         return 128 + self.signal_number
+
+
+class TrainingInterrupted(Interrupted):
+    """Training was asked to stop, and its state has been saved."""
+
+
+@contextmanager
+def as_ctrl_c() -> Iterator[None]:
+    """Within the block SIGTERM and SIGHUP interrupt as Ctrl-C does, where nobody handles them."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise Interrupted("interrupted", number)
+
+    main = threading.current_thread() is threading.main_thread()
+    heard = [n for n in _SIGNALS if main and signal.getsignal(n) is signal.SIG_DFL]
+    for number in heard:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, signal.SIG_DFL)
 
 
 class StopRequested(Exception):  # noqa: N818 - not an error
@@ -58,6 +78,12 @@ class Interrupts:
         """Raise `StopRequested` if a signal came."""
         if self.received is not None:
             raise StopRequested(self.received)
+
+    def check_between(self, done: int) -> None:
+        """Likewise between two batches of a step, when all ranks have `done` as many."""
+        if (done + 1) % _AGREE_EVERY == 0:
+            self.agree()
+        self.check()
 
     def agree(self, *wishes: bool) -> list[bool]:
         """Let all ranks, which call it at the same step, know of a signal that one of them got.
@@ -98,7 +124,7 @@ class Interrupts:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._noted is None:
             self._remember(number)
-            self._answer("stopping after this step, then saving; once more to stop at once")
+            self._answer("stopping after this batch, then saving; once more to stop at once")
         elif self._writing:
             self._answer("still saving; it ends when that is done")
         else:

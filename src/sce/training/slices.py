@@ -5,6 +5,7 @@ ranks and one process that accumulates R batches give the same bits.
 """
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,10 @@ class SlicedStep(TrainingStep):
         slices: Number of batches, a multiple of that of ranks.
         row_wise: The catalogue, if its gradient is sparse.
         options: As for `TrainingStep`.
+
+    Attributes:
+        between: Called between two batches of this process, with the number of those done, the
+            same on every rank; what it raises ends the step, and the weights are as before it.
     """
 
     def __init__(
@@ -45,6 +50,7 @@ class SlicedStep(TrainingStep):
     ) -> None:
         super().__init__(*given, **options)
         self.ranks, self.slices, self.row_wise = ranks, slices, row_wise
+        self.between: Callable[[int], object] = lambda done: None
         self._entries: list[tuple[Tensor, Tensor]] = []  # rows with a gradient
         self.dense = [p for p in self.parameters if p is not row_wise]
         self.is_mean = getattr(self.loss, "reduction", "mean") == "mean"
@@ -62,15 +68,18 @@ class SlicedStep(TrainingStep):
 
     def _move_slices(self, rows: Tensor, seeds: StepSeeds, with_statistics: bool) -> StepResult:
         ranks, slices = self.ranks, [*rows.split(self.batch_size)]
-        slices += [rows[:0]] * (self.slices - len(slices))
-        counts = [int(self._lengths(part).sum()) for part in slices]
+        # One that is empty adds 0.0, which may change the sign of a zero, and more change no bit.
+        rounds = -(-min(self.slices, len(slices) + 1) // ranks.size)
+        slices += [rows[:0]] * (rounds * ranks.size - len(slices))
+        count = int(self._lengths(rows).sum())
         if self.by_placed and self.is_mean:
-            counts = self._count_placed(slices, seeds)
-        over = max(1, sum(counts)) if self.is_mean else 1
+            count = self._count_placed(slices, seeds)
+        over = max(1, count) if self.is_mean else 1
         self.optimizer.zero_grad(set_to_none=True)
         totals, statistics = [], None
         sums: list[Tensor] | None = None
-        for number in range(ranks.rank, self.slices, ranks.size):
+        for number in range(ranks.rank, len(slices), ranks.size):
+            self.between(number // ranks.size)
             total, found = self._total(slices[number], seeds, number, with_statistics)
             statistics = found if number == 0 else statistics
             if len(slices[number]):
@@ -98,14 +107,15 @@ class SlicedStep(TrainingStep):
             total = total * int(self._lengths(rows).sum())
         return total, statistics
 
-    def _count_placed(self, slices: list[Tensor], seeds: StepSeeds) -> list[int]:
-        """The states of each batch that are in any bucket: known after a pass over all of them."""
+    def _count_placed(self, slices: list[Tensor], seeds: StepSeeds) -> int:
+        """The states that are in any bucket: known after a pass over all batches."""
         placed, own = self.statistics.index("placed"), []
-        for number in range(self.ranks.rank, self.slices, self.ranks.size):
+        for number in range(self.ranks.rank, len(slices), self.ranks.size):
+            self.between(number // self.ranks.size)
             found = self._total(slices[number], seeds, number, with_statistics=True)[1]
             share = 0.0 if found is None else float(found[placed])
             own.append(round(share * int(self._lengths(slices[number]).sum())))
-        return [n for some in zip(*self.ranks.gather_counts(*own), strict=True) for n in some]
+        return sum(map(sum, self.ranks.gather_counts(*own)))
 
     def _collect_rows(self) -> None:
         """Keep the gradient of the catalogue's rows, each once for each rank, in their order."""

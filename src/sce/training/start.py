@@ -242,7 +242,7 @@ def _tables(run: Run, model: nn.Module, weights: Mapping[str, Tensor]) -> list[s
     given = {name: each.shape for name, each in weights.items()}
     for shapes, items in ((expected, len(model.catalogue)), (given, len(run.item_ids))):  # type: ignore[arg-type]
         shapes |= {
-            name: torch.Size([0, *shapes[name][1:]])
+            name: torch.Size([-1, *shapes[name][1:]])  # as no table has it
             for name in tables
             if name in shapes and shapes[name][0] == items
         }

@@ -104,6 +104,7 @@ class TrainingStep:
         if isinstance(model, Backbone) and (device.type == "cuda" or self.fixed):
             self._shares = shares_longer(self._lengths_of_all, max_length)
         self._groups: dict[int, LengthGroups] = {}  # of batches of so many rows
+        self.upcoming: Tensor | None = None  # rows of the step after the next, if it is known
         self._captured: CapturedSteps | None = None
         if captured:
             generators = [] if self.generator is None else [self.generator]

@@ -27,6 +27,7 @@ from sce.training.run import Run, resume_hint
 from sce.training.settings import TrainingSettings
 from sce.training.shards import ShardedCheckpointer
 from sce.training.signals import Interrupts, StopRequested, TrainingInterrupted
+from sce.training.slices import SlicedStep
 from sce.training.step import TrainingStep, seeds_of_epoch
 
 Record = dict[str, Any]  # of an epoch: a line of metrics.jsonl
@@ -132,10 +133,12 @@ class Trainer:
         self.trained, self.step, self.dataset, self.settings = trained, step, dataset, settings
         self.run, self.bar, self.memory, self.interrupts = run, bar, memory, interrupts
         self.continued = continued
+        if isinstance(step, SlicedStep):
+            step.between = interrupts.check_between
         self.rows = trainable_rows(step.sequences)
         self.steps = math.ceil(len(self.rows) / settings.step_size)  # of a whole epoch
         self.total = min(settings.epochs * self.steps, settings.max_steps or math.inf)
-        self.epochs = math.ceil(self.total / self.steps)
+        self.epochs = bar.epochs = math.ceil(self.total / self.steps)
         self.validation = _sample_users(dataset, settings.validation_users)
         self.progress = Progress()
         model: Any = trained.model
@@ -255,7 +258,13 @@ class Trainer:
                 )
                 set_rate(self.step.optimizer, factor)
                 statistics = number % statistics_every == 0
-                result = self.step(batches[number], seeds[number], with_statistics=statistics)
+                self.step.upcoming = batches[number + 1] if number + 1 < steps else None
+                try:
+                    result = self.step(batches[number], seeds[number], with_statistics=statistics)
+                except StopRequested:  # within the step, of which nothing is kept
+                    monitor.check()
+                    so_far.seconds += time.perf_counter() - begun
+                    raise
                 monitor.add(result, number + 1, batches[number], targets[number])
                 last = number + 1 == steps
                 save = self.checkpointer.due(60 * settings.save_minutes)
