@@ -52,9 +52,9 @@ def test_users_of_the_run_are_asked_for_by_their_ids(trained: Server) -> None:
     assert by_user == by_history
     assert by_user["source"] == "model"
     _, nobody = trained.ask("/recommend", {"user": "nobody", "k": 3})
-    _, unknown = trained.ask("/recommend", {"history": ["?"], "k": 3})
+    _, empty = trained.ask("/recommend", {"history": [], "k": 3})
     assert nobody["source"] == "popular"
-    assert nobody["items"] == unknown["items"]
+    assert nobody["items"] == empty["items"]
     assert len(nobody["items"]) == 3
 
 

@@ -87,10 +87,11 @@ def test_users_of_the_log_are_asked_for_by_their_ids(tmp_path: Path) -> None:
             [105, 101, 109], k=3, block=[103], keep_seen=True
         )
         most = [(100, 39.0), (101, 38.0)]
-        nobodies: list[dict[str, Any]] = [{"user": "cy"}, {"user": 7}, {"history": [1]}]
-        for nobody in (*nobodies, {"history": []}):
+        nobodies: list[dict[str, Any]] = [{"user": "cy"}, {"user": 7}, {"history": []}]
+        for nobody in nobodies:
             found = ask(**nobody, k=2)
             assert (found["source"], found["known"], pairs(found)) == ("popular", 0, most)
+        assert ask(history=[1]) == {"error": "no item of the history is in the catalogue: 1"}
         asked = [{"user": "ann", "k": 4}, {"history": [103]}, {"user": "?", "allow": [139, 120]}]
         results = client.post("/recommend", json=asked).json()["results"]
         assert pairs(results[0]) == expected([101, 102], k=4)

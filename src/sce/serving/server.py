@@ -161,7 +161,8 @@ class Service:
         found = await self.batcher.do(asked)
         if many:
             return _json({"results": found})
-        if not found[0]["known"] and found[0]["source"] == "model":
+        strange = not isinstance(asked[0], OfUser) and asked[0].history  # ids of another catalogue
+        if not found[0]["known"] and (strange or found[0]["source"] == "model"):
             raise HTTPException(422, _why_nothing(asked[0]))
         return _json(found[0])
 
@@ -264,7 +265,7 @@ class Gate:
 
 
 def _why_nothing(asked: Asked) -> str:
-    """Nothing is known, nor what is popular: of an older run."""
+    """No event is known of a history; or of a user, nor what is popular: of an older run."""
     if isinstance(asked, OfUser):
         return f"user {show_value(asked.user)} has no item of the catalogue"
     given = ", ".join(map(show_value, asked.history[:3])) or "it is empty"
