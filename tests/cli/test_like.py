@@ -58,7 +58,8 @@ def test_from_a_measured_run_to_one_of_everything(tmp_path: Path, capsys: Captur
     assert "say how long to train with --epochs N, or take a" in capsys.readouterr().err
     assert main([*train, "--like", first, "--config", "x.toml"]) == 2
     assert main([*train, "--like", first, "--seed", "3"]) == 0
-    shown = capsys.readouterr().out
+    shown, said = capsys.readouterr()
+    assert "no test users" not in said  # that is what "none" means
     assert "sce evaluate" not in shown
     assert f"kept        epoch {best} of {best} (all that were asked for)" in shown
     before, after = Run.open(first).config, Run.open(second).config

@@ -316,7 +316,7 @@ def test_the_records_of_a_run(dataset: PreparedDataset, tmp_path: Path) -> None:
 def test_without_test_users_the_last_weights_are_kept(tmp_path: Path) -> None:
     data = make_cycle(tmp_path / "data", test=0)
     model = small_model(data)
-    with pytest.warns(TrainingWarning, match="no test users"):
+    with pytest.warns(TrainingWarning, match=r"no test users.* after 2 epochs, and"):
         result = train(data, model=model, out=tmp_path / "run")
     assert (result.best_epoch, result.test, result.validation) == (2, None, None)
     assert not model.training

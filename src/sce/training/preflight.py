@@ -18,6 +18,7 @@ from sce.memory import ran_out
 from sce.models.registry import BACKBONES
 from sce.training.device import free_memory
 from sce.training.settings import TrainingSettings
+from sce.units import plural
 
 _GIB = 2**30
 _UNUSED = 0.1  # share of the events that is worth a word
@@ -43,10 +44,10 @@ def preflight(
     if settings.row_wise:
         shares = 1 / ranks if settings.shard_catalogue else 1
     yield from _about_memory(loss, model, data, free_memory(device), shares)
-    if not len(dataset.test):
+    if not len(dataset.test) and dataset.settings.get("split") != "none":
         yield (
             "the dataset has no test users: nothing can be evaluated, training stops after "
-            f"{settings.epochs} epochs, and the last weights are kept"
+            f"{plural(settings.epochs, 'epoch')}, and the last weights are kept"
         )
     if settings.precision == "tf32" and device.type != "cuda":
         yield f"tf32 is a precision of GPUs; on {device.type} it is float32"
