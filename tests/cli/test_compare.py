@@ -175,6 +175,13 @@ def test_rows_that_were_altered_are_one_line(place: SweepDirectory, capsys: Capt
 def test_what_cannot_be(place: SweepDirectory, tmp_path: Path, capsys: Capture) -> None:
     assert "does not exist" in complaint(["compare", str(tmp_path / "none")], capsys)
     assert "no sweep called x" in complaint(["compare", str(place.path), "--only", "x"], capsys)
+    ids = Vocabulary.from_integers(range(12))
+    data = make_dataset(tmp_path / "ring", ids, ids)
+    assert "no run, and not of a sweep" in (told := complaint(["compare", str(data.path)], capsys))
+    assert "name the runs: sce compare runs/*; " in told
+    runs = make_run(tmp_path / "mine" / "ce", data, loss="ce").path.parent
+    told = complaint(["compare", str(runs)], capsys)
+    assert f"name the runs: sce compare {runs}/*; " in told
     empty = write_place(tmp_path / "empty", [])
     assert "no rows yet" in complaint(["compare", str(empty.path)], capsys)
     there = ["compare", str(place.path), "--out", str(tmp_path)]

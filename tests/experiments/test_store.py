@@ -59,7 +59,7 @@ def test_what_is_no_place_for_a_sweep(tmp_path: Path) -> None:
         SweepDirectory(tmp_path / "dear").check()
     with pytest.raises(InputError, match="does not exist"):
         SweepDirectory(tmp_path / "none").read_sweeps()
-    with pytest.raises(InputError, match="is not of a sweep"):
+    with pytest.raises(InputError, match="not of a sweep: it has no"):
         SweepDirectory(tmp_path).read_sweeps()
 
 

@@ -134,9 +134,11 @@ class SweepDirectory:
             )
         files = sorted((self.path / "sweeps").glob("*.json"))
         if not files:
+            parent = self.path if any(self.path.glob(f"*/{MANIFEST.file}")) else "runs"
             raise InputError(
-                f"{self.path} is not of a sweep: it has no sweeps/*.json, which say what was asked "
-                "for; sce sweep FILE --out ... writes them, also beside rows that are there"
+                f"{self.path} is no run, and not of a sweep: it has no sweeps/*.json, which say "
+                f"what was asked for; name the runs: sce compare {parent}/*; or write them, also "
+                "beside rows that are there: sce sweep FILE --out ..."
             )
         return [_read_sweep(file) for file in files]
 
