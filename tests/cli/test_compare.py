@@ -144,7 +144,7 @@ def test_any_runs_side_by_side(
         assert "Split: ring leave-one-out; ring (2) leave-one-out." in told
     assert "4 runs on 2 datasets; of these, 1 not ended." in text
     assert "| data |  | CE | SCE | SCE against best other by validation |" in text
-    assert "| ring | NDCG@10 | 0.1423 | 0.1423 | +0% (CE) |" in text
+    assert "| ring | NDCG@10 | 0.1423 | 0.1423 | +0% (CE, one seed) |" in text
     assert "| ring (2) | NDCG@10 | 0.1423 | – |  |" in text  # other data stands apart
     page = (tmp_path / "compare.html").read_text(encoding="utf-8")
     assert "ring: test NDCG@10 of SCE (0.1423) against CE (0.1423)" in page

@@ -59,7 +59,7 @@ def test_the_tile_says_what_the_table_does() -> None:
     page = make_page([comparison(rows, FigureSpec("table"))], written=WRITTEN)
     assert "against CE⁻ (0.0500), the best other by validation" in page
     assert "<dd>one seed</dd>" in page
-    assert "<td><em>+20% (CE⁻)</em></td>" in page
+    assert "<td><em>+20% (CE⁻, one seed)</em></td>" in page
 
 
 @pytest.mark.parametrize(("gap", "within"), [(0.0005, True), (0.03, False)])

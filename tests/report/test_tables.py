@@ -71,7 +71,7 @@ def test_where_rivals_differ_each_row_names_its_own() -> None:
     ]
     table = make_table(group_seeds(rows), FigureSpec("table"))
     assert [one.change for one in table.lines if one.name == "NDCG@10"] == [
-        "+0% (CE)", "+0% (BCE)",
+        "+0% (CE, one seed)", "+0% (BCE, one seed)",
     ]  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def test_columns_from_elsewhere_are_for_their_dataset_and_not_ranked() -> None:
     assert [cell.place for cell in beauty.cells] == [SECOND, FIRST, 0]
     assert [cell.text for cell in beauty.cells] == ["0.0400", "0.0500", "0.0537"]
     assert [cell.text for cell in ml1m.cells] == ["0.0400", "0.0500", "–"]
-    assert beauty.change == ml1m.change == "+25% (CE)"
+    assert beauty.change == ml1m.change == "+25% (CE, one seed)"
     elsewhere = make_table(group_seeds(rows[2:]), view)
     assert elsewhere.heads[2:4] == ["CE", "SCE"]
 
@@ -210,6 +210,16 @@ def test_what_is_below_popularity_is_noted() -> None:
     ]
 
 
+def test_each_row_is_judged_by_its_own_metric() -> None:
+    popular = {"test": metrics(0.07) | {"cov@10": 0.001}}
+    rows = [make_row(f"{loss}{seed}", {"loss.name": loss}, seed=seed, popularity=popular)
+            for loss in ("ce", "sce") for seed in (0, 1)]  # fmt: skip
+    table = make_table(group_seeds(rows), FigureSpec("table"))
+    changes = {one.name: one.change for one in table.lines}
+    assert changes["NDCG@10"] == changes["HR@10"] == "SCE and CE worse than popularity"
+    assert changes["COV@10"] == changes["peak training memory"] == "+0% (CE)"
+
+
 @pytest.mark.parametrize(
     ("derived", "exact"),
     [({"bucket_size_y": 3416}, True), ({"bucket_size_y": 2048}, False),
@@ -227,7 +237,7 @@ def test_two_columns_of_a_setting_are_compared() -> None:
             for centres, test in (("random", 0.05), ("mix", 0.04))]  # fmt: skip
     table = make_table(group_seeds(rows), FigureSpec("table", by=("loss.centres",)))
     assert table.heads[2:4] == ["centres mix", "centres random"]
-    assert line(table, "NDCG@10").change == "+25% (centres mix)"
+    assert line(table, "NDCG@10").change == "+25% (centres mix, one seed)"
 
 
 def test_a_column_is_not_named_by_what_does_not_apply_to_it() -> None:

@@ -210,8 +210,8 @@ def _verdict(duel: Duel) -> tuple[str, str]:
         text += f"; memory {show_change(saved)}"
     if duel.unconverged:
         text += f"; of {plural(duel.unconverged, 'run')} {NO_END}"
-    if duel.doubt:
-        return text, duel.doubt
+    if doubt := duel.doubt():
+        return text, doubt
     if seeds[0] != seeds[1]:
         return text, "other seeds"
     if within or (isinstance(interval, tuple) and interval[0] <= 0 <= interval[1]):

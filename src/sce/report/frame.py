@@ -306,9 +306,9 @@ def unconverged(group: SeedGroup) -> int:
     )
 
 
-def above(group: SeedGroup) -> float | None:
-    """Test NDCG@10 of popularity where it is above the group's."""
-    popular, mean = number(group.rows[0], "popularity", *TEST.split(".")), group.mean(TEST)
+def above(group: SeedGroup, measure: str = TEST) -> float | None:
+    """A test metric of popularity where it is above the group's."""
+    popular, mean = number(group.rows[0], "popularity", *measure.split(".")), group.mean(measure)
     return popular if popular is not None and mean is not None and mean < popular else None
 
 

@@ -89,14 +89,21 @@ class Duel(NamedTuple):
         """Runs that show no end of learning."""
         return unconverged(self.ours) + unconverged(self.theirs)
 
-    @property
-    def doubt(self) -> str:
-        """Why the quality of the two does not compare; empty: it does."""
+    def doubt(self, measure: str = TEST) -> str:
+        """Why the two do not compare in a measure; empty: they do."""
         if self.differ:
             return "other settings"
-        if worse := [name for name, one in self.sides if above(one)]:
+        if worse := [name for name, one in self.sides if above(one, measure)]:
             return f"{' and '.join(worse)} worse than popularity"
-        return "not converged" if self.unconverged else ""
+        return "not converged" if self.unconverged and measure.startswith("test.") else ""
+
+    def change(self, measure: str) -> str:
+        """The difference in a measure, or why there is none to tell."""
+        if doubt := self.doubt(measure):
+            return doubt
+        change = show_change(relative(self.ours.mean(measure), self.theirs.mean(measure)))
+        single = measure.startswith("test.") and any(len(one.rows) == 1 for _, one in self.sides)
+        return f"{change} ({self.rival}{', one seed' if single else ''})"
 
 
 @dataclass
@@ -172,12 +179,7 @@ def make_table(groups: Sequence[SeedGroup], spec: FigureSpec) -> ComparisonTable
             for one in published:
                 known = one.get("dataset", dataset) == dataset
                 cells.append(Cell(show(one.get(measure.removeprefix("test.")) if known else None)))
-            change = ""
-            if duel and fair and duel.doubt and (higher or duel.differ):
-                change = duel.doubt
-            elif duel and fair:
-                change = show_change(relative(duel.ours.mean(measure), duel.theirs.mean(measure)))
-                change += f" ({duel.rival})"
+            change = duel.change(measure) if duel and fair else ""
             if any(cell.text != "–" for cell in cells):
                 table.lines.append(Line(dataset, name, cells, change))
     return table
