@@ -55,7 +55,18 @@ def zstd(text: str, path: Path) -> bytes:
 def test_a_row_that_lacks_something(row: str, fault: str, refused: Refused) -> None:
     message = refused("a.csv", HEADER + "1,2,3\n4,5,6\n" + row + "\n7,8,9\n" + row + "\n")
     assert message.startswith(f"a.csv, line 4: {fault}; 2 rows ")
-    assert message.endswith("or left out with drop_incomplete=True")
+    assert "or left out with drop_incomplete=True" in message
+    assert message.endswith("2020-03-31 23:59:59") == (" as a time" in fault)
+
+
+@pytest.mark.parametrize("time", ["03.03.2020 12:12", "03/04/2020", "Mar 3, 2020"])
+def test_times_of_another_format(time: str, refused: Refused) -> None:
+    message = refused("a.csv", HEADER + f'1,2,"{time}"\n' * 3)
+    assert message == (
+        f"a.csv, line 2: cannot read {time!r} in column 'timestamp' as a time; 3 rows of it must "
+        "be mended or removed; times are all numbers, such as seconds since 1970, or all like "
+        "2020-03-31 23:59:59"
+    )
 
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".zst"])

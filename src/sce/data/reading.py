@@ -238,8 +238,10 @@ def complete_rows(
         return table
     place = rows.row(bad[0]).index(None)
     value, column = raw.row(bad[0])[place], columns[place]
+    how = ""
     if _NAMES[place] == TIME and value not in (None, ""):
         fault = f"cannot read {value!r} in column {column!r} as a time"
+        how = "; times are all numbers, such as seconds since 1970, or all like 2020-03-31 23:59:59"
     else:
         fault = f"no {Columns._fields[place]}, column {column!r} is empty"
     least = "" if first_row is None else "at least "
@@ -248,9 +250,10 @@ def complete_rows(
         f"{least}{plural(len(bad), 'row')} of it must be mended or removed"
         + (
             ""
-            if drop_incomplete is None
+            if drop_incomplete is None or len(bad) > kept.height  # hardly meant
             else f", or left out with {named('drop_incomplete', True)}"
         )
+        + how
     )
 
 
