@@ -223,6 +223,34 @@ def test_the_number_of_parts_follows_from_memory(memory: int) -> None:
         external._count_parts(200_000_000, ids, ids, 10**8)
 
 
+@pytest.mark.parametrize(
+    ("memory", "free", "space", "message"),
+    [
+        ("500MB", None, [], "the program itself takes 610 MiB; give memory at least that"),
+        ("700MB", 6 * 10**8, [], "memory of 668 MiB is more than the 572 MiB free here; free some"),
+        ("4GB", 10**9, [], "memory of 3.73 GiB is more than the 954 MiB free here; give it less, "
+         "at least 610 MiB, or free some, or use a machine that has more"),
+        ("4GB", None, [5 * 10**9], "sorting in parts within memory of 3.73 GiB needs about "),
+    ],
+)  # fmt: skip
+def test_an_amount_that_is_not_free_is_refused_before_anything_is_read(
+    memory: str, free: int | None, space: list[int], message: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(external, "free_memory", lambda: free)
+    monkeypatch.setattr("sce.memory._address_space", lambda: space)
+    monkeypatch.setattr(external, "survey_file", None)
+    assert fail(as_parquet(FRAME, tmp_path), tmp_path, memory=memory).startswith(message)
+
+
+def test_partitions_are_read_within_half_of_what_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_module, "free_memory", lambda: 10**9)
+    source = as_partitions(FRAME, tmp_path)
+    assert "program itself takes 610 MiB" in fail(source, tmp_path, partitions=True)
+
+
 def fail(source: Sequence[str], tmp_path: Path, **options: Any) -> str:
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(InputError) as error:

@@ -379,3 +379,13 @@ def test_days_written_as_numbers_are_no_seconds(tmp_path: Path) -> None:
     assert len(read_interactions(file, time_unit="s").users) == 2
     file.write_text("user,item,time\n1,2,20250131\n3,4,20241331\n")  # there is no month 13
     assert len(read_interactions(file).users) == 2
+
+
+def test_a_log_beyond_memory_is_refused_with_the_way_to_read_it(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sce.memory.free_memory", lambda: 10)
+    assert refused("a.csv", HEADER + "1,2,3\n").endswith(
+        "and 10 B is free; read it in parts with memory='SIZE', free some, or use a machine that "
+        "has more"
+    )

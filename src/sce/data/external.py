@@ -20,7 +20,7 @@ from sce.data.columns import ITEM, TIME, USER, Columns
 from sce.data.formats import choose_format, find_files
 from sce.data.interactions import Interactions
 from sce.data.parts import DiskList, stored_log
-from sce.data.reading import wanted_columns
+from sce.data.reading import mapped_to_begin, wanted_columns
 from sce.data.survey import Distinct, LogFile, Sample, Survey, read_batches, survey_file
 from sce.data.tables import check_fractions, concatenate
 from sce.data.values import (
@@ -33,6 +33,7 @@ from sce.data.values import (
 )
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, named
+from sce.memory import free_memory, require_memory
 from sce.units import plural, show_size
 
 _BATCH_ROWS = 1 << 22  # at most
@@ -40,6 +41,7 @@ _BATCH_BYTES = 1000  # of the memory that is allowed, for each row of a batch
 _BASE_BYTES = 500 << 20  # the process with its libraries, and the batches under way
 _ITEM_BYTES, _ROW_BYTES = 100, 110  # in memory, for each item and each row of a part
 _LEAST_ROWS = 1 << 20  # of a part
+_MAPPED = 1.5  # of address space, for each byte of the memory that is allowed
 _DISK_BYTES = 40  # beside the output, for each row of the log
 _TABLE_PER_ITEM = 8  # integers are looked up in a table of their range if it is not much longer
 _CODE, _PART = "\x00code", "\x00part"
@@ -81,6 +83,7 @@ def read_parts(
         raise InputError(f"{named('memory')} is for files; a data frame is in memory already")
     columns = Columns(user_column, item_column, time_column)
     columns, time_unit = wanted_columns(columns, time_unit, order)
+    _check_memory(memory)
     batch_rows = max(1, min(_BATCH_ROWS, memory // _BATCH_BYTES))
     files = []
     for path in find_files(source):
@@ -149,6 +152,21 @@ def read_parts(
     if USER in unsure:
         _check_user_fractions(log)
     return log, sum(survey.ends.dropped for survey in surveys)
+
+
+def _check_memory(memory: int) -> None:
+    """Refuse an amount that is too little or not free: without memory polars ends the process."""
+    least, free = _BASE_BYTES + _LEAST_ROWS * _ROW_BYTES, free_memory()
+    given, remedy = named("memory"), "free some, or use a machine that has more"
+    if memory < least:
+        raise InputError(f"the program itself takes {show_size(least)}; give {given} at least that")
+    if memory > 1.5 * least:
+        remedy = f"give it less, at least {show_size(least)}, or {remedy}"
+    given = f"{given} of {show_size(memory)}"
+    if free is not None and memory > free:
+        raise InputError(f"{given} is more than the {show_size(free)} free here; {remedy}")
+    mapped = mapped_to_begin() + _MAPPED * memory
+    require_memory(0, f"sorting in parts within {given}", f"{remedy} (ulimit -v)", mapped=mapped)
 
 
 def _tell(report: Callable[[str], None], doing: str, path: Path, number: int, count: int) -> None:

@@ -29,6 +29,7 @@ from sce.data.storage import atomic_directory
 from sce.data.titles import match_titles, read_titles
 from sce.documented import documented
 from sce.errors import InputError, check_types, named
+from sce.memory import free_memory
 from sce.units import parse_size, plural
 
 _FILTERS: dict[str, Any] = {
@@ -44,7 +45,7 @@ _SPLITS: dict[Kind, Callable[..., Split]] = {
 }
 _EVENTS_AT_ONCE = 1 << 22  # of test sequences
 _MISSING = ("NULL", "Null", "null", "NA", "N/A", "NaN", "nan", "None", "none", "undefined", "\\N")
-_MEMORY = "4GB"  # of partitions, unless another is given
+_MEMORY = 4 * 10**9  # of partitions, unless another is given
 _PRESETS = {None: _FILTERS, "paper": _FILTERS | {"min_item_users": 5, "min_user_items": 20}}
 
 
@@ -102,7 +103,7 @@ class PrepareOptions(TypedDict, total=False):
     one by one, on disk beside --out. The result is the same."""
     partitions: bool
     """INPUTs are directories of Parquet files, as Spark, DuckDB and polars write them; they are
-    read within --memory, 4GB unless given."""
+    read within --memory: unless given, 4GB, or half of what is free if that is less."""
     force: bool
     """Replace a prepared dataset that is there already."""
 
@@ -208,7 +209,8 @@ def prepare(
         files = find_partitions(source) if partitions else source
         with atomic_directory(Path(out), replace=exists) as directory:
             with TemporaryDirectory(dir=directory) as scratch:
-                budget = parse_size(_MEMORY if memory is None else memory)
+                some = min(_MEMORY, (free_memory() or 2 * _MEMORY) // 2)
+                budget = some if memory is None else parse_size(memory)
                 log, dropped = read_parts(files, Path(scratch), budget, report=report, **given)
                 pairs: DiskList[Pairs] = DiskList(Path(scratch, "pairs"), dict, dict)
                 choices["directory"] = directory

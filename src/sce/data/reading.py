@@ -98,7 +98,8 @@ def read_interactions(
     given = Columns(user_column, item_column, time_column)
     given, time_unit = wanted_columns(given, time_unit, order)
     tables: list[Table] = []
-    if isinstance(source, str | Path | Sequence):
+    of_files = isinstance(source, str | Path | Sequence)
+    if of_files:
         files = find_files(source)
         for number, path in enumerate(files, 1):
             of_all = f" ({number} of {len(files)})" if len(files) > 1 else ""
@@ -114,7 +115,8 @@ def read_interactions(
     del tables
     doing = f"encoding the ids of {rows.height:,} rows"
     needed = rows.height * (90 if pl.String in rows.dtypes else 60)
-    require_memory(needed, doing, mapped=2.5 * needed)
+    remedy = _more_memory(in_parts=of_files)
+    require_memory(needed, doing, remedy, mapped=2.5 * needed)
     report(doing)
     ticks = to_ticks(rows[TIME], time_unit)
     with ThreadPoolExecutor(2) as pool:
@@ -153,7 +155,7 @@ def read_file(path: Path, fmt: Format, given: AnyColumns, drop_incomplete: bool)
     wanted = given.or_else(fmt.columns)
     readers = {"csv": _read_csv, "jsonl": _read_jsonl, "parquet": _read_parquet}
     try:
-        _check_memory(path, fmt)
+        _check_memory(path, fmt, log=isinstance(given, Columns))
         columns, raw = readers[fmt.layout](path, fmt, wanted)
     except pl.exceptions.NoDataError as error:
         raise InputError(f"{path}: the file is empty") from error
@@ -162,9 +164,14 @@ def read_file(path: Path, fmt: Format, given: AnyColumns, drop_incomplete: bool)
     return complete_rows(path, fmt, columns, raw, drop_incomplete)
 
 
-def _check_memory(path: Path, fmt: Format) -> None:
+def mapped_to_begin() -> float:
+    """Bytes of address space that polars takes for its threads, whatever they read."""
+    return 6e8 + 1e8 * pl.thread_pool_size()
+
+
+def _check_memory(path: Path, fmt: Format, *, log: bool) -> None:
     """Refuse a file of more rows than memory holds, by its size and the length of its lines."""
-    to_begin = 6e8 + 1e8 * pl.thread_pool_size()  # of address space, for threads
+    to_begin = mapped_to_begin()
     require_memory(0, f"reading {path}", mapped=to_begin)
     if fmt.layout == "parquet":
         rows, length = pl.scan_parquet(path, glob=False).select(pl.len()).collect().item(), 24.0
@@ -175,7 +182,15 @@ def _check_memory(path: Path, fmt: Format) -> None:
         packed = path.suffix.lower() in COMPRESSIONS
         rows = path.stat().st_size * (4 if packed else 1) / length
     needed = rows * min(length, 40) * 3.5  # 20 M rows take 1.6 to 3 GB, and map 4 to 8
-    require_memory(needed, f"preparing {rows:,.0f} rows of {path}", mapped=to_begin + 3.5 * needed)
+    remedy = _more_memory(in_parts=log)
+    mapped = to_begin + 3.5 * needed
+    require_memory(needed, f"preparing {rows:,.0f} rows of {path}", remedy, mapped=mapped)
+
+
+def _more_memory(*, in_parts: bool) -> str:
+    """What to do where a log does not fit."""
+    parts = f"read it in parts with {named('memory', 'SIZE')}, " if in_parts else ""
+    return f"{parts}free some, or use a machine that has more"
 
 
 def read_frame(table: Any, given: Columns, drop_incomplete: bool | None = None) -> Table:
