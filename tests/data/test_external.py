@@ -229,7 +229,7 @@ def test_the_number_of_parts_follows_from_memory(memory: int) -> None:
         ("500MB", None, [], "the program itself takes 610 MiB; give memory at least that"),
         ("700MB", 6 * 10**8, [], "memory of 668 MiB is more than the 572 MiB free here; free some"),
         ("4GB", 10**9, [], "memory of 3.73 GiB is more than the 954 MiB free here; give it less, "
-         "at least 610 MiB, or free some, or use a machine that has more"),
+         "at least 610 MiB, free some, or use a machine that has more"),
         ("4GB", None, [5 * 10**9], "sorting in parts within memory of 3.73 GiB needs about "),
     ],
 )  # fmt: skip

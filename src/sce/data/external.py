@@ -83,13 +83,13 @@ def read_parts(
         raise InputError(f"{named('memory')} is for files; a data frame is in memory already")
     columns = Columns(user_column, item_column, time_column)
     columns, time_unit = wanted_columns(columns, time_unit, order)
-    _check_memory(memory)
     batch_rows = max(1, min(_BATCH_ROWS, memory // _BATCH_BYTES))
     files = []
     for path in find_files(source):
         fmt = choose_format(path, format)
         wanted = columns.or_else(fmt.columns)
         files.append(LogFile(path, fmt, wanted, drop_incomplete, batch_rows))
+    _check_memory(memory, max(file.path.stat().st_size for file in files))
     surveys: list[Survey] = []
     sample, items = Sample(), Distinct()
     for number, file in enumerate(files, 1):
@@ -154,19 +154,21 @@ def read_parts(
     return log, sum(survey.ends.dropped for survey in surveys)
 
 
-def _check_memory(memory: int) -> None:
+def _check_memory(memory: int, largest_file: int) -> None:
     """Refuse an amount that is too little or not free: without memory polars ends the process."""
     least, free = _BASE_BYTES + _LEAST_ROWS * _ROW_BYTES, free_memory()
     given, remedy = named("memory"), "free some, or use a machine that has more"
     if memory < least:
         raise InputError(f"the program itself takes {show_size(least)}; give {given} at least that")
     if memory > 1.5 * least:
-        remedy = f"give it less, at least {show_size(least)}, or {remedy}"
+        remedy = f"give it less, at least {show_size(least)}, {remedy}"
     given = f"{given} of {show_size(memory)}"
     if free is not None and memory > free:
         raise InputError(f"{given} is more than the {show_size(free)} free here; {remedy}")
-    mapped = mapped_to_begin() + _MAPPED * memory
-    require_memory(0, f"sorting in parts within {given}", f"{remedy} (ulimit -v)", mapped=mapped)
+    mapped = mapped_to_begin() + _MAPPED * memory + largest_file
+    require_memory(
+        0, f"sorting in parts within {given}", f"raise ulimit -v, {remedy}", mapped=mapped
+    )
 
 
 def _tell(report: Callable[[str], None], doing: str, path: Path, number: int, count: int) -> None:
