@@ -181,19 +181,10 @@ class Vocabulary:
 
     def lookup_all(self, other: "Vocabulary") -> NDArray[np.int64]:
         """Codes of all ids of another vocabulary, -1 where one is not in this."""
-        if self.kind == other.kind == "integer":
-            codes = np.searchsorted(self.values, other.values)
-            there = codes < len(self)
-            there[there] = self.values[codes[there]] == other.values[there]
-            return np.where(there, codes, -1)
-        found = np.empty(len(other), np.int64)
+        found, strings = np.empty(len(other), np.int64), self.kind == other.kind == "string"
         for first in range(0, len(other), _IDS_AT_ONCE):
             some = np.arange(first, min(first + _IDS_AT_ONCE, len(other)))
-            found[some] = (
-                self._merge(other, some)
-                if self.kind == other.kind
-                else self.lookup(other.decode(some))
-            )
+            found[some] = self._merge(other, some) if strings else self.lookup(other.decode(some))
         return found
 
     def spread(

@@ -43,7 +43,7 @@ _TENSORS = ("best.safetensors", "resume.safetensors", "resume")
 FILES = ("metrics.jsonl", "result.json", "report.html", RANKS, *_TENSORS)
 START = {  # as start.py has it
     **dict.fromkeys(("run", "identity", "optimizer"), str),
-    **dict.fromkeys(("carried", "new", "from_neighbours", "unseen"), int),
+    **dict.fromkeys(("carried", "new", "from_neighbours", "unseen?"), int),
     "epoch": int | None,
 }
 ADDED = {"run": str, "similar": int, "content": int, "error?": int | float}  # by new_items.py

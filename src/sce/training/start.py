@@ -164,7 +164,7 @@ def tell_start(start: Mapping[str, Any]) -> str:
         rest = start["new"] - start["from_neighbours"]
         new += f", {rest:,} from that of all)" if rest else ")"
     carried = f"{plural(start['carried'], 'item')} carried over"
-    if start["unseen"]:
+    if start.get("unseen"):
         carried += f" ({start['unseen']:,} of them without an event to train on)"
     told = f"{carried}, {new}; optimizer state {start['optimizer']}"
     return f"going on from {start['run']}{epoch}: {told}"
