@@ -38,7 +38,7 @@ def test_padding_before_an_event_is_noticed_where_values_are_not_looked_at(
     monkeypatch.setattr(GRU4Rec, "check", lambda self, histories: None)
     with pytest.raises(IndexError):
         model(torch.tensor([history]))
-    monkeypatch.setattr("sce.models.gru4rec.check_groups", lambda histories, groups: None)
+    monkeypatch.setattr("sce.models.gru4rec.check_groups", lambda histories, groups: groups)
     with pytest.raises(IndexError):  # the second history is longer than its group is wide
         model(torch.ones(2, 4, dtype=torch.int64), ((1, 4), (1, 3)))
 

@@ -105,10 +105,7 @@ class GRU4Rec(Backbone):
         where values are not looked at: an index out of bounds).
         """
         self.check(histories)
-        rows, length = histories.shape
-        groups = ((rows, length),) if length_groups is None else length_groups
-        if length_groups is not None:
-            check_groups(histories, groups)
+        groups, length = check_groups(histories, length_groups), histories.shape[1]
         real = histories != PADDING
         events = real.sum(1, keepdim=True)
         inside = torch.cat([each.sum(1, keepdim=True) for each in cut(real, groups)])

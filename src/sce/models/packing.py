@@ -9,17 +9,20 @@ from sce.data.length_groups import LengthGroups
 from sce.errors import InputError
 
 
-def check_groups(histories: Tensor, groups: LengthGroups) -> None:
-    """Refuse groups that are not those of a batch."""
+def check_groups(histories: Tensor, groups: LengthGroups | None) -> LengthGroups:
+    """Return the length groups of a batch, by default one; refuse those of another."""
+    if groups is None:
+        return ((histories.shape[0], histories.shape[1]),)
     shape = list(histories.shape)
     sound = groups and all(rows > 0 and 0 < width <= shape[1] for rows, width in groups)
     if not sound or sum(rows for rows, _ in groups) != shape[0]:
         raise InputError(f"length groups {groups} are not those of a batch of shape {shape}")
     if histories.device.type != "cpu" or torch.compiler.is_compiling():
-        return
+        return groups
     lengths = (histories != PADDING).sum(1).split([rows for rows, _ in groups])
     if any((some > width).any() for some, (_, width) in zip(lengths, groups, strict=True)):
         raise InputError(f"histories are longer than their groups {groups} are wide")
+    return groups
 
 
 def cut(tensor: Tensor, groups: LengthGroups) -> list[Tensor]:
