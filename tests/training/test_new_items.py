@@ -19,6 +19,7 @@ from sce.training.checkpoint import read_tensors
 from sce.training.fit import fit
 from sce.training.new_items import LEAST_VECTORS, add_items, fit_map
 from sce.training.run import Run
+from sce.training.start import unite_items
 from tests.cycle_data import make_cycle, settings, small_model, train
 from tests.tiny_run import lay_out, make_dataset, make_run
 
@@ -113,12 +114,16 @@ def test_training_goes_on_from_it_but_not_in_it(
 ) -> None:
     with pytest.raises(InputError, match="made by sce add-items: go on from it"):
         train(dataset, out=grown, resume=True)
+    united = unite_items(dataset, grown)
     found = fit(
-        small_model(dataset), torch_loss, dataset, settings=settings(epochs=1),
+        small_model(united), torch_loss, united, settings=settings(epochs=1),
         out=tmp_path / "new", start_from=grown, progress=False,
     )  # fmt: skip
     assert found.start is not None
-    assert (found.start["carried"], found.start["dropped"]) == (12, 2)
+    assert (found.start["carried"], found.start["new"], found.start["unseen"]) == (14, 0, 2)
+    model: Any = Recommender.load(grown, "cpu").model
+    begun = evaluate(model, Run.open(grown).load_dataset(), split="validation").values
+    assert found.history[0]["validation"] == begun
     assert found.start["optimizer"] == "carried over"
     before, _ = read_tensors(old / "resume.safetensors")
     after, _ = read_tensors(grown / "resume.safetensors")

@@ -16,7 +16,7 @@ RUN/report.html         written by `sce report`
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ _TENSORS = ("best.safetensors", "resume.safetensors", "resume")
 FILES = ("metrics.jsonl", "result.json", "report.html", RANKS, *_TENSORS)
 START = {  # as start.py has it
     **dict.fromkeys(("run", "identity", "optimizer"), str),
-    **dict.fromkeys(("carried", "new", "from_neighbours", "dropped"), int),
+    **dict.fromkeys(("carried", "new", "from_neighbours", "unseen?"), int),
     "epoch": int | None,
 }
 ADDED = {"run": str, "similar": int, "content": int, "error?": int | float}  # by new_items.py
@@ -231,8 +231,8 @@ class Run:
                 f"{dataset.content_hash[:12]}: not the same dataset; "
                 "train a run on this one, or give the one that it was trained on"
             )
-        if len(dataset.item_ids) < len(self.item_ids):  # by sce add-items
-            return replace(dataset.with_items(self.item_ids), titles=self.titles)
+        if len(dataset.item_ids) < len(self.item_ids):  # by sce add-items, or of an earlier run
+            return dataset.with_items(self.item_ids, self.titles)
         return dataset
 
 

@@ -26,6 +26,7 @@ from sce.distributed.ranks import note_start
 from sce.errors import InputError, named
 from sce.training.code import CODE
 from sce.training.run import FILES, MANIFEST, DatasetInfo, Run
+from sce.units import plural
 
 # Settings that may change on resuming: the device, whose arithmetic may differ, how often to save,
 # and the epochs (unless the schedule goes by them); after a divergence also those that may help.
@@ -219,6 +220,11 @@ def check_resumable(
         raise InputError(
             f"{path} was trained on a dataset with content {content[:12]}, and {dataset.path} has "
             f"content {dataset.content_hash[:12]}: resume with the former"
+        )
+    if (has := manifest["dataset"]["n_items"]) != dataset.n_items:
+        raise InputError(
+            f"{path} has {plural(has, 'item')}, also those of the run that it went on from, and "
+            f"the dataset {dataset.n_items:,}: give sce.unite_items(dataset, {str(path)!r})"
         )
     if manifest["model"] != model:
         raise InputError(f"{path} trains {manifest['model']}, not {model}")
