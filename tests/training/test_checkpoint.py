@@ -188,6 +188,22 @@ def test_a_checkpoint_of_another_shape_is_refused(path: str, value: Any, tmp_pat
         Checkpointer(trained, file).resume()
 
 
+@pytest.mark.parametrize("key", ["step", "exp_avg", "exp_avg_sq"])
+def test_an_optimizer_state_that_fits_no_weights_is_refused(key: str, tmp_path: Path) -> None:
+    trained = make_trained()
+    move(trained, 1)
+    Checkpointer(trained, tmp_path / "state").save(Progress())
+    sound, metadata = read_tensors(tmp_path / "state")
+    name = next(one for one in sound if one.startswith(f"optimizer.{key}."))
+    for wrong in (torch.zeros(7), sound[name].long(), None):
+        tensors = sound | {name: wrong}
+        write_tensors(
+            tmp_path / "state", {n: t for n, t in tensors.items() if t is not None}, metadata
+        )
+        with pytest.raises(InputError, match=f"the optimizer's {key} of .* is missing, or of"):
+            Checkpointer(make_trained(), tmp_path / "state").resume()
+
+
 def rewrite(path: Path, change: Callable[[dict[str, torch.Tensor], dict[str, Any]], None]) -> None:
     """Write a file again as safetensors would, valid but for what was changed."""
     with safe_open(path, framework="pt") as file:

@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import pickle
 import shutil
 from contextlib import suppress
@@ -12,12 +13,12 @@ import torch
 
 from sce.data.manifest import describe_file, write_array
 from sce.data.prepared import PreparedDataset
-from sce.data.storage import write_json
+from sce.data.storage import LOCK, locked, write_json
 from sce.errors import InputError
 from sce.models.sasrec import SASRec
 from sce.training.checkpoint import Checkpointer, Progress, Trained, write_tensors
 from sce.training.run import Run, caveat, load_model
-from sce.training.run_start import check_target, note_divergence, start_run
+from sce.training.run_start import check_target, note_divergence, run_target, start_run
 from tests.cycle_data import MODEL, make_cycle
 
 CONFIG: dict[str, Any] = {
@@ -270,6 +271,28 @@ def test_a_run_is_replaced(run: Run, dataset: PreparedDataset) -> None:
     new = start_run(run.path, dataset, **options, replace=True)
     assert new.derived == {"n_buckets": 6}
     assert not new.best_weights.exists()
+
+
+@pytest.mark.parametrize("name", ["run", "new"])
+def test_a_run_is_locked_from_its_first_moment(
+    name: str, run: Run, dataset: PreparedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, seen, real = run.path.with_name(name), [], Run.open
+
+    def first_moment(path: Path) -> Run:
+        with pytest.raises(InputError, match=f"trained in by process {os.getpid()}"), locked(path):
+            pass
+        seen.append(path)
+        return real(path)
+
+    monkeypatch.setattr(Run, "open", first_moment)
+    options: dict[str, Any] = {"config": CONFIG, "model": "sasrec", "force": True}
+    with run_target(path, dataset, **options) as open_run:
+        open_run({})
+    assert seen == [path]
+    assert not (path / LOCK).exists()
+    with locked(path):
+        pass
 
 
 def test_what_is_wrong_is_told_until_the_run_has_ended(run: Run) -> None:

@@ -22,6 +22,7 @@ from sce.data.shapes import misfit, parse_json
 from sce.data.storage import atomic_file, new_digest
 from sce.distributed.table import ShardedTable
 from sce.errors import InputError
+from sce.training.optimizer import check_state
 
 FORMAT, VERSION = "sce training state", "4"
 _METADATA = "sce"  # the one key of a header: the library lays several out by chance
@@ -146,7 +147,9 @@ class Trained:
         weights = {k: v for k, v in tensors.items() if k.startswith(("model.", "loss."))}
         self.modules.load_state_dict(weights)
         parameters = dict(self.modules.named_parameters())
-        for full, value in [*with_prefix(tensors, "optimizer.").items(), *scalars.items()]:
+        state = {**with_prefix(tensors, "optimizer."), **scalars}
+        check_state(self.optimizer, parameters, state)
+        for full, value in state.items():
             key, _, name = full.partition(".")
             parameter = parameters[name]
             if isinstance(value, Tensor):
@@ -314,7 +317,7 @@ class Checkpointer:
             raise InputError(f"{path} was altered: {wrong} is missing, or of another kind")
         try:
             self.trained.restore(tensors, metadata["optimizer_scalars"])
-        except (RuntimeError, KeyError) as error:
+        except (RuntimeError, KeyError, InputError) as error:
             raise InputError(f"{path} is the checkpoint of another model: {error}") from error
         fields = {name: metadata["progress"].get(name) for name in _PROGRESS}
         current = {name: fields["current"][name] for name in _CURRENT}
