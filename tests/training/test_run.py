@@ -256,6 +256,10 @@ def test_targets(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="is a file"):
         check_target(tmp_path / "file", force=True)
+    with pytest.raises(InputError, match="file is a file; choose another directory"):
+        check_target(tmp_path / "file")
+    with pytest.raises(InputError, match="holds other things than a run; choose another"):
+        check_target(tmp_path)
 
 
 def test_the_current_directory_is_not_replaced(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

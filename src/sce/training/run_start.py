@@ -60,6 +60,9 @@ def check_target(
             raise _nothing_to_resume(path)
         return False
     if not force and not resume:
+        if not MANIFEST.listed(path):  # neither would help
+            what = "holds other things than a run" if path.is_dir() else "is a file"
+            raise InputError(f"{path} {what}; choose another directory")
         raise InputError(
             f"{path} exists; go on with {named('resume', True)}, replace it with "
             f"{named('force', True)}, or choose another directory"
