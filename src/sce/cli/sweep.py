@@ -69,12 +69,9 @@ def sweep(
     directory = SweepDirectory(out)
     directory.check()
     plans = []
-    if (
-        not dry_run
-        and not data
-        and any(one.synthetic for s in specs for one in s.datasets.values())
-    ):
-        directory.make()  # first: if it is killed meanwhile, it is seen whose the data are
+    made = [one for spec in specs for one in spec.datasets.values() if one.synthetic]
+    if made and not (data or dry_run):
+        directory.make()  # first: whose the data are is then seen, also if we are killed meanwhile
     for spec in specs:
         datasets = open_datasets(spec.datasets, data or [], directory.data, write=not dry_run)
         plans.append(make_plan(spec, datasets, seeds=seeds, over=overrides))
