@@ -113,10 +113,10 @@ class RowwiseAdagrad(torch.optim.Optimizer):
 
 def _check_saved(saved: Any, tables: list[Tensor], settings: set[str]) -> None:
     """Refuse what is no state of row-wise Adagrad, or that of other tables."""
-    parts = (saved.get("state"), saved.get("param_groups")) if isinstance(saved, dict) else ()
-    if not (parts and isinstance(parts[0], dict) and isinstance(parts[1], list)):
+    whole = saved if isinstance(saved, dict) else {}
+    state, groups = whole.get("state"), whole.get("param_groups")
+    if not isinstance(state, dict) or not isinstance(groups, list):
         raise ValueError("a state is a dictionary, as state_dict() gives it; got something else")
-    state, groups = parts
     for number, table in enumerate(tables):
         one = state.get(number)
         sums = one.get("sum") if isinstance(one, dict) else None

@@ -116,10 +116,10 @@ def check_state(
         table = parameters[name]
         adam = {"step": torch.ones(()), "exp_avg": table, "exp_avg_sq": table}
         for key, like in (optimizer.state.get(table) or adam).items():
-            given = state.get(f"{key}.{name}")
-            fits = isinstance(given, torch.Tensor) and given.shape == like.shape
-            floats = fits and given.is_floating_point()
-            if not floats or (key != "step" and given.dtype != like.dtype):
+            given: Any = state.get(f"{key}.{name}")
+            kinds = (torch.float32, torch.float64) if key == "step" else (like.dtype,)
+            shape = given.shape if isinstance(given, torch.Tensor) else None
+            if shape != like.shape or given.dtype not in kinds:
                 raise InputError(
                     f"the optimizer's {key} of {name} is missing, or of another shape or type"
                 )

@@ -40,7 +40,7 @@ def as_ctrl_c() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGXCPU:
             _hear_no_more(number)
-            heard.remove(number)
+            heard.remove(signal.SIGXCPU)
         raise Interrupted("interrupted", number)
 
     main = threading.current_thread() is threading.main_thread()
