@@ -13,7 +13,7 @@ COPY --from=build /wheels /wheels
 # The wheel without what it names: of that, an export needs all but torch, which is 5.5 GB.
 RUN pip install --no-cache-dir --no-deps /wheels/*.whl \
  && pip install --no-cache-dir -c /tmp/constraints.txt \
-      numpy rich cyclopts onnxruntime starlette uvicorn httptools uvloop threadpoolctl \
+      numpy rich cyclopts onnxruntime starlette uvicorn httptools uvloop threadpoolctl voyager \
  && rm -r /wheels /tmp/constraints.txt \
  && useradd --no-create-home sce
 USER sce

@@ -41,7 +41,7 @@ demo/export/export.json: demo/run/result.json
 	$(BIN)/sce export demo/run --out demo/export --force
 
 serve: $(STAMP) demo/export/export.json
-	$(BIN)/sce serve demo/export
+	$(BIN)/sce serve demo/export --data demo/data
 
 test: lint types imports unit
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from cells import Row
 from sce.data.length_groups import shares_longer
 from sce.errors import InputError
-from sce.models.sasrec import SASRecSettings
+from sce.models.registry import BACKBONES, DEFAULT_BACKBONE
 from sce.planning import PLANNED, ROW_WISE, Job
 
 FIT = {
@@ -96,10 +96,11 @@ def _roughly(cell: Row) -> float:
 def job_of(cell: Row) -> Job:
     """The job that a cell measures."""
     lengths = lengths_of(cell)
+    settings: Any = BACKBONES[cell.get("backbone", DEFAULT_BACKBONE)].settings
     return Job(
         cell["items"],
         cell["batch"],
-        SASRecSettings(dim=cell["dim"], max_length=cell["length"], blocks=cell["blocks"]),
+        settings(dim=cell["dim"], max_length=cell["length"], blocks=cell["blocks"]),
         cell["precision"],
         {name: cell[name] for name in ("n_negatives", "bucket_size_y", "chunk_size")},
         mean_length=float(lengths.mean()),

@@ -36,6 +36,7 @@ from rows import keep, provenance, show
 from sce.data.batches import DeviceSequences
 from sce.losses import ScalableCrossEntropy
 from sce.models.base import Backbone
+from sce.models.registry import BACKBONES, DEFAULT_BACKBONE
 from sce.planning import PLANNED, ROW_WISE, Job, predict
 from sce.training.device import matmul_precision, spare_workspace
 from sce.training.optimizer import make_optimizer
@@ -82,6 +83,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--losses", nargs="+", choices=PLANNED, default=list(PLANNED))
+    parser.add_argument("--backbone", choices=BACKBONES, default=DEFAULT_BACKBONE)
     parser.add_argument("--cells", type=int, nargs=2, default=(9, 6), metavar=("FIT", "HELD-OUT"))
     parser.add_argument("--at-most", default=None, help="leave out what takes more; default: 40GB")
     parser.add_argument("--rows", type=Path, default=None, help="measured before")
@@ -134,6 +136,8 @@ def measure_grid(options: argparse.Namespace) -> Iterator[Row]:
     device = torch.device("cuda", 0) if options.device == "cuda" else torch.device("cpu")
     at_most = parse_size(options.at_most or ("40GB" if options.device == "cuda" else "500MB"))
     cells = grid(options.losses, options.cells, at_most)
+    if options.backbone != DEFAULT_BACKBONE:
+        cells = [cell | {"backbone": options.backbone} for cell in cells]
     begun = time.perf_counter()
     for number, cell in enumerate(cells, start=1):
         try:

@@ -16,13 +16,15 @@ from sce.cli import main
 from sce.data.prepared import PreparedDataset
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
-from sce.export import compare, export, load_pt2, run_engine
+from sce.export import compare, export, load_pt2, measure_index, run_engine
 from sce.models.base import Backbone
-from sce.models.registry import BACKBONES
+from sce.models.registry import BACKBONES, DEFAULT_BACKBONE
 from sce.models.sasrec import SASRec
 from sce.recommend import Recommender
+from sce.serving import engine as engine_module
 from sce.serving.engine import Engine, Request
 from sce.serving.exported import open_export
+from sce.serving.index import Index
 from sce.training.checkpoint import read_tensors, write_tensors
 from sce.training.run import Run
 from sce.training.run_start import start_run
@@ -43,7 +45,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
 
 def start(path: Path, dataset: PreparedDataset, name: str, *, seed: int = 1, **options: Any) -> Run:
     """A run of a backbone, with weights that no layer's beginning has."""
-    settings = {"dim": 16, "max_length": MAX_LENGTH, **options}
+    blocks = 2 if name == DEFAULT_BACKBONE else 1  # writing a graph takes seconds
+    settings = {"dim": 16, "blocks": blocks, "max_length": MAX_LENGTH, **options}
     config = {"model": {"name": name, **settings}, "loss": {"name": "ce"}, "training": {}}
     run = start_run(path, dataset, config=config, derived={}, model=name)
     model: Any = BACKBONES[name].settings(**settings).build(ITEMS, seed=seed)
@@ -93,6 +96,13 @@ def test_an_export_is_the_run(exported: tuple[Run, Path]) -> None:
     assert engine.item_ids == run.item_ids
     assert engine.titles is not None
     assert engine.titles.decode([0, 1]) == ["A title", ""]
+    assert engine.popularity is not None
+    assert run.popularity is not None
+    assert np.array_equal(engine.popularity, run.popularity)
+    assert engine.dataset == run.dataset.content_hash
+    (unknown,) = engine.recommend([Request(["?"])])
+    (wanted,) = Recommender.load(run, "cpu").recommend([["?"]])
+    assert (unknown.items, unknown.source) == (wanted.items, "popular")
     assert len({file.stat().st_mode for file in path.iterdir()}) == 1
     assert_equal(engine, run)
     assert_equal(run_engine(run), run)
@@ -254,6 +264,50 @@ def test_the_command_says_what_was_compared(
     capsys.readouterr()
     (out / "mine").touch()
     assert "export.json of sce export lists" in complaint([*command, "--force"], capsys)
+
+
+def test_an_index_is_measured_and_used_when_asked_for(
+    run: Run,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = tmp_path / "out"
+    assert main(["export", str(run.path), "--out", str(out), "--index"]) == 0
+    said = capsys.readouterr().out
+    assert "the index finds 100.0% of the ten best (recall@10), looking at 100 items" in said
+    written = json.loads((out / "export.json").read_text())
+    assert written["index"] == {"effort": 100, "recall@10": 1}
+    assert "items.voyager" in written["files"]
+    exact, searching = Engine.load(out), Engine.load(out, index=True)
+    assert exact.index is None  # there are so few items
+    monkeypatch.setattr(engine_module, "FROM", ITEMS)
+    assert Engine.load(out).index is not None
+    assert Engine.load(out, index=False).index is None
+    assert searching.index is not None
+    assert searching.index.effort == 100
+    asked = [Request(one) for one in histories(4, 20)]
+    for mine, wanted in zip(searching.recommend(asked), exact.recommend(asked), strict=True):
+        assert mine.items == wanted.items
+    (out / "items.voyager").write_bytes(b"x" * written["files"]["items.voyager"]["bytes"])
+    with pytest.raises(InputError, match=r"the content of items\.voyager was altered"):
+        Engine.load(out)
+
+
+def test_an_index_that_finds_little_tries_harder(tmp_path: Path, dataset: PreparedDataset) -> None:
+    engine = run_engine(make_run(tmp_path / "run", dataset))
+
+    class Lazy(Index):
+        def near(self, states: Any, depths: Any, hidden: Any) -> Any:
+            skipped = 0 if self.effort == 400 else 2
+            return [
+                None if items is None else items[skipped:]
+                for items in super().near(states, depths + skipped, hidden)
+            ]
+
+    given = [np.array([1, 2, 3]), np.array([7])]
+    lazy = Lazy(Index.build(engine.table).graph)
+    assert measure_index(engine, lazy, given) == {"effort": 400, "recall@10": 1}
 
 
 def test_without_the_dataset_histories_are_random(run: Run, tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +29,17 @@ from sce.evaluation.ranking import last_states
 from sce.models.base import Backbone
 from sce.recommend import Recommender
 from sce.serving.engine import Encode, Engine, Request
-from sce.serving.exported import ITEMS, MANIFEST, TABLE, TENSOR, TITLES, open_export
+from sce.serving.exported import (
+    INDEX,
+    ITEMS,
+    MANIFEST,
+    POPULARITY,
+    TABLE,
+    TENSOR,
+    TITLES,
+    open_export,
+)
+from sce.serving.index import EFFORTS, GOAL, Index
 from sce.training.run import Run
 
 TOLERANCE = 1e-5  # of scores, as a part of the largest of their history
@@ -48,6 +60,7 @@ def export(
     out: Path | str,
     format: Format = "onnx",  # noqa: A002
     *,
+    index: bool = False,
     data: Path | str | None = None,
     force: bool = False,
 ) -> dict[str, Any]:
@@ -57,11 +70,13 @@ def export(
         run: The run, or its directory.
         out: The directory to write.
         format: Of the encoder: "onnx", which needs no torch to run, or "pt2", of `torch.export`.
+        index: Add an index for approximate search.
         data: The run's dataset, if it was moved. Without it random histories are compared.
         force: Replace an export that is there.
 
     Returns:
-        What the comparison with the run found, as the manifest has it.
+        What the comparison with the run found, as the manifest has it; and under "index", the
+        recall of the index.
     """
     exists = check_target(out, force=force, manifest=MANIFEST)
     opened = run if isinstance(run, Run) else Run.open(run)
@@ -75,6 +90,11 @@ def export(
         for owner, ids in {ITEMS: opened.item_ids, TITLES: opened.titles}.items():
             for part, array in ({} if ids is None else ids.arrays()).items():
                 write_array(directory / f"{owner}_{part}.npy", array)
+        graph = Index.build(model.catalogue.detach().numpy()) if index else None
+        if graph is not None:
+            graph.save(directory / INDEX)
+        if opened.popularity is not None:
+            write_array(directory / POPULARITY, opened.popularity)
         content: dict[str, Any] = {
             "sce": __version__,
             "encoder": name,
@@ -85,11 +105,14 @@ def export(
             "files": {file.name: describe_file(file) for file in sorted(directory.iterdir())},
         }
         MANIFEST.write(directory, content)
-        engine = Engine.load(directory) if format == "onnx" else load_pt2(directory)
+        load = partial(Engine.load, index=False) if format == "onnx" else load_pt2
+        engine = load(directory)
         histories, source = _histories(opened, data, model.max_length)
-        found = compare(engine, recommender, histories)
-        MANIFEST.write(directory, content | {"check": {"of": source, **found}})
-    return {"of": source, **found}
+        found: dict[str, Any] = {"check": {"of": source, **compare(engine, recommender, histories)}}
+        if graph is not None:
+            found["index"] = measure_index(engine, graph, histories)
+        MANIFEST.write(directory, content | found)
+    return {**found.pop("check"), **found}
 
 
 def run_engine(run: Run | Path | str) -> Engine:
@@ -102,6 +125,7 @@ def run_engine(run: Run | Path | str) -> Engine:
         item_ids=opened.item_ids,
         max_length=model.max_length,
         version=opened.identity,
+        popularity=opened.popularity,
         titles=opened.titles,
     )
 
@@ -110,7 +134,24 @@ def load_pt2(path: Path | str) -> Engine:
     """An engine of an export in the format of `torch.export`."""
     exported = open_export(path)
     program = torch.export.load(Path(path) / exported.manifest["encoder"])
-    return Engine.of(exported, _by_torch(program.module()))
+    return Engine.of(exported, _by_torch(program.module()), index=False)
+
+
+def measure_index(
+    engine: Engine, index: Index, histories: Sequence[NDArray[np.integer[Any]]]
+) -> dict[str, Any]:
+    """The least effort of an index that reaches its goal, and its recall@10."""
+    k = min(_K, engine.n_items)
+    asked = [Request(engine.item_ids.decode(one), k) for one in histories]
+    exact = [{*found.items} for found in engine.recommend(asked)]
+    for effort in EFFORTS:
+        searching = replace(engine, index=replace(index, effort=effort))
+        found = [{*one.items} for one in searching.recommend(asked)]
+        shared = sum(len(mine & best) for mine, best in zip(found, exact, strict=True))
+        recall = shared / max(1, sum(map(len, exact)))
+        if recall >= GOAL:
+            break
+    return {"effort": effort, "recall@10": recall}
 
 
 def compare(
@@ -224,8 +265,10 @@ def _write_encoder(model: Backbone, file: Path) -> None:
     shapes = {"embedded": {0: batch, 1: length}, "lengths": {0: batch}}
     with _quiet(), torch.no_grad():
         program = torch.export.export(_Encoder(model), given, dynamic_shapes=shapes)
-        for node in program.graph.nodes:  # with paths of this machine
-            node.meta.pop("stack_trace", None)
+        for part in program.graph_module.modules():
+            if isinstance(part, torch.fx.GraphModule):
+                for node in part.graph.nodes:
+                    node.meta.pop("stack_trace", None)  # with paths of this machine
         if file.suffix == ".pt2":
             torch.export.save(program, file)
         else:
@@ -243,11 +286,18 @@ def _onnx(program: torch.export.ExportedProgram) -> bytes:
     converted = torch.onnx.export(program, dynamo=True, verbose=False)
     assert converted is not None
     model = converted.model_proto
-    graph = model.graph
-    for part in (*graph.node, *graph.input, *graph.output, *graph.value_info, graph, model):
-        part.ClearField("metadata_props")
-        part.ClearField("doc_string")
+    _strip(model)
     return bytes(model.SerializeToString())
+
+
+def _strip(part: Any) -> None:
+    """Clear what was noted beside a graph and all inside it: paths of this machine."""
+    for field, value in part.ListFields():
+        if field.name in ("metadata_props", "doc_string"):
+            part.ClearField(field.name)
+        elif field.message_type is not None:
+            for each in [value] if hasattr(value, "ListFields") else value:
+                _strip(each)
 
 
 @contextmanager

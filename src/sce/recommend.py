@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from sce.data.batches import count_items
 from sce.data.columns import BY_NAME, ITEM, Columns
 from sce.data.frames import histories_of
+from sce.data.popular import MostPopular
 from sce.data.prepared import PreparedDataset
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, check_types, checked, named
-from sce.evaluation.popular import MostPopular
 from sce.evaluation.queries import (
     NONE,
     Found,

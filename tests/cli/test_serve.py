@@ -19,6 +19,7 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--index", "--port", "0"], "export has no index; make one with: sce export RUN --index"),
         (["--batch", "0"], "--batch must be at least 1; got 0"),
         (["--limits.k", "0"], "--limits.k must be at least 1; got 0"),
         (["--port", "70000"], "cannot listen on 127.0.0.1, port 70000: "),
@@ -50,9 +51,10 @@ def test_a_port_that_is_taken(export: Path, capsys: Capture) -> None:
 
 def test_exports_that_are_not_whole_are_refused(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "export"
-    assert "does not exist; make it with: sce export" in complaint(["serve", path], capsys)
+    command: list[str | Path] = ["serve", path, "--port", "0"]
+    assert "does not exist; make it with: sce export" in complaint(command, capsys)
     path.mkdir()
-    assert "it has no export.json" in complaint(["serve", path], capsys)
+    assert "it has no export.json" in complaint(command, capsys)
     for name in ("encoder.onnx", "items.safetensors", "items_values.npy", "export.json"):
         write_export(path)
         file = path / name
@@ -60,9 +62,9 @@ def test_exports_that_are_not_whole_are_refused(tmp_path: Path, capsys: Capture)
         content[len(content) // 2] ^= 1
         for damaged in (content, content[:-1], b""):
             file.write_bytes(damaged)
-            assert "export the run again" in complaint(["serve", path], capsys)
+            assert "export the run again" in complaint(command, capsys)
         file.unlink()
-        assert str(path) in complaint(["serve", path], capsys)
+        assert str(path) in complaint(command, capsys)
 
 
 def test_without_the_extra_its_installation_is_named(

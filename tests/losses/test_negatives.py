@@ -9,6 +9,7 @@ from sce.losses import (
     BinaryCrossEntropy,
     GeneralizedBinaryCrossEntropy,
     InBatchNegatives,
+    MixedNegatives,
     PopularityNegatives,
     SampledCrossEntropy,
     UniformNegatives,
@@ -32,6 +33,30 @@ def test_uniform_draws_every_item_alike() -> None:
     assert items.shape == (1000, 50)
     assert log_expected is None
     assert_shares(items, [0.2] * 5)
+
+
+def test_uniform_may_be_scaled_up_to_the_catalogue() -> None:
+    items, log_expected = UniformNegatives(correct=True)(3, 4, 5, TARGETS)
+    assert items.shape == (3, 4)
+    torch.testing.assert_close(log_expected, torch.full((3, 4), math.log(4 / 5)))
+    with pytest.raises(TypeError, match="correct must be True or False"):
+        UniformNegatives(correct="yes")  # type: ignore[arg-type]
+
+
+def test_mixed_draws_half_of_the_batch_and_half_of_all() -> None:
+    g = torch.Generator().manual_seed(4)
+    items, log_expected = MixedNegatives()(100, 501, 5, TARGETS, generator=g)
+    batch, alike = torch.tensor([0.5, 0.25, 0, 0.25, 0]), torch.full((5,), 0.2)
+    assert_shares(items[:, :250], batch.tolist())
+    assert_shares(items[:, 250:], alike.tolist())
+    torch.testing.assert_close(log_expected, (250 * batch + 251 * alike).log()[items])
+    seen = torch.tensor([5, 1, 2, 1, 1])
+    items, log_expected = MixedNegatives(seen)(3, 4, 5, TARGETS, generator=g)
+    torch.testing.assert_close(log_expected, (2 * seen / 10 + 2 * alike).log()[items])
+    assert MixedNegatives(correct=False)(3, 4, 5, TARGETS).log_expected is None
+    items, log_expected = MixedNegatives()(2, 4, 5, TARGETS[:0])  # nothing but padding
+    assert items.shape == (2, 4)
+    torch.testing.assert_close(log_expected, torch.full((2, 4), math.log(4 / 5)))
 
 
 def test_popularity_follows_counts_and_power() -> None:
@@ -77,7 +102,7 @@ def test_counts_that_cannot_work_are_refused() -> None:
     for power in (math.nan, math.inf):
         with pytest.raises(ValueError, match=f"power must be finite, got {power}"):
             PopularityNegatives(torch.ones(3), power=power)
-    for sampler in (PopularityNegatives, InBatchNegatives):
+    for sampler in (PopularityNegatives, InBatchNegatives, MixedNegatives):
         with pytest.raises(TypeError, match="counts must be a tensor, got list"):
             sampler([1, 2, 3])  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="correct must be True or False, got 'yes'"):

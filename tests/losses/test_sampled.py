@@ -146,6 +146,32 @@ def test_corrected_negatives_estimate_the_whole_softmax() -> None:
     torch.testing.assert_close(estimate, wanted, rtol=0.03, atol=0.0)
 
 
+def test_gradients_are_those_of_the_corrected_logq() -> None:
+    """Of arXiv 2507.09331: the positive, which is not drawn, is outside of the sum and a weight.
+
+    (1 - P(target)) (log-sum-exp of the corrected negatives - logit of the target), where the weight
+    has no gradient.
+    """
+    states, catalogue, _ = problem()
+    states, targets = states.flatten(0, 1), torch.arange(15) % C
+    items = torch.randint(C, (1, 6), generator=torch.Generator().manual_seed(1))
+    log_expected = torch.randn(1, 6, dtype=torch.float64)
+    sampler = Fixed(items, log_expected)
+    ours = SampledCrossEntropy(6, negatives=sampler, shared="batch")(states, catalogue, targets)
+    logits = states @ catalogue.T
+    own = logits.gather(1, targets[:, None])[:, 0]
+    collides = items == targets[:, None]
+    others = (logits[:, items[0]] - log_expected).masked_fill(collides, -torch.inf).logsumexp(1)
+    weight = 1 - torch.exp(own - torch.logaddexp(own, others)).detach()
+    theirs = (weight * (others - own)).mean()
+    for found, wanted in zip(
+        torch.autograd.grad(ours, [states, catalogue], retain_graph=True),
+        torch.autograd.grad(theirs, [states, catalogue]),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, wanted)
+
+
 def test_all_items_as_negatives_is_cross_entropy() -> None:
     states, catalogue, targets = problem()
     loss = SampledCrossEntropy(C, negatives=Fixed(torch.arange(C).expand(3, C)))
@@ -348,10 +374,18 @@ def test_compiled_with_another_number_of_valid_positions() -> None:
         )
 
 
-@pytest.mark.parametrize("negatives", ["popularity", "in-batch"])
+@pytest.mark.parametrize("negatives", ["popularity", "in-batch", "mixed"])
 def test_by_its_settings_only_a_softmax_corrects_for_how_negatives_are_drawn(
     negatives: Any,
 ) -> None:
     softmax = SampledCrossEntropySettings(negatives=negatives).build(TINY_DATA)
     binary = BCEPlusSettings(negatives=negatives).build(TINY_DATA)
     assert (softmax.negatives.correct, binary.negatives.correct) == (True, False)
+
+
+def test_scaled_negatives_are_uniform_ones_for_a_softmax() -> None:
+    loss = SampledCrossEntropySettings(negatives="scaled").build(TINY_DATA)
+    assert isinstance(loss.negatives, UniformNegatives)
+    assert loss.negatives.correct
+    with pytest.raises(ValueError, match="belongs to a softmax"):
+        BCEPlusSettings(negatives="scaled").build(TINY_DATA)

@@ -360,12 +360,12 @@ def test_padding_before_an_event_is_noticed_where_values_are_not_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # On a GPU nothing may look at values: there the lookup of positions must fail.
-    monkeypatch.setattr(SASRec, "_check", lambda self, histories: None)
+    monkeypatch.setattr(SASRec, "check", lambda self, histories: None)
     with pytest.raises(IndexError):
         make()(torch.tensor([[PADDING, 1]]))
     with pytest.raises(IndexError):
         make()(torch.tensor([[1, PADDING, 2]]))
-    monkeypatch.setattr("sce.models.sasrec._check_groups", lambda histories, groups: None)
+    monkeypatch.setattr("sce.models.transformer.check_groups", lambda histories, groups: groups)
     with pytest.raises(IndexError):
         make()(torch.ones(2, 6, dtype=torch.int64), ((1, 6), (1, 5)))
     with pytest.raises(IndexError):  # nothing of it is inside

@@ -1,13 +1,17 @@
 """Predictions against the bytes of the tensors that a training step makes, counted on a CPU."""
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from sce.models.registry import BACKBONES, DEFAULT_BACKBONE
 from sce.planning import PLANNED, predict
 from tests.planning.test_against_gpu import grid_job
 
@@ -35,3 +39,18 @@ def test_every_loss_is_predicted_as_it_is_counted(
     for row in rows:
         predicted = predict(grid_job(row, alpha=None), row["loss"]).total / 2**20
         assert predicted == pytest.approx(row["peak MiB"], rel=0.2), row
+
+
+@pytest.mark.parametrize("backbone", sorted(set(BACKBONES) - {DEFAULT_BACKBONE}))
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_every_backbone_is_predicted_as_it_is_counted(
+    backbone: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sce.planning._WORKSPACE", 0)  # not counted
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    benchmark: Any = importlib.import_module("plan_grid")
+    cell = {"loss": "bce", "backbone": backbone, "precision": precision, "items": 500}
+    cell |= {"batch": 32, "length": 40, "dim": 32, "blocks": 2, "mean_share": 0.5}
+    cell |= {"n_negatives": 1, "bucket_size_y": 64, "chunk_size": 64}
+    found = benchmark.measure_cell(cell, torch.device("cpu"))
+    assert found["predicted MiB"] == pytest.approx(found["peak MiB"], rel=0.15)

@@ -1,14 +1,18 @@
+import json
 import os
 import subprocess
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
+import numpy as np
 import pytest
 
+from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 from sce.serving.catalogue import Source, read_titles
 from tests.serving.tiny_export import ITEM_IDS, listed, write_export
+from tests.tiny_run import make_dataset
 
 
 def test_titles_of_a_file(tmp_path: Path) -> None:
@@ -50,6 +54,30 @@ def test_a_catalogue_does_not_need_its_files_any_more(tmp_path: Path) -> None:
         source.load()
 
 
+def test_users_are_those_of_the_right_dataset(tmp_path: Path) -> None:
+    people = Vocabulary.from_integers(range(6))
+    dataset = make_dataset(tmp_path / "data", ITEM_IDS, people)
+    path = write_export(tmp_path / "export")
+    with pytest.raises(InputError, match=r"data is not the dataset of what is served: .* --data"):
+        Source(path, data=dataset.path).load()
+    with pytest.raises(InputError, match="does not exist"):
+        Source(path, data=tmp_path / "nowhere").load()
+    write_export(path, dataset=dataset.content_hash)
+    assert Source(path).load().users is None
+    source = Source(path, data=dataset.path)
+    users = source.load().users
+    assert users is not None
+    codes = dataset.histories(np.array([2, 4]))
+    assert users.histories([4, 99, "2"]) == [
+        ITEM_IDS.decode(codes[1]),
+        [],
+        ITEM_IDS.decode(codes[0]),
+    ]
+    before = source.state()
+    os.utime(dataset.path / "dataset.json", (1, 1))
+    assert source.state() != before
+
+
 def test_the_state_changes_with_any_file(tmp_path: Path) -> None:
     titles = tmp_path / "titles.csv"
     source = Source(write_export(tmp_path / "export"), titles)
@@ -81,7 +109,8 @@ def test_a_run_is_exported_by_a_process_of_its_own(
 ) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    (run / "run.json").touch()
+    dataset = make_dataset(tmp_path / "data", ITEM_IDS, Vocabulary.from_integers([7, 8, 9]))
+    (run / "run.json").write_text(json.dumps({"dataset": {"path": str(dataset.path)}}))
     written: list[Path] = []
 
     def export(command: list[str], **options: Any) -> CompletedProcess[str]:
@@ -89,13 +118,17 @@ def test_a_run_is_exported_by_a_process_of_its_own(
         written.append(Path(command[-1]))
         if len(written) == 2:
             return CompletedProcess(command, 2, stderr="warning\nsce: error: no weights\n")
-        write_export(written[-1])
+        write_export(written[-1], dataset=dataset.content_hash if len(written) == 1 else "other")
         return CompletedProcess(command, 0)
 
     monkeypatch.setattr(subprocess, "run", export)
     source = Source(run)
     assert source.is_run
-    assert source.load().similar(101, 1)
+    loaded = source.load()
+    assert loaded.similar(101, 1)
+    assert loaded.users is not None
+    assert loaded.users.histories([8]) == [ITEM_IDS.decode(dataset.test[0])]
     with pytest.raises(InputError, match="no weights"):
         source.load()
+    assert source.load().users is None  # another dataset lies there now
     assert not any(path.parent.exists() for path in written)

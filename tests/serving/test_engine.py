@@ -2,6 +2,7 @@
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,20 @@ def test_it_is_every_item_sorted_whatever_else_is_asked(batch: int) -> None:
             assert len(found.scores) == len(found.items)
             assert found.unknown == tuple(i for i in request.history if i not in NAMES)
             assert found.known == len(request.history) - len(found.unknown)
+
+
+def test_who_is_not_known_gets_what_is_popular() -> None:
+    counts = np.random.default_rng(2).integers(0, 20, 200)
+    engine = replace(ENGINE, popularity=counts)
+    for request, found in zip(REQUESTS, engine.recommend(REQUESTS), strict=True):
+        assert found.source == ("model" if found.known else "popular")
+        assert not found.known or found.items == expected(request)
+    order = sorted(range(200), key=lambda n: (-counts[n], n))
+    asked = [Request(["?"], 3), Request([], 200, block=NAMES[:50], allow=NAMES[40:60])]
+    best, some = engine.recommend(asked)
+    assert best.items == [NAMES[n] for n in order[:3]]
+    assert best.scores.tolist() == counts[order[:3]].tolist()
+    assert some.items == [NAMES[n] for n in order if 50 <= n < 60]
 
 
 def test_nothing_is_asked() -> None:

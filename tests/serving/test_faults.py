@@ -127,18 +127,23 @@ def test_killed_under_load_a_server_begins_again(tmp_path: Path) -> None:
     assert {status for status, _ in answers} == {200}
 
 
-def test_told_to_end_a_server_answers_what_is_under_way(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("told", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 0)], ids=["term", "int"]
+)
+def test_told_to_end_a_server_answers_what_is_under_way(
+    told: signal.Signals, code: int, tmp_path: Path
+) -> None:
     with serving(write_export(tmp_path / "export")) as server:
         body = b'{"history": [101]}'
         request = http("POST", "/recommend", body)
         with socket.create_connection(("127.0.0.1", server.port)) as half:
             half.sendall(request[: -len(body)])
             server.ask("/healthz")  # until it is under way
-            server.send(signal.SIGTERM)
+            server.send(told)
             wait_for(lambda: not is_open(server.port))
             half.sendall(body)
             assert half.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
-        assert server.process.wait(30) == -signal.SIGTERM
+        assert server.process.wait(30) == code
         assert server.log.read_text() == ""
 
 

@@ -4,8 +4,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from sce.data.prepared import PreparedDataset
 from sce.serving.page import PAGE, POLICY
 from tests.browser import CONTRAST, Browser, needs_browser
 from tests.cycle_data import make_cycle, train
@@ -40,6 +42,20 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     opened = Browser(tmp_path_factory.mktemp("profile"))
     yield opened
     opened.close()
+
+
+def test_users_of_the_run_are_asked_for_by_their_ids(trained: Server) -> None:
+    dataset = PreparedDataset.load(trained.log.parent / "data")
+    (events,) = dataset.histories(np.array([3]))
+    _, by_user = trained.ask("/recommend", {"user": "user003", "k": 3})
+    _, by_history = trained.ask("/recommend", {"history": (100 + events).tolist(), "k": 3})
+    assert by_user == by_history
+    assert by_user["source"] == "model"
+    _, nobody = trained.ask("/recommend", {"user": "nobody", "k": 3})
+    _, empty = trained.ask("/recommend", {"history": [], "k": 3})
+    assert nobody["source"] == "popular"
+    assert nobody["items"] == empty["items"]
+    assert len(nobody["items"]) == 3
 
 
 class Page:

@@ -8,13 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from sce.data.prepared import write_prepared
+from sce.data.vocabulary import Vocabulary
 from sce.serving.asking import Limits
 from sce.serving.catalogue import Catalogue, Source
 from sce.serving.engine import Request
 from sce.serving.server import ServerSettings, Service
+from sce.serving.users import Users
+from tests.cycle_data import lay_out
 from tests.serving.tiny_export import TITLED, make_engine
 
 ENGINE = make_engine()
@@ -52,6 +57,55 @@ def test_recommendations_are_those_of_the_engine_with_titles(client: TestClient)
     assert len(pairs(client.post("/recommend", json={"history": [101]}).json())) == 10
 
 
+def test_users_of_the_log_are_asked_for_by_their_ids(tmp_path: Path) -> None:
+    """One was trained on, one is in no split, one has no item of the catalogue."""
+    people = Vocabulary.from_strings(["ann", "bob", "cy"])
+    dataset = write_prepared(
+        tmp_path / "data",
+        train=lay_out([[1, 2]], [0]),
+        test=lay_out([], []),
+        user_ids=people.take([0]),
+        item_ids=ENGINE.item_ids,
+        settings={},
+        counts={},
+        everyone=people,
+        whole=lay_out([[5, 1, 9]], [1]),
+    )
+    popular = make_engine(popularity=np.arange(40)[::-1].copy())
+    catalogue = replace(Catalogue.of(popular), users=Users(dataset))
+    with TestClient(Service(NOWHERE, catalogue, ServerSettings(), print).app()) as client:
+
+        def ask(**body: Any) -> dict[str, Any]:
+            found: dict[str, Any] = client.post("/recommend", json=body).json()
+            return found
+
+        assert pairs(ask(user="ann", k=4)) == expected([101, 102], k=4)
+        bob = ask(user="bob", k=40)
+        assert (bob["source"], bob["known"], bob["unknown"]) == ("model", 3, [])
+        assert pairs(bob) == expected([105, 101, 109], k=40)
+        assert pairs(ask(user="bob", k=3, block=[103], keep_seen=True)) == expected(
+            [105, 101, 109], k=3, block=[103], keep_seen=True
+        )
+        most = [(100, 39.0), (101, 38.0)]
+        nobodies: list[dict[str, Any]] = [{"user": "cy"}, {"user": 7}, {"history": []}]
+        for nobody in nobodies:
+            found = ask(**nobody, k=2)
+            assert (found["source"], found["known"], pairs(found)) == ("popular", 0, most)
+        assert ask(history=[1]) == {"error": "no item of the history is in the catalogue: 1"}
+        asked = [{"user": "ann", "k": 4}, {"history": [103]}, {"user": "?", "allow": [139, 120]}]
+        results = client.post("/recommend", json=asked).json()["results"]
+        assert pairs(results[0]) == expected([101, 102], k=4)
+        assert pairs(results[1]) == expected([103])
+        assert pairs(results[2]) == [(120, 19.0), (139, 0.0)]
+    without = replace(catalogue, engine=ENGINE)  # an older run: what is popular is not known
+    with TestClient(Service(NOWHERE, without, ServerSettings(), print).app()) as client:
+        answer = client.post("/recommend", json={"user": "cy"})
+        assert (answer.status_code, answer.json()) == (
+            422,
+            {"error": "user 'cy' has no item of the catalogue"},
+        )
+
+
 def test_many_at_once_are_answered_in_order(client: TestClient) -> None:
     asked: list[dict[str, Any]] = [{"history": [101], "k": 2}, {"history": [1]}, {"history": [102]}]
     found = client.post("/recommend", json=asked).json()["results"]
@@ -84,8 +138,11 @@ def test_similar_items_and_search(client: TestClient) -> None:
     [
         ({"history": []}, 422, "no item of the history is in the catalogue: it is empty"),
         ({"history": [1, "\ud800"]}, 422, "no item of the history is in the catalogue: 1, "),
-        ({"user": 4}, 400, "this export has no users"),
+        ({"user": 4}, 400, "this server knows no users: give their history instead"),
+        ({"user": None}, 400, "user is an id, integer or string; got None"),
+        ({"user": [4]}, 400, "user is an id, integer or string; got [4]"),
         ({"k": 4}, 400, "a request needs a history"),
+        ({"user": 4, "history": [1]}, 400, "the oldest first, or instead a user"),
         ({"history": [1], "depth": 4}, 400, "'depth' is no part of a request: allow, block, "),
         ({"history": [1], "k": 21}, 400, "k is a whole number from 1 to 20; got 21"),
         ({"history": [1], "k": True}, 400, "got True"),

@@ -42,7 +42,9 @@ def make_engine(version: str = "one", **changes: Any) -> Engine:
     return Engine(version=version, **(settings | changes))
 
 
-def write_export(path: Path, *, seed: int = 0, titles: Vocabulary | None = None) -> Path:
+def write_export(
+    path: Path, *, seed: int = 0, titles: Vocabulary | None = None, dataset: str = "none"
+) -> Path:
     """Write one of 40 items, in place of one that is there."""
     with atomic_directory(path, replace=path.exists()) as directory:
         (directory / "encoder.onnx").write_bytes(_last_event())
@@ -56,7 +58,7 @@ def write_export(path: Path, *, seed: int = 0, titles: Vocabulary | None = None)
             "item_ids": ITEM_IDS.kind,
             "max_length": 6,
             "model": "last event",
-            "run": {"identity": "none", "dataset": "none"},
+            "run": {"identity": "none", "dataset": dataset},
             "check": {"of": "random", "histories": 0, "difference": 0, "scale": 0, "overlap@10": 1},
             "files": {file.name: describe_file(file) for file in sorted(directory.iterdir())},
         }

@@ -4,6 +4,7 @@ import logging
 import os
 import socket
 import sys
+from contextlib import suppress
 from importlib import import_module
 from ipaddress import ip_address
 from pathlib import Path
@@ -30,6 +31,8 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     titles: Path | None = None,
+    data: Path | None = None,
+    index: Annotated[bool | None, Parameter(negative="--no-index")] = None,
     watch: Annotated[bool, Parameter(show_default=False)] = False,
     token_file: Path | None = None,
     batch: int = 64,
@@ -39,14 +42,18 @@ def serve(
 ) -> None:
     """Serve recommendations over HTTP, and a page to try them on.
 
-    POST /recommend {"history": [...], "k": 10}, GET /similar/ITEM, GET /items?q=, /healthz,
-    /metrics, /openapi.json. SIGHUP takes up a new version without dropping a request.
+    POST /recommend {"history": [...], "k": 10} or {"user": ...}, GET /similar/ITEM, GET /items?q=,
+    /healthz, /metrics, /openapi.json. SIGHUP takes up a new version without dropping a request.
 
     Args:
         path: Directory that "sce export" or "sce train" wrote. A run is exported first.
         host: Address to listen on; 0.0.0.0 for all of this machine's.
         port: Port to listen on; 0 for any that is free.
         titles: csv file with the columns item_id and title, in place of the export's titles.
+        data: Dataset of the run, for requests that name a user of the log instead of a history.
+            [default: that of a run, if it is where it was; of an export none]
+        index: Search an index of the export instead of scoring all items. [default: from 500,000
+            items on, where it takes less time, if the export has one]
         watch: Take up a new version as soon as the files change.
         token_file: File with a token that clients must send as "Authorization: Bearer TOKEN".
             [default: that in the variable SCE_TOKEN; without, anybody may ask]
@@ -63,7 +70,7 @@ def serve(
             raise InputError(f"--{name} must be at least 1; got {value}")
     token = _read_token(token_file)
     server = _needs("server")
-    source = _needs("catalogue").Source(path, titles)
+    source = _needs("catalogue").Source(path, titles, data, index)
     listening = _listen(host, port)
     if source.is_run:
         say(f"exporting {path}; serving what sce export wrote begins sooner")
@@ -80,6 +87,7 @@ def serve(
         say(f"anybody who reaches {host} may ask: there is no token (see --token-file)")
     engine, where = catalogue.engine, f"[{host}]" if ":" in host else host
     what = f"{plural(engine.n_items, 'item')}, version {server.short(engine.version)}"
+    what += "" if engine.index is None else ", by its index"
     line = f"serving {what}, on http://{where}:{listening.getsockname()[1]}"
     service = server.Service(source, catalogue, settings, say, lambda: print(line, flush=True))
     _run(service.app(), listening)
@@ -96,6 +104,7 @@ def _run(app: Any, listening: socket.socket) -> None:
         app,
         http=_needs("protocol").ImpatientProtocol,
         ws="none",
+        proxy_headers=False,
         lifespan="on",
         log_config=None,
         access_log=False,
@@ -104,7 +113,8 @@ def _run(app: Any, listening: socket.socket) -> None:
         timeout_graceful_shutdown=_ENDING,
     )
     server = uvicorn.Server(config)
-    server.run(sockets=[listening])
+    with suppress(KeyboardInterrupt):  # by now all that was under way has been answered
+        server.run(sockets=[listening])
     if not server.started:
         raise InputError("the server could not start")
 

@@ -165,10 +165,16 @@ class Vocabulary:
         listed = ids.tolist() if isinstance(ids, np.ndarray) else ids
         if self.kind == "string":
             return self._lookup_strings(listed)
-        numbers = [as_int64(given) for given in listed]
-        wanted = np.array([number or 0 for number in numbers], np.int64)
+        try:  # most often they are integers already, and none is too large
+            wanted, found = np.array(listed, np.int64), np.ones(len(listed), bool)
+            if {*map(type, listed)} - {int}:
+                raise ValueError
+        except (OverflowError, ValueError):
+            numbers = [as_int64(given) for given in listed]
+            wanted = np.array([number or 0 for number in numbers], np.int64)
+            found = np.array([number is not None for number in numbers], bool)
         codes = np.searchsorted(self.values, wanted)
-        found = np.array([number is not None for number in numbers], bool) & (codes < len(self))
+        found &= codes < len(self)
         found[found] = self.values[codes[found]] == wanted[found]
         return np.where(found, codes, -1)
 

@@ -7,7 +7,12 @@ padding is a target equal to `ignore_index`. They import torch and nothing else.
 from sce.losses.base import BatchShape, DataSummary, Loss, LossMemory, LossSettings
 from sce.losses.buckets import BucketStatistics, suggest_sizes
 from sce.losses.full import CrossEntropy
-from sce.losses.negatives import InBatchNegatives, PopularityNegatives, UniformNegatives
+from sce.losses.negatives import (
+    InBatchNegatives,
+    MixedNegatives,
+    PopularityNegatives,
+    UniformNegatives,
+)
 from sce.losses.registry import DEFAULT_LOSS, LOSSES, LossEntry
 from sce.losses.sampled import (
     BinaryCrossEntropy,
@@ -31,6 +36,7 @@ __all__ = [
     "LossEntry",
     "LossMemory",
     "LossSettings",
+    "MixedNegatives",
     "PopularityNegatives",
     "SampledCrossEntropy",
     "SampledLoss",

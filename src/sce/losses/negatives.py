@@ -95,16 +95,32 @@ def check_draw(drawn: Any, rows: int, inputs: Inputs, *, corrected: bool) -> Dra
 
 
 class UniformNegatives(nn.Module):
-    """Every item of the catalogue alike, with replacement."""
+    """Every item of the catalogue alike, with replacement.
 
-    correct = False
+    Args:
+        correct: Scale the sum over the negatives up to one over the catalogue: by items / k, all
+            alike. That is scaled cross-entropy (arXiv 2408.14238, where it is called SCE too), with
+            the factor at which the sum is right on average.
+    """
+
+    def __init__(self, *, correct: bool = False) -> None:
+        super().__init__()
+        check_flag("correct", correct)
+        self.correct = correct
 
     def forward(
         self, rows: int, k: int, n_items: int, targets: Tensor, generator: Generator | None = None
     ) -> Draw:
         """Draw k items for each row."""
         items = torch.randint(n_items, (rows, k), device=targets.device, generator=generator)
-        return Draw(items, None)
+        if not self.correct:
+            return Draw(items, None)
+        expected = torch.full((rows, k), math.log(k / n_items), device=targets.device)
+        return Draw(items, expected)
+
+    def extra_repr(self) -> str:
+        """Show the settings."""
+        return "correct=True" if self.correct else ""
 
 
 class PopularityNegatives(nn.Module):
@@ -172,17 +188,57 @@ class InBatchNegatives(nn.Module):
         items = targets[drawn]
         if not self.correct:
             return Draw(items, None)
+        return Draw(items, (k * self.share(items, n_items, targets)).log())
+
+    def share(self, items: Tensor, n_items: int, targets: Tensor) -> Tensor:
+        """Return the share of each item among all that may be drawn."""
         if self.log_share is None:
-            counts = torch.bincount(targets, minlength=n_items)[items]
-            return Draw(items, (counts / len(targets)).log() + math.log(k))
+            return torch.bincount(targets, minlength=n_items)[items] / len(targets)
         _check_items(self.log_share, n_items)
         self.log_share = self.log_share.to(targets.device)
-        return Draw(items, self.log_share[items] + math.log(k))
+        return self.log_share[items].exp()
 
     def extra_repr(self) -> str:
         """Show the settings."""
         counts = "of the batch" if self.log_share is None else "given"
         return f"counts={counts}, correct={self.correct}"
+
+
+class MixedNegatives(nn.Module):
+    """Targets of the batch and uniform ones: half of each, and one more of these if k is odd.
+
+    Args:
+        counts: Occurrences of each item in training, for the correction, [items]. None: those
+            among the targets of the batch.
+        correct: Correct the logits of the negatives for how often both ways together draw an item
+            (logQ).
+    """
+
+    def __init__(self, counts: Tensor | None = None, *, correct: bool = True) -> None:
+        super().__init__()
+        self.in_batch = InBatchNegatives(counts, correct=correct)
+        self.correct = correct
+
+    def forward(
+        self, rows: int, k: int, n_items: int, targets: Tensor, generator: Generator | None = None
+    ) -> Draw:
+        """Draw k items for each row."""
+        half = k // 2 if len(targets) else 0
+        uniform = torch.randint(
+            n_items, (rows, k - half), device=targets.device, generator=generator
+        )
+        drawn = self.in_batch(rows, half, n_items, targets, generator=generator).items
+        items = torch.cat([drawn, uniform], dim=1)
+        if not self.correct:
+            return Draw(items, None)
+        alike = torch.full((), (k - half) / n_items, device=targets.device)
+        if not half:
+            return Draw(items, alike.log().expand(rows, k))
+        return Draw(items, (half * self.in_batch.share(items, n_items, targets) + alike).log())
+
+    def extra_repr(self) -> str:
+        """Show the settings."""
+        return f"correct={self.correct}"
 
 
 def _check_items(counts: Tensor, n_items: int) -> None:

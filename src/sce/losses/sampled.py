@@ -22,6 +22,7 @@ from sce.losses.inputs import (
 )
 from sce.losses.negatives import (
     InBatchNegatives,
+    MixedNegatives,
     Negatives,
     PopularityNegatives,
     UniformNegatives,
@@ -128,7 +129,8 @@ class SampledCrossEntropy(SampledLoss):
     """CE⁻: the softmax cross-entropy over the positive and k negatives.
 
     A sampler that corrects (logQ) has log(k·q) subtracted from the logits of its negatives: the sum
-    inside the logarithm is then an unbiased estimate. Arguments: see `SampledLoss`.
+    inside the logarithm is then an unbiased estimate. The positive is not drawn and not corrected:
+    gradients are those of arXiv 2507.09331. Arguments: see `SampledLoss`.
 
     >>> loss = SampledCrossEntropy(16, shared="batch")
     >>> loss(torch.randn(8, 20, 32), torch.randn(1000, 32), torch.randint(1000, (8, 20))).shape
@@ -190,7 +192,12 @@ def _piece(rows: float, width: int) -> float:
     return width * min(rows, max(1, MAX_GATHERED // width))
 
 
-Sampler = Literal["uniform", "popularity", "in-batch"]
+Sampler = Literal["uniform", "scaled", "popularity", "in-batch", "mixed"]
+_BY_COUNTS = {
+    "popularity": PopularityNegatives,
+    "in-batch": InBatchNegatives,
+    "mixed": MixedNegatives,
+}
 
 
 class _SampledSettings(LossSettings):
@@ -200,11 +207,10 @@ class _SampledSettings(LossSettings):
     def build(self, data: DataSummary) -> SampledLoss:
         """Make the loss."""
         check_choice("negatives", self.negatives, Sampler)
-        given: dict[str, Any] = vars(self) | {"negatives": UniformNegatives()}
-        if self.negatives != "uniform":
-            make = PopularityNegatives if self.negatives == "popularity" else InBatchNegatives
-            given["negatives"] = make(data.item_counts, correct=self.loss.takes_correction)
-        return self.loss(**given)
+        sampler: Negatives = UniformNegatives(correct=self.negatives == "scaled")
+        if make := _BY_COUNTS.get(self.negatives):
+            sampler = make(data.item_counts, correct=self.loss.takes_correction)
+        return self.loss(**vars(self) | {"negatives": sampler})
 
 
 @dataclass(frozen=True)
@@ -224,7 +230,8 @@ class BCEPlusSettings(_SampledSettings):
     n_negatives: int = 256
     """Negatives drawn against each target."""
     negatives: Sampler = "uniform"
-    """Distribution that negatives are drawn from; ce- corrects its logits for it."""
+    """Distribution that negatives are drawn from; ce- corrects its logits for it. Scaled: uniform,
+    with their sum scaled up to the catalogue's (scaled CE); mixed: in-batch and uniform."""
     shared: Sharing = "sequence"
     """Scope that draws negatives of its own: each position, each sequence, or the batch."""
 

@@ -2,9 +2,13 @@
 
 from typing import Any, Protocol
 
+import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from sce.data.batches import PADDING
 from sce.data.length_groups import LengthGroups
+from sce.errors import InputError
 
 
 class Backbone(nn.Module):
@@ -57,6 +61,38 @@ class Backbone(nn.Module):
             half: Run under autocast to half precision.
         """
         raise NotImplementedError
+
+    def check(self, histories: Tensor) -> None:
+        """Refuse histories that are none of this catalogue, or too long."""
+        if histories.ndim != 2 or histories.is_floating_point():
+            raise InputError(
+                "histories are integers of shape [batch, length]; got "
+                f"{histories.dtype} of shape {list(histories.shape)}"
+            )
+        length = histories.shape[1]
+        if length > self.max_length:
+            raise InputError(
+                f"histories of {length} events do not fit max_length {self.max_length}; give the "
+                f"last {self.max_length} of each"
+            )
+        if histories.device.type != "cpu" or torch.compiler.is_compiling():
+            return  # looking at values is a sync; embedding lookups still check
+        outside = (histories != PADDING) & ((histories < 0) | (histories >= len(self.catalogue)))
+        if outside.any():
+            raise InputError(
+                f"item {int(histories[outside][0])} is not in the catalogue of "
+                f"{len(self.catalogue)} items (padding is {PADDING})"
+            )
+        real = (histories != PADDING).int()
+        if (real.diff(dim=1) > 0).any():
+            raise InputError("this model takes histories padded on the right, without gaps")
+
+    def look_up(self, items: Tensor) -> Tensor:
+        """Return rows of the catalogue, whose gradient is sparse where `sparse_grad` says so."""
+        # A compiled graph knows no sparse gradients: such a lookup stays outside of it.
+        outside = self.sparse_grad and torch.compiler.is_compiling()
+        look_up = torch.compiler.disable(F.embedding) if outside else F.embedding
+        return look_up(items, self.catalogue, sparse=self.sparse_grad)
 
 
 class BackboneSettings(Protocol):

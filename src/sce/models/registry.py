@@ -3,6 +3,8 @@
 from typing import NamedTuple
 
 from sce.models.base import Backbone, BackboneSettings
+from sce.models.gru4rec import GRU4Rec, GRU4RecSettings
+from sce.models.ligr import LiGR, LiGRSettings
 from sce.models.sasrec import SASRec, SASRecSettings
 
 
@@ -19,5 +21,7 @@ class BackboneEntry(NamedTuple):
 
 BACKBONES: dict[str, BackboneEntry] = {
     "sasrec": BackboneEntry(SASRecSettings, SASRec, "SASRec", "causal transformer"),
+    "ligr": BackboneEntry(LiGRSettings, LiGR, "LiGR", "transformer with gated residuals, SwiGLU"),
+    "gru4rec": BackboneEntry(GRU4RecSettings, GRU4Rec, "GRU4Rec", "recurrent network"),
 }
 DEFAULT_BACKBONE = "sasrec"

@@ -6,8 +6,10 @@ from typing import Any
 
 from sce.errors import InputError, show_value
 from sce.serving.engine import Request
+from sce.serving.users import OfUser
 
-_KNOWN = {field.name for field in fields(Request)}
+_KNOWN = {"user", *(field.name for field in fields(Request))}
+Asked = Request | OfUser
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Limits:
                 raise InputError(f"--limits.{name} must be at least 1; got {value}")
 
 
-def read_requests(body: bytes, limits: Limits) -> tuple[list[Request], bool]:
+def read_requests(body: bytes, limits: Limits) -> tuple[list[Asked], bool]:
     """The requests in a body of JSON: one, or a list of them (True).
 
     Raises:
@@ -53,37 +55,41 @@ def read_requests(body: bytes, limits: Limits) -> tuple[list[Request], bool]:
             found.append(read_request(one, limits))
         except InputError as error:
             raise InputError(f"request {number}: {error}") from None
-    if (wanted := sum(one.k for one in found)) > limits.items:
+    wanted = sum((one.request if isinstance(one, OfUser) else one).k for one in found)
+    if wanted > limits.items:
         raise InputError(f"a list asks for up to {limits.items:,} items in all; got {wanted:,}")
     return found, True
 
 
-def read_request(given: Any, limits: Limits) -> Request:
+def read_request(given: Any, limits: Limits) -> Asked:
     """One request, checked."""
     if not isinstance(given, dict):
         raise InputError(
             f'a request is an object such as {{"history": [1, 2]}}; got {show_value(given)}'
         )
-    if "user" in given:
-        raise InputError("this export has no users; give their history instead")
     if unknown := given.keys() - _KNOWN:
         known = ", ".join(sorted(_KNOWN))
         raise InputError(f"{show_value(min(unknown))} is no part of a request: {known}")
-    if "history" not in given:
-        raise InputError("a request needs a history, a list of item ids, the oldest first")
+    if ("history" in given) == ("user" in given):
+        raise InputError(
+            "a request needs a history, a list of item ids, the oldest first, or instead a user"
+        )
+    if "user" in given and type(given["user"]) not in (int, str):
+        raise InputError(f"user is an id, integer or string; got {show_value(given['user'])}")
     for name in ("history", "allow", "block"):
-        if name == "history" or given.get(name) is not None:
+        if given.get(name) is not None or (name == "history" and "user" not in given):
             _check_ids(name, given[name], limits.ids)
     keep_seen = given.get("keep_seen", False)
     if not isinstance(keep_seen, bool):
         raise InputError(f"keep_seen is true or false; got {show_value(keep_seen)}")
-    return Request(
-        history=given["history"],
+    request = Request(
+        history=given.get("history", ()),
         k=read_k(given.get("k", 10), limits),
         allow=given.get("allow"),
         block=given.get("block"),
         keep_seen=keep_seen,
     )
+    return OfUser(given["user"], request) if "user" in given else request
 
 
 def read_k(given: Any, limits: Limits) -> int:

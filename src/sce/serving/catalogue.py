@@ -1,6 +1,7 @@
 """What is served: an engine, its titles and its search, and where the next version comes from."""
 
 import csv
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -12,23 +13,26 @@ from typing import Any
 
 import numpy as np
 
+from sce.data.prepared import MANIFEST as PREPARED
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 from sce.serving.engine import Engine, Found, Id, Request
 from sce.serving.exported import MANIFEST
 from sce.serving.search import Search
+from sce.serving.users import NO_USERS, OfUser, Users
 
-Work = Request | Callable[["Catalogue"], Any]
+Work = Request | OfUser | Callable[["Catalogue"], Any]
 _OF_RUN = ("run.json", "best.safetensors")
 Named = dict[str, Any]  # an item: its id, its title if it has one, its score
 
 
 @dataclass(frozen=True)
 class Catalogue:
-    """An engine and its search; it never changes."""
+    """An engine, its search and its users; it never changes."""
 
     engine: Engine
     search: Search
+    users: Users | None = None
 
     @classmethod
     def of(cls, engine: Engine, titles: Path | None = None) -> "Catalogue":
@@ -36,15 +40,16 @@ class Catalogue:
         item_ids, named = _copy(engine.item_ids), engine.titles and _copy(engine.titles)
         if titles is not None:
             named = read_titles(titles, item_ids)
-        table = np.array(engine.table)
-        engine = replace(engine, table=table, item_ids=item_ids, titles=named)
+        table, counts = np.array(engine.table), engine.popularity
+        counts = None if counts is None else np.array(counts)
+        engine = replace(engine, table=table, item_ids=item_ids, titles=named, popularity=counts)
         engine.recommend([Request([item_ids[0]], k=1)])
         return cls(engine, Search(item_ids, named))
 
     def answer(self, works: Sequence[Work]) -> list[Any]:
         """Do works together; what one raises is its own result."""
         results: dict[int, Any] = {}
-        asked = {n: work for n, work in enumerate(works) if isinstance(work, Request)}
+        asked = {n: work for n, work in enumerate(works) if not callable(work)}
         try:
             results = dict(zip(asked, self.recommend([*asked.values()]), strict=True))
         except Exception:
@@ -56,20 +61,37 @@ class Catalogue:
 
     def _attempt(self, work: Work) -> Any:
         try:
-            return self.recommend([work])[0] if isinstance(work, Request) else work(self)
+            return work(self) if callable(work) else self.recommend([work])[0]
         except Exception as error:
             return error
 
-    def recommend(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
+    def recommend(self, asked: Sequence[Request | OfUser]) -> list[dict[str, Any]]:
         """Answers to requests; never more items than there are."""
         most = self.engine.n_items
         found = self.engine.recommend(
-            [one if one.k <= most else replace(one, k=most) for one in requests]
+            [one if one.k <= most else replace(one, k=most) for one in self._requests(asked)]
         )
         version = self.engine.version
         return [
-            {"items": items, "known": one.known, "unknown": one.unknown, "version": version}
+            {
+                "items": items,
+                "source": one.source,
+                "known": one.known,
+                "unknown": one.unknown,
+                "version": version,
+            }
             for one, items in zip(found, self.named(found), strict=True)
+        ]
+
+    def _requests(self, asked: Sequence[Request | OfUser]) -> list[Request]:
+        """Requests with the histories of their users."""
+        users = [one.user for one in asked if isinstance(one, OfUser)]
+        if users and self.users is None:
+            raise InputError(NO_USERS)
+        histories = iter(self.users.histories(users) if self.users else ())
+        return [
+            replace(one.request, history=next(histories)) if isinstance(one, OfUser) else one
+            for one in asked
         ]
 
     def similar(self, item: Id, k: int) -> list[Named]:
@@ -135,6 +157,10 @@ class Source:
 
     path: Path
     titles: Path | None = None
+    data: Path | None = None
+    """The dataset of its run, whose users may be asked for; of a run, its own if it is there."""
+    index: bool | None = None
+    """Search approximately: see `Engine.load`."""
 
     @property
     def is_run(self) -> bool:
@@ -148,23 +174,45 @@ class Source:
             InputError: When it cannot be served.
         """
         if not self.is_run:
-            return Catalogue.of(Engine.load(self.path), self.titles)
+            return self._catalogue(Engine.load(self.path, index=self.index))
         with TemporaryDirectory(prefix="sce-export-") as place:
             export = Path(place) / "export"
             # In a process of its own: torch takes memory, and the threads of this one.
             command = [sys.executable, "-m", "sce", "export", str(self.path), "--out", str(export)]
+            command += ["--index"] if self.index else []
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
                 raise InputError(lines[-1].removeprefix("sce: error: "))
-            return Catalogue.of(Engine.load(export), self.titles)
+            return self._catalogue(Engine.load(export, index=self.index))
+
+    def _catalogue(self, engine: Engine) -> Catalogue:
+        catalogue, data = Catalogue.of(engine, self.titles), self._data()
+        if data is None:
+            return catalogue
+        try:
+            return replace(catalogue, users=Users.load(data, engine.dataset))
+        except InputError:
+            if self.data is not None:
+                raise
+            return catalogue
+
+    def _data(self) -> Path | None:
+        if self.data is not None or not self.is_run:
+            return self.data
+        try:
+            return Path(json.loads((self.path / "run.json").read_bytes())["dataset"]["path"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def state(self) -> object:
         """Something that changes when what is served does; None while it is being replaced."""
         try:
             names = _OF_RUN if self.is_run else [file.name for file in self.path.iterdir()]
             files = [self.path / name for name in sorted(names)]
-            stats = [file.stat() for file in (*files, *filter(None, [self.titles]))]
+            files += [self.titles] if self.titles else []
+            files += [self.data / PREPARED.file] if self.data else []
+            stats = [file.stat() for file in files]
         except OSError:
             return None
         return [(one.st_ino, one.st_size, one.st_mtime_ns) for one in stats]

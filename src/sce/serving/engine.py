@@ -12,19 +12,23 @@ wait for each other busily at every product, which beside other work takes sever
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sce.data.popular import MostPopular
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, show_value
 from sce.serving.exported import MANIFEST, Exported, open_export
-from sce.serving.ranking import Codes, Floats, rescore, top_k, warm_up
+from sce.serving.index import FROM, Index
+from sce.serving.onnx_graph import make_session, needed
+from sce.serving.ranking import Codes, Floats, rank, rescore, top_k, warm_up
+from sce.serving.screen import Screen, exact_here
 
+_SCREENED = 1 << 15  # items, from which on integers rule out most: below, all are scored sooner
 Id = int | str
 Encode = Callable[[Floats, Codes], Floats]
 """From embedded histories [b, l, d] and their lengths [b] to states [b, d]."""
@@ -50,17 +54,20 @@ class Request:
 class Found:
     """The best items, best first; equal scores by catalogue index, lower first.
 
-    There are fewer than k where no more are allowed, and none where no event is known.
+    There are fewer than k where no more are allowed. Where no event is known, they are the most
+    popular items, if it is known which these are.
     """
 
     items: list[Id]
     """Ids of the items."""
     scores: Floats
-    """Their scores; comparable within this history only."""
+    """Their scores; comparable within this history only. Of popular items, their events."""
     known: int
     """Number of events of the history that are in the catalogue."""
     unknown: tuple[Id, ...] = ()
     """The other events, in their order: they were skipped."""
+    source: str = "model"
+    """Of the items: "model" or "popular"."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +84,14 @@ class Engine:
     """Checksum of the content."""
     titles: Vocabulary | None = None
     """Titles by catalogue index, to be decoded: `titles.decode(item_ids.lookup(ids))`."""
+    popularity: NDArray[np.int64] | None = None
+    """Training events of each item."""
+    dataset: str | None = None
+    """Content of the dataset that it was trained on."""
+    index: Index | None = None
+    """Where the best items are searched, instead of scoring all; lists of allowed ones are not."""
+    screened: bool = False
+    """Rule out most of many items by integers, with onnxruntime; the ranking is the same."""
     _norms: Floats = field(init=False, repr=False)
     _norm: float = field(init=False, repr=False)  # the largest
 
@@ -87,12 +102,14 @@ class Engine:
         warm_up()
 
     @classmethod
-    def load(cls, path: Path | str, *, threads: int = 1) -> "Engine":
+    def load(cls, path: Path | str, *, threads: int = 1, index: bool | None = None) -> "Engine":
         """Load an export of `sce export RUN --format onnx`.
 
         Args:
             path: The directory.
             threads: Of the encoder; 0 for as many as there are cores.
+            index: Search approximately; by default where the export has an index and items are so
+                many that it takes less time.
 
         Raises:
             InputError: When there is none, or it is not as it was written.
@@ -106,11 +123,16 @@ class Engine:
             encode = onnx_encoder(exported.encoder, threads=threads)
         except RuntimeError as error:
             raise MANIFEST.damaged(path, f"{name} cannot be read") from error
-        return cls.of(exported, encode)
+        if index and exported.graph is None:
+            raise InputError(f"{path} has no index; make one with: sce export RUN --index")
+        return cls.of(exported, encode, index=index)
 
     @classmethod
-    def of(cls, exported: Exported, encode: Encode) -> "Engine":
+    def of(cls, exported: Exported, encode: Encode, *, index: bool | None = None) -> "Engine":
         """An engine of an export's items with an encoder, that of the export or its equal."""
+        many = len(exported.table) >= FROM
+        graph = exported.graph if index or (index is None and many) else None
+        effort = exported.manifest.get("index", {}).get("effort", 0)
         return cls(
             encode=encode,
             table=exported.table,
@@ -118,7 +140,20 @@ class Engine:
             max_length=exported.manifest["max_length"],
             version=exported.version,
             titles=exported.titles,
+            popularity=exported.popularity,
+            dataset=exported.manifest["run"]["dataset"],
+            index=None if graph is None else Index.read(graph.tobytes(), effort),
+            screened=exported.manifest["encoder"].endswith(".onnx"),
         )
+
+    @cached_property
+    def _screen(self) -> Screen | None:
+        wanted = self.screened and self.n_items >= _SCREENED and exact_here()
+        return Screen(self.table) if wanted else None
+
+    @cached_property
+    def _popular(self) -> MostPopular | None:
+        return None if self.popularity is None else MostPopular(self.popularity)
 
     @property
     def n_items(self) -> int:
@@ -166,6 +201,7 @@ class Engine:
                 scores=scores,
                 known=len(seen),
                 unknown=tuple(request.history[n] for n in np.flatnonzero(codes < 0).tolist()),
+                source="model" if len(seen) or self._popular is None else "popular",
             )
             for request, codes, seen, (items, scores) in zip(
                 requests, histories, known, ranked, strict=True
@@ -226,44 +262,71 @@ class Engine:
         filled = [row for row, codes in enumerate(known) if len(codes)]
         states = dict(zip(filled, self.states([known[row] for row in filled]), strict=True))
         allowed = self._codes([request.allow or () for request in requests])
-        for row in filled:
-            if requests[row].allow is not None:
-                codes = np.setdiff1d(allowed[row][allowed[row] >= 0], hidden[row])
-                if len(codes):
-                    of = requests[row].k, np.empty(0, np.int64)
-                    ((places, scores),) = self._best([states[row]], self.table[codes], [of])
-                    ranked[row] = codes[places], scores
+        for row, request in enumerate(requests):
+            codes = None
+            if request.allow is not None:
+                codes = np.setdiff1d(allowed[row], np.append(hidden[row], -1))
+            if row not in states:
+                if self._popular is not None:
+                    ranked[row] = self._popular.best(request.k, kept=codes, masked=hidden[row])
+            elif codes is not None and len(codes):
+                depth, nothing = np.array([request.k]), np.empty(0, np.int64)
+                ((places, scores),) = top_k(
+                    states[row][None], self.table[codes], depth, (nothing, nothing), self._norm
+                )
+                ranked[row] = codes[places], scores
         rows = [row for row in filled if requests[row].allow is None]
         if rows:
-            asked = [(requests[row].k, hidden[row]) for row in rows]
-            found = self._best([states[row] for row in rows], self.table, asked)
+            depths = np.array([requests[row].k for row in rows], np.int64)
+            found = self._best(
+                np.stack([states[row] for row in rows]), depths, [hidden[row] for row in rows]
+            )
             for row, one in zip(rows, found, strict=True):
                 ranked[row] = one
         return ranked
 
     def _best(
-        self, states: Sequence[Floats], table: Floats, asked: Sequence[tuple[int, Codes]]
+        self, states: Floats, depths: Codes, hidden: Sequence[Codes]
     ) -> list[tuple[Codes, Floats]]:
-        """The best of a table for each state, given how many, and which not."""
-        depths = np.array([k for k, _ in asked], np.int64)
-        hidden = [codes for _, codes in asked]
-        of = np.repeat(np.arange(len(hidden)), [len(codes) for codes in hidden])
-        return top_k(np.stack(states), table, depths, (np.concatenate(hidden), of), self._norm)
+        """The best of the catalogue for each state, given how many, and which not."""
+        near: list[Codes | None] = [None] * len(states)
+        if self.index is not None:
+            near = self.index.near(states, depths, hidden)
+        all_ = [row for row, items in enumerate(near) if items is None]
+        found = dict(zip(all_, self._exact(states, depths, hidden, all_), strict=True))
+        of = [(row, items) for row, items in enumerate(near) if items is not None]
+        if of:
+            rows = np.repeat(np.arange(len(of)), [len(items) for _, items in of])
+            items, some = np.concatenate([items for _, items in of]), [row for row, _ in of]
+            scores = rescore(states[some], self.table, rows, items)
+            candidates = rows, items, scores
+            ranked = rank(states[some], self.table, depths[some], candidates, self._norm)
+            found |= dict(zip(some, ranked, strict=True))
+        return [found[row] for row in range(len(states))]
+
+    def _exact(
+        self, states: Floats, depths: Codes, hidden: Sequence[Codes], rows: Sequence[int]
+    ) -> list[tuple[Codes, Floats]]:
+        """The best for some rows, out of all items."""
+        if not rows:
+            return []
+        states, depths = states[rows], depths[rows]
+        of = np.repeat(np.arange(len(rows)), [len(hidden[row]) for row in rows])
+        flat = np.concatenate([hidden[row] for row in rows]), of
+        found = self._screen and self._screen.candidates(states, depths, flat)
+        if found:
+            return rank(states, self.table, depths, found, self._norm)
+        return top_k(states, self.table, depths, flat, self._norm)
 
 
 def one_core_a_call() -> None:
     """Let BLAS use one thread a call, in this whole process."""
-    _needed("threadpoolctl").threadpool_limits(1, "blas")
+    needed("threadpoolctl").threadpool_limits(1, "blas")
 
 
 def onnx_encoder(model: bytes, *, threads: int = 1) -> Encode:
     """The encoder in an ONNX file."""
-    onnxruntime = _needed("onnxruntime")
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    # Threads that wait busily would take the cores from numpy, which ranks between two batches.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session = make_session(model, threads=threads)
 
     def encode(embedded: Floats, lengths: Codes) -> Floats:
         states: NDArray[np.float32]
@@ -271,13 +334,3 @@ def onnx_encoder(model: bytes, *, threads: int = 1) -> Encode:
         return states
 
     return encode
-
-
-def _needed(module: str) -> Any:
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"an export needs {module}, which is not installed; install it with: "
-            "pip install 'scalable-cross-entropy[serve]'"
-        ) from error

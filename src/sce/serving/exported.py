@@ -3,7 +3,9 @@
 DIR/export.json         manifest: size and digest of every other file, the run, the check
 DIR/encoder.onnx        (or .pt2) embedded [b, l, d], lengths [b] -> states [b, d]
 DIR/items.safetensors   the item table, "catalogue" [n, d]
+DIR/items.voyager       a graph of the items for approximate search, if wanted: see index.py
 DIR/items_*.npy         the item vocabulary: row i is the id of catalogue index i
+DIR/popularity.npy      training events of each item, by catalogue index, if the run has them
 DIR/titles_*.npy        titles by catalogue index, laid out as the strings of a vocabulary, if any
 
 The encoder takes rows of the table and does not hold it: other items need another table and
@@ -23,8 +25,8 @@ from sce.data.storage import json_checksum
 from sce.data.vocabulary import Vocabulary
 
 _MEASURED = ("difference", "scale", "overlap@10")
-TABLE, TENSOR = "items.safetensors", "catalogue"
-ITEMS, TITLES = "items", "titles"
+TABLE, TENSOR, INDEX = "items.safetensors", "catalogue", "items.voyager"
+ITEMS, TITLES, POPULARITY = "items", "titles", "popularity.npy"
 MANIFEST = Manifest(
     file="export.json",
     format="sce export",
@@ -40,6 +42,7 @@ MANIFEST = Manifest(
         "model": str,
         "run": {"identity": str, "dataset": str},
         "check?": {"histories": int, **dict.fromkeys(_MEASURED, int | float)},
+        "index?": {"effort": int, "recall@10": int | float},
     },
 )
 _HEADER = {"dtype": str, "shape": [int], "data_offsets": [int]}
@@ -53,6 +56,8 @@ class Exported(NamedTuple):
     table: NDArray[np.float32]  # [n, d], memory-mapped
     item_ids: Vocabulary
     titles: Vocabulary | None  # by catalogue index: not sorted, only to be decoded
+    popularity: NDArray[np.int64] | None
+    graph: NDArray[np.uint8] | None  # of its index, the bytes
     version: str  # of the content
 
 
@@ -69,8 +74,10 @@ def open_export(path: Path | str) -> Exported:
         item_ids = Vocabulary.from_arrays(manifest["item_ids"], _parts(files, ITEMS))
         parts = _parts(files, TITLES)
         titles = Vocabulary.from_arrays("string", parts) if parts else None
-        if any(len(ids) != len(table) for ids in (item_ids, titles) if ids is not None):
-            raise ValueError(f"the table has {len(table):,} items, and ids or titles do not")
+        popularity = files.get(POPULARITY)
+        beside = (item_ids, titles, popularity)
+        if any(len(each) != len(table) for each in beside if each is not None):
+            raise ValueError(f"the table has {len(table):,} items, and what is beside it has not")
         encoder = files[manifest["encoder"]].tobytes()
         if manifest["max_length"] < 1:
             raise ValueError(f"its max_length is {manifest['max_length']}")
@@ -79,7 +86,8 @@ def open_export(path: Path | str) -> Exported:
     except (ValueError, RecursionError) as error:
         raise MANIFEST.damaged(path, str(error)) from error
     version = json_checksum({"files": manifest["files"]})
-    return Exported(manifest, encoder, table, item_ids, titles, version)
+    graph = files.get(INDEX)
+    return Exported(manifest, encoder, table, item_ids, titles, popularity, graph, version)
 
 
 def _parts(files: Mapping[str, NDArray[Any]], owner: str) -> dict[str, NDArray[Any]]:

@@ -16,19 +16,22 @@ def describe(limits: Limits, *, with_token: bool) -> dict[str, Any]:
 
     depth = {"type": "integer", "minimum": 1, "maximum": limits.k, "default": 10}
     request = _object(
-        ["history"],
+        [],
+        user=_ID | {"description": "A user of the log, instead of a history: --data of sce serve."},
         history=ids("Items of the user, the oldest first. Unknown ones are passed over."),
         k=depth,
         allow=ids("Recommend nothing but these."),
         block=ids("Do not recommend these."),
         keep_seen={"type": "boolean", "default": False},
     )
+    request["oneOf"] = [{"required": ["history"]}, {"required": ["user"]}]
     item = _object(["item"], item=_ID, title={"type": "string"}, score={"type": "number"})
     named = {"type": "array", "items": _of("Item")}
     version = {"type": "string"}
     found = _object(
-        ["items", "known", "unknown", "version"],
+        ["items", "source", "known", "unknown", "version"],
         items=named,
+        source={"enum": ["model", "popular"], "description": "popular: no event is known."},
         known={"type": "integer", "description": "Events of the history in the catalogue."},
         unknown={"type": "array", "items": _ID},
         version=version,
@@ -41,7 +44,7 @@ def describe(limits: Limits, *, with_token: bool) -> dict[str, Any]:
     paths = {
         "/recommend": {
             "post": {
-                "summary": "Recommend items after a history, or after each of many.",
+                "summary": "Recommend items after a history, or for a user; or for each of many.",
                 "requestBody": {"required": True, "content": _json(body)},
                 "responses": _answers({"oneOf": [_of("Found"), _of("FoundMany")]}),
             }

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.int64]
+Candidates = tuple[Codes, Codes, Floats]
+"""Flat rows, items and scores."""
 
 _GROUP = 32  # items, as far apart as there are groups in a chunk
 _SCORES_AT_ONCE = 1 << 19  # per chunk, 2 MiB: they stay in the cache until they are looked at
@@ -59,6 +61,20 @@ def top_k(
     return best.ranked(states, table)
 
 
+def rank(
+    states: Floats, table: Floats, depths: Codes, candidates: Candidates, norm: float
+) -> list[tuple[Codes, Floats]]:
+    """Rank candidates, of which none is hidden, as `top_k` ranks all items."""
+    best = _Best(states, depths, norm)
+    best.kept = [candidates]
+    return best.ranked(states, table)
+
+
+def rounding(dim: int) -> float:
+    """Twice the largest error of a product in float32, as a part of both norms."""
+    return 2 * (dim + 8) * 2.0**-24
+
+
 def warm_up() -> None:
     """Multiply matrices once that fill the buffer of BLAS.
 
@@ -74,8 +90,8 @@ class _Best:
 
     def __init__(self, states: Floats, depths: Codes, norm: float) -> None:
         self.depths, self.deepest = depths, int(depths.max())
-        # Twice the largest error of a product: of the k-th best, and of the item it is compared to.
-        error = 2 * (states.shape[1] + 8) * 2.0**-24 * norm
+        # Of the k-th best, and of the item that it is compared to.
+        error = rounding(states.shape[1]) * norm
         self.margins = (error * np.linalg.norm(states, axis=1)).astype(np.float32)
         self.thresholds = np.full(len(states), -np.inf, np.float32)
         self.kept = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))]

@@ -20,12 +20,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sce import __version__
 from sce.errors import InputError, show_value
-from sce.serving.asking import Limits, read_k, read_requests
+from sce.serving.asking import Asked, Limits, read_k, read_requests
 from sce.serving.batching import Batcher, OverloadError
 from sce.serving.catalogue import Catalogue, Source, Work
 from sce.serving.metrics import Metrics
 from sce.serving.openapi import describe
 from sce.serving.page import PAGE, POLICY
+from sce.serving.users import NO_USERS, OfUser
 
 OPEN = {"/", "/healthz"}  # without a token: they tell nothing of the catalogue's content
 _LABELS = {"/", "/healthz", "/items", "/metrics", "/openapi.json", "/recommend"}
@@ -155,12 +156,14 @@ class Service:
             raise HTTPException(415, "send JSON, with the header Content-Type: application/json")
         body = await _read_body(request, self.settings.limits.body)
         asked, many = read_requests(body, self.settings.limits)
+        if self.catalogue.users is None and any(isinstance(one, OfUser) for one in asked):
+            raise InputError(NO_USERS)
         found = await self.batcher.do(asked)
         if many:
             return _json({"results": found})
-        if not found[0]["known"]:
-            given = ", ".join(map(show_value, asked[0].history[:3])) or "it is empty"
-            raise HTTPException(422, f"no item of the history is in the catalogue: {given}")
+        strange = not isinstance(asked[0], OfUser) and asked[0].history  # ids of another catalogue
+        if not found[0]["known"] and (strange or found[0]["source"] == "model"):
+            raise HTTPException(422, _why_nothing(asked[0]))
         return _json(found[0])
 
     async def similar(self, request: Request) -> Response:
@@ -259,6 +262,14 @@ class Gate:
             return True
         given = dict(scope["headers"]).get(b"authorization", b"")
         return hmac.compare_digest(given, b"Bearer " + token.encode())
+
+
+def _why_nothing(asked: Asked) -> str:
+    """No event is known of a history; or of a user, nor what is popular: of an older run."""
+    if isinstance(asked, OfUser):
+        return f"user {show_value(asked.user)} has no item of the catalogue"
+    given = ", ".join(map(show_value, asked.history[:3])) or "it is empty"
+    return f"no item of the history is in the catalogue: {given}"
 
 
 def short(version: str) -> str:

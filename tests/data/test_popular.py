@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sce.evaluation.popular import MostPopular
+from sce.data.popular import MostPopular
 
 COUNTS = np.array([3, 9, 0, 9, 1, 3])
 

@@ -1,0 +1,302 @@
+"""A causal transformer over a user's history: what SASRec and LiGR have in common.
+
+Padding is outside the item table, and batches are as wide as they need to be; positions are counted
+from the end of a history, and `sink` puts the events that it is short of the full length back into
+attention, by their number. A state is the same however its batch is padded, trimmed, or grouped by
+length.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, get_type_hints
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from sce.data.batches import PADDING
+from sce.data.length_groups import LengthGroups
+from sce.errors import InputError, check_types, checked
+from sce.models.base import Backbone
+from sce.models.packing import check_groups, cut, join, pack, unpack
+
+_SINKS = 8  # empty events that stand for the missing ones: dropout hits some of them, not all
+_SINK_WIDTH = 8  # dimensions that they add: one is used, fast attention wants eight
+# More is a mistake, and would take hours or all memory to build.
+_MOST = {"dim": 2**27, "blocks": 1000, "heads": 2**27, "max_length": 2**27, "widening": 1000}
+
+
+@dataclass(frozen=True)
+class TransformerSettings:
+    """The checks of all transformers' settings."""
+
+    def __post_init__(self) -> None:
+        given: Any = self
+        vars(self).update(check_types(vars(self), get_type_hints(type(self)), "model."))
+        for name, value in vars(self).items():
+            most = _MOST.get(name)
+            if most is not None and not 1 <= value <= most:
+                bound = "at least 1" if value < 1 else f"at most {most:,}"
+                raise InputError(f"{name} must be {bound}; got {value}")
+        if given.dim % given.heads:
+            raise InputError(
+                f"the heads share the width equally: dim {given.dim} is not a multiple of "
+                f"{given.heads} heads"
+            )
+        if not 0 <= given.dropout < 1:
+            raise InputError(f"dropout is a share from 0 to below 1; got {given.dropout}")
+
+
+class Transformer(Backbone):
+    """Histories in, one hidden state per event out; scores are `states @ catalogue.T`.
+
+    Nothing in `forward` depends on the values in a batch or is a sync, so a step can be compiled,
+    captured and exported.
+    """
+
+    settings_class: ClassVar[Any]
+    block_class: ClassVar[Any]
+    settings: Any
+
+    @checked
+    def __init__(
+        self, n_items: int, settings: Any = None, *, seed: int = 0, **options: Any
+    ) -> None:
+        """Make a model with new weights.
+
+        Args:
+            n_items: Items in the catalogue, C.
+            settings: The settings, all at once.
+            seed: The initial weights follow from it alone; the global random state is neither
+                read nor moved.
+            options: Settings by name, such as dim=64.
+        """
+        super().__init__()
+        if n_items < 1:
+            raise InputError(f"a model needs at least one item; got {n_items}")
+        if settings is not None and not isinstance(settings, self.settings_class):
+            raise InputError(f"settings are {self.settings_class.__name__}(...); got {settings!r}")
+        self.settings = replace(settings or self.settings_class(), **options)
+        dim = self.settings.dim
+        self.catalogue = nn.Parameter(torch.empty(n_items, dim))
+        self.positions = nn.Parameter(torch.empty(self.settings.max_length, dim))
+        self.dropout = nn.Dropout(self.settings.dropout)
+        self.blocks = nn.ModuleList(
+            self.block_class(self.settings) for _ in range(self.settings.blocks)
+        )
+        self.norm = self._last_norm()
+        self._initialise(seed)
+
+    @property
+    def scale(self) -> float:
+        """What item embeddings are multiplied with, before positions are added."""
+        return 1.0
+
+    def _last_norm(self) -> nn.Module:
+        """Return what comes after the last block."""
+        return nn.Identity()
+
+    def forward(self, histories: Tensor, length_groups: LengthGroups | None = None) -> Tensor:
+        """Turn histories [b, l] into hidden states [b, l, d]; those at padding are arbitrary.
+
+        Padding before an event, or a history longer than its group is wide, is an error (on a GPU,
+        where values are not looked at: an index out of bounds).
+        """
+        self.check(histories)
+        groups, length = check_groups(histories, length_groups), histories.shape[1]
+        columns = torch.arange(length, device=histories.device)
+        real = histories != PADDING
+        events = real.sum(1, keepdim=True)
+        inside = torch.cat([each.sum(1, keepdim=True) for each in cut(real, groups)])
+        # Beyond the table where an event follows padding, or is outside of its group: that must not
+        # pass unnoticed.
+        places = torch.where(real, columns + (self.max_length - events), 0)
+        places = places + (events - inside) * self.max_length
+        items = torch.where(real, histories, 0)
+        # From here on there are no rows, but the positions of all groups, [n].
+        real, places, items = (pack(each, groups) for each in (real, places, items))
+        states = self.look_up(items) * self.scale + F.embedding(places, self.positions)
+        states = self.dropout(states).masked_fill(~real[:, None], 0)
+        # Padding comes after all events, where causal attention does not look.
+        missing = self.max_length - events if self.settings.sink else None
+        for block in self.blocks:
+            states = block(states, groups, missing)
+        return unpack(self.norm(states), groups, length)
+
+    def encode(self, embedded: Tensor, lengths: Tensor) -> Tensor:
+        """Return the hidden state after each history, [b, d]: see `Backbone.encode`.
+
+        Without dropout the sinks are one, which stands for all missing events. The last block has
+        one query a history.
+        """
+        lengths = lengths[:, None]
+        columns = torch.arange(embedded.shape[1], device=embedded.device)
+        real = columns < lengths
+        places = torch.where(real, columns + (self.max_length - lengths), 0)
+        states = embedded * self.scale + F.embedding(places, self.positions)
+        states = states.masked_fill(~real[:, :, None], 0)
+        # What is added to the logits of all queries, or of the last: 0, or -inf where none looks.
+        hidden = (columns > columns[:, None])[None], ~real[:, None]
+        added = [torch.where(each, -torch.inf, 0.0) for each in hidden]  # [1, l, l], [b, 1, l]
+        if self.settings.sink:
+            missing = (self.max_length - lengths)[:, :, None]
+            sink = missing.clamp(min=1).to(states.dtype).log().masked_fill(missing == 0, -1e3)
+            added = [
+                torch.cat([sink.expand(-1, a.shape[1], 1), a.expand(sink.shape[0], -1, -1)], dim=2)
+                for a in added
+            ]
+        final = (lengths - 1)[:, :, None].expand(-1, -1, states.shape[2])
+        for number, block in enumerate(self.blocks, 1):
+            assert isinstance(block, Block)
+            last = number == len(self.blocks)
+            states = block.encode(states.gather(1, final) if last else states, states, added[last])
+        return self.norm(states)[:, 0]  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def _initialise(self, seed: int) -> None:
+        if self.catalogue.is_meta:
+            return  # made to be counted, or to be filled from a file
+        generator = torch.Generator(device=self.catalogue.device).manual_seed(seed)
+        for weight in (self.catalogue, self.positions):
+            nn.init.xavier_uniform_(weight, generator=generator)
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            block.initialise(generator)
+
+    def activation_bytes(self, sequences: int, positions: int, *, half: bool) -> float:
+        """Return the bytes that are kept for the backward pass, with the hidden states."""
+        dim, heads = self.settings.dim, self.settings.heads
+        width = 2 if half else 4  # bytes of what matrix products take and give
+        sinks = self.settings.sink
+        attended = (positions + sequences * _SINKS * sinks) * (dim + heads * _SINK_WIDTH * sinks)
+        # Query, key, value and result, with the sink; and what norms and softmax leave of a row.
+        block = 4 * width * attended + (16 + 4 * heads) * positions
+        block += self.block_class.kept_bytes(self.settings, width) * positions * dim
+        # Input of the blocks, its dropout mask, and the hidden states; indices of both tables.
+        kept = (4 + 1 + 4) * positions * dim + 24 * positions + self.settings.blocks * block
+        return float(kept)
+
+
+class Block(nn.Module):
+    """Causal attention; a feed-forward layer follows in those derived from it."""
+
+    def __init__(self, settings: Any, epsilon: float) -> None:
+        super().__init__()
+        dim, self.heads = settings.dim, settings.heads
+        self.attention_norm = nn.LayerNorm(dim, eps=epsilon)
+        self.query = linear(dim, dim)
+        self.key_value = linear(dim, 2 * dim)
+        self.attention_out = linear(dim, dim)
+        self.forward_norm = nn.LayerNorm(dim, eps=epsilon)
+        self.dropout = nn.Dropout(settings.dropout)
+
+    def forward(
+        self, states: Tensor, groups: LengthGroups, missing: Tensor | None = None
+    ) -> Tensor:
+        """Map states [n, d] to states [n, d], those of all groups of a batch.
+
+        With `missing` [b, 1], attention sees as many empty events before the history.
+        """
+        raise NotImplementedError
+
+    def encode(self, queries: Tensor, states: Tensor, added: Tensor) -> Tensor:
+        """Map some of the states, queries [b, q, d], as `forward` does in evaluation.
+
+        Args:
+            queries: States [b, q, d] to map.
+            states: All states, [b, l, d].
+            added: To the logits, [b or 1, q, l]; [b, q, 1 + l] where attention sees an empty event.
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    def kept_bytes(settings: Any, width: int) -> float:
+        """Return the bytes kept for the backward pass besides attention's, by position and `dim`.
+
+        Args:
+            settings: Those of the model.
+            width: Bytes of a number that a matrix product takes or gives.
+        """
+        raise NotImplementedError
+
+    def attend_encoded(self, queries: Tensor, states: Tensor, added: Tensor) -> Tensor:
+        """Return what attention adds to the queries, in evaluation: see `encode`."""
+        key, value = self.key_value(states).chunk(2, dim=-1)
+        if added.shape[2] > states.shape[1]:
+            empty = self.key_value.bias.expand(states.shape[0], 1, -1).chunk(2, dim=-1)
+            key, value = (torch.cat(pair, dim=1) for pair in zip(empty, (key, value), strict=True))
+        query, key, value = (
+            each.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for each in (self.query(queries), key, value)
+        )
+        attended = F.scaled_dot_product_attention(query, key, value, added[:, None])
+        return self.attention_out(attended.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def attend(
+        self, queries: Tensor, states: Tensor, groups: LengthGroups, missing: Tensor | None
+    ) -> Tensor:
+        """Return what attention adds to the queries, [n, d]; keys and values are of states."""
+        positions = [rows * width for rows, width in groups]
+        query = list(self.query(queries).split(positions))
+        key_value = list(self.key_value(states).split(positions))
+        lack = len(groups) * [None] if missing is None else missing.split([n for n, _ in groups])
+        # Nobody holds on to queries, keys and values: attention has copies of them, with the sink.
+        attended = [
+            self._attend_in_group(query.pop(0), key_value.pop(0), group, lacking)
+            for group, lacking in zip(groups, lack, strict=True)
+        ]
+        return self.attention_out(join(attended))  # type: ignore[no-any-return]
+
+    def _attend_in_group(
+        self, query: Tensor, key_value: Tensor, group: tuple[int, int], missing: Tensor | None
+    ) -> Tensor:
+        key, value = key_value.chunk(2, dim=-1)
+        del key_value
+        # [n, d] -> [b, heads, l, d / heads]
+        query, key, value = (
+            each.unflatten(0, group).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for each in (query, key, value)
+        )
+        dropout = self.dropout.p if self.training else 0.0
+        scale = 1 / math.sqrt(query.shape[-1])
+        if missing is not None:
+            query, key, value = self._with_sink(query, key, value, missing, scale)
+        attended = F.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=True, scale=scale
+        )
+        if missing is not None:
+            attended = attended[:, :, _SINKS:, :-_SINK_WIDTH]
+        return attended.transpose(1, 2).flatten(2).flatten(0, 1)
+
+    def _with_sink(
+        self, query: Tensor, key: Tensor, value: Tensor, missing: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Put a few events before all others that stand for all the missing ones.
+
+        An empty event has the key and value of a state of zeros. That each stands for several is
+        an addition to its logit, brought in by one more dimension of query and key.
+        """
+        empty_key, empty_value = (
+            half.unflatten(0, (1, self.heads, 1, -1)).expand(query.shape[0], -1, _SINKS, -1)
+            for half in self.key_value.bias.to(key.dtype).chunk(2)
+        )
+        count = missing.to(torch.promote_types(key.dtype, torch.float32))
+        each = (count.clamp(min=1) / _SINKS).log().masked_fill(missing == 0, -1e3) / scale
+        each = F.pad(each[:, None, None, :], (0, _SINK_WIDTH - 1)).to(key.dtype)
+        each = each.expand(-1, self.heads, _SINKS, -1)
+        ones = F.pad(torch.ones_like(query[..., :1]), (0, _SINK_WIDTH - 1))
+        query = F.pad(torch.cat([query, ones], dim=-1), (0, 0, _SINKS, 0))
+        first_keys = torch.cat([empty_key, each], dim=-1)
+        key = torch.cat([first_keys, F.pad(key, (0, _SINK_WIDTH))], dim=2)
+        value = F.pad(torch.cat([empty_value, value], dim=2), (0, _SINK_WIDTH))
+        return query, key, value
+
+    def initialise(self, generator: torch.Generator) -> None:
+        """Draw new weights."""
+        raise NotImplementedError
+
+
+def linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
+    """Return a layer without weights: its constructor would draw them from the global generator."""
+    made = nn.Linear(inputs, outputs, bias=bias, device="meta")
+    return made.to_empty(device=torch.get_default_device())

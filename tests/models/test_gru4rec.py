@@ -1,0 +1,51 @@
+"""GRU4Rec against torch's cell, event after event."""
+
+import pytest
+import torch
+from torch import nn
+
+from sce.data.batches import PADDING
+from sce.errors import InputError
+from sce.models.gru4rec import GRU4Rec, GRU4RecSettings
+
+HISTORIES = torch.tensor([[3, 7, 5, 7], [2, 9, PADDING, PADDING], [8] + 3 * [PADDING]])
+
+
+def test_states_equal_those_of_cells() -> None:
+    model = GRU4Rec(12, dim=8, blocks=2, max_length=6, seed=1).double().eval()
+    states = model(HISTORIES)
+    for row, history in enumerate(HISTORIES):
+        events = model.catalogue[history[history != PADDING]]
+        for layer in model.blocks:
+            cell = nn.GRUCell(8, 8).double()
+            weights = {name.removesuffix("_l0"): w for name, w in layer.state_dict().items()}
+            cell.load_state_dict(weights)
+            state, found = torch.zeros(8, dtype=torch.float64), []
+            for event in events:
+                state = cell(event, state)
+                found.append(state)
+            events = torch.stack(found)
+        torch.testing.assert_close(states[row, : len(events)], events, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("history", [[PADDING, 1], [1, PADDING, 2]])
+def test_padding_before_an_event_is_noticed_where_values_are_not_looked_at(
+    history: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = GRU4Rec(12, dim=8, max_length=6)
+    with pytest.raises(InputError, match="padded on the right"):
+        model(torch.tensor([history]))
+    monkeypatch.setattr(GRU4Rec, "check", lambda self, histories: None)
+    with pytest.raises(IndexError):
+        model(torch.tensor([history]))
+    monkeypatch.setattr("sce.models.gru4rec.check_groups", lambda histories, groups: groups)
+    with pytest.raises(IndexError):  # the second history is longer than its group is wide
+        model(torch.ones(2, 4, dtype=torch.int64), ((1, 4), (1, 3)))
+
+
+def test_impossible_settings_are_refused() -> None:
+    for wrong in ({"blocks": 0}, {"dropout": 1.0}, {"dim": 0}):
+        with pytest.raises(InputError):
+            GRU4RecSettings(**wrong)
+    with pytest.raises(InputError, match="at least one item"):
+        GRU4Rec(0)

@@ -1,0 +1,28 @@
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from sce.serving import onnx_graph as module
+from sce.serving.onnx_graph import INT8, INT32, Graph
+
+
+def test_a_graph_is_onnx_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    models: list[bytes] = []
+    make_session = module.make_session
+
+    def kept(model: bytes) -> Any:
+        models.append(model)
+        return make_session(model)
+
+    monkeypatch.setattr(module, "make_session", kept)
+    graph = Graph()
+    weights = np.arange(-300, 300, dtype=np.int64).astype(np.int8).reshape(3, 200)
+    product = graph.node("MatMulInteger", "given", graph.constant(weights))
+    largest = graph.node("ReduceMax", product, graph.constant(np.array([-1])), keepdims=1)
+    run = graph.run(("given", INT8, 3), (largest, INT32, 1))
+    onnx.checker.check_model(onnx.load_from_string(models[0]))
+    given = np.array([[1, -2, 3], [-128, 127, 0]], np.int8)
+    wanted = (given.astype(np.int64) @ weights.astype(np.int64)).max(axis=1, keepdims=True)
+    assert np.array_equal(run(given), wanted)
