@@ -91,6 +91,10 @@ def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
     trained = Trained(other, None, torch.optim.Adam(other.parameters()))
     with pytest.raises(InputError, match="checkpoint of another model"):
         Checkpointer(trained, tmp_path / "state").resume()
+    tensors, metadata = read_tensors(tmp_path / "state")
+    write_tensors(tmp_path / "state", tensors | {"model.0.bias": torch.ones(4).long()}, metadata)
+    with pytest.raises(InputError, match="its weights are of another type"):
+        Checkpointer(make_trained(), tmp_path / "state").resume()
 
 
 def test_tied_weights_and_strides_are_no_obstacle(tmp_path: Path) -> None:

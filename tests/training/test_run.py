@@ -16,7 +16,7 @@ from sce.data.prepared import PreparedDataset
 from sce.data.storage import LOCK, locked, write_json
 from sce.errors import InputError
 from sce.models.sasrec import SASRec
-from sce.training.checkpoint import Checkpointer, Progress, Trained, write_tensors
+from sce.training.checkpoint import Checkpointer, Progress, Trained, read_tensors, write_tensors
 from sce.training.run import Run, caveat, load_model
 from sce.training.run_start import check_target, note_divergence, run_target, start_run
 from tests.cycle_data import MODEL, make_cycle
@@ -161,6 +161,14 @@ def test_weights_that_are_no_numbers_are_refused(run: Run) -> None:
     weights["catalogue"][1, 2] = math.inf
     write_tensors(run.best_weights, weights, {"run": run.identity})
     with pytest.raises(InputError, match="some of its weights are not finite numbers"):
+        load_model(run)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int64, torch.bool, torch.complex64])
+def test_weights_that_are_no_numbers_of_a_model_are_refused(dtype: torch.dtype, run: Run) -> None:
+    weights, metadata = read_tensors(run.best_weights)
+    write_tensors(run.best_weights, {n: t.to(dtype) for n, t in weights.items()}, metadata)
+    with pytest.raises(InputError, match="its weights are of another model"):
         load_model(run)
 
 

@@ -146,6 +146,8 @@ class Trained:
         """Put everything back as `tensors` gave it."""
         weights = {k: v for k, v in tensors.items() if k.startswith(("model.", "loss."))}
         self.modules.load_state_dict(weights)
+        if forms(weights) != forms(self.modules.state_dict()):
+            raise InputError("its weights are of another type")
         parameters = dict(self.modules.named_parameters())
         state = {**with_prefix(tensors, "optimizer."), **scalars}
         check_state(self.optimizer, parameters, state)
@@ -167,6 +169,11 @@ class Trained:
         if self.table is None:
             return sound
         return all(each for (each,) in self.table.ranks.gather_counts(int(sound)))
+
+
+def forms(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Shapes by name, and which are real numbers: torch would turn any type into another."""
+    return {n: (t.shape, t.is_floating_point() and t.itemsize > 1) for n, t in tensors.items()}
 
 
 def are_finite(tensors: Iterable[Tensor]) -> bool:
