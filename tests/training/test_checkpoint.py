@@ -67,7 +67,7 @@ def test_training_goes_on_as_if_nothing_had_been(amsgrad: bool, tmp_path: Path) 
 def test_progress_and_best_weights_come_back_to_the_bit(tmp_path: Path) -> None:
     trained = make_trained()
     progress = Progress(
-        history=[{"epoch": 1, "loss": 0.1 + 0.2, "validation": None}],
+        history=[EpochSoFar(step=1, loss_sum=0.1 + 0.2, targets=1).record(1, 0.5, None)],
         current=EpochSoFar(
             step=3, loss_sum=1 / 3, targets=7, statistics={"placed": 0.1 + 0.2}, samples=1
         ),
@@ -171,6 +171,8 @@ def test_metadata_that_are_none_of_ours(metadata: str, tmp_path: Path) -> None:
     [
         ("progress", None),
         ("progress.history", {}),
+        ("progress.history", [{}]),
+        ("progress.start", {"epoch": 0}),
         ("progress.current", {"step": 1}),
         ("progress.current.statistics", {"placed": "all"}),
         ("progress.best_epoch", "x"),

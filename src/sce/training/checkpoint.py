@@ -22,7 +22,7 @@ from sce.data.shapes import misfit, parse_json
 from sce.data.storage import atomic_file, new_digest
 from sce.distributed.table import ShardedTable
 from sce.errors import InputError
-from sce.training.optimizer import check_state
+from sce.training.fitting import check_state, forms
 
 FORMAT, VERSION = "sce training state", "4"
 _METADATA = "sce"  # the one key of a header: the library lays several out by chance
@@ -45,10 +45,16 @@ _CURRENT = {
     **dict.fromkeys(("loss_sum", "seconds", "memory_mib"), _NUMBER),
     "statistics": {"*": _NUMBER},
 }
+_PHASES = ("training", "evaluation")
+_RECORD = {
+    **dict.fromkeys(("epoch", "steps", "targets"), int),
+    "seconds": dict.fromkeys(_PHASES, _NUMBER),
+    "memory_mib": dict.fromkeys(_PHASES, _NUMBER | None),
+}
 _PROGRESS = {
-    "history": [dict],
+    "history": [_RECORD],
     "current": _CURRENT,
-    "start": dict | None,
+    "start?": _RECORD,
     "best_epoch": int,
     "best_score": _NUMBER,
     "stale": int,
@@ -169,11 +175,6 @@ class Trained:
         if self.table is None:
             return sound
         return all(each for (each,) in self.table.ranks.gather_counts(int(sound)))
-
-
-def forms(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Shapes by name, and which are real numbers: torch would turn any type into another."""
-    return {n: (t.shape, t.is_floating_point() and t.itemsize > 1) for n, t in tensors.items()}
 
 
 def are_finite(tensors: Iterable[Tensor]) -> bool:
@@ -326,7 +327,7 @@ class Checkpointer:
             self.trained.restore(tensors, metadata["optimizer_scalars"])
         except (RuntimeError, KeyError, InputError) as error:
             raise InputError(f"{path} is the checkpoint of another model: {error}") from error
-        fields = {name: metadata["progress"].get(name) for name in _PROGRESS}
+        fields = {name: metadata["progress"].get(name) for name in asdict(Progress())}
         current = {name: fields["current"][name] for name in _CURRENT}
         progress = Progress(**fields | {"current": EpochSoFar(**current)})
         if progress.has_best:

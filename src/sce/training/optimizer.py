@@ -1,7 +1,7 @@
 """Adam, row-wise Adagrad for the catalogue, and the schedule of learning rates."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -101,28 +101,6 @@ def set_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
-
-
-def check_state(
-    optimizer: torch.optim.Optimizer,
-    parameters: Mapping[str, nn.Parameter],
-    state: Mapping[str, Any],
-) -> None:
-    """Refuse a state, named KEY.PARAMETER, that the optimizer cannot go on with.
-
-    Row-wise Adagrad has its own from the beginning; Adam makes one at the first step.
-    """
-    for name in {full.partition(".")[2] for full in state}:
-        table = parameters[name]
-        adam = {"step": torch.ones(()), "exp_avg": table, "exp_avg_sq": table}
-        for key, like in (optimizer.state.get(table) or adam).items():
-            given: Any = state.get(f"{key}.{name}")
-            kinds = (torch.float32, torch.float64) if key == "step" else (like.dtype,)
-            shape = given.shape if isinstance(given, torch.Tensor) else None
-            if shape != like.shape or given.dtype not in kinds:
-                raise InputError(
-                    f"the optimizer's {key} of {name} is missing, or of another shape or type"
-                )
 
 
 def row_wise_table(model: nn.Module, loss: object) -> nn.Parameter:

@@ -34,7 +34,8 @@ from sce.distributed.checkpoint import LATEST, read_whole
 from sce.errors import InputError, TrainingWarning, named
 from sce.models.base import Backbone
 from sce.models.registry import BACKBONES
-from sce.training.checkpoint import are_finite, forms, read_tensors, with_prefix
+from sce.training.checkpoint import are_finite, read_tensors, with_prefix
+from sce.training.fitting import forms
 from sce.training.ranks import RANKS
 from sce.units import plural
 
