@@ -242,6 +242,8 @@ def test_ridge_is_that_of_the_textbook() -> None:
         ('{"item_id": 3}', "expected .*similar_to"),
         ('{"item_id": 3, "vector": [1, 2], "similar_to": [100]}', "expected .*similar_to"),
         ("[3]", "expected .*similar_to"),
+        ('{"item_id": 3, "vector": [1, 2], "titel": "x"}', "the key 'titel' is none of item_id"),
+        ('{"item_id": 3, "item_id": 4, "vector": [1, 2]}', "the key 'item_id' occurs twice"),
         ("{", "not JSON"),
     ],
 )
@@ -253,6 +255,15 @@ def test_mistakes_are_named_with_their_line(
     with pytest.raises(InputError, match=f"line 3: .*{message}"):
         add_items(old, file, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_device_is_no_file_of_lines(
+    old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sce.data.lines._LONGEST_LINE", 100)
+    (tmp_path / "zeros").write_bytes(b"\0" * 1000)
+    with pytest.raises(InputError, match="line 1: longer than 100 bytes"):
+        add_items(old, tmp_path / "zeros", tmp_path / "run")
 
 
 def test_mistakes_of_the_whole(old: Path, tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ def _closing_lines(result: FitResult, out: Path) -> Iterator[tuple[str, str]]:
     }
     which = "best" if result.users["test"] else "kept"  # without test users, the last
     best = f"epoch {result.best_epoch} of" if result.best_epoch else "what it began with, of epochs"
-    yield which, f"{best} {result.epochs} ({reason[result.stopped]})"
+    yield which, f"{best} {result.epochs} ({reason.get(result.stopped, result.stopped)})"
     if result.users["validation"] < result.users["test"]:
         yield "", f"by a sample of {result.users['validation']:,} of {result.users['test']:,} users"
     users = plural(result.users["test"], "test user")

@@ -35,6 +35,7 @@ from sce.errors import InputError, TrainingWarning, named
 from sce.models.base import Backbone
 from sce.models.registry import BACKBONES
 from sce.training.checkpoint import are_finite, read_tensors, with_prefix
+from sce.training.fitting import forms
 from sce.training.ranks import RANKS
 from sce.units import plural
 
@@ -256,7 +257,7 @@ def load_model(run: Run, device: torch.device | str = "cpu") -> Backbone:
             expected = entry.build(run.dataset.n_items).state_dict()
     except (TypeError, ValueError) as error:
         raise MANIFEST.damaged(run.path, f"the settings of its model: {error}") from error
-    if {n: t.shape for n, t in weights.items()} != {n: t.shape for n, t in expected.items()}:
+    if forms(weights) != forms(expected):
         raise MANIFEST.damaged(run.path, "its weights are of another model")
     if not are_finite(weights.values()):
         raise MANIFEST.damaged(run.path, "some of its weights are not finite numbers")

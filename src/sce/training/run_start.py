@@ -61,6 +61,9 @@ def check_target(
             raise _nothing_to_resume(path)
         return False
     if not force and not resume:
+        if not MANIFEST.listed(path):  # neither would help
+            what = "holds other things than a run" if path.is_dir() else "is a file"
+            raise InputError(f"{path} {what}; choose another directory")
         raise InputError(
             f"{path} exists; go on with {named('resume', True)}, replace it with "
             f"{named('force', True)}, or choose another directory"
@@ -121,11 +124,8 @@ def run_target(
                 write_json(path / MANIFEST.file, manifest)
                 return Run.open(path)
             note_start(path)
-            run = start_run(
-                path, dataset, config=config, derived=derived, model=model, replace=exists
-            )
-            locks.enter_context(locked(path))
-            return run
+            given: Any = {"config": config, "derived": derived, "model": model, "replace": exists}
+            return start_run(path, dataset, **given, locks=locks)
 
         yield open_run
 
@@ -155,9 +155,15 @@ def start_run(
     derived: Mapping[str, Any],
     model: str,
     replace: bool = False,
+    locks: ExitStack | None = None,
 ) -> Run:
-    """Create the directory of a run, with everything that is known before training."""
+    """Create the directory of a run, with everything that is known before training.
+
+    With `locks`, to which its lock is added, it is locked before others can see it.
+    """
     with atomic_directory(path, replace=replace) as directory:
+        if locks is not None:
+            locks.enter_context(locked(directory, place=path))
         files = {}
         vocabularies = {"items": dataset.item_ids, "titles": dataset.titles}
         arrays = {
