@@ -397,8 +397,9 @@ def test_what_is_no_loss_to_train_on(loss: Any, message: str, dataset: PreparedD
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dataset": "data/clicks"}, r"such as PreparedDataset.load\(path\); got 'data/clicks'"),
+        ({"dataset": "data/clicks"}, r"PreparedDataset.load\(path\), or .*; got a str"),
         ({"loss": "sce"}, "a loss is a function of states, catalogue and targets, .* got 'sce'"),
+        ({"loss": nn.CrossEntropyLoss()}, "a loss is a function of .* got CrossEntropyLoss"),
         ({"loss": CrossEntropy(ignore_index=0)}, "targets with -100; leave out ignore_index=0 of"),
         ({"settings": {"epochs": 3}}, r"settings are TrainingSettings\(...\); got {'epochs': 3}"),
     ],

@@ -395,7 +395,6 @@ def check_centres(centres: Tensor, catalogue: Tensor) -> None:
             f"centres must be [n_buckets, {d}], floating point, on {device}, got "
             f"{tuple(centres.shape)}, {centres.dtype}, on {centres.device}"
         )
-    # Where looking at values is free: not on a GPU, nor while a graph is made.
-    looks = centres.device.type == "cpu" and not torch.compiler.is_compiling()
-    if looks and not centres.isfinite().all():
+    free = centres.device.type == "cpu" and not torch.compiler.is_compiling()  # to look at values
+    if free and not centres.isfinite().all():
         raise ValueError("centres must be finite numbers")

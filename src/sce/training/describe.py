@@ -18,7 +18,9 @@ from sce.models.base import Backbone
 from sce.models.registry import BACKBONES
 from sce.training.code import digest_code
 
-_NOT_SETTINGS = ("training", "sparse_grad")  # which `fit` sets itself
+# What `fit` sets itself, and what torch keeps in every module.
+_NOT_SETTINGS = {"sparse_grad", *vars(nn.Module())}
+_PLAIN = (bool, int, float, str)
 
 
 def name_model(model: nn.Module) -> str:
@@ -28,18 +30,29 @@ def name_model(model: nn.Module) -> str:
 
 
 def describe_model(model: nn.Module) -> dict[str, Any]:
-    """The model's name and settings; of a user's own, its code and the number of parameters."""
+    """The model's name and settings; of a user's own, its code, parts and number of parameters."""
     name = name_model(model)
-    # Its parts in the order of their names, which is that of no process.
-    parts = {type(part) for part in model.modules()} if name not in BACKBONES else set()
-    code = digest_code(sorted(parts, key=_path))
+    found: dict[str, Any] = {"name": name}
     if isinstance(model, Backbone):
-        return {"name": name, **vars(model.settings), **code}
-    return {"name": name, "parameters": sum(p.numel() for p in model.parameters()), **code}
+        found |= vars(model.settings)
+    if name in BACKBONES:
+        return found
+    # Its parts in the order of their names, which is that of no process.
+    code = digest_code(sorted({type(part) for part in model.modules()}, key=_path))
+    parts = [
+        f"{place} {key}={value!r}"
+        for place, part in model.named_modules()
+        for key, value in sorted(vars(part).items())
+        if isinstance(value, _PLAIN) and key not in _NOT_SETTINGS
+    ]
+    found["parts"] = digest_bytes("\n".join(parts).encode())[:16]
+    return found | {"parameters": sum(p.numel() for p in model.parameters())} | code
 
 
 def describe_loss(loss: Callable[..., Tensor], name: str | None = None) -> dict[str, Any]:
-    """The given name; else that of the function, or the class and its public attributes, and code.
+    """The given name; else that of the function, or the class and its attributes, and code.
+
+    Of private attributes those that are plain values count: others may be caches.
 
     Raises:
         InputError: When it cannot be told from another: a lambda, a partial, a closure.
@@ -62,7 +75,7 @@ class _Nameless(Exception):  # noqa: N818 - becomes an InputError
 
 
 def _describe(value: Any, code: list[Any]) -> Any:
-    """A value as JSON; an object by its class and public attributes.
+    """A value as JSON; an object by its class and attributes.
 
     Functions and classes are added to `code`.
     """
@@ -92,11 +105,18 @@ def _describe(value: Any, code: list[Any]) -> Any:
         raise _Nameless(f"a {type(value).__name__}")
     code.append(type(value))
     ours = [name for name, entry in LOSSES.items() if type(value) is entry.loss]
-    attributes = vars(value) | dict(value.named_children() if isinstance(value, nn.Module) else ())
+    known = type(value).__module__.partition(".")[0] == "sce"
+    attributes = {
+        key: one
+        for key, one in vars(value).items()
+        if not key.startswith("_") or (isinstance(one, _PLAIN) and not known)
+    }
+    if isinstance(value, nn.Module):
+        attributes |= dict(value.named_children()) | dict(value.named_buffers(recurse=False))
     return {"name": ours[0] if len(ours) == 1 else _path(type(value))} | {
         key: _describe(one, code)
         for key, one in sorted(attributes.items())
-        if not key.startswith("_") and key not in _NOT_SETTINGS
+        if key not in _NOT_SETTINGS
     }
 
 

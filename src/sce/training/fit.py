@@ -1,5 +1,6 @@
 """Training a model: `fit`, and its result."""
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -93,7 +94,8 @@ def fit(
         force: Replace the run in `out`, when training begins; not again where torchrun starts a
             script once more, which then resumes what it has begun.
         start_from: The directory of another run, of the same model, whose best weights and
-            optimizer state to begin with, by the ids of the items; new items begin as the mean of
+            optimizer state to begin with, by the ids of the items; the dataset has all of these if
+            it comes from `sce.unite_items(dataset, start_from)`. New items begin as the mean of
             known ones near them. A loss with weights of its own keeps those. The evaluation before
             any step is epoch 0, and may remain the best.
         config: The settings of model and loss to be kept with the run.
@@ -268,11 +270,12 @@ def _check_arguments(model: object, loss: object, dataset: object, settings: obj
     """Refuse what a notebook gives by mistake."""
     if not isinstance(dataset, PreparedDataset):
         raise InputError(
-            f"the dataset is a PreparedDataset, such as PreparedDataset.load(path); got {dataset!r}"
+            "the dataset is a PreparedDataset: PreparedDataset.load(path), or of a frame "
+            f"prepare(frame, path); got a {type(dataset).__name__}"
         )
     if not isinstance(settings, TrainingSettings):
         raise InputError(f"settings are TrainingSettings(...); got {settings!r}")
-    if not callable(loss) or isinstance(loss, type):
+    if not _takes_three(loss):
         raise InputError(
             f"a loss is a function of states, catalogue and targets, or a module; got {loss!r}"
         )
@@ -293,6 +296,19 @@ def _check_arguments(model: object, loss: object, dataset: object, settings: obj
             f"the model has {len(catalogue):,} items and the dataset {dataset.n_items:,}; make it "
             "for dataset.n_items"
         )
+
+
+def _takes_three(loss: object) -> bool:
+    """True for what can be called with states, catalogue and targets, as far as one can see."""
+    if not callable(loss) or isinstance(loss, type):
+        return False
+    try:
+        inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).bind(1, 2, 3)
+    except TypeError:
+        return False
+    except ValueError:  # of a function that is not Python's
+        return True
+    return True
 
 
 def _derived(loss: object, data: DataSummary, step: TrainingStep) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def _about_future(model: nn.Module, dataset: PreparedDataset, max_length: int) -
     if _is_ours(model) or length < 2 or dataset.n_items < 2 or catalogue.is_meta:
         return
     events = dataset.train[int(dataset.train.lengths.argmax())][: min(length, max_length, 32)]
-    histories = torch.as_tensor(events, dtype=torch.long, device=catalogue.device).repeat(3, 1)
+    histories = torch.tensor(events.tolist(), device=catalogue.device).repeat(3, 1)
     histories[2, -1] = (histories[2, -1] + 1) % dataset.n_items
     with torch.no_grad(), evaluating(model):
         states = model(histories)
