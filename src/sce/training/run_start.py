@@ -249,9 +249,10 @@ def check_resumable(
         if name not in free
     ]
     if refused:
+        hint = '; a loss that changes itself wants a name: fit(..., loss_name="...")'
         raise InputError(
             f"{path} cannot be resumed with other settings: {'; '.join(refused)}; give those "
-            "that it was begun with"
+            f"that it was begun with{hint if any('loss._' in name for name in refused) else ''}"
         )
     for section in ("model", "loss"):
         begun, given = manifest["config"][section], config[section]
