@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from sce.serving.engine import Request
 from sce.serving.server import ServerSettings, Service
 from sce.serving.users import Users
 from tests.cycle_data import lay_out
-from tests.serving.tiny_export import TITLED, make_engine
+from tests.serving.tiny_export import TITLED, make_engine, write_export
 
 ENGINE = make_engine()
 NOWHERE = Source(Path("nowhere"))
@@ -259,6 +260,21 @@ def test_beyond_the_queue_requests_are_refused_with_503() -> None:
         assert [one.result().status_code for one in (first, *waiting)] == [200] * 3
     assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
     assert refused.json() == {"error": "too many requests are waiting; try again"}
+
+
+def test_files_replaced_before_the_first_look_are_taken_up_once(tmp_path: Path) -> None:
+    source = Source(write_export(tmp_path / "export"))
+    catalogue, told = source.load(), Queue[str]()
+    write_export(source.path, seed=1)
+    service = Service(source, catalogue, ServerSettings(watch=0.01), told.put)
+    with TestClient(service.app()) as client:
+        assert told.get(timeout=30).startswith("serves version ")
+        assert client.get("/healthz").json()["version"] == source.load().engine.version
+        (source.path / "encoder.onnx").write_bytes(b"")
+        assert told.get(timeout=30).startswith("refused a new version")
+        for _ in range(20):
+            client.get("/healthz")
+    assert told.empty()  # what was refused is not tried again
 
 
 def test_a_request_that_fails_does_not_fail_others(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,8 @@ class Catalogue:
     engine: Engine
     search: Search
     users: Users | None = None
+    state: object = None
+    """That of its source before it was loaded: files that are replaced meanwhile have another."""
 
     @classmethod
     def of(cls, engine: Engine, titles: Path | None = None) -> "Catalogue":
@@ -173,6 +175,10 @@ class Source:
         Raises:
             InputError: When it cannot be served.
         """
+        state = self.state()
+        return replace(self._load(), state=state)
+
+    def _load(self) -> Catalogue:
         if not self.is_run:
             return self._catalogue(Engine.load(self.path, index=self.index))
         with TemporaryDirectory(prefix="sce-export-") as place:

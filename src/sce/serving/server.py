@@ -139,12 +139,13 @@ class Service:
 
     async def watch(self, seconds: float) -> None:
         """Reload when the files have changed, and have stopped changing."""
-        taken = seen = self.source.state()
+        tried = seen = self.catalogue.state
         while True:
             await asyncio.sleep(seconds)
             before, seen = seen, self.source.state()
-            if seen is not None and seen == before and seen != taken:
-                taken = seen
+            settled = seen is not None and seen == before
+            if settled and seen not in (tried, self.catalogue.state):
+                tried = seen
                 await self.reload()
 
     # What clients ask.
