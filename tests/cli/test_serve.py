@@ -21,6 +21,7 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (["--index", "--port", "0"], "export has no index; make one with: sce export RUN --index"),
         (["--batch", "0"], "--batch must be at least 1; got 0"),
+        (["--queue", "99", "--limits.requests", "100"], "--queue must be at least --limits.reques"),
         (["--limits.k", "0"], "--limits.k must be at least 1; got 0"),
         (["--port", "70000"], "cannot listen on 127.0.0.1, port 70000: "),
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1, port 8000: "),

@@ -68,6 +68,11 @@ def serve(
     for name, value in {"batch": batch, "queue": queue, "threads": threads}.items():
         if value < 1:
             raise InputError(f"--{name} must be at least 1; got {value}")
+    if queue < limits.requests:
+        raise InputError(
+            f"--queue must be at least --limits.requests, {limits.requests}, for a list of so many "
+            f"requests waits as a whole; got {queue}"
+        )
     token = _read_token(token_file)
     server = _needs("server")
     source = _needs("catalogue").Source(path, titles, data, index)
