@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import socket
 import sys
 from contextlib import suppress
@@ -15,6 +16,7 @@ from cyclopts import Parameter
 from sce.cli import say
 from sce.errors import InputError
 from sce.serving.asking import Limits
+from sce.training.signals import as_ctrl_c
 from sce.units import plural
 
 _EXTRA = ("httptools", "starlette", "uvicorn")
@@ -62,6 +64,8 @@ def serve(
         threads: Batches computed at the same time, each by one core. [default: one a core]
         limits: What is refused beyond.
     """
+    told: list[int] = []
+    signal.signal(signal.SIGHUP, lambda number, _: told.append(number))  # until it serves
     if threads is None:
         affinity = getattr(os, "sched_getaffinity", None)  # on Linux
         threads = len(affinity(0)) if affinity else os.cpu_count() or 1
@@ -76,10 +80,12 @@ def serve(
     token = _read_token(token_file)
     server = _needs("server")
     source = _needs("catalogue").Source(path, titles, data, index)
-    listening = _listen(host, port)
+    _listen(host, port).close()  # whether it can, before what takes long
     if source.is_run:
         say(f"exporting {path}; serving what sce export wrote begins sooner")
-    catalogue = source.load()
+    with as_ctrl_c():  # SIGTERM too ends the process that exports, and removes what it wrote
+        catalogue = source.load()
+    listening = _listen(host, port)  # until now clients are refused, instead of left waiting
     settings = server.ServerSettings(
         limits=limits,
         token=token,
@@ -94,7 +100,13 @@ def serve(
     what = f"{plural(engine.n_items, 'item')}, version {server.short(engine.version)}"
     what += "" if engine.index is None else ", by its index"
     line = f"serving {what}, on http://{where}:{listening.getsockname()[1]}"
-    service = server.Service(source, catalogue, settings, say, lambda: print(line, flush=True))
+
+    def begin() -> None:
+        print(line, flush=True)
+        if told:
+            signal.raise_signal(signal.SIGHUP)
+
+    service = server.Service(source, catalogue, settings, say, begin)
     _run(service.app(), listening)
 
 
