@@ -56,6 +56,9 @@ def test_recommendations_are_those_of_the_engine_with_titles(client: TestClient)
     allowed = client.post("/recommend", json={"history": [101], "allow": [103, 104, 101]}).json()
     assert {item for item, _ in pairs(allowed)} == {103, 104}
     assert len(pairs(client.post("/recommend", json={"history": [101]}).json())) == 10
+    asked = {"history": [101, 1], "allow": [103, 9, "x"], "block": [8, 104]}
+    found = client.post("/recommend", json=asked).json()
+    assert (found["unknown"], found["ignored"]) == ([1], [9, "x", 8])
 
 
 def test_users_of_the_log_are_asked_for_by_their_ids(tmp_path: Path) -> None:

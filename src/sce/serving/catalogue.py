@@ -80,6 +80,7 @@ class Catalogue:
                 "source": one.source,
                 "known": one.known,
                 "unknown": one.unknown,
+                "ignored": one.ignored,
                 "version": version,
             }
             for one, items in zip(found, self.named(found), strict=True)
