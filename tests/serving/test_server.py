@@ -1,5 +1,6 @@
 """The interface of the server, in this process."""
 
+import hmac
 import json
 import threading
 from collections.abc import Iterator
@@ -146,7 +147,7 @@ def test_similar_items_and_search(client: TestClient) -> None:
         ({"user": None}, 400, "user is an id, integer or string; got None"),
         ({"user": [4]}, 400, "user is an id, integer or string; got [4]"),
         ({"k": 4}, 400, "a request needs a history"),
-        ({"user": 4, "history": [1]}, 400, "the oldest first, or instead a user"),
+        ({"user": 4, "history": [1]}, 400, "a history or a user, whose history is known; got both"),
         ({"history": [1], "depth": 4}, 400, "'depth' is no part of a request: allow, block, "),
         ({"history": [1], "k": 21}, 400, "k is a whole number from 1 to 20; got 21"),
         ({"history": [1], "k": True}, 400, "got True"),
@@ -232,9 +233,25 @@ def test_the_token_is_needed_for_all_but_page_and_health() -> None:
                 assert answer.status_code == 401
                 assert answer.headers["WWW-Authenticate"] == "Bearer"
         assert client.get("/").status_code == client.get("/healthz").status_code == 200
-        right = {"Authorization": "Bearer right-token"}
-        assert client.get("/items", headers=right).status_code == 200
+        for scheme in ("bearer", "BEARER ", "Bearer"):
+            right = {"Authorization": f"{scheme} right-token"}
+            assert client.get("/items", headers=right).status_code == 200
         assert client.get("/openapi.json", headers=right).json()["security"] == [{"token": []}]
+
+
+def test_the_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+
+    def compare(given: bytes, token: bytes) -> bool:
+        compared.append((given, token))
+        return False
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    with TestClient(make_service(token="right-token").app()) as client:
+        for given in ("right-token", "x"):  # nothing else decides
+            headers = {"Authorization": f"Bearer {given}"}
+            assert client.get("/items", headers=headers).status_code == 401
+    assert compared == [(b"right-token", b"right-token"), (b"x", b"right-token")]
 
 
 def test_beyond_the_queue_requests_are_refused_with_503() -> None:
