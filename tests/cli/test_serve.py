@@ -34,7 +34,8 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1, port 8000: "),
         (["--token-file", "short"], "the token in short needs 8 characters of ASCII or more"),
         (["--token-file", "nowhere"], "cannot read a token from nowhere: "),
-        (["--titles", "nowhere", "--port", "0"], "cannot read titles from nowhere: "),
+        (["--titles", "nowhere.csv", "--port", "0"], "nowhere.csv: no such file"),
+        (["--titles-columns", "a", "b", "--port", "0"], "--titles-columns are those of --titles"),
     ],
 )
 def test_what_cannot_be_served_is_one_line(
@@ -142,6 +143,14 @@ def test_told_to_end_while_it_exports_a_server_leaves_nothing(
     assert not [*(tmp_path / "temporary").iterdir()]
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_without_polars_titles_of_a_file_are_refused(
+    export: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "polars", None)
+    line = complaint(["serve", export, "--titles", "any.csv", "--port", "0"], capsys)
+    assert "reading titles needs polars, which is not installed" in line
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from ipaddress import ip_address
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from sce.cli import say
+from sce.cli.titles import titles_for
 from sce.errors import InputError
 from sce.serving.asking import Limits
 from sce.training.signals import as_ctrl_c
@@ -33,6 +35,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     titles: Path | None = None,
+    titles_columns: tuple[str, str] | None = None,
     data: Path | None = None,
     index: Annotated[bool | None, Parameter(negative="--no-index")] = None,
     watch: Annotated[bool, Parameter(show_default=False)] = False,
@@ -51,7 +54,9 @@ def serve(
         path: Directory that "sce export" or "sce train" wrote. A run is exported first.
         host: Address to listen on; 0.0.0.0 for all of this machine's.
         port: Port to listen on; 0 for any that is free.
-        titles: csv file with the columns item_id and title, in place of the export's titles.
+        titles: File with ids and titles of items (csv, tsv, jsonl or parquet; the extra
+            "prepare"), in place of the export's titles.
+        titles_columns: Its columns of ids and titles, if they have no usual names.
         data: Dataset of the run, for requests that name a user of the log instead of a history.
             [default: that of a run, if it is where it was; of an export none]
         index: Search an index of the export instead of scoring all items. [default: from 500,000
@@ -79,7 +84,8 @@ def serve(
         )
     token = _read_token(token_file)
     server = _needs("server")
-    source = _needs("catalogue").Source(path, titles, data, index)
+    named = partial(titles_for, file=titles, columns=titles_columns)
+    source = _needs("catalogue").Source(path, titles, data, index, named)
     _listen(host, port).close()  # whether it can, before what takes long
     if source.is_run:
         say(f"exporting {path}; serving what sce export wrote begins sooner")
