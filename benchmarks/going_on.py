@@ -19,7 +19,7 @@ from typing import Any
 import polars as pl
 
 from rows import keep, provenance, show
-from sce import CrossEntropy, PreparedDataset, SASRec, TrainingSettings, fit, prepare
+from sce import CrossEntropy, PreparedDataset, SASRec, TrainingSettings, fit, prepare, unite_items
 from sce.evaluation.evaluate import evaluate
 
 MODEL: dict[str, Any] = {"dim": 32, "max_length": 30}
@@ -49,7 +49,7 @@ def main() -> None:
             run = place / f"run-{seed}"
             made_by = {
                 "first": train(first, options.before, seed, out=run),
-                "on": train(whole, options.epochs, seed, start_from=run),
+                "on": train(unite_items(whole, run), options.epochs, seed, start_from=run),
                 "anew": train(whole, options.epochs, seed),
             }
             for way, row in made_by.items():
@@ -85,7 +85,7 @@ def train(dataset: PreparedDataset, epochs: int, seed: int, **options: Any) -> d
     given: Any = {"on_epoch": measure, "progress": False, **options}
     result = fit(model, CrossEntropy(chunk_size=512), dataset, settings=settings, **given)
     row["best_epoch"] = result.best_epoch
-    told = ("carried", "new", "from_neighbours", "dropped", "optimizer")
+    told = ("carried", "new", "from_neighbours", "unseen", "optimizer")
     return row | {name: result.start[name] for name in told if result.start}
 
 

@@ -403,6 +403,29 @@ def test_the_state_of_another_table_is_refused(other: Tensor) -> None:
         optimizer.load_state_dict(adam.state_dict())
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"state": {}}, "of no accumulators, and the table has 4"),
+        ({"state": {0: {}}}, "of no accumulators"),
+        ({"state": {0: {"sum": "x"}}}, "of no accumulators"),
+        ({"state": {0: {"sum": torch.tensor(1.0)}}}, "of no accumulators"),
+        ({"state": {5: {"sum": torch.zeros(4)}}}, "of no accumulators"),
+        ({"state": {0: {"sum": torch.zeros(4)}, 5: {}}}, "that of 2 tables, and there are 1"),
+        ({"state": []}, "a state is a dictionary"),
+        ({"param_groups": None}, "a state is a dictionary"),
+        ({"param_groups": [{"params": [0], "lr": 1.0}]}, "another optimizer: it has no eps"),
+        ({"param_groups": []}, "parameter groups"),
+    ],
+)
+def test_a_state_that_is_none_is_refused(change: dict[str, Any], message: str) -> None:
+    optimizer = RowwiseAdagrad([nn.Parameter(torch.zeros(4, 2))])
+    with pytest.raises(ValueError, match=message):
+        optimizer.load_state_dict(optimizer.state_dict() | change)
+    with pytest.raises(ValueError, match="a state is a dictionary"):
+        optimizer.load_state_dict({})
+
+
 def test_a_step_size_is_one_number() -> None:
     with pytest.raises(ValueError, match=r"lr must be one number; got a tensor of shape \[2\]"):
         RowwiseAdagrad([torch.zeros(2, 2)], lr=torch.ones(2))

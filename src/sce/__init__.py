@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # read by type checkers and editors, and, as text, below
     from sce.recommend import Recommender as Recommender
     from sce.training.fit import fit as fit
     from sce.training.settings import TrainingSettings as TrainingSettings
+    from sce.training.start import unite_items as unite_items
 
 __version__ = "0.2.0"
 

@@ -103,16 +103,32 @@ class RowwiseAdagrad(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take a state up again, as `state_dict` gave it."""
         tables = [table for group in self.param_groups for table in group["params"]]
-        for table, saved in zip(tables, state_dict["state"].values(), strict=False):
-            sums = saved.get("sum")
-            if sums is None or sums.shape != table.shape[:1]:
-                had = "no accumulators" if sums is None else f"{len(sums):,} rows"
-                raise ValueError(f"the state is that of {had}, and the table has {len(table):,}")
+        _check_saved(state_dict, tables, {"params", *self.defaults})
         super().load_state_dict(state_dict)
         # The base class has rounded the accumulators to the precision of the tables.
         for number, saved in state_dict["state"].items():
             table = tables[number]
             self.state[table]["sum"] = saved["sum"].to(table.device, _wide(table), copy=True)
+
+
+def _check_saved(saved: Any, tables: list[Tensor], settings: set[str]) -> None:
+    """Refuse what is no state of row-wise Adagrad, or that of other tables."""
+    whole = saved if isinstance(saved, dict) else {}
+    state, groups = whole.get("state"), whole.get("param_groups")
+    if not isinstance(state, dict) or not isinstance(groups, list):
+        raise ValueError("a state is a dictionary, as state_dict() gives it; got something else")
+    for number, table in enumerate(tables):
+        one = state.get(number)
+        sums = one.get("sum") if isinstance(one, dict) else None
+        if not isinstance(sums, Tensor) or sums.shape != table.shape[:1]:
+            rows = f"{len(sums):,} rows" if isinstance(sums, Tensor) and sums.dim() else ""
+            had = rows or "no accumulators"
+            raise ValueError(f"the state is that of {had}, and the table has {len(table):,}")
+    if len(state) > len(tables):
+        raise ValueError(f"the state is that of {len(state)} tables, and there are {len(tables)}")
+    for group in groups:
+        if missing := settings - (group.keys() if isinstance(group, dict) else set()):
+            raise ValueError(f"the state is of another optimizer: it has no {min(missing)}")
 
 
 def _move_all(

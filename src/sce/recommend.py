@@ -249,7 +249,7 @@ class Recommender:
                 f"{dataset.path} is not the dataset that the run was trained on: its content is "
                 f"{dataset.content_hash[:12]}, the run's {str(self.content_hash)[:12]}"
             )
-        if dataset.n_items != self.n_items:  # by sce add-items
+        if dataset.n_items != self.n_items:  # by sce add-items, or of an earlier run
             dataset = dataset.with_items(self.item_ids)
         counted = self
         if self.popularity is None:  # an older run

@@ -178,6 +178,7 @@ def test_a_line_has_wishes_of_its_own(run: Run, tmp_path: Path, capsys: Capture)
         ('"k": true', "line 1: k must be a whole number"),
         ('"k": 0', "line 1: k must be at least 1"),
         ('"k": 41', "line 1: k is 41, but the catalogue has only 40 items"),
+        ('"blok": [61]', "line 1: the key 'blok' is none of allow, block, history, k, "),
         ('"keep_seen": 1', "line 1: .*keep_seen true or false"),
     ],
 )
@@ -194,7 +195,7 @@ def test_wishes_that_cannot_be(
 def test_a_line_without_an_end(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr("sce.cli.requests._LONGEST_LINE", 100)
+    monkeypatch.setattr("sce.data.lines._LONGEST_LINE", 100)
     (tmp_path / "lines").write_bytes(b"\0" * 1000)
     arguments = ["recommend", str(run.path), "--histories", str(tmp_path / "lines")]
     assert "line 1: longer than 100 bytes" in complaint(arguments, capsys)

@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,9 @@ from sce import training
 from sce.cli import app, main
 from sce.cli.train import _DAILY
 from sce.config import is_exact_faster, setting_names
+from sce.data.vocabulary import Vocabulary
 from sce.errors import TrainingWarning
+from sce.export import run_engine
 from sce.losses import LOSSES
 from sce.recommend import Recommender
 from sce.training.checkpoint import read_tensors
@@ -23,6 +26,7 @@ from sce.training.run import Run
 from sce.training.step import TrainingStep
 from tests.complaint import complaint
 from tests.cycle_data import make_cycle
+from tests.tiny_run import make_dataset
 
 Capture = pytest.CaptureFixture[str]
 
@@ -456,7 +460,7 @@ def test_going_on_from_another_run(data: Path, tmp_path: Path, capsys: Capture) 
     command = ["train", str(data), "--out", new, "--from", old, *options]
     assert main([*command, "--epochs", "1"]) == 0
     captured = capsys.readouterr()
-    told = "going on from .*old \\(epoch 1\\): 12 items carried over, 0 new, 0 dropped; optimizer"
+    told = "going on from .*old \\(epoch 1\\): 12 items carried over, 0 new; optimizer"
     assert re.search(f"sce: {told} state carried over", captured.err)
     assert re.search(r"epoch 0/1  as it begins  ndcg@10 0\.\d{4} \*", captured.err)
     run = Run.open(new)
@@ -468,3 +472,37 @@ def test_going_on_from_another_run(data: Path, tmp_path: Path, capsys: Capture) 
     command = ["train", str(data), "--out", str(tmp_path / "other"), "--from", old, *options]
     refused = complaint([*command, "--model.dim", "16"], capsys)
     assert "--model.dim was 8 and is now 16; leave out" in refused
+
+
+def test_items_without_an_event_in_the_new_data_are_kept(
+    data: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    old, new, third = (str(tmp_path / name) for name in ("old", "new", "third"))
+    ids = Vocabulary.from_strings(["101", "104", "105", "a"])
+    later = str(make_dataset(tmp_path / "later", ids, Vocabulary.from_integers(range(30))).path)
+    assert main(["train", str(data), "--out", old, *QUICK]) == 0
+    options = ["--batch-size", "16", "--device", "cpu", "--loss", "ce", "--learning-rate", "1e-30"]
+    command = ["train", later, "--out", new, "--from", old, *options]
+    assert main([*command, "--epochs", "1"]) == 0
+    assert "12 items carried over (9 of them without an event to" in capsys.readouterr().err
+    before, after = (Recommender.load(run, "cpu") for run in (old, new))
+    assert after.item_ids.decode(range(13)) == [*map(str, range(100, 112)), "a"]
+    assert torch.equal(after.model.catalogue[:12], before.model.catalogue)
+    shutil.move(old, tmp_path / "gone")
+    assert main([*command, "--epochs", "2", "--resume"]) == 0
+    # All that reads a run finds them.
+    capsys.readouterr()
+    assert main(["evaluate", new, "--json"]) == 0
+    tested = (Run.open(new).result() or {})["test"]
+    assert json.loads(capsys.readouterr().out)["model"] == tested
+    assert main(["recommend", new, "--users", "1", "-k", "13", "--keep-seen"]) == 0
+    assert "110" in capsys.readouterr().out
+    assert main(["similar", new, "110"]) == 0
+    assert run_engine(new).item_ids == Run.open(new).item_ids
+    capsys.readouterr()
+    # Once more, with numbers as ids, and nothing is lost.
+    assert main(["train", str(data), "--out", third, "--from", new, *options, "--epochs", "1"]) == 0
+    assert "13 items carried over (1 of them without an event to" in capsys.readouterr().err
+    last = Recommender.load(third, "cpu")
+    assert last.item_ids == Run.open(new).item_ids
+    assert main(["evaluate", third]) == 0

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -454,3 +455,37 @@ def test_places_that_cannot_be_are_refused_before_any_work(
             check_target(place)
     with pytest.raises(InputError, match="loop does not exist"):
         PreparedDataset.load("loop")
+
+
+def titled(ids: Vocabulary, word: str) -> Vocabulary:
+    texts = [f"{word} {ids[code]}".encode() for code in range(len(ids))]
+    return Vocabulary.from_sorted_text(b"".join(texts), np.array([*map(len, texts)]))
+
+
+@pytest.mark.parametrize("others", [[3, 9, 10**12], ["-7", "0", "a", "9"], [-7, 3, 10**12]])
+@pytest.mark.parametrize("own", [[-7, 3, 10**12], ["-7", "1", "b"]])
+def test_items_of_another_catalogue_are_united_by_id(
+    own: list[Any], others: list[Any], tmp_path: Path
+) -> None:
+    mine, theirs = (
+        Vocabulary.from_strings(ids) if isinstance(ids[0], str) else Vocabulary.from_integers(ids)
+        for ids in (own, others)
+    )
+    dataset = write(tmp_path / "data", item_ids=mine, titles=titled(mine, "my"))
+    for named in (True, False):
+        before = dataset if named else replace(dataset, titles=None)
+        found = before.unite(theirs, titled(theirs, "your"))
+        found.item_ids.check()
+        ids = [str(found.item_ids[code]) for code in range(found.n_items)]
+        assert {*ids} == {*map(str, own), *map(str, others)}
+        assert found.content_hash == dataset.content_hash
+        for split in ("train", "test"):
+            was, now = (getattr(one, split).items for one in (dataset, found))
+            assert [ids[code] for code in now] == [str(mine[code]) for code in was]
+        words = {str(one): "your" for one in others}
+        words = words | {str(one): "my" for one in own} if named else words
+        assert found.titles is not None
+        expected = [f"{words[one]} {one}" if one in words else "" for one in ids]
+        assert found.titles.decode(range(found.n_items)) == expected
+        assert before.unite(theirs).n_items == found.n_items
+    assert dataset.unite(mine, titled(mine, "your")) is dataset

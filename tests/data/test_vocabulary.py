@@ -195,6 +195,27 @@ def test_inserted_ids_are_where_sorting_puts_them(kind: str, seed: int) -> None:
         assert codes.tolist() == old.lookup_all(united).tolist()
 
 
+@pytest.mark.parametrize("kinds", [("string", "string"), ("integer", "integer"),
+                                   ("string", "integer"), ("integer", "string")])  # fmt: skip
+def test_all_ids_of_another_vocabulary_are_found(
+    kinds: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sce.data.vocabulary._STRIDE", 4)
+    monkeypatch.setattr("sce.data.vocabulary._IDS_AT_ONCE", 50)
+    random = np.random.default_rng(0)
+    for sizes in ((0, 9), (9, 0), (1, 120), (120, 1), (120, 100), (200, 200)):
+        numbers = [random.choice(300, size=size, replace=False).tolist() for size in sizes]
+        one, other = (
+            Vocabulary.from_integers(some)
+            if kind == "integer"
+            else Vocabulary.from_strings(map(str, some))
+            for kind, some in zip(kinds, numbers, strict=True)
+        )
+        codes = {str(one[code]): code for code in range(len(one))}
+        expected = [codes.get(str(other[code]), -1) for code in range(len(other))]
+        assert one.lookup_all(other).tolist() == expected
+
+
 def test_strings_are_spread_among_others() -> None:
     texts = ["é", "", "be", "c"]
     old = Vocabulary.from_sorted_text("".join(texts).encode(), np.array([2, 0, 2, 1]))
@@ -204,6 +225,7 @@ def test_strings_are_spread_among_others() -> None:
     for others in ({}, {0: "ö"}, {7: "x", 3: "yz"}, {1: "", 2: "new", 5: "b", 6: "ccc"}):
         wanted = [others.get(place, text) for place, text in enumerate(expected)]
         assert old.spread(codes, others).decode(range(8)) == wanted
+    assert old.spread(np.array([3, -1, 0, 2, 0])).decode(range(5)) == ["c", "", "é", "be", "é"]
 
 
 def test_the_closest_ids_to_one_that_is_not_there() -> None:

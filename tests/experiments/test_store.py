@@ -59,6 +59,14 @@ def test_what_is_no_place_for_a_sweep(tmp_path: Path) -> None:
         SweepDirectory(tmp_path / "dear").check()
     with pytest.raises(InputError, match="does not exist"):
         SweepDirectory(tmp_path / "none").read_sweeps()
+    mine = tmp_path / "mine"
+    for name in ("data", "runs", "sweeps/clicks"):
+        (mine / name).mkdir(parents=True)
+    with pytest.raises(InputError, match="holds other things"):
+        SweepDirectory(mine).check()
+    place = SweepDirectory(tmp_path / "new")
+    place.make()
+    place.check()
     with pytest.raises(InputError, match="is not of a sweep"):
         SweepDirectory(tmp_path).read_sweeps()
 

@@ -47,6 +47,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"states": torch.nested.nested_tensor([torch.zeros(6, 4)])},
         "states must be a dense tensor, got a nested one",
     ),
+    "no numbers": (
+        {
+            "states": torch.zeros(6, 4, device="meta"),
+            "catalogue": torch.zeros(9, 4, device="meta"),
+            "targets": torch.zeros(6, dtype=torch.long, device="meta"),
+        },
+        "on the device meta have none",
+    ),
     "an array": ({"states": np.zeros((6, 4))}, "states must be a tensor, got ndarray"),
     "eighth precision": (
         {"catalogue": torch.zeros(9, 4).to(torch.float8_e5m2)},

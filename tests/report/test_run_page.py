@@ -99,11 +99,12 @@ def test_a_finished_run_has_everything(run: Run) -> None:
 def test_what_was_carried_over_is_told(run: Run) -> None:
     write_epochs(run, 2)
     start = {"run": "runs/old", "identity": "x", "epoch": 7, "optimizer": "carried over"}
-    start |= {"carried": 38, "new": 2, "from_neighbours": 1, "dropped": 5}
+    start |= {"carried": 38, "new": 2, "from_neighbours": 1, "unseen": 5}
     page = Outline(make_page(replace(run, config=run.config | {"start": start}))).words
-    assert "going on from runs/old (epoch 7): 38 items carried over, 2 new (1 from the" in page
-    assert "of known items near them, 1 from that of all), 5 dropped; optimizer state" in page
-    assert "start.dropped 5" in page
+    assert "going on from runs/old (epoch 7): 38 items carried over (5 of them without" in page
+    assert "an event to train on), 2 new (1 from the mean of known items near them, 1" in page
+    assert "from that of all); optimizer state" in page
+    assert "start.unseen 5" in page
 
 
 def test_the_metrics_stand_beside_popularity(run: Run) -> None:

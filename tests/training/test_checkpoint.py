@@ -67,7 +67,7 @@ def test_training_goes_on_as_if_nothing_had_been(amsgrad: bool, tmp_path: Path) 
 def test_progress_and_best_weights_come_back_to_the_bit(tmp_path: Path) -> None:
     trained = make_trained()
     progress = Progress(
-        history=[{"epoch": 1, "loss": 0.1 + 0.2, "validation": None}],
+        history=[EpochSoFar(step=1, loss_sum=0.1 + 0.2, targets=1).record(1, 0.5, None)],
         current=EpochSoFar(
             step=3, loss_sum=1 / 3, targets=7, statistics={"placed": 0.1 + 0.2}, samples=1
         ),
@@ -91,6 +91,10 @@ def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
     trained = Trained(other, None, torch.optim.Adam(other.parameters()))
     with pytest.raises(InputError, match="checkpoint of another model"):
         Checkpointer(trained, tmp_path / "state").resume()
+    tensors, metadata = read_tensors(tmp_path / "state")
+    write_tensors(tmp_path / "state", tensors | {"model.0.bias": torch.ones(4).long()}, metadata)
+    with pytest.raises(InputError, match="its weights are of another type"):
+        Checkpointer(make_trained(), tmp_path / "state").resume()
 
 
 def test_tied_weights_and_strides_are_no_obstacle(tmp_path: Path) -> None:
@@ -167,6 +171,8 @@ def test_metadata_that_are_none_of_ours(metadata: str, tmp_path: Path) -> None:
     [
         ("progress", None),
         ("progress.history", {}),
+        ("progress.history", [{}]),
+        ("progress.start", {"epoch": 0}),
         ("progress.current", {"step": 1}),
         ("progress.current.statistics", {"placed": "all"}),
         ("progress.best_epoch", "x"),
@@ -186,6 +192,22 @@ def test_a_checkpoint_of_another_shape_is_refused(path: str, value: Any, tmp_pat
     write_tensors(file, tensors, metadata)
     with pytest.raises(InputError, match=f"{path}.* is missing, or of another kind|another run"):
         Checkpointer(trained, file).resume()
+
+
+@pytest.mark.parametrize("key", ["step", "exp_avg", "exp_avg_sq"])
+def test_an_optimizer_state_that_fits_no_weights_is_refused(key: str, tmp_path: Path) -> None:
+    trained = make_trained()
+    move(trained, 1)
+    Checkpointer(trained, tmp_path / "state").save(Progress())
+    sound, metadata = read_tensors(tmp_path / "state")
+    name = next(one for one in sound if one.startswith(f"optimizer.{key}."))
+    for wrong in (torch.zeros(7), sound[name].long(), None):
+        tensors = sound | {name: wrong}
+        write_tensors(
+            tmp_path / "state", {n: t for n, t in tensors.items() if t is not None}, metadata
+        )
+        with pytest.raises(InputError, match=f"the optimizer's {key} of .* is missing, or of"):
+            Checkpointer(make_trained(), tmp_path / "state").resume()
 
 
 def rewrite(path: Path, change: Callable[[dict[str, torch.Tensor], dict[str, Any]], None]) -> None:

@@ -19,6 +19,7 @@ from sce.training.checkpoint import read_tensors
 from sce.training.fit import fit
 from sce.training.new_items import LEAST_VECTORS, add_items, fit_map
 from sce.training.run import Run
+from sce.training.start import unite_items
 from tests.cycle_data import make_cycle, settings, small_model, train
 from tests.tiny_run import lay_out, make_dataset, make_run
 
@@ -113,12 +114,16 @@ def test_training_goes_on_from_it_but_not_in_it(
 ) -> None:
     with pytest.raises(InputError, match="made by sce add-items: go on from it"):
         train(dataset, out=grown, resume=True)
+    united = unite_items(dataset, grown)
     found = fit(
-        small_model(dataset), torch_loss, dataset, settings=settings(epochs=1),
+        small_model(united), torch_loss, united, settings=settings(epochs=1),
         out=tmp_path / "new", start_from=grown, progress=False,
     )  # fmt: skip
     assert found.start is not None
-    assert (found.start["carried"], found.start["dropped"]) == (12, 2)
+    assert (found.start["carried"], found.start["new"], found.start["unseen"]) == (14, 0, 2)
+    model: Any = Recommender.load(grown, "cpu").model
+    begun = evaluate(model, Run.open(grown).load_dataset(), split="validation").values
+    assert found.history[0]["validation"] == begun
     assert found.start["optimizer"] == "carried over"
     before, _ = read_tensors(old / "resume.safetensors")
     after, _ = read_tensors(grown / "resume.safetensors")
@@ -237,6 +242,8 @@ def test_ridge_is_that_of_the_textbook() -> None:
         ('{"item_id": 3}', "expected .*similar_to"),
         ('{"item_id": 3, "vector": [1, 2], "similar_to": [100]}', "expected .*similar_to"),
         ("[3]", "expected .*similar_to"),
+        ('{"item_id": 3, "vector": [1, 2], "titel": "x"}', "the key 'titel' is none of item_id"),
+        ('{"item_id": 3, "item_id": 4, "vector": [1, 2]}', "the key 'item_id' occurs twice"),
         ("{", "not JSON"),
     ],
 )
@@ -248,6 +255,15 @@ def test_mistakes_are_named_with_their_line(
     with pytest.raises(InputError, match=f"line 3: .*{message}"):
         add_items(old, file, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_device_is_no_file_of_lines(
+    old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sce.data.lines._LONGEST_LINE", 100)
+    (tmp_path / "zeros").write_bytes(b"\0" * 1000)
+    with pytest.raises(InputError, match="line 1: longer than 100 bytes"):
+        add_items(old, tmp_path / "zeros", tmp_path / "run")
 
 
 def test_mistakes_of_the_whole(old: Path, tmp_path: Path) -> None:

@@ -39,12 +39,12 @@ class Hooked(ScalableCrossEntropy):
 
     def __init__(self, at: int = 0, action: Callable[[], None] = lambda: None) -> None:
         super().__init__(n_buckets=4, coverage=False, bucket_size_x=5, bucket_size_y=6)
-        self._left, self._action = at, action
+        self._left, self._action = [at], action  # no plain value, which would be a setting
 
     def with_statistics(self, *arguments: Any, **options: Any) -> Any:
         # Of every step: an epoch has few.
-        self._left -= 1
-        if self._left == 0:
+        self._left[0] -= 1
+        if self._left[0] == 0:
             self._action()
         return super().with_statistics(*arguments, **options)
 

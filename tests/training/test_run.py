@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import pickle
 import shutil
 from contextlib import suppress
@@ -12,12 +13,12 @@ import torch
 
 from sce.data.manifest import describe_file, write_array
 from sce.data.prepared import PreparedDataset
-from sce.data.storage import write_json
+from sce.data.storage import LOCK, locked, write_json
 from sce.errors import InputError
 from sce.models.sasrec import SASRec
-from sce.training.checkpoint import Checkpointer, Progress, Trained, write_tensors
+from sce.training.checkpoint import Checkpointer, Progress, Trained, read_tensors, write_tensors
 from sce.training.run import Run, caveat, load_model
-from sce.training.run_start import check_target, note_divergence, start_run
+from sce.training.run_start import check_target, note_divergence, run_target, start_run
 from tests.cycle_data import MODEL, make_cycle
 
 CONFIG: dict[str, Any] = {
@@ -163,6 +164,14 @@ def test_weights_that_are_no_numbers_are_refused(run: Run) -> None:
         load_model(run)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int64, torch.bool, torch.complex64])
+def test_weights_that_are_no_numbers_of_a_model_are_refused(dtype: torch.dtype, run: Run) -> None:
+    weights, metadata = read_tensors(run.best_weights)
+    write_tensors(run.best_weights, {n: t.to(dtype) for n, t in weights.items()}, metadata)
+    with pytest.raises(InputError, match="its weights are of another model"):
+        load_model(run)
+
+
 def test_weights_of_another_run_are_refused(
     run: Run, dataset: PreparedDataset, tmp_path: Path
 ) -> None:
@@ -255,6 +264,10 @@ def test_targets(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="is a file"):
         check_target(tmp_path / "file", force=True)
+    with pytest.raises(InputError, match="file is a file; choose another directory"):
+        check_target(tmp_path / "file")
+    with pytest.raises(InputError, match="holds other things than a run; choose another"):
+        check_target(tmp_path)
 
 
 def test_the_current_directory_is_not_replaced(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,6 +283,28 @@ def test_a_run_is_replaced(run: Run, dataset: PreparedDataset) -> None:
     new = start_run(run.path, dataset, **options, replace=True)
     assert new.derived == {"n_buckets": 6}
     assert not new.best_weights.exists()
+
+
+@pytest.mark.parametrize("name", ["run", "new"])
+def test_a_run_is_locked_from_its_first_moment(
+    name: str, run: Run, dataset: PreparedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, seen, real = run.path.with_name(name), [], Run.open
+
+    def first_moment(path: Path) -> Run:
+        with pytest.raises(InputError, match=f"trained in by process {os.getpid()}"), locked(path):
+            pass
+        seen.append(path)
+        return real(path)
+
+    monkeypatch.setattr(Run, "open", first_moment)
+    options: dict[str, Any] = {"config": CONFIG, "model": "sasrec", "force": True}
+    with run_target(path, dataset, **options) as open_run:
+        open_run({})
+    assert seen == [path]
+    assert not (path / LOCK).exists()
+    with locked(path):
+        pass
 
 
 def test_what_is_wrong_is_told_until_the_run_has_ended(run: Run) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sce.training.signals import Interrupts, StopRequested
+from sce.training.signals import Interrupted, Interrupts, StopRequested, as_ctrl_c
 
 Capture = pytest.CaptureFixture[str]
 
@@ -18,10 +18,11 @@ def _handlers_as_they_were() -> Iterator[None]:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
     yield
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     assert {number: signal.getsignal(number) for number in numbers} == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU])
 def test_the_first_signal_is_answered_and_asks_to_stop(number: int, capsys: Capture) -> None:
     with Interrupts(wanted=True) as interrupts:
         interrupts.check()
@@ -43,6 +44,20 @@ def test_the_second_signal_stops_at_once_but_not_in_a_write(capsys: Capture) -> 
         assert "still saving" in capsys.readouterr().err
         with pytest.raises(KeyboardInterrupt):
             send(signal.SIGINT)
+
+
+@pytest.mark.parametrize("first", [signal.SIGXCPU, signal.SIGTERM])
+def test_a_limit_of_cpu_time_that_is_told_again_stops_nothing_at_once(first: int) -> None:
+    with Interrupts(wanted=True) as interrupts:
+        for number in (first, signal.SIGXCPU, signal.SIGXCPU):
+            send(number)
+        assert interrupts.received == first
+    send(signal.SIGXCPU)  # while the process ends
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    with pytest.raises(Interrupted) as caught, as_ctrl_c():
+        send(signal.SIGXCPU)
+    assert caught.value.exit_code == 128 + signal.SIGXCPU
+    send(signal.SIGXCPU)
 
 
 def test_what_is_ignored_stays_ignored() -> None:

@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,12 @@ from sce.errors import InputError, TrainingWarning
 from sce.evaluation.ranking import rescore
 from sce.losses import CrossEntropy, ScalableCrossEntropy
 from sce.models.registry import BACKBONES
-from sce.models.sasrec import SASRec
 from sce.recommend import Recommender
 from sce.training.checkpoint import read_tensors, write_tensors
 from sce.training.fit import FitResult, fit
 from sce.training.run import Run
 from sce.training.signals import TrainingInterrupted
-from sce.training.start import mean_neighbours, tell_start
+from sce.training.start import mean_neighbours, tell_start, unite_items
 from tests.cycle_data import lay_out, make_cycle, settings, small_model, walk
 from tests.training.test_resume import outcome, stop_at
 
@@ -38,7 +38,9 @@ def go_on(
     dataset: PreparedDataset, out: Path | None, start_from: Path | None, **changes: Any
 ) -> FitResult:
     options = {n: changes.pop(n) for n in ("resume", "on_epoch", "force") if n in changes}
-    model = changes.pop("model", small_model(dataset))
+    if (source := start_from or (out if options.get("resume") else None)) is not None:
+        dataset = unite_items(dataset, source)
+    model = changes.pop("model", small_model)(dataset)
     loss = sce_loss() if changes.get("row_wise") else CrossEntropy()
     return fit(
         model,
@@ -99,7 +101,7 @@ def test_on_the_same_data_the_first_evaluation_is_the_best_one_of_before(
     assert Run.open(tmp_path / "new").metrics()[0]["validation"] == best["validation"]
     assert found.start is not None
     assert found.start["optimizer"] == "carried over"
-    assert (found.start["carried"], found.start["new"], found.start["dropped"]) == (12, 0, 0)
+    assert (found.start["carried"], found.start["new"], found.start["unseen"]) == (12, 0, 0)
 
 
 @pytest.mark.parametrize("name", BACKBONES)
@@ -108,17 +110,17 @@ def test_every_backbone_goes_on(
 ) -> None:
     entry: Any = BACKBONES[name]
     make = entry.settings(dim=8, max_length=6).build
-    before, after = make(dataset.n_items), make(grown.n_items, seed=1)
-    was = go_on(dataset, tmp_path / "old", None, model=before)
+    before, same, after = make(12), make(12, seed=1), make(15, seed=1)
+    was = go_on(dataset, tmp_path / "old", None, model=lambda _: before)
     best = next(r for r in was.history if r["epoch"] == was.best_epoch)
-    again = go_on(dataset, None, tmp_path / "old", model=make(dataset.n_items, seed=1), epochs=1)
+    again = go_on(dataset, None, tmp_path / "old", model=lambda _: same, epochs=1)
     assert again.history[0]["validation"] == best["validation"]
-    go_on(grown, None, tmp_path / "old", model=after, epochs=1, learning_rate=1e-30)
+    go_on(grown, None, tmp_path / "old", model=lambda _: after, epochs=1, learning_rate=1e-30)
     with torch.no_grad():
         old, new = (
-            one(torch.arange(n, n + 5)[None])[0, -1] for one, n in ((before, 2), (after, 1))
+            one(torch.arange(n, n + 5)[None])[0, -1] for one, n in ((before, 2), (after, 3))
         )
-        assert torch.equal(before.catalogue[2:] @ old, after.catalogue[1:11] @ new)
+        assert torch.equal(before.catalogue @ old, after.catalogue[1:13] @ new)
 
 
 @pytest.mark.parametrize("changes", [{}, ROW_WISE], ids=["adam", "row-wise"])
@@ -158,14 +160,15 @@ def test_items_are_united_by_id(
         go_on(grown, tmp_path / "new", tmp_path / "old", on_epoch=stop_at(0), **changes)
     run = Run.open(tmp_path / "new")
     start = run.config["start"]
-    assert [start[n] for n in ("carried", "new", "from_neighbours", "dropped")] == [10, 3, 3, 2]
-    told = "10 items carried over, 3 new (3 from the mean of known items near them), 2 dropped"
+    assert [start[n] for n in ("carried", "new", "from_neighbours", "unseen")] == [12, 3, 3, 2]
+    told = "12 items carried over (2 of them without an event to train on), 3 new (3 from the mean"
     assert told in tell_start(start)
-    histories = [[102, 103, 104], [111], [105, 109, 103, 110]]
+    assert run.item_ids.decode(range(15)) == [50, *range(100, 112), 1040, 2000]
+    histories = [[102, 103, 104], [111], [105, 100, 103, 110]]
     before = Recommender.load(tmp_path / "old", "cpu")
     with pytest.warns(TrainingWarning, match="has not ended"):
         after = Recommender.load(tmp_path / "new", "cpu")
-    ids = list(range(102, 112))
+    ids = list(range(100, 112))
     for history in histories:
         scores = [
             _scores(one, one.item_ids.lookup(history), one.item_ids.lookup(ids))
@@ -174,8 +177,8 @@ def test_items_are_united_by_id(
         assert torch.equal(*scores)
     old_state, new_state = optimizer_state(tmp_path / "old"), optimizer_state(tmp_path / "new")
     name = "optimizer.sum.model.catalogue" if changes else "optimizer.exp_avg_sq.model.catalogue"
-    assert torch.equal(new_state[name][1:11], old_state[name][2:])
-    assert not new_state[name][[0, 11, 12]].any()
+    assert torch.equal(new_state[name][1:13], old_state[name])
+    assert not new_state[name][[0, 13, 14]].any()
     assert old_state.keys() == new_state.keys()
 
 
@@ -241,12 +244,11 @@ def test_of_another_optimizer_the_items_state_is_not_taken(
 
 
 def test_the_model_is_that_of_the_run(dataset: PreparedDataset, old: Path, tmp_path: Path) -> None:
-    other = SASRec(dataset.n_items, small_model(dataset).settings, dropout=0.1)
     with pytest.raises(InputError, match=r"dropout was 0\.0 and is now 0\.1"):
-        go_on(dataset, tmp_path / "new", old, model=other)
+        go_on(dataset, tmp_path / "new", old, model=partial(small_model, dropout=0.1))
     assert not (tmp_path / "new").exists()
     with pytest.raises(InputError, match=r"is of the model sasrec, not .*\.Own"):
-        go_on(dataset, None, old, model=Own(dataset.n_items))
+        go_on(dataset, None, old, model=Own.of)
     with pytest.raises(InputError, match="choose another directory"):
         go_on(dataset, old, old, force=True)
 
@@ -271,6 +273,10 @@ class Own(torch.nn.Module):
         self.items = torch.nn.Embedding(n_items, 4)
         self.biases = torch.nn.Embedding(n_items if biased else 1, 4)
 
+    @classmethod
+    def of(cls, dataset: PreparedDataset, **options: Any) -> "Own":
+        return cls(dataset.n_items, **options)
+
     @property
     def catalogue(self) -> Tensor:
         return self.items.weight
@@ -283,20 +289,31 @@ class Own(torch.nn.Module):
 def test_a_model_of_ones_own(
     dataset: PreparedDataset, grown: PreparedDataset, tmp_path: Path
 ) -> None:
-    before = Own(dataset.n_items)
-    go_on(dataset, tmp_path / "old", None, model=before)
-    after = Own(grown.n_items)
-    go_on(grown, None, tmp_path / "old", model=after, learning_rate=1e-30)
-    assert torch.equal(after.items.weight[1:11], before.items.weight[2:])
-    go_on(dataset, tmp_path / "biased", None, model=Own(dataset.n_items, biased=True))
-    go_on(dataset, None, tmp_path / "biased", model=Own(dataset.n_items, biased=True))
-    with pytest.raises(InputError, match="of another shape"):
-        go_on(grown, None, tmp_path / "biased", model=Own(grown.n_items, biased=True))
+    before, after = Own(12), Own(15)
+    go_on(dataset, tmp_path / "old", None, model=lambda _: before)
+    go_on(grown, None, tmp_path / "old", model=lambda _: after, learning_rate=1e-30)
+    assert torch.equal(after.items.weight[1:13], before.items.weight)
+    biased = partial(Own.of, biased=True)
+    go_on(dataset, tmp_path / "biased", None, model=biased)
+    go_on(dataset, None, tmp_path / "biased", model=biased)
     same_number = replace(dataset, item_ids=Vocabulary.from_integers(range(105, 117)))
-    with pytest.raises(
-        InputError, match=r"model\.biases\.weight .* as many rows as there are items"
-    ):
-        go_on(same_number, None, tmp_path / "biased", model=Own(dataset.n_items, biased=True))
+    for other in (grown, same_number):
+        with pytest.raises(InputError, match=r"model\.biases\.weight are missing or of another"):
+            go_on(other, None, tmp_path / "biased", model=biased)
+
+
+def test_a_dataset_that_lacks_items_of_the_run_is_refused(
+    grown: PreparedDataset, old: Path, tmp_path: Path
+) -> None:
+    given: Any = {"settings": settings(epochs=1), "progress": False}
+    with pytest.raises(InputError, match=r"has 2 items that the dataset lacks.*unite_items"):
+        fit(small_model(grown), CrossEntropy(), grown, start_from=old, **given)
+    out = tmp_path / "new"
+    go_on(grown, out, old, epochs=1)
+    with pytest.raises(InputError, match=r"has 15 items, also .* the dataset 13: .*unite_items"):
+        fit(small_model(grown), CrossEntropy(), grown, out=out, resume=True, **given)
+    found = Run.open(out).load_dataset()
+    assert found.item_ids == unite_items(grown, old).item_ids == unite_items(grown, out).item_ids
 
 
 def test_nothing_in_common_is_refused(grown: PreparedDataset, old: Path) -> None:
@@ -343,4 +360,4 @@ def test_a_sharded_catalogue_goes_on_too(
     for name in ("rows", "sum"):
         was, now = (read_whole(tmp_path / run / "resume", name)[0] for run in ("old", "grown"))
         assert was.any()
-        assert torch.equal(now[1:11], was[2:])
+        assert torch.equal(now[1:13], was)

@@ -180,12 +180,12 @@ class Breaks(CrossEntropy):
 
     def __init__(self, at: int) -> None:
         super().__init__()
-        self._left = at
+        self._left = [at]  # no plain value, which would be a setting
 
     def forward(self, *arguments: Any, **options: Any) -> Tensor:
-        self._left -= 1
+        self._left[0] -= 1
         loss = super().forward(*arguments, **options)
-        return loss * torch.nan if self._left <= 0 else loss
+        return loss * torch.nan if self._left[0] <= 0 else loss
 
 
 def test_nan_stops_with_step_batch_and_hint_and_the_good_state_is_kept(

@@ -54,9 +54,10 @@ def compare(
     if svg is not None:
         if svg.exists() and not svg.is_dir():
             raise InputError(f"{svg} is a file; name a directory for the figures")
-        written |= {svg / name: text for name, text in page.make_files(comparisons).items()}
-    for path in written:
-        check_page(path)
+        figures = {svg / name: text for name, text in page.make_files(comparisons).items()}
+        for path in figures if svg.exists() else ():
+            check_page(path)
+        written |= figures
     new = None if svg is None or svg.exists() else svg
     try:
         if svg is not None:

@@ -15,9 +15,10 @@ from cyclopts import Parameter
 
 from sce import __version__
 from sce.cli import say
-from sce.cli.requests import STDIN, read_items, read_lines, stream_requests
+from sce.cli.requests import read_items, stream_requests
 from sce.cli.rows import Format, open_rows
 from sce.cli.titles import titles_for
+from sce.data.lines import STDIN, read_lines
 from sce.data.prepared import MANIFEST, PreparedDataset
 from sce.data.storage import new_digest
 from sce.data.vocabulary import as_int64

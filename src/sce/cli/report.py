@@ -45,11 +45,13 @@ def write_page(path: Path, text: str) -> None:
 
 
 def check_page(path: Path) -> None:
-    """Refuse early to write where a record of a run or sweep would be lost."""
+    """Refuse early to write where a record of a run or sweep would be lost, or nothing can be."""
     try:
-        path.resolve()
+        above = path.resolve().parent
     except (OSError, RuntimeError) as error:  # a loop of links
         raise InputError(f"cannot write {path}: {error}") from error
+    if not above.is_dir():
+        raise InputError(f"cannot write {path}: there is no directory {above}; make it first")
     if path.is_dir():
         raise InputError(f"{path} is a directory; name a file, such as {path / 'report.html'}")
     if path.suffix in _RECORDS:

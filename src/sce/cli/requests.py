@@ -1,22 +1,21 @@
 """Requests and lists of items, as files of the command line hold them."""
 
 import json
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
 from sce.data.formats import COMPRESSIONS, ENDINGS
+from sce.data.lines import name_of, parse_line, read_lines
 from sce.errors import InputError
 from sce.evaluation.ranking import check_depth
 from sce.recommend import Recommended, Recommender, Request
 from sce.requests import Id
 
-STDIN = Path("-")
-_LONGEST_LINE = 1 << 26  # bytes: a device has no end of line at all
+_WISHES = ("k", "keep_seen", "allow", "block")
+_MEMBERS = {"user_id", "history", *_WISHES}
 
 
 def read_items(path: Path | None, option: str, column: str | None = None) -> list[Id] | None:
@@ -68,18 +67,12 @@ def stream_requests(
 
 def _parse(line: str, number: int, n_items: int) -> tuple[Id, Request]:
     """User and request of a line of JSON; without a user, the line's number."""
-    try:
-        record = json.loads(line, object_pairs_hook=_unique)
-    except json.JSONDecodeError as error:
-        what = f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
-        raise ValueError(what) from error
-    except RecursionError as error:
-        raise ValueError("not a history: nested too deeply") from error
+    record = parse_line(line, _MEMBERS)
     history = record.get("history") if isinstance(record, dict) else None
     if not isinstance(history, list):
         raise ValueError(f'expected {{"user_id": ..., "history": [item ids]}}, got {line:.80}')
     user = number if record.get("user_id") is None else record["user_id"]
-    request = Request(history, *(record.get(name) for name in ("k", "keep_seen", "allow", "block")))
+    request = Request(history, *(record.get(name) for name in _WISHES))
     for name, some in (("allow", request.allow), ("block", request.block)):
         if not isinstance(some, list | None):
             raise ValueError(f"{name} must be a list of ids, got {json.dumps(some):.80}")
@@ -92,36 +85,3 @@ def _parse(line: str, number: int, n_items: int) -> tuple[Id, Request]:
         check_depth(request.k, n_items)
     str(user).encode()  # half a surrogate pair could be read, but not written
     return user, request
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    record = dict(pairs)
-    if len(record) < len(pairs):
-        twice = next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n]))
-        raise ValueError(f"the key {twice!r} occurs twice; remove one")
-    return record
-
-
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Number and text of every line that is not blank."""
-    try:
-        with nullcontext(sys.stdin.buffer) if path == STDIN else path.open("rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b""), 1):
-                if len(line) == _LONGEST_LINE:
-                    where = f"{name_of(path)}, line {number}"
-                    raise InputError(
-                        f"{where}: longer than {_LONGEST_LINE:,} bytes; is it a file of lines?"
-                    )
-                try:
-                    text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-                except UnicodeDecodeError as error:
-                    raise InputError(f"{name_of(path)}, line {number}: not UTF-8") from error
-                if text.strip():
-                    yield number, text
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def name_of(path: Path) -> str:
-    """A file as messages name it."""
-    return "standard input" if path == STDIN else str(path)

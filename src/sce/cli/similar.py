@@ -7,10 +7,11 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from sce.cli import say
-from sce.cli.requests import STDIN, read_items
+from sce.cli.requests import read_items
 from sce.cli.rows import Format, open_rows
 from sce.cli.titles import titles_for
 from sce.data.columns import ITEM
+from sce.data.lines import STDIN
 from sce.errors import InputError
 from sce.recommend import Recommender
 from sce.units import plural

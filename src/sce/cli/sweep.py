@@ -69,6 +69,9 @@ def sweep(
     directory = SweepDirectory(out)
     directory.check()
     plans = []
+    made = [one for spec in specs for one in spec.datasets.values() if one.synthetic]
+    if made and not (data or dry_run):
+        directory.make()  # first: whose the data are is then seen, also if we are killed meanwhile
     for spec in specs:
         datasets = open_datasets(spec.datasets, data or [], directory.data, write=not dry_run)
         plans.append(make_plan(spec, datasets, seeds=seeds, over=overrides))

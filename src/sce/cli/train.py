@@ -38,6 +38,7 @@ from sce.training.run import MANIFEST, Run
 from sce.training.run_start import check_target
 from sce.training.shards import CHOSE_SHARDS, begun_with, need_shards
 from sce.training.signals import TrainingInterrupted
+from sce.training.start import unite_items
 from sce.units import plural
 
 # Settings with a short name beside the dotted one.
@@ -132,10 +133,10 @@ def train(  # noqa: D417 - the settings document themselves
         prepared: Directory that "sce prepare" wrote.
         out: Directory of the run to write. [default: runs/PREPARED-LOSS]
         config: TOML file of settings, in tables [model], [loss], [training]; options override it.
-        start_from: Another run, of whose best weights and optimizer state to begin: items are
-            carried over by their ids, new ones begin as the mean of known ones near them (or as
-            "sce add-items" made them before), and the model is that of the run. What it begins with
-            is measured as epoch 0.
+        start_from: Another run, of whose best weights and optimizer state to begin: its items are
+            carried over by their ids, also those that PREPARED lacks, new ones begin as the mean of
+            known ones near them (or as "sce add-items" made them before), and the model is that of
+            the run. What it begins with is measured as epoch 0.
         like: A run that has ended: take its settings, and its best epoch as the number of epochs,
             without patience; options override them. For a dataset of "sce prepare --split none".
         resume: Go on with the run in --out, from where it was stopped, interrupted or killed;
@@ -148,8 +149,8 @@ def train(  # noqa: D417 - the settings document themselves
         raise InputError("--config and --like both say all settings; give one of them")
     given = load_toml(config) if config else settings_like(like, options) if like else {}
     file, dropped = for_loss(given, options)
+    begun_there = resume and out is not None and (out / MANIFEST.file).exists()
     if start_from is not None:
-        begun_there = resume and out is not None and (out / MANIFEST.file).exists()
         file = with_model_of(out if begun_there and out else start_from, file)
     chosen = Config.compose(file, options)
     first = os.environ.get("RANK", "0") == "0"  # of torchrun's processes the one that tells
@@ -167,6 +168,8 @@ def train(  # noqa: D417 - the settings document themselves
     )
     device = resolve_device(chosen.training.device)  # a GPU that is not there is refused first
     dataset = PreparedDataset.load(prepared)
+    if start_from is not None and not begun_there:
+        dataset = unite_items(dataset, start_from)
     counted = {"epochs", "max_steps"} & {*file.get("training", {}), *options["training"]}
     if not (len(dataset.test) or counted):
         raise InputError(
@@ -189,6 +192,8 @@ def train(  # noqa: D417 - the settings document themselves
             check_target(out, resume=True, needed=True)
     if first and force and (out / MANIFEST.file).exists():
         say(f"{out} will be replaced when training begins, before the new run has saved anything")
+    if resume and (out / MANIFEST.file).exists():
+        dataset = unite_items(dataset, out)
     chosen = with_shards(chosen, dataset, device, begun_with(out) if resume else {}, first)
     try:
         network, objective = chosen.build(dataset)
@@ -247,7 +252,7 @@ def _closing_lines(result: FitResult, out: Path) -> Iterator[tuple[str, str]]:
     }
     which = "best" if result.users["test"] else "kept"  # without test users, the last
     best = f"epoch {result.best_epoch} of" if result.best_epoch else "what it began with, of epochs"
-    yield which, f"{best} {result.epochs} ({reason[result.stopped]})"
+    yield which, f"{best} {result.epochs} ({reason.get(result.stopped, result.stopped)})"
     if result.users["validation"] < result.users["test"]:
         yield "", f"by a sample of {result.users['validation']:,} of {result.users['test']:,} users"
     users = plural(result.users["test"], "test user")

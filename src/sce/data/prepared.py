@@ -198,11 +198,34 @@ class PreparedDataset:
                     found[place] = sequences[int(rows[place])]
         return found
 
-    def with_items(self, item_ids: Vocabulary) -> "PreparedDataset":
+    def unite(self, item_ids: Vocabulary, titles: Vocabulary | None = None) -> "PreparedDataset":
+        """The dataset in a catalogue that also has the items of another, and their titles.
+
+        Its own items keep the titles that it has, if it has any.
+        """
+        missing = np.flatnonzero(self.item_ids.lookup_all(item_ids) < 0)
+        united, others = self.item_ids, item_ids.decode(missing)
+        if not others and (titles is None or self.titles is not None):
+            return self
+        if others:
+            own = united.as_strings() if item_ids.kind == "string" else united
+            united, _ = own.insert(others)
+        if self.titles is None:
+            named = titles and titles.spread(item_ids.lookup_all(united))
+        else:
+            texts = [""] * len(others) if titles is None else map(str, titles.decode(missing))
+            places = dict(zip(united.lookup(others).tolist(), texts, strict=True))
+            named = self.titles.spread(self.item_ids.lookup_all(united), places)
+        return self.with_items(united, named)
+
+    def with_items(
+        self, item_ids: Vocabulary, titles: Vocabulary | None = None
+    ) -> "PreparedDataset":
         """The dataset in the codes of a vocabulary that has all of its items, and others too."""
-        sources = self.item_ids.lookup_all(item_ids)
-        codes = np.flatnonzero(sources >= 0).astype(np.int32)
-        if not np.array_equal(sources[codes], np.arange(self.n_items)):
+        if item_ids is self.item_ids:
+            return replace(self, titles=titles)
+        codes = item_ids.lookup_all(self.item_ids).astype(np.int32)
+        if (codes < 0).any():
             raise InputError(f"{self.path} has items that are not in the catalogue")
 
         def recode(sequences: Sequences) -> Sequences:
@@ -213,7 +236,7 @@ class PreparedDataset:
             train=recode(self.train),
             test=recode(self.test),
             whole=None if self.whole is None else recode(self.whole),
-            titles=None if self.titles is None else self.titles.spread(sources),
+            titles=titles,
             item_ids=item_ids,
         )
 

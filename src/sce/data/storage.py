@@ -147,7 +147,12 @@ def partial_directory(path: Path) -> Path:
 
 @contextmanager
 def locked(
-    directory: Path, doing: str = "trained in", *, patience: float = 0.0, inherited: bool = False
+    directory: Path,
+    doing: str = "trained in",
+    *,
+    patience: float = 0.0,
+    inherited: bool = False,
+    place: Path | None = None,
 ) -> Iterator[int]:
     """Hold a directory's lock for the block; it goes with the process that has it.
 
@@ -157,6 +162,7 @@ def locked(
         patience: Seconds to wait for another process.
         inherited: The descriptor is passed on to child processes, the last of which gives the lock
             up; the lock's file stays.
+        place: Where the directory will be by the end, if not where it is.
 
     Yields:
         The lock's descriptor.
@@ -181,6 +187,7 @@ def locked(
     finally:
         # Else the whole directory was replaced. Removed before it is given up: who opened it
         # meanwhile sees that it is gone.
+        file = (place or directory) / LOCK
         if not inherited and is_same(descriptor, file):
             file.unlink()
         os.close(descriptor)

@@ -25,6 +25,7 @@ Kind: TypeAlias = Literal["integer", "string"]
 WORD = 8
 _INT64 = np.iinfo(np.int64)
 _IDS_AT_ONCE = 1 << 16  # as Python objects
+_STRIDE = 64  # strings of which the first is searched for among all
 _NEAR = 2000  # ids on either side that are compared, in a tenth of a second
 
 
@@ -180,29 +181,39 @@ class Vocabulary:
 
     def lookup_all(self, other: "Vocabulary") -> NDArray[np.int64]:
         """Codes of all ids of another vocabulary, -1 where one is not in this."""
-        found = np.empty(len(other), np.int64)
+        found, strings = np.empty(len(other), np.int64), self.kind == other.kind == "string"
         for first in range(0, len(other), _IDS_AT_ONCE):
-            some = range(first, min(first + _IDS_AT_ONCE, len(other)))
-            found[some.start : some.stop] = self.lookup(other.decode(some))
+            some = np.arange(first, min(first + _IDS_AT_ONCE, len(other)))
+            found[some] = self._merge(other, some) if strings else self.lookup(other.decode(some))
         return found
 
     def spread(
         self, codes: NDArray[np.int64], others: Mapping[int, str] | None = None
     ) -> "Vocabulary":
-        """The strings at ascending codes, of which none is left out; empty where a code is -1.
+        """The strings at codes; empty where a code is -1.
 
         At the places that `others` has, its strings are instead.
         """
         assert self.offsets is not None
-        lengths = np.where(codes >= 0, np.diff(self.offsets)[codes], 0)
-        begins = np.cumsum(lengths) - lengths
-        text, done = self.values[:-WORD].tobytes(), 0
-        parts: list[bytes] = []
-        for place, other in sorted((others or {}).items()):
-            parts += [text[done : begins[place]], other.encode()]
-            done = begins[place] + lengths[place]
-            lengths[place] = len(parts[-1])
-        return Vocabulary.from_sorted_text(b"".join([*parts, text[done:]]), lengths)
+        given, text, joined = others or {}, self.values.data, bytearray()
+        lengths = np.zeros(len(codes), np.int64)
+        for first in range(0, len(codes), _IDS_AT_ONCE):
+            some = codes[first : first + _IDS_AT_ONCE]
+            # At -1 the end of all text and its beginning: nothing is between.
+            spans = zip(self.offsets[some].tolist(), self.offsets[some + 1].tolist(), strict=True)
+            parts = [
+                given[place].encode() if place in given else bytes(text[begin:end])
+                for place, (begin, end) in enumerate(spans, first)
+            ]
+            joined += b"".join(parts)
+            lengths[first : first + len(some)] = _lengths(parts)
+        return Vocabulary.from_sorted_text(bytes(joined), lengths)
+
+    def as_strings(self) -> "Vocabulary":
+        """The ids as strings, whose order, and so their codes, may be another."""
+        if self.kind == "string":
+            return self
+        return Vocabulary.from_strings(map(str, self.values.tolist()))
 
     def insert(self, ids: Sequence[int | str]) -> tuple["Vocabulary", NDArray[np.int64]]:
         """A vocabulary with other ids too, and of each of its ids the code here, -1 if it is new.
@@ -263,12 +274,31 @@ class Vocabulary:
             ) from error
         # Neither sorted nor distinct, but laid out like a vocabulary.
         wanted = Vocabulary.from_sorted_text(b"".join(encoded), _lengths(encoded))
-        low, high = np.zeros(len(ids), np.int64), np.full(len(ids), len(self))
-        found = np.full(len(ids), -1)
+        ends = np.zeros(len(ids), np.int64), np.full(len(ids), len(self))
+        return self._narrow(wanted, np.arange(len(ids)), *ends)
+
+    def _merge(self, other: "Vocabulary", queries: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Codes of ascending strings of another vocabulary: every 64th gives bounds to others."""
+        some = queries[::_STRIDE]
+        found, low = self._narrow(other, some, np.zeros_like(some), np.full_like(some, len(self)))
+        places = np.append(np.where(found >= 0, found, low), len(self))
+        # The last string of a stretch comes before the first of the next.
+        low, high = (np.repeat(ends, _STRIDE)[: len(queries)] for ends in (places[:-1], places[1:]))
+        return self._narrow(other, queries, low, high)[0]
+
+    def _narrow(
+        self,
+        wanted: "Vocabulary",
+        queries: NDArray[np.int64],
+        low: NDArray[np.int64],
+        high: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """As `_search`, for strings of another vocabulary, each between two codes."""
+        found = np.full(len(queries), -1)
         searching = np.flatnonzero(low < high)
         while len(searching):
             middle = (low[searching] + high[searching]) // 2
-            order = self._compare(middle, wanted, searching)
+            order = self._compare(middle, wanted, queries[searching])
             found[searching[order == 0]] = middle[order == 0]
             low[searching[order < 0]] = middle[order < 0] + 1
             high[searching[order > 0]] = middle[order > 0]

@@ -38,6 +38,7 @@ Row = dict[str, Any]
 
 FINISHED, FAILED = "finished", "failed"
 FORMAT, VERSION = "sce sweep", 2
+_FOLDERS = ("runs", "sweeps", "items")  # that every sweep has
 # Said from then on when somebody asks for the weights of a run.
 _REMOVED = (
     "sce sweep removed them when the run ended, as it does without --keep-weights; to have them, "
@@ -93,16 +94,18 @@ class SweepDirectory:
         check_writable(self.path)
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file; name a directory for the sweep")
-        ours = [self.rows, self.runs, self.data, self.path / "sweeps"]
-        if self.path.is_dir() and any(self.path.iterdir()) and not any(p.exists() for p in ours):
+        # Others have directories called data, runs and sweeps, too.
+        made = all((self.path / name).is_dir() for name in _FOLDERS)
+        ours = made or self.rows.is_file() or any(self.path.glob("sweeps/*.json"))
+        if self.path.is_dir() and any(self.path.iterdir()) and not ours:
             raise InputError(
                 f"{self.path} holds other things than a sweep; choose another directory"
             )
 
     def make(self) -> None:
         """Make it, unless it exists."""
-        for folder in (self.runs, self.path / "sweeps", self.path / "items"):
-            folder.mkdir(parents=True, exist_ok=True)
+        for name in _FOLDERS:
+            (self.path / name).mkdir(parents=True, exist_ok=True)
 
     def write_sweep(self, sweep: Sweep) -> int:
         """Remember a sweep; return how many runs are no part of it any more.

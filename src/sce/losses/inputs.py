@@ -153,6 +153,8 @@ def check_arguments(
     if any(tensor.device != device for tensor in given.values()):
         devices = ", ".join(f"{name} on {tensor.device}" for name, tensor in given.items())
         raise ValueError(f"the arguments of a loss must be on one device, got {devices}")
+    if device.type == "meta":
+        raise TypeError("a loss depends on numbers, and tensors on the device meta have none")
 
 
 def check_tensor(name: str, given: object) -> None:

@@ -22,6 +22,7 @@ from sce.data.shapes import misfit, parse_json
 from sce.data.storage import atomic_file, new_digest
 from sce.distributed.table import ShardedTable
 from sce.errors import InputError
+from sce.training.fitting import check_state, forms
 
 FORMAT, VERSION = "sce training state", "4"
 _METADATA = "sce"  # the one key of a header: the library lays several out by chance
@@ -44,10 +45,16 @@ _CURRENT = {
     **dict.fromkeys(("loss_sum", "seconds", "memory_mib"), _NUMBER),
     "statistics": {"*": _NUMBER},
 }
+_PHASES = ("training", "evaluation")
+_RECORD = {
+    **dict.fromkeys(("epoch", "steps", "targets"), int),
+    "seconds": dict.fromkeys(_PHASES, _NUMBER),
+    "memory_mib": dict.fromkeys(_PHASES, _NUMBER | None),
+}
 _PROGRESS = {
-    "history": [dict],
+    "history": [_RECORD],
     "current": _CURRENT,
-    "start": dict | None,
+    "start?": _RECORD,
     "best_epoch": int,
     "best_score": _NUMBER,
     "stale": int,
@@ -145,8 +152,12 @@ class Trained:
         """Put everything back as `tensors` gave it."""
         weights = {k: v for k, v in tensors.items() if k.startswith(("model.", "loss."))}
         self.modules.load_state_dict(weights)
+        if forms(weights) != forms(self.modules.state_dict()):
+            raise InputError("its weights are of another type")
         parameters = dict(self.modules.named_parameters())
-        for full, value in [*with_prefix(tensors, "optimizer.").items(), *scalars.items()]:
+        state = {**with_prefix(tensors, "optimizer."), **scalars}
+        check_state(self.optimizer, parameters, state)
+        for full, value in state.items():
             key, _, name = full.partition(".")
             parameter = parameters[name]
             if isinstance(value, Tensor):
@@ -314,9 +325,9 @@ class Checkpointer:
             raise InputError(f"{path} was altered: {wrong} is missing, or of another kind")
         try:
             self.trained.restore(tensors, metadata["optimizer_scalars"])
-        except (RuntimeError, KeyError) as error:
+        except (RuntimeError, KeyError, InputError) as error:
             raise InputError(f"{path} is the checkpoint of another model: {error}") from error
-        fields = {name: metadata["progress"].get(name) for name in _PROGRESS}
+        fields = {name: metadata["progress"].get(name) for name in asdict(Progress())}
         current = {name: fields["current"][name] for name in _CURRENT}
         progress = Progress(**fields | {"current": EpochSoFar(**current)})
         if progress.has_best:

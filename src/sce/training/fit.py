@@ -94,7 +94,8 @@ def fit(
         force: Replace the run in `out`, when training begins; not again where torchrun starts a
             script once more, which then resumes what it has begun.
         start_from: The directory of another run, of the same model, whose best weights and
-            optimizer state to begin with, by the ids of the items; new items begin as the mean of
+            optimizer state to begin with, by the ids of the items; the dataset has all of these if
+            it comes from `sce.unite_items(dataset, start_from)`. New items begin as the mean of
             known ones near them. A loss with weights of its own keeps those. The evaluation before
             any step is epoch 0, and may remain the best.
         config: The settings of model and loss to be kept with the run.

@@ -4,7 +4,6 @@ Of the items that have both a content vector and a row in the table, a linear ma
 the other is learned by ridge regression; it gives new items their rows.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sce.data.lines import parse_line, read_lines
 from sce.data.manifest import describe_file, write_array
 from sce.data.storage import (
     atomic_directory,
@@ -35,6 +35,7 @@ LEAST_VECTORS = 20  # of items of the run, to learn a map from
 _FOLDS = 5  # one to measure by, the others to choose the penalty with
 _PENALTIES = [10.0**exponent for exponent in range(-4, 4)]  # in units of a content vector's spread
 _OUTCOMES = ("test", "validation", "popularity", "test_ranks", "users")  # of fewer items
+_MEMBERS = {"item_id", "similar_to", "vector", "title"}
 _EXPECTED = '{"item_id": ..., "similar_to": [ids]} or {"item_id": ..., "vector": [numbers]}'
 
 Matrix = NDArray[np.float64]
@@ -292,23 +293,15 @@ def _write_state(
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Number and content of every line that is not blank."""
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                try:
-                    record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-                except (ValueError, RecursionError) as error:
-                    raise InputError(f"{path}, line {number}: not JSON: {error}") from error
-                keys = record.keys() if isinstance(record, dict) else set()
-                if "item_id" not in keys or len(keys & {"similar_to", "vector"}) != 1:
-                    raise InputError(
-                        f"{path}, line {number}: expected {_EXPECTED}, got {show_value(record)}"
-                    )
-                yield number, record
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    for number, line in read_lines(path):
+        try:
+            record = parse_line(line, _MEMBERS)
+            keys = record.keys() if isinstance(record, dict) else set()
+            if "item_id" not in keys or len(keys & {"similar_to", "vector"}) != 1:
+                raise ValueError(f"expected {_EXPECTED}, got {show_value(record)}")
+        except ValueError as error:
+            raise InputError(f"{path}, line {number}: {error}") from error
+        yield number, record
 
 
 def _as_id(given: Any, known: Vocabulary) -> int | str:

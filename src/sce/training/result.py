@@ -89,7 +89,7 @@ def conclude(trainer: Trainer, start: dict[str, Any] | None = None) -> FitResult
         epochs=progress.epoch,
         stopped=progress.stopped or "epochs",
         validation=next(
-            (r["validation"] for r in history if r["epoch"] == progress.best_epoch), None
+            (r.get("validation") for r in history if r["epoch"] == progress.best_epoch), None
         ),
         test=None if test is None else test.metrics.values,
         users={"validation": len(trainer.validation.test), "test": len(dataset.test)},

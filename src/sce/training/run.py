@@ -16,7 +16,7 @@ RUN/report.html         written by `sce report`
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from sce.errors import InputError, TrainingWarning, named
 from sce.models.base import Backbone
 from sce.models.registry import BACKBONES
 from sce.training.checkpoint import are_finite, read_tensors, with_prefix
+from sce.training.fitting import forms
 from sce.training.ranks import RANKS
 from sce.units import plural
 
@@ -43,7 +44,7 @@ _TENSORS = ("best.safetensors", "resume.safetensors", "resume")
 FILES = ("metrics.jsonl", "result.json", "report.html", RANKS, *_TENSORS)
 START = {  # as start.py has it
     **dict.fromkeys(("run", "identity", "optimizer"), str),
-    **dict.fromkeys(("carried", "new", "from_neighbours", "dropped"), int),
+    **dict.fromkeys(("carried", "new", "from_neighbours", "unseen?"), int),
     "epoch": int | None,
 }
 ADDED = {"run": str, "similar": int, "content": int, "error?": int | float}  # by new_items.py
@@ -231,8 +232,8 @@ class Run:
                 f"{dataset.content_hash[:12]}: not the same dataset; "
                 "train a run on this one, or give the one that it was trained on"
             )
-        if len(dataset.item_ids) < len(self.item_ids):  # by sce add-items
-            return replace(dataset.with_items(self.item_ids), titles=self.titles)
+        if len(dataset.item_ids) < len(self.item_ids):  # by sce add-items, or of an earlier run
+            return dataset.with_items(self.item_ids, self.titles)
         return dataset
 
 
@@ -256,7 +257,7 @@ def load_model(run: Run, device: torch.device | str = "cpu") -> Backbone:
             expected = entry.build(run.dataset.n_items).state_dict()
     except (TypeError, ValueError) as error:
         raise MANIFEST.damaged(run.path, f"the settings of its model: {error}") from error
-    if {n: t.shape for n, t in weights.items()} != {n: t.shape for n, t in expected.items()}:
+    if forms(weights) != forms(expected):
         raise MANIFEST.damaged(run.path, "its weights are of another model")
     if not are_finite(weights.values()):
         raise MANIFEST.damaged(run.path, "some of its weights are not finite numbers")

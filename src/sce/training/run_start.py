@@ -26,6 +26,7 @@ from sce.distributed.ranks import note_start
 from sce.errors import InputError, named
 from sce.training.code import CODE
 from sce.training.run import FILES, MANIFEST, DatasetInfo, Run
+from sce.units import plural
 
 # Settings that may change on resuming: the device, whose arithmetic may differ, how often to save,
 # and the epochs (unless the schedule goes by them); after a divergence also those that may help.
@@ -60,6 +61,9 @@ def check_target(
             raise _nothing_to_resume(path)
         return False
     if not force and not resume:
+        if not MANIFEST.listed(path):  # neither would help
+            what = "holds other things than a run" if path.is_dir() else "is a file"
+            raise InputError(f"{path} {what}; choose another directory")
         raise InputError(
             f"{path} exists; go on with {named('resume', True)}, replace it with "
             f"{named('force', True)}, or choose another directory"
@@ -120,11 +124,8 @@ def run_target(
                 write_json(path / MANIFEST.file, manifest)
                 return Run.open(path)
             note_start(path)
-            run = start_run(
-                path, dataset, config=config, derived=derived, model=model, replace=exists
-            )
-            locks.enter_context(locked(path))
-            return run
+            given: Any = {"config": config, "derived": derived, "model": model, "replace": exists}
+            return start_run(path, dataset, **given, locks=locks)
 
         yield open_run
 
@@ -154,9 +155,15 @@ def start_run(
     derived: Mapping[str, Any],
     model: str,
     replace: bool = False,
+    locks: ExitStack | None = None,
 ) -> Run:
-    """Create the directory of a run, with everything that is known before training."""
+    """Create the directory of a run, with everything that is known before training.
+
+    With `locks`, to which its lock is added, it is locked before others can see it.
+    """
     with atomic_directory(path, replace=replace) as directory:
+        if locks is not None:
+            locks.enter_context(locked(directory, place=path))
         files = {}
         vocabularies = {"items": dataset.item_ids, "titles": dataset.titles}
         arrays = {
@@ -220,6 +227,11 @@ def check_resumable(
             f"{path} was trained on a dataset with content {content[:12]}, and {dataset.path} has "
             f"content {dataset.content_hash[:12]}: resume with the former"
         )
+    if (has := manifest["dataset"]["n_items"]) != dataset.n_items:
+        raise InputError(
+            f"{path} has {plural(has, 'item')}, also those of the run that it went on from, and "
+            f"the dataset {dataset.n_items:,}: give sce.unite_items(dataset, {str(path)!r})"
+        )
     if manifest["model"] != model:
         raise InputError(f"{path} trains {manifest['model']}, not {model}")
     before, now = _flatten(manifest["config"]), _flatten(json.loads(json.dumps(config)))
@@ -237,9 +249,10 @@ def check_resumable(
         if name not in free
     ]
     if refused:
+        hint = '; a loss that changes itself wants a name: fit(..., loss_name="...")'
         raise InputError(
             f"{path} cannot be resumed with other settings: {'; '.join(refused)}; give those "
-            "that it was begun with"
+            f"that it was begun with{hint if any('loss._' in name for name in refused) else ''}"
         )
     for section in ("model", "loss"):
         begun, given = manifest["config"][section], config[section]

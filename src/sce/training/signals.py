@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP while training, or writing rows: the state is saved first."""
+"""Ctrl-C, SIGTERM, SIGHUP and SIGXCPU while training, or writing rows: the state is saved first."""
 
 import signal
 import sys
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # which imports torch
     from sce.distributed.ranks import Ranks
 
-_SIGNALS = [s for s in signal.Signals if s.name in ("SIGINT", "SIGTERM", "SIGHUP")]
+_SIGNALS = [s for s in signal.Signals if s.name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGXCPU")]
 _AGREE_EVERY = 16  # batches of a step: then all ranks know of a signal that one of them got
 BROKEN_PIPE = 13  # the number of SIGPIPE, which Python turns into an error
 
@@ -35,9 +35,12 @@ class TrainingInterrupted(Interrupted):
 
 @contextmanager
 def as_ctrl_c() -> Iterator[None]:
-    """Within the block SIGTERM and SIGHUP interrupt as Ctrl-C does, where nobody handles them."""
+    """Within the block all of them interrupt as Ctrl-C does, where nobody handles them."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGXCPU:
+            _hear_no_more(number)
+            heard.remove(signal.SIGXCPU)
         raise Interrupted("interrupted", number)
 
     main = threading.current_thread() is threading.main_thread()
@@ -49,6 +52,11 @@ def as_ctrl_c() -> Iterator[None]:
     finally:
         for number in heard:
             signal.signal(number, signal.SIG_DFL)
+
+
+def _hear_no_more(number: int) -> None:
+    """Ignore SIGXCPU, which comes again each second of CPU time, until all is saved and ended."""
+    signal.signal(number, signal.SIG_IGN)
 
 
 class StopRequested(Exception):  # noqa: N818 - not an error
@@ -122,10 +130,13 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGXCPU:
+            _hear_no_more(number)
+            del self._before[number]
         if self._noted is None:
             self._remember(number)
             self._answer("stopping after this batch, then saving; once more to stop at once")
-        elif self._writing:
+        elif self._writing or number == signal.SIGXCPU:
             self._answer("still saving; it ends when that is done")
         else:
             raise KeyboardInterrupt

@@ -1,9 +1,10 @@
-"""Going on from another run: its weights and optimizer state, for the items of a new dataset.
+"""Going on from another run: its weights and optimizer state, for its items and those of new data.
 
 Items are the same where their ids are. Rows of known items are carried over as they are, with the
-optimizer's state of each; so is everything that is not of items. A new item begins as the mean of
-the known items near it in the training sequences; without any, as the mean of all that were carried
-over. Its optimizer state is that of an item which no batch has touched yet: zeros.
+optimizer's state of each, also of those without an event in the new data; so is everything that is
+not of items. A new item begins as the mean of the known items near it in the training sequences;
+without any, as the mean of all that were carried over. Its optimizer state is that of an item which
+no batch has touched yet: zeros.
 """
 
 from collections.abc import Mapping
@@ -16,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sce.data.batches import count_items
 from sce.data.prepared import PreparedDataset, Sequences
 from sce.distributed.checkpoint import LATEST, read_whole
-from sce.errors import InputError, named
-from sce.models.registry import BACKBONES
+from sce.errors import InputError, checked, named
 from sce.training.checkpoint import FORMAT, VERSION, Trained, read_tensors, with_prefix
 from sce.training.code import CODE
 from sce.training.describe import describe_model, name_model
@@ -52,6 +53,21 @@ class Start:
                 trained.optimizer.state[table.shard]["sum"].copy_(sums[own])
         trained.restore({**trained.modules.state_dict(), **self.tensors}, self.scalars)
         self.tensors.clear()
+
+
+@checked
+def unite_items(dataset: PreparedDataset, path: Path | str) -> PreparedDataset:
+    """A dataset in a catalogue that has all items of a run too, to go on from it or to resume it.
+
+    >>> dataset = unite_items(dataset, "old")                                    # doctest: +SKIP
+    >>> fit(SASRec(dataset.n_items), loss, dataset, start_from="old")            # doctest: +SKIP
+
+    Args:
+        dataset: The dataset to train on.
+        path: The run. Items that only it has keep its titles; all do, if the dataset has none.
+    """
+    run = Run.open(path)
+    return dataset.unite(run.item_ids, run.titles)
 
 
 def choose_start(
@@ -105,14 +121,17 @@ def read_start(
     warn_of(run)
     sources = run.item_ids.lookup_all(dataset.item_ids)
     known = sources >= 0
-    if not known.any():
+    seen = count_items(dataset.train, dataset.n_items) > 0
+    if not known[seen].any():
         raise InputError(
-            f"none of the {plural(len(known), 'item')} of {dataset.path} is among those of {path}: "
-            "nothing can be carried over; ids that mean the same must be written the same"
+            f"none of the {plural(int(seen.sum()), 'item')} of {dataset.path} is among those of "
+            f"{path}: nothing can be carried over; ids that mean the same must be written the same"
         )
-    same = len(run.item_ids) == len(known) and bool(known.all())
-    if not same:
-        _check_others(run, model, weights, tables)
+    if lacking := len(run.item_ids) - int(known.sum()):
+        raise InputError(
+            f"{path} has {plural(lacking, 'item')} that the dataset lacks, and all are kept: give "
+            f"sce.unite_items(dataset, {str(path)!r}), and a model for its n_items"
+        )
     state, scalars, optimizer = _optimizer_state(run, tables, settings)
     neighbours = 0
     for name in tables:
@@ -130,7 +149,7 @@ def read_start(
         "carried": int(known.sum()),
         "new": int((~known).sum()),
         "from_neighbours": neighbours,
-        "dropped": len(run.item_ids) - int(known.sum()),
+        "unseen": int((known & ~seen).sum()),
         "optimizer": optimizer,
     }
     return Start(summary, weights | state, scalars)
@@ -144,9 +163,11 @@ def tell_start(start: Mapping[str, Any]) -> str:
         new += f" ({start['from_neighbours']:,} from the mean of known items near them"
         rest = start["new"] - start["from_neighbours"]
         new += f", {rest:,} from that of all)" if rest else ")"
-    carried = plural(start["carried"], "item")
-    told = f"{carried} carried over, {new}, {start['dropped']:,} dropped"
-    return f"going on from {start['run']}{epoch}: {told}; optimizer state {start['optimizer']}"
+    carried = f"{plural(start['carried'], 'item')} carried over"
+    if start.get("unseen"):
+        carried += f" ({start['unseen']:,} of them without an event to train on)"
+    told = f"{carried}, {new}; optimizer state {start['optimizer']}"
+    return f"going on from {start['run']}{epoch}: {told}"
 
 
 def place_rows(rows: Tensor, sources: NDArray[np.int64], new: Tensor | None = None) -> Tensor:
@@ -254,20 +275,6 @@ def _tables(run: Run, model: nn.Module, weights: Mapping[str, Tensor]) -> list[s
             "another shape"
         )
     return tables
-
-
-def _check_others(
-    run: Run, model: nn.Module, weights: Mapping[str, Tensor], tables: list[str]
-) -> None:
-    """Refuse a second table by item, whose rows could not be told from any others."""
-    if name_model(model) in BACKBONES:
-        return
-    for name, tensor in weights.items():
-        if name not in tables and tensor.dim() and len(tensor) == len(run.item_ids):
-            raise InputError(
-                f"{name} of {run.path} has as many rows as there are items, and only those of the "
-                "catalogue are carried over to other items"
-            )
 
 
 def _optimizer_state(
