@@ -115,6 +115,7 @@ def exporting(export: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[s
             assert server.poll() is None
             time.sleep(0.01)
         yield server, port
+        (tmp_path / "go").touch()  # ends the export too, where the server has left it behind
         server.kill()
 
 
