@@ -297,8 +297,9 @@ def test_an_index_is_measured_and_used_when_asked_for(
 def test_an_index_that_nothing_would_use_is_refused(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["export", run.path, "--out", tmp_path / "out", "--index", "--format", "pt2"]
-    assert "an index is used with the format onnx only; got pt2" in complaint(command, capsys)
+    command: list[str | Path] = ["export", run.path, "--out", tmp_path / "out"]
+    line = complaint([*command, "--index", "--format", "pt2"], capsys)
+    assert "an index is used with the format onnx only; got pt2" in line
 
 
 def test_an_index_that_finds_little_tries_harder(tmp_path: Path, dataset: PreparedDataset) -> None:
