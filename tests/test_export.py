@@ -294,6 +294,14 @@ def test_an_index_is_measured_and_used_when_asked_for(
         Engine.load(out)
 
 
+def test_an_index_that_nothing_would_use_is_refused(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command: list[str | Path] = ["export", run.path, "--out", tmp_path / "out"]
+    line = complaint([*command, "--index", "--format", "pt2"], capsys)
+    assert "an index is used with the format onnx only; got pt2" in line
+
+
 def test_an_index_that_finds_little_tries_harder(tmp_path: Path, dataset: PreparedDataset) -> None:
     engine = run_engine(make_run(tmp_path / "run", dataset))
 

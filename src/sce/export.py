@@ -69,8 +69,9 @@ def export(
     Args:
         run: The run, or its directory.
         out: The directory to write.
-        format: Of the encoder: "onnx", which needs no torch to run, or "pt2", of `torch.export`.
-        index: Add an index for approximate search.
+        format: Of the encoder: "onnx", which needs no torch to run, or "pt2", of `torch.export`,
+            for `load_pt2`.
+        index: Add an index for approximate search, to the format onnx.
         data: The run's dataset, if it was moved. Without it random histories are compared.
         force: Replace an export that is there.
 
@@ -78,6 +79,8 @@ def export(
         What the comparison with the run found, as the manifest has it; and under "index", the
         recall of the index.
     """
+    if index and format != "onnx":
+        raise InputError(f"an index is used with the format onnx only; got {format}")
     exists = check_target(out, force=force, manifest=MANIFEST)
     opened = run if isinstance(run, Run) else Run.open(run)
     recommender = Recommender.load(opened, "cpu")

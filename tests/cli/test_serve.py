@@ -1,4 +1,11 @@
+import errno
+import os
+import signal
 import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +28,14 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (["--index", "--port", "0"], "export has no index; make one with: sce export RUN --index"),
         (["--batch", "0"], "--batch must be at least 1; got 0"),
+        (["--queue", "99", "--limits.requests", "100"], "--queue must be at least --limits.reques"),
         (["--limits.k", "0"], "--limits.k must be at least 1; got 0"),
         (["--port", "70000"], "cannot listen on 127.0.0.1, port 70000: "),
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1, port 8000: "),
         (["--token-file", "short"], "the token in short needs 8 characters of ASCII or more"),
         (["--token-file", "nowhere"], "cannot read a token from nowhere: "),
-        (["--titles", "nowhere", "--port", "0"], "cannot read titles from nowhere: "),
+        (["--titles", "nowhere.csv", "--port", "0"], "nowhere.csv: no such file"),
+        (["--titles-columns", "a", "b", "--port", "0"], "--titles-columns are those of --titles"),
     ],
 )
 def test_what_cannot_be_served_is_one_line(
@@ -77,6 +86,72 @@ def test_without_the_extra_its_installation_is_named(
     line = complaint(["serve", export], capsys)
     assert "needs uvicorn, which is not installed" in line
     assert "pip install 'scalable-cross-entropy[serve]'" in line
+
+
+@pytest.fixture
+def exporting(export: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A server that exports a run until there is a file "go", and its port."""
+    run, temporary, exporter = tmp_path / "run", tmp_path / "temporary", tmp_path / "exporter"
+    for directory in (run, temporary):
+        directory.mkdir()
+    (run / "run.json").write_text("{}")
+    exporter.write_text(
+        f"#!/bin/sh\ncd {tmp_path}\necho $$ > pid.new\nmv pid.new pid\n"
+        f'while [ ! -e go ]; do sleep 0.02; done\ncp -r {export} "$6"\n'
+    )
+    exporter.chmod(0o755)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    start = f"import sys; sys.executable = {str(exporter)!r}; from sce.cli import main; "
+    command = [sys.executable, "-c", start + "sys.exit(main())", "serve", str(run)]
+    with subprocess.Popen(
+        [*command, "--port", str(port)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(temporary)},
+    ) as server:
+        while not (tmp_path / "pid").exists():
+            assert server.poll() is None
+            time.sleep(0.01)
+        yield server, port
+        (tmp_path / "go").touch()  # ends the export too, where the server has left it behind
+        server.kill()
+
+
+def test_until_a_run_is_exported_clients_are_refused_and_sighup_waits(
+    exporting: tuple[subprocess.Popen[str], int], tmp_path: Path
+) -> None:
+    server, port = exporting
+    assert server.stdout
+    assert server.stderr
+    with socket.socket() as client:
+        assert client.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
+    server.send_signal(signal.SIGHUP)
+    (tmp_path / "go").touch()
+    assert server.stdout.readline().endswith(f":{port}\n")
+    assert "exporting" in server.stderr.readline()
+    assert "no new version" in server.stderr.readline()
+
+
+def test_told_to_end_while_it_exports_a_server_leaves_nothing(
+    exporting: tuple[subprocess.Popen[str], int], tmp_path: Path
+) -> None:
+    server, _ = exporting
+    assert [*(tmp_path / "temporary").iterdir()]
+    server.terminate()
+    assert server.wait(30) == 128 + signal.SIGTERM
+    assert not [*(tmp_path / "temporary").iterdir()]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_without_polars_titles_of_a_file_are_refused(
+    export: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "polars", None)
+    line = complaint(["serve", export, "--titles", "any.csv", "--port", "0"], capsys)
+    assert "reading titles needs polars, which is not installed" in line
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Servers for tests: processes that cannot import torch, and raw requests to them."""
+"""Servers for tests: processes that cannot import torch or polars, and raw requests to them."""
 
 import http.client
 import json
@@ -12,7 +12,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-_COMMAND = "import sys; sys.modules['torch'] = None; from sce.cli import main; sys.exit(main())"
+_COMMAND = (
+    "import sys; sys.modules |= dict.fromkeys(['torch', 'polars']); "
+    "from sce.cli import main; sys.exit(main())"
+)
 
 
 class Server:

@@ -10,35 +10,9 @@ import pytest
 
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
-from sce.serving.catalogue import Source, read_titles
+from sce.serving.catalogue import Source
 from tests.serving.tiny_export import ITEM_IDS, listed, write_export
 from tests.tiny_run import make_dataset
-
-
-def test_titles_of_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "titles.csv"
-    file.write_text('\ufeffitem_id,year,title\n101,1,"Red, ""ash"""\n7,2,nothing\n139,3,Ärger\n')
-    titles = read_titles(file, ITEM_IDS)
-    named = {code: title for code, title in enumerate(titles.decode(range(40))) if title}
-    assert named == {1: 'Red, "ash"', 39: "Ärger"}
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"id,title\n1,x\n", "needs a first line with the columns item_id and title"),
-        (b"item_id,title\n1,x\n", "no item_id of .* is in the catalogue"),
-        (b"item_id,title\n101,\xff\n", "cannot read titles"),
-        (b"", "needs a first line"),
-        (None, "cannot read titles"),
-    ],
-)
-def test_files_that_have_no_titles(content: bytes | None, message: str, tmp_path: Path) -> None:
-    file = tmp_path / "titles.csv"
-    if content is not None:
-        file.write_bytes(content)
-    with pytest.raises(InputError, match=message):
-        read_titles(file, ITEM_IDS)
 
 
 def test_a_catalogue_does_not_need_its_files_any_more(tmp_path: Path) -> None:

@@ -187,10 +187,11 @@ def test_a_connection_is_kept_for_many_requests_and_through_a_refusal(server: Se
 
 def test_titles_of_a_file_outlast_a_new_version(tmp_path: Path) -> None:
     path = write_export(tmp_path / "export")
-    titles = tmp_path / "titles.csv"
-    titles.write_text("item_id,title\n101,The one\n")
-    with serving(path, "--titles", str(titles)) as server:
+    titles = tmp_path / "titles.tsv"
+    titles.write_text("sort\tcode\twords\nx\t101\tThe one\n")
+    options = ["--titles", str(titles), "--titles-columns", "code", "words"]
+    with serving(path, *options, torch=True) as server:
         assert server.ask("/items?q=one")[1] == {"items": [{"item": 101, "title": "The one"}]}
         server.send(signal.SIGHUP)
-        wait_for(lambda: "serves version" in server.log.read_text())
+        wait_for(lambda: "no new version: loaded " in server.log.read_text())
         assert server.ask("/items?q=one")[1] == {"items": [{"item": 101, "title": "The one"}]}

@@ -12,7 +12,7 @@ from sce.serving.page import PAGE, POLICY
 from tests.browser import CONTRAST, Browser, needs_browser
 from tests.cycle_data import make_cycle, train
 from tests.serving.running import Server, serving
-from tests.serving.tiny_export import write_export
+from tests.serving.tiny_export import listed, write_export
 
 FRUITS = ["Apple", "Banana", "Cherry", "Damson", "Elder", "Fig", "Grape", "Hazel", "Iris"]
 FRUITS += ["Juniper", "Kiwi", "Lime"]
@@ -206,10 +206,10 @@ def test_without_titles_and_with_a_token(tmp_path: Path, browser: Browser) -> No
 
 @needs_browser
 def test_a_title_is_text_and_nothing_else(tmp_path: Path, browser: Browser) -> None:
-    titles = tmp_path / "titles.csv"
-    titles.write_text("item_id,title\n100,<img src=x onerror=alert(1)><b>bold</b>\n")
-    with serving(write_export(tmp_path / "export"), "--titles", str(titles)) as server:
+    title = "<img src=x onerror=alert(1)><b>bold</b>"
+    titles = listed([title, *[""] * 39])
+    with serving(write_export(tmp_path / "export", titles=titles)) as server:
         page = Page(browser, server.url)
-        assert page.names("results")[0] == "<img src=x onerror=alert(1)><b>bold</b>"
+        assert page.names("results")[0] == title
         assert browser.evaluate("document.querySelector('img, b') === null")
         assert browser.complaints() == []

@@ -23,6 +23,8 @@ TITLES = listed(["Oak", "Mountain ASH", "washed\nout", "Ash tree", "", "Ärger"]
         ("tree\tp3", []),
         ("nothing", []),
         ("\udc80", []),
+        ("\0", []),
+        (" ", [0, 1, 2, 3, 4, 5]),
         ("", [0, 1, 2, 3, 4, 5]),
     ],
 )

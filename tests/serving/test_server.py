@@ -1,11 +1,13 @@
 """The interface of the server, in this process."""
 
+import hmac
 import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from sce.serving.engine import Request
 from sce.serving.server import ServerSettings, Service
 from sce.serving.users import Users
 from tests.cycle_data import lay_out
-from tests.serving.tiny_export import TITLED, make_engine
+from tests.serving.tiny_export import TITLED, make_engine, write_export
 
 ENGINE = make_engine()
 NOWHERE = Source(Path("nowhere"))
@@ -55,6 +57,9 @@ def test_recommendations_are_those_of_the_engine_with_titles(client: TestClient)
     allowed = client.post("/recommend", json={"history": [101], "allow": [103, 104, 101]}).json()
     assert {item for item, _ in pairs(allowed)} == {103, 104}
     assert len(pairs(client.post("/recommend", json={"history": [101]}).json())) == 10
+    asked = {"history": [101, 1], "allow": [103, 9, "x"], "block": [8, 104]}
+    found = client.post("/recommend", json=asked).json()
+    assert (found["unknown"], found["ignored"]) == ([1], [9, "x", 8])
 
 
 def test_users_of_the_log_are_asked_for_by_their_ids(tmp_path: Path) -> None:
@@ -142,7 +147,7 @@ def test_similar_items_and_search(client: TestClient) -> None:
         ({"user": None}, 400, "user is an id, integer or string; got None"),
         ({"user": [4]}, 400, "user is an id, integer or string; got [4]"),
         ({"k": 4}, 400, "a request needs a history"),
-        ({"user": 4, "history": [1]}, 400, "the oldest first, or instead a user"),
+        ({"user": 4, "history": [1]}, 400, "a history or a user, whose history is known; got both"),
         ({"history": [1], "depth": 4}, 400, "'depth' is no part of a request: allow, block, "),
         ({"history": [1], "k": 21}, 400, "k is a whole number from 1 to 20; got 21"),
         ({"history": [1], "k": True}, 400, "got True"),
@@ -228,9 +233,25 @@ def test_the_token_is_needed_for_all_but_page_and_health() -> None:
                 assert answer.status_code == 401
                 assert answer.headers["WWW-Authenticate"] == "Bearer"
         assert client.get("/").status_code == client.get("/healthz").status_code == 200
-        right = {"Authorization": "Bearer right-token"}
-        assert client.get("/items", headers=right).status_code == 200
+        for scheme in ("bearer", "BEARER ", "Bearer"):
+            right = {"Authorization": f"{scheme} right-token"}
+            assert client.get("/items", headers=right).status_code == 200
         assert client.get("/openapi.json", headers=right).json()["security"] == [{"token": []}]
+
+
+def test_the_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+
+    def compare(given: bytes, token: bytes) -> bool:
+        compared.append((given, token))
+        return False
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    with TestClient(make_service(token="right-token").app()) as client:
+        for given in ("right-token", "x"):  # nothing else decides
+            headers = {"Authorization": f"Bearer {given}"}
+            assert client.get("/items", headers=headers).status_code == 401
+    assert compared == [(b"right-token", b"right-token"), (b"x", b"right-token")]
 
 
 def test_beyond_the_queue_requests_are_refused_with_503() -> None:
@@ -259,6 +280,21 @@ def test_beyond_the_queue_requests_are_refused_with_503() -> None:
         assert [one.result().status_code for one in (first, *waiting)] == [200] * 3
     assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
     assert refused.json() == {"error": "too many requests are waiting; try again"}
+
+
+def test_files_replaced_before_the_first_look_are_taken_up_once(tmp_path: Path) -> None:
+    source = Source(write_export(tmp_path / "export"))
+    catalogue, told = source.load(), Queue[str]()
+    write_export(source.path, seed=1)
+    service = Service(source, catalogue, ServerSettings(watch=0.01), told.put)
+    with TestClient(service.app()) as client:
+        assert told.get(timeout=30).startswith("serves version ")
+        assert client.get("/healthz").json()["version"] == source.load().engine.version
+        (source.path / "encoder.onnx").write_bytes(b"")
+        assert told.get(timeout=30).startswith("refused a new version")
+        for _ in range(20):
+            client.get("/healthz")
+    assert told.empty()  # what was refused is not tried again
 
 
 def test_a_request_that_fails_does_not_fail_others(capsys: pytest.CaptureFixture[str]) -> None:

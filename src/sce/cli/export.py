@@ -26,7 +26,7 @@ def export(
     Args:
         run: Directory that "sce train" wrote.
         out: Directory to write; it appears only when it was found to be equal to the run.
-        format: Of the encoder: onnx, or pt2 (torch.export).
+        format: Of the encoder: onnx, or pt2 (torch.export), which sce.export.load_pt2 loads.
         index: Add an index for approximate search, of catalogues with more than 500,000 items; its
             recall@10 is measured.
         data: The run's dataset, if it was moved; its histories are compared. Without it, random

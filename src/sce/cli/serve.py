@@ -2,9 +2,11 @@
 
 import logging
 import os
+import signal
 import socket
 import sys
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from ipaddress import ip_address
 from pathlib import Path
@@ -13,8 +15,10 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from sce.cli import say
+from sce.cli.titles import titles_for
 from sce.errors import InputError
 from sce.serving.asking import Limits
+from sce.training.signals import as_ctrl_c
 from sce.units import plural
 
 _EXTRA = ("httptools", "starlette", "uvicorn")
@@ -31,6 +35,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     titles: Path | None = None,
+    titles_columns: tuple[str, str] | None = None,
     data: Path | None = None,
     index: Annotated[bool | None, Parameter(negative="--no-index")] = None,
     watch: Annotated[bool, Parameter(show_default=False)] = False,
@@ -49,7 +54,9 @@ def serve(
         path: Directory that "sce export" or "sce train" wrote. A run is exported first.
         host: Address to listen on; 0.0.0.0 for all of this machine's.
         port: Port to listen on; 0 for any that is free.
-        titles: csv file with the columns item_id and title, in place of the export's titles.
+        titles: File with ids and titles of items (csv, tsv, jsonl or parquet; the extra
+            "prepare"), in place of the export's titles.
+        titles_columns: Its columns of ids and titles, if they have no usual names.
         data: Dataset of the run, for requests that name a user of the log instead of a history.
             [default: that of a run, if it is where it was; of an export none]
         index: Search an index of the export instead of scoring all items. [default: from 500,000
@@ -62,19 +69,29 @@ def serve(
         threads: Batches computed at the same time, each by one core. [default: one a core]
         limits: What is refused beyond.
     """
+    told: list[int] = []
+    signal.signal(signal.SIGHUP, lambda number, _: told.append(number))  # until it serves
     if threads is None:
         affinity = getattr(os, "sched_getaffinity", None)  # on Linux
         threads = len(affinity(0)) if affinity else os.cpu_count() or 1
     for name, value in {"batch": batch, "queue": queue, "threads": threads}.items():
         if value < 1:
             raise InputError(f"--{name} must be at least 1; got {value}")
+    if queue < limits.requests:
+        raise InputError(
+            f"--queue must be at least --limits.requests, {limits.requests}, for a list of so many "
+            f"requests waits as a whole; got {queue}"
+        )
     token = _read_token(token_file)
     server = _needs("server")
-    source = _needs("catalogue").Source(path, titles, data, index)
-    listening = _listen(host, port)
+    named = partial(titles_for, file=titles, columns=titles_columns)
+    source = _needs("catalogue").Source(path, titles, data, index, named)
+    _listen(host, port).close()  # whether it can, before what takes long
     if source.is_run:
         say(f"exporting {path}; serving what sce export wrote begins sooner")
-    catalogue = source.load()
+    with as_ctrl_c():  # SIGTERM too ends the process that exports, and removes what it wrote
+        catalogue = source.load()
+    listening = _listen(host, port)  # until now clients are refused, instead of left waiting
     settings = server.ServerSettings(
         limits=limits,
         token=token,
@@ -89,7 +106,13 @@ def serve(
     what = f"{plural(engine.n_items, 'item')}, version {server.short(engine.version)}"
     what += "" if engine.index is None else ", by its index"
     line = f"serving {what}, on http://{where}:{listening.getsockname()[1]}"
-    service = server.Service(source, catalogue, settings, say, lambda: print(line, flush=True))
+
+    def begin() -> None:
+        print(line, flush=True)
+        if told:
+            signal.raise_signal(signal.SIGHUP)
+
+    service = server.Service(source, catalogue, settings, say, begin)
     _run(service.app(), listening)
 
 

@@ -70,7 +70,9 @@ def read_request(given: Any, limits: Limits) -> Asked:
     if unknown := given.keys() - _KNOWN:
         known = ", ".join(sorted(_KNOWN))
         raise InputError(f"{show_value(min(unknown))} is no part of a request: {known}")
-    if ("history" in given) == ("user" in given):
+    if "history" in given and "user" in given:
+        raise InputError("a request has a history or a user, whose history is known; got both")
+    if "history" not in given and "user" not in given:
         raise InputError(
             "a request needs a history, a list of item ids, the oldest first, or instead a user"
         )

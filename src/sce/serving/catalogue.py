@@ -1,6 +1,5 @@
 """What is served: an engine, its titles and its search, and where the next version comes from."""
 
-import csv
 import json
 import subprocess
 import sys
@@ -33,13 +32,13 @@ class Catalogue:
     engine: Engine
     search: Search
     users: Users | None = None
+    state: object = None
+    """That of its source before it was loaded: files that are replaced meanwhile have another."""
 
     @classmethod
-    def of(cls, engine: Engine, titles: Path | None = None) -> "Catalogue":
+    def of(cls, engine: Engine) -> "Catalogue":
         """Hold an engine in memory, whatever becomes of its files, and try it once."""
         item_ids, named = _copy(engine.item_ids), engine.titles and _copy(engine.titles)
-        if titles is not None:
-            named = read_titles(titles, item_ids)
         table, counts = np.array(engine.table), engine.popularity
         counts = None if counts is None else np.array(counts)
         engine = replace(engine, table=table, item_ids=item_ids, titles=named, popularity=counts)
@@ -78,6 +77,7 @@ class Catalogue:
                 "source": one.source,
                 "known": one.known,
                 "unknown": one.unknown,
+                "ignored": one.ignored,
                 "version": version,
             }
             for one, items in zip(found, self.named(found), strict=True)
@@ -131,26 +131,6 @@ def _copy(ids: Vocabulary) -> Vocabulary:
     return Vocabulary.from_arrays(ids.kind, copies)
 
 
-def read_titles(path: Path, item_ids: Vocabulary) -> Vocabulary:
-    """Titles by catalogue index, from a csv file with the columns item_id and title."""
-    titles = [b""] * len(item_ids)
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.DictReader(file)
-            if not {"item_id", "title"} <= {*(rows.fieldnames or ())}:
-                raise InputError(f"{path} needs a first line with the columns item_id and title")
-            pairs = [(row["item_id"], row["title"] or "") for row in rows]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"cannot read titles from {path}: {error}") from error
-    for code, (_, title) in zip(item_ids.lookup([item for item, _ in pairs]), pairs, strict=True):
-        if code >= 0:
-            titles[code] = title.encode()
-    if pairs and not any(titles):
-        raise InputError(f"no item_id of {path} is in the catalogue")
-    lengths = np.fromiter(map(len, titles), np.int64, len(titles))
-    return Vocabulary.from_sorted_text(b"".join(titles), lengths)
-
-
 @dataclass(frozen=True)
 class Source:
     """An export, or a run that is exported whenever it is loaded."""
@@ -161,6 +141,8 @@ class Source:
     """The dataset of its run, whose users may be asked for; of a run, its own if it is there."""
     index: bool | None = None
     """Search approximately: see `Engine.load`."""
+    read_titles: Callable[[Vocabulary], Vocabulary | None] = lambda item_ids: None
+    """Titles by catalogue index, from the file; None for those of the export."""
 
     @property
     def is_run(self) -> bool:
@@ -173,6 +155,10 @@ class Source:
         Raises:
             InputError: When it cannot be served.
         """
+        state = self.state()
+        return replace(self._load(), state=state)
+
+    def _load(self) -> Catalogue:
         if not self.is_run:
             return self._catalogue(Engine.load(self.path, index=self.index))
         with TemporaryDirectory(prefix="sce-export-") as place:
@@ -187,7 +173,9 @@ class Source:
             return self._catalogue(Engine.load(export, index=self.index))
 
     def _catalogue(self, engine: Engine) -> Catalogue:
-        catalogue, data = Catalogue.of(engine, self.titles), self._data()
+        titles = self.read_titles(engine.item_ids)
+        catalogue = Catalogue.of(engine if titles is None else replace(engine, titles=titles))
+        data = self._data()
         if data is None:
             return catalogue
         try:

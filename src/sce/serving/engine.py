@@ -66,6 +66,8 @@ class Found:
     """Number of events of the history that are in the catalogue."""
     unknown: tuple[Id, ...] = ()
     """The other events, in their order: they were skipped."""
+    ignored: tuple[Id, ...] = ()
+    """Ids to allow and to block that are not in the catalogue."""
     source: str = "model"
     """Of the items: "model" or "popular"."""
 
@@ -188,23 +190,24 @@ class Engine:
             self.check(request)
         histories = self._codes([request.history for request in requests])
         known = [codes[codes >= 0] for codes in histories]
+        allowed = self._codes([one.allow or () for one in requests])
+        blocked = self._codes([one.block or () for one in requests])
         hidden = [
             codes[codes >= 0] if request.keep_seen else np.concatenate([codes[codes >= 0], seen])
-            for request, codes, seen in zip(
-                requests, self._codes([one.block or () for one in requests]), known, strict=True
-            )
+            for request, codes, seen in zip(requests, blocked, known, strict=True)
         ]
-        ranked = self._rank(requests, known, hidden)
+        ranked = self._rank(requests, known, allowed, hidden)
         return [
             Found(
                 items=self.item_ids.decode(items),
                 scores=scores,
                 known=len(seen),
-                unknown=tuple(request.history[n] for n in np.flatnonzero(codes < 0).tolist()),
+                unknown=_strange(request.history, codes),
+                ignored=_strange(request.allow, allow) + _strange(request.block, block),
                 source="model" if len(seen) or self._popular is None else "popular",
             )
-            for request, codes, seen, (items, scores) in zip(
-                requests, histories, known, ranked, strict=True
+            for request, codes, seen, allow, block, (items, scores) in zip(
+                requests, histories, known, allowed, blocked, ranked, strict=True
             )
         ]
 
@@ -255,13 +258,16 @@ class Engine:
         return states
 
     def _rank(
-        self, requests: Sequence[Request], known: Sequence[Codes], hidden: Sequence[Codes]
+        self,
+        requests: Sequence[Request],
+        known: Sequence[Codes],
+        allowed: Sequence[Codes],
+        hidden: Sequence[Codes],
     ) -> list[tuple[Codes, Floats]]:
         """Rank the catalogue for all requests together, and lists of allowed items one by one."""
         ranked = [(np.empty(0, np.int64), np.empty(0, np.float32)) for _ in requests]
         filled = [row for row, codes in enumerate(known) if len(codes)]
         states = dict(zip(filled, self.states([known[row] for row in filled]), strict=True))
-        allowed = self._codes([request.allow or () for request in requests])
         for row, request in enumerate(requests):
             codes = None
             if request.allow is not None:
@@ -317,6 +323,11 @@ class Engine:
         if found:
             return rank(states, self.table, depths, found, self._norm)
         return top_k(states, self.table, depths, flat, self._norm)
+
+
+def _strange(ids: Sequence[Id] | None, codes: Codes) -> tuple[Id, ...]:
+    """Ids that have no code."""
+    return tuple(ids[n] for n in np.flatnonzero(codes < 0).tolist()) if ids else ()
 
 
 def one_core_a_call() -> None:

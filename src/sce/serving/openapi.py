@@ -6,6 +6,7 @@ from sce import __version__
 from sce.serving.asking import Limits
 
 _ID = {"oneOf": [{"type": "integer"}, {"type": "string"}]}
+_UNKNOWN = {"type": "array", "items": _ID}
 
 
 def describe(limits: Limits, *, with_token: bool) -> dict[str, Any]:
@@ -29,11 +30,12 @@ def describe(limits: Limits, *, with_token: bool) -> dict[str, Any]:
     named = {"type": "array", "items": _of("Item")}
     version = {"type": "string"}
     found = _object(
-        ["items", "source", "known", "unknown", "version"],
+        ["items", "source", "known", "unknown", "ignored", "version"],
         items=named,
         source={"enum": ["model", "popular"], "description": "popular: no event is known."},
         known={"type": "integer", "description": "Events of the history in the catalogue."},
-        unknown={"type": "array", "items": _ID},
+        unknown=_UNKNOWN | {"description": "The other events, not in the catalogue."},
+        ignored=_UNKNOWN | {"description": "Ids of allow and block not in the catalogue."},
         version=version,
     )
     many = _object(["results"], results=_array("Found", None))

@@ -42,9 +42,9 @@ class Search:
         Titles that begin with the query come first, then ids, then titles and ids of which a word
         does, then all others that have it inside.
         """
-        query = _plain(query).strip()
-        if not query:
-            return list(range(min(k, self.n_items)))
+        given, query = query, _plain(query).strip()
+        if not query:  # control characters alone are in no item
+            return [] if given.strip(" ") else list(range(min(k, self.n_items)))
         patterns = [(before + query).encode(errors="replace") for before in (_LINE, _ID, " ", "")]
         some = [*islice(self._matches(patterns[-1]), _FEW)]
         if len(some) < _FEW:  # these are all: one search will do

@@ -134,17 +134,19 @@ class Service:
                 return
             before, self.catalogue = self.catalogue, found
             self.metrics.loads["taken"] += 1
-            versions = [short(one.engine.version) for one in (found, before)]
-            self.say(f"serves version {versions[0]} instead of {versions[1]}")
+            new, old = (short(one.engine.version) for one in (found, before))
+            changed = f"serves version {new} instead of {old}"
+            self.say(changed if new != old else f"no new version: loaded {new} again")
 
     async def watch(self, seconds: float) -> None:
         """Reload when the files have changed, and have stopped changing."""
-        taken = seen = self.source.state()
+        tried = seen = self.catalogue.state
         while True:
             await asyncio.sleep(seconds)
             before, seen = seen, self.source.state()
-            if seen is not None and seen == before and seen != taken:
-                taken = seen
+            settled = seen is not None and seen == before
+            if settled and seen not in (tried, self.catalogue.state):
+                tried = seen
                 await self.reload()
 
     # What clients ask.
@@ -261,7 +263,8 @@ class Gate:
         if token is None or scope["path"] in OPEN:
             return True
         given = dict(scope["headers"]).get(b"authorization", b"")
-        return hmac.compare_digest(given, b"Bearer " + token.encode())
+        scheme, _, given = given.partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), token.encode())
 
 
 def _why_nothing(asked: Asked) -> str:
