@@ -67,5 +67,5 @@ def test_states_equal_those_of_plain_parts(heads: int, sink: bool) -> None:
 def test_impossible_settings_are_refused() -> None:
     with pytest.raises(InputError, match="widening must be at least 1"):
         LiGRSettings(widening=0)
-    with pytest.raises(InputError, match="settings are LiGRSettings"):
+    with pytest.raises(InputError, match="settings must be LiGRSettings or None"):
         LiGR(12, "dim 8")

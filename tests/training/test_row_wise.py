@@ -126,12 +126,12 @@ class Stopping(ScalableCrossEntropy):
 
     def __init__(self, at: int) -> None:
         super().__init__(n_buckets=4, coverage=False, bucket_size_x=5, bucket_size_y=3)
-        self._left = at
+        self._left = [at]  # no plain value, which would be a setting
 
     def with_statistics(self, *arguments: Any, **options: Any) -> Any:
         # Of every step: an epoch has few.
-        self._left -= 1
-        if self._left == 0:
+        self._left[0] -= 1
+        if self._left[0] == 0:
             os.kill(os.getpid(), signal.SIGINT)
         return super().with_statistics(*arguments, **options)
 

@@ -74,8 +74,9 @@ class Transformer(Backbone):
         super().__init__()
         if n_items < 1:
             raise InputError(f"a model needs at least one item; got {n_items}")
-        if settings is not None and not isinstance(settings, self.settings_class):
-            raise InputError(f"settings are {self.settings_class.__name__}(...); got {settings!r}")
+        if not isinstance(settings, self.settings_class | None):
+            kind = self.settings_class.__name__
+            raise InputError(f"settings must be {kind} or None; got {settings!r}")
         self.settings = replace(settings or self.settings_class(), **options)
         dim = self.settings.dim
         self.catalogue = nn.Parameter(torch.empty(n_items, dim))

@@ -237,7 +237,7 @@ def _add_rows(
 def _check_model(run: Run, model: nn.Module) -> None:
     if run.model != name_model(model):
         raise InputError(f"{run.path} is of the model {run.model}, not {name_model(model)}")
-    before, free = run.config["model"], ("parameters",)  # whose number goes with that of items
+    before, free = run.config["model"], ("parameters", "parts")  # which go with the items
     differ = [
         f"{named(f'model.{name}')} was {before[name]!r} and is now {now!r}"
         for name, now in describe_model(model).items()
