@@ -27,7 +27,7 @@ def export(
         run: Directory that "sce train" wrote.
         out: Directory to write; it appears only when it was found to be equal to the run.
         format: Of the encoder: onnx, or pt2 (torch.export), which sce.export.load_pt2 loads.
-        index: Add an index for approximate search, of catalogues with more than 500,000 items; its
+        index: Add an index for approximate search, of catalogues with 2,000,000 items or more; its
             recall@10 is measured.
         data: The run's dataset, if it was moved; its histories are compared. Without it, random
             ones are.

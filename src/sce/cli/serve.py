@@ -59,7 +59,7 @@ def serve(
         titles_columns: Its columns of ids and titles, if they have no usual names.
         data: Dataset of the run, for requests that name a user of the log instead of a history.
             [default: that of a run, if it is where it was; of an export none]
-        index: Search an index of the export instead of scoring all items. [default: from 500,000
+        index: Search an index of the export instead of scoring all items. [default: from 2,000,000
             items on, where it takes less time, if the export has one]
         watch: Take up a new version as soon as the files change.
         token_file: File with a token that clients must send as "Authorization: Bearer TOKEN".
