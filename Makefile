@@ -41,6 +41,7 @@ demo/export/export.json: demo/run/result.json
 	$(BIN)/sce export demo/run --out demo/export --force
 
 serve: $(STAMP) demo/export/export.json
+	@(sleep 3; $(BIN)/python -m webbrowser -t http://localhost:8000 > /dev/null 2>&1 < /dev/null || true) &
 	$(BIN)/sce serve demo/export --data demo/data
 
 test: lint types imports unit
