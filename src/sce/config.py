@@ -18,7 +18,7 @@ from sce.models.base import Backbone, BackboneSettings
 from sce.models.registry import BACKBONES, DEFAULT_BACKBONE
 from sce.planning import summarize_data
 from sce.training.device import resolve_device
-from sce.training.optimizer import NEEDS_SCE
+from sce.training.optimizer import needs_sce
 from sce.training.run import Run
 from sce.training.settings import TrainingSettings
 from sce.units import show_size
@@ -50,7 +50,7 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.training.row_wise and not hasattr(self.loss.build(TINY_DATA), "sparse_grad"):
-            raise InputError(f"{NEEDS_SCE}; the loss is {self.loss_name}")
+            raise InputError(f"{needs_sce()}; the loss is {self.loss_name}")
 
     @classmethod
     def compose(cls, *layers: Layer) -> "Config":
@@ -105,7 +105,7 @@ def _make(section: str, name: str, given: Mapping[str, Any]) -> Any:
     try:
         return SECTIONS[section][name](**given)
     except (TypeError, ValueError) as error:
-        prefix = "" if str(error).startswith(f"{section}.") else f"{section}: "
+        prefix = "" if str(error).startswith("--") else f"{section}: "
         raise InputError(f"{prefix}{error}") from error
 
 

@@ -361,8 +361,10 @@ def test_what_a_user_would_regret_not_knowing(tmp_path: Path) -> None:
     assert len(texts) == 4
     assert "5 of 53 training users have a single event" in texts[0]
     assert "48 training users and a batch has 100" in texts[1]
+    assert texts[1].endswith("consider a smaller batch_size")
     assert "bucket_size_y is 99 and the catalogue has 12 items" in texts[2]
     assert "tf32 is a precision of GPUs" in texts[3]
+    assert "--" not in "".join(texts)
 
 
 @pytest.mark.parametrize(

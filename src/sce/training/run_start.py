@@ -244,7 +244,7 @@ def check_resumable(
         if before.get(name) != now.get(name) and CODE not in name
     }
     refused = [
-        f"{name} was {was!r} and is now {now.get(name)!r}"
+        f"{named(name, python=name)} was {was!r} and is now {now.get(name)!r}"
         for name, was in changed.items()
         if name not in free
     ]
