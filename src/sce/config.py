@@ -2,6 +2,7 @@
 
 import difflib
 import tomllib
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import cyclopts
 import torch
 
 from sce.data.prepared import PreparedDataset
-from sce.errors import InputError
+from sce.errors import InputError, TrainingWarning
 from sce.losses import DEFAULT_LOSS, LOSSES, Loss, LossSettings
 from sce.losses.base import TINY_DATA
 from sce.models.base import Backbone, BackboneSettings
@@ -203,12 +204,17 @@ def settings_like(path: Path, given: Layer) -> Layer:
             f"the learning rate of {path} was to fall over {training.get('epochs')} epochs, and "
             f"the best was {best}: over {best} it would fall faster; say how many with --epochs"
         )
-    cut = result.get("stopped") == "max_steps" and best == result["epochs"]
-    if cut and not {"epochs", "max_steps"} & {*given.get("training", {})}:
-        raise InputError(
-            f"the best epoch of {path}, {best}, was its last, which --training.max-steps "
-            f"{training.get('max_steps')} ended; say how long to train with that, or with --epochs"
-        )
+    asked = {"epochs", "max_steps"} & {*given.get("training", {})}
+    if best == result["epochs"] and not asked:
+        what = f"the best epoch of {path}, {best}, was its last"
+        if result.get("stopped") == "max_steps":
+            raise InputError(
+                f"{what}, which --training.max-steps {training.get('max_steps')} ended; say how "
+                "long to train with that, or with --epochs"
+            )
+        if result["test"] is not None:
+            advice = "longer training may do better; say how long with --epochs"
+            warnings.warn(f"{what}: {advice}", TrainingWarning, stacklevel=2)
     training |= {"epochs": best, "patience": 0, "max_steps": None}
     return layer
 
