@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from torch import Tensor, nn
@@ -399,9 +400,11 @@ def test_what_is_no_loss_to_train_on(loss: Any, message: str, dataset: PreparedD
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dataset": "data/clicks"}, r"PreparedDataset.load\(path\), or .*; got a str"),
+        ({"dataset": "data/clicks"}, r"PreparedDataset.load\(path\), or .*; got 'data/clicks'"),
+        ({"dataset": pl.DataFrame({"a": [1]})}, r"prepare\(frame, path\); .* of type DataFrame$"),
         ({"loss": "sce"}, "a loss is a function of states, catalogue and targets, .* got 'sce'"),
-        ({"loss": nn.CrossEntropyLoss()}, "a loss is a function of .* got CrossEntropyLoss"),
+        ({"loss": nn.CrossEntropyLoss()}, "own, of logits, is not; got CrossEntropyLoss"),
+        ({"loss": SASRec(3)}, "a loss is a function of .* got an object of type SASRec$"),
         ({"loss": CrossEntropy(ignore_index=0)}, "targets with -100; leave out ignore_index=0 of"),
         ({"settings": {"epochs": 3}}, r"settings are TrainingSettings\(...\); got {'epochs': 3}"),
     ],
