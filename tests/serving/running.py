@@ -18,6 +18,11 @@ _COMMAND = (
 )
 
 
+def without_torch(*arguments: str) -> None:
+    """Run a command."""
+    subprocess.run([sys.executable, "-c", _COMMAND, *arguments], check=True, capture_output=True)
+
+
 class Server:
     """A process of `sce serve`."""
 

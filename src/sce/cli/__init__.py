@@ -58,8 +58,11 @@ VERBS: dict[str, tuple[str, list[str]]] = {
         ],
     ),
     "add-items": (
-        "Add new items to a run without training: by similar items, or by content vectors.",
-        ["runs/clicks items.jsonl --out runs/clicks-more"],
+        "Add new items to a run or an export, untrained: by similar items or content vectors.",
+        [
+            "runs/clicks items.jsonl --out runs/clicks-more",
+            "exports/clicks items.jsonl --out exports/clicks --force",
+        ],
     ),
     "evaluate": (
         "Measure a run on the test users, beside the popularity baseline.",
