@@ -146,6 +146,33 @@ def test_told_to_end_while_it_exports_a_server_leaves_nothing(
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
+def test_told_to_end_while_it_exports_a_new_version_a_server_ends(
+    exporting: tuple[subprocess.Popen[str], int], tmp_path: Path
+) -> None:
+    server, _ = exporting
+    (tmp_path / "go").touch()
+    assert server.stdout
+    server.stdout.readline()
+    for name in ("go", "pid"):
+        (tmp_path / name).unlink()
+    server.send_signal(signal.SIGHUP)
+    while not (tmp_path / "pid").exists():
+        time.sleep(0.01)
+    server.terminate()
+    assert server.wait(30) == -signal.SIGTERM  # the export would never end
+    assert not [*(tmp_path / "temporary").glob("sce-*")]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_wrong_titles_of_a_run_are_refused_before_it_is_exported(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    command: list[str | Path] = ["serve", tmp_path, "--port", "0", "--titles", "nowhere.csv"]
+    assert "nowhere.csv: no such file" in complaint(command, capsys)  # and no line on exporting
+
+
 def test_without_polars_titles_of_a_file_are_refused(
     export: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
