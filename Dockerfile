@@ -10,10 +10,10 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 FROM python:3.12-slim
 COPY constraints.txt /tmp/
 COPY --from=build /wheels /wheels
-# The wheel without what it names: of that, an export needs all but torch, which is 5.5 GB.
+# The wheel without what it names: of that, an export needs all but torch, which is 5.5 GB. Polars reads --titles.
 RUN pip install --no-cache-dir --no-deps /wheels/*.whl \
  && pip install --no-cache-dir -c /tmp/constraints.txt \
-      numpy rich cyclopts onnxruntime starlette uvicorn httptools uvloop threadpoolctl voyager \
+      numpy rich cyclopts onnxruntime starlette uvicorn httptools uvloop threadpoolctl voyager polars \
  && rm -r /wheels /tmp/constraints.txt \
  && useradd --no-create-home sce
 USER sce

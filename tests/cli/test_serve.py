@@ -13,6 +13,7 @@ import pytest
 
 from sce.cli import serve as module
 from tests.complaint import complaint
+from tests.serving.running import without_torch
 from tests.serving.tiny_export import write_export
 
 Capture = pytest.CaptureFixture[str]
@@ -171,6 +172,14 @@ def test_wrong_titles_of_a_run_are_refused_before_it_is_exported(
     (tmp_path / "run.json").write_text("{}")
     command: list[str | Path] = ["serve", tmp_path, "--port", "0", "--titles", "nowhere.csv"]
     assert "nowhere.csv: no such file" in complaint(command, capsys)  # and no line on exporting
+
+
+def test_without_torch_a_run_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    for command in (["add-items", str(tmp_path), "items.jsonl"], ["export", str(tmp_path)]):
+        done = without_torch(*command, "--out", str(tmp_path / "out"))
+        assert done.returncode == 2
+        assert done.stderr.startswith("sce: error: torch is not installed; install it as README")
 
 
 def test_without_polars_titles_of_a_file_are_refused(

@@ -18,9 +18,10 @@ _COMMAND = (
 )
 
 
-def without_torch(*arguments: str) -> None:
+def without_torch(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command."""
-    subprocess.run([sys.executable, "-c", _COMMAND, *arguments], check=True, capture_output=True)
+    command = [sys.executable, "-c", _COMMAND, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 class Server:

@@ -108,7 +108,8 @@ def test_a_new_version_is_taken_up_without_a_dropped_request(tmp_path: Path) -> 
         wait_for(taken_up)
         new = tmp_path / "items.jsonl"
         new.write_text('{"item_id": 7, "similar_to": [101], "title": "Novelty"}')
-        without_torch("add-items", str(path), str(new), "--out", str(path), "--force")
+        done = without_torch("add-items", str(path), str(new), "--out", str(path), "--force")
+        assert done.returncode == 0, done.stderr
         wait_for(taken_up)
         found = server.ask("/recommend", {"history": [7], "k": 1, "keep_seen": True})[1]
         assert found["items"][0].items() >= {"item": 7, "title": "Novelty"}.items()

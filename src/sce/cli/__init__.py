@@ -223,6 +223,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reason = ran_out(error)
         if not debug and lacks_threads(error):
             return _complain("no thread could be started; allow more processes (ulimit -u)")
+        if not debug and "torch" in (getattr(e, "name", "") for e in (error, error.__cause__)):
+            return _complain(
+                "torch is not installed; install it as README.md says, or use an export: sce serve "
+                "and sce add-items take one without torch"
+            )
         if debug or reason is None:
             raise
         remedy = "free some, take less at once, or use a machine that has more"
