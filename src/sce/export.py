@@ -101,26 +101,11 @@ def export(
     return {**found.pop("check"), **found}
 
 
-def run_engine(run: Run | Path | str) -> Engine:
-    """An engine of a run that is not exported: the same interface, with torch as the encoder."""
-    opened = run if isinstance(run, Run) else Run.open(run)
-    model = _exportable(Recommender.load(opened, "cpu"))
-    return Engine(
-        encode=_by_torch(model.encode),
-        table=model.catalogue.detach().numpy(),
-        item_ids=opened.item_ids,
-        max_length=model.max_length,
-        version=opened.identity,
-        popularity=opened.popularity,
-        titles=opened.titles,
-    )
-
-
 def load_pt2(path: Path | str) -> Engine:
     """An engine of an export in the format of `torch.export`."""
     exported = open_export(path)
     program = torch.export.load(Path(path) / exported.manifest["encoder"])
-    return Engine.of(exported, _by_torch(program.module()), index=False)
+    return Engine.of(exported, by_torch(program.module()), index=False)
 
 
 def measure_index(
@@ -235,7 +220,9 @@ def _exportable(recommender: Recommender) -> Backbone:
     return model
 
 
-def _by_torch(encode: Any) -> Encode:
+def by_torch(encode: Any) -> Encode:
+    """An encoder of torch for an engine."""
+
     @torch.no_grad()
     def run(embedded: NDArray[np.float32], lengths: NDArray[np.int64]) -> NDArray[np.float32]:
         found: Tensor = encode(torch.from_numpy(embedded), torch.from_numpy(lengths))
