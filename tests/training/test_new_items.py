@@ -208,6 +208,7 @@ def test_content_vectors_are_mapped(wide: Path, tmp_path: Path) -> None:
         ('{"item_id": 101, "similar_to": [100]}', "item 101 is in the catalogue already"),
         ('{"item_id": 1, "similar_to": [100, 5, 6]}', "names what is not in the catalogue: 5, 6"),
         ('{"item_id": 1, "similar_to": []}', "similar_to is a list of ids"),
+        ('{"item_id": [1], "similar_to": [100]}', r"ids are integers or strings, got \[1\]"),
         ('{"item_id": 1, "similar_to": [true]}', "ids are integers or strings, got True"),
         ('{"item_id": "x", "similar_to": [100]}', "ids of the catalogue are integers"),
         ('{"item_id": 3, "vector": [1, 2, 3]}', "a vector of 3 numbers, and others have 2"),
