@@ -4,12 +4,13 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo serve test lint types imports unit pages format clean
+.PHONY: help demo serve docs test lint types imports unit pages format clean
 
 help:
 	@echo "make demo    a synthetic catalogue of 100,000 items: prepare, train, recommend, report"
 	@echo "make serve   the demo behind HTTP, with a page to try it on; trains it first if need be"
-	@echo "make test    lint, types, import direction, tests"
+	@echo "make docs    the documentation as a site, in build/site"
+	@echo "make test    lint, types, import direction, documentation, tests"
 	@echo "make pages   the tests that need a browser (Chromium)"
 	@echo "make format  let ruff format and fix"
 	@echo "make clean   remove the virtual environment and everything made"
@@ -44,7 +45,7 @@ serve: $(STAMP) demo/export/export.json
 	@(sleep 3; $(BIN)/python -m webbrowser -t http://localhost:8000 > /dev/null 2>&1 < /dev/null || true) &
 	$(BIN)/sce serve demo/export --data demo/data
 
-test: lint types imports unit
+test: lint types imports docs unit
 
 lint: $(STAMP)
 	$(BIN)/ruff check --quiet .
@@ -55,6 +56,11 @@ types: $(STAMP)
 
 imports: $(STAMP)
 	$(BIN)/lint-imports --no-cache > .imports.log 2>&1 || { cat .imports.log; exit 1; }; rm -f .imports.log
+
+# Warnings, broken links among them, are errors.
+docs: $(STAMP)
+	$(BIN)/python -m sphinx -W --keep-going -q -b html -d build/doctrees docs build/site
+	@echo "site: $(CURDIR)/build/site/index.html"
 
 unit: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2

@@ -1,24 +1,34 @@
-"""The README's code, as it is printed there."""
+"""README and the pages of the site: their code as it is printed there, their tables and links."""
 
+import json
 import re
+import runpy
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import polars as pl
 import pytest
 
+from sce import __version__
 from sce.cli import main
 from tests.cycle_data import make_cycle
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+README, DOCS = ROOT / "README.md", ROOT / "docs"
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+RUN = [README, *(DOCS / f"{name}.md" for name in ("quickstart", "loss", "service"))]
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
 def test_what_is_said_of_installing() -> None:
     """Versions and extras are those of constraints.txt and pyproject.toml."""
     text = " ".join(README.read_text(encoding="utf-8").split())
+    text += (DOCS / "quickstart.md").read_text(encoding="utf-8")
     pins = README.with_name("constraints.txt").read_text()
     (tested,) = re.findall(r"^torch==(.+)$", pins, re.MULTILINE)
     project = tomllib.loads(README.with_name("pyproject.toml").read_text())["project"]
@@ -29,21 +39,85 @@ def test_what_is_said_of_installing() -> None:
     assert {tested} == {*re.findall(r"torch==([\d.]+)", text)}
     assert "`pip wheel . --no-deps` builds a wheel" in text
     assert f"Python ≥ {project['requires-python'].removeprefix('>=')}" in text
-    named = re.findall(r"\.\[([\w,]+)\]'|the extra `(\w+)`", text)
+    named = re.findall(r"\.\[([\w,]+)\]'|the extra `(\w+)`|--extra (\w+)", text)
     extras = {extra for some in named for one in some for extra in one.split(",") if extra}
     assert {"prepare", "report", "serve", "index"} <= extras <= {*project["optional-dependencies"]}
 
 
-def test_the_loss_alone() -> None:
-    (block,) = [block for block in blocks("python") if "torch.randn" in block]
-    names: dict[str, object] = {}
-    exec(block, names)
-    assert names["states"].grad.isfinite().all()  # type: ignore[attr-defined]
-    assert names["catalogue"].grad.abs().sum() > 0  # type: ignore[attr-defined]
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_code_of_a_page_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From top to bottom, on a small log, for one epoch; but for what needs other libraries."""
+    monkeypatch.chdir(tmp_path)
+    places = [(user, step) for user in range(60) for step in range(12)]  # one user after another
+    steps = [
+        (user, (7 * user + step) % 60, 10**9 + 900 * user + 60 * step) for user, step in places
+    ]
+    frame = pl.DataFrame(steps, schema=["user_id", "item_id", "timestamp"], orient="row")
+    frame.write_csv("clicks.csv")
+    names: dict[str, object] = {"frame": frame}
+    for block in blocks(page, "python"):
+        needs = re.findall(r"^(?:import|from) (\w+)", block, re.MULTILINE)
+        if all(find_spec(need) for need in needs):
+            exec(re.sub(r"epochs=\d+", "epochs=1", block), names)
+    if "states" in names:
+        assert names["states"].grad.isfinite().all()  # type: ignore[attr-defined]
+    if "recommended" in names:
+        assert names["recommended"].to_frame().height  # type: ignore[attr-defined]
+
+
+def test_tables_are_those_of_the_rows() -> None:
+    """If this fails: python docs/from_rows.py."""
+    rewritten = runpy.run_path(str(DOCS / "from_rows.py"))["rewritten"]
+    found = [page for page in PAGES if "<!-- rows: " in page.read_text(encoding="utf-8")]
+    assert len(found) > 3
+    for page in found:
+        text = page.read_text(encoding="utf-8")
+        assert rewritten(text) == text, page.name
+        assert rewritten(text.replace("| ", "| 9")) != text.replace("| ", "| 9")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_map_names_every_module() -> None:
+    """A package, a module or both: what a newcomer looks for is on the map."""
+    text = (DOCS / "house.md").read_text(encoding="utf-8")
+    source = ROOT / "src" / "sce"
+    modules = [path for path in source.rglob("*.py") if not path.name.startswith("__")]
+    outside = {"kernels", "cli"}  # named by what they do
+    missing = [
+        path.name
+        for path in modules
+        if not outside & {*path.relative_to(source).parts} and path.name not in text
+    ]
+    assert missing == []
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_notebook_runs_in_small(capsys: pytest.CaptureFixture[str]) -> None:
+    notebook = json.loads((ROOT / "examples" / "quickstart.ipynb").read_text(encoding="utf-8"))
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in cells)
+    size, *code = ("".join(cell["source"]) for cell in cells)
+    assert size.startswith("USERS, FILMS, EPOCHS = ")
+    names: dict[str, Any] = {"USERS": 60, "FILMS": 100, "EPOCHS": 1}
+    exec("\n".join(code), names)
+    assert list(names["top"].columns)[-1] == "title"
+    assert "part 2" in capsys.readouterr().out
+
+
+def test_the_version_to_cite_is_this_one() -> None:
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
 def test_a_sweep_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (block,) = blocks("toml")
+    (block,) = blocks(DOCS / "service.md", "toml")
     (tmp_path / "two.toml").write_text(block)
     data = make_cycle(tmp_path / "data").path
     places = ["--data", str(data), "--out", str(tmp_path / "two"), "--dry-run"]

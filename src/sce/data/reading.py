@@ -80,7 +80,7 @@ def read_interactions(
     """Read a log from csv, tsv, jsonl or parquet files, plain or compressed, or from a data frame.
 
     Args:
-        source: A file or a pattern such as "logs/*.csv.gz", or several, which together are one
+        source: A file or a pattern such as `logs/*.csv.gz`, or several, which together are one
             log; or a data frame of pandas, polars or another library that narwhals knows.
         format: A name from `sce.data.formats.FORMATS`, or "auto" to go by the files' endings.
         user_column: This and the others as in `sce.data.prepare.PrepareOptions`.

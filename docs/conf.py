@@ -1,0 +1,70 @@
+"""The documentation site: make docs. Pages are Markdown; commands and API are asked of the code."""
+
+import io
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from rich.console import Console
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "src"))
+
+import sce  # noqa: E402
+from sce.cli import VERBS, app  # noqa: E402
+
+project, author, release = "sce", "the authors of sce", sce.__version__
+copyright = "Apache-2.0"  # noqa: A001
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_made"]
+html_theme = "furo"
+html_title = f"sce {release}"
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
+html_show_copyright = html_show_sphinx = False
+myst_enable_extensions = ["dollarmath", "attrs_inline"]
+myst_heading_anchors = 4
+default_role = "code"  # `names` in docstrings
+napoleon_use_ivar = True
+autodoc_typehints = "none"  # signatures have them
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True}
+python_display_short_literal_types = True
+nitpicky = False
+
+GROUPS = {
+    "Losses": "losses", "Data": "data", "Models": "models", "Training": "training|optim",
+    "Evaluating and recommending": "evaluation|recommend", "Errors": "errors",
+}  # fmt: skip
+
+
+def _commands() -> str:
+    parts = []
+    for verb in VERBS:
+        shown = io.StringIO()
+        app.help_print([verb], console=Console(file=shown, width=88, color_system=None))
+        text = re.sub(r"[ \t]+$", "", shown.getvalue(), flags=re.MULTILINE).strip()
+        parts.append(f"## sce {verb}\n\n{VERBS[verb][0]}\n\n```text\n{text}\n```\n")
+    return "\n".join(parts)
+
+
+def _api() -> str:
+    parts = []
+    for title, modules in GROUPS.items():
+        parts.append(f"## {title}\n")
+        for name, module in sce._MODULES.items():
+            if re.match(rf"sce\.({modules})\b", module):
+                made = getattr(import_module(module), name)
+                kind = "class" if isinstance(made, type) else "function"
+                kind = kind if callable(made) else "data"
+                parts.append(f"```{{eval-rst}}\n.. auto{kind}:: sce.{name}\n```\n")
+    return "\n".join(parts)
+
+
+def setup(_: object) -> None:
+    """Write what the pages `commands` and `api` include."""
+    made = HERE / "_made"
+    made.mkdir(exist_ok=True)
+    (made / "commands.md").write_text(_commands(), "utf-8")
+    (made / "api.md").write_text(_api(), "utf-8")
