@@ -95,10 +95,10 @@ class TrainingStep:
         self.statistics = loss.statistics if isinstance(loss, Loss) else ()
         self.generator = torch.Generator(device) if isinstance(loss, Loss) else None
         self._lengths_of_all = self._lengths(trainable_rows(sequences))
-        fullest = self._lengths_of_all.topk(min(self.batch_size, len(self._lengths_of_all)))
+        targets = self.targets(trainable_rows(sequences))
+        fullest = targets.topk(min(self.batch_size, len(targets)))
         self.max_targets = int(fullest.values.sum())
-        mean = float(self._lengths_of_all.double().mean())
-        self.mean_targets = round(len(fullest.values) * mean)
+        self.mean_targets = round(len(fullest.values) * float(targets.double().mean()))
         self._shares: list[float] | None = None  # of long rows, where all batches are cut alike
         self.fixed = settings.compile or captured
         if isinstance(model, Backbone) and (device.type == "cuda" or self.fixed):
@@ -140,6 +140,8 @@ class TrainingStep:
         histories, targets = training_batch(
             self.sequences, rows, max_length=width or self.max_length, pad_to=width
         )
+        if isinstance(self.model, Backbone):
+            histories = self.model.inputs(histories, targets)
         if histories.device != self.device:
             histories = histories.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
@@ -167,10 +169,15 @@ class TrainingStep:
         if not captured:
             return None  # counting is cheaper than padding
         step = math.ceil(_BOUND * self.mean_targets)
-        return min(self.max_targets, -(-int(self._lengths(rows).sum()) // step) * step)
+        return min(self.max_targets, -(-int(self.targets(rows).sum()) // step) * step)
+
+    def targets(self, rows: Tensor) -> Tensor:
+        """Number of targets of each sequence, or the most where they are drawn."""
+        lengths = self._lengths(rows)
+        return self.model.most_targets(lengths) if isinstance(self.model, Backbone) else lengths
 
     def _lengths(self, rows: Tensor) -> Tensor:
-        """Number of targets of each sequence."""
+        """Length of each history."""
         return (self.sequences.lengths[rows] - 1).clamp(min=0, max=self.max_length)
 
     def _move_captured(
@@ -195,13 +202,19 @@ class TrainingStep:
         whole = batch.fixed and len(batch.histories) == self.batch_size
         if whole and self.compiled_model is not None:  # has a len() of its own in older torch
             model = self.compiled_model
-        groups = batch.length_groups
-        given = {} if groups is None else {"length_groups": groups}
+        targets, given = self._draw(batch)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             states = model(batch.histories, **given)
-            loss, statistics = self._loss(states, batch.targets, with_statistics, max_targets)
+            loss, statistics = self._loss(states, targets, with_statistics, max_targets)
         _check_loss(loss)
         return loss, statistics
+
+    def _draw(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
+        """Return the targets of a step, and what the model is given with the histories."""
+        if not isinstance(self.model, Backbone):
+            return batch.targets, {}
+        targets, given = self.model.draw(batch.targets)
+        return targets, given | {"length_groups": batch.length_groups}
 
     def _update(self) -> None:
         if self.clip_norm is not None:
