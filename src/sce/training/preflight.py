@@ -15,7 +15,6 @@ from sce.errors import InputError, named
 from sce.evaluation.evaluate import evaluating
 from sce.losses import LOSSES, BatchShape, CrossEntropy, DataSummary, Loss, ScalableCrossEntropy
 from sce.memory import ran_out
-from sce.models.base import Backbone
 from sce.models.registry import BACKBONES
 from sce.training.device import free_memory
 from sce.training.settings import TrainingSettings
@@ -82,10 +81,9 @@ def _about_future(model: nn.Module, dataset: PreparedDataset, max_length: int) -
     """Exchange the last event of a history: a state before it must not notice."""
     catalogue: Any = model.catalogue
     length = int(dataset.train.lengths.max(initial=0)) - 1
-    if _is_ours(model) or length < 2 or dataset.n_items < 2 or catalogue.is_meta:
+    masks = getattr(model, "draws", False)  # the targets that it is trained on
+    if masks or _is_ours(model) or length < 2 or dataset.n_items < 2 or catalogue.is_meta:
         return
-    if isinstance(model, Backbone) and model.draws:
-        return  # which masks what it is to predict
     events = dataset.train[int(dataset.train.lengths.argmax())][: min(length, max_length, 32)]
     histories = torch.tensor(events.tolist(), device=catalogue.device).repeat(3, 1)
     histories[2, -1] = (histories[2, -1] + 1) % dataset.n_items

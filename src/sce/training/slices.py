@@ -74,10 +74,11 @@ class SlicedStep(TrainingStep):
         # One that is empty adds 0.0, which may change the sign of a zero, and more change no bit.
         rounds = -(-min(self.slices, len(slices) + 1) // ranks.size)
         slices += [rows[:0]] * (rounds * ranks.size - len(slices))
-        count = sum(self._count(each, seeds, number) for number, each in enumerate(slices))
-        if self.by_placed and self.is_mean:
-            count = self._count_placed(slices, seeds)
-        over = max(1, count) if self.is_mean else 1
+        over = 1
+        if self.is_mean and self.by_placed:
+            over = max(1, self._count_placed(slices, seeds))
+        elif self.is_mean:
+            over = max(1, sum(self._count(each, seeds, n) for n, each in enumerate(slices)))
         self.optimizer.zero_grad(set_to_none=True)
         totals, statistics = [], None
         sums: list[Tensor] | None = None
