@@ -150,8 +150,8 @@ def test_the_bounds_of_a_captured_step_hold(masked: float) -> None:
         most = step._max_targets(rows, captured=True)
         assert most is not None
         assert int((drawn != IGNORED).sum()) <= int(step.targets(rows).sum()) <= most
-    most = model.most_targets(torch.tensor([6]))
-    assert torch.equal(step.targets(torch.tensor([4])), most)  # of 7 events
+    of_seven_events = step.targets(torch.tensor([4]))
+    assert torch.equal(of_seven_events, model.most_targets(torch.tensor([6])))
     assert step.max_targets == int(step.targets(torch.arange(20)).topk(6).values.sum())
 
 

@@ -17,8 +17,8 @@ from sce.losses import (
     SampledCrossEntropy,
     ScalableCrossEntropy,
 )
-from sce.models.sasrec import SASRec, SASRecSettings
 from sce.models.registry import BACKBONES
+from sce.models.sasrec import SASRec, SASRecSettings
 from sce.training.capture import CapturedSteps, StepResult
 from sce.training.device import same_bits
 from sce.training.optimizer import make_optimizer, set_rate, sparse_gradients
