@@ -9,7 +9,7 @@ from typing import Any
 
 from sce.data.formats import COMPRESSIONS, ENDINGS
 from sce.data.lines import name_of, parse_line, read_lines
-from sce.errors import InputError
+from sce.errors import InputError, needing
 from sce.evaluation.ranking import check_depth
 from sce.recommend import Recommended, Recommender, Request
 from sce.requests import Id
@@ -30,13 +30,9 @@ def read_items(path: Path | None, option: str, column: str | None = None) -> lis
     if ending not in ENDINGS:
         listed: list[Id] = [text for _, text in read_lines(path)]
     else:
-        try:
+        remedy = ", or write one id a line into a .txt file"
+        with needing("prepare", f"reading {path}", remedy):
             from sce.data.reading import read_item_column
-        except ModuleNotFoundError as error:
-            raise InputError(
-                f"reading {path} needs polars, which is not installed; install it with: pip "
-                "install 'scalable-cross-entropy[prepare]', or write one id a line into a .txt file"
-            ) from error
         listed = read_item_column(path, column)
     if not listed:
         raise InputError(f"{name_of(path)} ({option}) names no item")

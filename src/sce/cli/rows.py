@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO, get_args
 from sce.cli import say
 from sce.data.columns import ITEM, USER
 from sce.data.storage import atomic_file, empty, read_json, write_json
-from sce.errors import InputError
+from sce.errors import InputError, needing
 from sce.memory import require_memory
 from sce.recommended import SIMILAR
 from sce.training.signals import as_ctrl_c
@@ -204,13 +204,8 @@ def _choose(out: Path, format_: Format | None, *, force: bool) -> str:
     if chosen == "parquet":
         str(out).encode()  # polars takes no other names; refused by `main`
         require_memory(0, f"writing {out}", mapped=1e9)
-        try:
+        with needing("prepare", "writing parquet", ", or write .csv or .jsonl"):
             import polars  # noqa: F401 - rather now than at the end
-        except ModuleNotFoundError as error:
-            raise InputError(
-                "writing parquet needs polars, which is not installed; install it with: "
-                "pip install 'scalable-cross-entropy[prepare]', or write .csv or .jsonl"
-            ) from error
     return chosen
 
 

@@ -31,12 +31,6 @@ class Interactions:
         rows = (self.users[kept], self.items[kept], self.timestamps[kept])
         return Interactions(*rows, self.user_ids, self.item_ids, self.dropped)
 
-    def tally(self, name: str) -> "Tally":
-        """Counts of the whole log."""
-        counts = TallyOfParts(len(self.item_ids))
-        counts.add(self)
-        return counts.tally(name)
-
 
 @dataclass(frozen=True)
 class Tally:

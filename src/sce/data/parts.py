@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,25 +18,6 @@ from sce.data.vocabulary import WORD, Kind, Vocabulary
 
 T = TypeVar("T")
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
-
-
-class Parts(Protocol[T]):
-    """A `list` or a `DiskList`."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[T]: ...
-
-    def __setitem__(self, index: int, part: T, /) -> None: ...
-
-    def append(self, part: T, /) -> None:
-        """Add a part behind the others."""
-
-    def clear(self) -> None:
-        """Remove all parts."""
-
-    def copy(self) -> "Parts[T]":
-        """Another list of the same parts."""
 
 
 class DiskList(Generic[T]):
@@ -104,6 +85,9 @@ class DiskList(Generic[T]):
 def _unlink(files: Mapping[str, Path]) -> None:
     for path in files.values():
         path.unlink()
+
+
+Parts: TypeAlias = list[T] | DiskList[T]
 
 
 def tally_parts(name: str, parts: Parts[Interactions]) -> Tally:
