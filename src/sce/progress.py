@@ -39,7 +39,8 @@ class ProgressDisplay:
             animated: Redraw the bar between calls: for long steps that report nothing meanwhile.
             on_lost: Called when the reader of stderr went away.
         """
-        self._console = PipedConsole(stderr=True, highlight=False, quiet=not wanted)
+        self._console = PipedConsole(stderr=True, highlight=False, emoji=False)
+        self._console.quiet = not wanted
         self._on_lost = on_lost
         self._bar: Progress | None = None
         self._task: TaskID | None = None

@@ -90,9 +90,9 @@ def sweep(
             gone += directory.write_sweep(Sweep(spec.name, spec.title, keys, *kinds))
         if gone:
             others = plural(gone, "run")
-            display.tell(f"{others} of other settings will not be compared any more; rows stay")
+            display.print(f"sce: {others} of other settings are not compared any more; rows stay")
         for note in notes:
-            display.tell(f"left out: {note}")
+            display.print(f"sce: left out: {note}")
         runner = SweepRunner(
             runs,
             directory,
