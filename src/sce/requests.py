@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sce.data.vocabulary import Vocabulary
-from sce.errors import InputError, InputWarning, check_types, named
+from sce.errors import InputError, InputWarning, allowed, fits, named, show_value
 from sce.evaluation.queries import ItemFilter, Query
 from sce.evaluation.ranking import check_depth
 from sce.units import plural
@@ -32,6 +32,8 @@ class Request:
     """Recommend only these items, of those that all histories may get."""
     block: Listed = None
     """Recommend none of these items, nor of those that no history gets."""
+    where: str = ""
+    """Where it was read, for messages."""
 
 
 class Read(NamedTuple):
@@ -49,15 +51,20 @@ def read_requests(
     requests = [one if isinstance(one, Request) else Request(one) for one in given]
     listed = []
     for number, one in enumerate(requests, first):
-        where = f"history {number} (the first is 0)"
-        check_types({name: getattr(one, name) for name in _OPTIONS}, _OPTIONS)
-        if one.k is not None:
-            check_depth(one.k, len(item_ids))
-        listed.append(list_ids(one.history, where))
-        for name, some in (("allow", one.allow), ("block", one.block)):
-            listed.append(
-                [] if some is None else list_ids(some, f"{name} of {where}", ordered=False)
-            )
+        try:
+            for name, kind in _OPTIONS.items():
+                if not fits(value := getattr(one, name), kind):
+                    raise InputError(f"{name} must be {allowed(kind)}; got {show_value(value)}")
+            if one.k is not None:
+                check_depth(one.k, len(item_ids))
+            listed.append(list_ids(one.history, "history"))
+            for name in ("allow", "block"):
+                some = getattr(one, name)
+                listed.append([] if some is None else list_ids(some, name, ordered=False))
+        except InputError as error:
+            raise InputError(
+                f"{one.where or f'history {number} (the first is 0)'}: {error}"
+            ) from error
     ends = np.cumsum([len(ids) for ids in listed])[:-1]
     codes = np.split(item_ids.lookup(list(chain(*listed))), ends)
     known = [found[found >= 0] for found in codes]
@@ -114,12 +121,12 @@ def list_ids(given: Any, where: str, *, ordered: bool = True) -> list[Id]:
         given = given.tolist()
     unordered = isinstance(given, Mapping) or (ordered and isinstance(given, Set))
     if unordered or isinstance(given, str | bytes | int) or not isinstance(given, Iterable):
-        raise InputError(f"{where} must be a list of ids; got {given!r}")
+        raise InputError(f"{where} must be a list of ids; got {show_value(given)}")
     listed = list(given)
     for kind in {type(one) for one in listed} - {int, str}:
         if kind is bool or not issubclass(kind, int | str | np.integer):
             wrong = next(one for one in listed if type(one) is kind)
             raise InputError(
-                f"{where}: ids are integers or strings; got {wrong!r} ({kind.__name__})"
+                f"{where}: ids are integers or strings; got {show_value(wrong)} ({kind.__name__})"
             )
     return listed

@@ -23,10 +23,9 @@ from sce.training.run import Run, caveat
 from sce.training.start import tell_start
 from sce.units import (
     plural,
-    show_compact,
     show_count,
+    show_digits,
     show_duration,
-    show_factor,
     show_memory,
     show_metric,
     show_share,
@@ -107,10 +106,9 @@ def _headline(record: Record) -> dict[str, Any]:
     value, other = (record.metric(split, METRIC, of) for of in RANKERS)
     users = number(record.result, "users", split)
     told = f"popularity ({show_metric(other)})"
-    if factor := show_factor(value, other):
-        factor = f"{factor} {told}"
-        if users is not None and users < FEW_USERS:
-            factor = f"too few users to tell from {told}"
+    factor = f"{show_digits(value / other)}× {told}" if value is not None and other else None
+    if factor and users is not None and users < FEW_USERS:
+        factor = f"too few users to tell from {told}"
     done = max((one["epoch"] for one in record.epochs), default=0)
     start, added = (record.run.config.get(name) for name in ("start", "added"))
     items = show_count(record.run.dataset.n_items)
@@ -138,7 +136,7 @@ def _headline(record: Record) -> dict[str, Any]:
         (f"training time, {plural(len(seconds), 'epoch')}", show_duration(sum(seconds) or None)),
         *((f"peak memory of {phase}", show_memory(number(record.result, "memory_mib", phase)))
           for phase in PHASES),
-        ("tokens per second in training", show_compact(speed)),
+        ("tokens per second in training", show_count(speed)),
     ]  # fmt: skip
     return {
         "value": None if value is None else show_metric(value),
