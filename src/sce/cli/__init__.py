@@ -6,6 +6,7 @@ A command's module is imported only when that command is called, so `sce --help`
 
 import errno
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -118,15 +119,21 @@ VERBS: dict[str, tuple[str, list[str]]] = {
 
 
 _RESERVE = [bytearray(2**20)]  # given back to say that memory has run out
+_POWER = re.compile(r"^(-?\d+)[eE]\+?(\d{1,2})$")
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
+def _zeros(power: re.Match[str]) -> str:
+    return power[1] + "0" * int(power[2])
+
+
 def _convert(kind: Any, tokens: Sequence[cyclopts.Token]) -> Any:
-    """Read options as usual, but never round or beyond 64 bits: such numbers are mistakes."""
+    """Read options as usual, and 1e6; never round or beyond 64 bits: such numbers are mistakes."""
     if int in (kind, *get_args(kind)):
         for token in tokens:
             if "." in token.value:
                 raise cyclopts.CoercionError(token=token, target_type=int)
+        tokens = [token.evolve(value=_POWER.sub(_zeros, token.value)) for token in tokens]
     value = cyclopts.convert(kind, tokens)
     if type(value) is int and not -(2**63) <= value < 2**63:
         raise cyclopts.CoercionError(token=tokens[0], target_type=int)
