@@ -34,10 +34,8 @@ class ProgressDisplay:
     ) -> None:
         """Make a display, which begins with the `with` block.
 
-        Args:
-            wanted: False shows nothing.
-            animated: Redraw the bar between calls: for long steps that report nothing meanwhile.
-            on_lost: Called when the reader of stderr went away.
+        An `animated` bar is redrawn between calls: for long steps that report nothing meanwhile.
+        `on_lost` is called when the reader of stderr went away.
         """
         self._console = PipedConsole(stderr=True, highlight=False, emoji=False)
         self._console.quiet = not wanted
@@ -88,13 +86,8 @@ class ProgressDisplay:
     ) -> None:
         """Report progress, as often as one likes: it is shown twice a second, or as a line.
 
-        Args:
-            doing: The step of the work; the rate is counted from its first update on.
-            done: How much of it is done.
-            total: How much there is, where that is known.
-            unit: What is counted, such as "users".
-            facts: More to be shown.
-            left: Seconds left; by default those that follow from the rate.
+        Of the step that is being done, so much of the total is, in units such as "users". The rate,
+        of which the seconds left follow by default, is counted from its first update on.
         """
         now, new = monotonic(), doing != self._doing
         if new:

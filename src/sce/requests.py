@@ -89,10 +89,7 @@ def read_requests(
 def read_filter(item_ids: Vocabulary, allow: Listed, block: Listed) -> ItemFilter:
     """Look up the items that may, and those that may not, be recommended to anybody.
 
-    Unknown ones are skipped with a warning.
-
-    Raises:
-        InputError: When some are allowed, and none of them is in the catalogue.
+    Unknown ones are skipped with a warning; where all that are allowed are unknown, refused.
     """
     found = {}
     for name, given in (("allow", allow), ("block", block)):

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from sce.data import filtering
 from sce.data.filtering import drop_repeats, keep_active
-from sce.data.interactions import Interactions, Tally
-from sce.data.parts import tally_parts
+from sce.data.interactions import Interactions, Tally, tally_parts
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 

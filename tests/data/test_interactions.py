@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sce import memory
-from sce.data.interactions import Interactions, Tally
-from sce.data.parts import tally_parts
+from sce.data.interactions import Interactions, Tally, tally_parts
 from sce.data.reading import read_interactions
 from sce.errors import InputError
 

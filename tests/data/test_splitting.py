@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sce.data.interactions import Interactions, Tally
-from sce.data.parts import tally_parts
+from sce.data.interactions import Interactions, Tally, tally_parts
 from sce.data.prepared import Sequences
 from sce.data.splitting import Split, show_time, split_leave_one_out, split_temporal
 from sce.data.vocabulary import Vocabulary

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from sce.experiments.datasets import Dataset
-from sce.experiments.display import SweepDisplay, describe
-from sce.experiments.runner import SweepRunner
+from sce.experiments.runner import SweepDisplay, SweepRunner, describe
 from sce.experiments.spec import PlannedRun
 from sce.experiments.store import SweepDirectory
 from tests.experiments.made_rows import NEVER, make_row

@@ -37,10 +37,7 @@ def read_items(path: Path | None, option: str, column: str | None = None) -> lis
 
 
 def stream_requests(
-    recommender: Recommender,
-    lines: Iterable[tuple[int, str]],
-    path: Path,
-    options: dict[str, Any],
+    recommender: Recommender, lines: Iterable[tuple[int, str]], path: Path, options: dict[str, Any]
 ) -> Iterator[tuple[Id, Recommended]]:
     """Recommend for lines of JSON, as they come."""
     waiting: deque[Id] = deque()  # users whose histories are being ranked

@@ -11,8 +11,7 @@ from sce.cli import telling
 from sce.data.storage import locked
 from sce.errors import InputError
 from sce.experiments.datasets import open_datasets
-from sce.experiments.display import SweepDisplay
-from sce.experiments.runner import SweepRunner
+from sce.experiments.runner import SweepDisplay, SweepRunner
 from sce.experiments.spec import PlannedRun, join_plans, load_sweep, make_plan, parse_overrides
 from sce.experiments.store import FAILED, FINISHED, Sweep, SweepDirectory, can_resume, read_rows
 from sce.units import parse_duration, plural, show_duration

@@ -12,7 +12,7 @@ from sce.cli import telling
 from sce.data.columns import ITEM, TIME, USER
 from sce.data.storage import atomic_file, reason
 from sce.data.synthetic import SyntheticSettings, generate
-from sce.data.synthetic_titles import titles as make_titles
+from sce.data.synthetic import titles as make_titles
 from sce.errors import InputError, needing
 from sce.memory import require_memory
 from sce.progress import ProgressDisplay

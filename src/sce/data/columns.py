@@ -55,11 +55,7 @@ NO_TIME = "\x00none"  # as the time's column: the rows are in order
 
 
 def find_columns(found: Sequence[str], given: AnyColumns, where: Path) -> tuple[str, ...]:
-    """Names of the columns: as given, else by their usual names.
-
-    Raises:
-        InputError: With all that is wrong with them.
-    """
+    """Names of the columns: as given, else by their usual names; or all that is wrong with them."""
     if isinstance(given, ItemColumn) and given.item not in found:
         given = ItemColumn()
     chosen: list[str] = []

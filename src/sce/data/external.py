@@ -18,14 +18,14 @@ import polars as pl
 
 from sce.data.columns import ITEM, TIME, USER
 from sce.data.formats import choose_format, find_files
-from sce.data.interactions import Interactions
-from sce.data.parts import DiskList, stored_log
+from sce.data.interactions import DiskList, Interactions, stored_log
 from sce.data.reading import mapped_to_begin, wanted_columns
 from sce.data.survey import Distinct, LogFile, Sample, Survey, read_batches, survey_file
-from sce.data.tables import check_fractions, concatenate
 from sce.data.values import (
     Ticks,
     UnitName,
+    check_fractions,
+    concatenate,
     encode_ids,
     guess_unit,
     sort_rows,

@@ -13,9 +13,8 @@ import numpy as np
 from sce.data.columns import NO_TIME, Columns
 from sce.data.filtering import Pairs, drop_repeats, keep_active_parts
 from sce.data.formats import FORMATS
-from sce.data.interactions import Interactions, Tally
+from sce.data.interactions import DiskList, Interactions, Parts, Tally, tally_parts
 from sce.data.order import count_duplicates, describe_order, order_warning, shuffle_ties
-from sce.data.parts import DiskList, Parts, tally_parts
 from sce.data.prepared import FEW_USERS, PreparedDataset, Sequences, check_target
 from sce.data.splitting import (
     Kind,

@@ -38,9 +38,11 @@ from sce.data.faults import (
 from sce.data.formats import COMPRESSIONS, FORMATS, Format, choose_format, find_files
 from sce.data.frames import open_frame
 from sce.data.interactions import Interactions
-from sce.data.tables import Chosen, Table, concatenate
 from sce.data.values import (
+    Chosen,
+    Table,
     UnitName,
+    concatenate,
     encode_ids,
     integers_if_all,
     read_ids,

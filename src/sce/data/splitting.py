@@ -9,8 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sce.data.interactions import Interactions, Tally, TallyOfParts
-from sce.data.parts import GrowingArrays, Parts
+from sce.data.interactions import GrowingArrays, Interactions, Parts, Tally, TallyOfParts
 from sce.data.prepared import (
     MIN_EVALUATED,
     PreparedDataset,

@@ -12,8 +12,7 @@ from sce.data.columns import ITEM, TIME, USER, Columns
 from sce.data.faults import explain
 from sce.data.formats import Format
 from sce.data.reading import UNREADABLE, complete_rows, scan_csv, scan_parquet, type_csv
-from sce.data.tables import Table
-from sce.data.values import fit_nanoseconds
+from sce.data.values import Table, fit_nanoseconds
 from sce.errors import InputError, named
 
 _SAMPLE_USERS = 1 << 18  # at least, of rows enough

@@ -31,9 +31,7 @@ class Titles(NamedTuple):
 def read_titles(path: Path | str, columns: tuple[str, str] | None = None) -> "pl.DataFrame":
     """Columns "id" and "title" of a file, in the order of its rows, of those that have both.
 
-    Args:
-        path: A csv, tsv, jsonl (each also as .gz or .zst) or parquet file.
-        columns: Those of ids and titles, if they have no usual names.
+    `columns` are those of ids and titles, if they have no usual names.
     """
     with needing("prepare", "reading titles"):
         import polars as pl

@@ -127,16 +127,10 @@ def make_plan(
     seeds: Sequence[int] | None = None,
     over: Layer | None = None,
 ) -> Plan:
-    """Plan the runs of a sweep file, with every setting of each.
+    """Plan the runs of a sweep file on datasets, with every setting of each.
 
     The runs of the first seed come first, so that a sweep that is cut short has something to say
-    about everything.
-
-    Args:
-        spec: The sweep file.
-        datasets: To run on.
-        seeds: Instead of those in the file.
-        over: Settings over all others.
+    about everything. `seeds` are instead of those in the file, the settings `over` over all others.
     """
     seeds, over = spec.seeds if seeds is None else _read_seeds(list(seeds)), over or {}
     runs: dict[str, PlannedRun] = {}

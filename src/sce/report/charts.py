@@ -56,14 +56,9 @@ from sce.units import (
     show_spread,
 )
 
-COMPONENTS = {
-    "weights": "weights",
-    "optimizer": "optimizer state",
-    "activations": "activations",
-    "gradients": "gradients",
-    "loss": "loss (logits)",
-    "backward": "rest of backward",
-}
+COMPONENTS = {"weights": "weights", "optimizer": "optimizer state", "activations": "activations",
+              "gradients": "gradients", "loss": "loss (logits)", "backward": "rest of backward",
+}  # fmt: skip
 _SHARE = Axis("share", ".0%", zero=True)
 
 

@@ -19,31 +19,13 @@ MANY = 60  # points of a curve that are not marked one by one any more
 DASHES = ([1, 0], [7, 4], [2, 4], [9, 3, 2, 3])
 PAPER, INK, SOFT, RULE = "#ffffff", "#1b1f24", "#5b6470", "#dfe3e8"
 # In a page every colour of the theme becomes a variable of style.css.
-_VARIABLES = {colour: f"c{n}" for n, colour in enumerate(PALETTE, 1)} | {
-    PAPER: "paper",
-    INK: "ink",
-    SOFT: "soft",
-    RULE: "rule",
-}
-_AXIS = {
-    "labelColor": SOFT,
-    "titleColor": SOFT,
-    "titleFontWeight": "normal",
-    "labelFontSize": 11.5,
-    "titleFontSize": 11.5,
-    "gridColor": RULE,
-    "domainColor": SOFT,
-    "ticks": False,
-    "labelPadding": 6,
-    "titlePadding": 8,
-    "labelOverlap": "greedy",
-}
+_VARIABLES = {colour: f"c{n}" for n, colour in enumerate(PALETTE, 1)}
+_VARIABLES |= {PAPER: "paper", INK: "ink", SOFT: "soft", RULE: "rule"}
 _CONFIG = {
-    "font": "sans-serif",
-    "background": "transparent",
-    "aria": False,
-    "view": {"stroke": None},
-    "axis": _AXIS,
+    "font": "sans-serif", "background": "transparent", "aria": False, "view": {"stroke": None},
+    "axis": {"labelColor": SOFT, "titleColor": SOFT, "titleFontWeight": "normal",
+             "labelFontSize": 11.5, "titleFontSize": 11.5, "gridColor": RULE, "domainColor": SOFT,
+             "ticks": False, "labelPadding": 6, "titlePadding": 8, "labelOverlap": "greedy"},
     "axisX": {"grid": False},
     "axisY": {"domain": False, "titleAngle": 0, "titleAlign": "left", "titleAnchor": "end",
               "titleY": -14, "titleX": -38},
