@@ -139,23 +139,22 @@ def setting_names() -> set[str]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file; a longer one than any of settings is a ValueError: a device has no end."""
-    with path.open("rb") as file:
-        content = file.read(_LONGEST + 1)
-    if len(content) > _LONGEST:
-        raise ValueError(f"it is longer than {show_size(_LONGEST)}")
-    return tomllib.loads(content.decode())
-
-
-def load_toml(path: Path | str) -> dict[str, dict[str, Any]]:
-    """Read settings from a TOML file with the tables model, loss and training, as far as given."""
+    """Read a TOML file; a longer one than any of settings is refused: a device has no end."""
     try:
-        content = read_toml(Path(path))
+        with path.open("rb") as file:
+            content = file.read(_LONGEST + 1)
+        if len(content) > _LONGEST:
+            raise ValueError(f"it is longer than {show_size(_LONGEST)}")
+        return tomllib.loads(content.decode())
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # also for integers of thousands of digits
         raise InputError(f"{path} is not valid TOML: {error}") from error
-    return check_layer(content, str(path))
+
+
+def load_toml(path: Path | str) -> dict[str, dict[str, Any]]:
+    """Read settings from a TOML file with the tables model, loss and training, as far as given."""
+    return check_layer(read_toml(Path(path)), str(path))
 
 
 def for_loss(file: Layer, options: Layer) -> tuple[Layer, list[str]]:

@@ -42,10 +42,9 @@ from sce.evaluation.queries import (
 from sce.evaluation.ranking import Ranker, check_depth, check_memory, largest_norm
 from sce.memory import require_memory
 from sce.models.registry import BACKBONES
-from sce.recommended import SIMILAR, Recommendations
-from sce.recommended import Recommended as Recommended
+from sce.requests import SIMILAR, Listed, Recommendations, list_ids, read_filter, read_requests
 from sce.requests import Id as Id
-from sce.requests import Listed, list_ids, read_filter, read_requests
+from sce.requests import Recommended as Recommended
 from sce.requests import Request as Request
 from sce.training.device import resolve_device
 from sce.training.run import Run, load_model, read_weights, warn_of

@@ -21,12 +21,11 @@ from sce.data.columns import ITEM, USER
 from sce.data.storage import atomic_file, empty, read_json, write_json
 from sce.errors import InputError, needing
 from sce.memory import require_memory
-from sce.recommended import SIMILAR
+from sce.requests import SIMILAR
 from sce.training.signals import as_ctrl_c
 
 if TYPE_CHECKING:
-    from sce.recommended import Recommended
-    from sce.requests import Id
+    from sce.requests import Id, Recommended
 
 Format = Literal["csv", "jsonl", "parquet"]
 STATE = "state.json"

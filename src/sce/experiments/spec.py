@@ -94,14 +94,11 @@ class Plan:
 
 def load_sweep(path: Path) -> SweepSpec:
     """Read a sweep file."""
+    content = read_toml(path)
     try:
-        return _read(path.stem, read_toml(path))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+        return _read(path.stem, content)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not valid TOML: {error}") from error
 
 
 def parse_overrides(given: Sequence[str]) -> Layer:
