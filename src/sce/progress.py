@@ -41,7 +41,6 @@ class ProgressDisplay:
         self._console.quiet = not wanted
         self._on_lost = on_lost
         self._bar: Progress | None = None
-        self._task: TaskID | None = None
         self._doing, self._begun, self._first = "", 0.0, 0
         self._next = monotonic() + _FIRST_LINE_SECONDS
         if wanted and self._console.is_terminal:
@@ -59,7 +58,7 @@ class ProgressDisplay:
         if self._bar is not None:
             with self._surviving():
                 self._bar.start()
-                self._task = self._bar.add_task("starting", total=None, facts="")
+                self._bar.add_task("starting", total=None, facts="")
             if self._console.quiet:
                 self._bar = None  # half-started: it cannot be stopped either
         return self
@@ -105,11 +104,11 @@ class ProgressDisplay:
             "" if left is None else f"{show_clock(left)} left",
         ]
         text = "  ".join(word for word in words if word)
-        if self._bar is None or self._task is None:
+        if self._bar is None:
             self.print(f"sce: {doing}: {text}" if text else f"sce: {doing}")
             return
         self._next = now + _REFRESH_SECONDS
-        self._bar.update(self._task, description=doing, completed=done, total=total, facts=text)
+        self._bar.update(TaskID(0), description=doing, completed=done, total=total, facts=text)
         with self._surviving():
             self._bar.refresh()
 

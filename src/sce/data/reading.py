@@ -7,8 +7,9 @@ and 7 stay two ids, and so do 2409.10 and 2409.1.
 
 import glob
 import json
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,7 +57,7 @@ from sce.units import plural, show_size
 
 _NAMES = (USER, ITEM, TIME)
 _REST = "\x00rest"  # what a csv row holds beyond its columns
-UNREADABLE = (
+_UNREADABLE = (
     pl.exceptions.PolarsError,
     pl.exceptions.PanicException,
     json.JSONDecodeError,
@@ -143,18 +144,25 @@ def read_item_column(path: Path, name: str | None = None) -> list[int | str]:
 
 def read_file(path: Path, fmt: Format, given: AnyColumns, drop_incomplete: bool) -> Table:
     """Rows of one file; of a file of titles, its items are USER and its titles ITEM."""
-    if not path.stat().st_size:
-        raise InputError(f"{path}: the file is empty (0 bytes)")
     wanted = given.or_else(fmt.columns) if isinstance(given, Columns) else given
     readers = {"csv": _read_csv, "jsonl": _read_jsonl, "parquet": _read_parquet}
-    try:
+    with reading(path, fmt):
         _check_memory(path, fmt, log=isinstance(given, Columns))
         columns, raw = readers[fmt.layout](path, fmt, wanted)
+    return complete_rows(path, fmt, columns, raw, drop_incomplete)
+
+
+@contextmanager
+def reading(path: Path, fmt: Format) -> Iterator[None]:
+    """Refuse an empty file; explain why one cannot be read."""
+    if not path.stat().st_size:
+        raise InputError(f"{path}: the file is empty (0 bytes)")
+    try:
+        yield
     except pl.exceptions.NoDataError as error:
         raise InputError(f"{path}: the file is empty") from error
-    except UNREADABLE as error:
+    except _UNREADABLE as error:
         raise explain(path, fmt, error) from error
-    return complete_rows(path, fmt, columns, raw, drop_incomplete)
 
 
 def mapped_to_begin() -> float:
