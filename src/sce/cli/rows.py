@@ -76,7 +76,8 @@ class Rows:
             self._stream.write(json.dumps(record, ensure_ascii=False) + "\n")
             return
         self._write_header()
-        for column, ids in ((whose, [user]), (what, found.items)):
+        parquet = self._format == "parquet"
+        for column, ids in ((whose, [user]), (what, found.items)) if parquet else ():
             if not all(isinstance(one, int) and one in _INT64 for one in ids):
                 self.text.add(column)
         columns: list[Iterable[Any]] = [repeat(user), found.items, scores, count(1)]
