@@ -133,8 +133,7 @@ def _table(comparison: Comparison, spec: FigureSpec) -> dict[str, Any]:
     return {
         "table": made,
         "rows": [
-            [one.dataset, one.name, *(c.markdown for c in one.cells), one.change][: len(made.heads)]
-            for one in made.lines
+            [one.dataset, one.name, *one.cells, one.change][: len(made.heads)] for one in made.lines
         ],
         "name": spec.title or comparison.sweep.title,
         "about": " ".join([_ABOUT, *made.caveats(), *_popularity(comparison)]),

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from markupsafe import Markup
-
 from sce.experiments.figure_spec import MEASURES, FigureSpec
 from sce.experiments.store import FAILED, Row
 from sce.report.frame import (
@@ -47,12 +45,6 @@ class Cell(NamedTuple):
     text: str
     spread: str = ""
     place: int = 0  # FIRST, SECOND, or neither
-
-    @property
-    def markdown(self) -> Markup:
-        """As Markdown."""
-        mark = ("{}", "**{}**", "<u>{}</u>")[self.place]
-        return Markup(mark).format(self.text) + (self.spread and f" ± {self.spread}")
 
 
 class Line(NamedTuple):
