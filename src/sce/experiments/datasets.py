@@ -36,8 +36,7 @@ class Synthetic(SyntheticSettings):
 class DatasetEntry:
     """A table [datasets.NAME] of a sweep file."""
 
-    settings: Mapping[str, Mapping[str, Any]]
-    """Over those of base, for runs on this dataset."""
+    settings: Mapping[str, Mapping[str, Any]]  # over those of base, for runs on this dataset
     path: str | None = None
     synthetic: Synthetic | None = None
 

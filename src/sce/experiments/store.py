@@ -66,12 +66,10 @@ class Sweep:
 
     name: str
     title: str
-    keys: tuple[str, ...]
-    """Keys of its runs."""
+    keys: tuple[str, ...]  # keys of its runs
     figures: tuple[FigureSpec, ...]
     measure: str = "training"
-    file: str = ""
-    """The sweep file; empty: not known."""
+    file: str = ""  # the sweep file; empty: not known
     variant: str = ""
     """Changes with whatever makes runs other ones, but for data and seeds; empty: not known."""
 

@@ -71,8 +71,7 @@ class Course(NamedTuple):
     show: Show
     axis: Axis
     text: str = ""
-    section: str = ""
-    """Section of a run's page; empty: only in sweeps."""
+    section: str = ""  # section of a run's page; empty: only in sweeps
 
 
 # A new chart of epochs is an entry here, by the name that sweeps know it by.

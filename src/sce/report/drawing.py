@@ -49,8 +49,7 @@ class Axis:
     """One axis: its title, and how its numbers are written."""
 
     title: str
-    format: str | None = None
-    """None, or "s" for k and M: all ticks have as many digits."""
+    format: str | None = None  # None, or "s" for k and M: all ticks have as many digits
     log: bool = False
     zero: bool = False
     whole: bool = False
@@ -80,14 +79,11 @@ class Figure:
     """A chart, what it says in words, and its numbers as a table."""
 
     title: str
-    text: str
-    """A sentence under the title."""
-    description: str
-    """The chart in words, for those who do not see it."""
+    text: str  # a sentence under the title
+    description: str  # the chart in words, for those who do not see it
     chart: alt.TopLevelMixin
     heads: Sequence[str] = ()
-    numbers: Sequence[Sequence[str]] = ()
-    """Rows under `heads`: what the chart shows, in numbers."""
+    numbers: Sequence[Sequence[str]] = ()  # rows under `heads`: what the chart shows, in numbers
 
     @property
     def svg(self) -> str:
@@ -122,11 +118,9 @@ class Point:
 
     x: float
     y: float
-    told: str = ""
-    """Shown on hovering."""
+    told: str = ""  # shown on hovering
     spread: float = 0.0
-    faint: bool = False
-    """Off the curve."""
+    faint: bool = False  # off the curve
     size: float = 38.0
 
 

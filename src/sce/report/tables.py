@@ -66,8 +66,7 @@ class Duel(NamedTuple):
     ours: SeedGroup
     rival: str
     theirs: SeedGroup
-    differ: str
-    """Settings of model and training that differ, and not by a choice of validation."""
+    differ: str  # settings of model and training that differ, and not by a choice of validation
 
     @property
     def sides(self) -> list[tuple[str, SeedGroup]]:
@@ -102,10 +101,8 @@ class ComparisonTable:
 
     heads: list[str]
     lines: list[Line] = field(default_factory=list)
-    chosen: list[str] = field(default_factory=list)
-    """The settings, in words."""
-    groups: list[SeedGroup] = field(default_factory=list)
-    """The same, with their runs."""
+    chosen: list[str] = field(default_factory=list)  # the settings, in words
+    groups: list[SeedGroup] = field(default_factory=list)  # the same, with their runs
     duels: list[Duel] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)
     """Settings with runs that show no end of learning."""
