@@ -87,7 +87,7 @@ def needing(extra: str, doing: str, remedy: str = "") -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if str(error.name).startswith("sce"):
+        if str(error.name).partition(".")[0] in ("sce", "torch"):  # which no extra brings
             raise
         raise InputError(
             f"{doing} needs {error.name}, which is not installed; install it with: "
@@ -129,7 +129,7 @@ def check_types(
 
 
 def show_value(value: object) -> str:
-    """A value in few characters.
+    """A value in few characters; one that takes several lines by its type.
 
     >>> show_value("x"), len(show_value("x" * 1000)), show_value(10**5000)
     ("'x'", 60, 'an integer of thousands of digits')
@@ -138,6 +138,8 @@ def show_value(value: object) -> str:
         text = repr(value)
     except ValueError:  # of Python
         return "an integer of thousands of digits"
+    if "\n" in text:  # a frame, a module
+        return f"an object of type {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

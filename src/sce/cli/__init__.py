@@ -42,8 +42,9 @@ VERBS = {
     sce train data/clicks --out runs/ce --loss ce --loss.chunk-size 4096
     sce train data/clicks --out runs/wide --config my.toml --model.dim 128
     sce train data/clicks-june --from runs/clicks --out runs/clicks-june""",
-    "add-items": """Add new items to a run without training: by similar items or content vectors.
-    sce add-items runs/clicks items.jsonl --out runs/clicks-more""",
+    "add-items": """Add new items to a run or an export, by similar items or content vectors.
+    sce add-items runs/clicks items.jsonl --out runs/clicks-more
+    sce add-items exports/clicks items.jsonl --out exports/clicks --force""",
     "evaluate": """Measure a run on the test users, beside the popularity baseline.
     sce evaluate runs/clicks
     sce evaluate runs/clicks --split validation --k 10 100 --json""",
@@ -186,6 +187,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reason = ran_out(error)
         if not debug and lacks_threads(error):
             return _complain("no thread could be started; allow more processes (ulimit -u)")
+        if not debug and "torch" in (getattr(e, "name", "") for e in (error, error.__cause__)):
+            return _complain(
+                "torch is not installed; install it as README.md says, or use an export: sce serve "
+                "and sce add-items take one without torch"
+            )
         if debug or reason is None:
             raise
         remedy = "free some, take less at once, or use a machine that has more"

@@ -9,6 +9,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
+from sce.data.new_items import tell_added
 from sce.data.prepared import FEW_USERS, PreparedDataset
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
@@ -35,7 +36,6 @@ from sce.report.drawing import (
 from sce.report.frame import SCORE, Show, name_metric, number
 from sce.report.pages import render
 from sce.report.record import METRIC, PHASES, RANKERS, SHOWN, Record, Sample, draw_samples
-from sce.training.new_items import tell_added
 from sce.training.run import Run, caveat
 from sce.training.start import tell_start
 from sce.units import (
