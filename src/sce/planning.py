@@ -213,7 +213,11 @@ def predict(job: Job, name: str) -> Prediction:
     gradient = shape.catalogue_bytes if rows is None else 4 * rows * shape.dim
     computed = sum(count * width for count, width in job.length_groups)
     states = 4 * computed * shape.dim
-    activations = model.activation_bytes(job.batch, computed, half=job.precision == "bf16")
+    half = job.precision == "bf16"
+    activations = model.activation_bytes(job.batch, computed, half=half)
+    pairs = sum(count * width**2 for count, width in job.length_groups)
+    kept, taken = (each * pairs for each in model.pair_bytes(half=half))
+    activations += kept
     activations += shape.state_bytes - states  # padded to one batch again
     freed = min(0, memory.backward)
     # Gradients of weights, activations, and what the loss takes.
@@ -221,7 +225,7 @@ def predict(job: Job, name: str) -> Prediction:
         "forward": (0, activations, memory.forward),
         "loss backward": (gradient, activations + freed, memory.backward - freed),
         # The gradients before and behind a layer; the states themselves are gone.
-        "model backward": (gradient + others, activations + states, 0),
+        "model backward": (gradient + others, activations + states + taken, 0),
     }
     if rows is None:
         moments["embedding"] = (2 * gradient + others, 2 * states, 0)
@@ -230,8 +234,9 @@ def predict(job: Job, name: str) -> Prediction:
         entries = math.ceil(rows) + computed
         moments["embedding"] = (others + 2 * entries * (4 * shape.dim + 8), 0, 0)
         moments["update"] = (others + update_bytes(entries, shape.dim), 0, 0)
-    data = 4 * job.events + 8 * (job.users + 1) if job.events else 0
-    other = _WORKSPACE + data + 2 * 8 * shape.positions
+    event = 8 if model.uses_times else 4  # bytes: an item, and its time
+    data = event * job.events + 8 * (job.users + 1) if job.events else 0
+    other = _WORKSPACE + data + (2 * 8 + event - 4) * shape.positions
     found = [
         Prediction(moment, weights + state + gradients, active, loss, other)
         for moment, (gradients, active, loss) in moments.items()

@@ -170,9 +170,8 @@ def test_all_batches_of_a_size_have_the_same_shape(captured: bool) -> None:
 def test_graphs_of_several_widths_share_their_memory() -> None:
     big = 64 << 20  # bytes
 
-    def step(
-        histories: torch.Tensor, targets: torch.Tensor, twice: bool, max_targets: int | None
-    ) -> StepResult:
+    def step(inputs: tuple[torch.Tensor, ...], twice: bool, max_targets: int | None) -> StepResult:
+        histories, targets = inputs
         assert max_targets is None
         many = torch.ones(big // 4, device="cuda") * histories.sum()
         return StepResult((many.mean() + targets.sum()) * (2 if twice else 1), None)
@@ -187,14 +186,14 @@ def test_graphs_of_several_widths_share_their_memory() -> None:
     before = torch.cuda.memory_reserved()
     for batch in batches:
         for twice in 5 * [False, True]:
-            steps(*batch, twice)
+            steps(batch, twice)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     # Two at most are alive at once: the ones, and their product.
     assert torch.cuda.memory_reserved() - before < 3 * big
     # One after another, in any order, each still gives what it gave.
     for _ in range(2):
-        found = [[steps(*batch, twice).loss for twice in (False, True)] for batch in batches]
+        found = [[steps(batch, twice).loss for twice in (False, True)] for batch in batches]
         values = [[float(each) for each in pair] for pair in found]
         assert values == [pytest.approx([value, 2 * value], rel=1e-4) for value in expected]
         batches, expected = batches[::-1], expected[::-1]
@@ -203,9 +202,8 @@ def test_graphs_of_several_widths_share_their_memory() -> None:
 def test_graphs_of_more_and_more_targets_share_the_memory_of_the_largest() -> None:
     big = 16 << 20  # bytes a target
 
-    def step(
-        histories: torch.Tensor, targets: torch.Tensor, twice: bool, max_targets: int | None
-    ) -> StepResult:
+    def step(inputs: tuple[torch.Tensor, ...], twice: bool, max_targets: int | None) -> StepResult:
+        histories, targets = inputs
         assert max_targets is not None
         many = torch.ones(max_targets * big // 4, device="cuda")
         return StepResult(many.mean() * histories.sum() + targets.sum(), None)
@@ -217,7 +215,7 @@ def test_graphs_of_more_and_more_targets_share_the_memory_of_the_largest() -> No
     for _ in range(2):
         for bound in (1, 2, 3, 4, 5, 6, 7, 8, 3, 8):
             for _ in range(5):
-                assert float(steps(*batch, False, bound).loss) == 12
+                assert float(steps(batch, False, bound).loss) == 12
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() - before < 10 * big

@@ -13,8 +13,9 @@ from sce.errors import InputError
 from sce.evaluation.ranking import check_depth
 from sce.recommend import Recommended, Recommender, Request
 from sce.requests import Id
+from sce.serving.engine import check_times
 
-_WISHES = ("k", "keep_seen", "allow", "block")
+_WISHES = ("k", "keep_seen", "allow", "block", "times")
 _MEMBERS = {"user_id", "history", *_WISHES}
 
 
@@ -81,6 +82,8 @@ def _parse(line: str, number: int, n_items: int) -> tuple[Id, Request]:
             raise ValueError(f"ids are integers or strings, got {json.dumps(one)}")
     if type(request.k) not in (int, NoneType) or type(request.keep_seen) not in (bool, NoneType):
         raise ValueError("k must be a whole number, and keep_seen true or false")
+    if request.times is not None:
+        check_times(request.times, history)
     if request.k is not None:
         check_depth(request.k, n_items)
     str(user).encode()  # half a surrogate pair could be read, but not written

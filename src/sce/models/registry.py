@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from sce.models.base import Backbone, BackboneSettings
 from sce.models.gru4rec import GRU4Rec, GRU4RecSettings
+from sce.models.hstu import HSTU, HSTUSettings
 from sce.models.ligr import LiGR, LiGRSettings
 from sce.models.sasrec import SASRec, SASRecSettings
 
@@ -23,5 +24,6 @@ BACKBONES: dict[str, BackboneEntry] = {
     "sasrec": BackboneEntry(SASRecSettings, SASRec, "SASRec", "causal transformer"),
     "ligr": BackboneEntry(LiGRSettings, LiGR, "LiGR", "transformer with gated residuals, SwiGLU"),
     "gru4rec": BackboneEntry(GRU4RecSettings, GRU4Rec, "GRU4Rec", "recurrent network"),
+    "hstu": BackboneEntry(HSTUSettings, HSTU, "HSTU", "pointwise attention, knows times"),
 }
 DEFAULT_BACKBONE = "sasrec"

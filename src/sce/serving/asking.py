@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from sce.errors import InputError, show_value
-from sce.serving.engine import Request
+from sce.serving.engine import Request, check_times
 from sce.serving.users import OfUser
 
 _KNOWN = {"user", *(field.name for field in fields(Request))}
@@ -81,6 +81,8 @@ def read_request(given: Any, limits: Limits) -> Asked:
     for name in ("history", "allow", "block"):
         if given.get(name) is not None or (name == "history" and "user" not in given):
             _check_ids(name, given[name], limits.ids)
+    if (times := given.get("times")) is not None:
+        check_times(times, given.get("history", ()))
     keep_seen = given.get("keep_seen", False)
     if not isinstance(keep_seen, bool):
         raise InputError(f"keep_seen is true or false; got {show_value(keep_seen)}")
@@ -90,6 +92,7 @@ def read_request(given: Any, limits: Limits) -> Asked:
         allow=given.get("allow"),
         block=given.get("block"),
         keep_seen=keep_seen,
+        times=times,
     )
     return OfUser(given["user"], request) if "user" in given else request
 
