@@ -15,6 +15,7 @@ from sce.losses import (
     SampledCrossEntropy,
     ScalableCrossEntropy,
 )
+from sce.models.hstu import HSTU
 from sce.models.sasrec import SASRec, SASRecSettings
 from sce.training.capture import CapturedSteps, StepResult
 from sce.training.device import same_bits
@@ -27,7 +28,9 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 N_ITEMS, USERS, BATCH = 500, 64, 16
 
 
-def sequences(device: torch.device, *, mostly_short: bool = False) -> DeviceSequences:
+def sequences(
+    device: torch.device, *, mostly_short: bool = False, times: bool = False
+) -> DeviceSequences:
     generator = np.random.default_rng(0)
     lengths = generator.integers(2, 30, USERS)
     if mostly_short:
@@ -35,7 +38,7 @@ def sequences(device: torch.device, *, mostly_short: bool = False) -> DeviceSequ
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     items = generator.integers(N_ITEMS, size=offsets[-1]).astype(np.int32)
     users = np.arange(USERS, dtype=np.int32)
-    return DeviceSequences.place(Sequences(items, offsets, users), device)
+    return DeviceSequences.place(Sequences(items, offsets, users, 999 * items), device, times=times)
 
 
 def train(
@@ -44,9 +47,10 @@ def train(
     clip_norm: float | None = None,
     row_wise: bool = False,
     loss: nn.Module | None = None,
+    kind: type[SASRec | HSTU] = SASRec,
 ) -> list[torch.Tensor]:
     device = torch.device("cuda", torch.cuda.current_device())
-    model = SASRec(N_ITEMS, SASRecSettings(dim=16, dropout=0.3, max_length=20)).to(device).train()
+    model = kind(N_ITEMS, dim=16, dropout=0.3, max_length=20).to(device).train()
     settings = TrainingSettings(
         learning_rate=1e-2,
         precision=precision,  # type: ignore[arg-type]
@@ -69,7 +73,7 @@ def train(
         model,
         loss,
         optimizer,
-        sequences(device),
+        sequences(device, times=model.uses_times),
         settings,
         device=device,
         max_length=20,
@@ -95,14 +99,17 @@ def train(
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-@pytest.mark.parametrize(("clip_norm", "row_wise"), [(None, False), (0.5, False), (None, True)])
+@pytest.mark.parametrize(
+    ("clip_norm", "row_wise", "kind"),
+    [(None, False, SASRec), (0.5, False, SASRec), (None, True, SASRec), (None, False, HSTU)],
+)
 def test_a_recorded_step_is_the_step(
-    precision: str, clip_norm: float | None, row_wise: bool
+    precision: str, clip_norm: float | None, row_wise: bool, kind: type[SASRec | HSTU]
 ) -> None:
     tolerance = 1e-3 if precision == "float32" else 3e-2
     for eager, recorded in zip(
-        train(False, precision, clip_norm, row_wise),
-        train(True, precision, clip_norm, row_wise),
+        train(False, precision, clip_norm, row_wise, kind=kind),
+        train(True, precision, clip_norm, row_wise, kind=kind),
         strict=True,
     ):
         torch.testing.assert_close(recorded, eager, rtol=tolerance, atol=tolerance)
