@@ -18,12 +18,13 @@ from sce.data.prepared import PreparedDataset, Sequences, write_prepared
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 from sce.evaluation.evaluate import evaluate
-from sce.export import run_engine
+from sce.export import by_torch
 from sce.losses import CrossEntropy, ScalableCrossEntropy
 from sce.models.hstu import HSTU, HSTUSettings
 from sce.models.sasrec import SASRec
 from sce.recommend import Recommender, Request
 from sce.serving.catalogue import Catalogue
+from sce.serving.engine import Engine
 from sce.serving.engine import Request as EngineRequest
 from sce.serving.users import OfUser, Users
 from sce.training.checkpoint import read_tensors
@@ -345,7 +346,10 @@ def test_from_a_log_to_recommendations_by_commands(
     assert scores[0] != scores[1]
     # A server answers as the run does, for users of the log too.
     users = Users(PreparedDataset.load("data"))
-    catalogue = replace(Catalogue.of(run_engine("run")), users=users)
+    run, loaded = Run.open("run"), Recommender.load("run")
+    model: Any = loaded.model
+    given = by_torch(model.encode), model.catalogue.detach().numpy(), run.item_ids, 6, run.identity
+    catalogue = replace(Catalogue.of(Engine(*given, uses_times=True)), users=users)
     for line in (tmp_path / "users.jsonl").read_text().splitlines():
         wanted = json.loads(line)
         (found,) = catalogue.recommend([OfUser(wanted["user_id"], EngineRequest(()))])
@@ -354,7 +358,7 @@ def test_from_a_log_to_recommendations_by_commands(
     for mine, theirs in zip(catalogue.engine.recommend(timed), scores, strict=True):
         np.testing.assert_allclose(mine.scores, theirs, atol=1e-5)
     frame = pl.DataFrame({"user": [1, 1], "item": [4, 3], "time": [10**9 + 10**6, 10**9]})
-    (of_frame,) = Recommender.load("run").recommend(frame)
+    (of_frame,) = loaded.recommend(frame)
     np.testing.assert_allclose(of_frame.scores, scores[1], atol=1e-5)
     (tmp_path / "histories.jsonl").write_text('{"history": [3, 4], "times": [0]}')
     assert main([*commands[-1].split(), "--force"]) == 2

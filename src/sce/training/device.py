@@ -31,7 +31,7 @@ def resolve_device(name: str) -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    wrong = f"device is auto, cpu, cuda or cuda:N; got {name!r}"
+    wrong = f"{named('device')} is auto, cpu, cuda or cuda:N; got {name!r}"
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError) as error:

@@ -14,7 +14,7 @@ from sce.data.batches import IGNORED, DeviceSequences
 from sce.data.prepared import PreparedDataset
 from sce.distributed.ranks import Ranks, in_torchrun, start_ranks, was_started
 from sce.distributed.table import ShardedTable
-from sce.errors import InputError, TrainingWarning, check_types
+from sce.errors import InputError, TrainingWarning, check_types, named, show_value
 from sce.evaluation.ranking import longest_history, uses_times
 from sce.losses import LOSSES, DataSummary, Loss, ScalableCrossEntropy
 from sce.models.registry import BACKBONES
@@ -273,13 +273,14 @@ def _check_arguments(model: object, loss: object, dataset: object, settings: obj
     if not isinstance(dataset, PreparedDataset):
         raise InputError(
             "the dataset is a PreparedDataset: PreparedDataset.load(path), or of a frame "
-            f"prepare(frame, path); got a {type(dataset).__name__}"
+            f"prepare(frame, path); got {show_value(dataset)}"
         )
     if not isinstance(settings, TrainingSettings):
         raise InputError(f"settings are TrainingSettings(...); got {settings!r}")
     if not _takes_three(loss):
         raise InputError(
-            f"a loss is a function of states, catalogue and targets, or a module; got {loss!r}"
+            "a loss is a function of states, catalogue and targets, as sce.CrossEntropy() is, and "
+            f"torch's own, of logits, is not; got {show_value(loss)}"
         )
     if isinstance(loss, Loss) and loss.ignore_index != IGNORED:
         raise InputError(
@@ -339,19 +340,20 @@ def _can_capture(
     Whatever a user's own model or loss does on the host would be done once, and not again: also
     one that is derived from ours.
     """
+    capture = named("training.capture")
     if (settings.accumulate or 1) > 1 or settings.shard_catalogue:
         if settings.capture:
-            raise InputError("training.capture captures a step of one batch; leave it out")
+            raise InputError(f"{capture} captures a step of one batch; leave it out")
         return False
     syncs = isinstance(loss, Loss) and not loss.is_capturable(model.catalogue)
     if settings.capture is None:
         ours = name_model(model) in BACKBONES and type(loss) in {e.loss for e in LOSSES.values()}
         return device.type == "cuda" and ours and not syncs
     if settings.capture and device.type != "cuda":
-        raise InputError(f"training.capture captures CUDA graphs, and the device is {device}")
+        raise InputError(f"{capture} captures CUDA graphs, and the device is {device}")
     if settings.capture and syncs:
         raise InputError(
-            "training.capture captures CUDA graphs, in which nothing may wait for the device, "
-            f"and this loss does: {loss}"
+            f"{capture} captures CUDA graphs, in which nothing may wait for the device, and this "
+            f"loss does: {loss}"
         )
     return settings.capture

@@ -8,18 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from sce.errors import InputError
+from sce.errors import InputError, named
 from sce.losses import Loss
 from sce.models.base import Backbone
 from sce.optim import RowwiseAdagrad
 from sce.training.settings import Schedule, TrainingSettings
 
 _WARMUP_SHARE = 0.05
-NEEDS_SCE = (
-    "training.row_wise (and shard_catalogue, which includes it) updates the rows of the catalogue "
-    "that a batch touches, and only the loss sce has a gradient of those alone (the others give a "
-    "dense one); choose it, or leave both out"
-)
 
 
 def make_optimizer(
@@ -103,6 +98,15 @@ def set_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
             group["lr"] = rate
 
 
+def needs_sce() -> str:
+    """Why rows are updated with no other loss."""
+    return (
+        f"{named('training.row_wise')} (and {named('training.shard_catalogue')}, which includes "
+        "it) updates the rows of the catalogue that a batch touches, and only the loss sce has a "
+        "gradient of those alone (the others give a dense one); choose it, or leave both out"
+    )
+
+
 def row_wise_table(model: nn.Module, loss: object) -> nn.Parameter:
     """The catalogue, to be updated by its touched rows alone.
 
@@ -110,12 +114,12 @@ def row_wise_table(model: nn.Module, loss: object) -> nn.Parameter:
         InputError: When the gradient of the model or of the loss would be of all rows.
     """
     if not (isinstance(loss, Loss) and hasattr(loss, "sparse_grad")):
-        raise InputError(NEEDS_SCE)
+        raise InputError(needs_sce())
     if not (isinstance(model, Backbone) and isinstance(model.catalogue, nn.Parameter)):
         raise InputError(
-            "training.row_wise needs a sce.models.base.Backbone, whose lookups give its parameter "
-            "`catalogue` a sparse gradient while `sparse_grad` is True, as SASRec has them; "
-            f"{type(model).__name__} does not"
+            f"{named('training.row_wise')} needs a sce.models.base.Backbone, whose lookups give "
+            "its parameter `catalogue` a sparse gradient while `sparse_grad` is True, as SASRec "
+            f"has them; {type(model).__name__} does not"
         )
     return model.catalogue
 

@@ -16,7 +16,7 @@ from sce.distributed.loss import ShardedCrossEntropy
 from sce.distributed.plan import needs_shards
 from sce.distributed.ranks import Ranks
 from sce.distributed.table import ShardedTable
-from sce.errors import InputError
+from sce.errors import InputError, named
 from sce.losses import ScalableCrossEntropy
 from sce.losses.buckets import count_buckets
 from sce.losses.scalable import ScalableCrossEntropySettings
@@ -30,10 +30,6 @@ from sce.training.slices import SlicedStep, seeds_of_slice
 from sce.training.step import Batch, StepSeeds
 
 CATALOGUE = "catalogue"  # the parameter of a backbone
-CHOSE_SHARDS = (
-    "one GPU is too small for the whole catalogue: its rows are shared among all, and updated by "
-    "row-wise Adagrad (training.shard_catalogue)"
-)
 
 
 class ShardedStep(SlicedStep):
@@ -201,15 +197,24 @@ def sharded_catalogue(
         model.register_parameter(CATALOGUE, catalogue)
 
 
+def chose_shards() -> str:
+    """What is said where shards were chosen for the user."""
+    return (
+        "one GPU is too small for the whole catalogue: its rows are shared among all, and updated "
+        f"by row-wise Adagrad ({named('training.shard_catalogue')})"
+    )
+
+
 def _check(model: nn.Module, loss: object) -> None:
+    shards = named("training.shard_catalogue")
     if type(loss) is not ScalableCrossEntropy or loss.reduction != "mean":
         raise InputError(
-            "training.shard_catalogue shares the catalogue among processes, and only the loss sce, "
-            "as a mean, is computed so; choose it, or leave shard_catalogue out"
+            f"{shards} shares the catalogue among processes, and only the loss sce, as a mean, is "
+            f"computed so; choose it, or leave {shards} out"
         )
     if not isinstance(model, Backbone) or CATALOGUE not in dict(model.named_parameters()):
         raise InputError(
-            "training.shard_catalogue needs a sce.models.base.Backbone that looks items up in its "
+            f"{shards} needs a sce.models.base.Backbone that looks items up in its "
             f"parameter `catalogue`, as SASRec does; {type(model).__name__} does not"
         )
 
@@ -274,7 +279,7 @@ def settle(
     if slices % ranks.size:
         raise InputError(
             f"{ranks.size} processes cannot share the {slices} batches of a step equally "
-            "(training.accumulate); start as many, or a number that divides it"
+            f"({named('training.accumulate')}); start as many, or a number that divides it"
         )
     if begun:
         if begun["shard_catalogue"] and settings.shard_catalogue is None:
@@ -285,4 +290,4 @@ def settle(
     small = small and need_shards(settings, model.settings, loss, dataset, **options)
     if not any(each for (each,) in ranks.gather_counts(int(small))):
         return settings, ""
-    return replace(settings, shard_catalogue=True), CHOSE_SHARDS
+    return replace(settings, shard_catalogue=True), chose_shards()
