@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -89,8 +90,14 @@ def serve(
     if source.is_run:
         rows_of_titles(titles, titles_columns)  # refused now, if at all
         say(f"exporting {path}; serving what sce export wrote begins sooner")
-    with as_ctrl_c():  # SIGTERM too ends the process that exports, and removes what it wrote
-        catalogue = source.load()
+    # SIGTERM too ends the process that exports, and removes what it wrote. A thread starts that
+    # process, for no signal interrupts a thread: it is never there without somebody to end it.
+    with ThreadPoolExecutor(1) as loading, as_ctrl_c():
+        try:
+            catalogue = loading.submit(source.load).result()
+        finally:
+            source.ended.set()
+    source.ended.clear()
     listening = _listen(host, port)  # until now clients are refused, instead of left waiting
     settings = server.ServerSettings(
         limits=limits,
