@@ -7,7 +7,7 @@ are but candidates, which are scored once more. Equal scores are ordered by item
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -112,15 +112,13 @@ def uses_times(model: object) -> bool:
 
 
 def last_states(
-    model: Callable[..., Tensor],
-    histories: Tensor,
-    max_length: int | None,
-    times: Tensor | None = None,
+    model: Callable[..., Tensor], histories: Tensor, max_length: int | None, times: Any = None
 ) -> Tensor:
     """Return the hidden state after each history [b, l], with the same bits in any batch.
 
     Products of another shape are computed in another order. So each history is computed in a width
     that follows from its own length (at most `max_length`), and with a fixed number of others.
+    `times` [b, l + 1] are for a model that uses them.
     """
     lengths = (histories != PADDING).sum(1)
     widths = lengths.clamp(min=1)
