@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from sce.data.batches import DeviceSequences, history_batch, seen_items
+from sce.data.batches import DeviceSequences, event_times, history_batch, seen_items
 from sce.distributed.nearest import NO_KEY
 from sce.distributed.table import ShardedTable
 from sce.errors import InputError, checked
@@ -21,6 +21,7 @@ from sce.evaluation.ranking import (
     last_states,
     pack_keys,
     top_k,
+    uses_times,
 )
 from sce.models.base import Backbone
 
@@ -46,7 +47,7 @@ class ShardedRanker:
     ) -> Metrics:
         """Return what `sce.evaluate` does; all ranks call it, and each ranks for some users."""
         ranks, held_out, most = self.table.ranks, HELD_OUT[split], self.model.max_length
-        sequences = DeviceSequences.place(dataset.test, ranks.device)
+        sequences = DeviceSequences.place(dataset.test, ranks.device, times=uses_times(self.model))
         norm = largest_norm(self.table.shard.detach())
         tally = Tally(KS, len(sequences), self.table.n_items, ranks.device)
         by_length = sequences.lengths.argsort(stable=True)
@@ -54,27 +55,27 @@ class ShardedRanker:
         with evaluating(self.model), torch.no_grad():
             for first in range(0, len(batches), ranks.size):
                 users = (*batches[first:], *[nobody] * ranks.size)[ranks.rank]
-                histories, targets = history_batch(
-                    sequences, users, max_length=most, held_out=held_out
-                )
+                options = {"max_length": most, "held_out": held_out}
+                histories, targets = history_batch(sequences, users, **options)
+                times = event_times(sequences, users, **options, width=histories.shape[1])
                 items, rows = seen_items(sequences, users, held_out=held_out)
-                states = self._states(histories, most)
+                states = self._states(histories, most, times)
                 found = sharded_top_k(states, self.table, max(KS), seen=(items, rows), norm=norm)
                 tally.count(users, found.items, targets, items == targets[rows], rows)
                 if progress is not None:
                     progress(min((first + ranks.size) * batch_size, len(by_length)))
         return tally.metrics(self._add_up(tally))
 
-    def _states(self, histories: Tensor, max_length: int) -> Tensor:
+    def _states(self, histories: Tensor, max_length: int, times: Tensor | None) -> Tensor:
         rows = self.table.look_up(histories)
         if not len(histories):
             return rows.values.new_empty(0, self.table.dim)
 
-        def model(given: Tensor) -> Tensor:
-            states: Tensor = functional_call(self.model, {"catalogue": rows.values}, given)
+        def model(given: Tensor, **more: Tensor) -> Tensor:
+            states: Tensor = functional_call(self.model, {"catalogue": rows.values}, given, more)
             return states
 
-        return last_states(model, rows.places(histories), max_length)
+        return last_states(model, rows.places(histories), max_length, times)
 
     def _add_up(self, tally: Tally) -> list[int]:
         """Give a tally the counts of all ranks; return how many items any of them recommended."""

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sce.data.batches import DeviceSequences, Ragged, history_batch, seen_items
+from sce.data.batches import DeviceSequences, Ragged, event_times, history_batch, seen_items
 from sce.errors import InputError, checked, named
 from sce.evaluation.metrics import METRICS, RankCounts
 from sce.evaluation.ranking import (
@@ -25,6 +25,7 @@ from sce.evaluation.ranking import (
     last_states,
     longest_history,
     top_k,
+    uses_times,
 )
 from sce.units import plural
 
@@ -99,7 +100,7 @@ def evaluate(
     _check(model, dataset, ks, batch_size)
     ks = KS if ks is None else ks
     catalogue, held_out = model.catalogue.detach(), HELD_OUT[split]
-    sequences = DeviceSequences.place(dataset.test, catalogue.device)
+    sequences = DeviceSequences.place(dataset.test, catalogue.device, times=uses_times(model))
     max_length = longest_history(model) if max_length is None else max_length
     longest = int(sequences.lengths.max()) if max_length is None else max_length
     norm = largest_norm(catalogue)
@@ -108,11 +109,11 @@ def evaluate(
     by_length = sequences.lengths.argsort(stable=True)
     with evaluating(model), torch.no_grad():
         for users in by_length.split(batch_size):
-            histories, targets = history_batch(
-                sequences, users, max_length=longest, held_out=held_out
-            )
+            options = {"max_length": longest, "held_out": held_out}
+            histories, targets = history_batch(sequences, users, **options)
+            times = event_times(sequences, users, **options, width=histories.shape[1])
             items, rows = seen_items(sequences, users, held_out=held_out)
-            states = last_states(model, histories, max_length)
+            states = last_states(model, histories, max_length, times)
             seen = None if keep_seen else (items, rows)
             ranking = top_k(states, catalogue, max(ks), seen=seen, norm=norm)
             tally.count(users, ranking.items, targets, items == targets[rows], rows)

@@ -3,7 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -15,7 +15,7 @@ from sce.data.prepared import PreparedDataset
 from sce.distributed.ranks import Ranks, in_torchrun, start_ranks, was_started
 from sce.distributed.table import ShardedTable
 from sce.errors import InputError, TrainingWarning, check_types, named, show_value
-from sce.evaluation.ranking import longest_history
+from sce.evaluation.ranking import longest_history, uses_times
 from sce.losses import LOSSES, DataSummary, Loss, ScalableCrossEntropy
 from sce.models.registry import BACKBONES
 from sce.planning import summarize_data
@@ -110,6 +110,8 @@ def fit(
     """
     settings = TrainingSettings() if settings is None else settings
     _check_arguments(model, loss, dataset, settings)
+    if not uses_times(model):
+        dataset = replace(dataset, times_hash="")  # other times are then no other dataset
     others: dict[str, Any] = {"out": out, "resume": resume, "force": force, "config": config}
     others |= {"start_from": start_from}
     others |= {"loss_name": loss_name, "on_epoch": on_epoch, "progress": progress}
@@ -168,10 +170,9 @@ def _fit(
         explained_errors(model, loss, compiled=settings.compile),
         sparse_gradients(model, loss, wanted=settings.row_wise),
     ):
-        data = summarize_data(
-            dataset.train, dataset.n_items, batch_size=settings.batch_size, max_length=max_length
-        )
-        sizes: Any = {"max_length": max_length, "device": device, "ranks": ranks.size}
+        sizes: Any = {"batch_size": settings.batch_size, "max_length": max_length}
+        data = summarize_data(dataset.train, dataset.n_items, **sizes, model=model)
+        sizes = {"max_length": max_length, "device": device, "ranks": ranks.size}
         for text in preflight(model, loss, dataset, data, settings, **sizes):
             if ranks.rank == 0:
                 warnings.warn(text, TrainingWarning, stacklevel=3)
@@ -200,7 +201,7 @@ def _train(
     table: nn.Parameter | None = None
     if settings.row_wise:
         table = row_wise_table(model, loss) if sharded is None else sharded.shard
-    sequences = _place(dataset, device)
+    sequences = _place(dataset, device, times=uses_times(model))
     model.to(device)
     loss_module = loss.to(device) if isinstance(loss, nn.Module) else None
     captured = _can_capture(model, loss, settings, device)
@@ -321,11 +322,13 @@ def _derived(loss: object, data: DataSummary, step: TrainingStep) -> dict[str, A
     return found
 
 
-def _place(dataset: PreparedDataset, device: torch.device) -> DeviceSequences:
+def _place(
+    dataset: PreparedDataset, device: torch.device, *, times: bool = False
+) -> DeviceSequences:
     """Put the training sequences where the model is, if they leave it most of the memory."""
     free = free_memory(device)
-    fits = free is None or dataset.train.items.nbytes < free // 4
-    return DeviceSequences.place(dataset.train, device if fits else "cpu")
+    fits = free is None or (1 + times) * dataset.train.items.nbytes < free // 4
+    return DeviceSequences.place(dataset.train, device if fits else "cpu", times=times)
 
 
 def _can_capture(

@@ -65,6 +65,7 @@ MANIFEST = Manifest(
             "n_items": int,
             "split?": str,
             "columns?": {role + "?": str for role in Columns._fields},
+            "times?": str,
         },
         "item_ids": str,
         "no_weights?": str,
@@ -99,6 +100,16 @@ class DatasetInfo:
     n_items: int
     split: str = ""  # in words
     columns: Mapping[str, str] = field(default_factory=dict)  # of the log, that were named
+    times: str = ""  # hash of the times, if the model uses them
+
+    def check_times(self, dataset: PreparedDataset) -> None:
+        """Refuse a dataset of the same content that has other times, or none."""
+        if self.times not in ("", dataset.times_hash):
+            raise InputError(
+                f"the run was trained with times of events, and {dataset.path} has "
+                f"{'other times' if dataset.times_hash else 'none'}; give the dataset that it was "
+                "trained on"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,6 +230,7 @@ class Run:
                 f"{dataset.content_hash[:12]}: not the same dataset; "
                 "train a run on this one, or give the one that it was trained on"
             )
+        self.dataset.check_times(dataset)
         if len(dataset.item_ids) < len(self.item_ids):  # by sce add-items, or of an earlier run
             return dataset.with_items(self.item_ids, self.titles)
         return dataset

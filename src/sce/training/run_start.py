@@ -174,6 +174,7 @@ def start_run(
             dataset.n_items,
             dataset.split,
             dataset.settings.get("columns", {}),
+            dataset.times_hash,
         )
         fixed = {
             name: value
@@ -218,6 +219,7 @@ def check_resumable(
             f"{path} was trained on a dataset with content {content[:12]}, and {dataset.path} has "
             f"content {dataset.content_hash[:12]}: resume with the former"
         )
+    DatasetInfo(**manifest["dataset"]).check_times(dataset)
     if (has := manifest["dataset"]["n_items"]) != dataset.n_items:
         raise InputError(
             f"{path} has {plural(has, 'item')}, also those of the run that it went on from, and "

@@ -287,8 +287,7 @@ class Trainer:
         size = self.settings.step_size
         generator = torch.Generator().manual_seed(seed)
         order = self.rows[torch.randperm(len(self.rows), generator=generator)]
-        lengths = (self.step.sequences.lengths[order] - 1).clamp(max=self.step.max_length)
-        return order.split(size), [int(part.sum()) for part in lengths.split(size)]
+        return order.split(size), [int(part.sum()) for part in self.step.targets(order).split(size)]
 
     def _evaluate(self) -> Measured | None:
         """The metrics on the validation events, if it is time for them."""
@@ -393,6 +392,7 @@ def _sample_users(dataset: PreparedDataset, count: int | None) -> PreparedDatase
     if count is None or count >= len(test):
         return dataset
     rows = np.sort(np.random.default_rng(0).choice(len(test), count, replace=False))
-    parts = [test.items[test.offsets[row] : test.offsets[row + 1]] for row in rows]
-    offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-    return replace(dataset, test=Sequences(np.concatenate(parts), offsets, test.users[rows]))
+    events = [np.arange(*test.offsets[row : row + 2]) for row in rows]
+    offsets, chosen = np.cumsum([0, *map(len, events)], dtype=np.int64), np.concatenate(events)
+    times = None if test.times is None else test.times[chosen]
+    return replace(dataset, test=Sequences(test.items[chosen], offsets, test.users[rows], times))
