@@ -22,8 +22,7 @@ html_theme = "furo"
 html_title = f"sce {release}"
 html_static_path = ["_static"]
 html_css_files = ["wide.css"]
-html_show_copyright = html_show_sphinx = False
-myst_enable_extensions = ["dollarmath", "attrs_inline"]
+html_show_copyright = html_show_sphinx = html_copy_source = False
 myst_heading_anchors = 4
 default_role = "code"  # `names` in docstrings
 napoleon_use_ivar = True
@@ -37,6 +36,12 @@ GROUPS = {
     "Losses": "losses", "Data": "data", "Models": "models", "Training": "training|optim",
     "Evaluating and recommending": "evaluation|recommend", "Errors": "errors",
 }  # fmt: skip
+MORE = [  # bases and results, which the others name
+    ("Loss", "sce.losses"),
+    ("SampledLoss", "sce.losses.sampled"),
+    ("Backbone", "sce.models.base"),
+    ("FitResult", "sce.training.fit"),
+]
 
 
 def _commands() -> str:
@@ -44,8 +49,9 @@ def _commands() -> str:
     for verb in VERBS:
         shown = io.StringIO()
         app.help_print([verb], console=Console(file=shown, width=88, color_system=None))
-        text = re.sub(r"[ \t]+$", "", shown.getvalue(), flags=re.MULTILINE).strip()
-        parts.append(f"## sce {verb}\n\n{VERBS[verb][0]}\n\n```text\n{text}\n```\n")
+        text = re.sub(r"^╭─ (\w.*?) ─*╮$", r"\n\1:", shown.getvalue(), flags=re.MULTILINE)
+        text = re.sub(r"^╰─*╯\n|^│|[ \t]*│?[ \t]*$", "", text, flags=re.MULTILINE).strip()
+        parts.append(f"## sce {verb}\n\n```text\n{text}\n```\n")
     return "\n".join(parts)
 
 
@@ -53,12 +59,15 @@ def _api() -> str:
     parts = []
     for title, modules in GROUPS.items():
         parts.append(f"## {title}\n")
-        for name, module in sce._MODULES.items():
+        # What most look for comes first.
+        names = sorted(sce._MODULES.items(), key=lambda one: one[0] != "ScalableCrossEntropy")
+        for name, module in [*names, *MORE]:
             if re.match(rf"sce\.({modules})\b", module):
                 made = getattr(import_module(module), name)
                 kind = "class" if isinstance(made, type) else "function"
                 kind = kind if callable(made) else "data"
-                parts.append(f"```{{eval-rst}}\n.. auto{kind}:: sce.{name}\n```\n")
+                home = module if (name, module) in MORE else "sce"
+                parts.append(f"```{{eval-rst}}\n.. auto{kind}:: {home}.{name}\n```\n")
     return "\n".join(parts)
 
 
