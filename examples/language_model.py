@@ -48,8 +48,9 @@ class Block(nn.Module):
         parts = self.qkv(self.norms[0](x)).unflatten(-1, (3, self.heads, -1)).transpose(1, 3)
         q, k, v = parts.unbind(2)
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        states: Tensor = x + self.out(mixed.transpose(1, 2).flatten(2))
-        return states + self.feed(self.norms[1](states))
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        states: Tensor = x + self.feed(self.norms[1](x))
+        return states
 
 
 class LanguageModel(nn.Module):
@@ -125,13 +126,13 @@ class Corrected(nn.Module):
     Args:
         frequent: Words that are scored for every position; they have the lowest numbers.
         measured: Positions on which c is measured in each call, with the logits of all words.
-        options: Of `ScalableCrossEntropy`.
+        options: Of `ScalableCrossEntropy`; alpha is 2, for the search is in plain PyTorch.
     """
 
     def __init__(self, frequent: int = 2048, measured: int = 64, **options: Any) -> None:
         super().__init__()
         self.frequent, self.measured = frequent, measured
-        self.loss = ScalableCrossEntropy(reduction="none", **options)
+        self.loss = ScalableCrossEntropy(reduction="none", **{"alpha": 2.0, **options})
 
     def forward(self, states: Tensor, lm_head: nn.Linear, labels: Tensor) -> Tensor:
         """Return the mean over all positions."""
@@ -143,7 +144,8 @@ class Corrected(nn.Module):
         common = logits.logsumexp(1) - (x * weight[labels]).sum(1)  # log(F / p)
         n_buckets, _, size = self.loss.sizes(len(weight), len(x), cpu=not x.is_cuda)
         centres = of_length_one(torch.randn(n_buckets, x.shape[1], device=x.device))
-        items = top_rows(centres, weight[n:], size) + n
+        with torch.autocast(x.device.type, enabled=False):
+            items = top_rows(centres, weight[n:], size) + n
         rare = _log_ratio(self.loss.in_buckets(x, weight, labels, centres, items)[0])
         with torch.no_grad():
             some = torch.randint(len(x), (self.measured,), device=x.device)
@@ -224,13 +226,13 @@ def train(args: argparse.Namespace, name: str, words: Tensor, n_words: int) -> I
         optimizer.step()
         optimizer.zero_grad()
         step += 1
-        taken = seconds + time.perf_counter() - started
+        taken = seconds + time.perf_counter() - started if step > 1 else 0.0  # kernels compile
         done = max(step / args.steps, taken / args.seconds)
         if step == 1 or step % args.every == 0 or done >= 1:
             shown = value.item()  # a sync
-            seconds += time.perf_counter() - started
-            if step == 1:  # compiled kernels, the first allocations
-                seconds, memory = 0.0, loss_memory(loss, states, model.lm_head, batch[:, 1:])
+            seconds += time.perf_counter() - started if step > 1 else 0.0
+            if step == 1:
+                memory = loss_memory(loss, states, model.lm_head, batch[:, 1:])
             yield {
                 "loss": name,
                 "step": step,
