@@ -85,7 +85,7 @@ class Crowded(Struck):
 
     def forward(self, *inputs: Any, **options: Any) -> Tensor:
         if os.environ.get("TORCHELASTIC_RESTART_COUNT") == os.environ.get("RANK") == "0":
-            shards.write_streamed = refuse  # type: ignore[assignment, attr-defined]
+            shards.write_tensors = refuse  # type: ignore[assignment, attr-defined]
         return SASRec.forward(self, *inputs, **options)
 
 

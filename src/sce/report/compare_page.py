@@ -35,7 +35,7 @@ from sce.report.tables import (
     make_table,
     show_score,
 )
-from sce.training.ranks import read_ranks
+from sce.training.run import read_ranks
 from sce.units import plural, show_count, show_metric
 
 _ABOUT = (

@@ -16,7 +16,7 @@ from sce.distributed.ranks import Ranks, in_torchrun, start_ranks, was_started
 from sce.distributed.table import ShardedTable
 from sce.errors import InputError, TrainingWarning, check_types
 from sce.evaluation.ranking import longest_history
-from sce.losses import LOSSES, DataSummary, Loss, ScalableCrossEntropy
+from sce.losses import LOSSES, Loss, ScalableCrossEntropy
 from sce.models.registry import BACKBONES
 from sce.planning import summarize_data
 from sce.training.checkpoint import Trained
@@ -108,12 +108,10 @@ def fit(
         InputError: When what was given cannot work, or the loss stops being a number.
         TrainingInterrupted: After Ctrl-C or SIGTERM, when the state has been saved in `out`.
     """
+    given = locals().copy()
     settings = TrainingSettings() if settings is None else settings
     _check_arguments(model, loss, dataset, settings)
-    others: dict[str, Any] = {"out": out, "resume": resume, "force": force, "config": config}
-    others |= {"start_from": start_from}
-    others |= {"loss_name": loss_name, "on_epoch": on_epoch, "progress": progress}
-    check_types(others, get_type_hints(fit))
+    check_types(given, get_type_hints(fit))
     if out is not None and was_started(out):
         resume, force = True, False
     described = {"model": describe_model(model), "loss": {}, "training": asdict(settings)}
@@ -124,9 +122,9 @@ def fit(
     launched = settings.device in ("auto", "cuda") and in_torchrun()  # a GPU for each
     with start_ranks(device=None if launched else resolve_device(settings.device)) as ranks:
         begun = begun_with(out) if resume and ranks.rank == 0 else {}
-        given, begun = asdict(settings), ranks.gather_json(begun)[0]
+        before, begun = asdict(settings), ranks.gather_json(begun)[0]
         settings, note = settle(settings, model, loss, dataset, ranks, begun)
-        settled = {name: now for name, now in asdict(settings).items() if now != given[name]}
+        settled = {name: now for name, now in asdict(settings).items() if now != before[name]}
         described["training"] = {**described["training"], **settled}
         start = choose_start(start_from, begun, model, dataset, settings, out)
         if start is not None:
@@ -159,9 +157,7 @@ def _fit(
     # Training draws from the default generators; what comes after it must not notice.
     gpus = [device.index] if device.type == "cuda" else []
     with (
-        run_target(
-            dataset=dataset, config=described, model=name_model(model), **target
-        ) as open_run,
+        run_target(dataset=dataset, config=described, model=name_model(model), **target) as opened,
         torch.random.fork_rng(devices=gpus),
         same_bits(device) if settings.deterministic else spare_workspace(device),
         quiet_torch(),
@@ -176,35 +172,34 @@ def _fit(
             if ranks.rank == 0:
                 warnings.warn(text, TrainingWarning, stacklevel=3)
         with sharded_catalogue(model, loss, ranks, settings) as table:
-            given = ranks, model, loss, dataset, settings
-            return _train(*given, data, table, start, open_run, target, show, max_length)
+            trained, step = _build(ranks, model, loss, dataset, settings, table, max_length)
+            derived: dict[str, Any] = {"targets_per_batch": round(data.targets, 1)}
+            if isinstance(loss, ScalableCrossEntropy):
+                cpu = device.type == "cpu"
+                derived |= loss.named_sizes(data.n_items, step.mean_targets, cpu=cpu)
+            run = opened(derived)
+            return _train(ranks, trained, step, dataset, settings, run, start, target, show)
 
 
-def _train(
+def _build(
     ranks: Ranks,
     model: nn.Module,
     loss: Callable[..., Tensor],
     dataset: PreparedDataset,
     settings: TrainingSettings,
-    data: DataSummary,
     sharded: ShardedTable | None,
-    start: Start | None,
-    open_run: Callable[[Mapping[str, Any]], Run | None],
-    target: Mapping[str, Any],
-    show: tuple[Callable[[Record], object] | None, bool, str],
     max_length: int,
-) -> FitResult:
-    """Place data and weights; build the step; open the run; train; conclude."""
+) -> tuple[Trained, TrainingStep]:
+    """Place data and weights, and build the optimizer and the step."""
     device, slices = ranks.device, settings.accumulate or 1
-    on_epoch, progress, note = show
     table: nn.Parameter | None = None
     if settings.row_wise:
         table = row_wise_table(model, loss) if sharded is None else sharded.shard
     sequences = _place(dataset, device)
     model.to(device)
-    loss_module = loss.to(device) if isinstance(loss, nn.Module) else None
+    module = loss.to(device) if isinstance(loss, nn.Module) else None
     captured = _can_capture(model, loss, settings, device)
-    parameters = [*model.parameters(), *(loss_module.parameters() if loss_module else ())]
+    parameters = [*model.parameters(), *(module.parameters() if module else ())]
     optimizer = make_optimizer(
         parameters, settings, device=device, capturable=captured, row_wise=table
     )
@@ -215,21 +210,29 @@ def _train(
         step = ShardedStep(*given, **options, table=sharded, slices=slices)
     elif slices > 1:
         step = SlicedStep(*given, **options, ranks=ranks, slices=slices, row_wise=table)
+    return Trained(model, module, optimizer, sharded), step
 
-    # Open the run, train, conclude.
-    run = open_run(_derived(loss, data, step))
+
+def _train(
+    ranks: Ranks,
+    trained: Trained,
+    step: TrainingStep,
+    dataset: PreparedDataset,
+    settings: TrainingSettings,
+    run: Run | None,
+    start: Start | None,
+    target: Mapping[str, Any],
+    show: tuple[Callable[[Record], object] | None, bool, str],
+) -> FitResult:
+    """Train and conclude."""
+    on_epoch, progress, note = show
     written = None if run is None else (str(run.resume_state), run.identity)
     written = ranks.gather_json(written)[0]  # by the first rank, for all
-    memory = PeakMemory(device)
+    memory = PeakMemory(ranks.device)
     with (
         Interrupts(wanted=written is not None, say=progress, ranks=ranks) as interrupts,
-        TrainingProgress(
-            wanted=progress,
-            memory=memory,
-            on_lost=interrupts.lose_reader,
-        ) as bar,
+        TrainingProgress(wanted=progress, memory=memory, on_lost=interrupts.lose_reader) as bar,
     ):
-        trained = Trained(model, loss_module, optimizer, sharded)
         trainer = Trainer(
             trained,
             step,
@@ -239,7 +242,7 @@ def _train(
             bar=bar,
             memory=memory,
             interrupts=interrupts,
-            resume_from=None if written is None else (Path(written[0]), written[1]),
+            resume_from=written,
             continued=start is not None,
         )
         if note:
@@ -307,17 +310,8 @@ def _takes_three(loss: object) -> bool:
     except TypeError:
         return False
     except ValueError:  # of a function that is not Python's
-        return True
+        pass
     return True
-
-
-def _derived(loss: object, data: DataSummary, step: TrainingStep) -> dict[str, Any]:
-    """Values for run.json that follow from settings and dataset."""
-    found: dict[str, Any] = {"targets_per_batch": round(data.targets, 1)}
-    if isinstance(loss, ScalableCrossEntropy):
-        cpu = step.device.type == "cpu"
-        found |= loss.named_sizes(data.n_items, step.mean_targets, cpu=cpu)
-    return found
 
 
 def _place(dataset: PreparedDataset, device: torch.device) -> DeviceSequences:

@@ -6,7 +6,7 @@ from typing import Any
 from sce.data.storage import write_json
 from sce.evaluation.ranking import Popularity
 from sce.training.device import device_name
-from sce.training.ranks import write_ranks
+from sce.training.run import write_ranks
 from sce.training.trainer import Record, Trainer
 from sce.units import plural, show_duration, show_memory, show_metric
 

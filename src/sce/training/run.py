@@ -9,13 +9,14 @@ RUN/best.safetensors    weights of the best epoch so far
 RUN/resume.safetensors  the checkpoint to resume from: see checkpoint.py
 RUN/resume              the same of a sharded catalogue: see distributed/checkpoint.py
 RUN/result.json         the outcome, once training has ended
-RUN/test_ranks.npy      rank of each test user's target: see ranks.py
+RUN/test_ranks.npy      rank of each test user's target, from 1 (0: not ranked)
 RUN/report.html         written by `sce report`
 """
 
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,19 +27,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sce.data.columns import Columns
-from sce.data.manifest import FILE, Manifest
+from sce.data.manifest import FILE, Manifest, describe_file, map_array, write_array
 from sce.data.prepared import PreparedDataset
-from sce.data.storage import append_json_line, json_line, read_json, read_json_lines, write_text
+from sce.data.storage import (
+    append_json_line,
+    atomic_file,
+    json_line,
+    read_json,
+    read_json_lines,
+    write_text,
+)
 from sce.data.vocabulary import Vocabulary
 from sce.distributed.checkpoint import LATEST, read_whole
 from sce.errors import InputError, TrainingWarning, named
 from sce.models.base import Backbone
 from sce.models.registry import BACKBONES
-from sce.training.checkpoint import are_finite, read_tensors, with_prefix
-from sce.training.fitting import forms
-from sce.training.ranks import RANKS
+from sce.training.checkpoint import are_finite, forms, read_tensors, with_prefix
 from sce.units import plural
 
+RANKS = "test_ranks.npy"
 # Beside run.json and the vocabulary.
 _TENSORS = ("best.safetensors", "resume.safetensors", "resume")
 FILES = ("metrics.jsonl", "result.json", "report.html", RANKS, *_TENSORS)
@@ -321,3 +328,23 @@ def resume_hint(run: Run) -> str:
     if run.resume_state.exists():
         return f"with {named('resume', True)} to go on from the last good state"
     return f"with {named('force', True)} to begin anew: there is no state to resume from yet"
+
+
+def write_ranks(directory: Path, ranks: NDArray[np.int32]) -> dict[str, Any]:
+    """Store the ranks of test users in the dataset's order; return size and digest."""
+    with atomic_file(directory / RANKS) as file:
+        write_array(file, ranks)
+    return describe_file(directory / RANKS)
+
+
+def read_ranks(directory: Path, written: Mapping[str, Any]) -> NDArray[np.int32] | None:
+    """Read ranks of this size and digest; None where they were taken away."""
+    file, found = directory / RANKS, None
+    if not file.is_file():
+        return None
+    if describe_file(file) == written:
+        with suppress(ValueError), file.open("rb") as opened:
+            found = map_array(opened)
+    if found is None or found.dtype != np.int32 or found.ndim != 1:
+        raise InputError(f"{file} was altered; sce evaluate {directory} writes it again")
+    return found

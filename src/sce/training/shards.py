@@ -23,7 +23,7 @@ from sce.losses.scalable import ScalableCrossEntropySettings
 from sce.models.base import Backbone
 from sce.planning import Job, summarize_lengths
 from sce.training.capture import StepResult
-from sce.training.checkpoint import Checkpointer, write_streamed
+from sce.training.checkpoint import Checkpointer, write_tensors
 from sce.training.run import MANIFEST, Run
 from sce.training.settings import TrainingSettings
 from sce.training.slices import SlicedStep, seeds_of_slice
@@ -160,7 +160,7 @@ class ShardedCheckpointer(Checkpointer):
             return
         shape = [self.table.n_items, self.table.dim]
         streamed = CATALOGUE, self._best_shard.dtype, shape, rows
-        write_streamed(self.best_file, weights, metadata, streamed)
+        write_tensors(self.best_file, weights, metadata, streamed)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -127,7 +127,7 @@ class Trainer:
         bar: TrainingProgress,
         memory: PeakMemory,
         interrupts: Interrupts,
-        resume_from: tuple[Path, str] | None = None,  # of a run that another rank writes
+        resume_from: tuple[str, str] | None = None,  # file and identity, also of another rank's run
         continued: bool = False,  # begins with weights that may be the best
     ) -> None:
         self.trained, self.step, self.dataset, self.settings = trained, step, dataset, settings
@@ -141,17 +141,14 @@ class Trainer:
         self.epochs = bar.epochs = math.ceil(self.total / self.steps)
         self.validation = _sample_users(dataset, settings.validation_users)
         self.progress = Progress()
-        model: Any = trained.model
-        keep, self.ranker = Checkpointer, model
+        keep, model = Checkpointer, cast("Any", trained.model)
+        self.ranker: Any = model
         if trained.table is not None:
             keep, self.ranker = ShardedCheckpointer, ShardedRanker(model, trained.table)
-        self.checkpointer = keep(trained)
-        if run is not None:
-            files = run.resume_state, run.best_weights
-            self.checkpointer = keep(trained, *files, identity=run.identity)
-        elif resume_from is not None:
-            file, identity = resume_from
-            self.checkpointer = keep(trained, file, identity=identity, writes=False)
+        file, identity = (None, "") if resume_from is None else resume_from
+        best = None if run is None else run.best_weights
+        place = None if file is None else Path(file)
+        self.checkpointer = keep(trained, place, best, identity, writes=run is not None)
 
     def resume(self) -> None:
         """Go on from the checkpoint of the run, if there is one."""
