@@ -15,6 +15,10 @@ Reduction = Literal["mean", "sum", "none"]
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _INTEGERS = (torch.int64, torch.int32)
+_NO_TRANSFORM = (
+    "this loss does not work inside torch.func (grad, vmap, ...): its gradient is written by hand. "
+    "Call backward() or torch.autograd.grad on its result"
+)
 _REFUSED = {
     "padding_idx": "and padding is no item: give the rows of items alone, and number targets by "
     "them; or embedding.weight, if that row may be predicted",
@@ -136,7 +140,9 @@ def check_arguments(
             kind = "item indices" if name == "targets" else "floating point"
             names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
             raise TypeError(f"{name} must be {kind} ({names}), got {tensor.dtype}")
-    _refuse(torch._C._functorch.is_batchedtensor, "vmap", *given.values())
+    vmapped = torch._C._functorch.is_batchedtensor
+    if not torch.compiler.is_compiling() and any(map(vmapped, given.values())):
+        raise TypeError(_NO_TRANSFORM)
     x, y = tuple(states.shape), tuple(catalogue.shape)
     if len(y) != 2 or 0 in y:
         raise ValueError(f"catalogue must be [items, d] and not empty, got shape {y}")
@@ -227,36 +233,21 @@ def check_number(name: str, value: float) -> None:
 
 def apply(function: type[Function], *arguments: Any) -> Any:
     """Apply an autograd function of ours; torch.func, which cannot transform it, is refused."""
-    _refuse(torch._C._functorch.is_functorch_wrapped_tensor, "grad, jacrev, ...", *arguments)
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        raise TypeError(_NO_TRANSFORM)
     return function.apply(*arguments)
 
 
 def once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a backward pass that has no gradient itself: a second derivative is refused.
-
-    torch's own mark lets `create_graph=True` pass, and gives zeros for what it leaves out.
-    """
+    """Refuse a second derivative; torch's own mark gives zeros for what it leaves out."""
     marked = once_differentiable(backward)
 
     def call(ctx: Any, *grads: Any) -> Any:
         if torch.is_grad_enabled():  # by create_graph alone
-            raise RuntimeError(
-                "this loss has no second derivative: its gradient is written by hand. Leave out "
-                "create_graph=True"
-            )
+            raise RuntimeError("this loss has no second derivative: leave out create_graph=True")
         return marked(ctx, *grads)
 
     return call
-
-
-def _refuse(is_transformed: Callable[[Tensor], bool], name: str, *given: Any) -> None:
-    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is None:
-        return
-    if any(isinstance(tensor, Tensor) and is_transformed(tensor) for tensor in given):
-        raise TypeError(
-            f"this loss does not work inside torch.func ({name}): its gradient is written by hand. "
-            "Call backward() or torch.autograd.grad on its result"
-        )
 
 
 def reduce(losses: Tensor, counted: Tensor | None, inputs: Inputs, reduction: str) -> Tensor:
