@@ -76,9 +76,8 @@ class _BucketedCrossEntropy(torch.autograd.Function):
             largest, winners = _winners(losses, buckets.members, len(states))
         largest = torch.where(winners >= 0, largest, 0.0)
         ctx.sparse, ctx.autocast_dtype, ctx.max_logits = sparse, autocast_dtype, max_logits
-        ctx.save_for_backward(
-            states, catalogue, targets, buckets.items, positive_logits, largest, winners
-        )
+        kept = (states, catalogue, targets, buckets.items, positive_logits, largest, winners)
+        ctx.save_for_backward(*kept)
         ctx.mark_non_differentiable(winners)
         return largest, winners
 
@@ -86,8 +85,8 @@ class _BucketedCrossEntropy(torch.autograd.Function):
     @once
     def backward(ctx: Any, grad_losses: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """Push the gradient of each state's loss through the bucket that won, and no other."""
-        states, catalogue, targets, bucket_items, positive_logits, *saved = ctx.saved_tensors
-        largest, winners = saved
+        states, catalogue, targets, bucket_items, positive_logits = ctx.saved_tensors[:5]
+        largest, winners = ctx.saved_tensors[5:]
         d, dtype, max_logits = states.shape[1], positive_logits.dtype, ctx.max_logits
         factors = _Factors(states, catalogue, ctx.autocast_dtype, dtype)
         grad_losses = grad_losses.to(dtype)
@@ -118,9 +117,7 @@ class _BucketedCrossEntropy(torch.autograd.Function):
                     weights = logits.exp_().mul_(scale.unsqueeze(1))
                     grad_x += weights.mT @ y
                     if accumulator is not None:
-                        outer = (weights @ x).flatten(0, 1)
-                        accumulator.add(items.flatten(), outer)
-                        del outer
+                        accumulator.add(items.flatten(), (weights @ x).flatten(0, 1))
                     del y, logits, weights
                 # Each state is written once, so the order of the writes does not matter.
                 grad_states[rows[present]] = grad_x[present].to(states.dtype)
@@ -210,9 +207,8 @@ def _tiles(
     most = max(1, max_logits // d)
     pieces = (offsets.diff() + most - 1) // most
     buckets = torch.repeat_interleave(pieces)
-    number = (
-        torch.arange(len(buckets), device=offsets.device) - (pieces.cumsum(0) - pieces)[buckets]
-    )
+    before = (pieces.cumsum(0) - pieces)[buckets]
+    number = torch.arange(len(buckets), device=offsets.device) - before
     first = offsets[buckets] + number * most
     counts = (offsets[buckets + 1] - first).clamp_(max=most)
     order = counts.argsort(stable=True, descending=True)
