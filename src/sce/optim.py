@@ -161,11 +161,7 @@ def _move_rows(
 
 
 def update_bytes(entries: int, dim: int) -> int:
-    """Return the bytes that a sparse gradient takes while its rows are moved.
-
-    Of each entry there are the gradient, the sums, the rows as they were, their steps, and the rows
-    as they will be; and indices.
-    """
+    """Return the bytes that a sparse gradient takes while its rows are moved."""
     return entries * (5 * 4 * dim + 48)
 
 
@@ -175,16 +171,13 @@ def _rates(sums: Tensor, lr: float | Tensor, eps: float) -> Tensor:
 
 
 def _add_entries(indices: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Add up the entries of each row.
+    """Add up the entries of each row, in their order, without atomics and without a sync.
 
-    Nothing here has a shape that depends on values: a row with several entries stays there as
-    often. Sums are made in the order of the entries, without atomics. One thread adds up one
-    segment; since thousands of entries may be of one row (padding is), rows are first added up in
-    pieces, and then the pieces. A row's bits depend on its own entries alone.
+    One thread adds up one segment; since thousands of entries may be of one row (padding is), rows
+    are first added up in pieces, and then the pieces. A row's bits depend on its own entries alone.
 
-    Returns:
-        The rows in ascending order [n], which of the sums is theirs [n], and the sums [n, d], of
-        which there are as many as there are different rows; zeros follow.
+    Returns the rows in ascending order [n], each as often as it has entries; which of the sums is
+    theirs [n]; and the sums [n, d], of which there are as many as different rows; zeros follow.
     """
     n = len(indices)
     rows, order = indices.sort(stable=True)

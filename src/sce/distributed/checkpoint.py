@@ -201,7 +201,7 @@ def read_whole(
 def whole_rows(
     table: ShardedTable, shard: Tensor, *, to_all: bool = False, at_once: int = _ROWS_AT_ONCE
 ) -> Iterator[Tensor]:
-    """Yield some rows after another in the order of ids, on the host of the first rank, or of all.
+    """Yield rows of the table in the order of ids, on the host of the first rank, or of all.
 
     Other ranks, which must ask for them too, are given empty tensors. `shard` are values of the
     table's shard, on any device.

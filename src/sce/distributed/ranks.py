@@ -61,13 +61,7 @@ class Ranks:
         self.exchanges = 0  # begun so far, as many on every rank
 
     def exchange(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
-        """Send the first rows to rank 0, the next to rank 1, ...; return those received, by rank.
-
-        Args:
-            rows: [sum(send), ...].
-            send: Number of rows for each rank.
-            receive: Number of rows from each rank.
-        """
+        """Send the first rows to rank 0, the next to rank 1, ...; return those received, by rank."""
         if self.size == 1:
             return rows
         self.exchanges += 1
@@ -211,10 +205,7 @@ def note_start(place: Path) -> None:
 
 
 def was_started(place: Path | str) -> bool:
-    """True if torchrun has started this command again, after an attempt that began a run there.
-
-    What was there before is another: not yet replaced, or never to be.
-    """
+    """True if torchrun has started this command again, after an attempt that began a run there."""
     place = Path(place)
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" or not place.exists():
         return False

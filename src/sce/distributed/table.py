@@ -172,11 +172,8 @@ class ShardedTable(nn.Module):
     ) -> Wanted:
         """Tell each rank how many of its rows are wanted: a sync, the only one of a look-up.
 
-        Args:
-            ids: Of items, any number of times.
-            padded: Negative ones are passed over.
-            besides: Ids that are not wanted, ascending.
-            note: A number for all ranks, not negative, which travels along.
+        With `padded`, negative ids are passed over. `besides` are ids that are not wanted,
+        ascending; `note` is a number for all ranks, not negative, which travels along.
         """
         if self._ready is not None and self._ready[0] is ids:
             (_, wanted), self._ready = self._ready, None
@@ -205,10 +202,9 @@ class ShardedTable(nn.Module):
     @checked
     @torch.no_grad()
     def expect(self, ids: Tensor, note: int | Tensor = 0) -> None:
-        """Let the next `want` tell the sizes of a later one as well, which then is no sync.
+        """Let the next `want` tell the sizes of a later `want(ids, padded=True)` of this very tensor.
 
-        That is `want(ids, padded=True)` of this very tensor; a sync after all if a rank expects
-        nothing. Ranks want the same in the same order.
+        That is a sync after all if a rank expects nothing. Ranks want the same in the same order.
         """
         self._expected = ids, self._plan(ids, note)
 
@@ -251,8 +247,7 @@ class ShardedTable(nn.Module):
     def sort_places(self) -> _Sorted:
         """Sort the rows that are to have a gradient, and begin to count them.
 
-        It is enough that `send_gradients` does it; before the backward pass it spares the host to
-        wait for that.
+        Before the backward pass it spares the host to wait in `send_gradients`, which else does it.
         """
         if self._sorted is None:
             parts = [places for places, _ in self._entries]

@@ -111,7 +111,7 @@ def last_states(
 ) -> Tensor:
     """Return the hidden state after each history [b, l], with the same bits in any batch.
 
-    Products of another shape are computed in another order. So each history is computed in a width
+    Products of another shape are computed in another order: each history is computed in a width
     that follows from its own length (at most `max_length`), and with a fixed number of others.
     """
     lengths = (histories != PADDING).sum(1)
@@ -309,10 +309,7 @@ def _seen_by(rows: Tensor, items: Tensor, of: Tensor, n_rows: int) -> tuple[Tens
 
 
 class Popularity:
-    """The most popular items for everybody: the baseline of any model.
-
-    A ranker like any other, with states and item vectors of width 1.
-    """
+    """The most popular items for everybody: the baseline of any model, a ranker of width 1."""
 
     def __init__(self, train: Ragged, n_items: int, *, device: torch.device | str = "cpu") -> None:
         """Count how often each item occurs in the training sequences."""
@@ -340,10 +337,7 @@ def _mask(scores: Tensor, items: Tensor, rows: Tensor, first: int) -> None:
 
 
 def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Do what topk does, several times faster on long rows.
-
-    The k largest values lie in the k groups of columns with the largest maxima.
-    """
+    """Do what topk does, faster on long rows: the largest lie in k groups of largest maxima."""
     rows, width = scores.shape
     groups = width // _GROUP
     if groups < 2 * k:

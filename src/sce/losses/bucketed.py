@@ -170,8 +170,7 @@ def _negative_logits(
 ) -> Tensor:
     """Return the logits [g, y, r] of the items of g buckets with its rows, -inf at targets.
 
-    Items come first, so that the larger factor is multiplied as it lies: on ARM, torch prepares
-    each product with a transposed one for longer than a small product takes.
+    Items come first: on ARM, torch prepares long for each product with a transposed factor.
     """
     logits = y @ x.mT.contiguous()
     column = torch.searchsorted(items.contiguous(), targets.contiguous())
@@ -200,8 +199,7 @@ def _tiles(
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Cut the list of states into tiles: buckets [g], places [g, r], and which are present [g, r].
 
-    Buckets with similar numbers of states share a tile, so that little of it is filling; one with
-    very many is cut.
+    Buckets with similar numbers of states share a tile; one with very many is cut.
     """
     offsets = members.offsets.long()
     most = max(1, max_logits // d)

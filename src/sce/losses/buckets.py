@@ -129,10 +129,7 @@ def draw_centres(
 
 
 def round_centres(centres: Tensor, dtype: torch.dtype) -> Tensor:
-    """Scale centres to length one, and round them to the precision of a half-precision catalogue.
-
-    They are scored faster so. Their length changes nothing, and float16 ends at 65,504.
-    """
+    """Scale centres to length one, and round them as a half-precision catalogue is: faster so."""
     centres = of_length_one(centres)
     return centres.to(dtype) if dtype in (torch.float16, torch.bfloat16) else centres
 

@@ -253,8 +253,7 @@ def once(backward: Callable[..., Any]) -> Callable[..., Any]:
 def reduce(losses: Tensor, counted: Tensor | None, inputs: Inputs, reduction: str) -> Tensor:
     """Reduce the losses [v] of the valid positions; but for "none", their sum may be given.
 
-    The mean is over the `counted` [v] (None: all), and 0 if there are none; losses that are not
-    counted must be 0. "none" gives the losses in the shape of the targets, 0 where ignored.
+    The mean is over the `counted` [v] (None: all); losses that are not counted must be 0.
     """
     if inputs.valid is not None:
         losses, counted = losses.where(inputs.valid, 0), inputs.valid

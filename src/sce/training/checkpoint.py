@@ -73,10 +73,7 @@ class EpochSoFar:
     memory_mib: float = 0.0
 
     def record(self, epoch: int, seconds: float, mib: float | None) -> dict[str, Any]:
-        """The record of an epoch, with time and memory of its evaluation.
-
-        Its loss and statistics are means. Before any step there are none.
-        """
+        """The record of an epoch; its loss and statistics are means, and None before any step."""
         means = {name: total / self.samples for name, total in self.statistics.items()}
         return {
             "epoch": epoch,

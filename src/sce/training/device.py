@@ -24,11 +24,7 @@ _SAMPLE_SECONDS = 0.02
 
 
 def resolve_device(name: str) -> torch.device:
-    """Turn "auto", "cpu", "cuda", "cuda:1" … into a device that is there.
-
-    Raises:
-        InputError: When there is no such device, or not here.
-    """
+    """Turn "auto", "cpu", "cuda", "cuda:1" … into a device that is there."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     wrong = f"device is auto, cpu, cuda or cuda:N; got {name!r}"
@@ -91,10 +87,9 @@ def quiet_torch() -> Iterator[None]:
 
 @contextmanager
 def plain_products(device: torch.device, precision: Precision) -> Iterator[None]:
-    """Let torch multiply float32 matrices on an ARM processor without oneDNN inside the block.
+    """Multiply float32 matrices on an ARM processor without oneDNN inside the block.
 
-    It is given each product with a transposed factor there, and prepares for it longer (0.1 to
-    0.6 ms) than those of attention take, one for each history and head. Large ones take as long.
+    It prepares for each product of attention longer (0.1 to 0.6 ms) than that takes.
     """
     if device.type != "cpu" or precision != "float32" or platform.machine() != "aarch64":
         yield
@@ -112,8 +107,8 @@ def spare_workspace(device: torch.device, size: str = _SMALL) -> Iterator[None]:
     """Let cuBLAS keep less memory for itself, unless the environment says how much.
 
     On Hopper it takes 32 MiB for each thread and stream that multiplies matrices, of which training
-    has two, on older GPUs 8; with 4 MiB training was as fast (docs/paper.md). It looks at the
-    environment when it is first used, and the environment is as before after the block.
+    has two; with 4 MiB training was as fast (docs/paper.md). It reads the environment when first
+    used.
     """
     if device.type != "cuda" or _WORKSPACE in os.environ:
         yield
@@ -146,10 +141,9 @@ def same_bits(device: torch.device) -> Iterator[None]:
 class PeakMemory:
     """Peak memory of phases of the work, each by itself.
 
-    On a GPU it is the memory that torch allocated. On a CPU it is the resident memory of the whole
-    process, Python and libraries included: exact where a phase takes more than any before it, else
-    the highest of samples, fifty a second, which may miss a shorter peak. The system's own
-    record of the peak is read, and left to others as it is.
+    On a GPU it is the memory that torch allocated. On a CPU it is the resident memory of the
+    process: exact where a phase takes more than any before it, else the highest of fifty samples a
+    second. The system's own record of the peak is read, and left to others as it is.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -104,11 +104,7 @@ def set_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
 
 
 def row_wise_table(model: nn.Module, loss: object) -> nn.Parameter:
-    """The catalogue, to be updated by its touched rows alone.
-
-    Raises:
-        InputError: When the gradient of the model or of the loss would be of all rows.
-    """
+    """The catalogue, if the gradient of model and loss is of its touched rows alone."""
     if not (isinstance(loss, Loss) and hasattr(loss, "sparse_grad")):
         raise InputError(NEEDS_SCE)
     if not (isinstance(model, Backbone) and isinstance(model.catalogue, nn.Parameter)):

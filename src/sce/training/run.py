@@ -130,11 +130,7 @@ class Run:
 
     @classmethod
     def open(cls, path: Path | str) -> "Run":
-        """Open a run, finished or not.
-
-        Raises:
-            InputError: When there is no run, or it is not as it was written.
-        """
+        """Open a run, finished or not."""
         path = Path(path)
         manifest, arrays = MANIFEST.open(path)
         owners: dict[str, dict[str, NDArray[Any]]] = defaultdict(dict)
@@ -216,15 +212,7 @@ class Run:
         return read_json(self.result_file, RESULT) if self.result_file.is_file() else None
 
     def load_dataset(self, path: Path | str | None = None, verify: bool = True) -> PreparedDataset:
-        """Open the dataset that the run was trained on.
-
-        Args:
-            path: Where it lies now, if it was moved.
-            verify: As for `PreparedDataset.load`.
-
-        Raises:
-            InputError: When it is not there, or is another one.
-        """
+        """Open the dataset that the run was trained on, which lies at `path` if it was moved."""
         place = Path(path or self.dataset.path)
         if path is None and not place.exists():
             raise InputError(
@@ -245,12 +233,7 @@ class Run:
 
 
 def load_model(run: Run, device: torch.device | str = "cpu") -> Backbone:
-    """Build the model of a run with its best weights, in evaluation mode.
-
-    Raises:
-        InputError: When there are no weights yet or any more, they do not fit, or the model is not
-            one of `BACKBONES`.
-    """
+    """Build the model of a run, one of `BACKBONES`, with its best weights, in evaluation mode."""
     if run.model not in BACKBONES:
         raise InputError(
             f"the model of {run.path} is {run.model}, not sce's own: build it yourself and load "
@@ -274,11 +257,7 @@ def load_model(run: Run, device: torch.device | str = "cpu") -> Backbone:
 
 
 def read_weights(run: Run) -> dict[str, Tensor]:
-    """The weights of the best epoch; before the first evaluation, the latest that were saved.
-
-    Raises:
-        InputError: When there are none yet or any more.
-    """
+    """The weights of the best epoch; before the first evaluation, the latest that were saved."""
     for file in (run.best_weights, run.resume_state):
         if file.exists():
             tensors, metadata = read_tensors(file) if file.name != LATEST else _read_shards(file)

@@ -42,14 +42,9 @@ _REMEDIES = (
 def check_target(
     path: Path | str, *, force: bool = False, resume: bool = False, needed: bool = False
 ) -> bool:
-    """Refuse early to train where something is that must not be lost.
+    """Refuse early to train where something is that must not be lost, or nothing that is `needed`.
 
-    Returns:
-        True if a run is there, to be replaced or resumed.
-
-    Raises:
-        InputError: When something is there and not a run, or neither `force` nor `resume` is set;
-            when a run is `needed`, and there is nothing.
+    Returns True if a run is there, to be replaced or resumed.
     """
     path = Path(path)
     if force and resume:
@@ -101,7 +96,7 @@ def run_target(
 ) -> Iterator[Callable[[Mapping[str, Any]], Run | None]]:
     """Check the directory that a training writes and, while a run is there, lock it.
 
-    Yields a function that creates the run, or resumes it, once nothing else is left that can be
+    Yields a function that creates or resumes the run, once nothing else is left that can be
     refused; it is given what followed from settings and dataset. Without a path nothing is written.
     """
     if path is None:
@@ -157,10 +152,7 @@ def start_run(
     replace: bool = False,
     locks: ExitStack | None = None,
 ) -> Run:
-    """Create the directory of a run, with everything that is known before training.
-
-    With `locks`, to which its lock is added, it is locked before others can see it.
-    """
+    """Create the directory of a run; with `locks`, it is locked before others can see it."""
     with atomic_directory(path, replace=replace) as directory:
         if locks is not None:
             locks.enter_context(locked(directory, place=path))
@@ -208,12 +200,8 @@ def check_resumable(
 ) -> dict[str, Any]:
     """Compare what is given with what the run was begun with.
 
-    Returns:
-        The manifest to go on with, in which "before" keeps, in their order, settings that were
-        changed against a divergence.
-
-    Raises:
-        InputError: When other settings, another model or another dataset are given than it had.
+    Returns the manifest to go on with, in which "before" keeps, in their order, settings that were
+    changed against a divergence.
     """
     manifest = MANIFEST.read(path)
     if manifest["config"].get("added"):

@@ -37,14 +37,7 @@ CHOSE_SHARDS = (
 
 
 class ShardedStep(SlicedStep):
-    """A step on rows that are looked up in a sharded table.
-
-    Args:
-        given: As for `TrainingStep`; the loss is a `ScalableCrossEntropy`.
-        table: The catalogue.
-        slices: Number of batches, a multiple of that of ranks.
-        options: As for `TrainingStep`.
-    """
+    """A step on rows that are looked up in a sharded table, by a `ScalableCrossEntropy`."""
 
     def __init__(self, *given: Any, table: ShardedTable, slices: int, **options: Any) -> None:
         loss = given[1]
@@ -171,9 +164,6 @@ def sharded_catalogue(
 
     New rows are drawn for a catalogue on the meta device, which it stays. Any other has the trained
     rows afterwards, and the model is where it was.
-
-    Raises:
-        InputError: When the model or the loss needs the whole catalogue.
     """
     if not settings.shard_catalogue:
         yield None

@@ -37,10 +37,7 @@ class StepSeeds(NamedTuple):
 
 
 def seeds_of_epoch(seed: int, epoch: int, steps: int) -> tuple[int, list[StepSeeds]]:
-    """Derive the seed of an epoch's order, and the seeds of its steps.
-
-    Every step has its own, so training can resume from any step without saving generators.
-    """
+    """Derive the seeds of an epoch's order and of its steps: training can resume from any step."""
     state = np.random.SeedSequence([seed, epoch]).generate_state(2 * steps + 1, np.uint64)
     first, *rest = (int(number) >> 1 for number in state)
     return first, [StepSeeds(*pair) for pair in zip(rest[::2], rest[1::2], strict=True)]
@@ -58,16 +55,8 @@ class Batch(NamedTuple):
 class TrainingStep:
     """Called with the rows of a batch, moves the weights once.
 
-    Args:
-        model: As for `fit`. A `Backbone` is given batches sorted by length, and length groups.
-        loss: As for `fit`. A `Loss` is given the generator of the step, and `max_targets`.
-        optimizer: Over the parameters of both; capturable if the step is to be captured.
-        sequences: The training sequences, on the device or on the host.
-        settings: Batch size, precision, clipping and compilation are read. A batch with fewer rows
-            is neither compiled nor captured.
-        device: Where the model is.
-        max_length: Maximum history length.
-        captured: Capture the step in CUDA graphs. Model and loss must not sync.
+    Model and loss are as for `fit`. A batch with fewer rows than `batch_size` is neither compiled
+    nor captured; what is `captured` must not sync.
 
     On a GPU and where the step is compiled or captured, all batches of as many rows have the same
     length groups: libraries prepare for a shape when it first occurs, as fast attention does for

@@ -49,8 +49,7 @@ class DivergenceError(InputError):
 class LossMonitor:
     """Keeps the losses of steps on the device; `check` adds them to the epoch's sums, or raises.
 
-    `statistics` are the names of the loss's; `explain` makes a message from what happened and the
-    rows of the batch.
+    `explain` makes a message from what happened and the rows of the batch.
     """
 
     def __init__(
@@ -81,11 +80,7 @@ class LossMonitor:
             self._statistics.append(result.statistics)
 
     def check(self) -> None:
-        """Wait for the steps so far, and count them.
-
-        Raises:
-            DivergenceError: At the first loss that is not finite.
-        """
+        """Wait for the steps so far, and count them, up to the first loss that is not finite."""
         losses = self._losses[: len(self._pending)].tolist()
         for loss, (step, rows, targets) in zip(losses, self._pending, strict=True):
             if not math.isfinite(loss):
@@ -180,11 +175,7 @@ class Trainer:
         self.bar.print(f"sce: going on at epoch {found.epoch + 1}, {step}")
 
     def run_epochs(self, on_epoch: Callable[[Record], object] | None = None) -> None:
-        """Train, and leave the model with the weights of its best epoch.
-
-        Raises:
-            TrainingInterrupted: After a signal, when the state has been saved.
-        """
+        """Train, and leave the model with its best weights; after a signal, save and raise."""
         if self.run is not None:
             self.run.write_metrics(self.progress.records)
         try:
