@@ -400,7 +400,7 @@ def test_what_is_no_loss_to_train_on(loss: Any, message: str, dataset: PreparedD
         ({"dataset": "data/clicks"}, r"PreparedDataset.load\(path\), or .*; got a str"),
         ({"loss": "sce"}, "a loss is a function of states, catalogue and targets, .* got 'sce'"),
         ({"loss": nn.CrossEntropyLoss()}, "a loss is a function of .* got CrossEntropyLoss"),
-        ({"loss": CrossEntropy(ignore_index=0)}, "targets with -100; leave out ignore_index=0 of"),
+        ({"loss": CrossEntropy(ignore_index=0)}, "targets with -100; leave out the loss's"),
         ({"settings": {"epochs": 3}}, r"settings are TrainingSettings\(...\); got {'epochs': 3}"),
     ],
 )
@@ -479,5 +479,5 @@ def test_what_is_captured(dataset: PreparedDataset) -> None:
         assert fit_module._can_capture(model, loss, settings(capture=wanted), gpu) is expected
     derived = DerivedModel(dataset.n_items, model.settings)
     assert fit_module._can_capture(derived, CrossEntropy(), settings(), gpu) is False
-    with pytest.raises(InputError, match="nothing may wait for the device, and this loss does: Sa"):
+    with pytest.raises(InputError, match="nothing may wait for the device; it does: Sa"):
         fit_module._can_capture(model, in_batch, settings(capture=True), gpu)

@@ -374,7 +374,7 @@ def test_no_more_epochs_than_are_done_and_none_was_evaluated(
 ) -> None:
     with pytest.raises(TrainingInterrupted):
         train(dataset, tmp_path / "run", epochs=9, evaluate_every=9, on_epoch=stop_at(2))
-    with pytest.raises(InputError, match=r"none of the 2 epochs of .* was evaluated; ask for more"):
+    with pytest.raises(InputError, match=r"no epoch of .* was evaluated; ask for more"):
         train(dataset, tmp_path / "run", evaluate_every=9)
 
 
@@ -428,7 +428,7 @@ def test_with_a_schedule_the_epochs_are_part_of_it(
 
 def test_fewer_epochs_than_there_are(dataset: PreparedDataset, tmp_path: Path) -> None:
     train(dataset, tmp_path / "run", epochs=2)
-    with pytest.raises(InputError, match="has 2 epochs already, and 1 are asked for"):
+    with pytest.raises(InputError, match="has 2 epochs, and 1 are asked for"):
         train(dataset, tmp_path / "run", epochs=1)
 
 

@@ -301,8 +301,8 @@ def test_the_run_is_like_any_other(
 @pytest.mark.parametrize(
     ("loss", "model", "says"),
     [
-        (CrossEntropy(), None, "only the loss sce has a gradient"),
-        (ScalableCrossEntropy(reduction="sum"), None, "only the loss sce, as a mean"),
+        (CrossEntropy(), None, "which only the loss sce has"),
+        (ScalableCrossEntropy(reduction="sum"), None, "needs the loss sce, as a mean"),
         (ScalableCrossEntropy(), nn.Embedding(ITEMS, 8), "needs a sce.models.base.Backbone"),
     ],
 )

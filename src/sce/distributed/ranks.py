@@ -61,7 +61,7 @@ class Ranks:
         self.exchanges = 0  # begun so far, as many on every rank
 
     def exchange(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
-        """Send the first rows to rank 0, the next to rank 1, ...; return those received, by rank."""
+        """Send the first rows to rank 0, the next to rank 1, ...; return what came, by rank."""
         if self.size == 1:
             return rows
         self.exchanges += 1

@@ -202,7 +202,7 @@ class ShardedTable(nn.Module):
     @checked
     @torch.no_grad()
     def expect(self, ids: Tensor, note: int | Tensor = 0) -> None:
-        """Let the next `want` tell the sizes of a later `want(ids, padded=True)` of this very tensor.
+        """Let the next `want` tell the sizes of a later `want(ids, padded=True)` of this tensor.
 
         That is a sync after all if a rank expects nothing. Ranks want the same in the same order.
         """

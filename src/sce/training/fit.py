@@ -279,20 +279,14 @@ def _check_arguments(model: object, loss: object, dataset: object, settings: obj
     if not isinstance(settings, TrainingSettings):
         raise InputError(f"settings are TrainingSettings(...); got {settings!r}")
     if not _takes_three(loss):
-        raise InputError(
-            f"a loss is a function of states, catalogue and targets, or a module; got {loss!r}"
-        )
+        raise InputError(f"a loss is a function of states, catalogue and targets; got {loss!r}")
     if isinstance(loss, Loss) and loss.ignore_index != IGNORED:
-        raise InputError(
-            f"training pads targets with {IGNORED}; leave out ignore_index={loss.ignore_index} of "
-            "the loss"
-        )
+        raise InputError(f"training pads targets with {IGNORED}; leave out the loss's ignore_index")
     catalogue = getattr(model, "catalogue", None)
     if not isinstance(model, nn.Module) or not isinstance(catalogue, Tensor):
         raise InputError(
-            "a model is a torch module that maps histories to states and has a tensor `catalogue` "
-            f"of item vectors; got {type(model).__name__}, whose catalogue is "
-            f"{type(catalogue).__name__}"
+            "a model is a torch module that maps histories to states and has a tensor `catalogue`; "
+            f"got {type(model).__name__}, whose catalogue is {type(catalogue).__name__}"
         )
     if len(catalogue) != dataset.n_items:
         raise InputError(
@@ -340,8 +334,5 @@ def _can_capture(
     if settings.capture and device.type != "cuda":
         raise InputError(f"training.capture captures CUDA graphs, and the device is {device}")
     if settings.capture and syncs:
-        raise InputError(
-            "training.capture captures CUDA graphs, in which nothing may wait for the device, "
-            f"and this loss does: {loss}"
-        )
+        raise InputError(f"in training.capture nothing may wait for the device; it does: {loss}")
     return settings.capture

@@ -16,9 +16,8 @@ from sce.training.settings import Schedule, TrainingSettings
 
 _WARMUP_SHARE = 0.05
 NEEDS_SCE = (
-    "training.row_wise (and shard_catalogue, which includes it) updates the rows of the catalogue "
-    "that a batch touches, and only the loss sce has a gradient of those alone (the others give a "
-    "dense one); choose it, or leave both out"
+    "training.row_wise (and shard_catalogue, which includes it) needs a gradient of touched rows "
+    "alone, which only the loss sce has; choose it, or leave both out"
 )
 
 
@@ -109,9 +108,8 @@ def row_wise_table(model: nn.Module, loss: object) -> nn.Parameter:
         raise InputError(NEEDS_SCE)
     if not (isinstance(model, Backbone) and isinstance(model.catalogue, nn.Parameter)):
         raise InputError(
-            "training.row_wise needs a sce.models.base.Backbone, whose lookups give its parameter "
-            "`catalogue` a sparse gradient while `sparse_grad` is True, as SASRec has them; "
-            f"{type(model).__name__} does not"
+            "training.row_wise needs a sce.models.base.Backbone, whose parameter `catalogue` has a "
+            f"sparse gradient while `sparse_grad` is True; got {type(model).__name__}"
         )
     return model.catalogue
 

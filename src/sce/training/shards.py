@@ -30,10 +30,7 @@ from sce.training.slices import SlicedStep, seeds_of_slice
 from sce.training.step import StepSeeds
 
 CATALOGUE = "catalogue"  # the parameter of a backbone
-CHOSE_SHARDS = (
-    "one GPU is too small for the whole catalogue: its rows are shared among all, and updated by "
-    "row-wise Adagrad (training.shard_catalogue)"
-)
+CHOSE_SHARDS = "one GPU is too small for the catalogue: all share it (training.shard_catalogue)"
 
 
 class ShardedStep(SlicedStep):
@@ -48,9 +45,9 @@ class ShardedStep(SlicedStep):
         self._rows = torch.empty(0)  # of the step under way
         self._prepared: tuple[Tensor, int, tuple[Any, ...]] | None = None  # the next batch
 
-    def _move_slices(self, rows: Tensor, seeds: StepSeeds, with_statistics: bool) -> StepResult:
+    def _move_slices(self, rows: Tensor, *others: Any) -> StepResult:
         self._rows = rows
-        return super()._move_slices(rows, seeds, with_statistics)
+        return super()._move_slices(rows, *others)
 
     def _take(self, rows: Tensor, number: int) -> tuple[Any, ...]:
         """Return a batch of the rows of a step, which may have been prepared."""
@@ -90,9 +87,9 @@ class ShardedStep(SlicedStep):
             total, counted = self.sharded.total(states, found, targets, **options)
         return total, torch.stack(list(counted)) if with_statistics and len(rows) else None
 
-    def _count_placed(self, slices: list[Tensor], seeds: StepSeeds) -> int:
-        with torch.no_grad():
-            return super()._count_placed(slices, seeds)
+    @torch.no_grad()
+    def _count_placed(self, *given: Any) -> int:
+        return super()._count_placed(*given)
 
     def _collect_rows(self) -> None:
         self.table.collect_gradients()
@@ -168,7 +165,13 @@ def sharded_catalogue(
     if not settings.shard_catalogue:
         yield None
         return
-    _check(model, loss)
+    if type(loss) is not ScalableCrossEntropy or loss.reduction != "mean":
+        raise InputError("training.shard_catalogue needs the loss sce, as a mean; leave one out")
+    if not isinstance(model, Backbone) or CATALOGUE not in dict(model.named_parameters()):
+        raise InputError(
+            "training.shard_catalogue needs a sce.models.base.Backbone that looks items up in its "
+            f"parameter `catalogue`, as SASRec does; {type(model).__name__} does not"
+        )
     catalogue: Any = model.catalogue
     rows = None if catalogue.is_meta else catalogue
     n_items, dim = catalogue.shape
@@ -187,19 +190,6 @@ def sharded_catalogue(
             model.to(rows.device)
     finally:
         model.register_parameter(CATALOGUE, catalogue)
-
-
-def _check(model: nn.Module, loss: object) -> None:
-    if type(loss) is not ScalableCrossEntropy or loss.reduction != "mean":
-        raise InputError(
-            "training.shard_catalogue shares the catalogue among processes, and only the loss sce, "
-            "as a mean, is computed so; choose it, or leave shard_catalogue out"
-        )
-    if not isinstance(model, Backbone) or CATALOGUE not in dict(model.named_parameters()):
-        raise InputError(
-            "training.shard_catalogue needs a sce.models.base.Backbone that looks items up in its "
-            f"parameter `catalogue`, as SASRec does; {type(model).__name__} does not"
-        )
 
 
 def begun_with(out: Path | str | None) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class Interrupts:
         self.check()
 
     def agree(self, *wishes: bool) -> list[bool]:
-        """Let all ranks, at the same step, know of a signal; return which wishes any of them has."""
+        """Let all ranks, at the same step, know of a signal; return which wishes any has."""
         if self.ranks is None or not self.wanted:
             return list(wishes)
         every = self.ranks.gather_counts(self._noted or 0, *wishes)

@@ -152,17 +152,12 @@ class Trainer:
             return
         self.progress, place = found, self.checkpointer.place
         if found.epoch > self.epochs:
-            raise InputError(
-                f"{place} has {found.epoch} epochs already, and {self.epochs} are asked for"
-            )
+            raise InputError(f"{place} has {found.epoch} epochs, and {self.epochs} are asked for")
         if found.stopped == "epochs" and found.epoch < self.epochs:
             found.stopped = None
         if found.stopped is None and found.epoch == self.epochs:
             if not found.has_best:
-                raise InputError(
-                    f"none of the {found.epoch} epochs of {place} was evaluated; ask for "
-                    "more epochs"
-                )
+                raise InputError(f"no epoch of {place} was evaluated; ask for more epochs")
             found.stopped, found.current = "epochs", EpochSoFar()
         if found.stopped is not None:
             self.bar.print(f"sce: training has ended already, after epoch {found.epoch}")
