@@ -147,14 +147,13 @@ class Run:
             item_ids.check()
         except (TypeError, ValueError) as error:
             raise MANIFEST.damaged(path, str(error)) from error
-        if dataset.n_items != len(item_ids):
-            what = f"{dataset.n_items} items, and ids of {len(item_ids)}"
-            raise MANIFEST.damaged(path, what)
+        n_items = len(item_ids)
+        if dataset.n_items != n_items:
+            raise MANIFEST.damaged(path, f"{dataset.n_items} items, and ids of {n_items}")
         popularity = owners["popularity"].get("")
-        if popularity is not None and not (
-            popularity.shape == (len(item_ids),) and popularity.dtype == np.int64
-        ):
-            raise MANIFEST.damaged(path, f"popularity.npy is not a count of {len(item_ids)} items")
+        form = None if popularity is None else (popularity.shape, str(popularity.dtype))
+        if form not in (None, ((n_items,), "int64")):
+            raise MANIFEST.damaged(path, f"popularity.npy is not a count of {n_items} items")
         return cls(
             path=path,
             config=manifest["config"],
@@ -224,8 +223,7 @@ class Run:
             raise InputError(
                 f"{self.path} was trained on a dataset with content "
                 f"{self.dataset.content_hash[:12]}, and {place} has content "
-                f"{dataset.content_hash[:12]}: not the same dataset; "
-                "train a run on this one, or give the one that it was trained on"
+                f"{dataset.content_hash[:12]}: not the same dataset; give the former"
             )
         if len(dataset.item_ids) < len(self.item_ids):  # by sce add-items, or of an earlier run
             return dataset.with_items(self.item_ids, self.titles)
@@ -260,18 +258,17 @@ def read_weights(run: Run) -> dict[str, Tensor]:
     """The weights of the best epoch; before the first evaluation, the latest that were saved."""
     for file in (run.best_weights, run.resume_state):
         if file.exists():
-            tensors, metadata = read_tensors(file) if file.name != LATEST else _read_shards(file)
+            if file.name == LATEST:
+                rows, tensors, metadata = read_whole(file.parent)
+                tensors["model.catalogue"] = rows
+            else:
+                tensors, metadata = read_tensors(file)
             if metadata.get("run") != run.identity:
                 raise MANIFEST.damaged(run.path, f"{file.name} is of another run")
             return tensors if file == run.best_weights else with_prefix(tensors, "model.")
     if removed := MANIFEST.read(run.path).get(NO_WEIGHTS):
         raise InputError(f"{run.path} has no weights any more: {removed}")
     raise InputError(f"{run.path} has no weights yet: nothing was saved so far; {caveat(run)}")
-
-
-def _read_shards(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    rows, tensors, metadata = read_whole(file.parent)
-    return {**tensors, "model.catalogue": rows}, metadata
 
 
 def caveat(run: Run) -> str | None:

@@ -52,9 +52,15 @@ def check_target(
         raise InputError("{} replaces a run and {} goes on with it: choose one".format(*given))
     check_writable(path, replaced=not resume)
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        if needed:
-            raise _nothing_to_resume(path)
-        return False
+        if not needed:
+            return False
+        names = [run.parent.name for run in path.parent.glob(f"*/{MANIFEST.file}")]
+        near = get_close_matches(path.name, sorted(names), cutoff=0.0)
+        raise InputError(
+            f"there is nothing to resume at {path}: leave out {named('resume', True)} to begin a "
+            f"run there, or mend {named('out')}{'; beside it are ' if near else ''}"
+            f"{', '.join(near)}"
+        )
     if not force and not resume:
         if not MANIFEST.listed(path):  # neither would help
             what = "holds other things than a run" if path.is_dir() else "is a file"
@@ -73,15 +79,6 @@ def check_target(
             f"{named('force', True)} would delete; move it elsewhere first"
         )
     return True
-
-
-def _nothing_to_resume(path: Path) -> InputError:
-    names = [run.parent.name for run in path.parent.glob(f"*/{MANIFEST.file}")]
-    near = get_close_matches(path.name, sorted(names), cutoff=0.0)
-    return InputError(
-        f"there is nothing to resume at {path}: leave out {named('resume', True)} to begin a run "
-        f"there, or mend {named('out')}{'; beside it are ' if near else ''}{', '.join(near)}"
-    )
 
 
 @contextmanager
@@ -105,7 +102,12 @@ def run_target(
         yield lambda _: None
         return
     path = Path(path)
-    _check_config(config)
+    if (wrong := misfit(config, MANIFEST.shape["config"])) is not None:
+        raise InputError(f"{wrong} of config is missing, or of another kind than sce writes there")
+    try:
+        json.dumps(config, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"config is kept as JSON, and cannot be: {error}") from error
     exists = check_target(path, force=force, resume=resume)
     with ExitStack() as locks:
         if exists:
@@ -130,16 +132,6 @@ def check_sections(config: Mapping[str, Any]) -> None:
     for section in ("model", "loss", "training"):
         if not isinstance(config[section], Mapping):
             raise InputError(f"config[{section!r}] must be a dictionary; got {config[section]!r}")
-
-
-def _check_config(config: Mapping[str, Any]) -> None:
-    """Refuse what run.json cannot hold, before there is a run."""
-    if (wrong := misfit(config, MANIFEST.shape["config"])) is not None:
-        raise InputError(f"{wrong} of config is missing, or of another kind than sce writes there")
-    try:
-        json.dumps(config, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"config is kept as JSON, and cannot be: {error}") from error
 
 
 def start_run(
@@ -169,18 +161,10 @@ def start_run(
             file = directory / f"{name}.npy"
             write_array(file, array)
             files[file.name] = describe_file(file)
-        info = DatasetInfo(
-            str(dataset.path.resolve()),
-            dataset.content_hash,
-            dataset.n_items,
-            dataset.split,
-            dataset.settings.get("columns", {}),
-        )
-        fixed = {
-            name: value
-            for name, value in _flatten(config).items()
-            if name not in (*_FREE, "training.epochs")
-        }
+        about = str(dataset.path.resolve()), dataset.content_hash, dataset.n_items, dataset.split
+        info = DatasetInfo(*about, dataset.settings.get("columns", {}))
+        free = (*_FREE, "training.epochs")
+        fixed = {name: value for name, value in _flatten(config).items() if name not in free}
         manifest = {
             "sce": __version__,
             "identity": json_checksum({"dataset": dataset.content_hash, "model": model, **fixed}),
@@ -226,20 +210,13 @@ def check_resumable(
     free = {*_FREE, *(_REMEDIES if manifest.get("diverged") else ())}
     if before.get("training.schedule") == "constant":
         free.add("training.epochs")
-    changed = {
-        name: before.get(name)
-        for name in sorted(before.keys() | now.keys())
-        if before.get(name) != now.get(name) and CODE not in name
-    }
-    refused = [
-        f"{name} was {was!r} and is now {now.get(name)!r}"
-        for name, was in changed.items()
-        if name not in free
-    ]
-    if refused:
+    names = [name for name in sorted(before.keys() | now.keys()) if CODE not in name]
+    changed = {name: before.get(name) for name in names if before.get(name) != now.get(name)}
+    if refused := [name for name in changed if name not in free]:
+        told = (f"{name} was {before.get(name)!r} and is now {now.get(name)!r}" for name in refused)
         hint = '; a loss that changes itself wants a name: fit(..., loss_name="...")'
         raise InputError(
-            f"{path} cannot be resumed with other settings: {'; '.join(refused)}; give those "
+            f"{path} cannot be resumed with other settings: {'; '.join(told)}; give those "
             f"that it was begun with{hint if any('loss._' in name for name in refused) else ''}"
         )
     for section in ("model", "loss"):
