@@ -28,9 +28,8 @@ from sce.data.storage import (
     tidy,
     write_json,
 )
-from sce.distributed.parts import first_place, rounds
 from sce.distributed.ranks import Ranks
-from sce.distributed.table import ShardedTable
+from sce.distributed.table import ShardedTable, first_place, rounds
 from sce.errors import InputError, checked
 
 T = TypeVar("T")
@@ -65,9 +64,6 @@ def save_sharded(
         progress: Anything else, as JSON has it.
         more: Other values of the table's shard by name, on any device, such as its best ones.
         part_items: Items of a file.
-
-    Raises:
-        InputError: When a rank cannot write; what was there before is still there.
     """
     if step < 0 or part_items < 1:
         raise InputError(f"a step is not negative, and a file has items; got {step}, {part_items}")
@@ -87,7 +83,10 @@ def save_sharded(
         files, faults = {}, []
         for name, tensors in _collect(table, shards, part_items, rest):
             try:  # the other ranks go on
-                files[name] = _write(half / name, tensors)
+                data = save({key: one.detach().cpu().contiguous() for key, one in tensors.items()})
+                with atomic_file(half / name) as partial:
+                    partial.write_bytes(data)
+                files[name] = digest_bytes(data)
             except InputError as error:
                 faults.append(error)
         if faults:
@@ -131,24 +130,12 @@ def load_sharded(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Restore table and optimizer from the latest checkpoint, of any number of ranks.
 
-    Args:
-        directory: Where it is.
-        table: The table.
-        optimizer: That of the table's shard.
-        more: Is given what `save_sharded` was given, on the host.
-
-    Returns:
-        The other tensors, on the host, and the progress.
-
-    Raises:
-        InputError: When there is none, or it is not as it was written, or of another table.
+    Returns the other tensors, on the host, and the progress; `more` is given what `save_sharded`
+    was given.
     """
     directory, ranks, shards = Path(directory), table.ranks, _shards(table, optimizer)
-
-    def find() -> str:
-        return "" if ranks.rank else _latest(directory)
-
-    place = directory / _together(ranks, find)[0]
+    latest = _together(ranks, lambda: "" if ranks.rank else _latest(directory))[0]
+    place = directory / latest
     content = _together(ranks, partial(_read_state, place))[0]
     files = content["files"]
     if (content["n_items"], content["dim"]) != (table.n_items, table.dim):
@@ -296,14 +283,6 @@ def _check(
         json.dumps(progress)
     except (TypeError, ValueError) as error:
         raise InputError(f"progress is kept as JSON, and cannot be: {error}") from error
-
-
-def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write a file and return its digest."""
-    data = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-    with atomic_file(path) as partial:
-        partial.write_bytes(data)
-    return digest_bytes(data)
 
 
 def _read(path: Path, files: Mapping[str, str]) -> dict[str, Tensor]:
