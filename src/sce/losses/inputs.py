@@ -66,8 +66,8 @@ def unwrap_catalogue(catalogue: Catalogue) -> tuple[Tensor, Tensor | None]:
     hooks = getattr(catalogue, "_forward_hooks", ()) or getattr(catalogue, "_forward_pre_hooks", ())
     if isinstance(catalogue, kind) and (type(catalogue).forward is not kind.forward or hooks):
         raise TypeError(
-            f"catalogue is an nn.{kind.__name__} with a forward or hooks of its own, which a loss "
-            "does not run: give the tensor [items, d] that it multiplies with"
+            f"catalogue is an nn.{kind.__name__} with a forward or hooks of its own, which do not "
+            "run: give the tensor [items, d] that it multiplies with"
         )
     if isinstance(catalogue, nn.Linear):
         return catalogue.weight, catalogue.bias
@@ -150,16 +150,14 @@ def check_arguments(
         raise ValueError(f"states {x} and catalogue {y} differ in their last dimension")
     if targets.shape != x[:-1]:
         raise ValueError(
-            f"targets must have the shape of states without the last dimension, {x[:-1]}, got "
-            f"{tuple(targets.shape)}"
+            f"targets must be {x[:-1]}, one for each state, got {tuple(targets.shape)}"
         )
     if bias is not None and bias.shape != y[:1]:
         raise ValueError(f"bias must be one number per item, {y[:1]}, got {tuple(bias.shape)}")
-    device = states.device
-    if any(tensor.device != device for tensor in given.values()):
+    if len({tensor.device for tensor in given.values()}) > 1:
         devices = ", ".join(f"{name} on {tensor.device}" for name, tensor in given.items())
         raise ValueError(f"the arguments of a loss must be on one device, got {devices}")
-    if device.type == "meta":
+    if states.device.type == "meta":
         raise TypeError("a loss depends on numbers, and tensors on the device meta have none")
 
 
@@ -171,10 +169,7 @@ def check_tensor(name: str, given: object) -> None:
         kind = "a nested one" if given.is_nested else f"one of {given.layout}"
         raise TypeError(f"{name} must be a dense tensor, got {kind}")
     if hasattr(given, "full_tensor"):
-        raise TypeError(
-            f"{name} is a DTensor, and this loss does not work on shards yet: give the whole "
-            f"tensor, {name}.full_tensor()"
-        )
+        raise TypeError(f"{name} is a DTensor: give the whole tensor, {name}.full_tensor()")
 
 
 def active_autocast_dtype(states: Tensor, catalogue: Tensor) -> torch.dtype | None:

@@ -70,16 +70,13 @@ class SampledLoss(LossOfPositions):
         self.shared: Sharing = shared
         check_negatives(self.negatives)
         if self.negatives.correct and not self.takes_correction:
-            raise ValueError(
-                "the logQ correction belongs to a softmax: give a binary loss a sampler with "
-                "correct=False"
-            )
+            raise ValueError("the logQ correction is for a softmax: give a sampler correct=False")
 
     def _losses(self, inputs: Inputs, generator: Generator | None) -> Tensor:
         if inputs.valid is not None and not _ignores_targets(self.negatives):
             raise ValueError(
-                "max_targets is for samplers that do not look at the targets, UniformNegatives and "
-                f"PopularityNegatives: places that are not in use have none. Got {self.negatives}"
+                "max_targets is for UniformNegatives and PopularityNegatives, which do not look at "
+                f"the targets; got {self.negatives}"
             )
         given = (inputs, self.negatives, self.n_negatives, self.shared, generator)
         return self._combine(*score_negatives(*given), len(inputs.catalogue))

@@ -38,8 +38,7 @@ def preflight(
     """Yield what will not go as the user may think."""
     yield from _about_data(dataset, settings.batch_size, max_length)
     yield from _about_future(model, dataset, max_length)
-    if isinstance(loss, ScalableCrossEntropy):
-        yield from _about_buckets(loss, data)
+    yield from _about_buckets(loss, data)
     shares = 4.0  # of the catalogue: weights, gradients, and two moments of each
     if settings.row_wise:
         shares = 1 / ranks if settings.shard_catalogue else 1
@@ -99,21 +98,21 @@ def _about_future(model: nn.Module, dataset: PreparedDataset, max_length: int) -
         )
 
 
-def _about_buckets(loss: ScalableCrossEntropy, data: DataSummary) -> Iterator[str]:
+def _about_buckets(loss: object, data: DataSummary) -> Iterator[str]:
+    if not isinstance(loss, ScalableCrossEntropy):
+        return
     size = loss.bucket_size_y
     if size == "auto":
         size = loss.sizes(data.n_items, round(data.targets))[2]
     if size >= data.n_items:
         yield (
-            f"bucket_size_y is {size:,} and the catalogue has {data.n_items:,} "
-            f"items: every bucket holds all of them, and {_other_loss('ce')} would do the same for "
-            "less"
+            f"bucket_size_y is {size:,} and the catalogue has {data.n_items:,} items: every bucket "
+            f"holds all of them, and {_other_loss('ce')} would do the same for less"
         )
     if loss.bucket_size_x is not None and loss.bucket_size_x > data.targets:
         yield (
             f"bucket_size_x is {loss.bucket_size_x:,} and a mean batch has {data.targets:,.0f} "
-            f"targets: buckets hold all of them; consider a larger {named('batch_size')} or a "
-            f"smaller {named('loss.alpha')}"
+            f"targets: consider a larger {named('batch_size')} or a smaller {named('loss.alpha')}"
         )
 
 
@@ -177,7 +176,7 @@ def explained_errors(model: nn.Module, loss: object, *, compiled: bool) -> Itera
             text = (
                 f"{type(model).__name__} failed on a batch of histories ({error}): they are padded "
                 f"with sce.PADDING, which is {PADDING} and no row of a table; look items up with "
-                "histories.clamp(min=0), and leave out where histories == sce.PADDING"
+                "histories.clamp(min=0)"
             )
         else:
             raise
