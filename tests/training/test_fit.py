@@ -385,7 +385,7 @@ def test_models_that_do_not_fit_are_refused(
     ("loss", "message"),
     [
         (CrossEntropy(reduction="none"), r"scalar; got one of shape \[16, 6\]"),
-        (lambda *given: CrossEntropy()(*given).item(), "must be a scalar tensor; got a float"),
+        (lambda *given: CrossEntropy()(*given).item(), "must be a scalar tensor; got float"),
         (lambda *given: CrossEntropy()(*given).detach(), "depends on no parameter"),
     ],
 )

@@ -50,9 +50,7 @@ class CapturedSteps:
         device: torch.device,
         generators: Sequence[torch.Generator] = (),
     ) -> None:
-        self._step = step
-        self._device = device
-        self._generators = generators
+        self._step, self._device, self._generators = step, device, generators
         self._stream = _capture_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._calls: dict[_Kind, int] = {}

@@ -75,10 +75,8 @@ def conclude(trainer: Trainer, start: dict[str, Any] | None = None) -> FitResult
             "validation": trainer.measure(popular, "validation").metrics.values,
             "test": trainer.measure(popular, "test").metrics.values,
         }
-    seconds = {
-        phase: sum(record["seconds"][phase] for record in history)
-        for phase in ("training", "evaluation")
-    }
+    phases = ("training", "evaluation")
+    seconds = {phase: sum(record["seconds"][phase] for record in history) for phase in phases}
     peaks = [record["memory_mib"] for record in history]
     peak = {"training": max(one["training"] or 0.0 for one in peaks), "evaluation": None}
     if test is not None:
@@ -88,9 +86,7 @@ def conclude(trainer: Trainer, start: dict[str, Any] | None = None) -> FitResult
         best_epoch=progress.best_epoch,
         epochs=progress.epoch,
         stopped=progress.stopped or "epochs",
-        validation=next(
-            (r.get("validation") for r in history if r["epoch"] == progress.best_epoch), None
-        ),
+        validation={r["epoch"]: r.get("validation") for r in history}.get(progress.best_epoch),
         test=None if test is None else test.metrics.values,
         users={"validation": len(trainer.validation.test), "test": len(dataset.test)},
         popularity=popularity,

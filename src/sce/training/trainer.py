@@ -180,7 +180,7 @@ class Trainer:
             while self.progress.stopped is None:
                 self.interrupts.check()
                 self._train()
-                self._close(self._finish(self._evaluate()), on_epoch)
+                self._close(self._finish(), on_epoch)
             self.interrupts.check()
         except StopRequested as stop:
             self.save()
@@ -273,12 +273,6 @@ class Trainer:
         lengths = (self.step.sequences.lengths[order] - 1).clamp(max=self.step.max_length)
         return order.split(size), [int(part.sum()) for part in lengths.split(size)]
 
-    def _evaluate(self) -> Measured | None:
-        """The metrics on the validation events, if it is time for them."""
-        epoch = self.progress.epoch + 1
-        due = epoch % self.settings.evaluate_every == 0 or epoch == self.epochs
-        return self.measure(self.ranker, "validation") if due and len(self.dataset.test) else None
-
     def measure(self, ranker: Any, split: Literal["validation", "test"]) -> Measured:
         """Evaluate a model or a baseline, on all test users or the sample for validation."""
         dataset = self.validation if split == "validation" else self.dataset
@@ -290,21 +284,20 @@ class Trainer:
 
         begun, sharded = time.perf_counter(), isinstance(ranker, ShardedRanker)
         evaluate_with: Any = ranker.evaluate if sharded else partial(evaluate, ranker)
+        options = {"batch_size": self.settings.evaluation_batch_size, "progress": tell}
         with self.memory.phase():
             metrics = self.step.on_capture_stream(
-                lambda: evaluate_with(
-                    dataset,
-                    split=split,
-                    batch_size=self.settings.evaluation_batch_size,
-                    progress=tell,
-                )
+                lambda: evaluate_with(dataset, split=split, **options)
             )
         return Measured(metrics, time.perf_counter() - begun, self.memory.peak())
 
-    def _finish(self, measured: Measured | None) -> Record:
-        """Close the epoch: its record, whether it is the best, and whether it is the last."""
+    def _finish(self) -> Record:
+        """Evaluate the epoch if it is time, and say whether it is the best, and the last."""
         progress, so_far = self.progress, self.progress.current
-        epoch = progress.epoch + 1
+        epoch, measured = progress.epoch + 1, None
+        due = epoch % self.settings.evaluate_every == 0 or epoch == self.epochs
+        if due and len(self.dataset.test):
+            measured = self.measure(self.ranker, "validation")
         # Without anything to compare by, the latest is the best.
         score = None if measured is None else measured.metrics.values[SCORE]
         is_best = not len(self.dataset.test) if score is None else score > progress.best_score
