@@ -54,15 +54,12 @@ class RowwiseAdagrad(torch.optim.Optimizer):
     ) -> None:
         if isinstance(lr, Tensor) and lr.numel() != 1:
             raise ValueError(f"lr must be one number; got a tensor of shape {list(lr.shape)}")
-        if not isinstance(lr, Tensor) and not 0 <= lr < math.inf:
-            raise ValueError(f"lr must be a number that is not negative; got {lr}")
         if not 0 < eps < math.inf:
             raise ValueError(f"eps must be above 0; got {eps}")
-        if not 0 <= initial_accumulator_value < math.inf:
-            raise ValueError(
-                f"initial_accumulator_value must not be negative; got {initial_accumulator_value}"
-            )
         defaults = {"lr": lr, "eps": eps, "initial_accumulator_value": initial_accumulator_value}
+        for name, value in defaults.items():
+            if not isinstance(value, Tensor) and not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be finite and not negative; got {value}")
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -75,12 +72,9 @@ class RowwiseAdagrad(torch.optim.Optimizer):
                     "row-wise Adagrad is for tables [rows, d] of floating point; got "
                     f"{table.dtype} of shape {list(table.shape)}"
                 )
-            self.state[table]["sum"] = torch.full(
-                (len(table),),
-                group["initial_accumulator_value"],
-                dtype=_wide(table),
-                device=table.device,
-            )
+            begin = group["initial_accumulator_value"]
+            sums = torch.full((len(table),), begin, dtype=_wide(table), device=table.device)
+            self.state[table]["sum"] = sums
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -143,10 +137,7 @@ def _move_rows(
     table: Tensor, gradient: Tensor, sums: Tensor, lr: float | Tensor, eps: float
 ) -> None:
     if gradient.sparse_dim() != 1:
-        raise ValueError(
-            "a sparse gradient must name whole rows (sparse_dim 1); got sparse_dim "
-            f"{gradient.sparse_dim()}"
-        )
+        raise ValueError(f"a sparse gradient must name whole rows; got {gradient.sparse_dim()=}")
     if gradient._nnz() == 0:  # how many entries there are is known to the host
         return
     indices = gradient._indices()[0]

@@ -76,7 +76,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "other positions": (
         {"targets": torch.zeros(5, dtype=torch.long)},
-        r"without the last dimension, \(6,\), got \(5,\)",
+        r"targets must be \(6,\), one for each state, got \(5,\)",
     ),
     "target too large": (
         {"targets": torch.tensor([0, 1, 9, -100, 0, 0])},

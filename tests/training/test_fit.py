@@ -384,7 +384,7 @@ def test_models_that_do_not_fit_are_refused(
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (CrossEntropy(reduction="none"), r"scalar; got one of shape \[16, 6\]"),
+        (CrossEntropy(reduction="none"), r"scalar tensor; got \[16, 6\]"),
         (lambda *given: CrossEntropy()(*given).item(), "must be a scalar tensor; got float"),
         (lambda *given: CrossEntropy()(*given).detach(), "depends on no parameter"),
     ],
