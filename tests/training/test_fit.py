@@ -479,5 +479,7 @@ def test_what_is_captured(dataset: PreparedDataset) -> None:
         assert fit_module._can_capture(model, loss, settings(capture=wanted), gpu) is expected
     derived = DerivedModel(dataset.n_items, model.settings)
     assert fit_module._can_capture(derived, CrossEntropy(), settings(), gpu) is False
-    with pytest.raises(InputError, match="nothing may wait for the device; it does: Sa"):
+    with pytest.raises(
+        InputError, match="lets nothing wait for the device, and this loss does: Sa"
+    ):
         fit_module._can_capture(model, in_batch, settings(capture=True), gpu)

@@ -301,7 +301,7 @@ def test_the_run_is_like_any_other(
 @pytest.mark.parametrize(
     ("loss", "model", "says"),
     [
-        (CrossEntropy(), None, "which only the loss sce has"),
+        (CrossEntropy(), None, "needs the loss sce, as a mean"),
         (ScalableCrossEntropy(reduction="sum"), None, "needs the loss sce, as a mean"),
         (ScalableCrossEntropy(), nn.Embedding(ITEMS, 8), "needs a sce.models.base.Backbone"),
     ],

@@ -76,11 +76,10 @@ def _describe(value: Any, code: list[Any]) -> Any:
     """A value as JSON, an object by class and attributes; functions and classes go to `code`."""
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, torch.dtype | torch.device | Enum):
+    unlike_json = isinstance(value, float) and not math.isfinite(value)
+    if unlike_json or isinstance(value, torch.dtype | torch.device | Enum):
         return str(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # which JSON does not have
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, _PLAIN):
         return value
     if isinstance(value, Tensor):
         flat = value.detach().cpu().reshape(-1).view(torch.uint8).numpy()

@@ -149,8 +149,6 @@ def _fit(
 ) -> FitResult:
     """Train as one of the ranks."""
     device = ranks.device
-    if settings.row_wise:
-        row_wise_table(model, loss)
     longest = max(1, int(dataset.train.lengths.max(initial=0)) - 1)
     max_length = min(longest_history(model) or longest, longest)
 
@@ -320,19 +318,18 @@ def _can_capture(
 ) -> bool:
     """True if steps are captured in CUDA graphs; by default where model and loss are ours.
 
-    Whatever a user's own model or loss does on the host would be done once, and not again: also
-    one that is derived from ours.
+    Whatever a user's own model or loss does on the host would be done once, and not again.
     """
-    if (settings.accumulate or 1) > 1 or settings.shard_catalogue:
-        if settings.capture:
-            raise InputError("training.capture captures a step of one batch; leave it out")
-        return False
+    several = (settings.accumulate or 1) > 1 or bool(settings.shard_catalogue)
     syncs = isinstance(loss, Loss) and not loss.is_capturable(model.catalogue)
-    if settings.capture is None:
-        ours = name_model(model) in BACKBONES and type(loss) in {e.loss for e in LOSSES.values()}
-        return device.type == "cuda" and ours and not syncs
-    if settings.capture and device.type != "cuda":
-        raise InputError(f"training.capture captures CUDA graphs, and the device is {device}")
-    if settings.capture and syncs:
-        raise InputError(f"in training.capture nothing may wait for the device; it does: {loss}")
-    return settings.capture
+    for wrong, why in (
+        (several, "captures a step of one batch"),
+        (device.type != "cuda", f"captures CUDA graphs, and the device is {device}"),
+        (syncs, f"lets nothing wait for the device, and this loss does: {loss}"),
+    ):
+        if wrong and settings.capture:
+            raise InputError(f"training.capture {why}; leave it out")
+        if wrong:
+            return False
+    ours = name_model(model) in BACKBONES and type(loss) in {e.loss for e in LOSSES.values()}
+    return ours if settings.capture is None else settings.capture

@@ -120,8 +120,9 @@ class SlicedStep(TrainingStep):
             grad = table.grad.coalesce()
             indices, values = grad.indices()[0], grad.values()
         counts = [n for (n,) in self.ranks.gather_counts(len(indices))]
-        entries = self.ranks.gather(indices, counts), self.ranks.gather(values, counts)
-        self._entries.append(entries)
+        self._entries.append(
+            (self.ranks.gather(indices, counts), self.ranks.gather(values, counts))
+        )
 
     def _send_rows(self) -> None:
         """Give the catalogue the gradient of its rows."""

@@ -132,12 +132,10 @@ class TrainingStep:
             width, groups = self.max_length if fixed else None, None
         if self.device.type == "cuda":
             rows = rows.pin_memory()  # the GPU then fetches them while the host goes on
-        histories, targets = training_batch(
+        made = training_batch(
             self.sequences, rows, max_length=width or self.max_length, pad_to=width
         )
-        if histories.device != self.device:
-            histories = histories.to(self.device, non_blocking=True)
-            targets = targets.to(self.device, non_blocking=True)
+        histories, targets = (one.to(self.device, non_blocking=True) for one in made)
         return Batch(histories, targets, groups, fixed=width is not None)
 
     def on_capture_stream(self, work: Callable[[], T]) -> T:

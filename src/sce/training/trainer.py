@@ -325,10 +325,9 @@ class Trainer:
 
     def _check_weights(self) -> None:
         if not self.trained.finite():
-            epoch = self.progress.epoch + 1
-            what = f"the weights stopped being numbers in epoch {epoch}"
-            message = self._explain_divergence(what)
-            raise DivergenceError(message, epoch=epoch, step=self.progress.current.step)
+            epoch, step = self.progress.epoch + 1, self.progress.current.step
+            what = self._explain_divergence(f"the weights stopped being numbers in epoch {epoch}")
+            raise DivergenceError(what, epoch=epoch, step=step)
 
     def _explain_divergence(self, what: str, rows: Sequence[int] = ()) -> str:
         if rows:
