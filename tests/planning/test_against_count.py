@@ -37,11 +37,12 @@ def test_every_loss_is_predicted_as_it_is_counted(
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert {row["loss"] for row in rows} == set(PLANNED)
     for row in rows:
-        predicted = predict(grid_job(row, alpha=None), row["loss"]).total / 2**20
+        predicted = predict(grid_job(row), row["loss"]).total / 2**20
         assert predicted == pytest.approx(row["peak MiB"], rel=0.2), row
 
 
-@pytest.mark.parametrize("backbone", sorted(set(BACKBONES) - {DEFAULT_BACKBONE}))
+# What cuDNN takes for GRU4Rec is known from a GPU alone.
+@pytest.mark.parametrize("backbone", sorted(set(BACKBONES) - {DEFAULT_BACKBONE, "gru4rec"}))
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_every_backbone_is_predicted_as_it_is_counted(
     backbone: str, precision: str, monkeypatch: pytest.MonkeyPatch

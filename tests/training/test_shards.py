@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from contextlib import redirect_stderr, redirect_stdout
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -292,7 +293,8 @@ def test_the_run_is_like_any_other(
     assert main(["evaluate", out, "--device", "cpu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["model"]["ndcg@10"] == result["test"]["ndcg@10"]
     assert (tmp_path / "run" / "test_ranks.npy").read_bytes() == before
-    assert main(["report", out]) == 0
+    if find_spec("altair"):
+        assert main(["report", out]) == 0
     table = Recommender.load(out, "cpu").model.catalogue
     assert table.shape == (ITEMS, 8)
     assert table.std() > 0.1

@@ -62,6 +62,10 @@ class Backbone(nn.Module):
         """
         raise NotImplementedError
 
+    def backward_bytes(self, positions: int, *, half: bool) -> float:
+        """Return the bytes that the backward pass of a layer takes beyond those that were kept."""
+        return 4.0 * positions * self.catalogue.shape[1]  # gradients before and behind the layer
+
     def check(self, histories: Tensor) -> None:
         """Refuse histories that are none of this catalogue, or too long."""
         if histories.ndim != 2 or histories.is_floating_point():

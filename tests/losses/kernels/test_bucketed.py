@@ -62,7 +62,7 @@ def test_a_state_that_is_not_finite_spoils_the_losses_of_all_on_both_paths() -> 
     with torch.no_grad():
         states[7, 2] = float("nan")
     targets[7] = 3
-    centres = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
+    centres = torch.randn(2, 8, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     rules: list[dict[str, Any]] = [{}, {"coverage": False, "bucket_size_x": 3}]
     for rule in rules:
         plain, fused = (
