@@ -68,10 +68,8 @@ class RowwiseAdagrad(torch.optim.Optimizer):
         group = self.param_groups[-1]
         for table in group["params"]:
             if table.dim() != 2 or not table.is_floating_point():
-                raise ValueError(
-                    "row-wise Adagrad is for tables [rows, d] of floating point; got "
-                    f"{table.dtype} of shape {list(table.shape)}"
-                )
+                what = f"{table.dtype} of shape {list(table.shape)}"
+                raise ValueError(f"it is for tables [rows, d] of floating point; got {what}")
             begin = group["initial_accumulator_value"]
             sums = torch.full((len(table),), begin, dtype=_wide(table), device=table.device)
             self.state[table]["sum"] = sums

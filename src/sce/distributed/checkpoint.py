@@ -138,11 +138,9 @@ def load_sharded(
     place = directory / latest
     content = _together(ranks, partial(_read_state, place))[0]
     files = content["files"]
-    if (content["n_items"], content["dim"]) != (table.n_items, table.dim):
-        raise InputError(
-            f"{place / _STATE} is of a table [{content['n_items']}, {content['dim']}], and this "
-            f"one is [{table.n_items}, {table.dim}]"
-        )
+    was, now = [content["n_items"], content["dim"]], [table.n_items, table.dim]
+    if was != now:
+        raise InputError(f"{place / _STATE} is of a table {was}, and this one is {now}")
     if more is not None:
         new = [name for name in content["shards"] if name not in shards]
         more |= {name: torch.empty_like(table.shard, device="cpu") for name in new}
@@ -262,10 +260,8 @@ def _part(number: int | None) -> str:
 def _shards(table: ShardedTable, optimizer: Optimizer) -> dict[str, Tensor]:
     sums = optimizer.state.get(table.shard, {}).get("sum")
     if sums is None or sums.shape != table.shard.shape[:1]:
-        raise InputError(
-            "the optimizer of a sharded table is a sce.RowwiseAdagrad of its shard; got "
-            f"{type(optimizer).__name__}, which has no accumulators of its rows"
-        )
+        found = type(optimizer).__name__
+        raise InputError(f"a sharded table needs a sce.RowwiseAdagrad of its shard; got {found}")
     return {"rows": table.shard.detach(), "sum": sums}
 
 

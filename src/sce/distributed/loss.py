@@ -162,10 +162,8 @@ class ShardedCrossEntropy(nn.Module):
         if rows.told is None:
             return [n for (n,) in self.table.ranks.gather_counts(here)]
         if (own := rows.told[self.table.ranks.rank]) not in (0, here):
-            raise InputError(
-                f"the rows were looked up for {own} centres, and there are {here}: look them up "
-                "with the same targets and max_targets, or by the table"
-            )
+            what = f"the rows were looked up for {own} centres, and there are {here}"
+            raise InputError(f"{what}: give the same targets and max_targets")
         return rows.told
 
     def _nearest(

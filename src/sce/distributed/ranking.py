@@ -118,10 +118,8 @@ def sharded_top_k(
         )
     items, rows = seen or (torch.empty(0, dtype=torch.int64, device=states.device),) * 2
     if items.dim() != 1 or items.shape != rows.shape:
-        raise InputError(
-            "seen are flat item ids, and the row of each; got tensors of shapes "
-            f"{list(items.shape)} and {list(rows.shape)}"
-        )
+        shapes = f"{list(items.shape)} and {list(rows.shape)}"
+        raise InputError(f"seen are flat item ids, and the row of each; got shapes {shapes}")
     found = ranks.gather_counts(len(states), len(items))
     counts, pairs = [n for n, _ in found], [n for _, n in found]
     rows = rows + sum(counts[: ranks.rank])

@@ -50,10 +50,8 @@ class Ranks:
         self.size = 1 if group is None else dist.get_world_size(group)
         backends = "" if group is None else dist.get_backend_config(group)
         if group is not None and f"{self.device.type}:" not in backends:
-            raise InputError(
-                f"the process group has no backend for {self.device}, but {backends}; name another "
-                "device, or make the group with one"
-            )
+            what = f"the process group has no backend for {self.device}, but {backends}"
+            raise InputError(f"{what}; name another device, or make the group with one")
         # Where numbers that the host knows are exchanged; if it can be there, no device waits.
         self.host = torch.device("cpu") if "cpu:" in backends else self.device
         self.timeout = timeout

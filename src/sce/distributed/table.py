@@ -210,10 +210,8 @@ class ShardedTable(nn.Module):
     def _plan(self, ids: Tensor, note: int | Tensor, besides: Tensor | None = None) -> _Plan:
         """Put ids in order, each once. Shapes that depend on values would be a sync each."""
         if ids.dtype not in (torch.int32, torch.int64) or ids.device != self.shard.device:
-            raise InputError(
-                f"ids of items must be int64 or int32, on {self.shard.device} as the table is; got "
-                f"{str(ids.dtype).removeprefix('torch.')} on {ids.device}"
-            )
+            what = f"ids of items must be int64 or int32, on {self.shard.device} as the table is"
+            raise InputError(f"{what}; got {ids.dtype} on {ids.device}")
         size, ids = self.ranks.size, ids.long().flatten().sort().values
         new = ids >= 0
         new[1:] &= ids[1:] != ids[:-1]

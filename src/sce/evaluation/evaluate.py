@@ -100,18 +100,16 @@ def evaluate(
         progress: Called with the number of users done, after each batch.
     """
     if ks is not None and not ks:
-        raise InputError(
-            f"{named('k', python='ks')} names no depth; leave it out for 1, 5, 10, 20 and 50"
-        )
+        raise InputError(f"{named('k', python='ks')} names no depth; leave it out for {KS}")
     for k in ks or ():
         check_depth(k, dataset.n_items)
     if batch_size < 1:
         raise InputError(f"{named('batch_size')} must be at least 1; got {batch_size}")
     if len(model.catalogue) != dataset.n_items:
-        raise InputError(
-            f"the model ranks {len(model.catalogue)} items, but the dataset has "
-            f"{dataset.n_items}: they do not belong together"
+        what = (
+            f"the model ranks {len(model.catalogue)} items, but the dataset has {dataset.n_items}"
         )
+        raise InputError(f"{what}: they do not belong together")
     ks = KS if ks is None else ks
     catalogue = model.catalogue.detach()
     max_length = longest_history(model) if max_length is None else max_length

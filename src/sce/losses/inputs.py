@@ -72,10 +72,8 @@ def unwrap_catalogue(catalogue: Catalogue) -> tuple[Tensor, Tensor | None]:
     if isinstance(catalogue, nn.Linear):
         return catalogue.weight, catalogue.bias
     if not isinstance(catalogue, nn.Embedding):
-        raise TypeError(
-            "catalogue must be a tensor [items, d], an nn.Embedding or an nn.Linear, got "
-            f"{type(catalogue).__name__}"
-        )
+        kinds = "a tensor [items, d], an nn.Embedding or an nn.Linear"
+        raise TypeError(f"catalogue must be {kinds}, got {type(catalogue).__name__}")
     for name, remedy in _REFUSED.items():
         if getattr(catalogue, name) is not None:
             raise ValueError(f"catalogue is an nn.Embedding with {name}, {remedy}")

@@ -370,10 +370,7 @@ def scalable_cross_entropy(
 def _weight(catalogue: Catalogue) -> Tensor:
     weight, bias = unwrap_catalogue(catalogue)
     if bias is not None:
-        raise ValueError(
-            "Scalable Cross-Entropy takes no bias per item: use nn.Linear(..., bias=False), or "
-            "CrossEntropy or SampledCrossEntropy"
-        )
+        raise ValueError("SCE takes no bias per item: use nn.Linear(..., bias=False)")
     return weight
 
 

@@ -255,11 +255,8 @@ def _train(
             trainer.run_epochs(on_epoch)
             return conclude(trainer, start.summary if start else None)
         except StopRequested as stop:
-            raise TrainingInterrupted(
-                f"training has ended, and is saved in {target['path']}; its last evaluation is "
-                "not done",
-                stop.signal_number,
-            ) from stop
+            what = f"training has ended, saved in {target['path']}; its last evaluation is not done"
+            raise TrainingInterrupted(what, stop.signal_number) from stop
         except DivergenceError as error:
             trainer.checkpointer.save_best(trainer.progress)
             if run is not None:
@@ -287,10 +284,8 @@ def _check_arguments(model: object, loss: object, dataset: object, settings: obj
             f"got {type(model).__name__}, whose catalogue is {type(catalogue).__name__}"
         )
     if len(catalogue) != dataset.n_items:
-        raise InputError(
-            f"the model has {len(catalogue):,} items and the dataset {dataset.n_items:,}; make it "
-            "for dataset.n_items"
-        )
+        sizes = f"the model has {len(catalogue):,} items and the dataset {dataset.n_items:,}"
+        raise InputError(f"{sizes}; make it for dataset.n_items")
 
 
 def _takes_three(loss: object) -> bool:

@@ -110,10 +110,8 @@ class TrainingSettings:
             ("capture", *sharded, "ranks wait for each other in a step"),
         ):
             if clash and getattr(self, name) not in (None, 0.0):
-                raise InputError(
-                    f"training.{name} does not go with training.{other} ({reason}); leave one of "
-                    "the two out"
-                )
+                what = f"training.{name} does not go with training.{other}"
+                raise InputError(f"{what} ({reason}); leave one of the two out")
 
     @property
     def step_size(self) -> int:

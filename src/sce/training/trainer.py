@@ -184,12 +184,10 @@ class Trainer:
             self.interrupts.check()
         except StopRequested as stop:
             self.save()
-            progress = self.progress
-            raise TrainingInterrupted(
-                f"stopped in epoch {progress.epoch + 1} after step {progress.current.step} of "
-                f"{self._steps()}; everything is saved in {self.checkpointer.place}",
-                stop.signal_number,
-            ) from stop
+            progress, place = self.progress, self.checkpointer.place
+            what = f"stopped in epoch {progress.epoch + 1} after step {progress.current.step} of "
+            what += f"{self._steps()}; everything is saved in {place}"
+            raise TrainingInterrupted(what, stop.signal_number) from stop
         self.checkpointer.restore_best()
 
     def _begin(self, on_epoch: Callable[[Record], object] | None) -> None:
