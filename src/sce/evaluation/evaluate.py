@@ -106,9 +106,7 @@ def evaluate(
     if batch_size < 1:
         raise InputError(f"{named('batch_size')} must be at least 1; got {batch_size}")
     if len(model.catalogue) != dataset.n_items:
-        what = (
-            f"the model ranks {len(model.catalogue)} items, but the dataset has {dataset.n_items}"
-        )
+        what = f"the model ranks {len(model.catalogue)} items, the dataset has {dataset.n_items}"
         raise InputError(f"{what}: they do not belong together")
     ks = KS if ks is None else ks
     catalogue = model.catalogue.detach()

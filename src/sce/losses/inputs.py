@@ -72,8 +72,9 @@ def unwrap_catalogue(catalogue: Catalogue) -> tuple[Tensor, Tensor | None]:
     if isinstance(catalogue, nn.Linear):
         return catalogue.weight, catalogue.bias
     if not isinstance(catalogue, nn.Embedding):
-        kinds = "a tensor [items, d], an nn.Embedding or an nn.Linear"
-        raise TypeError(f"catalogue must be {kinds}, got {type(catalogue).__name__}")
+        raise TypeError(
+            f"catalogue must be a tensor, an nn.Embedding or an nn.Linear, got {type(catalogue)}"
+        )
     for name, remedy in _REFUSED.items():
         if getattr(catalogue, name) is not None:
             raise ValueError(f"catalogue is an nn.Embedding with {name}, {remedy}")

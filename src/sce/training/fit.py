@@ -316,7 +316,8 @@ def _can_capture(
     Whatever a user's own model or loss does on the host would be done once, and not again.
     """
     several = (settings.accumulate or 1) > 1 or bool(settings.shard_catalogue)
-    syncs = isinstance(loss, Loss) and not loss.is_capturable(model.catalogue)
+    # A sharded model has no catalogue.
+    syncs = not several and isinstance(loss, Loss) and not loss.is_capturable(model.catalogue)
     for wrong, why in (
         (several, "captures a step of one batch"),
         (device.type != "cuda", f"captures CUDA graphs, and the device is {device}"),
