@@ -46,10 +46,8 @@ class SampledLoss(LossOfPositions):
         reduction: "mean" over the positions that count, "sum", or "none".
     """
 
-    takes_correction = False
-    """True if negatives with the logQ correction are accepted."""
-    logit_copies = 2
-    """Copies of the logits at the peak of either pass."""
+    takes_correction = False  # negatives with the logQ correction
+    logit_copies = 2  # at the peak of either pass
 
     def __init__(
         self,
