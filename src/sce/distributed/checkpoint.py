@@ -55,15 +55,10 @@ def save_sharded(
 ) -> None:
     """Save a checkpoint, by all ranks together; earlier ones go once it is there.
 
-    Args:
-        directory: Where it is written, one that all ranks see.
-        step: Names the checkpoint.
-        table: The table.
-        optimizer: That of the table's shard.
-        rest: All other tensors, the same on every rank.
-        progress: Anything else, as JSON has it.
-        more: Other values of the table's shard by name, on any device, such as its best ones.
-        part_items: Items of a file.
+    `directory` is one that all ranks see, `step` names the checkpoint, `optimizer` is that of the
+    table's shard. `rest` are all other tensors, the same on every rank, `progress` is anything
+    else, as JSON has it, and `more` other values of the shard by name, on any device, such as its
+    best.
     """
     if step < 0 or part_items < 1:
         raise InputError(f"a step is not negative, and a file has items; got {step}, {part_items}")
@@ -130,8 +125,7 @@ def load_sharded(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Restore table and optimizer from the latest checkpoint, of any number of ranks.
 
-    Returns the other tensors, on the host, and the progress; `more` is given what `save_sharded`
-    was given.
+    Returns the other tensors, on the host, and the progress; `more` is filled as it was saved.
     """
     directory, ranks, shards = Path(directory), table.ranks, _shards(table, optimizer)
     latest = _together(ranks, lambda: "" if ranks.rank else _latest(directory))[0]

@@ -117,8 +117,7 @@ class ShardedCrossEntropy(nn.Module):
     ) -> tuple[Tensor, Any]:
         """Return the sum of the losses of this rank alone; all ranks call it together.
 
-        And what `count` finds in its buckets, by default the states that are in any; None without
-        targets.
+        And what `count` finds in its buckets, by default the states in any; None without targets.
         """
         if not isinstance(rows, Rows):
             raise InputError(f"rows are what `look_up` found; got {type(rows).__name__}")

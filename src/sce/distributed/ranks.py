@@ -26,16 +26,11 @@ _ASKED, _VERDICT = "asked", "verdict"  # keys in the store
 
 
 class Ranks:
-    """R processes and the collectives between them; by default this process alone.
+    """R processes and the collectives between them; without a group, this process alone.
 
     Every collective is an exchange of rows, whose order is that of the ranks, so that sums over
-    ranks are made in one order on any network.
-
-    Args:
-        group: The process group; None: this process alone.
-        device: Where collectives take place.
-        reports: Where ranks say why they end, and who is left (see `start_ranks`).
-        timeout: Seconds that a collective waits.
+    ranks are made in one order on any network. It takes place on `device`, and waits `timeout`
+    seconds. In `reports` ranks say why they end, and who is left (see `start_ranks`).
     """
 
     def __init__(
@@ -232,19 +227,14 @@ def start_ranks(
 ) -> Iterator[Ranks]:
     """Join the other processes of a `torchrun`, for the block; outside of one, stay alone.
 
-    A process group that is there already is used as it is.
-
-    A rank that torchrun starts again after a failure finds the others: addresses of each attempt
-    have keys of their own in the launcher's store. A rank that ends by an exception leaves the
-    reason to the others.
+    A process group that is there already is used as it is. A rank that torchrun starts again after
+    a failure finds the others: addresses of each attempt have keys of their own in the launcher's
+    store. A rank that ends by an exception leaves the reason to the others.
 
     Args:
-        timeout: Seconds that a rank waits for the others, at the start and in a collective. By
-            default what SCE_RANK_TIMEOUT says in the environment, or 120.
+        timeout: Seconds that a rank waits for the others, at the start and in a collective, before
+            a RankError. By default what SCE_RANK_TIMEOUT says in the environment, or 120.
         device: Where the ranks compute. By default a GPU each, shared where there are fewer.
-
-    Raises:
-        RankError: When another rank does not come, ends or does not answer.
     """
     given = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
     rank, size, local, here = (int(os.environ.get(name, n)) for name, n in given.items())

@@ -283,8 +283,7 @@ def rescore(
 ) -> Tensor:
     """Products of states [b, d] with some items [b, n] each, of bits that depend on nothing else.
 
-    In float64, and added up in one order, by operations on single elements. With `dtype`, items are
-    rounded to it first.
+    In float64, added up in one order, element by element. With `dtype`, items are rounded to it.
     """
     number, dim = torch.arange(len(items), device=items.device), states.shape[1]
     at_once, found = max(1, _PRODUCTS_AT_ONCE // dim), [states.new_empty(0)]
