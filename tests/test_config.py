@@ -149,7 +149,7 @@ def test_a_key_with_one_letter_wrong_names_the_right_one(data: st.DataObject) ->
         ({"loss": {"name": "gbce", "t": 2.0}}, r"loss: t must lie in \[0, 1\], got 2.0"),
         ({"loss": {"size": 2}}, "loss: .*'size'"),
         ({"model": {"dim": 0}}, "model: dim must be at least 1; got 0"),
-        ({"training": {"epochs": 0}}, "^training.epochs must be from 1 to .*; got 0"),
+        ({"training": {"epochs": 0}}, "^training: epochs must be from 1 to .*; got 0"),
         ({"training": {"row_wise": True}, "loss": {"name": "ce"}}, "row_wise .* the loss is ce$"),
     ],
 )

@@ -2,7 +2,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 
 from sce import export as module
 from sce.cli import main
 from sce.data.prepared import PreparedDataset
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
-from sce.export import compare, export, load_pt2, measure_index, run_engine
+from sce.export import by_torch, compare, export, load_pt2, measure_index
 from sce.models.base import Backbone
 from sce.models.registry import BACKBONES, DEFAULT_BACKBONE
 from sce.models.sasrec import SASRec
@@ -70,6 +70,13 @@ def exported(
     run = start(place / "run", replace(dataset, titles=TITLES), request.param)
     export(run, place / "onnx")
     return run, place / "onnx"
+
+
+def run_engine(run: Run) -> Engine:
+    """An engine whose encoder is that of the run: no graph need be traced."""
+    model: Any = Recommender.load(run, "cpu").model
+    table = model.catalogue.detach().numpy()
+    return Engine(by_torch(model.encode), table, run.item_ids, model.max_length, run.identity)
 
 
 def histories(length: int, batch: int) -> list[list[str]]:
@@ -166,6 +173,47 @@ def run(exported: tuple[Run, Path], monkeypatch: pytest.MonkeyPatch) -> Run:
     encoder = (exported[1] / "encoder.onnx").read_bytes()
     monkeypatch.setattr(module, "_write_encoder", lambda _, file: file.write_bytes(encoder))
     return exported[0]
+
+
+def test_new_items_need_no_new_export(
+    run: Run, exported: tuple[Run, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those added to the export are those of an export of the run with them added."""
+    before, after = exported[1], tmp_path / "more"
+    random = np.random.default_rng(0)
+    lines: list[dict[str, Any]] = [
+        {"item_id": "a new one", "similar_to": NAMES[3:6], "title": "Novelty"},
+        {"item_id": "item 05b", "vector": random.normal(size=3).tolist()},
+        *({"item_id": name, "vector": random.normal(size=3).tolist()} for name in NAMES[:30]),
+    ]
+    file = tmp_path / "items.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for given, out in ((before, after), (run.path, tmp_path / "run")):
+        assert main(["add-items", str(given), str(file), "--out", str(out)]) == 0
+        assert "2 items: 1 by similar items, 1 by content vectors" in capsys.readouterr().out
+    export(tmp_path / "run", tmp_path / "exported")
+    for written in sorted((tmp_path / "exported").iterdir()):
+        same = written.read_bytes() == (after / written.name).read_bytes()
+        assert same == (written.name != "export.json"), written.name
+    assert (after / "encoder.onnx").read_bytes() == (before / "encoder.onnx").read_bytes()
+    table = load_file(after / "items.safetensors")["catalogue"]
+    assert np.array_equal(table, Recommender.load(tmp_path / "run").model.catalogue.detach())
+    old, new = Engine.load(before), Engine.load(after)
+    asked = [Request(one, ITEMS, keep_seen=True) for one in histories(4, 20)]
+    for was, now in zip(old.recommend(asked), new.recommend(asked), strict=True):
+        kept = [n for n, item in enumerate(now.items) if item in NAMES]
+        assert [now.items[n] for n in kept] == was.items[: len(kept)]
+        np.testing.assert_array_equal(now.scores[kept], was.scores[: len(kept)])
+    (found,) = new.recommend([Request(["a new one", "item 05b"])])
+    assert (found.known, found.source, len(found.items)) == (2, "model", 10)
+    again = tmp_path / "again.jsonl"
+    again.write_text('{"item_id": "third", "similar_to": ["a new one"]}')
+    command = ["add-items", str(after), str(again), "--out", str(after)]
+    assert "more exists; choose another" in complaint(command, capsys)
+    of_run = ["add-items", str(run.path), *command[2:], "--force"]
+    assert "--force replaces an export" in complaint(of_run, capsys)
+    assert main([*command, "--force"]) == 0
+    assert json.loads((after / "export.json").read_text())["added"] == 3
 
 
 def test_what_differs_from_the_run_is_not_left_behind(
@@ -289,6 +337,10 @@ def test_an_index_is_measured_and_used_when_asked_for(
     asked = [Request(one) for one in histories(4, 20)]
     for mine, wanted in zip(searching.recommend(asked), exact.recommend(asked), strict=True):
         assert mine.items == wanted.items
+    line = complaint(
+        ["add-items", str(out), "items.jsonl", "--out", str(tmp_path / "more")], capsys
+    )
+    assert "has an index, which finds no others than its items; add new ones to the run" in line
     (out / "items.voyager").write_bytes(b"x" * written["files"]["items.voyager"]["bytes"])
     with pytest.raises(InputError, match=r"the content of items\.voyager was altered"):
         Engine.load(out)
@@ -331,7 +383,5 @@ def test_a_backbone_without_encode_is_refused(
 ) -> None:
     run = make_run(tmp_path / "run", dataset)
     monkeypatch.setattr(SASRec, "encode", Backbone.encode)
-    for use in (lambda: export(run, tmp_path / "out"), lambda: run_engine(run)):
-        refused: Callable[[], object] = use
-        with pytest.raises(InputError, match="SASRec has no method `encode`"):
-            refused()
+    with pytest.raises(InputError, match="SASRec has no method `encode`"):
+        export(run, tmp_path / "out")

@@ -1,6 +1,7 @@
 """The README's code, as it is printed there."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,24 @@ README = Path(__file__).parent.parent / "README.md"
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_what_is_said_of_installing() -> None:
+    """Versions and extras are those of constraints.txt and pyproject.toml."""
+    text = " ".join(README.read_text(encoding="utf-8").split())
+    pins = README.with_name("constraints.txt").read_text()
+    (tested,) = re.findall(r"^torch==(.+)$", pins, re.MULTILINE)
+    project = tomllib.loads(README.with_name("pyproject.toml").read_text())["project"]
+    (least,) = (need[7:] for need in project["dependencies"] if need.startswith("torch>="))
+    minor = tested.rpartition(".")[0]
+    assert f"`uv pip install torch=={tested} --torch-backend cpu`" in text
+    assert f"Any torch from {least} on should do: the tests run on {minor}," in text
+    assert {tested} == {*re.findall(r"torch==([\d.]+)", text)}
+    assert "`pip wheel . --no-deps` builds a wheel" in text
+    assert f"Python ≥ {project['requires-python'].removeprefix('>=')}" in text
+    named = re.findall(r"\.\[([\w,]+)\]'|the extra `(\w+)`", text)
+    extras = {extra for some in named for one in some for extra in one.split(",") if extra}
+    assert {"prepare", "report", "serve", "index"} <= extras <= {*project["optional-dependencies"]}
 
 
 def test_the_loss_alone() -> None:

@@ -2,6 +2,7 @@
 
 import difflib
 import tomllib
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -11,14 +12,14 @@ import cyclopts
 import torch
 
 from sce.data.prepared import PreparedDataset
-from sce.errors import InputError
+from sce.errors import InputError, TrainingWarning
 from sce.losses import DEFAULT_LOSS, LOSSES, Loss, LossSettings
 from sce.losses.base import TINY_DATA
 from sce.models.base import Backbone, BackboneSettings
 from sce.models.registry import BACKBONES, DEFAULT_BACKBONE
 from sce.planning import summarize_data
 from sce.training.device import resolve_device
-from sce.training.optimizer import NEEDS_SCE
+from sce.training.optimizer import needs_sce
 from sce.training.run import Run
 from sce.training.settings import TrainingSettings
 from sce.units import show_size
@@ -50,7 +51,7 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.training.row_wise and not hasattr(self.loss.build(TINY_DATA), "sparse_grad"):
-            raise InputError(f"{NEEDS_SCE}; the loss is {self.loss_name}")
+            raise InputError(f"{needs_sce()}; the loss is {self.loss_name}")
 
     @classmethod
     def compose(cls, *layers: Layer) -> "Config":
@@ -105,7 +106,7 @@ def _make(section: str, name: str, given: Mapping[str, Any]) -> Any:
     try:
         return SECTIONS[section][name](**given)
     except (TypeError, ValueError) as error:
-        prefix = "" if str(error).startswith(f"{section}.") else f"{section}: "
+        prefix = "" if str(error).startswith("--") else f"{section}: "
         raise InputError(f"{prefix}{error}") from error
 
 
@@ -203,12 +204,17 @@ def settings_like(path: Path, given: Layer) -> Layer:
             f"the learning rate of {path} was to fall over {training.get('epochs')} epochs, and "
             f"the best was {best}: over {best} it would fall faster; say how many with --epochs"
         )
-    cut = result.get("stopped") == "max_steps" and best == result["epochs"]
-    if cut and not {"epochs", "max_steps"} & {*given.get("training", {})}:
-        raise InputError(
-            f"the best epoch of {path}, {best}, was its last, which --training.max-steps "
-            f"{training.get('max_steps')} ended; say how long to train with that, or with --epochs"
-        )
+    asked = {"epochs", "max_steps"} & {*given.get("training", {})}
+    if best == result["epochs"] and not asked:
+        what = f"the best epoch of {path}, {best}, was its last"
+        if result.get("stopped") == "max_steps":
+            raise InputError(
+                f"{what}, which --training.max-steps {training.get('max_steps')} ended; say how "
+                "long to train with that, or with --epochs"
+            )
+        if result["test"] is not None:
+            advice = "longer training may do better; say how long with --epochs"
+            warnings.warn(f"{what}: {advice}", TrainingWarning, stacklevel=2)
     training |= {"epochs": best, "patience": 0, "max_steps": None}
     return layer
 

@@ -115,7 +115,7 @@ def check_types(
 
 
 def show_value(value: object) -> str:
-    """A value in few characters.
+    """A value in few characters; one that takes several lines by its type.
 
     >>> show_value("x"), len(show_value("x" * 1000)), show_value(10**5000)
     ("'x'", 60, 'an integer of thousands of digits')
@@ -124,6 +124,8 @@ def show_value(value: object) -> str:
         text = repr(value)
     except ValueError:  # of Python
         return "an integer of thousands of digits"
+    if "\n" in text:  # a frame, a module
+        return f"an object of type {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -16,12 +16,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sce import __version__
 from sce.data.batches import PADDING
-from sce.data.manifest import describe_file, write_array
+from sce.data.items import Items
 from sce.data.prepared import check_target
 from sce.data.storage import atomic_directory
 from sce.errors import InputError, checked
@@ -29,16 +28,7 @@ from sce.evaluation.ranking import last_states
 from sce.models.base import Backbone
 from sce.recommend import Recommender
 from sce.serving.engine import Encode, Engine, Request
-from sce.serving.exported import (
-    INDEX,
-    ITEMS,
-    MANIFEST,
-    POPULARITY,
-    TABLE,
-    TENSOR,
-    TITLES,
-    open_export,
-)
+from sce.serving.exported import INDEX, MANIFEST, TENSOR, open_export, write_export
 from sce.serving.index import EFFORTS, GOAL, Index
 from sce.training.run import Run
 
@@ -88,26 +78,19 @@ def export(
     with atomic_directory(Path(out), replace=exists) as directory:
         name = f"encoder.{format}"
         _write_encoder(model, directory / name)
-        save_file({TENSOR: model.catalogue.detach().contiguous()}, directory / TABLE)
-        (directory / TABLE).chmod((directory / name).stat().st_mode)  # else its owner's alone
-        for owner, ids in {ITEMS: opened.item_ids, TITLES: opened.titles}.items():
-            for part, array in ({} if ids is None else ids.arrays()).items():
-                write_array(directory / f"{owner}_{part}.npy", array)
-        graph = Index.build(model.catalogue.detach().numpy()) if index else None
+        table = model.catalogue.detach().numpy()
+        graph = Index.build(table) if index else None
         if graph is not None:
             graph.save(directory / INDEX)
-        if opened.popularity is not None:
-            write_array(directory / POPULARITY, opened.popularity)
+        items = Items(opened.item_ids, opened.titles, opened.popularity)
         content: dict[str, Any] = {
             "sce": __version__,
             "encoder": name,
-            "item_ids": opened.item_ids.kind,
             "max_length": model.max_length,
             "model": opened.model,
             "run": {"identity": opened.identity, "dataset": opened.dataset.content_hash},
-            "files": {file.name: describe_file(file) for file in sorted(directory.iterdir())},
         }
-        MANIFEST.write(directory, content)
+        content = write_export(directory, table, items, content)
         load = partial(Engine.load, index=False) if format == "onnx" else load_pt2
         engine = load(directory)
         histories, source = _histories(opened, data, model.max_length)
@@ -118,26 +101,11 @@ def export(
     return {**found.pop("check"), **found}
 
 
-def run_engine(run: Run | Path | str) -> Engine:
-    """An engine of a run that is not exported: the same interface, with torch as the encoder."""
-    opened = run if isinstance(run, Run) else Run.open(run)
-    model = _exportable(Recommender.load(opened, "cpu"))
-    return Engine(
-        encode=_by_torch(model.encode),
-        table=model.catalogue.detach().numpy(),
-        item_ids=opened.item_ids,
-        max_length=model.max_length,
-        version=opened.identity,
-        popularity=opened.popularity,
-        titles=opened.titles,
-    )
-
-
 def load_pt2(path: Path | str) -> Engine:
     """An engine of an export in the format of `torch.export`."""
     exported = open_export(path)
     program = torch.export.load(Path(path) / exported.manifest["encoder"])
-    return Engine.of(exported, _by_torch(program.module()), index=False)
+    return Engine.of(exported, by_torch(program.module()), index=False)
 
 
 def measure_index(
@@ -252,7 +220,9 @@ def _exportable(recommender: Recommender) -> Backbone:
     return model
 
 
-def _by_torch(encode: Any) -> Encode:
+def by_torch(encode: Any) -> Encode:
+    """An encoder of torch for an engine."""
+
     @torch.no_grad()
     def run(embedded: NDArray[np.float32], lengths: NDArray[np.int64]) -> NDArray[np.float32]:
         found: Tensor = encode(torch.from_numpy(embedded), torch.from_numpy(lengths))

@@ -15,6 +15,7 @@ from sce.report.record import Record
 from sce.report.run_page import _headline
 from sce.training.run import Run
 from tests.cli.test_everyone import make_log
+from tests.cycle_data import make_cycle
 from tests.tiny_run import make_run, write_result
 
 pytestmark = [
@@ -40,6 +41,17 @@ def test_the_end_by_max_steps_is_said(tmp_path: Path, capsys: Capture) -> None:
     assert re.search(told, capsys.readouterr().err)
     assert main([*like, "--training.max-steps", "2"]) == 0
     assert Run.open(tmp_path / "like").config["training"]["max_steps"] == 2
+
+
+def test_a_best_epoch_that_was_the_last_is_said(tmp_path: Path, capsys: Capture) -> None:
+    data, first = str(make_cycle(tmp_path / "data").path), str(tmp_path / "first")
+    assert main(["train", data, "--out", first, *SMALL, "--epochs", "1"]) == 0
+    like = ["train", data, "--like", first, "--out"]
+    told = "warning: the best epoch of .*, 1, was its last: longer training may do better; say how"
+    for out, more, said in (("a", [], True), ("b", ["--epochs", "2"], False)):
+        capsys.readouterr()
+        assert main([*like, str(tmp_path / out), *more]) == 0
+        assert bool(re.search(told, capsys.readouterr().err)) is said
 
 
 def test_from_a_measured_run_to_one_of_everything(tmp_path: Path, capsys: Capture) -> None:

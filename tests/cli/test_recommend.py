@@ -243,7 +243,7 @@ def test_fewer_items_than_asked_for_are_said(
     assert main(["recommend", str(run.path), "--histories", "-", "-k", "39"]) == 0
     assert capsys.readouterr().err == (
         "sce: 2 of 3 histories got fewer items than were asked for, the fewest 0: the others they "
-        "have had before (--keep-seen recommends these too) or may not get (allow, block)\n"
+        "may not get (allow, block), or have had before and get with --keep-seen alone\n"
         "sce: skipped 1 item of histories, not in the catalogue (plum)\n"
     )
     say(monkeypatch, lines_of({"ann": [*NAMES[:4]]}))

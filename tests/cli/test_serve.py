@@ -13,6 +13,7 @@ import pytest
 
 from sce.cli import serve as module
 from tests.complaint import complaint
+from tests.serving.running import without_torch
 from tests.serving.tiny_export import write_export
 
 Capture = pytest.CaptureFixture[str]
@@ -144,6 +145,41 @@ def test_told_to_end_while_it_exports_a_server_leaves_nothing(
     assert not [*(tmp_path / "temporary").iterdir()]
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_told_to_end_while_it_exports_a_new_version_a_server_ends(
+    exporting: tuple[subprocess.Popen[str], int], tmp_path: Path
+) -> None:
+    server, _ = exporting
+    (tmp_path / "go").touch()
+    assert server.stdout
+    server.stdout.readline()
+    for name in ("go", "pid"):
+        (tmp_path / name).unlink()
+    server.send_signal(signal.SIGHUP)
+    while not (tmp_path / "pid").exists():
+        time.sleep(0.01)
+    server.terminate()
+    assert server.wait(30) == -signal.SIGTERM  # the export would never end
+    assert not [*(tmp_path / "temporary").glob("sce-*")]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_wrong_titles_of_a_run_are_refused_before_it_is_exported(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    command: list[str | Path] = ["serve", tmp_path, "--port", "0", "--titles", "nowhere.csv"]
+    assert "nowhere.csv: no such file" in complaint(command, capsys)  # and no line on exporting
+
+
+def test_without_torch_a_run_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    for command in (["add-items", str(tmp_path), "items.jsonl"], ["export", str(tmp_path)]):
+        done = without_torch(*command, "--out", str(tmp_path / "out"))
+        assert done.returncode == 2
+        assert done.stderr.startswith("sce: error: torch is not installed; install it as README")
 
 
 def test_without_polars_titles_of_a_file_are_refused(

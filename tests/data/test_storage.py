@@ -57,6 +57,20 @@ def test_nothing_is_seen_before_all_is_written(tmp_path: Path) -> None:
     assert names(tmp_path / "a") == ["b"]
 
 
+def test_what_is_in_place_is_no_failure_though_its_name_cannot_be_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def only_files(path: Path) -> None:
+        if path == tmp_path:
+            raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(storage, "_sync", only_files)
+    with atomic_directory(tmp_path / "data") as directory:
+        (directory / "file").write_text("content")
+    write_text(tmp_path / "file", "text")
+    assert names(tmp_path) == ["data", "file"]
+
+
 def test_what_came_there_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     def write() -> None:
         with atomic_directory(tmp_path / "a") as directory:

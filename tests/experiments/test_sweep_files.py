@@ -17,7 +17,7 @@ def test_there_is_one_for_each_figure_and_table() -> None:
     assert {file.stem for file in FILES} == {
         "alpha-beta", "beauty-table", "bucket-size", "catalogue-memory", "centres", "coverage",
         "default", "hard-negatives", "main-table", "memory-components", "mix", "pareto",
-        "rivals",
+        "field",
     }  # fmt: skip
 
 

@@ -111,8 +111,11 @@ def test_keys_reach_every_table_that_scrolls(browser: Browser, page: Path) -> No
 def test_tables_that_scroll_say_so_on_a_telephone(browser: Browser, page: Path) -> None:
     browser.open(page, width=360)
     found = browser.evaluate("""
-      [...document.querySelectorAll('.scroll')].filter(e => !e.closest('details')).map(e =>
-        [e.scrollWidth > e.clientWidth, parseFloat(getComputedStyle(e, '::before').height) > 0])
+      [...document.querySelectorAll('.scroll')].filter(e => !e.closest('details')).map(e => {
+        const words = getComputedStyle(e, '::before');
+        const says = words.content.includes('scroll for more') && parseFloat(words.height) > 0;
+        return [e.scrollWidth > e.clientWidth, says];
+      })
     """)
     assert [True, True] in found
     assert all(scrolls == says for scrolls, says in found)

@@ -2,6 +2,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -317,6 +318,18 @@ def test_samples_are_hits_and_others(tmp_path: Path) -> None:
     page = make_page(run)
     assert re.search(r"Of 60 test users at equal distances, \d+ had what came next among", page)
     assert page.count('class="verdict hit"') == page.count('class="verdict"') == 3
+
+
+def test_samples_have_hits_however_late_they_come(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path / "data", ITEMS, Vocabulary.from_integers(range(90)))
+    targets = [str(dataset.item_ids[int(dataset.test[row][-1])]) for row in range(60)]
+    found = [
+        SimpleNamespace(items=[one], scores=np.zeros(1)) for one in 56 * ["none"] + targets[56:]
+    ]
+    made: Any = SimpleNamespace(n_items=len(ITEMS), titles=None, recommend=lambda *_, k: found)
+    samples, told = draw_samples(made, dataset)
+    assert [one.is_hit for one in samples] == 3 * [True] + 3 * [False]
+    assert "Of 60 test users at equal distances, 4 had what came next" in told
 
 
 def test_what_preparing_found_about_the_order_is_kept(tmp_path: Path) -> None:

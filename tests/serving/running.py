@@ -18,6 +18,12 @@ _COMMAND = (
 )
 
 
+def without_torch(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command."""
+    command = [sys.executable, "-c", _COMMAND, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 class Server:
     """A process of `sce serve`."""
 

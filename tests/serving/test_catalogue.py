@@ -1,9 +1,7 @@
 import json
 import os
-import subprocess
+import sys
 from pathlib import Path
-from subprocess import CompletedProcess
-from typing import Any
 
 import numpy as np
 import pytest
@@ -81,28 +79,34 @@ def test_of_a_run_its_weights_count(tmp_path: Path) -> None:
 def test_a_run_is_exported_by_a_process_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = tmp_path / "run"
+    run, exporter = tmp_path / "run", tmp_path / "exporter"
     run.mkdir()
     dataset = make_dataset(tmp_path / "data", ITEM_IDS, Vocabulary.from_integers([7, 8, 9]))
-    (run / "run.json").write_text(json.dumps({"dataset": {"path": str(dataset.path)}}))
-    written: list[Path] = []
+    trained = {"path": str(dataset.path), "content_hash": dataset.content_hash}
+    (run / "run.json").write_text(json.dumps({"dataset": trained}))
+    export = write_export(tmp_path / "export", dataset=dataset.content_hash)
 
-    def export(command: list[str], **options: Any) -> CompletedProcess[str]:
-        assert command[1:] == ["-m", "sce", "export", str(run), "--out", command[-1]]
-        written.append(Path(command[-1]))
-        if len(written) == 2:
-            return CompletedProcess(command, 2, stderr="warning\nsce: error: no weights\n")
-        write_export(written[-1], dataset=dataset.content_hash if len(written) == 1 else "other")
-        return CompletedProcess(command, 0)
+    def exports(*lines: str) -> None:
+        exporter.write_text("\n".join(["#!/bin/sh", f'echo "$@" > {tmp_path}/asked', *lines]))
 
-    monkeypatch.setattr(subprocess, "run", export)
+    exports(f'cp -r {export} "$6"')
+    exporter.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(exporter))
     source = Source(run)
     assert source.is_run
     loaded = source.load()
     assert loaded.similar(101, 1)
     assert loaded.users is not None
     assert loaded.users.histories([8]) == [ITEM_IDS.decode(dataset.test[0])]
-    with pytest.raises(InputError, match="no weights"):
-        source.load()
+    *asked, out = (tmp_path / "asked").read_text().split()
+    assert asked == ["-m", "sce", "export", str(run), "--out"]
+    assert not Path(out).parent.exists()
+    (run / "run.json").write_text(json.dumps({"dataset": trained | {"content_hash": "other"}}))
     assert source.load().users is None  # another dataset lies there now
-    assert not any(path.parent.exists() for path in written)
+    exports("echo warning >&2; echo 'sce: error: no weights' >&2; exit 2")
+    with pytest.raises(InputError, match=r"^no weights$"):
+        source.load()
+    (tmp_path / "asked").unlink()
+    with pytest.raises(InputError, match="data is not the dataset of what is served"):
+        Source(run, data=dataset.path).load()
+    assert not (tmp_path / "asked").exists()  # nothing was exported in vain

@@ -160,7 +160,7 @@ def test_an_item_of_zeros_is_similar_to_none() -> None:
         (Request(["item 001"], k=0), "k is a whole number from 1 to 200"),
         (Request(["item 001"], k=201), "got 201"),
         (Request(["item 001"], k=True), "got True"),
-        (Request("item 001"), "history must be a list of ids; got 'item 001'"),
+        (Request("item 001"), "history must be a list of item ids; got 'item 001'"),
         (Request([1.5]), "history: ids are integers or strings; got 1.5"),  # type: ignore[list-item]
         (Request([True]), "got True"),
         (Request([["x"]]), r"got \['x'\]"),  # type: ignore[list-item]

@@ -19,7 +19,7 @@ from sce.serving.catalogue import Catalogue, Source
 from sce.serving.protocol import ImpatientProtocol
 from sce.serving.server import ServerSettings, Service
 from tests.serving.malformed import http, requests
-from tests.serving.running import Server, ask, raw, serving
+from tests.serving.running import Server, ask, raw, serving, without_torch
 from tests.serving.tiny_export import make_engine, write_export
 
 ASKED = {"history": [101, 102], "k": 5}
@@ -106,6 +106,13 @@ def test_a_new_version_is_taken_up_without_a_dropped_request(tmp_path: Path) -> 
             wait_for(taken_up)
         write_export(path, seed=3)  # seen without a signal
         wait_for(taken_up)
+        new = tmp_path / "items.jsonl"
+        new.write_text('{"item_id": 7, "similar_to": [101], "title": "Novelty"}')
+        done = without_torch("add-items", str(path), str(new), "--out", str(path), "--force")
+        assert done.returncode == 0, done.stderr
+        wait_for(taken_up)
+        found = server.ask("/recommend", {"history": [7], "k": 1, "keep_seen": True})[1]
+        assert found["items"][0].items() >= {"item": 7, "title": "Novelty"}.items()
         with (path / "items.safetensors").open("r+b") as file:
             file.truncate(500)
         server.send(signal.SIGHUP)

@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,3 +30,14 @@ def test_a_graph_is_onnx_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     given = np.array([[1, -2, 3], [-128, 127, 0]], np.int8)
     wanted = (given.astype(np.int64) @ weights.astype(np.int64)).max(axis=1, keepdims=True)
     assert np.array_equal(run(given), wanted)
+
+
+def test_onnxruntime_reports_to_nobody(tmp_path: Path) -> None:
+    """Where it does, it leaves a file with the number of its session."""
+    code = "from sce.serving.onnx_graph import *\n"
+    code += "graph = Graph(); made = graph.node('Neg', 'given')\n"
+    code += "graph.run(('given', INT32, 1), (made, INT32, 1))"
+    others = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    environment = others | {"TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    assert not [*tmp_path.iterdir()]

@@ -200,6 +200,9 @@ def test_every_path_is_described(client: TestClient) -> None:
     found = client.post("/recommend", json={"history": [101]}).json()
     assert {*found} == {*names["Found"]["properties"]}
     assert {*found["items"][0]} <= {*names["Item"]["properties"]}
+    health = described["paths"]["/healthz"]["get"]["responses"]["200"]["content"]
+    properties = health["application/json"]["schema"]["properties"]
+    assert {*client.get("/healthz").json()} == {*properties}
 
 
 def test_metrics_count_what_was_asked() -> None:

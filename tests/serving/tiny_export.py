@@ -8,13 +8,12 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
-from safetensors.numpy import save_file
 
-from sce.data.manifest import describe_file, write_array
+from sce.data.items import Items
 from sce.data.storage import atomic_directory
 from sce.data.vocabulary import Vocabulary
+from sce.serving import exported
 from sce.serving.engine import Engine
-from sce.serving.exported import ITEMS, MANIFEST, TABLE, TENSOR, TITLES
 
 ITEM_IDS = Vocabulary.from_integers(range(100, 140))
 TITLED = [f"Item {number}" if number % 7 else "" for number in range(40)]
@@ -43,26 +42,26 @@ def make_engine(version: str = "one", **changes: Any) -> Engine:
 
 
 def write_export(
-    path: Path, *, seed: int = 0, titles: Vocabulary | None = None, dataset: str = "none"
+    path: Path,
+    *,
+    seed: int = 0,
+    titles: Vocabulary | None = None,
+    popularity: NDArray[np.int64] | None = None,
+    dataset: str = "none",
 ) -> Path:
     """Write one of 40 items, in place of one that is there."""
     with atomic_directory(path, replace=path.exists()) as directory:
         (directory / "encoder.onnx").write_bytes(_last_event())
-        save_file({TENSOR: random_table(seed=seed)}, directory / TABLE)
-        for owner, ids in {ITEMS: ITEM_IDS, TITLES: titles}.items():
-            for part, array in ({} if ids is None else ids.arrays()).items():
-                write_array(directory / f"{owner}_{part}.npy", array)
         content = {
             "sce": "0",
             "encoder": "encoder.onnx",
-            "item_ids": ITEM_IDS.kind,
             "max_length": 6,
             "model": "last event",
             "run": {"identity": "none", "dataset": dataset},
             "check": {"of": "random", "histories": 0, "difference": 0, "scale": 0, "overlap@10": 1},
-            "files": {file.name: describe_file(file) for file in sorted(directory.iterdir())},
         }
-        MANIFEST.write(directory, content)
+        items = Items(ITEM_IDS, titles, popularity)
+        exported.write_export(directory, random_table(seed=seed), items, content)
     return path
 
 

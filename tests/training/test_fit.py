@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from torch import Tensor, nn
@@ -361,8 +362,10 @@ def test_what_a_user_would_regret_not_knowing(tmp_path: Path) -> None:
     assert len(texts) == 4
     assert "5 of 53 training users have a single event" in texts[0]
     assert "48 training users and a batch has 100" in texts[1]
+    assert texts[1].endswith("consider a smaller batch_size")
     assert "bucket_size_y is 99 and the catalogue has 12 items" in texts[2]
     assert "tf32 is a precision of GPUs" in texts[3]
+    assert "--" not in "".join(texts)
 
 
 @pytest.mark.parametrize(
@@ -397,9 +400,11 @@ def test_what_is_no_loss_to_train_on(loss: Any, message: str, dataset: PreparedD
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dataset": "data/clicks"}, r"PreparedDataset.load\(path\), or .*; got a str"),
-        ({"loss": "sce"}, "a loss is a function of states, catalogue and targets; got 'sce'"),
-        ({"loss": nn.CrossEntropyLoss()}, "a loss is a function of .* got CrossEntropyLoss"),
+        ({"dataset": "data/clicks"}, r"PreparedDataset.load\(path\), or .*; got 'data/clicks'"),
+        ({"dataset": pl.DataFrame({"a": [1]})}, r"prepare\(frame, path\); .* of type DataFrame$"),
+        ({"loss": "sce"}, "a loss is a function of states, catalogue and targets, .* got 'sce'"),
+        ({"loss": nn.CrossEntropyLoss()}, "own, of logits, is not; got CrossEntropyLoss"),
+        ({"loss": SASRec(3)}, "a loss is a function of .* got an object of type SASRec$"),
         ({"loss": CrossEntropy(ignore_index=0)}, "targets with -100; leave out the loss's"),
         ({"settings": {"epochs": 3}}, r"settings are TrainingSettings\(...\); got {'epochs': 3}"),
     ],

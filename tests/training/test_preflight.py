@@ -1,3 +1,4 @@
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -6,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.exc import InternalTorchDynamoError
 
 from sce.data.prepared import PreparedDataset
-from sce.errors import InputError
+from sce.errors import InputError, settings_as_flags
 from sce.losses import (
     BatchShape,
     CrossEntropy,
@@ -162,8 +164,6 @@ def test_what_is_said_when_memory_did_run_out(loss: nn.Module) -> None:
 
 
 def test_what_is_said_when_compiling_failed() -> None:
-    from torch._dynamo.exc import InternalTorchDynamoError
-
     hint = explain(InternalTorchDynamoError("no compiler"))
     assert hint == "the model could not be compiled (no compiler); leave out compile"
 
@@ -176,6 +176,73 @@ def test_other_errors_stay_what_they_are() -> None:
     ):
         raise error
     assert caught.value is error
+
+
+FULL = LossMemory(101.0 * GIB, 0)
+
+
+@pytest.mark.parametrize(
+    ("say", "in_python", "as_flags"),
+    [
+        (
+            lambda said: said(CrossEntropy(), histories=100 * [list(range(9))], max_length=5)[0],
+            "a larger max_length would",
+            "a larger --model.max-length would",
+        ),
+        (
+            lambda said: said(ScalableCrossEntropy(), histories=[[1, 2, 3]])[0],
+            "a smaller batch_size",
+            "a smaller --batch-size",
+        ),
+        (
+            lambda said: said(ScalableCrossEntropy(), replace(LARGE, n_items=5))[0],
+            "bucket_size_y is 5 and the catalogue has 5 items: every bucket holds all of them, "
+            "and CrossEntropy() would do the same for less",
+            "--loss.bucket-size-y is 5 and the catalogue has 5 items: every bucket holds all of "
+            "them, and --loss ce would do the same for less",
+        ),
+        (
+            lambda said: said(
+                ScalableCrossEntropy(coverage=False, bucket_size_x=9, n_buckets=2),
+                replace(LARGE, sequences=4, mean_length=2.0),
+            )[0],
+            "bucket_size_x is 9 and a mean batch has 8 targets: buckets hold all of them; "
+            "consider a larger batch_size or a smaller alpha",
+            "--loss.bucket-size-x is 9 and a mean batch has 8 targets: buckets hold all of them; "
+            "consider a larger --batch-size or a smaller --loss.alpha",
+        ),
+        (
+            lambda said: said(gives(FULL))[0],
+            "fit: ScalableCrossEntropy(), or chunk_size=131072",
+            "fit: --loss sce, or --loss.chunk-size 131072",
+        ),
+        (
+            lambda said: said(gives(FULL, SampledCrossEntropy, n_negatives=9))[0],
+            "fit: a smaller batch_size, or ScalableCrossEntropy()",
+            "fit: a smaller --batch-size, or --loss sce",
+        ),
+        (
+            lambda _: explain(MemoryError()),
+            "try a smaller batch_size, or ScalableCrossEntropy()",
+            "try a smaller --batch-size, or --loss sce",
+        ),
+        (
+            lambda _: explain(InternalTorchDynamoError("none")),
+            "leave out compile",
+            "leave out --training.compile",
+        ),
+    ],
+)
+def test_settings_are_named_as_the_caller_gives_them(
+    say: Any, in_python: str, as_flags: str, said: Any
+) -> None:
+    text = say(said)
+    assert in_python in text
+    assert "--" not in text
+    with settings_as_flags():
+        text = say(said)
+    assert as_flags in text
+    assert not re.search(r"[a-z]_[a-z]|\w\(\)", text)
 
 
 class Summed(nn.Module):

@@ -107,7 +107,7 @@ class Plain(nn.Module):
 
 
 def test_who_cannot_be_updated_by_rows() -> None:
-    with pytest.raises(InputError, match="which only the loss sce has"):
+    with pytest.raises(InputError, match="only the loss sce goes with"):
         row_wise_table(SASRec(9, SHAPE), CrossEntropy())
     with pytest.raises(InputError, match="while `sparse_grad` is True; got Plain"):
         row_wise_table(Plain(9), make_loss())

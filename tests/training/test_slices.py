@@ -221,7 +221,7 @@ def test_ranks_resume_together(tmp_path: Path, data: Path) -> None:
 @needs_gloo
 def test_other_numbers_of_processes_are_refused(tmp_path: Path, data: Path) -> None:
     said = by_ranks(2, tmp_path / "ranks", data, "dense", accumulate=3)
-    expected = "2 processes cannot share the 3 batches of a step equally (training.accumulate)"
+    expected = "2 processes cannot share the 3 batches of a step equally (accumulate)"
     assert all(expected in each for each in said)
 
 

@@ -58,8 +58,11 @@ VERBS: dict[str, tuple[str, list[str]]] = {
         ],
     ),
     "add-items": (
-        "Add new items to a run without training: by similar items, or by content vectors.",
-        ["runs/clicks items.jsonl --out runs/clicks-more"],
+        "Add new items to a run or an export, untrained: by similar items or content vectors.",
+        [
+            "runs/clicks items.jsonl --out runs/clicks-more",
+            "exports/clicks items.jsonl --out exports/clicks --force",
+        ],
     ),
     "evaluate": (
         "Measure a run on the test users, beside the popularity baseline.",
@@ -220,6 +223,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reason = ran_out(error)
         if not debug and lacks_threads(error):
             return _complain("no thread could be started; allow more processes (ulimit -u)")
+        if not debug and "torch" in (getattr(e, "name", "") for e in (error, error.__cause__)):
+            return _complain(
+                "torch is not installed; install it as README.md says, or use an export: sce serve "
+                "and sce add-items take one without torch"
+            )
         if debug or reason is None:
             raise
         remedy = "free some, take less at once, or use a machine that has more"

@@ -272,8 +272,8 @@ class Account:
         if self.short:
             lines.append(
                 f"{self.short:,} of {self._plural(self.given - self.left_out)} got fewer items "
-                f"than were asked for, the fewest {self.fewest:,}: the others they have had before "
-                "(--keep-seen recommends these too) or may not get (allow, block)"
+                f"than were asked for, the fewest {self.fewest:,}: the others they may not get "
+                "(allow, block), or have had before and get with --keep-seen alone"
             )
         if self.unknown:
             lines.append(

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from sce.cli import say
-from sce.cli.titles import titles_for
+from sce.cli.titles import rows_of_titles, titles_for
 from sce.errors import InputError
 from sce.serving.asking import Limits
 from sce.training.signals import as_ctrl_c
@@ -88,6 +88,7 @@ def serve(
     source = _needs("catalogue").Source(path, titles, data, index, named)
     _listen(host, port).close()  # whether it can, before what takes long
     if source.is_run:
+        rows_of_titles(titles, titles_columns)  # refused now, if at all
         say(f"exporting {path}; serving what sce export wrote begins sooner")
     with as_ctrl_c():  # SIGTERM too ends the process that exports, and removes what it wrote
         catalogue = source.load()

@@ -36,7 +36,7 @@ from sce.training.device import resolve_device
 from sce.training.fit import FitResult, fit
 from sce.training.run import MANIFEST, Run
 from sce.training.run_start import check_target
-from sce.training.shards import CHOSE_SHARDS, begun_with, need_shards
+from sce.training.shards import begun_with, chose_shards, need_shards
 from sce.training.signals import TrainingInterrupted
 from sce.training.start import unite_items
 from sce.units import plural
@@ -234,7 +234,7 @@ def with_shards(
     if not begun and chosen.loss_name == "sce":
         wanted = need_shards(chosen.training, chosen.model, chosen.loss, dataset, **given)
         if wanted and first:
-            say(CHOSE_SHARDS)
+            say(chose_shards())
     if not wanted or chosen.training.shard_catalogue is not None:
         return chosen
     return replace(chosen, training=replace(chosen.training, shard_catalogue=True))

@@ -48,6 +48,9 @@ _ISO_8601 = (
     "%Y-%m-%dT%H:%M%#z",
     "%Y%m%dT%H%M%S",
     "%Y%m%dT%H%M%S%#z",
+    "%Y/%m/%d %H:%M:%S%.f",  # not of the standard, yet with the year first there is one reading
+    "%Y/%m/%d %H:%M",
+    "%Y/%m/%d",
 )
 
 

@@ -6,6 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from sce.data.new_items import tell_added
 from sce.data.prepared import FEW_USERS, PreparedDataset
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
@@ -18,7 +19,6 @@ from sce.report.frame import Show, name_metric, number
 from sce.report.pages import render
 from sce.report.record import METRIC, PHASES, RANKERS, SHOWN, Record, Sample, draw_samples
 from sce.report.run_charts import draw_run
-from sce.training.new_items import tell_added
 from sce.training.run import Run, caveat
 from sce.training.start import tell_start
 from sce.units import (

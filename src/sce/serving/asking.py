@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from sce.errors import InputError, show_value
-from sce.serving.engine import Request
+from sce.serving.engine import Request, check_ids
 from sce.serving.users import OfUser
 
 _KNOWN = {"user", *(field.name for field in fields(Request))}
@@ -80,7 +80,9 @@ def read_request(given: Any, limits: Limits) -> Asked:
         raise InputError(f"user is an id, integer or string; got {show_value(given['user'])}")
     for name in ("history", "allow", "block"):
         if given.get(name) is not None or (name == "history" and "user" not in given):
-            _check_ids(name, given[name], limits.ids)
+            check_ids(name, given[name])
+            if (size := len(given[name])) > limits.ids:
+                raise InputError(f"{name} has {size:,} ids; at most {limits.ids:,} are taken")
     keep_seen = given.get("keep_seen", False)
     if not isinstance(keep_seen, bool):
         raise InputError(f"keep_seen is true or false; got {show_value(keep_seen)}")
@@ -99,13 +101,3 @@ def read_k(given: Any, limits: Limits) -> int:
     if type(given) is not int or not 1 <= given <= limits.k:
         raise InputError(f"k is a whole number from 1 to {limits.k:,}; got {show_value(given)}")
     return given
-
-
-def _check_ids(name: str, given: Any, most: int) -> None:
-    if not isinstance(given, list):
-        raise InputError(f"{name} must be a list of item ids; got {show_value(given)}")
-    if len(given) > most:
-        raise InputError(f"{name} has {len(given):,} ids; at most {most:,} are taken")
-    for kind in {*map(type, given)} - {int, str}:
-        wrong = next(one for one in given if type(one) is kind)
-        raise InputError(f"{name}: ids are integers or strings; got {show_value(wrong)}")

@@ -4,10 +4,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from sce.serving.users import NO_USERS, OfUser, Users
 
 Work = Request | OfUser | Callable[["Catalogue"], Any]
 _OF_RUN = ("run.json", "best.safetensors")
+_LOOK = 0.2  # seconds between looks whether an export is still wanted
 Named = dict[str, Any]  # an item: its id, its title if it has one, its score
 
 
@@ -143,6 +146,8 @@ class Source:
     """Search approximately: see `Engine.load`."""
     read_titles: Callable[[Vocabulary], Vocabulary | None] = lambda item_ids: None
     """Titles by catalogue index, from the file; None for those of the export."""
+    ended: Event = field(default_factory=Event)
+    """Set when nothing is to be loaded any more: an export that is under way is given up."""
 
     @property
     def is_run(self) -> bool:
@@ -160,38 +165,50 @@ class Source:
 
     def _load(self) -> Catalogue:
         if not self.is_run:
-            return self._catalogue(Engine.load(self.path, index=self.index))
+            engine = Engine.load(self.path, index=self.index)
+            users = None if self.data is None else Users.load(self.data, engine.dataset)
+            return self._catalogue(engine, users)
+        users = self._users_of_run()  # which may be refused: before what takes long
         with TemporaryDirectory(prefix="sce-export-") as place:
             export = Path(place) / "export"
-            # In a process of its own: torch takes memory, and the threads of this one.
-            command = [sys.executable, "-m", "sce", "export", str(self.path), "--out", str(export)]
-            command += ["--index"] if self.index else []
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-                raise InputError(lines[-1].removeprefix("sce: error: "))
-            return self._catalogue(Engine.load(export, index=self.index))
+            self._export(export)
+            return self._catalogue(Engine.load(export, index=self.index), users)
 
-    def _catalogue(self, engine: Engine) -> Catalogue:
+    def _export(self, out: Path) -> None:
+        """Export the run in a process of its own: torch takes memory, and the threads of this."""
+        command = [sys.executable, "-m", "sce", "export", str(self.path), "--out", str(out)]
+        command += ["--index"] if self.index else []
+        streams: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        with subprocess.Popen(command, **streams, text=True) as process:
+            said = None
+            try:
+                while said is None:
+                    with suppress(subprocess.TimeoutExpired):
+                        said = process.communicate(timeout=_LOOK)[1]
+                    if self.ended.is_set():
+                        process.kill()
+            finally:
+                process.kill()
+        if process.returncode:
+            lines = said.strip().splitlines() or [f"exit code {process.returncode}"]
+            raise InputError(lines[-1].removeprefix("sce: error: "))
+
+    def _catalogue(self, engine: Engine, users: Users | None) -> Catalogue:
         titles = self.read_titles(engine.item_ids)
         catalogue = Catalogue.of(engine if titles is None else replace(engine, titles=titles))
-        data = self._data()
-        if data is None:
-            return catalogue
+        return replace(catalogue, users=users)
+
+    def _users_of_run(self) -> Users | None:
+        """Those of its dataset; none if that is not where it was, unless it was given."""
         try:
-            return replace(catalogue, users=Users.load(data, engine.dataset))
+            trained = json.loads((self.path / "run.json").read_bytes())["dataset"]
+            return Users.load(self.data or Path(trained["path"]), trained["content_hash"])
         except InputError:
             if self.data is not None:
                 raise
-            return catalogue
-
-    def _data(self) -> Path | None:
-        if self.data is not None or not self.is_run:
-            return self.data
-        try:
-            return Path(json.loads((self.path / "run.json").read_bytes())["dataset"]["path"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+        except (OSError, ValueError, KeyError, TypeError):  # which the export refuses
+            pass
+        return None
 
     def state(self) -> object:
         """Something that changes when what is served does; None while it is being replaced."""

@@ -25,7 +25,7 @@ from sce.errors import InputError, show_value
 from sce.serving.exported import MANIFEST, Exported, open_export
 from sce.serving.index import FROM, Index
 from sce.serving.onnx_graph import make_session, needed
-from sce.serving.ranking import Codes, Floats, rank, rescore, top_k, warm_up
+from sce.serving.ranking import Codes, Floats, rank, rescore, rounding, top_k, warm_up
 from sce.serving.screen import Screen, exact_here
 
 _SCREENED = 1 << 15  # items, from which on integers rule out most: below, all are scored sooner
@@ -138,11 +138,11 @@ class Engine:
         return cls(
             encode=encode,
             table=exported.table,
-            item_ids=exported.item_ids,
+            item_ids=exported.items.ids,
             max_length=exported.manifest["max_length"],
             version=exported.version,
-            titles=exported.titles,
-            popularity=exported.popularity,
+            titles=exported.items.titles,
+            popularity=exported.items.popularity,
             dataset=exported.manifest["run"]["dataset"],
             index=None if graph is None else Index.read(graph.tobytes(), effort),
             screened=exported.manifest["encoder"].endswith(".onnx"),
@@ -176,13 +176,8 @@ class Engine:
         self._check_depth(request.k)
         for name in ("history", "allow", "block"):
             given = getattr(request, name)
-            if given is None and name != "history":
-                continue
-            if not isinstance(given, list | tuple):
-                raise InputError(f"{name} must be a list of ids; got {show_value(given)}")
-            for kind in {*map(type, given)} - {int, str}:
-                wrong = next(one for one in given if type(one) is kind)
-                raise InputError(f"{name}: ids are integers or strings; got {show_value(wrong)}")
+            if given is not None or name == "history":
+                check_ids(name, given)
 
     def recommend(self, requests: Sequence[Request]) -> list[Found]:
         """Recommend for histories; results are in the order of the requests."""
@@ -222,8 +217,8 @@ class Engine:
         scores = (self.table @ vector[0]) / norms
         scores[code] = -np.inf
         place = max(0, self.n_items - k)
-        margin = np.float32(2 * (self.dim + 8) * 2.0**-24)
-        close = np.flatnonzero(scores >= np.partition(scores, place)[place] - margin)
+        least = np.partition(scores, place)[place] - np.float32(rounding(self.dim))
+        close = np.flatnonzero(scores >= least)
         close = close[close != code]
         exact = rescore(vector, self.table, np.zeros_like(close), close) / norms[close]
         order = np.lexsort((close, -exact))[:k]
@@ -323,6 +318,15 @@ class Engine:
         if found:
             return rank(states, self.table, depths, found, self._norm)
         return top_k(states, self.table, depths, flat, self._norm)
+
+
+def check_ids(name: str, given: object) -> None:
+    """Refuse what is no list of ids."""
+    if not isinstance(given, list | tuple):
+        raise InputError(f"{name} must be a list of item ids; got {show_value(given)}")
+    for kind in {*map(type, given)} - {int, str}:
+        wrong = next(one for one in given if type(one) is kind)
+        raise InputError(f"{name}: ids are integers or strings; got {show_value(wrong)}")
 
 
 def _strange(ids: Sequence[Id] | None, codes: Codes) -> tuple[Id, ...]:

@@ -1,17 +1,16 @@
-"""The export directory, as it is read without torch.
+"""The export directory, as it is read, and given new items, without torch.
 
 DIR/export.json         manifest: size and digest of every other file, the run, the check
 DIR/encoder.onnx        (or .pt2) embedded [b, l, d], lengths [b] -> states [b, d]
 DIR/items.safetensors   the item table, "catalogue" [n, d]
 DIR/items.voyager       a graph of the items for approximate search, if wanted: see index.py
-DIR/items_*.npy         the item vocabulary: row i is the id of catalogue index i
-DIR/popularity.npy      training events of each item, by catalogue index, if the run has them
-DIR/titles_*.npy        titles by catalogue index, laid out as the strings of a vocabulary, if any
+DIR/items_*.npy, titles_*.npy, popularity.npy   as a run has them: see sce.data.items
 
 The encoder takes rows of the table and does not hold it: other items need another table and
 vocabulary, not another encoder.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,14 +18,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sce.data.manifest import Manifest
+from sce.data.items import Items
+from sce.data.manifest import Manifest, describe_file
+from sce.data.new_items import grow
+from sce.data.prepared import check_target
 from sce.data.shapes import misfit, parse_json
-from sce.data.storage import json_checksum
-from sce.data.vocabulary import Vocabulary
+from sce.data.storage import atomic_directory, json_checksum
+from sce.errors import InputError
 
 _MEASURED = ("difference", "scale", "overlap@10")
 TABLE, TENSOR, INDEX = "items.safetensors", "catalogue", "items.voyager"
-ITEMS, TITLES, POPULARITY = "items", "titles", "popularity.npy"
 MANIFEST = Manifest(
     file="export.json",
     format="sce export",
@@ -43,6 +44,7 @@ MANIFEST = Manifest(
         "run": {"identity": str, "dataset": str},
         "check?": {"histories": int, **dict.fromkeys(_MEASURED, int | float)},
         "index?": {"effort": int, "recall@10": int | float},
+        "added?": int,
     },
 )
 _HEADER = {"dtype": str, "shape": [int], "data_offsets": [int]}
@@ -54,9 +56,7 @@ class Exported(NamedTuple):
     manifest: dict[str, Any]
     encoder: bytes
     table: NDArray[np.float32]  # [n, d], memory-mapped
-    item_ids: Vocabulary
-    titles: Vocabulary | None  # by catalogue index: not sorted, only to be decoded
-    popularity: NDArray[np.int64] | None
+    items: Items
     graph: NDArray[np.uint8] | None  # of its index, the bytes
     version: str  # of the content
 
@@ -71,12 +71,8 @@ def open_export(path: Path | str) -> Exported:
     manifest, files = MANIFEST.open(path)
     try:
         table = _read_table(files[TABLE])
-        item_ids = Vocabulary.from_arrays(manifest["item_ids"], _parts(files, ITEMS))
-        parts = _parts(files, TITLES)
-        titles = Vocabulary.from_arrays("string", parts) if parts else None
-        popularity = files.get(POPULARITY)
-        beside = (item_ids, titles, popularity)
-        if any(len(each) != len(table) for each in beside if each is not None):
+        items = Items.read(manifest["item_ids"], files)
+        if len(items.ids) != len(table):
             raise ValueError(f"the table has {len(table):,} items, and what is beside it has not")
         encoder = files[manifest["encoder"]].tobytes()
         if manifest["max_length"] < 1:
@@ -86,15 +82,58 @@ def open_export(path: Path | str) -> Exported:
     except (ValueError, RecursionError) as error:
         raise MANIFEST.damaged(path, str(error)) from error
     version = json_checksum({"files": manifest["files"]})
-    graph = files.get(INDEX)
-    return Exported(manifest, encoder, table, item_ids, titles, popularity, graph, version)
+    return Exported(manifest, encoder, table, items, files.get(INDEX), version)
 
 
-def _parts(files: Mapping[str, NDArray[Any]], owner: str) -> dict[str, NDArray[Any]]:
-    """Arrays of a vocabulary: from items_values.npy to values."""
-    named = {Path(name).stem: array for name, array in files.items() if name.endswith(".npy")}
-    begins = f"{owner}_"
-    return {n.removeprefix(begins): array for n, array in named.items() if n.startswith(begins)}
+def write_export(
+    directory: Path, table: NDArray[np.float32], items: Items, content: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Write table, items and manifest beside an encoder that is there; return the manifest."""
+    head = {"dtype": "F32", "shape": table.shape, "data_offsets": [0, table.nbytes]}
+    text = json.dumps({TENSOR: head}).encode()
+    text += b" " * (-len(text) % 8)  # so that the table begins at a multiple of its words
+    with (directory / TABLE).open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(np.ascontiguousarray(table).data)
+    items.write(directory)
+    files = {file.name: describe_file(file) for file in sorted(directory.iterdir())}
+    manifest = {**content, "item_ids": items.ids.kind, "files": files}
+    MANIFEST.write(directory, manifest)
+    return manifest
+
+
+def add_items(
+    path: Path | str, items: Path | str, out: Path | str, *, force: bool = False
+) -> dict[str, Any]:
+    """Write an export with new items beside those of another, and the same encoder.
+
+    Args:
+        path: The export.
+        items: As those for a run: see `sce.training.new_items.add_items`.
+        out: The directory to write; that of the export too, if it is to be replaced.
+        force: Replace an export that is there.
+
+    Returns:
+        What was added: see `grow`.
+
+    Raises:
+        InputError: When the file or the export cannot be used.
+    """
+    exported = open_export(path)
+    if exported.graph is not None:
+        raise InputError(
+            f"{path} has an index, which finds no others than its items; add new ones to the run "
+            "with sce add-items RUN, and export what that writes with --index"
+        )
+    exists = check_target(out, force=force, manifest=MANIFEST)
+    grown, manifest = grow(exported.items, exported.table, Path(items)), exported.manifest
+    table = exported.table[grown.sources]
+    table[grown.sources < 0] = grown.rows
+    added = manifest.get("added", 0) + len(grown.rows)
+    with atomic_directory(Path(out), replace=exists) as directory:
+        (directory / manifest["encoder"]).write_bytes(exported.encoder)
+        write_export(directory, table, grown.items, {**manifest, "added": added})
+    return grown.added
 
 
 def _read_table(data: NDArray[np.uint8]) -> NDArray[np.float32]:

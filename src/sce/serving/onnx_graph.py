@@ -3,6 +3,7 @@
 A model is a message of Protocol Buffers; the numbers of its fields are those of onnx.proto.
 """
 
+import os
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -82,7 +83,8 @@ def _tensor(name: str, kind: int, width: int) -> bytes:
 
 
 def make_session(model: bytes, *, threads: int = 1) -> Any:
-    """A session of onnxruntime."""
+    """A session of onnxruntime, which from 1.29 on would else report to its makers."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read when it is imported
     onnxruntime = needed("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads

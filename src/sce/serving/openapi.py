@@ -28,12 +28,13 @@ def describe(limits: Limits, *, with_token: bool) -> dict[str, Any]:
     request["oneOf"] = [{"required": ["history"]}, {"required": ["user"]}]
     item = _object(["item"], item=_ID, title={"type": "string"}, score={"type": "number"})
     named = {"type": "array", "items": _of("Item")}
-    version = {"type": "string"}
+    version, whole = {"type": "string"}, {"type": "integer"}
+    health = _object(["status", "version", "items"], status=version, version=version, items=whole)
     found = _object(
         ["items", "source", "known", "unknown", "ignored", "version"],
         items=named,
         source={"enum": ["model", "popular"], "description": "popular: no event is known."},
-        known={"type": "integer", "description": "Events of the history in the catalogue."},
+        known=whole | {"description": "Events of the history in the catalogue."},
         unknown=_UNKNOWN | {"description": "The other events, not in the catalogue."},
         ignored=_UNKNOWN | {"description": "Ids of allow and block not in the catalogue."},
         version=version,
@@ -53,7 +54,7 @@ def describe(limits: Limits, *, with_token: bool) -> dict[str, Any]:
         },
         "/similar/{item}": _get("The items most like one.", _of("Items"), which, count),
         "/items": _get("Items by a part of title or id.", _of("Items"), query, count),
-        "/healthz": _get("Whether the server answers.", _object(["status"], status=version)),
+        "/healthz": _get("Whether the server answers.", health),
         "/metrics": _get("Counts, in the text format of Prometheus.", None),
     }
     schemas = {

@@ -116,8 +116,10 @@ class Service:
             )
         self.on_start()
         yield
-        for task in tasks:
-            task.cancel()
+        self.source.ended.set()
+        async with self._loading:  # until what was being loaded is given up, and removed
+            for task in tasks:
+                task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # A new version.
@@ -128,6 +130,8 @@ class Service:
             try:
                 found = await asyncio.to_thread(self.source.load)
             except Exception as error:
+                if self.source.ended.is_set():
+                    return
                 self.metrics.loads["refused"] += 1
                 old = short(self.catalogue.engine.version)
                 self.say(f"refused a new version, and goes on with {old}: {error}")

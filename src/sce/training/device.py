@@ -30,7 +30,7 @@ def resolve_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if not re.fullmatch(r"cpu|mps|cuda(:\d{1,3})?", name):
-        raise InputError(f"device is auto, cpu, cuda or cuda:N; got {name!r}")
+        raise InputError(f"{named('device')} is auto, cpu, cuda or cuda:N; got {name!r}")
     device, why = torch.device(name), ""
     if device.type == "mps" and not torch.backends.mps.is_available():
         why = "this machine has none"

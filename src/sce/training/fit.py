@@ -14,7 +14,7 @@ from sce.data.batches import IGNORED, DeviceSequences
 from sce.data.prepared import PreparedDataset
 from sce.distributed.ranks import Ranks, in_torchrun, start_ranks, was_started
 from sce.distributed.table import ShardedTable
-from sce.errors import InputError, TrainingWarning, check_types
+from sce.errors import InputError, TrainingWarning, check_types, named, show_value
 from sce.evaluation.ranking import longest_history
 from sce.losses import LOSSES, Loss, ScalableCrossEntropy
 from sce.models.registry import BACKBONES
@@ -269,12 +269,15 @@ def _check_arguments(model: object, loss: object, dataset: object, settings: obj
     if not isinstance(dataset, PreparedDataset):
         raise InputError(
             "the dataset is a PreparedDataset: PreparedDataset.load(path), or of a frame "
-            f"prepare(frame, path); got a {type(dataset).__name__}"
+            f"prepare(frame, path); got {show_value(dataset)}"
         )
     if not isinstance(settings, TrainingSettings):
         raise InputError(f"settings are TrainingSettings(...); got {settings!r}")
     if not _takes_three(loss):
-        raise InputError(f"a loss is a function of states, catalogue and targets; got {loss!r}")
+        raise InputError(
+            "a loss is a function of states, catalogue and targets, as sce.CrossEntropy() is, and "
+            f"torch's own, of logits, is not; got {show_value(loss)}"
+        )
     if isinstance(loss, Loss) and loss.ignore_index != IGNORED:
         raise InputError(f"training pads targets with {IGNORED}; leave out the loss's ignore_index")
     catalogue = getattr(model, "catalogue", None)
@@ -324,7 +327,7 @@ def _can_capture(
         (syncs, f"lets nothing wait for the device, and this loss does: {loss}"),
     ):
         if wrong and settings.capture:
-            raise InputError(f"training.capture {why}; leave it out")
+            raise InputError(f"{named('training.capture')} {why}; leave it out")
         if wrong:
             return False
     ours = name_model(model) in BACKBONES and type(loss) in {e.loss for e in LOSSES.values()}

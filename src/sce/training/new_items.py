@@ -1,21 +1,13 @@
-"""New items for a trained run, without training: by similar items, or by content vectors.
+"""New items for a trained run, without training."""
 
-Of the items that have both a content vector and a row in the table, a linear map from the one to
-the other is learned by ridge regression; it gives new items their rows.
-"""
-
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from sce.data.lines import parse_line, read_lines
-from sce.data.manifest import describe_file, write_array
+from sce.data.items import Items
+from sce.data.manifest import describe_file
+from sce.data.new_items import Grown, grow
 from sce.data.storage import (
     atomic_directory,
     check_writable,
@@ -23,43 +15,13 @@ from sce.data.storage import (
     json_checksum,
     write_json,
 )
-from sce.data.vocabulary import Vocabulary, as_int64
-from sce.errors import InputError, show_value
+from sce.errors import InputError
 from sce.models.registry import BACKBONES
 from sce.training.checkpoint import read_tensors, write_tensors
 from sce.training.run import MANIFEST, Run, read_weights, warn_of
 from sce.training.start import place_rows
-from sce.units import plural
 
-LEAST_VECTORS = 20  # of items of the run, to learn a map from
-_FOLDS = 5  # one to measure by, the others to choose the penalty with
-_PENALTIES = [10.0**exponent for exponent in range(-4, 4)]  # in units of a content vector's spread
 _OUTCOMES = ("test", "validation", "popularity", "test_ranks", "users")  # of fewer items
-_MEMBERS = {"item_id", "similar_to", "vector", "title"}
-_EXPECTED = '{"item_id": ..., "similar_to": [ids]} or {"item_id": ..., "vector": [numbers]}'
-
-Matrix = NDArray[np.float64]
-
-
-@dataclass
-class NewItems:
-    """What a file says of new items, and of items that are there."""
-
-    similar: dict[int | str, NDArray[np.int64]] = field(default_factory=dict)  # rows, by new id
-    vectors: dict[int | str, NDArray[np.float64]] = field(default_factory=dict)  # by new id
-    content: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # by row
-    titles: dict[int | str, str] = field(default_factory=dict)  # by id, new or not
-
-
-class LinearMap(NamedTuple):
-    """A map from content vectors to rows of the table."""
-
-    weights: Matrix  # [p + 1, d]; the last row is added
-    error: float  # squared, on held-out items, of that of their mean
-
-    def __call__(self, vectors: Matrix) -> Matrix:
-        """Rows for content vectors [n, p]."""
-        return _with_ones(vectors) @ self.weights
 
 
 def add_items(path: Path | str, items: Path | str, out: Path | str) -> dict[str, Any]:
@@ -73,8 +35,7 @@ def add_items(path: Path | str, items: Path | str, out: Path | str) -> dict[str,
         out: The directory of the run to write, which must not be there yet.
 
     Returns:
-        How many items were added by "similar" ones and by "content", from how many "vectors", and
-        the held-out "error" of the map: 1 is no better than the mean item.
+        What was added: see `grow`.
 
     Raises:
         InputError: When the file or the run cannot be used.
@@ -88,196 +49,40 @@ def add_items(path: Path | str, items: Path | str, out: Path | str) -> dict[str,
         raise InputError(f"{out} exists; choose another directory")
     weights = read_weights(run)
     warn_of(run)
-    found = read_new_items(items, run.item_ids)
     table = weights["catalogue"]
-    rows, error = _make_rows(found, table, items)
-    united, sources = run.item_ids.insert(list(rows))
-    new = [rows[one] for one in united.decode(np.flatnonzero(sources < 0))]
-    placed = torch.from_numpy(np.stack(new)).to(table.dtype)
-    added = {"run": str(path.resolve()), "similar": len(found.similar)}
-    added |= {"content": len(found.vectors), "error": error}
+    grown = grow(Items(run.item_ids, run.titles, run.popularity), table.numpy(), items)
+    rows = torch.from_numpy(grown.rows)
     with atomic_directory(out) as directory:
-        arrays = _place_arrays(run, united, sources, found.titles)
-        identity = _write_manifest(run, directory, arrays, placed, added)
-        weights["catalogue"] = place_rows(table, sources, placed)
+        identity = _write_manifest(run, directory, grown)
+        weights["catalogue"] = place_rows(table, grown.sources, rows)
         write_tensors(directory / run.best_weights.name, weights, {"run": identity})
-        _write_state(run, directory, sources, placed, identity)
+        _write_state(run, directory, grown, identity)
         unknown = dict.fromkeys(("best_epoch", "epochs", "tokens_per_second"))
         result = (run.result() or unknown).items()
         kept = {name: value for name, value in result if name not in _OUTCOMES}
         write_json(directory / run.result_file.name, kept)
-    return {**added, "vectors": len(found.content)}
+    return grown.added
 
 
-def tell_added(added: Mapping[str, Any]) -> str:
-    """How many items were added by which way."""
-    ways = {"similar": "by similar items", "content": "by content vectors"}
-    return ", ".join(f"{added[way]:,} {words}" for way, words in ways.items() if added[way])
-
-
-def read_new_items(path: Path, known: Vocabulary) -> NewItems:
-    """Read a file of new items, and content vectors of known ones.
-
-    Raises:
-        InputError: That names the line of the first mistake.
-    """
-    found, seen, width = NewItems(), set(), None
-    for number, record in _records(path):
-        try:
-            item = _as_id(record["item_id"], known)
-            if item in seen:
-                raise ValueError(f"item {item!r} is there twice")
-            seen.add(item)
-            (code,) = known.lookup([item]).tolist()
-            if title := _title(record.get("title")):
-                found.titles[item] = title
-            if "similar_to" in record:
-                if code >= 0:
-                    raise ValueError(f"item {item!r} is in the run already")
-                found.similar[item] = _similar(record["similar_to"], known)
-                continue
-            vector = _vector(record["vector"])
-            if len(vector) != (width := width or len(vector)):
-                raise ValueError(f"a vector of {len(vector)} numbers, and others have {width}")
-            if code >= 0:
-                found.content[code] = vector
-            else:
-                found.vectors[item] = vector
-        except ValueError as error:
-            raise InputError(f"{path}, line {number}: {error}") from error
-    if not found.similar and not found.vectors:
-        raise InputError(f"{path} has no new item; give lines such as {_EXPECTED}")
-    if found.vectors and len(found.content) < LEAST_VECTORS:
-        raise InputError(
-            f"{path} has content vectors of {plural(len(found.content), 'item')} of the run, and "
-            f"at least {LEAST_VECTORS} are needed to learn what a vector means; add their lines, "
-            "or name similar items"
-        )
-    return found
-
-
-def fit_map(content: Matrix, rows: Matrix) -> LinearMap:
-    """Learn a linear map [p] to [d] by ridge regression.
-
-    The penalty is chosen on four fifths of the items, by cross-validation; the error is that of the
-    remaining fifth. Then all are learned from. Sums of products are all that is needed of a fold.
-    """
-    order = np.random.default_rng(0).permutation(len(content))
-    folds = [
-        _Fold.of(_with_ones(content[part]), rows[part]) for part in np.array_split(order, _FOLDS)
-    ]
-    held_out, others = folds[0], folds[1:]
-
-    def errors(penalty: float) -> float:
-        return sum(
-            each.error(_solve([one for one in others if one is not each], penalty))
-            for each in others
-        )
-
-    penalty = min(_PENALTIES, key=errors)
-    mean = np.zeros_like(held_out.products)
-    mean[-1] = sum(each.products[-1] for each in others) / sum(each.gram[-1, -1] for each in others)
-    spread = held_out.error(mean)
-    error = held_out.error(_solve(others, penalty)) / spread if spread > 0 else 1.0
-    return LinearMap(_solve(folds, penalty), max(0.0, float(error)))
-
-
-class _Fold(NamedTuple):
-    gram: Matrix  # [p + 1, p + 1]
-    products: Matrix  # [p + 1, d]
-    squares: float  # of all rows
-
-    @classmethod
-    def of(cls, content: Matrix, rows: Matrix) -> "_Fold":
-        return cls(content.T @ content, content.T @ rows, float((rows**2).sum()))
-
-    def error(self, weights: Matrix) -> float:
-        """The sum of squares that a map leaves."""
-        fitted = weights * (self.gram @ weights - 2 * self.products)
-        return self.squares + float(fitted.sum())
-
-
-def _solve(folds: Sequence[_Fold], penalty: float) -> Matrix:
-    gram, products = (sum(getattr(f, name) for f in folds) for name in ("gram", "products"))
-    size = gram[-1, -1]
-    means = gram[-1, :-1] / size
-    spread = (np.diag(gram)[:-1] / size - means**2).mean()
-    ridge = np.full(len(gram), penalty * size * max(float(spread), 1e-30))
-    ridge[-1] = 0.0  # what is added to all costs nothing
-    solved: Matrix = np.linalg.solve(gram + np.diag(ridge), products)
-    return solved
-
-
-def _with_ones(content: Matrix) -> Matrix:
-    return np.hstack([content, np.ones((len(content), 1))])
-
-
-def _make_rows(
-    found: NewItems, table: Tensor, path: Path
-) -> tuple[dict[int | str, Matrix], float | None]:
-    """Rows of new items by id, and the error of the map, if there is one."""
-    rows = {item: table[torch.from_numpy(codes)].double().mean(0).numpy()
-            for item, codes in found.similar.items()}  # fmt: skip
-    if not found.vectors:
-        return rows, None
-    known = table[torch.tensor(list(found.content))].double().numpy()
-    try:
-        learned = fit_map(np.stack(list(found.content.values())), known)
-    except np.linalg.LinAlgError as error:
-        raise InputError(f"no map can be learned from the vectors of {path}: {error}") from error
-    mapped = learned(np.stack(list(found.vectors.values())))
-    return rows | dict(zip(found.vectors, mapped, strict=True)), learned.error
-
-
-def _write_manifest(
-    run: Run,
-    directory: Path,
-    arrays: Mapping[str, NDArray[Any]],
-    rows: Tensor,
-    added: Mapping[str, Any],
-) -> str:
+def _write_manifest(run: Run, directory: Path, grown: Grown) -> str:
     """Write run.json and its arrays; return the identity of the new run."""
     manifest = MANIFEST.read(run.path)
-    files = {}
-    for name, array in arrays.items():
-        write_array(directory / name, array)
-        files[name] = describe_file(directory / name)
-    digest = digest_bytes(rows.reshape(-1).view(torch.uint8).numpy().tobytes())
+    files = {file.name: describe_file(file) for file in grown.items.write(directory)}
+    digest = digest_bytes(grown.rows.tobytes())
     identity = json_checksum({"run": run.identity, "rows": digest, "files": files})
     manifest.pop("diverged", None)
+    added = {"run": str(run.path.resolve()), **grown.added}
     changes = {
         "identity": identity,
-        "config": {**manifest["config"], "added": dict(added)},
-        "dataset": {**manifest["dataset"], "n_items": len(run.item_ids) + len(rows)},
+        "config": {**manifest["config"], "added": added},
+        "dataset": {**manifest["dataset"], "n_items": len(grown.items.ids)},
         "files": files,
     }
     MANIFEST.write(directory, manifest | changes)
     return identity
 
 
-def _place_arrays(
-    run: Run, item_ids: Vocabulary, sources: NDArray[np.int64], titles: Mapping[int | str, str]
-) -> dict[str, NDArray[Any]]:
-    """The arrays of a run, with places for new items, of which there is no event."""
-    vocabularies = {"items": item_ids}
-    if run.titles is not None or titles:
-        none = Vocabulary.from_sorted_text(b"", np.zeros(len(run.item_ids), np.int64))
-        places = item_ids.lookup([*titles]).tolist()
-        named = dict(zip(places, titles.values(), strict=True))
-        vocabularies["titles"] = (run.titles or none).spread(sources, named)
-    placed = {
-        f"{owner}_{part}.npy": array
-        for owner, vocabulary in vocabularies.items()
-        for part, array in vocabulary.arrays().items()
-    }
-    if run.popularity is not None:
-        placed["popularity.npy"] = np.where(sources >= 0, run.popularity[sources], 0)
-    return placed
-
-
-def _write_state(
-    run: Run, directory: Path, sources: NDArray[np.int64], rows: Tensor, identity: str
-) -> None:
+def _write_state(run: Run, directory: Path, grown: Grown, identity: str) -> None:
     """Write the optimizer's state too, for going on from the new run; of shards there is none."""
     if not run.resume_state.is_file() or run.resume_state.parent != run.path:
         return
@@ -286,61 +91,6 @@ def _write_state(
         raise MANIFEST.damaged(run.path, f"{run.resume_state.name} is of another run")
     for name, tensor in tensors.items():
         if name.endswith("model.catalogue") and tensor.dim():
-            new = None if name.startswith("optimizer.") else rows
-            tensors[name] = place_rows(tensor, sources, new)
+            new = None if name.startswith("optimizer.") else torch.from_numpy(grown.rows)
+            tensors[name] = place_rows(tensor, grown.sources, new)
     write_tensors(directory / run.resume_state.name, tensors, metadata | {"run": identity})
-
-
-def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Number and content of every line that is not blank."""
-    for number, line in read_lines(path):
-        try:
-            record = parse_line(line, _MEMBERS)
-            keys = record.keys() if isinstance(record, dict) else set()
-            if "item_id" not in keys or len(keys & {"similar_to", "vector"}) != 1:
-                raise ValueError(f"expected {_EXPECTED}, got {show_value(record)}")
-        except ValueError as error:
-            raise InputError(f"{path}, line {number}: {error}") from error
-        yield number, record
-
-
-def _as_id(given: Any, known: Vocabulary) -> int | str:
-    """An id as the vocabulary has it."""
-    if type(given) not in (int, str) or given == "":
-        raise ValueError(f"ids are integers or strings, got {show_value(given)}")
-    if known.kind == "string":
-        str(given).encode()  # half a surrogate pair could be read, but not written
-        return str(given)
-    number = as_int64(given)
-    if number is None:
-        raise ValueError(f"ids of the run are integers of 64 bits, got {show_value(given)}")
-    return number
-
-
-def _similar(given: Any, known: Vocabulary) -> NDArray[np.int64]:
-    if not isinstance(given, list) or not given:
-        raise ValueError(f"similar_to is a list of ids, got {show_value(given)}")
-    codes = known.lookup([_as_id(one, known) for one in given])
-    if (codes < 0).any():
-        unknown = [given[n] for n in np.flatnonzero(codes < 0)]
-        shown = ", ".join(map(show_value, unknown[:3])) + " ..." * (len(unknown) > 3)
-        raise ValueError(f"similar_to names what is not in the run: {shown}")
-    return codes
-
-
-def _title(given: Any) -> str:
-    """A title, empty if there is none."""
-    if not isinstance(given, str | None):
-        raise ValueError(f"a title is a text, got {show_value(given)}")
-    title = (given or "").strip()
-    title.encode()  # half a surrogate pair could be read, but not written
-    return title
-
-
-def _vector(given: Any) -> NDArray[np.float64]:
-    if not isinstance(given, list) or not given or {*map(type, given)} - {int, float}:
-        raise ValueError(f"a vector is a list of numbers, got {show_value(given)}")
-    vector = np.array([float(one) for one in given])
-    if not np.isfinite(vector).all():
-        raise ValueError("a vector has a number that is not finite")
-    return vector

@@ -8,17 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from sce.errors import InputError
+from sce.errors import InputError, named
 from sce.losses import Loss
 from sce.models.base import Backbone
 from sce.optim import RowwiseAdagrad
 from sce.training.settings import Schedule, TrainingSettings
 
 _WARMUP_SHARE = 0.05
-NEEDS_SCE = (
-    "training.row_wise (and shard_catalogue, which includes it) needs a gradient of touched rows "
-    "alone, which only the loss sce has; choose it, or leave both out"
-)
 
 
 def make_optimizer(
@@ -102,14 +98,21 @@ def set_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
             group["lr"] = rate
 
 
+def needs_sce() -> str:
+    """Why rows are updated with no other loss."""
+    row_wise, shards = named("training.row_wise"), named("training.shard_catalogue")
+    return f"only the loss sce goes with {row_wise} and {shards}; choose it, or leave both out"
+
+
 def row_wise_table(model: nn.Module, loss: object) -> nn.Parameter:
     """The catalogue, if the gradient of model and loss is of its touched rows alone."""
     if not (isinstance(loss, Loss) and hasattr(loss, "sparse_grad")):
-        raise InputError(NEEDS_SCE)
+        raise InputError(needs_sce())
     if not (isinstance(model, Backbone) and isinstance(model.catalogue, nn.Parameter)):
         raise InputError(
-            "training.row_wise needs a sce.models.base.Backbone, whose parameter `catalogue` has a "
-            f"sparse gradient while `sparse_grad` is True; got {type(model).__name__}"
+            f"{named('training.row_wise')} needs a sce.models.base.Backbone, whose parameter "
+            "`catalogue` has a sparse gradient while `sparse_grad` is True; got "
+            f"{type(model).__name__}"
         )
     return model.catalogue
 

@@ -106,13 +106,14 @@ def _about_buckets(loss: object, data: DataSummary) -> Iterator[str]:
         size = loss.sizes(data.n_items, round(data.targets))[2]
     if size >= data.n_items:
         yield (
-            f"bucket_size_y is {size:,} and the catalogue has {data.n_items:,} items: every bucket "
-            f"holds all of them, and {_other_loss('ce')} would do the same for less"
+            f"{named('loss.bucket_size_y')} is {size:,} and the catalogue has {data.n_items:,} "
+            f"items: every bucket holds all, and {_other_loss('ce')} would do the same for less"
         )
     if loss.bucket_size_x is not None and loss.bucket_size_x > data.targets:
         yield (
-            f"bucket_size_x is {loss.bucket_size_x:,} and a mean batch has {data.targets:,.0f} "
-            f"targets: consider a larger {named('batch_size')} or a smaller {named('loss.alpha')}"
+            f"{named('loss.bucket_size_x')} is {loss.bucket_size_x:,} and a mean batch has "
+            f"{data.targets:,.0f} targets: consider a larger {named('batch_size')} or a smaller "
+            f"{named('loss.alpha')}"
         )
 
 
@@ -171,7 +172,8 @@ def explained_errors(model: nn.Module, loss: object, *, compiled: bool) -> Itera
             hint = f"try a smaller {named('batch_size')}{_or_sce(loss)}"
             text = f"memory ran out ({reason}); {hint}"
         elif compiled and by_compiler:
-            text = f"the model could not be compiled ({first}); leave out compile"
+            compiling = named("training.compile")
+            text = f"the model could not be compiled ({first}); leave out {compiling}"
         elif isinstance(error, IndexError) and not _is_ours(model) and _raised_in(model, error):
             text = (
                 f"{type(model).__name__} failed on a batch of histories ({error}): they are padded "

@@ -1,9 +1,7 @@
 """The run directory, as evaluating, recommending and reporting read it.
 
 RUN/run.json            settings, dataset, versions; written first
-RUN/items_*.npy         the item vocabulary: row i is the id of catalogue index i
-RUN/titles_*.npy        titles of items, by catalogue index, if the dataset has them
-RUN/popularity.npy      number of training events of each item, by catalogue index
+RUN/items_*.npy, titles_*.npy, popularity.npy   see sce.data.items
 RUN/metrics.jsonl       a record for each epoch
 RUN/best.safetensors    weights of the best epoch so far
 RUN/resume.safetensors  the checkpoint to resume from: see checkpoint.py
@@ -14,7 +12,6 @@ RUN/report.html         written by `sce report`
 """
 
 import warnings
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sce.data.columns import Columns
+from sce.data.items import Items
 from sce.data.manifest import FILE, Manifest, describe_file, map_array, write_array
 from sce.data.prepared import PreparedDataset
 from sce.data.storage import (
@@ -133,38 +131,27 @@ class Run:
         """Open a run, finished or not."""
         path = Path(path)
         manifest, arrays = MANIFEST.open(path)
-        owners: dict[str, dict[str, NDArray[Any]]] = defaultdict(dict)
-        for name, array in arrays.items():
-            owner, _, part = Path(name).stem.partition("_")
-            owners[owner][part] = array
-        titles: Vocabulary | None = None
         try:
-            if "titles" in owners:
-                titles = Vocabulary.from_arrays("string", owners["titles"])
-                titles.check(titles=True)
+            items = Items.read(manifest["item_ids"], arrays)
+            items.ids.check()
+            if items.titles is not None:
+                items.titles.check(titles=True)
             dataset = DatasetInfo(**manifest["dataset"])
-            item_ids = Vocabulary.from_arrays(manifest["item_ids"], owners["items"])
-            item_ids.check()
         except (TypeError, ValueError) as error:
             raise MANIFEST.damaged(path, str(error)) from error
-        n_items = len(item_ids)
-        if dataset.n_items != n_items:
-            raise MANIFEST.damaged(path, f"{dataset.n_items} items, and ids of {n_items}")
-        popularity = owners["popularity"].get("")
-        form = None if popularity is None else (popularity.shape, str(popularity.dtype))
-        if form not in (None, ((n_items,), "int64")):
-            raise MANIFEST.damaged(path, f"popularity.npy is not a count of {n_items} items")
+        if dataset.n_items != (has := len(items.ids)):
+            raise MANIFEST.damaged(path, f"{dataset.n_items} items, and ids of {has}")
         return cls(
             path=path,
             config=manifest["config"],
             derived=manifest["derived"],
             model=manifest["model"],
             dataset=dataset,
-            item_ids=item_ids,
+            item_ids=items.ids,
             sce_version=manifest["sce"],
             identity=manifest["identity"],
-            titles=titles,
-            popularity=popularity,
+            titles=items.titles,
+            popularity=items.popularity,
         )
 
     @property

@@ -10,7 +10,8 @@ from typing import Any
 
 from sce import __version__
 from sce.data.batches import count_items
-from sce.data.manifest import describe_file, write_array
+from sce.data.items import Items
+from sce.data.manifest import describe_file
 from sce.data.prepared import PreparedDataset
 from sce.data.shapes import misfit
 from sce.data.storage import (
@@ -148,19 +149,9 @@ def start_run(
     with atomic_directory(path, replace=replace) as directory:
         if locks is not None:
             locks.enter_context(locked(directory, place=path))
-        files = {}
-        vocabularies = {"items": dataset.item_ids, "titles": dataset.titles}
-        arrays = {
-            f"{owner}_{part}": array
-            for owner, vocabulary in vocabularies.items()
-            if vocabulary is not None
-            for part, array in vocabulary.arrays().items()
-        }
-        arrays["popularity"] = count_items(dataset.train, dataset.n_items)
-        for name, array in arrays.items():
-            file = directory / f"{name}.npy"
-            write_array(file, array)
-            files[file.name] = describe_file(file)
+        counts = count_items(dataset.train, dataset.n_items)
+        items = Items(dataset.item_ids, dataset.titles, counts)
+        files = {file.name: describe_file(file) for file in items.write(directory)}
         about = str(dataset.path.resolve()), dataset.content_hash, dataset.n_items, dataset.split
         info = DatasetInfo(*about, dataset.settings.get("columns", {}))
         free = (*_FREE, "training.epochs")
@@ -213,7 +204,10 @@ def check_resumable(
     names = [name for name in sorted(before.keys() | now.keys()) if CODE not in name]
     changed = {name: before.get(name) for name in names if before.get(name) != now.get(name)}
     if refused := [name for name in changed if name not in free]:
-        told = (f"{name} was {before.get(name)!r} and is now {now.get(name)!r}" for name in refused)
+        told = (
+            f"{named(name, python=name)} was {before.get(name)!r} and is now {now.get(name)!r}"
+            for name in refused
+        )
         hint = '; a loss that changes itself wants a name: fit(..., loss_name="...")'
         raise InputError(
             f"{path} cannot be resumed with other settings: {'; '.join(told)}; give those "

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, get_type_hints
 
 from sce.documented import documented
-from sce.errors import InputError, check_types
+from sce.errors import InputError, check_types, named
 from sce.training.device import Precision
 
 Schedule = Literal["constant", "warmup-cosine"]
@@ -85,32 +85,35 @@ class TrainingSettings:
         for name, value in vars(self).items():
             if value is None:
                 continue
+            setting = named(f"training.{name}")
             if name in counts and not 1 <= value < 2**31:
-                raise InputError(f"training.{name} must be from 1 to 2**31 - 1; got {value}")
+                raise InputError(f"{setting} must be from 1 to 2**31 - 1; got {value}")
             if name in not_negative and not 0 <= value < math.inf:
-                raise InputError(f"training.{name} must not be negative; got {value}")
+                raise InputError(f"{setting} must not be negative; got {value}")
             if name in positive and not 0 < value < math.inf:
-                raise InputError(f"training.{name} must be above 0; got {value}")
+                raise InputError(f"{setting} must be above 0; got {value}")
         if not 0 <= self.seed < 2**63:  # torch's generators take no more
-            raise InputError(f"training.seed lies between 0 and 2**63 - 1; got {self.seed}")
+            raise InputError(f"{named('seed')} lies between 0 and 2**63 - 1; got {self.seed}")
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise InputError(f"training.betas are two numbers from 0 to below 1; got {self.betas}")
+            betas = named("training.betas")
+            raise InputError(f"{betas} are two numbers from 0 to below 1; got {self.betas}")
         if self.shard_catalogue:
             object.__setattr__(self, "row_wise", True)
         if self.row_wise and self.catalogue_learning_rate is None:
             object.__setattr__(self, "catalogue_learning_rate", _CATALOGUE_RATE)
-        constant = self.schedule == "constant"
-        sharded = "shard_catalogue", bool(self.shard_catalogue)
+        constant = named("training.schedule", "constant"), self.schedule == "constant"
+        by_rows = named("training.row_wise"), self.row_wise
+        sharded = named("training.shard_catalogue"), bool(self.shard_catalogue)
         for name, other, clash, reason in (
-            ("warmup_steps", "schedule constant", constant, "it belongs to warmup-cosine"),
-            ("catalogue_learning_rate", "row_wise off", not self.row_wise, "it belongs to it"),
-            ("clip_norm", "row_wise", self.row_wise, "entries of a row are added up after it"),
-            ("weight_decay", "row_wise", self.row_wise, "it moves every row at every step"),
+            ("warmup_steps", *constant, "it belongs to warmup-cosine"),
+            ("catalogue_learning_rate", f"{by_rows[0]} off", not self.row_wise, "it belongs to it"),
+            ("clip_norm", *by_rows, "entries of a row are added up after it"),
+            ("weight_decay", *by_rows, "it moves every row at every step"),
             ("compile", *sharded, "each step has another number of rows"),
             ("capture", *sharded, "ranks wait for each other in a step"),
         ):
             if clash and getattr(self, name) not in (None, 0.0):
-                what = f"training.{name} does not go with training.{other}"
+                what = f"{named(f'training.{name}')} does not go with {other}"
                 raise InputError(f"{what} ({reason}); leave one of the two out")
 
     @property

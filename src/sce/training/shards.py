@@ -16,7 +16,7 @@ from sce.distributed.loss import ShardedCrossEntropy
 from sce.distributed.plan import needs_shards
 from sce.distributed.ranks import Ranks
 from sce.distributed.table import ShardedTable
-from sce.errors import InputError
+from sce.errors import InputError, named
 from sce.losses import ScalableCrossEntropy
 from sce.losses.buckets import count_buckets
 from sce.losses.scalable import ScalableCrossEntropySettings
@@ -30,7 +30,6 @@ from sce.training.slices import SlicedStep, seeds_of_slice
 from sce.training.step import StepSeeds
 
 CATALOGUE = "catalogue"  # the parameter of a backbone
-CHOSE_SHARDS = "one GPU is too small for the catalogue: all share it (training.shard_catalogue)"
 
 
 class ShardedStep(SlicedStep):
@@ -165,11 +164,12 @@ def sharded_catalogue(
     if not settings.shard_catalogue:
         yield None
         return
+    shards = named("training.shard_catalogue")
     if type(loss) is not ScalableCrossEntropy or loss.reduction != "mean":
-        raise InputError("training.shard_catalogue needs the loss sce, as a mean; leave one out")
+        raise InputError(f"{shards} needs the loss sce, as a mean; leave one of the two out")
     if not isinstance(model, Backbone) or CATALOGUE not in dict(model.named_parameters()):
         raise InputError(
-            "training.shard_catalogue needs a sce.models.base.Backbone that looks items up in its "
+            f"{shards} needs a sce.models.base.Backbone that looks items up in its "
             f"parameter `catalogue`, as SASRec does; {type(model).__name__} does not"
         )
     catalogue: Any = model.catalogue
@@ -190,6 +190,12 @@ def sharded_catalogue(
             model.to(rows.device)
     finally:
         model.register_parameter(CATALOGUE, catalogue)
+
+
+def chose_shards() -> str:
+    """What is said where shards were chosen for the user."""
+    by = named("training.shard_catalogue")
+    return f"one GPU is too small for the catalogue: all share its rows, row-wise ({by})"
 
 
 def begun_with(out: Path | str | None) -> dict[str, Any]:
@@ -252,7 +258,7 @@ def settle(
     if slices % ranks.size:
         raise InputError(
             f"{ranks.size} processes cannot share the {slices} batches of a step equally "
-            "(training.accumulate); start as many, or a number that divides it"
+            f"({named('training.accumulate')}); start as many, or a number that divides it"
         )
     if begun:
         if begun["shard_catalogue"] and settings.shard_catalogue is None:
@@ -263,4 +269,4 @@ def settle(
     small = small and need_shards(settings, model.settings, loss, dataset, **options)
     if not any(each for (each,) in ranks.gather_counts(int(small))):
         return settings, ""
-    return replace(settings, shard_catalogue=True), CHOSE_SHARDS
+    return replace(settings, shard_catalogue=True), chose_shards()
