@@ -107,13 +107,14 @@ def _about_buckets(loss: object, data: DataSummary) -> Iterator[str]:
     if size >= data.n_items:
         yield (
             f"{named('loss.bucket_size_y')} is {size:,} and the catalogue has {data.n_items:,} "
-            f"items: every bucket holds all, and {_other_loss('ce')} would do the same for less"
+            f"items: every bucket holds all of them, and {_other_loss('ce')} would do the same for "
+            "less"
         )
     if loss.bucket_size_x is not None and loss.bucket_size_x > data.targets:
         yield (
             f"{named('loss.bucket_size_x')} is {loss.bucket_size_x:,} and a mean batch has "
-            f"{data.targets:,.0f} targets: consider a larger {named('batch_size')} or a smaller "
-            f"{named('loss.alpha')}"
+            f"{data.targets:,.0f} targets: buckets hold all of them; consider a larger "
+            f"{named('batch_size')} or a smaller {named('loss.alpha')}"
         )
 
 
