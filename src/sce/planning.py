@@ -31,12 +31,9 @@ from sce.models.base import Backbone, BackboneSettings
 from sce.models.sasrec import SASRecSettings
 from sce.optim import update_bytes
 
-CONTEXT = 512 << 20
-"""Bytes that the CUDA driver takes before torch allocates anything."""
-MAX_SEQUENCES = 1 << 20
-"""The largest batch that is looked for."""
-MARGIN = 0.15
-"""Share of the memory that a loss should leave free: the prediction may be off."""
+CONTEXT = 512 << 20  # bytes that the CUDA driver takes before torch allocates anything
+MAX_SEQUENCES = 1 << 20  # the largest batch that is looked for
+MARGIN = 0.15  # share of the memory that a loss should leave free: the prediction may be off
 CHUNKED, ROW_WISE = "ce chunked", "sce row-wise"
 _VARIANTS = {"ce": ("ce", CHUNKED), "sce": ("sce", ROW_WISE)}
 PLANNED = {name: loss for loss in LOSSES for name in _VARIANTS.get(loss, (loss,))}
@@ -88,10 +85,8 @@ def _targets(lengths: NDArray[np.int64], longest: int) -> NDArray[np.int64]:
 class Job:
     """A training to plan: catalogue, backbone, batch, and options of the losses."""
 
-    items: int
-    """Items in the catalogue."""
-    batch: int = 128
-    """Sequences in a step."""
+    items: int  # items in the catalogue
+    batch: int = 128  # sequences in a step
     backbone: BackboneSettings = field(default_factory=SASRecSettings)
     """Its maximum length is the width of a batch."""
     precision: Precision = "float32"
@@ -105,8 +100,7 @@ class Job:
     """Shares of histories longer than each width of a length group but the first; None: as many as
     the mean allows."""
     events: int = 0
-    users: int = 0
-    """Size of the training data, which is on the GPU; 0: not known, and not counted."""
+    users: int = 0  # size of the training data, which is on the GPU; 0: not known, and not counted
 
     def __post_init__(self) -> None:
         for name in ("items", "batch"):
@@ -186,12 +180,9 @@ class Prediction:
     moment: str
     model: float
     """Weights, the optimizer's state, and gradients of weights as far as they exist then."""
-    activations: float
-    """Activations, with gradients of states."""
-    loss: float
-    """Bytes of the loss besides the catalogue's gradient."""
-    other: float
-    """Training data, batch, and what libraries keep."""
+    activations: float  # activations, with gradients of states
+    loss: float  # bytes of the loss besides the catalogue's gradient
+    other: float  # training data, batch, and what libraries keep
 
     @property
     def total(self) -> float:
@@ -248,13 +239,10 @@ class PlannedLoss:
     """A loss, its predicted peak, and what fits."""
 
     name: str
-    sizes: dict[str, int]
-    """Options of `sce train`, after `--loss.`."""
+    sizes: dict[str, int]  # options of `sce train`, after `--loss.`
     peak: Prediction
-    fits: bool | None = None
-    """None where the memory is not known, as in what follows."""
-    tight: bool | None = None
-    """True if it fits by less than `MARGIN`."""
+    fits: bool | None = None  # None where the memory is not known, as in what follows
+    tight: bool | None = None  # True if it fits by less than `MARGIN`
     largest_batch: int | None = None
     """The largest batch that fits, at most `most_sequences`; 0: not even one sequence does."""
 
@@ -266,12 +254,10 @@ class MemoryPlan:
     job: Job
     memory: int | None
     losses: tuple[PlannedLoss, ...]
-    largest_bucket: int | None = None
-    """The most items in a bucket of sce that fit."""
+    largest_bucket: int | None = None  # the most items in a bucket of sce that fit
     largest_dim: int | None = None
     """The widest model of which one sequence fits with sce, where the job's does not."""
-    row_wise_dim: int | None = None
-    """Likewise with row-wise updates."""
+    row_wise_dim: int | None = None  # likewise with row-wise updates
 
 
 def plan(job: Job, memory: int | None, names: Iterable[str] = PLANNED) -> MemoryPlan:

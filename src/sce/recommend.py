@@ -42,10 +42,9 @@ from sce.evaluation.queries import (
 from sce.evaluation.ranking import Ranker, check_depth, check_memory, largest_norm
 from sce.memory import require_memory
 from sce.models.registry import BACKBONES
-from sce.recommended import SIMILAR, Recommendations
-from sce.recommended import Recommended as Recommended
+from sce.requests import SIMILAR, Listed, Recommendations, list_ids, read_filter, read_requests
 from sce.requests import Id as Id
-from sce.requests import Listed, list_ids, read_filter, read_requests
+from sce.requests import Recommended as Recommended
 from sce.requests import Request as Request
 from sce.training.device import resolve_device
 from sce.training.run import Run, load_model, read_weights, warn_of
@@ -233,15 +232,9 @@ class Recommender:
     ) -> Iterator[tuple[Id, Recommended]]:
         """Yield what may come next for users of the log, after all that is known of them.
 
-        Args:
-            dataset: The dataset that the run was trained on.
-            users: The users' own ids; all of the log by default, of an older dataset those of its
-                split. One who is not there gets no items.
-            k: Items for each.
-            keep_seen: Recommend items that a user has had before too.
-            allow: As in `recommend`, and so is block.
-            block: Items that are not recommended.
-            batch_size: Users at once.
+        The dataset is the one that the run was trained on. Users are given by their own ids; by
+        default they are all of the log, of an older dataset those of its split. One who is not
+        there gets no items. The other options are those of `recommend`.
         """
         self._check(k, batch_size)
         if self.content_hash not in (None, dataset.content_hash):
@@ -276,16 +269,9 @@ class Recommender:
     ) -> Recommendations:
         """The items whose vectors point in nearly the same direction: those of the largest cosine.
 
-        The inner product, by which items are recommended, would rather name popular items.
-
-        Args:
-            items: Ids of items of the catalogue.
-            k: Similar items for each, without itself.
-            allow: As in `recommend`, and so is block.
-            block: Items that are not named.
-
-        Returns:
-            A list in the order of the items; the scores are cosines.
+        The inner product, by which items are recommended, would rather name popular items. The list
+        is in the order of the items, each without itself; `allow` and `block` are as in
+        `recommend`.
         """
         check_depth(k, self.n_items)
         among, listed = read_filter(self.item_ids, allow, block), list_ids(items, "items")

@@ -37,6 +37,9 @@ EVERY: dict[str, Loss] = {name: entry.settings().build(DATA) for name, entry in 
     "ce- by position": SampledCrossEntropy(5, shared="position"),
     "ce- by batch": SampledCrossEntropy(5, shared="batch"),
     "ce- in batch": SampledCrossEntropy(5, negatives=InBatchNegatives()),
+    "ce- cut": SampledCrossEntropy(5, cut=True),
+    "ce- cut by position": SampledCrossEntropy(5, cut=True, shared="position"),
+    "ce- cut by batch": SampledCrossEntropy(5, cut=True, shared="batch"),
     "sce by states": ScalableCrossEntropy(centres="states", **SIZES),
     "sce by mix": ScalableCrossEntropy(centres="mix", **SIZES),
 }

@@ -4,26 +4,20 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from sce.data.columns import ITEM, NO_TIME, TIME, USER, Columns, usual_columns
-from sce.errors import InputError
+from sce.errors import InputError, needing
 
 if TYPE_CHECKING:
     import narwhals as nw
 
 USUAL = {"user": USER, "item": ITEM, "time": TIME}
-_MISSING = (
-    "data frames need {}, which is not installed; install it with: "
-    "pip install 'scalable-cross-entropy[prepare]'"
-)
 
 
 def open_frame(frame: Any) -> "nw.DataFrame[Any]":
     """A data frame as narwhals wraps it, in memory."""
-    try:
+    with needing("prepare", "a data frame"):
         import narwhals as nw
-
+    try:
         table = nw.from_native(frame)
-    except ModuleNotFoundError as error:
-        raise InputError(_MISSING.format("narwhals")) from error
     except nw.exceptions.DuplicateError as error:
         raise InputError("the data frame has two columns of one name; rename one") from error
     except TypeError as error:
@@ -43,10 +37,8 @@ def histories_of(frame: Any, known: Columns) -> tuple[dict[Any, list[Any]], Any]
     are read as `prepare` does.
     """
     table = open_frame(frame)
-    try:
+    with needing("prepare", "a data frame"):
         from sce.data.reading import read_frame
-    except ModuleNotFoundError as error:
-        raise InputError(_MISSING.format(error.name)) from error
     columns = {
         role: [name]
         if name in table.columns or name == NO_TIME

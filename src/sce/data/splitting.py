@@ -9,8 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sce.data.interactions import Interactions, Tally, TallyOfParts
-from sce.data.parts import GrowingArrays, Parts
+from sce.data.interactions import GrowingArrays, Interactions, Parts, Tally, TallyOfParts
 from sce.data.prepared import (
     MIN_EVALUATED,
     PreparedDataset,
@@ -65,13 +64,8 @@ class Split:
 
         `directory` is the one that is being filled for `path`, where the arrays lie already.
         """
-        content: dict[str, Any] = {
-            "train": self.train,
-            "test": self.test,
-            "user_ids": self.user_ids,
-            "item_ids": self.item_ids,
-            "everyone": self.everyone,
-            "whole": self.whole,
+        names = ("train", "test", "user_ids", "item_ids", "everyone", "whole")
+        content: dict[str, Any] = {name: getattr(self, name) for name in names} | {
             "titles": None if titles is None else titles.texts,
             "settings": {**(settings or {}), "split": self.kind, **self.options},
             "counts": {

@@ -7,14 +7,14 @@ or torch.autograd.grad.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
 from sce.losses.base import BatchShape, DataSummary, LossMemory, LossOfPositions, LossSettings
-from sce.losses.gradients import CatalogueGradient, add_rows
-from sce.losses.inputs import Inputs, apply, check_size, compute_dtype, once
+from sce.losses.inputs import Inputs, check_size, compute_dtype
+from sce.losses.tiled import Tile, tiled_cross_entropy, tiled_memory
 
 _AT_ONCE = 1 << 22  # logits, or numbers of gathered rows
 
@@ -60,7 +60,7 @@ class ReducedCrossEntropy(LossOfPositions):
         if valid is not None:  # chunks are those of the states that count
             x, targets = x[valid], targets[valid]
         hashed = self._hash(x.detach(), y.detach(), generator)
-        losses: Tensor = apply(_ReducedCrossEntropy, x, y, inputs.bias, targets, hashed)
+        losses = tiled_cross_entropy(x, y, inputs.bias, targets, hashed.tiles)
         return (
             losses if valid is None else losses.new_zeros(len(valid)).masked_scatter(valid, losses)
         )
@@ -85,16 +85,12 @@ class ReducedCrossEntropy(LossOfPositions):
         v, c, d = shape.max_targets, shape.n_items, shape.dim
         n_chunks = self._n_chunks(c, v)
         wide_x, wide_y = v / n_chunks, min(c, (1 + 2 * self.extra_chunks) * c / n_chunks)
-        tile = min(n_chunks, max(1, _AT_ONCE // (max(wide_x, d) * max(wide_y, d))))
-        logits, rows, items = tile * wide_x * wide_y, tile * wide_x * d, tile * wide_y * d
-        states, orders = 4 * v * d, 8 * self.rounds * (v + c) * (1 + (self.rounds > 1))
-        # Logits, a second time, and whether they count; rows of states and of items.
-        scored = (9 + 8 * (self.rounds > 1)) * logits + 4 * (rows + items)
-        hashing = 4 * min(_AT_ONCE, n_chunks * max(v, c)) + 24 * max(v, c)
-        # The gradient of the states and of the tile's items, which are sorted to be added up.
-        backward = states + max(2 * states, scored + (12 + 48 / d) * items)
-        kept = states + orders
-        return LossMemory(kept + max(hashing, scored, states), kept + backward - shape.state_bytes)
+        at_once = min(n_chunks, max(1, _AT_ONCE // (max(wide_x, d) * max(wide_y, d))))
+        several = self.rounds > 1
+        kept = 8 * self.rounds * (v + c) * (1 + several)  # orders, and chunks
+        found = tiled_memory(shape, (at_once, wide_x, wide_y), kept, offset=several)
+        hashing = 4 * (v * d + min(_AT_ONCE, n_chunks * max(v, c))) + 24 * max(v, c)
+        return found._replace(forward=max(found.forward, kept + hashing))
 
 
 @dataclass(frozen=True)
@@ -113,15 +109,6 @@ class ReducedCrossEntropySettings(LossSettings):
         return ReducedCrossEntropy(**vars(self))
 
 
-class _Tile(NamedTuple):
-    """Some chunks of a round."""
-
-    rows: Tensor  # [g, x]: states
-    items: Tensor  # [g, y]
-    place: Tensor  # [g, x]: where results go: the states, or behind the last
-    absent: Tensor  # [g, x, y]: where there is none, as chunks differ in size
-
-
 class _Hashed(NamedTuple):
     """States and items in the order of each round, which is cut into chunks."""
 
@@ -130,9 +117,10 @@ class _Hashed(NamedTuple):
     order_x: Tensor  # [rounds, v]
     order_y: Tensor  # [rounds, items]
 
-    def tiles(self, dim: int) -> Iterator[_Tile]:
+    def tiles(self, dim: int) -> Iterator[Tile]:
         """Yield all chunks, as many at once as the memory is meant for."""
         (rounds, v), c = self.order_x.shape, self.order_y.shape[1]
+        chunk_x, chunk_y = self._chunks(self.order_x), self._chunks(self.order_y)
         numbers = torch.arange(self.n_chunks, device=self.order_x.device)
         wide_x = math.ceil(v / self.n_chunks)
         wide_y = min(c, math.ceil((1 + 2 * self.extra) * c / self.n_chunks))
@@ -143,7 +131,14 @@ class _Hashed(NamedTuple):
                 rows, is_row = self._cut(self.order_x[number], chunks, chunks, wide_x)
                 items, is_item = self._cut(self.order_y[number], first, last, wide_y)
                 absent = ~(is_row.unsqueeze(2) & is_item.unsqueeze(1))
-                yield _Tile(rows, items, rows.where(is_row, v), absent)
+                offset = None
+                if rounds > 1:  # what several bring counts once
+                    times = torch.zeros(absent.shape, device=absent.device)
+                    for of_x, of_y in zip(chunk_x, chunk_y, strict=True):
+                        apart = of_x[rows].unsqueeze(2) - of_y[items].unsqueeze(1)
+                        times += apart.abs_() <= self.extra
+                    offset = times.log_().neg_()
+                yield Tile(rows, items, rows.where(is_row, v), absent, offset)
 
     def _cut(self, order: Tensor, first: Tensor, last: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """Return what chunks `first` to `last` hold, [g, width], and which of it is present."""
@@ -154,104 +149,11 @@ class _Hashed(NamedTuple):
         places = start.unsqueeze(1) + torch.arange(width, device=order.device)
         return order[places.clamp(max=len(order) - 1)], places < end.unsqueeze(1)
 
-    def chunks(self) -> tuple[Tensor, Tensor]:
-        """Return the chunk of each state and of each item, in each round."""
-        found = []
-        for order in (self.order_x, self.order_y):
-            n = order.shape[1]
-            chunk = torch.arange(n, device=order.device) * self.n_chunks // max(1, n)
-            found.append(torch.empty_like(order).scatter_(1, order, chunk.expand_as(order)))
-        return found[0], found[1]
-
-
-class _Scorer:
-    """Logits of the negatives, less the logarithm of how many rounds bring them."""
-
-    def __init__(
-        self,
-        states: Tensor,
-        catalogue: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        hashed: _Hashed,
-    ) -> None:
-        self.dtype = compute_dtype(states, catalogue)
-        self.x, self.catalogue, self.bias = states.to(self.dtype), catalogue, bias
-        self.targets, self.hashed = targets, hashed
-        self.chunks = hashed.chunks() if len(hashed.order_x) > 1 else None
-
-    def y(self, items: Tensor) -> Tensor:
-        return self.catalogue[items].to(self.dtype)
-
-    def positives(self) -> Tensor:
-        logits = (self.x * self.y(self.targets)).sum(dim=1)
-        return logits if self.bias is None else logits + self.bias[self.targets]
-
-    def negatives(self, tile: _Tile, y: Tensor) -> Tensor:
-        """Return [g, x, y]; -inf at targets, and where there is none."""
-        logits = self.x[tile.rows] @ y.mT
-        if self.bias is not None:
-            logits += self.bias[tile.items].unsqueeze(1)
-        if self.chunks is not None:
-            times = torch.zeros_like(logits)
-            for of_x, of_y in zip(*self.chunks, strict=True):
-                apart = of_x[tile.rows].unsqueeze(2) - of_y[tile.items].unsqueeze(1)
-                times += apart.abs_() <= self.hashed.extra
-            logits -= times.log_()
-        hidden = tile.items.unsqueeze(1) == self.targets[tile.rows].unsqueeze(2)
-        return logits.masked_fill_(hidden.logical_or_(tile.absent), -torch.inf)
-
-
-class _ReducedCrossEntropy(torch.autograd.Function):
-    """Between the passes there are two numbers a state; logits are computed twice."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        states: Tensor,  # [v, d]
-        catalogue: Tensor,  # [items, d]
-        bias: Tensor | None,  # [items]
-        targets: Tensor,  # [v]
-        hashed: _Hashed,
-    ) -> Tensor:
-        with torch.autocast(states.device.type, enabled=False):
-            scorer = _Scorer(states, catalogue, bias, targets, hashed)
-            positives = scorer.positives()
-            losses = positives.new_zeros(len(states) + 1)  # of the target alone it is 0
-            for tile in hashed.tiles(states.shape[1]):
-                found = scorer.negatives(tile, scorer.y(tile.items)).logsumexp(dim=2)
-                losses[tile.place] = torch.logaddexp(
-                    losses[tile.place], found.sub_(positives[tile.rows])
-                )
-        ctx.hashed = hashed
-        ctx.save_for_backward(states, catalogue, bias, targets, positives, losses[:-1])
-        return losses[:-1].clone()
-
-    @staticmethod
-    @once
-    def backward(ctx: Any, grad_losses: Tensor) -> tuple[Tensor | None, ...]:
-        states, catalogue, bias, targets, positives, losses = ctx.saved_tensors
-        grad_bias = None if bias is None else torch.zeros_like(bias)
-        with torch.autocast(states.device.type, enabled=False):
-            scorer = _Scorer(states, catalogue, bias, targets, ctx.hashed)
-            x, scale = scorer.x, grad_losses.to(scorer.dtype).unsqueeze(1)
-            of_positives = torch.expm1(-losses).unsqueeze(1) * scale  # probabilities less one
-            grad_x = torch.cat([of_positives * scorer.y(targets), torch.zeros_like(x[:1])])
-            touched = [targets, ctx.hashed.order_y.flatten()]
-            total = CatalogueGradient(catalogue, touched, scorer.dtype)
-            total.add(targets, of_positives * x)
-            if grad_bias is not None:
-                add_rows(grad_bias.unsqueeze(1), targets, of_positives)
-            for tile in ctx.hashed.tiles(states.shape[1]):
-                y = scorer.y(tile.items)
-                weights = scorer.negatives(tile, y).sub_((positives + losses)[tile.rows, None])
-                weights = weights.exp_().mul_(scale[tile.rows])
-                grad_x[tile.place] += weights @ y
-                total.add(tile.items.flatten(), (weights.mT @ x[tile.rows]).flatten(0, 1))
-                if grad_bias is not None:
-                    summed = weights.sum(dim=1).flatten().unsqueeze(1)
-                    add_rows(grad_bias.unsqueeze(1), tile.items.flatten(), summed)
-        return grad_x[:-1].to(states.dtype), total.finish(), grad_bias, None, None
+    def _chunks(self, order: Tensor) -> Tensor:
+        """Return the chunk of each state, or item, in each round."""
+        n = order.shape[1]
+        chunk = torch.arange(n, device=order.device) * self.n_chunks // max(1, n)
+        return torch.empty_like(order).scatter_(1, order, chunk.expand_as(order))
 
 
 def _nearest(rows: Tensor, vectors: Tensor) -> Tensor:
