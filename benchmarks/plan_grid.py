@@ -251,7 +251,8 @@ def moments(step: TrainingStep, rows: Tensor, meter: Meter) -> dict[str, int]:
     )
     meter.restart()
     with torch.autocast(step.device.type, torch.bfloat16, enabled=step.autocast):
-        states = model(histories, parts)
+        targets, given = model.draw(targets)
+        states = model(histories, parts, **given)
         found["activations"] = meter.alive() - between
         states.register_hook(lambda _: mark("loss backward"))
         meter.restart()

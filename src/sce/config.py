@@ -72,9 +72,6 @@ class Config:
 
     def build(self, dataset: PreparedDataset) -> tuple[Backbone, Loss]:
         """Make the model and the loss, sized for the dataset."""
-        sizes = {"batch_size": self.training.batch_size, "max_length": self.model.max_length}
-        data = summarize_data(dataset.train, dataset.n_items, **sizes)
-        data = replace(data, cpu=resolve_device(self.training.device).type == "cpu")
         try:
             items = 1 if self.training.shard_catalogue else dataset.n_items
             model = self.model.build(items, seed=self.training.seed)
@@ -86,6 +83,9 @@ class Config:
                 f"a model of {dataset.n_items:,} items in {self.model.dim:,} dimensions does not "
                 "fit into memory; choose a smaller --model.dim or --model.max-length"
             ) from error
+        sizes = {"batch_size": self.training.batch_size, "max_length": self.model.max_length}
+        data = summarize_data(dataset.train, dataset.n_items, **sizes, model=model)
+        data = replace(data, cpu=resolve_device(self.training.device).type == "cpu")
         try:
             return model, self.loss.build(data)
         except ValueError as error:

@@ -56,11 +56,16 @@ class MeasuredError(NamedTuple):
 ERROR = MeasuredError("counted in the code, checked on an NVIDIA H200", 104, 0.0093, 0.0446)
 
 
-def summarize_data(train: Ragged, n_items: int, *, batch_size: int, max_length: int) -> DataSummary:
+def summarize_data(
+    train: Ragged, n_items: int, *, batch_size: int, max_length: int, model: object = None
+) -> DataSummary:
     """Summarize the training sequences; those of one event are not trained on."""
-    targets = _targets(np.diff(train.offsets), max_length)
+    targets = torch.from_numpy(_targets(np.diff(train.offsets), max_length))
+    if isinstance(model, Backbone):
+        targets = model.most_targets(targets)
     counts = torch.from_numpy(count_items(train, n_items))
-    return DataSummary(n_items, min(batch_size, len(targets)), float(targets.mean()), counts)
+    mean = float(targets.double().mean())
+    return DataSummary(n_items, min(batch_size, len(targets)), mean, counts)
 
 
 def summarize_lengths(lengths: NDArray[np.int64], longest: int) -> tuple[int, dict[str, Any]]:
@@ -123,9 +128,14 @@ class Job:
         return self.backbone.max_length
 
     @property
+    def mean_events(self) -> float:
+        """Mean length of a history."""
+        return self.length if self.mean_length is None else self.mean_length
+
+    @property
     def length_groups(self) -> LengthGroups:
         """The length groups of a batch: what the model computes of it."""
-        mean = self.length if self.mean_length is None else self.mean_length
+        mean = self.mean_events
         # No more histories can be longer than that (Markov's inequality).
         most = [min(1.0, mean / width) for width in group_widths(self.length)[1:]]
         shares = most if self.longer is None else self.longer
@@ -134,11 +144,11 @@ class Job:
     @property
     def shape(self) -> BatchShape:
         """A batch as a loss sees it; the fullest of some thousand has the most targets."""
-        targets = self.batch * (self.length if self.mean_length is None else self.mean_length)
-        more = _DEVIATIONS * self.length_spread * math.sqrt(self.batch)
-        most = min(self.batch * self.length, targets + more)
-        dim = self.backbone.dim
-        return BatchShape(self.items, self.batch, self.length, dim, targets, most)
+        more = _DEVIATIONS * self.length_spread / math.sqrt(self.batch)
+        events = self.mean_events, min(self.length, self.mean_events + more)
+        targets = self.build_model().most_targets(torch.tensor(events, dtype=torch.float64))
+        mean, most = (self.batch * targets).tolist()
+        return BatchShape(self.items, self.batch, self.length, self.backbone.dim, mean, most)
 
     def build_model(self) -> Backbone:
         """Make the model on the meta device, to be counted."""

@@ -1,5 +1,7 @@
 """Steps recorded as CUDA graphs against the same steps as they are."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from sce.losses import (
     SampledCrossEntropy,
     ScalableCrossEntropy,
 )
+from sce.models.registry import BACKBONES
 from sce.models.sasrec import SASRec, SASRecSettings
 from sce.training.capture import CapturedSteps, StepResult
 from sce.training.device import same_bits
@@ -44,9 +47,11 @@ def train(
     clip_norm: float | None = None,
     row_wise: bool = False,
     loss: nn.Module | None = None,
+    backbone: str = "sasrec",
 ) -> list[torch.Tensor]:
     device = torch.device("cuda", torch.cuda.current_device())
-    model = SASRec(N_ITEMS, SASRecSettings(dim=16, dropout=0.3, max_length=20)).to(device).train()
+    shape: Any = BACKBONES[backbone].settings
+    model = shape(dim=16, dropout=0.3, max_length=20).build(N_ITEMS).to(device).train()
     settings = TrainingSettings(
         learning_rate=1e-2,
         precision=precision,  # type: ignore[arg-type]
@@ -92,6 +97,13 @@ def train(
     assert len(statistics) == (10 if isinstance(loss, ScalableCrossEntropy) else 0)
     weights = [parameter.detach().flatten() for parameter in model.parameters()]
     return [torch.stack(losses), *statistics, torch.cat(weights)]
+
+
+@pytest.mark.parametrize("backbone", ["ligr", "gru4rec", "bert4rec"])
+def test_a_recorded_step_of_another_backbone_is_the_step(backbone: str) -> None:
+    runs = [train(captured, "float32", backbone=backbone) for captured in (False, True)]
+    for eager, recorded in zip(*runs, strict=True):
+        torch.testing.assert_close(recorded, eager, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])

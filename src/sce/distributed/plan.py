@@ -40,7 +40,7 @@ def plan_ranks(job: Job, ranks: int) -> RankPlan:
     loss = job.build_loss(ROW_WISE)
     assert isinstance(loss, ScalableCrossEntropy)
     shape, dim, targets = job.shape, job.backbone.dim, round(job.shape.targets)
-    sizes = loss.named_sizes(job.items, targets)
+    sizes, events = loss.named_sizes(job.items, targets), job.batch * job.mean_events
     n_buckets, size_y = sizes["n_buckets"], sizes["bucket_size_y"]
     rows, places = -(-job.items // ranks), n_buckets * size_y
     candidates, away = n_candidates(size_y, ranks), (ranks - 1) / ranks
@@ -48,11 +48,11 @@ def plan_ranks(job: Job, ranks: int) -> RankPlan:
     # Rows and ids of what is looked up; keys of 8 bytes; gradients in float32.
     centre = dim * (2 if job.precision == "bf16" else 4)
     sends = {
-        "rows of histories": away * targets * (4 * dim + 4),
+        "rows of histories": away * events * (4 * dim + 4),
         "centres": (ranks - 1) * n_buckets * centre,
         "candidates": (ranks - 1) * n_buckets * (candidates + 1) * 8,
         "rows of buckets": away * places * (4 * dim + 4),
-        "gradients of rows": away * (places + targets) * 4 * dim,
+        "gradients of rows": away * (places + events) * 4 * dim,
         "gradients of the model": 2 * away * backbone * 4,
     }
     shard = 4 * rows * (dim + 1)

@@ -23,6 +23,8 @@ class Backbone(nn.Module):
     """Item embeddings, [items, d]: input of the model and, live, its output layer."""
     settings: Any
     """The settings that it was built from, a `BackboneSettings`."""
+    draws: bool = False
+    """Training draws targets out of all: see `draw`."""
     sparse_grad: bool = False
     """Give the catalogue a sparse gradient, of the rows that were looked up."""
 
@@ -39,6 +41,21 @@ class Backbone(nn.Module):
         padding need not be computed.
         """
         raise NotImplementedError
+
+    def inputs(self, histories: Tensor, targets: Tensor) -> Tensor:
+        """Return what `forward` is given in training, of histories and the items that came next."""
+        return histories
+
+    def draw(self, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Draw the targets of a step out of all, [b, l]; and what more `forward` is given then.
+
+        By torch's default generators, and without a sync. The others become `IGNORED`.
+        """
+        return targets, {}
+
+    def most_targets(self, lengths: Tensor) -> Tensor:
+        """Return how many targets `draw` leaves, at most, where there are so many."""
+        return lengths
 
     def encode(self, embedded: Tensor, lengths: Tensor) -> Tensor:
         """Return the hidden state after each history, [b, d]: what is exported.

@@ -162,10 +162,9 @@ def _fit(
         explained_errors(model, loss, compiled=settings.compile),
         sparse_gradients(model, loss, wanted=settings.row_wise),
     ):
-        data = summarize_data(
-            dataset.train, dataset.n_items, batch_size=settings.batch_size, max_length=max_length
-        )
-        sizes: Any = {"max_length": max_length, "device": device, "ranks": ranks.size}
+        sizes: Any = {"batch_size": settings.batch_size, "max_length": max_length}
+        data = summarize_data(dataset.train, dataset.n_items, **sizes, model=model)
+        sizes = {"max_length": max_length, "device": device, "ranks": ranks.size}
         for text in preflight(model, loss, dataset, data, settings, **sizes):
             if ranks.rank == 0:
                 warnings.warn(text, TrainingWarning, stacklevel=3)

@@ -80,7 +80,8 @@ def _about_future(model: nn.Module, dataset: PreparedDataset, max_length: int) -
     """Exchange the last event of a history: a state before it must not notice."""
     catalogue: Any = model.catalogue
     length = int(dataset.train.lengths.max(initial=0)) - 1
-    if _is_ours(model) or length < 2 or dataset.n_items < 2 or catalogue.is_meta:
+    masks = getattr(model, "draws", False)  # the targets that it is trained on
+    if masks or _is_ours(model) or length < 2 or dataset.n_items < 2 or catalogue.is_meta:
         return
     events = dataset.train[int(dataset.train.lengths.argmax())][: min(length, max_length, 32)]
     histories = torch.tensor(events.tolist(), device=catalogue.device).repeat(3, 1)

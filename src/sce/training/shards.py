@@ -27,7 +27,7 @@ from sce.training.checkpoint import Checkpointer, write_tensors
 from sce.training.run import MANIFEST, Run
 from sce.training.settings import TrainingSettings
 from sce.training.slices import SlicedStep, seeds_of_slice
-from sce.training.step import StepSeeds
+from sce.training.step import Batch, StepSeeds
 
 CATALOGUE = "catalogue"  # the parameter of a backbone
 
@@ -42,20 +42,20 @@ class ShardedStep(SlicedStep):
         model: Any = self.model
         model.sparse_grad = False  # all rows that were fetched have a gradient
         self._rows = torch.empty(0)  # of the step under way
-        self._prepared: tuple[Tensor, int, tuple[Any, ...]] | None = None  # the next batch
+        self._prepared: tuple[Tensor, int, Batch] | None = None  # the next batch
 
     def _move_slices(self, rows: Tensor, *others: Any) -> StepResult:
         self._rows = rows
         return super()._move_slices(rows, *others)
 
-    def _take(self, rows: Tensor, number: int) -> tuple[Any, ...]:
+    def _take(self, rows: Tensor, number: int) -> Batch:
         """Return a batch of the rows of a step, which may have been prepared."""
         prepared, self._prepared = self._prepared, None
         if prepared is not None and prepared[0] is rows and prepared[1] == number:
             return prepared[2]
         own = rows[number * self.batch_size :][: self.batch_size]
         empty = torch.empty(0, 1, dtype=torch.int64, device=self.device)
-        return self.batch(own) if len(own) else (empty, empty, (), True)
+        return self.batch(own) if len(own) else Batch(empty, empty, (), True)
 
     def _prepare(self, number: int) -> None:
         """Make the batch after this one, and have its sizes exchanged with those of this one."""
@@ -72,14 +72,16 @@ class ShardedStep(SlicedStep):
         self, rows: Tensor, seeds: StepSeeds, number: int, with_statistics: bool
     ) -> tuple[Tensor, Tensor | None]:
         self._seed(seeds_of_slice(seeds, number))
-        histories, targets, groups, _ = self._take(self._rows, number)
-        found = self.sharded.look_up(histories, targets, max_targets=self.mean_targets)
+        batch = self._take(self._rows, number)
+        histories = batch.histories
+        found = self.sharded.look_up(*batch[:2], max_targets=self.mean_targets)
         self._prepare(number)
+        targets, given = self._draw(batch)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             states = found.values.new_empty(0, 1, self.table.dim)
             if len(rows):
                 weights, places = {CATALOGUE: found.values}, found.places(histories)
-                states = functional_call(self.model, weights, (places,), {"length_groups": groups})
+                states = functional_call(self.model, weights, (places,), given)
             options: Any = {"generator": self.generator, "max_targets": self.mean_targets}
             if with_statistics:
                 options["count"] = count_buckets

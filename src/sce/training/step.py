@@ -90,10 +90,10 @@ class TrainingStep:
         self.statistics = loss.statistics if isinstance(loss, Loss) else ()
         self.generator = torch.Generator(device) if isinstance(loss, Loss) else None
         self._lengths_of_all = self._lengths(trainable_rows(sequences))
-        fullest = self._lengths_of_all.topk(min(self.batch_size, len(self._lengths_of_all)))
+        targets = self.targets(trainable_rows(sequences))
+        fullest = targets.topk(min(self.batch_size, len(targets)))
         self.max_targets = int(fullest.values.sum())
-        mean = float(self._lengths_of_all.double().mean())
-        self.mean_targets = round(len(fullest.values) * mean)
+        self.mean_targets = round(len(fullest.values) * float(targets.double().mean()))
         self._shares: list[float] | None = None  # of long rows, where all batches are cut alike
         self.fixed = settings.compile or captured
         if isinstance(model, Backbone) and (device.type == "cuda" or self.fixed):
@@ -132,10 +132,13 @@ class TrainingStep:
             width, groups = self.max_length if fixed else None, None
         if self.device.type == "cuda":
             rows = rows.pin_memory()  # the GPU then fetches them while the host goes on
-        made = training_batch(
+        histories, targets = training_batch(
             self.sequences, rows, max_length=width or self.max_length, pad_to=width
         )
-        histories, targets = (one.to(self.device, non_blocking=True) for one in made)
+        if isinstance(self.model, Backbone):
+            histories = self.model.inputs(histories, targets)
+        histories = histories.to(self.device, non_blocking=True)
+        targets = targets.to(self.device, non_blocking=True)
         return Batch(histories, targets, groups, fixed=width is not None)
 
     def on_capture_stream(self, work: Callable[[], T]) -> T:
@@ -160,10 +163,15 @@ class TrainingStep:
         if not captured:
             return None  # counting is cheaper than padding
         step = math.ceil(_BOUND * self.mean_targets)
-        return min(self.max_targets, -(-int(self._lengths(rows).sum()) // step) * step)
+        return min(self.max_targets, -(-int(self.targets(rows).sum()) // step) * step)
+
+    def targets(self, rows: Tensor) -> Tensor:
+        """Number of targets of each sequence, or the most where they are drawn."""
+        lengths = self._lengths(rows)
+        return self.model.most_targets(lengths) if isinstance(self.model, Backbone) else lengths
 
     def _lengths(self, rows: Tensor) -> Tensor:
-        """Number of targets of each sequence."""
+        """Length of each history."""
         return (self.sequences.lengths[rows] - 1).clamp(min=0, max=self.max_length)
 
     def _move_captured(
@@ -188,14 +196,10 @@ class TrainingStep:
         whole = batch.fixed and len(batch.histories) == self.batch_size
         if whole and self.compiled_model is not None:  # has a len() of its own in older torch
             model = self.compiled_model
-        groups, statistics = batch.length_groups, None
-        given = {} if groups is None else {"length_groups": groups}
+        (targets, given), statistics = self._draw(batch), None
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
-            inputs = (
-                model(batch.histories, **given),
-                cast("Any", self.model.catalogue),
-                batch.targets,
-            )
+            states, catalogue = model(batch.histories, **given), cast("Any", self.model.catalogue)
+            inputs = states, catalogue, targets
             options: dict[str, Any] = {}
             if isinstance(self.loss, Loss):
                 options = {"generator": self.generator, "max_targets": max_targets}
@@ -210,6 +214,13 @@ class TrainingStep:
         if not loss.requires_grad:
             raise InputError("the loss depends on no parameter: was it detached from its graph?")
         return loss, statistics
+
+    def _draw(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
+        """Return the targets of a step, and what the model is given with the histories."""
+        if not isinstance(self.model, Backbone):
+            return batch.targets, {}
+        targets, given = self.model.draw(batch.targets)
+        return targets, given | {"length_groups": batch.length_groups}
 
     def _update(self) -> None:
         if self.clip_norm is not None:

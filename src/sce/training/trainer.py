@@ -268,8 +268,7 @@ class Trainer:
         size = self.settings.step_size
         generator = torch.Generator().manual_seed(seed)
         order = self.rows[torch.randperm(len(self.rows), generator=generator)]
-        lengths = (self.step.sequences.lengths[order] - 1).clamp(max=self.step.max_length)
-        return order.split(size), [int(part.sum()) for part in lengths.split(size)]
+        return order.split(size), [int(part.sum()) for part in self.step.targets(order).split(size)]
 
     def measure(self, ranker: Any, split: Literal["validation", "test"]) -> Measured:
         """Evaluate a model or a baseline, on all test users or the sample for validation."""
