@@ -216,6 +216,9 @@ def predict(job: Job, name: str) -> Prediction:
     states = 4 * computed * shape.dim
     half = job.precision == "bf16"
     activations = model.activation_bytes(job.batch, computed, half=half)
+    pairs = sum(count * width**2 for count, width in job.length_groups)
+    kept, taken = (each * pairs for each in model.pair_bytes(half=half))
+    activations += kept
     activations += shape.state_bytes - states  # padded to one batch again
     freed = min(0, memory.backward)
     # Gradients of weights, activations, and what the loss takes.
@@ -224,7 +227,7 @@ def predict(job: Job, name: str) -> Prediction:
         "loss backward": (gradient, activations + freed, memory.backward - freed),
         "model backward": (
             gradient + others,
-            activations + model.backward_bytes(computed, half=half),
+            activations + model.backward_bytes(computed, half=half) + taken,
             0,
         ),
     }
@@ -235,8 +238,9 @@ def predict(job: Job, name: str) -> Prediction:
         entries = math.ceil(rows) + computed
         moments["embedding"] = (others + 2 * entries * (4 * shape.dim + 8), 0, 0)
         moments["update"] = (others + update_bytes(entries, shape.dim), 0, 0)
-    data = 4 * job.events + 8 * (job.users + 1) if job.events else 0
-    other = _WORKSPACE + data + 2 * 8 * shape.positions
+    event = 8 if model.uses_times else 4  # bytes: an item, and its time
+    data = event * job.events + 8 * (job.users + 1) if job.events else 0
+    other = _WORKSPACE + data + (2 * 8 + event - 4) * shape.positions
     found = [
         Prediction(moment, weights + state + gradients, active, loss, other)
         for moment, (gradients, active, loss) in moments.items()

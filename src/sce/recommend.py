@@ -39,7 +39,7 @@ from sce.evaluation.queries import (
     rank_queries,
     rank_similar,
 )
-from sce.evaluation.ranking import Ranker, check_depth, check_memory, largest_norm
+from sce.evaluation.ranking import Ranker, check_depth, check_memory, largest_norm, uses_times
 from sce.memory import require_memory
 from sce.models.registry import BACKBONES
 from sce.requests import SIMILAR, Listed, Recommendations, list_ids, read_filter, read_requests
@@ -163,7 +163,7 @@ class Recommender:
                 items and, unless the rows are in order, of times, by their usual names or those
                 that `prepare` was given; ids and times are read as there. Of a history longer than
                 the model takes, the last events count, but all are left out of the result. A
-                `Request` instead of a sequence has wishes of its own.
+                `Request` instead of a sequence has wishes of its own, and may have times.
             k: Items for each; there are fewer where no more are left.
             keep_seen: Recommend items of the history too.
             allow: Ids of items: only these are recommended, and no others are scored where they
@@ -177,8 +177,10 @@ class Recommender:
         """
         users, backend = None, cast("Any", "polars")
         if hasattr(histories, "columns"):
-            by_user, backend = histories_of(histories, self.columns)
-            users, histories = list_ids(list(by_user), "users"), by_user.values()
+            timed = uses_times(self.model)
+            by_user, times, backend = histories_of(histories, self.columns, timed=timed)
+            users = list_ids(list(by_user), "users")
+            histories = [Request(one, times=times.get(user)) for user, one in by_user.items()]
         options: dict[str, Any] = {"allow": allow, "block": block, "batch_size": batch_size}
         ranked = self.stream(histories, k, keep_seen=keep_seen, **options)
         found = Recommendations(ranked, users, backend)
@@ -256,6 +258,10 @@ class Recommender:
                 codes = dataset.all_users.lookup(ids)
                 known = dataset.histories(codes)
                 queries = [Query(events, k, keep_seen) for events in known]
+                if uses_times(self.model):
+                    times = dataset.histories(codes, "times")
+                    pairs = zip(queries, times, strict=True)
+                    queries = [query._replace(times=some) for query, some in pairs]
                 found = counted._rank(queries, among, batch_size)
                 for user, code, one, events in zip(ids, codes, found, known, strict=True):
                     answer = Recommended(**one, known=len(events), asked=k)

@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sce.data.columns import ITEM, USER
+from sce.data.prepared import since_first
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, InputWarning, allowed, checked, fits, named, show_value
 from sce.evaluation.queries import ItemFilter, Query
 from sce.evaluation.ranking import check_depth
+from sce.serving.engine import check_times
 from sce.units import plural
 
 Id = int | str
@@ -35,6 +37,9 @@ class Request:
     """Recommend only these items, of those that all histories may get."""
     block: Listed = None
     """Recommend none of these items, nor of those that no history gets."""
+    times: Sequence[int] | None = None
+    """Seconds of each event, since any moment, for a model that uses times; by default all events
+    are of one moment. What is asked for comes right after the last."""
     where: str = ""
     """Where it was read, for messages."""
 
@@ -61,6 +66,8 @@ def read_requests(
             if one.k is not None:
                 check_depth(one.k, len(item_ids))
             listed.append(list_ids(one.history, "history"))
+            if one.times is not None:
+                check_times(one.times, listed[-1])
             for name in ("allow", "block"):
                 some = getattr(one, name)
                 listed.append([] if some is None else list_ids(some, name, ordered=False))
@@ -78,12 +85,14 @@ def read_requests(
     read = []
     for place, one in zip(range(0, len(listed), len(_LISTS)), requests, strict=True):
         history, allow, block = known[place : place + len(_LISTS)]
+        times = None if one.times is None else since_first(one.times)[codes[place] >= 0]
         query = Query(
             history,
             k if one.k is None else one.k,
             keep_seen if one.keep_seen is None else one.keep_seen,
             None if one.allow is None else allow,
             block,
+            times,
         )
         read.append(Read(query, unknown[place], unknown[place + 1] + unknown[place + 2]))
     return read

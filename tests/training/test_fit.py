@@ -336,7 +336,8 @@ def test_the_device_holds_no_dataset_that_does_not_fit(
     placed = []
     place = DeviceSequences.place
 
-    def remember(sequences: Any, device: Any) -> Any:
+    def remember(sequences: Any, device: Any, *, times: bool) -> Any:
+        assert not times
         placed.append(str(device))
         return place(sequences, "cpu")
 

@@ -12,7 +12,7 @@ from sce.errors import InputError, needing
 from sce.recommend import Recommended, Recommender, Request
 from sce.requests import Id, list_ids
 
-_MEMBERS = {"user_id", "history", "k", "keep_seen", "allow", "block"}
+_MEMBERS = {"user_id", "history", "k", "keep_seen", "allow", "block", "times"}
 
 
 def read_items(path: Path | None, option: str, column: str | None = None) -> list[Id] | None:

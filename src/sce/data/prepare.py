@@ -257,7 +257,8 @@ def _divide(
     everyone = parts.copy()
     keep_active_parts(parts, pairs, **filters, report=steps.append)
     report(f"splitting {sum(map(len, parts)):,} interactions")
-    sequences = divide(parts, **temporal, everyone=everyone, directory=directory)
+    kept: Any = {"everyone": everyone, "directory": directory, "times": order["by"] == "time"}
+    sequences = divide(parts, **temporal, **kept)
     return sequences, {"settings": settings, "steps": steps, "order": order}
 
 

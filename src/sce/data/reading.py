@@ -217,6 +217,13 @@ def read_frame(table: Any, given: Columns, drop_incomplete: bool | None = None) 
     return complete_rows(where, FORMATS["parquet"], columns, pl.DataFrame(raw), drop_incomplete)
 
 
+def seconds_of(rows: pl.DataFrame) -> list[int]:
+    """Times of rows that were read, in seconds, rounded down."""
+    ticks = to_ticks(rows[TIME])
+    found: list[int] = (ticks.to_microseconds(ticks.values) // 10**6).tolist()
+    return found
+
+
 def complete_rows(
     path: Path,
     fmt: Format,

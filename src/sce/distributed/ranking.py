@@ -18,6 +18,7 @@ from sce.evaluation.ranking import (
     last_states,
     pack_keys,
     top_k,
+    uses_times,
 )
 from sce.models.base import Backbone
 
@@ -43,26 +44,27 @@ class ShardedRanker:
     ) -> Metrics:
         """Return what `sce.evaluate` does; all ranks call it, and each ranks for some users."""
         ranks, norm = self.table.ranks, largest_norm(self.table.shard.detach())
-        tally = Tally(dataset, split, KS, self.model.max_length, ranks.device)
+        given = KS, self.model.max_length, ranks.device
+        tally = Tally(dataset, split, *given, times=uses_times(self.model))
 
-        def rank(histories: Tensor, seen: SeenItems) -> Tensor:
-            states = self._states(histories)
+        def rank(histories: Tensor, seen: SeenItems, times: Tensor | None) -> Tensor:
+            states = self._states(histories, times)
             return sharded_top_k(states, self.table, max(KS), seen=seen, norm=norm).items
 
         with evaluating(self.model), torch.no_grad():
             tally.count(rank, batch_size, progress, ranks.rank, ranks.size)
         return tally.metrics(self._add_up(tally))
 
-    def _states(self, histories: Tensor) -> Tensor:
+    def _states(self, histories: Tensor, times: Tensor | None) -> Tensor:
         rows = self.table.look_up(histories)
         if not len(histories):
             return rows.values.new_empty(0, self.table.dim)
 
-        def model(given: Tensor) -> Tensor:
-            states: Tensor = functional_call(self.model, {"catalogue": rows.values}, given)
+        def model(given: Tensor, **more: Tensor) -> Tensor:
+            states: Tensor = functional_call(self.model, {"catalogue": rows.values}, given, more)
             return states
 
-        return last_states(model, rows.places(histories), self.model.max_length)
+        return last_states(model, rows.places(histories), self.model.max_length, times)
 
     def _add_up(self, tally: Tally) -> list[int]:
         """Give a tally the counts of all ranks; return how many items any of them recommended."""

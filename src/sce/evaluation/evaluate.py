@@ -14,7 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sce.data.batches import DeviceSequences, Ragged, SeenItems, history_batch, seen_items
+from sce.data.batches import (
+    DeviceSequences,
+    Ragged,
+    SeenItems,
+    event_times,
+    history_batch,
+    seen_items,
+)
 from sce.errors import InputError, checked, named
 from sce.evaluation.metrics import METRICS, RankCounts
 from sce.evaluation.ranking import (
@@ -25,11 +32,13 @@ from sce.evaluation.ranking import (
     last_states,
     longest_history,
     top_k,
+    uses_times,
 )
 from sce.units import plural
 
 Split = Literal["validation", "test"]
-Rank = Callable[[Tensor, SeenItems], Tensor]  # of histories [b, l] and what was seen: items [b, k]
+# Of histories [b, l], what was seen, and times: items [b, k].
+Rank = Callable[[Tensor, SeenItems, Tensor | None], Tensor]
 Progress = Callable[[int], None] | None
 KS = (1, 5, 10, 20, 50)
 HELD_OUT = {"validation": 2, "test": 1}  # events at the end that the history must not contain
@@ -111,11 +120,12 @@ def evaluate(
     ks = KS if ks is None else ks
     catalogue = model.catalogue.detach()
     max_length = longest_history(model) if max_length is None else max_length
-    tally = Tally(dataset, split, ks, max_length, catalogue.device)
+    given = ks, max_length, catalogue.device
+    tally = Tally(dataset, split, *given, times=uses_times(model))
     norm = largest_norm(catalogue)
 
-    def rank(histories: Tensor, seen: SeenItems) -> Tensor:
-        states = last_states(model, histories, max_length)
+    def rank(histories: Tensor, seen: SeenItems, times: Tensor | None) -> Tensor:
+        states = last_states(model, histories, max_length, times)
         return top_k(states, catalogue, max(ks), seen=None if keep_seen else seen, norm=norm).items
 
     with evaluating(model), torch.no_grad():
@@ -133,8 +143,10 @@ class Tally:
         ks: Sequence[int],
         max_length: int | None,
         device: torch.device,
+        *,
+        times: bool,
     ) -> None:
-        self.sequences = DeviceSequences.place(dataset.test, device)
+        self.sequences = DeviceSequences.place(dataset.test, device, times=times)
         self.held_out, self.n_items, self.users = HELD_OUT[split], dataset.n_items, 0
         self.longest = int(self.sequences.lengths.max()) if max_length is None else max_length
         self.ks, self.depth = tuple(ks), max(ks)
@@ -154,9 +166,11 @@ class Tally:
         batches = by_length.split(batch_size)
         for first in range(0, len(batches), of):
             users = (*batches[first:], *[by_length[:0]] * of)[number]
-            batch = history_batch(given, users, max_length=self.longest, held_out=held_out)
+            options = {"max_length": self.longest, "held_out": held_out}
+            batch = history_batch(given, users, **options)
+            times = event_times(given, users, **options, width=batch.histories.shape[1])
             targets, seen = batch.targets, seen_items(given, users, held_out=held_out)
-            items = rank(batch.histories, seen)
+            items = rank(batch.histories, seen, times)
             hits = items == targets[:, None]
             ranks = torch.where(hits.any(1), hits.int().argmax(1), self.depth)
             self.at_rank.index_add_(0, ranks, torch.ones_like(ranks))

@@ -7,7 +7,7 @@ are but candidates, which are scored once more. Equal scores are ordered by item
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -106,13 +106,19 @@ def longest_history(model: object) -> int | None:
     return most
 
 
+def uses_times(model: object) -> bool:
+    """True for a model that is given the times of events: see `Backbone.uses_times`."""
+    return bool(getattr(model, "uses_times", False))
+
+
 def last_states(
-    model: Callable[[Tensor], Tensor], histories: Tensor, max_length: int | None
+    model: Callable[..., Tensor], histories: Tensor, max_length: int | None, times: Any = None
 ) -> Tensor:
     """Return the hidden state after each history [b, l], with the same bits in any batch.
 
     Products of another shape are computed in another order: each history is computed in a width
     that follows from its own length (at most `max_length`), and with a fixed number of others.
+    `times` [b, l + 1] are for a model that uses them.
     """
     lengths = (histories != PADDING).sum(1)
     widths = lengths.clamp(min=1)
@@ -126,7 +132,11 @@ def last_states(
             numbers = torch.arange(at_once, device=rows.device)
             given = histories[rows[numbers % len(rows)], :width]
             given = nn.functional.pad(given, (0, width - given.shape[1]), value=PADDING)
-            states = model(given)
+            more = {}
+            if times is not None:
+                known = times[rows[numbers % len(rows)], : width + 1]
+                more = {"times": nn.functional.pad(known, (0, width + 1 - known.shape[1]))}
+            states = model(given, **more)
             shape = list(getattr(states, "shape", ()))
             if len(shape) != 3 or shape[:2] != list(given.shape):
                 raise InputError(

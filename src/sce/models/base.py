@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from sce.data.batches import PADDING
 from sce.data.length_groups import LengthGroups
 from sce.errors import InputError
+from sce.models.packing import cut, pack
 
 
 class Backbone(nn.Module):
@@ -32,6 +33,15 @@ class Backbone(nn.Module):
     def max_length(self) -> int:
         """Maximum history length."""
         return int(self.settings.max_length)
+
+    @property
+    def uses_times(self) -> bool:
+        """True if `forward` and `encode` are given `times`, int32 [b, l + 1].
+
+        Those of the events, in seconds, and behind the last of them that of the next event, or of
+        the moment that is asked about; where there is neither they are arbitrary.
+        """
+        return False
 
     def forward(self, histories: Tensor, length_groups: LengthGroups | None = None) -> Tensor:
         """Return the hidden states [b, l, d]; the one at a position predicts the item after it.
@@ -79,6 +89,14 @@ class Backbone(nn.Module):
         """
         raise NotImplementedError
 
+    def pair_bytes(self, *, half: bool) -> tuple[float, float]:
+        """Return bytes for each two positions of a history, of a model that stores such matrices.
+
+        Those that are kept for the backward pass besides `activation_bytes`, and those that it
+        takes while it computes one block.
+        """
+        return 0.0, 0.0
+
     def backward_bytes(self, positions: int, *, half: bool) -> float:
         """Return the bytes that the backward pass of a layer takes beyond those that were kept."""
         return 4.0 * positions * self.catalogue.shape[1]  # gradients before and behind the layer
@@ -107,6 +125,19 @@ class Backbone(nn.Module):
         real = (histories != PADDING).int()
         if (real.diff(dim=1) > 0).any():
             raise InputError("this model takes histories padded on the right, without gaps")
+
+    def embed(self, histories: Tensor, groups: LengthGroups) -> Tensor:
+        """Return rows of the catalogue at the positions of all groups, [n, d]; at padding any.
+
+        Where an event follows padding, or is outside of its group, the index is out of bounds.
+        """
+        real = histories != PADDING
+        events = real.sum(1, keepdim=True)
+        inside = torch.cat([each.sum(1, keepdim=True) for each in cut(real, groups)])
+        columns = torch.arange(histories.shape[1], device=histories.device)
+        wrong = (real & (columns >= events)) | (inside < events)
+        items = torch.where(real, histories, 0) + wrong * len(self.catalogue)
+        return self.look_up(pack(items, groups))
 
     def look_up(self, items: Tensor) -> Tensor:
         """Return rows of the catalogue, whose gradient is sparse where `sparse_grad` says so."""

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from sce.models.base import Backbone, BackboneSettings
 from sce.models.bert4rec import BERT4Rec, BERT4RecSettings
 from sce.models.gru4rec import GRU4Rec, GRU4RecSettings
+from sce.models.hstu import HSTU, HSTUSettings
 from sce.models.ligr import LiGR, LiGRSettings
 from sce.models.sasrec import SASRec, SASRecSettings
 
@@ -27,5 +28,6 @@ BACKBONES: dict[str, BackboneEntry] = {
     "bert4rec": BackboneEntry(
         BERT4RecSettings, BERT4Rec, "BERT4Rec", "transformer both ways, masked items"
     ),
+    "hstu": BackboneEntry(HSTUSettings, HSTU, "HSTU", "pointwise attention, knows times"),
 }
 DEFAULT_BACKBONE = "sasrec"

@@ -181,8 +181,8 @@ class Transformer(Backbone):
         for weight in (self.catalogue, self.positions):
             nn.init.xavier_uniform_(weight, generator=generator)
         for block in self.blocks:
-            assert isinstance(block, Block)
-            block.initialise(generator)
+            each: Any = block
+            each.initialise(generator)
 
     def activation_bytes(self, sequences: int, positions: int, *, half: bool) -> float:
         """Return the bytes that are kept for the backward pass, with the hidden states."""

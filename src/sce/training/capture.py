@@ -30,8 +30,7 @@ class StepResult(NamedTuple):
 
 class _Graph(NamedTuple):
     graph: torch.cuda.CUDAGraph
-    histories: Tensor
-    targets: Tensor
+    inputs: tuple[Tensor, ...]
     result: StepResult
 
 
@@ -46,7 +45,7 @@ class CapturedSteps:
 
     def __init__(
         self,
-        step: Callable[[Tensor, Tensor, bool, int | None], StepResult],
+        step: Callable[[tuple[Tensor, ...], bool, int | None], StepResult],
         device: torch.device,
         generators: Sequence[torch.Generator] = (),
     ) -> None:
@@ -58,24 +57,23 @@ class CapturedSteps:
 
     def __call__(
         self,
-        histories: Tensor,
-        targets: Tensor,
+        inputs: tuple[Tensor, ...],
         with_statistics: bool,
         max_targets: int | None = None,
     ) -> StepResult:
         """Do a step, and return its loss and statistics, on the device."""
-        kind = histories.shape, with_statistics, max_targets
+        kind = inputs[0].shape, with_statistics, max_targets
         captured = self._graphs.get(kind)
         if captured is None:
             calls = self._calls[kind] = self._calls.get(kind, 0) + 1
             if calls <= (_WARM_UP_AGAIN if self._graphs else _WARM_UP):
                 return self.on_capture_stream(
-                    lambda: self._step(histories, targets, with_statistics, max_targets)
+                    lambda: self._step(inputs, with_statistics, max_targets)
                 )
-            captured = self._capture(histories, targets, with_statistics, max_targets)
+            captured = self._capture(inputs, with_statistics, max_targets)
             self._graphs[kind] = captured
-        captured.histories.copy_(histories)
-        captured.targets.copy_(targets)
+        for held, given in zip(captured.inputs, inputs, strict=True):
+            held.copy_(given)
         captured.graph.replay()
         loss, statistics = captured.result
         return StepResult(loss.clone(), None if statistics is None else statistics.clone())
@@ -90,19 +88,19 @@ class CapturedSteps:
         return found
 
     def _capture(
-        self, histories: Tensor, targets: Tensor, with_statistics: bool, max_targets: int | None
+        self, given: tuple[Tensor, ...], with_statistics: bool, max_targets: int | None
     ) -> _Graph:
         if max_targets is not None and all(max_targets > (kind[2] or 0) for kind in self._graphs):
             # The blocks of smaller graphs have no room for it, while they would fit into its own.
             self._graphs.clear()
             self._pool = torch.cuda.graph_pool_handle()
-        inputs = histories.clone(), targets.clone()
+        inputs = tuple(each.clone() for each in given)
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             graph.register_generator_state(generator)
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            result = self._step(*inputs, with_statistics, max_targets)
-        return _Graph(graph, *inputs, result)
+            result = self._step(inputs, with_statistics, max_targets)
+        return _Graph(graph, inputs, result)
 
 
 @cache

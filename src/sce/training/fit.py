@@ -3,7 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -15,7 +15,7 @@ from sce.data.prepared import PreparedDataset
 from sce.distributed.ranks import Ranks, in_torchrun, start_ranks, was_started
 from sce.distributed.table import ShardedTable
 from sce.errors import InputError, TrainingWarning, check_types, named, show_value
-from sce.evaluation.ranking import longest_history
+from sce.evaluation.ranking import longest_history, uses_times
 from sce.losses import LOSSES, Loss, ScalableCrossEntropy
 from sce.models.registry import BACKBONES
 from sce.planning import summarize_data
@@ -112,6 +112,8 @@ def fit(
     settings = TrainingSettings() if settings is None else settings
     _check_arguments(model, loss, dataset, settings)
     check_types(given, get_type_hints(fit))
+    if not uses_times(model):
+        dataset = replace(dataset, times_hash="")  # other times are then no other dataset
     if out is not None and was_started(out):
         resume, force = True, False
     described = {"model": describe_model(model), "loss": {}, "training": asdict(settings)}
@@ -192,7 +194,7 @@ def _build(
     table: nn.Parameter | None = None
     if settings.row_wise:
         table = row_wise_table(model, loss) if sharded is None else sharded.shard
-    sequences = _place(dataset, device)
+    sequences = _place(dataset, device, times=uses_times(model))
     model.to(device)
     module = loss.to(device) if isinstance(loss, nn.Module) else None
     captured = _can_capture(model, loss, settings, device)
@@ -303,11 +305,13 @@ def _takes_three(loss: object) -> bool:
     return True
 
 
-def _place(dataset: PreparedDataset, device: torch.device) -> DeviceSequences:
+def _place(
+    dataset: PreparedDataset, device: torch.device, *, times: bool = False
+) -> DeviceSequences:
     """Put the training sequences where the model is, if they leave it most of the memory."""
     free = free_memory(device)
-    fits = free is None or dataset.train.items.nbytes < free // 4
-    return DeviceSequences.place(dataset.train, device if fits else "cpu")
+    fits = free is None or (1 + times) * dataset.train.items.nbytes < free // 4
+    return DeviceSequences.place(dataset.train, device if fits else "cpu", times=times)
 
 
 def _can_capture(

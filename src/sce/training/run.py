@@ -72,6 +72,7 @@ MANIFEST = Manifest(
             "n_items": int,
             "split?": str,
             "columns?": {role + "?": str for role in Columns._fields},
+            "times?": str,
         },
         "item_ids": str,
         "no_weights?": str,
@@ -106,6 +107,16 @@ class DatasetInfo:
     n_items: int
     split: str = ""  # in words
     columns: Mapping[str, str] = field(default_factory=dict)  # of the log, that were named
+    times: str = ""  # hash of the times, if the model uses them
+
+    def check_times(self, dataset: PreparedDataset) -> None:
+        """Refuse a dataset of the same content that has other times, or none."""
+        if self.times not in ("", dataset.times_hash):
+            raise InputError(
+                f"the run was trained with times of events, and {dataset.path} has "
+                f"{'other times' if dataset.times_hash else 'none'}; give the dataset that it was "
+                "trained on"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,6 +223,7 @@ class Run:
                 f"{self.dataset.content_hash[:12]}, and {place} has content "
                 f"{dataset.content_hash[:12]}: not the same dataset; give the former"
             )
+        self.dataset.check_times(dataset)
         if len(dataset.item_ids) < len(self.item_ids):  # by sce add-items, or of an earlier run
             return dataset.with_items(self.item_ids, self.titles)
         return dataset

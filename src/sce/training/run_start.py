@@ -153,7 +153,7 @@ def start_run(
         items = Items(dataset.item_ids, dataset.titles, counts)
         files = {file.name: describe_file(file) for file in items.write(directory)}
         about = str(dataset.path.resolve()), dataset.content_hash, dataset.n_items, dataset.split
-        info = DatasetInfo(*about, dataset.settings.get("columns", {}))
+        info = DatasetInfo(*about, dataset.settings.get("columns", {}), dataset.times_hash)
         free = (*_FREE, "training.epochs")
         fixed = {name: value for name, value in _flatten(config).items() if name not in free}
         manifest = {
@@ -190,6 +190,7 @@ def check_resumable(
             f"{path} was trained on a dataset with content {content[:12]}, and {dataset.path} has "
             f"content {dataset.content_hash[:12]}: resume with the former"
         )
+    DatasetInfo(**manifest["dataset"]).check_times(dataset)
     if (has := manifest["dataset"]["n_items"]) != dataset.n_items:
         raise InputError(
             f"{path} has {plural(has, 'item')}, also those of the run that it went on from, and "

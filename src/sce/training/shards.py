@@ -66,7 +66,8 @@ class ShardedStep(SlicedStep):
         if rows is not None:
             batch = self._take(rows, number)
             self._prepared = rows, number, batch
-            self.sharded.expect(*batch[:2], max_targets=self.mean_targets)
+            given = batch.histories, batch.targets
+            self.sharded.expect(*given, max_targets=self.mean_targets)
 
     def _total(
         self, rows: Tensor, seeds: StepSeeds, number: int, with_statistics: bool
@@ -74,9 +75,9 @@ class ShardedStep(SlicedStep):
         self._seed(seeds_of_slice(seeds, number))
         batch = self._take(self._rows, number)
         histories = batch.histories
-        found = self.sharded.look_up(*batch[:2], max_targets=self.mean_targets)
+        found = self.sharded.look_up(histories, batch.targets, max_targets=self.mean_targets)
         self._prepare(number)
-        targets, given = self._draw(batch)
+        targets, given = self.draw(batch)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             states = found.values.new_empty(0, 1, self.table.dim)
             if len(rows):

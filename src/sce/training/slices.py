@@ -110,7 +110,7 @@ class SlicedStep(TrainingStep):
         if not (self.draws and len(rows)):
             return int(self.targets(rows).sum())
         self._seed(seeds_of_slice(seeds, number))
-        return int((self._draw(self.batch(rows))[0] != IGNORED).sum())
+        return int((self.draw(self.batch(rows))[0] != IGNORED).sum())
 
     def _count_placed(self, slices: list[Tensor], seeds: StepSeeds) -> int:
         """The states that are in any bucket: known after a pass over all batches."""

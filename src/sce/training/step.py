@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sce.data.batches import DeviceSequences, trainable_rows, training_batch
+from sce.data.batches import DeviceSequences, event_times, trainable_rows, training_batch
 from sce.data.length_groups import (
     LengthGroups,
     fits,
@@ -50,6 +50,19 @@ class Batch(NamedTuple):
     targets: Tensor  # [b, l]
     length_groups: LengthGroups | None  # for a backbone of ours
     fixed: bool  # its shape is one of few: it can be compiled and captured
+    times: Tensor | None = None  # [b, l + 1], for a model that uses them
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What differs from batch to batch of one shape."""
+        known = self.histories, self.targets
+        return known if self.times is None else (*known, self.times)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the model is given beside histories."""
+        given = {"length_groups": self.length_groups, "times": self.times}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 class TrainingStep:
@@ -114,7 +127,7 @@ class TrainingStep:
         captured = self._captured is not None and batch.fixed and len(rows) == self.batch_size
         max_targets = self._max_targets(rows, captured)
         if self._captured is not None and captured:
-            return self._captured(batch.histories, batch.targets, with_statistics, max_targets)
+            return self._captured(batch.tensors, with_statistics, max_targets)
         with plain_products(self.device, self.precision):
             return self.on_capture_stream(lambda: self._move(batch, with_statistics, max_targets))
 
@@ -132,14 +145,17 @@ class TrainingStep:
             width, groups = self.max_length if fixed else None, None
         if self.device.type == "cuda":
             rows = rows.pin_memory()  # the GPU then fetches them while the host goes on
-        histories, targets = training_batch(
-            self.sequences, rows, max_length=width or self.max_length, pad_to=width
-        )
+        longest = width or self.max_length
+        histories, targets = training_batch(self.sequences, rows, max_length=longest, pad_to=width)
+        options = {"max_length": longest, "width": histories.shape[1]}
+        times = event_times(self.sequences, rows, **options)
         if isinstance(self.model, Backbone):
             histories = self.model.inputs(histories, targets)
-        histories = histories.to(self.device, non_blocking=True)
-        targets = targets.to(self.device, non_blocking=True)
-        return Batch(histories, targets, groups, fixed=width is not None)
+        if histories.device != self.device:
+            histories = histories.to(self.device, non_blocking=True)
+            targets = targets.to(self.device, non_blocking=True)
+            times = times if times is None else times.to(self.device, non_blocking=True)
+        return Batch(histories, targets, groups, width is not None, times)
 
     def on_capture_stream(self, work: Callable[[], T]) -> T:
         """Run something else where steps run: workspaces kept for a stream then serve both."""
@@ -175,10 +191,12 @@ class TrainingStep:
         return (self.sequences.lengths[rows] - 1).clamp(min=0, max=self.max_length)
 
     def _move_captured(
-        self, histories: Tensor, targets: Tensor, with_statistics: bool, max_targets: int | None
+        self, inputs: tuple[Tensor, ...], with_statistics: bool, max_targets: int | None
     ) -> StepResult:
+        histories, targets, *times = inputs
         groups = self._groups_for_all(len(histories))
-        return self._move(Batch(histories, targets, groups, True), with_statistics, max_targets)
+        batch = Batch(histories, targets, groups, True, *times)
+        return self._move(batch, with_statistics, max_targets)
 
     def _move(self, batch: Batch, with_statistics: bool, max_targets: int | None) -> StepResult:
         """Forward, backward, and the update."""
@@ -196,7 +214,7 @@ class TrainingStep:
         whole = batch.fixed and len(batch.histories) == self.batch_size
         if whole and self.compiled_model is not None:  # has a len() of its own in older torch
             model = self.compiled_model
-        (targets, given), statistics = self._draw(batch), None
+        (targets, given), statistics = self.draw(batch), None
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             states, catalogue = model(batch.histories, **given), cast("Any", self.model.catalogue)
             inputs = states, catalogue, targets
@@ -215,12 +233,12 @@ class TrainingStep:
             raise InputError("the loss depends on no parameter: was it detached from its graph?")
         return loss, statistics
 
-    def _draw(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
+    def draw(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
         """Return the targets of a step, and what the model is given with the histories."""
         if not isinstance(self.model, Backbone):
-            return batch.targets, {}
+            return batch.targets, batch.options
         targets, given = self.model.draw(batch.targets)
-        return targets, given | {"length_groups": batch.length_groups}
+        return targets, given | batch.options
 
     def _update(self) -> None:
         if self.clip_norm is not None:

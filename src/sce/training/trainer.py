@@ -365,6 +365,7 @@ def _sample_users(dataset: PreparedDataset, count: int | None) -> PreparedDatase
     if count is None or count >= len(test):
         return dataset
     rows = np.sort(np.random.default_rng(0).choice(len(test), count, replace=False))
-    parts = [test.items[test.offsets[row] : test.offsets[row + 1]] for row in rows]
-    offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-    return replace(dataset, test=Sequences(np.concatenate(parts), offsets, test.users[rows]))
+    events = [np.arange(*test.offsets[row : row + 2]) for row in rows]
+    offsets, chosen = np.cumsum([0, *map(len, events)], dtype=np.int64), np.concatenate(events)
+    times = None if test.times is None else test.times[chosen]
+    return replace(dataset, test=Sequences(test.items[chosen], offsets, test.users[rows], times))
