@@ -89,7 +89,8 @@ def split(words: Tensor, length: int) -> tuple[Tensor, Tensor]:
     pieces = words[: len(words) // (length + 1) * (length + 1)].reshape(-1, length + 1)
     held_out = torch.arange(len(pieces)) % EVERY == EVERY // 2
     if not held_out.any():
-        raise InputError(f"the text has {len(words):,} words; with {length=} give at least 100 ×")
+        least = EVERY * (length + 1)
+        raise InputError(f"the text has {len(words):,} words: give {least:,}, or a shorter length")
     return pieces[~held_out].flatten(), pieces[held_out]
 
 
@@ -290,4 +291,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (InputError, OSError) as error:
+        raise SystemExit(f"error: {error}") from None

@@ -163,4 +163,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (InputError, OSError) as error:
+        raise SystemExit(f"error: {error}") from None
