@@ -243,7 +243,11 @@ def train(args: argparse.Namespace, name: str, words: Tensor, n_words: int) -> I
                 "ms a step": round(1000 * seconds / max(1, step - 1), 2),
                 "words": n_words,
                 "device": _device_name(words.device),
-                **{k: v for k, v in vars(args).items() if isinstance(v, int | float)},
+                **{
+                    k: v
+                    for k, v in vars(args).items()
+                    if isinstance(v, int | float) and v < math.inf
+                },
             }
             started = time.perf_counter()
 
