@@ -265,14 +265,14 @@ def test_a_transform_of_torch_func_works_or_is_refused(loss: Loss) -> None:
     def of(x: Tensor, y: Tensor) -> Any:
         return loss(x, y, targets, generator=g.manual_seed(0))
 
-    with pytest.raises(TypeError, match=r"does not work inside torch.func \(vmap\)"):
+    with pytest.raises(TypeError, match="does not work inside torch"):
         torch.vmap(of, in_dims=(0, None))(states.detach().expand(2, *states.shape), catalogue)
     transformed = torch.func.grad(of, argnums=(0, 1))
     if loss is EVERY["ce"]:  # written in nothing but torch's own operations
         wanted = torch.autograd.grad(of(states, catalogue), (states, catalogue))
         torch.testing.assert_close(transformed(states, catalogue), wanted)
     else:
-        with pytest.raises(TypeError, match=r"does not work inside torch.func \(grad, jacrev"):
+        with pytest.raises(TypeError, match="does not work inside torch"):
             transformed(states, catalogue)
 
 
@@ -368,7 +368,7 @@ class Counted(UniformNegatives):
 )
 def test_max_targets_with_negatives_that_look_at_targets(negatives: Any) -> None:
     loss = SampledCrossEntropy(5, negatives=negatives)
-    with pytest.raises(ValueError, match="max_targets is for samplers that do not look at the"):
+    with pytest.raises(ValueError, match="max_targets is for UniformNegatives and"):
         loss(*problem(), max_targets=40)
     assert loss(*problem()).isfinite()
 

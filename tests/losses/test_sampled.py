@@ -354,7 +354,7 @@ def test_the_repr_shows_every_setting() -> None:
         (4, {"t": 1.5}, r"t must lie in \[0, 1\], got 1.5"),
         (4, {"t": "a"}, "t must be a number, got 'a'"),
         (4, {"shared": "user"}, r"shared must be one of .* got 'user'"),
-        (4, {"negatives": InBatchNegatives()}, "logQ correction belongs to a softmax"),
+        (4, {"negatives": InBatchNegatives()}, "logQ correction is for a softmax"),
         *((k, {}, f"n_negatives must be .* got {k!r}") for k in (0, -1, 2.5, "4", None)),
     ],
 )
@@ -402,5 +402,5 @@ def test_scaled_negatives_are_uniform_ones_for_a_softmax() -> None:
     loss = SampledCrossEntropySettings(negatives="scaled").build(TINY_DATA)
     assert isinstance(loss.negatives, UniformNegatives)
     assert loss.negatives.correct
-    with pytest.raises(ValueError, match="belongs to a softmax"):
+    with pytest.raises(ValueError, match="is for a softmax"):
         BCEPlusSettings(negatives="scaled").build(TINY_DATA)

@@ -19,8 +19,7 @@ from sce.evaluation.ranking import Popularity, Ranker, check_memory
 from sce.progress import ProgressDisplay
 from sce.recommend import Recommender
 from sce.training.device import resolve_device
-from sce.training.ranks import read_ranks, write_ranks
-from sce.training.run import Run
+from sce.training.run import Run, read_ranks, write_ranks
 
 
 def evaluate(

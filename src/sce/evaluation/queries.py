@@ -124,10 +124,7 @@ def rank_queries(
 def rank_similar(
     catalogue: Tensor, scale: Tensor, items: Codes, k: int, among: ItemFilter
 ) -> list[Found]:
-    """The items whose vectors have the largest cosine with those of some items, without these.
-
-    `scale` is `inverse_norms(catalogue)`.
-    """
+    """The items of largest cosine with each of some items; `scale`: `inverse_norms(catalogue)`."""
     chosen = torch.from_numpy(np.asarray(items, np.int64)).to(catalogue.device)
     states, itself = Rows(catalogue, scale=scale)[chosen], torch.arange(len(chosen)).to(chosen)
     some_more_than_one = scale.new_tensor(1.01)  # no norm of a scaled vector is larger

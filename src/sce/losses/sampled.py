@@ -54,12 +54,9 @@ class SampledLoss(LossOfPositions):
         reduction: "mean" over the positions that count, "sum", or "none".
     """
 
-    takes_correction = False
-    """True if negatives with the logQ correction are accepted."""
-    logit_copies = 2
-    """Copies of the logits at the peak of either pass."""
-    cut = False
-    """True if logits are not kept."""
+    takes_correction = False  # negatives with the logQ correction
+    logit_copies = 2  # at the peak of either pass
+    cut = False  # True if logits are not kept
 
     def __init__(
         self,
@@ -80,16 +77,13 @@ class SampledLoss(LossOfPositions):
         self.shared: Sharing = shared
         check_negatives(self.negatives)
         if self.negatives.correct and not self.takes_correction:
-            raise ValueError(
-                "the logQ correction belongs to a softmax: give a binary loss a sampler with "
-                "correct=False"
-            )
+            raise ValueError("the logQ correction is for a softmax: give a sampler correct=False")
 
     def _losses(self, inputs: Inputs, generator: Generator | None) -> Tensor:
         if inputs.valid is not None and not _ignores_targets(self.negatives):
             raise ValueError(
-                "max_targets is for samplers that do not look at the targets, UniformNegatives and "
-                f"PopularityNegatives: places that are not in use have none. Got {self.negatives}"
+                "max_targets is for UniformNegatives and PopularityNegatives, which do not look at "
+                f"the targets; got {self.negatives}"
             )
         given = (inputs, self.negatives, self.n_negatives, self.shared, generator)
         compute: Any = cut_cross_entropy if self.cut else self._of_logits

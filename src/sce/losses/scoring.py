@@ -120,10 +120,7 @@ def _draw(
 
 
 def _score(inputs: Inputs, items: Tensor, shared: Sharing, length: int) -> tuple[Tensor, Tensor]:
-    """Return the logits with the targets [v] and with the negatives [v, k].
-
-    Both are looked up together: the gradient of a lookup is as large as the catalogue.
-    """
+    """Return the logits with the targets [v] and with the negatives [v, k], looked up together."""
     x, y, targets = inputs.states, inputs.catalogue, inputs.targets
     if shared == "position":
         both = torch.cat([targets.unsqueeze(1), items], dim=1)

@@ -27,7 +27,7 @@ from sce.report.frame import (
 )
 from sce.report.pages import render
 from sce.report.tables import NO_END, ComparisonTable, Duel, all_settings, make_table, show_score
-from sce.training.ranks import read_ranks
+from sce.training.run import read_ranks
 from sce.units import plural, show_count, show_metric
 
 Ranks = Sequence[NDArray[np.int32]]  # for each seed the ranks of targets, from 1; 0: not ranked

@@ -40,14 +40,7 @@ class CapturedSteps:
     Each shape of batch has a graph of its own, another with statistics, and others for other values
     of `max_targets`. They are replayed one after another and hand on nothing but weights, so that
     all use the same memory: that of the one with most targets, after which the others are captured
-    once more.
-
-    Args:
-        step: From the tensors of a batch, histories first, `with_statistics` and `max_targets` to
-            the result; moves the weights.
-        device: Where all of it is.
-        generators: Sources of random numbers, besides the default generator of the GPU. Seeding one
-            before a call seeds the replay.
+    once more. Seeding one of the generators, or the GPU's default one, seeds the replay.
     """
 
     def __init__(
@@ -56,9 +49,7 @@ class CapturedSteps:
         device: torch.device,
         generators: Sequence[torch.Generator] = (),
     ) -> None:
-        self._step = step
-        self._device = device
-        self._generators = generators
+        self._step, self._device, self._generators = step, device, generators
         self._stream = _capture_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._calls: dict[_Kind, int] = {}
@@ -114,9 +105,5 @@ class CapturedSteps:
 
 @cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream that steps run on while they are not replayed: one for all.
-
-    cuBLAS keeps a workspace for each stream, and as much again for the thread of the backward pass,
-    and the allocator keeps free blocks for each.
-    """
+    """The stream of eager steps: cuBLAS and the allocator keep memory for each stream."""
     return torch.cuda.Stream(device)

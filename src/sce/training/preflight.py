@@ -38,8 +38,7 @@ def preflight(
     """Yield what will not go as the user may think."""
     yield from _about_data(dataset, settings.batch_size, max_length)
     yield from _about_future(model, dataset, max_length)
-    if isinstance(loss, ScalableCrossEntropy):
-        yield from _about_buckets(loss, data)
+    yield from _about_buckets(loss, data)
     shares = 4.0  # of the catalogue: weights, gradients, and two moments of each
     if settings.row_wise:
         shares = 1 / ranks if settings.shard_catalogue else 1
@@ -100,7 +99,9 @@ def _about_future(model: nn.Module, dataset: PreparedDataset, max_length: int) -
         )
 
 
-def _about_buckets(loss: ScalableCrossEntropy, data: DataSummary) -> Iterator[str]:
+def _about_buckets(loss: object, data: DataSummary) -> Iterator[str]:
+    if not isinstance(loss, ScalableCrossEntropy):
+        return
     size = loss.bucket_size_y
     if size == "auto":
         size = loss.sizes(data.n_items, round(data.targets))[2]
@@ -179,7 +180,7 @@ def explained_errors(model: nn.Module, loss: object, *, compiled: bool) -> Itera
             text = (
                 f"{type(model).__name__} failed on a batch of histories ({error}): they are padded "
                 f"with sce.PADDING, which is {PADDING} and no row of a table; look items up with "
-                "histories.clamp(min=0), and leave out where histories == sce.PADDING"
+                "histories.clamp(min=0)"
             )
         else:
             raise

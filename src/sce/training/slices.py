@@ -30,16 +30,10 @@ def seeds_of_slice(seeds: StepSeeds, number: int) -> StepSeeds:
 class SlicedStep(TrainingStep):
     """Called with the rows of a step, of which each slice of `batch_size` is a batch.
 
-    Args:
-        given: As for `TrainingStep`.
-        ranks: The processes; each has a replica of the model.
-        slices: Number of batches, a multiple of that of ranks.
-        row_wise: The catalogue, if its gradient is sparse.
-        options: As for `TrainingStep`.
-
-    Attributes:
-        between: Called between two batches of this process, with the number of those done, the
-            same on every rank; what it raises ends the step, and the weights are as before it.
+    There are `slices` of them, a multiple of the number of ranks; `row_wise` is the catalogue, if
+    its gradient is sparse. `between` is called between two batches of this process, with the number
+    of those done, the same on every rank; what it raises ends the step, and the weights are as
+    before it.
     """
 
     def __init__(
@@ -137,8 +131,9 @@ class SlicedStep(TrainingStep):
             grad = table.grad.coalesce()
             indices, values = grad.indices()[0], grad.values()
         counts = [n for (n,) in self.ranks.gather_counts(len(indices))]
-        entries = self.ranks.gather(indices, counts), self.ranks.gather(values, counts)
-        self._entries.append(entries)
+        self._entries.append(
+            (self.ranks.gather(indices, counts), self.ranks.gather(values, counts))
+        )
 
     def _send_rows(self) -> None:
         """Give the catalogue the gradient of its rows."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -37,10 +37,7 @@ class StepSeeds(NamedTuple):
 
 
 def seeds_of_epoch(seed: int, epoch: int, steps: int) -> tuple[int, list[StepSeeds]]:
-    """Derive the seed of an epoch's order, and the seeds of its steps.
-
-    Every step has its own, so training can resume from any step without saving generators.
-    """
+    """Derive the seeds of an epoch's order and of its steps: training can resume from any step."""
     state = np.random.SeedSequence([seed, epoch]).generate_state(2 * steps + 1, np.uint64)
     first, *rest = (int(number) >> 1 for number in state)
     return first, [StepSeeds(*pair) for pair in zip(rest[::2], rest[1::2], strict=True)]
@@ -71,16 +68,8 @@ class Batch(NamedTuple):
 class TrainingStep:
     """Called with the rows of a batch, moves the weights once.
 
-    Args:
-        model: As for `fit`. A `Backbone` is given batches sorted by length, and length groups.
-        loss: As for `fit`. A `Loss` is given the generator of the step, and `max_targets`.
-        optimizer: Over the parameters of both; capturable if the step is to be captured.
-        sequences: The training sequences, on the device or on the host.
-        settings: Batch size, precision, clipping and compilation are read. A batch with fewer rows
-            is neither compiled nor captured.
-        device: Where the model is.
-        max_length: Maximum history length.
-        captured: Capture the step in CUDA graphs. Model and loss must not sync.
+    Model and loss are as for `fit`. A batch with fewer rows than `batch_size` is neither compiled
+    nor captured; what is `captured` must not sync.
 
     On a GPU and where the step is compiled or captured, all batches of as many rows have the same
     length groups: libraries prepare for a shape when it first occurs, as fast attention does for
@@ -103,7 +92,13 @@ class TrainingStep:
         self.device, self.max_length, self.captured = device, max_length, captured
         self.batch_size, self.clip_norm = settings.batch_size, settings.clip_norm
         self.precision, self.autocast = settings.precision, settings.precision == "bf16"
-        self.compiled_model = _compile(model, device, captured) if settings.compile else None
+        self.compiled_model: Callable[..., Tensor] | None = None
+        if settings.compile:
+            # The model's kernels on a GPU are so short that launching them is what takes the time:
+            # they are captured and replayed as one, unless the whole step is. Dropout still follows
+            # the seeds.
+            mode = "reduce-overhead" if device.type == "cuda" and not captured else None
+            self.compiled_model = torch.compile(model, dynamic=False, mode=mode)
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.statistics = loss.statistics if isinstance(loss, Loss) else ()
         self.generator = torch.Generator(device) if isinstance(loss, Loss) else None
@@ -219,11 +214,23 @@ class TrainingStep:
         whole = batch.fixed and len(batch.histories) == self.batch_size
         if whole and self.compiled_model is not None:  # has a len() of its own in older torch
             model = self.compiled_model
-        targets, given = self.draw(batch)
+        (targets, given), statistics = self.draw(batch), None
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
-            states = model(batch.histories, **given)
-            loss, statistics = self._loss(states, targets, with_statistics, max_targets)
-        _check_loss(loss)
+            states, catalogue = model(batch.histories, **given), cast("Any", self.model.catalogue)
+            inputs = states, catalogue, targets
+            options: dict[str, Any] = {}
+            if isinstance(self.loss, Loss):
+                options = {"generator": self.generator, "max_targets": max_targets}
+            if with_statistics and self.statistics:
+                loss, found = cast("Loss", self.loss).with_statistics(*inputs, **options)
+                statistics = torch.stack(list(found))
+            else:
+                loss = self.loss(*inputs, **options)
+        if not isinstance(loss, Tensor) or loss.dim():  # of the user's own
+            what = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise InputError(f"a loss must be a scalar tensor; got {what}")
+        if not loss.requires_grad:
+            raise InputError("the loss depends on no parameter: was it detached from its graph?")
         return loss, statistics
 
     def draw(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
@@ -241,40 +248,9 @@ class TrainingStep:
         # graph, whose memory the next one uses.
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _loss(
-        self, states: Tensor, targets: Tensor, with_statistics: bool, max_targets: int | None
-    ) -> tuple[Tensor, Tensor | None]:
-        catalogue: Any = self.model.catalogue
-        inputs = states, catalogue, targets
-        if not isinstance(self.loss, Loss):
-            return self.loss(*inputs), None
-        options: dict[str, Any] = {"generator": self.generator, "max_targets": max_targets}
-        if not (with_statistics and self.statistics):
-            return self.loss(*inputs, **options), None
-        loss, found = self.loss.with_statistics(*inputs, **options)
-        return loss, torch.stack(list(found))
-
     def _seed(self, seeds: StepSeeds) -> None:
         torch.default_generator.manual_seed(seeds.model)
         if self.device.type == "cuda":
             torch.cuda.default_generators[self.device.index].manual_seed(seeds.model)
         if self.generator is not None:
             self.generator.manual_seed(seeds.loss)
-
-
-def _check_loss(loss: object) -> None:
-    """Refuse what a loss of the user's own may give by mistake."""
-    if not isinstance(loss, Tensor):
-        raise InputError(f"a loss must be a scalar tensor; got a {type(loss).__name__}")
-    if loss.dim():
-        raise InputError(f"a loss must be a scalar; got one of shape {list(loss.shape)}")
-    if not loss.requires_grad:
-        raise InputError("the loss depends on no parameter: was it detached from its graph?")
-
-
-def _compile(model: nn.Module, device: torch.device, captured: bool) -> Callable[..., Tensor]:
-    # On a GPU the model's kernels are so short that launching them is what takes the time:
-    # "reduce-overhead" captures them and replays them as one. Dropout still follows the seeds.
-    # Where the whole step is captured, that is done already.
-    mode = "reduce-overhead" if device.type == "cuda" and not captured else None
-    return torch.compile(model, dynamic=False, mode=mode)
