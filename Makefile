@@ -59,7 +59,7 @@ imports: $(STAMP)
 
 # Warnings, broken links among them, are errors.
 docs: $(STAMP)
-	$(BIN)/python -m sphinx -W --keep-going -q -b html -d build/doctrees docs build/site
+	$(BIN)/python -m sphinx -W --keep-going -q -E -a -b html -d build/doctrees docs build/site
 	@echo "site: $(CURDIR)/build/site/index.html"
 
 unit: $(STAMP)

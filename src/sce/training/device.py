@@ -93,7 +93,7 @@ def spare_workspace(device: torch.device, size: str = _SMALL) -> Iterator[None]:
     """Let cuBLAS keep less memory for itself, unless the environment says how much.
 
     On Hopper it takes 32 MiB for each thread and stream that multiplies matrices, of which training
-    has two; with 4 MiB training was as fast (docs/paper.md). It looks when it is first used.
+    has two; with 4 MiB training was as fast (docs/notebook.md). It looks when it is first used.
     """
     if device.type != "cuda" or _WORKSPACE in os.environ:
         yield
