@@ -77,6 +77,8 @@ def _against_ce() -> Iterator[dict[str, Any]]:
 
 
 def _ms(value: float) -> str:
+    if value < 0.995:
+        return f"{value:.2f}"
     return f"{value:.1f}" if value < 9.95 else f"{value:,.0f}"
 
 
@@ -178,6 +180,52 @@ def losses() -> str:
     ))  # fmt: skip
 
 
+def _kernels(dtype: str, others: dict[str, str]) -> str:
+    """The kernels beside other code, for each shape that was measured."""
+    usual, shapes = (128, 64, 256), {}
+    for row in read("benchmarks/results/loss_gpu.jsonl"):
+        if row["dtype"] == dtype:
+            shape = row["items"], (row["batch"], row["dim"], row["bucket_size_y"])
+            shapes.setdefault(shape, {})[row["loss"]] = row
+    changed = {256: "d = 256", 640: "128,000 states, 715 buckets of 715"}
+
+    def cells(found: dict[str, Row], loss: str, graph: str) -> list[str]:
+        times = [f"{_ms(found[name]['ms'])} ms" if name in found else "" for name in (loss, graph)]
+        return [*times, f"{found[loss]['extra MiB']:,.0f} MiB"]
+
+    def other(row: Row | None) -> str:
+        return f"{_ms(row['ms'])} ms, {row['extra MiB']:,.0f} MiB" if row and "ms" in row else ""
+
+    rows = []
+    for (items, sizes), found in sorted(shapes.items(), key=lambda one: (one[0][1] != usual, one)):
+        name = f"{items // 10**6} M" if items >= 10**6 else f"{items // 1000} k"
+        for size, common in zip(sizes, usual, strict=True):
+            if size != common:
+                name += f", {changed.get(size, f'b_y = {size:,}')}"
+        if "SCE" in found:
+            beside = [other(found.get(one)) for one in others]
+            rows.append([name, *cells(found, "SCE", "SCE, CUDA graph"), *beside])
+        if "SCE, sparse gradient" in found:
+            sparse = cells(found, "SCE, sparse gradient", "none")
+            rows.append([f"{name}, `sparse_grad`", *sparse, *[""] * len(others)])
+    return table(["items", "SCE, eager", "as a graph", "extra memory", *others.values()], rows)
+
+
+def kernels_bf16() -> str:
+    """The kernels in bfloat16."""
+    others = {
+        "SCE, tensor code": "SCE, tensor code",
+        "CE, Liger, tuned": "exact: Liger, large chunks",
+    }
+    return _kernels("bfloat16", others | {"CE, cut-cross-entropy": "exact: cut-cross-entropy"})
+
+
+def kernels_float32() -> str:
+    """The kernels in float32."""
+    others = {"SCE, tensor code": "SCE, tensor code", "SCE, tensor code, TF32": "with TF32"}
+    return _kernels("float32", others | {"SCE, RePlay": "RePlay's"})
+
+
 def scale() -> str:
     """Quality, time and memory at a million items and on union7, at equal epochs."""
     names = {"SCE": "SCE (default)", "CE, cut-cross-entropy": "exact CE, cut-cross-entropy",
@@ -261,7 +309,19 @@ def planned() -> str:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     made.__name__: made
-    for made in (default, short, summary, rivals, losses, scale, serving, ranks, planned)
+    for made in (
+        default,
+        short,
+        summary,
+        rivals,
+        losses,
+        kernels_bf16,
+        kernels_float32,
+        scale,
+        serving,
+        ranks,
+        planned,
+    )
 }
 MARK = re.compile(r"(<!-- rows: (\w+) -->\n\n).*?(<!-- end -->)", re.DOTALL)
 
