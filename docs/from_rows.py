@@ -93,7 +93,7 @@ def default() -> str:
     found = list(_against_ce())
     rows = [
         [one["log"], f"{one['items']:,}", f"{one['users']:,}", _spread(one["ce"]),
-         _spread(one["sce"]), f"{one['test']:.3f}", INTERVALS[one["log"]],
+         _spread(one["sce"]), f"{one['test']:.3f}", INTERVALS.get(one["log"], ""),
          f"{one['validation']:.3f}", *(f"{peak:,.0f} MiB" for peak in one["peaks"]),
          f"{100 * one['peaks'][0] / one['peaks'][1]:.0f} %"]
         for one in found
