@@ -226,6 +226,22 @@ def kernels_float32() -> str:
     return _kernels("float32", others | {"SCE, RePlay": "RePlay's"})
 
 
+def catalogues() -> str:
+    """Peak training memory against the size of the catalogue."""
+    names = {"bce": "BCE", "bce+": "BCE⁺", "gbce": "gBCE", "ce-": "CE⁻", "ce": "CE", "sce": "SCE"}
+    sizes = [3_000, 10_000, 40_000, 174_000, 10**6, 10**7]
+    found = {}
+    for row in read("experiments/results/memory.jsonl"):
+        settings, items = row["settings"], row["dataset"]["n_items"]
+        if settings["training.batch_size"] == 64:
+            peak = row["memory_mib"]["training"] if row["status"] == "finished" else None
+            shown = f"{peak:,.0f} MiB" if peak else row["failure"]["kind"]
+            found[settings["loss.name"], settings["training.row_wise"], items] = shown
+    head = ["items", *(f"{n // 10**6} M" if n >= 10**6 else f"{n // 1000} k" for n in sizes)]
+    rows = [[name, *(found[loss, False, size] for size in sizes)] for loss, name in names.items()]
+    return table(head, [*rows, ["SCE, row-wise", *(found["sce", True, size] for size in sizes)]])
+
+
 def scale() -> str:
     """Quality, time and memory at a million items and on union7, at equal epochs."""
     names = {"SCE": "SCE (default)", "CE, cut-cross-entropy": "exact CE, cut-cross-entropy",
@@ -317,6 +333,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         losses,
         kernels_bf16,
         kernels_float32,
+        catalogues,
         scale,
         serving,
         ranks,
