@@ -134,9 +134,7 @@ def gpu_like() -> Iterator[None]:
         yield
 
 
-def _attention(
-    query: Tensor, key: Tensor, value: Tensor, *, dropout_p: float, is_causal: bool, scale: float
-) -> Tensor:
+def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Tensor, **options: float) -> Tensor:
     attended: Tensor = _Attention.apply(query, key, value)  # type: ignore[no-untyped-call]
     return attended
 

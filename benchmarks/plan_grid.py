@@ -52,6 +52,7 @@ class Ragged(NamedTuple):
 
     items: NDArray[np.int32]
     offsets: NDArray[np.int64]
+    times: NDArray[np.int32]
 
 
 class Meter(Protocol):
@@ -173,11 +174,10 @@ def measure_cell(cell: Row, device: torch.device) -> Row:
         if device.type == "cpu":
             stack.enter_context(gpu_like())
         stack.enter_context(matmul_precision(device, job.precision))
-        sequences = DeviceSequences.place(
-            Ragged(events, np.concatenate([[0], lengths.cumsum()])), device
-        )
         with torch.device(device):
             model = job.backbone.build(job.items).train()
+        ragged = Ragged(events, np.concatenate([[0], lengths.cumsum()]), events)
+        sequences = DeviceSequences.place(ragged, device, times=model.uses_times)
         step = _step(cell, job, model, sequences, device)
         meter: Meter = GpuMeter()
         if device.type == "cpu":
@@ -236,7 +236,7 @@ def moments(step: TrainingStep, rows: Tensor, meter: Meter) -> dict[str, int]:
     """Take one step as it is, and note the bytes beyond those between steps at each moment."""
     model: Any = step.model
     step.optimizer.zero_grad(set_to_none=True)
-    histories, targets, parts, _ = step.batch(rows)
+    batch = step.batch(rows)
     between = meter.alive()
     found = {"between": between}
 
@@ -251,7 +251,8 @@ def moments(step: TrainingStep, rows: Tensor, meter: Meter) -> dict[str, int]:
     )
     meter.restart()
     with torch.autocast(step.device.type, torch.bfloat16, enabled=step.autocast):
-        states = model(histories, parts)
+        targets, given = step.draw(batch)
+        states = model(batch.histories, **given)
         found["activations"] = meter.alive() - between
         states.register_hook(lambda _: mark("loss backward"))
         meter.restart()

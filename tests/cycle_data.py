@@ -26,6 +26,7 @@ def lay_out(sequences: Sequence[Sequence[int]], users: Sequence[int]) -> Sequenc
         items=np.array([item for one in sequences for item in one], np.int32),
         offsets=np.cumsum([0, *map(len, sequences)], dtype=np.int64),
         users=np.array(users, np.int32),
+        times=np.array([60 * place for one in sequences for place in range(len(one))], np.int32),
     )
 
 

@@ -245,7 +245,7 @@ def test_a_closure_is_called() -> None:
         ({"lr": -1.0}, "lr must be"),
         ({"lr": math.nan}, "lr must be"),
         ({"eps": 0.0}, "eps must be above 0"),
-        ({"initial_accumulator_value": -1.0}, "initial_accumulator_value must not"),
+        ({"initial_accumulator_value": -1.0}, "initial_accumulator_value must be"),
     ],
 )
 def test_wrong_settings_are_refused(options: dict[str, Any], message: str) -> None:

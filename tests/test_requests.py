@@ -88,8 +88,8 @@ def test_requests_have_wishes_of_their_own(recommender: Recommender) -> None:
         (Request(NAMES[:1], k=0), "k must be at least 1"),
         (Request(NAMES[:1], k=True), "k must be a whole number"),
         (Request(NAMES[:1], keep_seen=1), "keep_seen must be True or False"),  # type: ignore[arg-type]
-        (Request(NAMES[:1], allow="ab"), r"allow of history 1 \(.*must be a list of ids; got 'ab'"),
-        (Request(NAMES[:1], block=[1.5]), r"block of history 1 .*got 1\.5"),  # type: ignore[list-item]
+        (Request(NAMES[:1], allow="ab"), r"history 1 \(.*: allow must be a list of ids; got 'ab'"),
+        (Request(NAMES[:1], block=[1.5]), r"history 1 .*: block: .*got 1\.5"),  # type: ignore[list-item]
     ],
 )
 def test_what_is_no_request(recommender: Recommender, request_: Request, message: str) -> None:

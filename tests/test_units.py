@@ -9,11 +9,9 @@ from sce.errors import InputError
 from sce.units import (
     parse_duration,
     parse_size,
-    show_compact,
     show_count,
     show_digits,
     show_duration,
-    show_factor,
     show_memory,
     show_metric,
     show_share,
@@ -21,7 +19,6 @@ from sce.units import (
 )
 
 ALL = [
-    show_compact,
     show_count,
     show_digits,
     show_duration,
@@ -45,10 +42,6 @@ def test_zero_is_short(show: Callable[[float | None], str]) -> None:
 @given(st.floats(1e-9, 1e15))
 def test_three_digits_are_within_half_a_percent(value: float) -> None:
     assert float(show_digits(value).replace(",", "")) == pytest.approx(value, rel=0.00501)
-    units = {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
-    text = show_compact(value)
-    number = float(text.rstrip("kMBT").replace(",", "")) * units.get(text[-1], 1)
-    assert number == pytest.approx(value, rel=0.00501)
 
 
 @pytest.mark.parametrize(
@@ -71,12 +64,6 @@ def test_memory(value: float, text: str) -> None:
 )
 def test_durations_at_the_edges(seconds: float, text: str) -> None:
     assert show_duration(seconds) == text
-
-
-def test_a_factor_needs_something_to_compare_with() -> None:
-    assert show_factor(0.2, None) is None
-    assert show_factor(None, 0.2) is None
-    assert show_factor(0.1, 0.2) == "0.5×"
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,12 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
-import cyclopts
 import torch
 
 from sce.data.prepared import PreparedDataset
-from sce.errors import InputError, TrainingWarning
+from sce.errors import InputError, TrainingWarning, allowed, fits
 from sce.losses import DEFAULT_LOSS, LOSSES, Loss, LossSettings
 from sce.losses.base import TINY_DATA
 from sce.models.base import Backbone, BackboneSettings
@@ -34,7 +33,6 @@ DEFAULT_NAMES = {"model": DEFAULT_BACKBONE, "loss": DEFAULT_LOSS, "training": ""
 EXACT_LOSS = {"loss": {"name": "ce", "chunk_size": 512}}
 EXACT_ITEMS = 4096
 _LONGEST = 2**20  # bytes of a file of settings
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 Layer = Mapping[str, Mapping[str, Any]]  # by section and name, the settings that were given
 
@@ -74,9 +72,6 @@ class Config:
 
     def build(self, dataset: PreparedDataset) -> tuple[Backbone, Loss]:
         """Make the model and the loss, sized for the dataset."""
-        sizes = {"batch_size": self.training.batch_size, "max_length": self.model.max_length}
-        data = summarize_data(dataset.train, dataset.n_items, **sizes)
-        data = replace(data, cpu=resolve_device(self.training.device).type == "cpu")
         try:
             items = 1 if self.training.shard_catalogue else dataset.n_items
             model = self.model.build(items, seed=self.training.seed)
@@ -88,6 +83,9 @@ class Config:
                 f"a model of {dataset.n_items:,} items in {self.model.dim:,} dimensions does not "
                 "fit into memory; choose a smaller --model.dim or --model.max-length"
             ) from error
+        sizes = {"batch_size": self.training.batch_size, "max_length": self.model.max_length}
+        data = summarize_data(dataset.train, dataset.n_items, **sizes, model=model)
+        data = replace(data, cpu=resolve_device(self.training.device).type == "cpu")
         try:
             return model, self.loss.build(data)
         except ValueError as error:
@@ -142,23 +140,22 @@ def setting_names() -> set[str]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file; a longer one than any of settings is a ValueError: a device has no end."""
-    with path.open("rb") as file:
-        content = file.read(_LONGEST + 1)
-    if len(content) > _LONGEST:
-        raise ValueError(f"it is longer than {show_size(_LONGEST)}")
-    return tomllib.loads(content.decode())
-
-
-def load_toml(path: Path | str) -> dict[str, dict[str, Any]]:
-    """Read settings from a TOML file with the tables model, loss and training, as far as given."""
+    """Read a TOML file; a longer one than any of settings is refused: a device has no end."""
     try:
-        content = read_toml(Path(path))
+        with path.open("rb") as file:
+            content = file.read(_LONGEST + 1)
+        if len(content) > _LONGEST:
+            raise ValueError(f"it is longer than {show_size(_LONGEST)}")
+        return tomllib.loads(content.decode())
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # also for integers of thousands of digits
         raise InputError(f"{path} is not valid TOML: {error}") from error
-    return check_layer(content, str(path))
+
+
+def load_toml(path: Path | str) -> dict[str, dict[str, Any]]:
+    """Read settings from a TOML file with the tables model, loss and training, as far as given."""
+    return check_layer(read_toml(Path(path)), str(path))
 
 
 def for_loss(file: Layer, options: Layer) -> tuple[Layer, list[str]]:
@@ -252,23 +249,12 @@ def _nearest_of_all(given: str, known: Iterable[str]) -> str:
 
 
 def _convert(value: Any, kind: Any, place: str) -> Any:
-    """Convert as the command line does; but "3" is no number, 1 not true, and 1.0 no integer."""
-    values = value if isinstance(value, list) else [value]
-    try:
-        found = cyclopts.convert(kind, [cyclopts.Token(value=str(one)) for one in values])
-        equal = (list(found) if isinstance(found, tuple) else found) == value
-        fits = equal and (type(found) is type(value) or isinstance(found, float | tuple))
-    except (cyclopts.CycloptsError, ValueError):
-        fits = False
-    if not fits:
-        raise InputError(f"{place} must be {_words(kind)}; got {value!r}")
+    """A value as the settings have it: lists as tuples, 1 as 1.0 where any number may be."""
+    kinds, listed = get_args(kind) or (kind,), isinstance(value, list)
+    values = tuple(value) if listed else (value,)
+    if float in kinds and int not in kinds:
+        values = tuple(float(one) if fits(one, int) else one for one in values)
+    found = values if listed else values[0]
+    if not fits(found, kind):
+        raise InputError(f"{place} must be {allowed(kind)}; got {value!r}")
     return found
-
-
-def _words(kind: Any) -> str:
-    parts = [part for part in get_args(kind) if part is not type(None)]
-    if get_origin(kind) is Literal:
-        return "one of " + ", ".join(f'"{choice}"' for choice in parts)
-    if get_origin(kind) is tuple:
-        return f"a list of {len(parts)} numbers"
-    return _WORDS.get(kind) or " or ".join(map(_words, parts))

@@ -81,6 +81,20 @@ def named(setting: str, value: object = None, *, python: str = "") -> str:
     return python or (name if value is None else f"{name}={value!r}")
 
 
+@contextmanager
+def needing(extra: str, doing: str, remedy: str = "") -> Iterator[None]:
+    """Say how to install the libraries of an extra, where one that the block imports is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] in ("sce", "torch"):  # which no extra brings
+            raise
+        raise InputError(
+            f"{doing} needs {error.name}, which is not installed; install it with: "
+            f"pip install 'scalable-cross-entropy[{extra}]'{remedy}"
+        ) from error
+
+
 def checked(function: F) -> F:
     """Refuse arguments of other types than the function's annotations say: see `check_types`."""
     signature, hints = inspect.signature(function), cache(lambda: get_type_hints(function))
@@ -108,9 +122,9 @@ def check_types(
         The values, numbers of numpy as Python's, which JSON can hold.
     """
     for name, value in given.items():
-        if not _fits(value, hints.get(name, Any)):
+        if not fits(value, hints.get(name, Any)):
             setting = named(f"{prefix}{name}")
-            raise InputError(f"{setting} must be {_allowed(hints[name])}; got {show_value(value)}")
+            raise InputError(f"{setting} must be {allowed(hints[name])}; got {show_value(value)}")
     return {name: _plain(value) for name, value in given.items()}
 
 
@@ -132,19 +146,20 @@ def show_value(value: object) -> str:
 def _plain(value: Any) -> Any:
     if type(value) is tuple:
         return tuple(map(_plain, value))
-    kind = next((kind for kind in (int, float) if _fits(value, kind)), None)
+    kind = next((kind for kind in (int, float) if fits(value, kind)), None)
     return value if kind is None else kind(value)
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def fits(value: Any, hint: Any) -> bool:
+    """True if a value is of an annotated type: True is no number, and 2.5 no whole one."""
     kind, inner = get_origin(hint), get_args(hint)
     if kind in (Union, UnionType):
-        return any(_fits(value, one) for one in inner)
+        return any(fits(value, one) for one in inner)
     if kind is Literal:
         return isinstance(value, str) and value in inner
     if kind in (tuple, Sequence):
         sized = isinstance(value, Sequence) and (kind is Sequence or len(value) == len(inner))
-        return sized and all(_fits(*pair) for pair in zip(value, cycle(inner), strict=False))
+        return sized and all(fits(*pair) for pair in zip(value, cycle(inner), strict=False))
     hint = kind or hint
     if hint in (int, float):
         number = isinstance(value, Integral if hint is int else Real)
@@ -155,10 +170,11 @@ def _fits(value: Any, hint: Any) -> bool:
     return hint is Any or not isinstance(hint, type) or isinstance(value, hint)
 
 
-def _allowed(hint: Any) -> str:
+def allowed(hint: Any) -> str:
+    """An annotated type in words."""
     kind, inner = get_origin(hint), get_args(hint)
     if kind in (Union, UnionType):
-        return " or ".join(dict.fromkeys(map(_allowed, inner)))
+        return " or ".join(dict.fromkeys(map(allowed, inner)))
     if kind is Literal:
         return f"one of {', '.join(inner)}"
     if kind is tuple:

@@ -23,10 +23,12 @@ from sce.data.batches import PADDING
 from sce.data.items import Items
 from sce.data.prepared import check_target
 from sce.data.storage import atomic_directory
+from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, checked
 from sce.evaluation.ranking import last_states
 from sce.models.base import Backbone
 from sce.recommend import Recommender
+from sce.recommend import Request as Wish
 from sce.serving.engine import Encode, Engine, Request
 from sce.serving.exported import INDEX, MANIFEST, TENSOR, open_export, write_export
 from sce.serving.index import EFFORTS, GOAL, Index
@@ -42,6 +44,8 @@ _BATCH, _LENGTH = 5, 7  # of the trace: any but 0 and 1, which would be taken fo
 _ITEMS_AT_ONCE = 1 << 16
 
 Format = Literal["onnx", "pt2"]
+Codes = NDArray[np.integer[Any]]
+Times = Sequence[NDArray[np.int32]] | None
 
 
 @checked
@@ -88,15 +92,16 @@ def export(
             "encoder": name,
             "max_length": model.max_length,
             "model": opened.model,
+            **({"times": True} if model.uses_times else {}),
             "run": {"identity": opened.identity, "dataset": opened.dataset.content_hash},
         }
         content = write_export(directory, table, items, content)
         load = partial(Engine.load, index=False) if format == "onnx" else load_pt2
         engine = load(directory)
-        histories, source = _histories(opened, data, model.max_length)
-        found: dict[str, Any] = {"check": {"of": source, **compare(engine, recommender, histories)}}
+        given, source = _histories(opened, data, model)
+        found: dict[str, Any] = {"check": {"of": source, **compare(engine, recommender, *given)}}
         if graph is not None:
-            found["index"] = measure_index(engine, graph, histories)
+            found["index"] = measure_index(engine, graph, *given)
         MANIFEST.write(directory, content | found)
     return {**found.pop("check"), **found}
 
@@ -109,11 +114,11 @@ def load_pt2(path: Path | str) -> Engine:
 
 
 def measure_index(
-    engine: Engine, index: Index, histories: Sequence[NDArray[np.integer[Any]]]
+    engine: Engine, index: Index, histories: Sequence[Codes], times: Times = None
 ) -> dict[str, Any]:
     """The least effort of an index that reaches its goal, and its recall@10."""
     k = min(_K, engine.n_items)
-    asked = [Request(engine.item_ids.decode(one), k) for one in histories]
+    asked = _asked(engine.item_ids, histories, times, k)
     exact = [{*found.items} for found in engine.recommend(asked)]
     for effort in EFFORTS:
         searching = replace(engine, index=replace(index, effort=effort))
@@ -126,9 +131,11 @@ def measure_index(
 
 
 def compare(
-    engine: Engine, recommender: Recommender, histories: Sequence[NDArray[np.integer[Any]]]
+    engine: Engine, recommender: Recommender, histories: Sequence[Codes], times: Times = None
 ) -> dict[str, Any]:
     """Compare an engine with the run: the scores of all items, and the ten best.
+
+    `times` are those of the events of the histories, for a model that uses them.
 
     Differences are measured against the largest score of their history. `TOLERANCE` is allowed, or
     some times the largest difference between the run and the same weights in float64.
@@ -144,10 +151,14 @@ def compare(
         batch_first=True,
         padding_value=PADDING,
     )
+    # The next event is right after the last.
+    seconds = [torch.tensor([*one[-most:], one[-1]], dtype=torch.int32) for one in times or ()]
+    known = nn.utils.rnn.pad_sequence(seconds, batch_first=True) if seconds else None
     with torch.no_grad():
-        states = last_states(model, padded, most)
-        other = torch.from_numpy(engine.states([one.astype(np.int64) for one in histories]))
-        exact = _exact_states(model, [one[-most:] for one in histories])
+        states = last_states(model, padded, most, known)
+        found = engine.states([one.astype(np.int64) for one in histories], times)
+        other = torch.from_numpy(found)
+        exact = _exact_states(model, [one[-most:] for one in histories], seconds)
         scales, differences, rounding = (
             _largest(each, catalogue) for each in (states, other - states, exact - states)
         )
@@ -160,12 +171,13 @@ def compare(
             f"makes {own:.1e} of the run's own); nothing was written"
         )
     k = min(_K, engine.n_items)
-    asked = [recommender.item_ids.decode(one) for one in histories]
-    ours = engine.recommend([Request(ids, k) for ids in asked])
+    asked = _asked(recommender.item_ids, histories, times, k)
+    ours = engine.recommend(asked)
+    theirs_asked = [Wish(one.history, times=one.times) for one in asked]
     shared = total = 0
     slack = (allowed * scales).tolist()
-    found = zip(states, slack, ours, recommender.stream(asked, k), strict=True)
-    for state, most_off, mine, theirs in found:
+    pairs = zip(states, slack, ours, recommender.stream(theirs_asked, k), strict=True)
+    for state, most_off, mine, theirs in pairs:
         codes = torch.from_numpy(recommender.item_ids.lookup(mine.items))
         scores = catalogue[codes] @ state
         least = float(theirs.scores[-1]) if len(theirs) else 0.0
@@ -198,18 +210,25 @@ class _Encoder(nn.Module):
         self.model.load_state_dict(weights, strict=False)
         self.eval()
 
-    def forward(self, embedded: Tensor, lengths: Tensor) -> Tensor:
-        return self.model.encode(embedded, lengths)  # type: ignore[no-any-return]
+    def forward(self, embedded: Tensor, lengths: Tensor, times: Tensor | None = None) -> Tensor:
+        more = () if times is None else (times,)
+        return self.model.encode(embedded, lengths, *more)  # type: ignore[no-any-return]
 
 
-def _exact_states(model: Backbone, histories: Sequence[NDArray[np.integer[Any]]]) -> Tensor:
+def _exact_states(model: Backbone, histories: Sequence[Codes], times: list[Tensor]) -> Tensor:
     """The states after histories, computed in float64, one by one."""
-    encode, catalogue = _Encoder(model).double(), model.catalogue
-    found = [
-        encode(catalogue[torch.tensor(one)][None].double(), torch.tensor([len(one)]))
-        for one in histories
-    ]
+    encode, catalogue, found = _Encoder(model).double(), model.catalogue, []
+    for number, one in enumerate(histories):
+        embedded = catalogue[torch.tensor(one)][None].double()
+        more = [times[number][None]] if times else []
+        found.append(encode(embedded, torch.tensor([len(one)]), *more))
     return torch.cat(found).float()
+
+
+def _asked(item_ids: Vocabulary, histories: Sequence[Codes], times: Times, k: int) -> list[Request]:
+    known = [None] * len(histories) if times is None else [one.tolist() for one in times]
+    pairs = zip(histories, known, strict=True)
+    return [Request(item_ids.decode(one), k, times=some) for one, some in pairs]
 
 
 def _exportable(recommender: Recommender) -> Backbone:
@@ -224,8 +243,8 @@ def by_torch(encode: Any) -> Encode:
     """An encoder of torch for an engine."""
 
     @torch.no_grad()
-    def run(embedded: NDArray[np.float32], lengths: NDArray[np.int64]) -> NDArray[np.float32]:
-        found: Tensor = encode(torch.from_numpy(embedded), torch.from_numpy(lengths))
+    def run(*given: NDArray[Any]) -> NDArray[np.float32]:
+        found: Tensor = encode(*map(torch.from_numpy, given))
         return found.numpy()
 
     return run
@@ -234,10 +253,13 @@ def by_torch(encode: Any) -> Encode:
 def _write_encoder(model: Backbone, file: Path) -> None:
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
     dim = model.catalogue.shape[1]
-    given = torch.zeros(_BATCH, _LENGTH, dim), torch.ones(_BATCH, dtype=torch.int64)
-    shapes = {"embedded": {0: batch, 1: length}, "lengths": {0: batch}}
+    given = [torch.zeros(_BATCH, _LENGTH, dim), torch.ones(_BATCH, dtype=torch.int64)]
+    shapes: dict[str, Any] = {"embedded": {0: batch, 1: length}, "lengths": {0: batch}}
+    if model.uses_times:
+        shapes["times"] = {0: batch, 1: length + 1}
+        given.append(torch.zeros(_BATCH, _LENGTH + 1, dtype=torch.int32))
     with _quiet(), torch.no_grad():
-        program = torch.export.export(_Encoder(model), given, dynamic_shapes=shapes)
+        program = torch.export.export(_Encoder(model), tuple(given), dynamic_shapes=shapes)
         for part in program.graph_module.modules():
             if isinstance(part, torch.fx.GraphModule):
                 for node in part.graph.nodes:
@@ -287,9 +309,10 @@ def _quiet() -> Iterator[None]:
 
 
 def _histories(
-    run: Run, data: Path | str | None, max_length: int
-) -> tuple[list[NDArray[np.integer[Any]]], str]:
-    """Histories to compare, and where they are from: the dataset, or chance."""
+    run: Run, data: Path | str | None, model: Backbone
+) -> tuple[tuple[list[Codes], Times], str]:
+    """Histories to compare, their times, and where they are from: the dataset, or chance."""
+    timed, max_length = model.uses_times, model.max_length
     try:
         dataset = run.load_dataset(data, verify=False)
     except InputError:
@@ -297,12 +320,16 @@ def _histories(
             raise
     else:
         users = np.linspace(0, len(dataset.all_users) - 1, 2 * HISTORIES).astype(np.int64)
-        found = [one for one in dataset.histories(np.unique(users)) if len(one)]
-        if found:
-            return [*found[:HISTORIES]], "dataset"
+        users = np.unique(users)
+        users = users[[len(one) > 0 for one in dataset.histories(users)]][:HISTORIES]
+        if len(users):
+            times = dataset.histories(users, "times") if timed else None
+            return ([*dataset.histories(users)], times), "dataset"
     random = np.random.default_rng(0)
     lengths = np.linspace(1, max_length, HISTORIES).astype(np.int64)
-    return [random.integers(len(run.item_ids), size=n) for n in lengths], "random"
+    found: list[Codes] = [random.integers(len(run.item_ids), size=n) for n in lengths]
+    gaps = (random.integers(1 << 17, size=n) for n in lengths)
+    return (found, [np.cumsum(one, dtype=np.int32) for one in gaps] if timed else None), "random"
 
 
 def _largest(states: Tensor, catalogue: Tensor) -> Tensor:

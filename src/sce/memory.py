@@ -7,6 +7,7 @@ from pathlib import Path
 from sce.errors import InputError
 from sce.units import show_size
 
+REMEDY = "free some, or use a machine that has more"
 _RAN_OUT = re.compile(
     r"(?i)out of memory|not enough memory|can.?t allocate memory|memory allocation"
     r"|failed to map segment"
@@ -31,7 +32,7 @@ def free_memory() -> int | None:
 def require_memory(
     needed: float,
     doing: str,
-    remedy: str = "free some, or use a machine that has more",
+    remedy: str = REMEDY,
     *,
     mapped: float = 0,
 ) -> None:

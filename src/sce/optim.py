@@ -54,15 +54,12 @@ class RowwiseAdagrad(torch.optim.Optimizer):
     ) -> None:
         if isinstance(lr, Tensor) and lr.numel() != 1:
             raise ValueError(f"lr must be one number; got a tensor of shape {list(lr.shape)}")
-        if not isinstance(lr, Tensor) and not 0 <= lr < math.inf:
-            raise ValueError(f"lr must be a number that is not negative; got {lr}")
         if not 0 < eps < math.inf:
             raise ValueError(f"eps must be above 0; got {eps}")
-        if not 0 <= initial_accumulator_value < math.inf:
-            raise ValueError(
-                f"initial_accumulator_value must not be negative; got {initial_accumulator_value}"
-            )
         defaults = {"lr": lr, "eps": eps, "initial_accumulator_value": initial_accumulator_value}
+        for name, value in defaults.items():
+            if not isinstance(value, Tensor) and not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be finite and not negative; got {value}")
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -71,16 +68,11 @@ class RowwiseAdagrad(torch.optim.Optimizer):
         group = self.param_groups[-1]
         for table in group["params"]:
             if table.dim() != 2 or not table.is_floating_point():
-                raise ValueError(
-                    "row-wise Adagrad is for tables [rows, d] of floating point; got "
-                    f"{table.dtype} of shape {list(table.shape)}"
-                )
-            self.state[table]["sum"] = torch.full(
-                (len(table),),
-                group["initial_accumulator_value"],
-                dtype=_wide(table),
-                device=table.device,
-            )
+                what = f"{table.dtype} of shape {list(table.shape)}"
+                raise ValueError(f"it is for tables [rows, d] of floating point; got {what}")
+            begin = group["initial_accumulator_value"]
+            sums = torch.full((len(table),), begin, dtype=_wide(table), device=table.device)
+            self.state[table]["sum"] = sums
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -143,10 +135,7 @@ def _move_rows(
     table: Tensor, gradient: Tensor, sums: Tensor, lr: float | Tensor, eps: float
 ) -> None:
     if gradient.sparse_dim() != 1:
-        raise ValueError(
-            "a sparse gradient must name whole rows (sparse_dim 1); got sparse_dim "
-            f"{gradient.sparse_dim()}"
-        )
+        raise ValueError(f"a sparse gradient must name whole rows; got {gradient.sparse_dim()=}")
     if gradient._nnz() == 0:  # how many entries there are is known to the host
         return
     indices = gradient._indices()[0]
@@ -161,11 +150,7 @@ def _move_rows(
 
 
 def update_bytes(entries: int, dim: int) -> int:
-    """Return the bytes that a sparse gradient takes while its rows are moved.
-
-    Of each entry there are the gradient, the sums, the rows as they were, their steps, and the rows
-    as they will be; and indices.
-    """
+    """Return the bytes that a sparse gradient takes while its rows are moved."""
     return entries * (5 * 4 * dim + 48)
 
 
@@ -175,16 +160,13 @@ def _rates(sums: Tensor, lr: float | Tensor, eps: float) -> Tensor:
 
 
 def _add_entries(indices: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Add up the entries of each row.
+    """Add up the entries of each row, in their order, without atomics and without a sync.
 
-    Nothing here has a shape that depends on values: a row with several entries stays there as
-    often. Sums are made in the order of the entries, without atomics. One thread adds up one
-    segment; since thousands of entries may be of one row (padding is), rows are first added up in
-    pieces, and then the pieces. A row's bits depend on its own entries alone.
+    One thread adds up one segment; since thousands of entries may be of one row (padding is), rows
+    are first added up in pieces, and then the pieces. A row's bits depend on its own entries alone.
 
-    Returns:
-        The rows in ascending order [n], which of the sums is theirs [n], and the sums [n, d], of
-        which there are as many as there are different rows; zeros follow.
+    Returns the rows in ascending order [n], each as often as it has entries; which of the sums is
+    theirs [n]; and the sums [n, d], of which there are as many as different rows; zeros follow.
     """
     n = len(indices)
     rows, order = indices.sort(stable=True)

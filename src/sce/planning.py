@@ -31,12 +31,9 @@ from sce.models.base import Backbone, BackboneSettings
 from sce.models.sasrec import SASRecSettings
 from sce.optim import update_bytes
 
-CONTEXT = 512 << 20
-"""Bytes that the CUDA driver takes before torch allocates anything."""
-MAX_SEQUENCES = 1 << 20
-"""The largest batch that is looked for."""
-MARGIN = 0.15
-"""Share of the memory that a loss should leave free: the prediction may be off."""
+CONTEXT = 512 << 20  # bytes that the CUDA driver takes before torch allocates anything
+MAX_SEQUENCES = 1 << 20  # the largest batch that is looked for
+MARGIN = 0.15  # share of the memory that a loss should leave free: the prediction may be off
 CHUNKED, ROW_WISE = "ce chunked", "sce row-wise"
 _VARIANTS = {"ce": ("ce", CHUNKED), "sce": ("sce", ROW_WISE)}
 PLANNED = {name: loss for loss in LOSSES for name in _VARIANTS.get(loss, (loss,))}
@@ -59,11 +56,16 @@ class MeasuredError(NamedTuple):
 ERROR = MeasuredError("counted in the code, checked on an NVIDIA H200", 104, 0.0093, 0.0446)
 
 
-def summarize_data(train: Ragged, n_items: int, *, batch_size: int, max_length: int) -> DataSummary:
+def summarize_data(
+    train: Ragged, n_items: int, *, batch_size: int, max_length: int, model: object = None
+) -> DataSummary:
     """Summarize the training sequences; those of one event are not trained on."""
-    targets = _targets(np.diff(train.offsets), max_length)
+    targets = torch.from_numpy(_targets(np.diff(train.offsets), max_length))
+    if isinstance(model, Backbone):
+        targets = model.most_targets(targets)
     counts = torch.from_numpy(count_items(train, n_items))
-    return DataSummary(n_items, min(batch_size, len(targets)), float(targets.mean()), counts)
+    mean = float(targets.double().mean())
+    return DataSummary(n_items, min(batch_size, len(targets)), mean, counts)
 
 
 def summarize_lengths(lengths: NDArray[np.int64], longest: int) -> tuple[int, dict[str, Any]]:
@@ -88,10 +90,8 @@ def _targets(lengths: NDArray[np.int64], longest: int) -> NDArray[np.int64]:
 class Job:
     """A training to plan: catalogue, backbone, batch, and options of the losses."""
 
-    items: int
-    """Items in the catalogue."""
-    batch: int = 128
-    """Sequences in a step."""
+    items: int  # items in the catalogue
+    batch: int = 128  # sequences in a step
     backbone: BackboneSettings = field(default_factory=SASRecSettings)
     """Its maximum length is the width of a batch."""
     precision: Precision = "float32"
@@ -105,8 +105,7 @@ class Job:
     """Shares of histories longer than each width of a length group but the first; None: as many as
     the mean allows."""
     events: int = 0
-    users: int = 0
-    """Size of the training data, which is on the GPU; 0: not known, and not counted."""
+    users: int = 0  # size of the training data, which is on the GPU; 0: not known, and not counted
 
     def __post_init__(self) -> None:
         for name in ("items", "batch"):
@@ -129,9 +128,14 @@ class Job:
         return self.backbone.max_length
 
     @property
+    def mean_events(self) -> float:
+        """Mean length of a history."""
+        return self.length if self.mean_length is None else self.mean_length
+
+    @property
     def length_groups(self) -> LengthGroups:
         """The length groups of a batch: what the model computes of it."""
-        mean = self.length if self.mean_length is None else self.mean_length
+        mean = self.mean_events
         # No more histories can be longer than that (Markov's inequality).
         most = [min(1.0, mean / width) for width in group_widths(self.length)[1:]]
         shares = most if self.longer is None else self.longer
@@ -140,11 +144,11 @@ class Job:
     @property
     def shape(self) -> BatchShape:
         """A batch as a loss sees it; the fullest of some thousand has the most targets."""
-        targets = self.batch * (self.length if self.mean_length is None else self.mean_length)
-        more = _DEVIATIONS * self.length_spread * math.sqrt(self.batch)
-        most = min(self.batch * self.length, targets + more)
-        dim = self.backbone.dim
-        return BatchShape(self.items, self.batch, self.length, dim, targets, most)
+        more = _DEVIATIONS * self.length_spread / math.sqrt(self.batch)
+        events = self.mean_events, min(self.length, self.mean_events + more)
+        targets = self.build_model().most_targets(torch.tensor(events, dtype=torch.float64))
+        mean, most = (self.batch * targets).tolist()
+        return BatchShape(self.items, self.batch, self.length, self.backbone.dim, mean, most)
 
     def build_model(self) -> Backbone:
         """Make the model on the meta device, to be counted."""
@@ -186,12 +190,9 @@ class Prediction:
     moment: str
     model: float
     """Weights, the optimizer's state, and gradients of weights as far as they exist then."""
-    activations: float
-    """Activations, with gradients of states."""
-    loss: float
-    """Bytes of the loss besides the catalogue's gradient."""
-    other: float
-    """Training data, batch, and what libraries keep."""
+    activations: float  # activations, with gradients of states
+    loss: float  # bytes of the loss besides the catalogue's gradient
+    other: float  # training data, batch, and what libraries keep
 
     @property
     def total(self) -> float:
@@ -215,6 +216,9 @@ def predict(job: Job, name: str) -> Prediction:
     states = 4 * computed * shape.dim
     half = job.precision == "bf16"
     activations = model.activation_bytes(job.batch, computed, half=half)
+    pairs = sum(count * width**2 for count, width in job.length_groups)
+    kept, taken = (each * pairs for each in model.pair_bytes(half=half))
+    activations += kept
     activations += shape.state_bytes - states  # padded to one batch again
     freed = min(0, memory.backward)
     # Gradients of weights, activations, and what the loss takes.
@@ -223,7 +227,7 @@ def predict(job: Job, name: str) -> Prediction:
         "loss backward": (gradient, activations + freed, memory.backward - freed),
         "model backward": (
             gradient + others,
-            activations + model.backward_bytes(computed, half=half),
+            activations + model.backward_bytes(computed, half=half) + taken,
             0,
         ),
     }
@@ -234,8 +238,9 @@ def predict(job: Job, name: str) -> Prediction:
         entries = math.ceil(rows) + computed
         moments["embedding"] = (others + 2 * entries * (4 * shape.dim + 8), 0, 0)
         moments["update"] = (others + update_bytes(entries, shape.dim), 0, 0)
-    data = 4 * job.events + 8 * (job.users + 1) if job.events else 0
-    other = _WORKSPACE + data + 2 * 8 * shape.positions
+    event = 8 if model.uses_times else 4  # bytes: an item, and its time
+    data = event * job.events + 8 * (job.users + 1) if job.events else 0
+    other = _WORKSPACE + data + (2 * 8 + event - 4) * shape.positions
     found = [
         Prediction(moment, weights + state + gradients, active, loss, other)
         for moment, (gradients, active, loss) in moments.items()
@@ -248,13 +253,10 @@ class PlannedLoss:
     """A loss, its predicted peak, and what fits."""
 
     name: str
-    sizes: dict[str, int]
-    """Options of `sce train`, after `--loss.`."""
+    sizes: dict[str, int]  # options of `sce train`, after `--loss.`
     peak: Prediction
-    fits: bool | None = None
-    """None where the memory is not known, as in what follows."""
-    tight: bool | None = None
-    """True if it fits by less than `MARGIN`."""
+    fits: bool | None = None  # None where the memory is not known, as in what follows
+    tight: bool | None = None  # True if it fits by less than `MARGIN`
     largest_batch: int | None = None
     """The largest batch that fits, at most `most_sequences`; 0: not even one sequence does."""
 
@@ -266,12 +268,10 @@ class MemoryPlan:
     job: Job
     memory: int | None
     losses: tuple[PlannedLoss, ...]
-    largest_bucket: int | None = None
-    """The most items in a bucket of sce that fit."""
+    largest_bucket: int | None = None  # the most items in a bucket of sce that fit
     largest_dim: int | None = None
     """The widest model of which one sequence fits with sce, where the job's does not."""
-    row_wise_dim: int | None = None
-    """Likewise with row-wise updates."""
+    row_wise_dim: int | None = None  # likewise with row-wise updates
 
 
 def plan(job: Job, memory: int | None, names: Iterable[str] = PLANNED) -> MemoryPlan:

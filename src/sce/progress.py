@@ -34,15 +34,13 @@ class ProgressDisplay:
     ) -> None:
         """Make a display, which begins with the `with` block.
 
-        Args:
-            wanted: False shows nothing.
-            animated: Redraw the bar between calls: for long steps that report nothing meanwhile.
-            on_lost: Called when the reader of stderr went away.
+        An `animated` bar is redrawn between calls: for long steps that report nothing meanwhile.
+        `on_lost` is called when the reader of stderr went away.
         """
-        self._console = PipedConsole(stderr=True, highlight=False, quiet=not wanted)
+        self._console = PipedConsole(stderr=True, highlight=False, emoji=False)
+        self._console.quiet = not wanted
         self._on_lost = on_lost
         self._bar: Progress | None = None
-        self._task: TaskID | None = None
         self._doing, self._begun, self._first = "", 0.0, 0
         self._next = monotonic() + _FIRST_LINE_SECONDS
         if wanted and self._console.is_terminal:
@@ -60,7 +58,7 @@ class ProgressDisplay:
         if self._bar is not None:
             with self._surviving():
                 self._bar.start()
-                self._task = self._bar.add_task("starting", total=None, facts="")
+                self._bar.add_task("starting", total=None, facts="")
             if self._console.quiet:
                 self._bar = None  # half-started: it cannot be stopped either
         return self
@@ -87,13 +85,8 @@ class ProgressDisplay:
     ) -> None:
         """Report progress, as often as one likes: it is shown twice a second, or as a line.
 
-        Args:
-            doing: The step of the work; the rate is counted from its first update on.
-            done: How much of it is done.
-            total: How much there is, where that is known.
-            unit: What is counted, such as "users".
-            facts: More to be shown.
-            left: Seconds left; by default those that follow from the rate.
+        Of the step that is being done, so much of the total is, in units such as "users". The rate,
+        of which the seconds left follow by default, is counted from its first update on.
         """
         now, new = monotonic(), doing != self._doing
         if new:
@@ -111,11 +104,11 @@ class ProgressDisplay:
             "" if left is None else f"{show_clock(left)} left",
         ]
         text = "  ".join(word for word in words if word)
-        if self._bar is None or self._task is None:
+        if self._bar is None:
             self.print(f"sce: {doing}: {text}" if text else f"sce: {doing}")
             return
         self._next = now + _REFRESH_SECONDS
-        self._bar.update(self._task, description=doing, completed=done, total=total, facts=text)
+        self._bar.update(TaskID(0), description=doing, completed=done, total=total, facts=text)
         with self._surviving():
             self._bar.refresh()
 

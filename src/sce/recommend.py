@@ -39,13 +39,12 @@ from sce.evaluation.queries import (
     rank_queries,
     rank_similar,
 )
-from sce.evaluation.ranking import Ranker, check_depth, check_memory, largest_norm
+from sce.evaluation.ranking import Ranker, check_depth, check_memory, largest_norm, uses_times
 from sce.memory import require_memory
 from sce.models.registry import BACKBONES
-from sce.recommended import SIMILAR, Recommendations
-from sce.recommended import Recommended as Recommended
+from sce.requests import SIMILAR, Listed, Recommendations, list_ids, read_filter, read_requests
 from sce.requests import Id as Id
-from sce.requests import Listed, list_ids, read_filter, read_requests
+from sce.requests import Recommended as Recommended
 from sce.requests import Request as Request
 from sce.training.device import resolve_device
 from sce.training.run import Run, load_model, read_weights, warn_of
@@ -164,7 +163,7 @@ class Recommender:
                 items and, unless the rows are in order, of times, by their usual names or those
                 that `prepare` was given; ids and times are read as there. Of a history longer than
                 the model takes, the last events count, but all are left out of the result. A
-                `Request` instead of a sequence has wishes of its own.
+                `Request` instead of a sequence has wishes of its own, and may have times.
             k: Items for each; there are fewer where no more are left.
             keep_seen: Recommend items of the history too.
             allow: Ids of items: only these are recommended, and no others are scored where they
@@ -178,8 +177,10 @@ class Recommender:
         """
         users, backend = None, cast("Any", "polars")
         if hasattr(histories, "columns"):
-            by_user, backend = histories_of(histories, self.columns)
-            users, histories = list_ids(list(by_user), "users"), by_user.values()
+            timed = uses_times(self.model)
+            by_user, times, backend = histories_of(histories, self.columns, timed=timed)
+            users = list_ids(list(by_user), "users")
+            histories = [Request(one, times=times.get(user)) for user, one in by_user.items()]
         options: dict[str, Any] = {"allow": allow, "block": block, "batch_size": batch_size}
         ranked = self.stream(histories, k, keep_seen=keep_seen, **options)
         found = Recommendations(ranked, users, backend)
@@ -233,15 +234,9 @@ class Recommender:
     ) -> Iterator[tuple[Id, Recommended]]:
         """Yield what may come next for users of the log, after all that is known of them.
 
-        Args:
-            dataset: The dataset that the run was trained on.
-            users: The users' own ids; all of the log by default, of an older dataset those of its
-                split. One who is not there gets no items.
-            k: Items for each.
-            keep_seen: Recommend items that a user has had before too.
-            allow: As in `recommend`, and so is block.
-            block: Items that are not recommended.
-            batch_size: Users at once.
+        The dataset is the one that the run was trained on. Users are given by their own ids; by
+        default they are all of the log, of an older dataset those of its split. One who is not
+        there gets no items. The other options are those of `recommend`.
         """
         self._check(k, batch_size)
         if self.content_hash not in (None, dataset.content_hash):
@@ -263,6 +258,10 @@ class Recommender:
                 codes = dataset.all_users.lookup(ids)
                 known = dataset.histories(codes)
                 queries = [Query(events, k, keep_seen) for events in known]
+                if uses_times(self.model):
+                    times = dataset.histories(codes, "times")
+                    pairs = zip(queries, times, strict=True)
+                    queries = [query._replace(times=some) for query, some in pairs]
                 found = counted._rank(queries, among, batch_size)
                 for user, code, one, events in zip(ids, codes, found, known, strict=True):
                     answer = Recommended(**one, known=len(events), asked=k)
@@ -276,16 +275,9 @@ class Recommender:
     ) -> Recommendations:
         """The items whose vectors point in nearly the same direction: those of the largest cosine.
 
-        The inner product, by which items are recommended, would rather name popular items.
-
-        Args:
-            items: Ids of items of the catalogue.
-            k: Similar items for each, without itself.
-            allow: As in `recommend`, and so is block.
-            block: Items that are not named.
-
-        Returns:
-            A list in the order of the items; the scores are cosines.
+        The inner product, by which items are recommended, would rather name popular items. The list
+        is in the order of the items, each without itself; `allow` and `block` are as in
+        `recommend`.
         """
         check_depth(k, self.n_items)
         among, listed = read_filter(self.item_ids, allow, block), list_ids(items, "items")

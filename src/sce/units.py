@@ -8,7 +8,6 @@ from typing import TypeGuard
 
 from sce.errors import InputError
 
-_THOUSANDS = [(1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")]
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     # As graphics cards are sold: "16G" has 16 GiB.
@@ -60,19 +59,6 @@ def show_count(value: float) -> str:
     '1,234,567'
     """
     return f"{value:,.0f}"
-
-
-@_or_dash
-def show_compact(value: float) -> str:
-    """A number in three digits, thousands as k, millions as M.
-
-    >>> [show_compact(n) for n in (0.25, 1500, 36_312_000, -2e9)]
-    ['0.25', '1.5k', '36.3M', '-2B']
-    """
-    for size, letter in _THOUSANDS:
-        if abs(value) >= size * 0.9995:  # 999,600 is 1M, not 1000k
-            return show_digits(value / size) + letter
-    return show_digits(value)
 
 
 @_or_dash
@@ -139,17 +125,6 @@ def show_spread(
         places = max(0, 2 - math.floor(math.log10(value * scale)))
     mean, around = (f"{scale * one:,.{places}f}{found[2] or ''}" for one in (value, spread))
     return mean, around
-
-
-def show_factor(value: float | None, other: float | None) -> str | None:
-    """A ratio, where there is one.
-
-    >>> show_factor(0.142, 0.0459), show_factor(0.1, 0.0)
-    ('3.09×', None)
-    """
-    if not is_number(value) or not is_number(other) or other <= 0:
-        return None
-    return f"{show_digits(value / other)}×"
 
 
 def parse_size(text: str) -> int:

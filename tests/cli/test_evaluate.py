@@ -14,8 +14,7 @@ from sce.evaluation.evaluate import evaluate
 from sce.evaluation.ranking import Popularity, Ranker
 from sce.losses import CrossEntropy
 from sce.training.fit import fit
-from sce.training.ranks import read_ranks
-from sce.training.run import Run, load_model
+from sce.training.run import Run, load_model, read_ranks
 from sce.training.run_start import note_divergence, start_run
 from sce.training.settings import TrainingSettings
 from tests.complaint import complaint

@@ -8,9 +8,9 @@ import polars as pl
 import pytest
 
 from sce.cli import main
-from sce.data import synthetic, synthetic_titles
+from sce.data import synthetic
 from sce.data.synthetic import SyntheticSettings, generate
-from sce.data.synthetic_titles import titles as make_titles
+from sce.data.synthetic import titles as make_titles
 from tests.complaint import complaint
 
 TINY = ["synthesize", "--items", "200", "--users", "50"]
@@ -126,7 +126,7 @@ def test_nothing_remains_where_the_disk_takes_no_more(
 def test_every_item_has_a_title_of_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(synthetic_titles, "_AT_ONCE", 70)
+    monkeypatch.setattr(synthetic, "_AT_ONCE", 70)
     out, titles = tmp_path / "log.parquet", tmp_path / "new" / "titles.csv"
     assert main([*TINY, "--out", str(out), "--titles", str(titles)]) == 0
     assert f"--titles {titles} --out " in capsys.readouterr().out.replace("'", "")
@@ -142,7 +142,7 @@ def test_every_item_has_a_title_of_its_own(
 
 def test_titles_are_distinct_when_words_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
     for words in ("_ADJECTIVES", "_PLACES", "_THINGS"):
-        monkeypatch.setattr(synthetic_titles, words, ["red", "blue"])
+        monkeypatch.setattr(synthetic, words, ["red", "blue"])
     names = [name for _, some in make_titles(SyntheticSettings(items=1750)) for name in some]
     assert len({*names}) == len(names) == 1750
 

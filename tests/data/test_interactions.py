@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sce import memory
-from sce.data.interactions import Interactions, Tally
+from sce.data.interactions import Interactions, Tally, tally_parts
 from sce.data.reading import read_interactions
 from sce.errors import InputError
 
@@ -237,7 +237,7 @@ def test_ids_that_change_their_looks_late_in_the_file(
     log = read_interactions(path)
     assert log.user_ids.kind == expected
     assert log.user_ids.lookup([late.split(",")[0], "49"]).min() >= 0
-    assert log.tally("all") == Tally("all", 51, 1, 3001)
+    assert tally_parts("all", [log]) == Tally("all", 51, 1, 3001)
 
 
 def test_integers_in_one_file_and_strings_in_another(tmp_path: Path) -> None:
@@ -287,9 +287,9 @@ def test_counts(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text(HEADER + "1,2,3\n1,2,4\n5,2,1\n5,9,2\n5,2,3\n8,2,1\n")
     log = read_interactions(path)
-    assert log.tally("all") == Tally("all", 3, 2, 6)
-    assert log.where(log.users == 1).tally("some") == Tally("some", 1, 2, 3)
-    assert log.where(log.users == 9).tally("none") == Tally("none", 0, 0, 0)
+    assert tally_parts("all", [log]) == Tally("all", 3, 2, 6)
+    assert tally_parts("some", [log.where(log.users == 1)]) == Tally("some", 1, 2, 3)
+    assert tally_parts("none", [log.where(log.users == 9)]) == Tally("none", 0, 0, 0)
 
 
 def test_every_step_is_told(tmp_path: Path) -> None:

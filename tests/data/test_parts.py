@@ -6,9 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sce.data.interactions import Interactions, Tally
+from sce.data.interactions import (
+    DiskList,
+    GrowingArrays,
+    Interactions,
+    Tally,
+    stored_log,
+    tally_parts,
+)
 from sce.data.manifest import write_array
-from sce.data.parts import DiskList, GrowingArrays, stored_log, tally_parts
 from sce.data.splitting import _nearest
 from sce.data.vocabulary import Vocabulary
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sce.data.interactions import Interactions, Tally
+from sce.data.interactions import Interactions, Tally, tally_parts
 from sce.data.prepared import Sequences
 from sce.data.splitting import Split, show_time, split_leave_one_out, split_temporal
 from sce.data.vocabulary import Vocabulary
@@ -161,7 +161,7 @@ def test_temporal_split_equals_a_naive_loop(
     parts = [split.train_tally, split.test_tally, *split.left_out]
     assert sum(part.interactions for part in parts) == len(log)
     assert split.train_tally.users + split.test_tally.users + split.left_out[-1].users == (
-        log.tally("").users
+        tally_parts("", [log]).users
     )
 
 
@@ -183,8 +183,8 @@ def test_leave_one_out_equals_a_naive_loop(rows: list[Row]) -> None:
     assert named(split, split.train) == {
         name: items[:-2] if name in long else items for name, items in everything.items()
     }
-    assert len(split.item_ids) == log.tally("").items
-    assert len(split.user_ids) == log.tally("").users
+    assert len(split.item_ids) == tally_parts("", [log]).items
+    assert len(split.user_ids) == tally_parts("", [log]).users
 
 
 def test_codes_that_no_longer_occur_leave_the_vocabularies() -> None:

@@ -152,7 +152,7 @@ def test_what_cannot_be_saved_is_refused(
 def test_an_optimizer_of_another_kind_is_refused(kind: Any, tmp_path: Path) -> None:
     save(Ranks(), tmp_path, 1)
     table, _ = sharded(Ranks(), 1)
-    with pytest.raises(InputError, match=f"RowwiseAdagrad of its shard; got {kind.__name__}, wh"):
+    with pytest.raises(InputError, match=f"RowwiseAdagrad of its shard; got {kind.__name__}"):
         load_sharded(str(tmp_path), table, kind([table.shard]))
 
 

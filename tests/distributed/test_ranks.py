@@ -30,7 +30,7 @@ def elsewhere(ranks: Ranks) -> str:
 
 
 def test_a_device_that_the_group_does_not_serve_is_refused(on_ranks: Run) -> None:
-    said = "the process group exchanges nothing on meta: it has cpu:gloo,cuda:gloo; name another"
+    said = "the process group has no backend for meta, but cpu:gloo,cuda:gloo; name another"
     assert all(each.startswith(said) for each in on_ranks(2, elsewhere))
 
 

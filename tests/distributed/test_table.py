@@ -92,9 +92,12 @@ def shard_of_ten(ranks: Ranks) -> Tensor:
     ("ids", "said"),
     [
         ([1, 2], r"ids must be Tensor; got \[1, 2\]"),
-        (torch.ones(2), "ids of items must be int64 or int32, on cpu as the table is; got float32"),
-        (torch.ones(2, dtype=torch.bool), "got bool on cpu"),
-        (torch.empty(2, dtype=torch.int64, device="meta"), "got int64 on meta"),
+        (
+            torch.ones(2),
+            "ids of items must be int64 or int32, on cpu as the table is; got torch.float32",
+        ),
+        (torch.ones(2, dtype=torch.bool), "got torch.bool on cpu"),
+        (torch.empty(2, dtype=torch.int64, device="meta"), "got torch.int64 on meta"),
     ],
 )
 def test_what_is_no_id_is_refused(ids: Any, said: str) -> None:

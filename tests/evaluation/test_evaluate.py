@@ -253,5 +253,5 @@ def test_the_usual_depths_are_those_of_any_catalogue() -> None:
 
 
 def test_a_model_of_another_dataset_is_refused() -> None:
-    with pytest.raises(InputError, match="the model ranks 8 items, but the dataset has 9"):
+    with pytest.raises(InputError, match="the model ranks 8 items, the dataset has 9"):
         evaluate(LastItem(8), dataset_of([[1, 2, 3]], 9))

@@ -60,6 +60,7 @@ QUERIES = st.builds(
     keep_seen=st.booleans(),
     allow=st.none() | (CODES | SHORT).map(lambda some: np.array(some, np.int64)),
     block=(CODES | SHORT).map(lambda some: np.array(some, np.int64)),
+    times=st.none(),
 )
 
 

@@ -17,7 +17,7 @@ MADE = Synthetic(items=400, users=30, mean_events=8, min_events=4, test_users=12
 def test_a_synthetic_dataset_is_the_log_left_one_out(tmp_path: Path) -> None:
     synthesize("made", MADE, tmp_path / "made")
     found = PreparedDataset.load(tmp_path / "made", verify=True)
-    (block,) = generate(MADE.log())
+    (block,) = generate(MADE)
     log = [block.items[block.users == user].tolist() for user in range(30)]
     assert found.n_items == 400  # whether they occur or not
     assert list(found.item_ids.decode(np.arange(400))) == list(range(400))

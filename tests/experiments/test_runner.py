@@ -17,8 +17,7 @@ from sce.data.storage import json_line, locked
 from sce.errors import InputError
 from sce.experiments import runner
 from sce.experiments.datasets import Dataset
-from sce.experiments.display import SweepDisplay
-from sce.experiments.runner import SweepRunner
+from sce.experiments.runner import SweepDisplay, SweepRunner
 from sce.experiments.spec import PlannedRun, load_sweep, make_plan
 from sce.experiments.store import Row, SweepDirectory, read_rows
 from tests.cycle_data import make_cycle

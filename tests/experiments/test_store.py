@@ -13,7 +13,7 @@ from sce.experiments.datasets import Dataset
 from sce.experiments.figure_spec import FigureSpec
 from sce.experiments.runner import Child
 from sce.experiments.spec import PlannedRun, load_sweep, make_plan
-from sce.experiments.store import Sweep, SweepDirectory, failed_row, read_rows
+from sce.experiments.store import FAILED, Sweep, SweepDirectory, planned_row, read_rows
 from sce.recommend import Recommender
 from sce.training.run import Run
 from tests.cycle_data import make_cycle
@@ -103,7 +103,7 @@ def test_a_row_has_the_split_of_its_data(tmp_path: Path) -> None:
     ids = Vocabulary.from_integers(range(9))
     dataset = Dataset.of("ring", make_dataset(tmp_path / "data", ids, ids))
     planned = PlannedRun("a", dataset, CE | {"training.seed": 0})
-    row = failed_row(planned, "diverged", "", at_once=1, wall=None)
+    row = planned_row(planned, FAILED, 1, None) | {"failure": {"kind": "diverged", "message": ""}}
     assert row["dataset"]["split"] == "leave-one-out"
 
 

@@ -15,9 +15,9 @@ FILES = sorted(FOLDER.glob("*.toml"))
 
 def test_there_is_one_for_each_figure_and_table() -> None:
     assert {file.stem for file in FILES} == {
-        "alpha-beta", "beauty-table", "bucket-size", "catalogue-memory", "centres", "coverage",
-        "default", "hard-negatives", "main-table", "memory-components", "mix", "pareto",
-        "rivals",
+        "alpha-beta", "beauty-table", "bert4rec", "bucket-size", "catalogue-memory", "centres",
+        "coverage", "default", "field", "hard-negatives", "main-table", "memory-components", "mix",
+        "pareto",
     }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sce.losses import ScalableCrossEntropy
+from sce.losses import ScalableCrossEntropy, bucketed
 from sce.losses.bucketed import bucketed_cross_entropy
 from sce.losses.buckets import Buckets, group_by_bucket, of_equal_size, top_rows
 from tests.losses.test_autocast import Made
@@ -35,14 +35,15 @@ def test_gradcheck_with_frozen_buckets() -> None:
 
 @pytest.mark.parametrize("max_logits", [1, 8, 50, 300])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_the_size_of_the_tiles_changes_nothing(max_logits: int, dtype: torch.dtype) -> None:
+def test_the_size_of_the_tiles_changes_nothing(
+    max_logits: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     states, catalogue, targets, buckets = problem(dtype)
     weights = torch.linspace(-1, 1, len(states))
     results = []
     for size in (max_logits, 1 << 20):
-        losses, placed = bucketed_cross_entropy(
-            states, catalogue, targets, buckets, max_logits=size
-        )
+        monkeypatch.setattr(bucketed, "MAX_LOGITS", size)
+        losses, placed = bucketed_cross_entropy(states, catalogue, targets, buckets)
         grads = torch.autograd.grad((losses * weights).sum(), (states, catalogue))
         results.append((losses, placed, *grads))
     for a, b in zip(*results, strict=True):
@@ -98,7 +99,7 @@ def test_nothing_of_the_size_of_the_catalogue_is_made_for_a_sparse_gradient() ->
 
 @pytest.mark.parametrize(("size_x", "size_y"), [(2, 400), (400, 2), (40, 40)])
 def test_rows_gathered_for_many_buckets_are_bounded_as_logits_are(
-    largest_tensor: Any, size_x: int, size_y: int
+    largest_tensor: Any, size_x: int, size_y: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Items of all buckets at once would be 50 × 400 rows of 16 numbers, 320,000.
     states, catalogue = torch.randn(500, 16), torch.randn(600, 16)
@@ -106,21 +107,25 @@ def test_rows_gathered_for_many_buckets_are_bounded_as_logits_are(
     members = of_equal_size(top_rows(centres, states, size_x))
     buckets = Buckets(members, top_rows(centres, catalogue, size_y))
     inputs = states.requires_grad_(), catalogue.requires_grad_(), torch.randint(600, (500,))
+    monkeypatch.setattr(bucketed, "MAX_LOGITS", 1 << 14)
     with largest_tensor() as largest:
-        losses, _ = bucketed_cross_entropy(*inputs, buckets, max_logits=1 << 14)
+        losses, _ = bucketed_cross_entropy(*inputs, buckets)
         losses.sum().backward()
     assert largest.numel <= max(1 << 14, 50 * size_x, 50 * size_y)
 
 
-def test_a_bucket_of_all_states_is_computed_in_pieces(largest_tensor: Any) -> None:
+def test_a_bucket_of_all_states_is_computed_in_pieces(
+    largest_tensor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     states, catalogue = torch.randn(3000, 16), torch.randn(600, 16)
     members = group_by_bucket(torch.ones(3000, dtype=torch.int64), 3)
     buckets = Buckets(members, torch.arange(120).view(3, 40))
     inputs = states.requires_grad_(), catalogue.requires_grad_(), torch.randint(600, (3000,))
     results = []
     for size in (1 << 12, 1 << 24):
+        monkeypatch.setattr(bucketed, "MAX_LOGITS", size)
         with largest_tensor() as largest:
-            losses, placed = bucketed_cross_entropy(*inputs, buckets, max_logits=size)
+            losses, placed = bucketed_cross_entropy(*inputs, buckets)
             grads = torch.autograd.grad(losses.sum(), inputs[:2])
         assert placed.all()
         assert size > 1 << 20 or largest.numel <= max(1 << 12, 3000 * 16)  # the gradient

@@ -166,7 +166,7 @@ def test_buckets_become_fewer_as_the_search_for_items_grows() -> None:
 
 @pytest.mark.parametrize(("alpha", "beta"), [(1e30, 1.0), (2.0, 1e-30)])
 def test_sizes_that_nobody_has_are_refused(alpha: float, beta: float) -> None:
-    with pytest.raises(ValueError, match=r"make .* buckets of .* states"):
+    with pytest.raises(ValueError, match=r"make .* buckets of"):
         suggest_sizes(1, 100, alpha=alpha, beta=beta)
 
 

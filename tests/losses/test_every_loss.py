@@ -37,6 +37,9 @@ EVERY: dict[str, Loss] = {name: entry.settings().build(DATA) for name, entry in 
     "ce- by position": SampledCrossEntropy(5, shared="position"),
     "ce- by batch": SampledCrossEntropy(5, shared="batch"),
     "ce- in batch": SampledCrossEntropy(5, negatives=InBatchNegatives()),
+    "ce- cut": SampledCrossEntropy(5, cut=True),
+    "ce- cut by position": SampledCrossEntropy(5, cut=True, shared="position"),
+    "ce- cut by batch": SampledCrossEntropy(5, cut=True, shared="batch"),
     "sce by states": ScalableCrossEntropy(centres="states", **SIZES),
     "sce by mix": ScalableCrossEntropy(centres="mix", **SIZES),
 }
@@ -262,14 +265,14 @@ def test_a_transform_of_torch_func_works_or_is_refused(loss: Loss) -> None:
     def of(x: Tensor, y: Tensor) -> Any:
         return loss(x, y, targets, generator=g.manual_seed(0))
 
-    with pytest.raises(TypeError, match=r"does not work inside torch.func \(vmap\)"):
+    with pytest.raises(TypeError, match="does not work inside torch"):
         torch.vmap(of, in_dims=(0, None))(states.detach().expand(2, *states.shape), catalogue)
     transformed = torch.func.grad(of, argnums=(0, 1))
     if loss is EVERY["ce"]:  # written in nothing but torch's own operations
         wanted = torch.autograd.grad(of(states, catalogue), (states, catalogue))
         torch.testing.assert_close(transformed(states, catalogue), wanted)
     else:
-        with pytest.raises(TypeError, match=r"does not work inside torch.func \(grad, jacrev"):
+        with pytest.raises(TypeError, match="does not work inside torch"):
             transformed(states, catalogue)
 
 
@@ -327,7 +330,10 @@ def test_the_gradient_of_a_bias_has_its_dtype_with_max_targets_too(
         return  # takes none
     monkeypatch.setattr(UniformNegatives, "forward", by_row)
     bias = torch.randn(30, dtype=torch.bfloat16, requires_grad=True)
-    values = [loss(*problem(), bias=bias, max_targets=m) for m in (None, 40)]
+    values = [
+        loss(*problem(), bias=bias, max_targets=m, generator=torch.Generator().manual_seed(3))
+        for m in (None, 40)
+    ]
     grads = [torch.autograd.grad(value, bias)[0] for value in values]
     assert grads[0].dtype == torch.bfloat16
     torch.testing.assert_close(*values)
@@ -362,7 +368,7 @@ class Counted(UniformNegatives):
 )
 def test_max_targets_with_negatives_that_look_at_targets(negatives: Any) -> None:
     loss = SampledCrossEntropy(5, negatives=negatives)
-    with pytest.raises(ValueError, match="max_targets is for samplers that do not look at the"):
+    with pytest.raises(ValueError, match="max_targets is for UniformNegatives and"):
         loss(*problem(), max_targets=40)
     assert loss(*problem()).isfinite()
 

@@ -35,7 +35,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "another module": (
         {"catalogue": nn.Sequential(nn.Linear(4, 9))},
-        r"a tensor \[items, d\], an nn.Embedding or an nn.Linear, got Sequential",
+        r"a tensor, an nn.Embedding or an nn.Linear, got .*Sequential",
     ),
     "its own forward": ({"catalogue": Scaled(4, 9)}, "with a forward or hooks of its own"),
     "hooks": ({"catalogue": hooked(nn.Linear(4, 9))}, "with a forward or hooks of its own"),
@@ -76,7 +76,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "other positions": (
         {"targets": torch.zeros(5, dtype=torch.long)},
-        r"without the last dimension, \(6,\), got \(5,\)",
+        r"targets must be \(6,\), one for each state, got \(5,\)",
     ),
     "target too large": (
         {"targets": torch.tensor([0, 1, 9, -100, 0, 0])},

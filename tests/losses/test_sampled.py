@@ -49,8 +49,8 @@ def binary_loss(own: Tensor, others: list[Tensor], weight: float = 1.0) -> Tenso
 
 
 def make(name: str, **settings: Any) -> nn.Module:
-    if name == "ce-":
-        return SampledCrossEntropy(4, **settings)
+    if name in ("ce-", "cce-"):
+        return SampledCrossEntropy(4, cut=name == "cce-", **settings)
     if name == "gbce":
         return GeneralizedBinaryCrossEntropy(4, t=0.75, **settings)
     return BinaryCrossEntropy(1 if name == "bce" else 4, **settings)
@@ -62,6 +62,7 @@ A = 4 / (C - 1)
 BETA = A * (0.75 * (1 - 1 / A) + 1 / A)
 EQUATIONS: dict[str, Callable[[Tensor, list[Tensor]], Tensor]] = {
     "ce-": softmax_loss,
+    "cce-": softmax_loss,
     "bce": binary_loss,
     "bce+": binary_loss,
     "gbce": lambda own, others: binary_loss(own, others, BETA),
@@ -83,7 +84,7 @@ def problem(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]
 @pytest.mark.parametrize(
     ("name", "biased", "corrected"),
     [(name, biased, False) for name in EQUATIONS for biased in (False, True)]
-    + [("ce-", True, True)],
+    + [("ce-", True, True), ("cce-", True, True)],
 )
 def test_equals_its_equation(
     name: str, shared: str, reduction: str, biased: bool, corrected: bool
@@ -212,17 +213,31 @@ def test_the_largest_tensor_of_a_step(
     assert largest.numel <= most
 
 
+@pytest.mark.parametrize("shared", ["sequence", "batch"])
+def test_cut_keeps_no_logits(
+    shared: Any, monkeypatch: pytest.MonkeyPatch, largest_tensor: Any
+) -> None:
+    monkeypatch.setattr(scoring, "MAX_GATHERED", 2048)
+    states = torch.randn(16, 10, 8, requires_grad=True)
+    catalogue = torch.randn(50, 8, requires_grad=True)
+    targets = torch.randint(50, (16, 10))
+    with largest_tensor() as largest:
+        SampledCrossEntropy(64, shared=shared, cut=True)(states, catalogue, targets).backward()
+    assert largest.numel <= 2048  # of logits there are 10,240
+
+
 @pytest.mark.parametrize("shared", SHARING)
 @pytest.mark.parametrize("max_targets", [None, 12])
+@pytest.mark.parametrize("cut", [False, True])
 def test_gathering_in_parts_changes_nothing(
-    shared: Any, max_targets: int | None, monkeypatch: pytest.MonkeyPatch
+    shared: Any, max_targets: int | None, cut: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states, catalogue, targets = problem()
     results = []
     for size in (1 << 21, 2 * 5 * 6, 1):
         monkeypatch.setattr(scoring, "MAX_GATHERED", size)
         g = torch.Generator().manual_seed(0)
-        loss = SampledCrossEntropy(4, shared=shared, reduction="sum")
+        loss = SampledCrossEntropy(4, shared=shared, cut=cut, reduction="sum")
         value = loss(states, catalogue, targets, generator=g, max_targets=max_targets)
         results.append((value, *torch.autograd.grad(value, (states, catalogue))))
     for other in results[1:]:
@@ -339,7 +354,7 @@ def test_the_repr_shows_every_setting() -> None:
         (4, {"t": 1.5}, r"t must lie in \[0, 1\], got 1.5"),
         (4, {"t": "a"}, "t must be a number, got 'a'"),
         (4, {"shared": "user"}, r"shared must be one of .* got 'user'"),
-        (4, {"negatives": InBatchNegatives()}, "logQ correction belongs to a softmax"),
+        (4, {"negatives": InBatchNegatives()}, "logQ correction is for a softmax"),
         *((k, {}, f"n_negatives must be .* got {k!r}") for k in (0, -1, 2.5, "4", None)),
     ],
 )
@@ -387,5 +402,5 @@ def test_scaled_negatives_are_uniform_ones_for_a_softmax() -> None:
     loss = SampledCrossEntropySettings(negatives="scaled").build(TINY_DATA)
     assert isinstance(loss.negatives, UniformNegatives)
     assert loss.negatives.correct
-    with pytest.raises(ValueError, match="belongs to a softmax"):
+    with pytest.raises(ValueError, match="is for a softmax"):
         BCEPlusSettings(negatives="scaled").build(TINY_DATA)

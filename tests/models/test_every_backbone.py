@@ -45,7 +45,7 @@ def test_the_last_state_is_encoded_from_embedded_items_alone(name: str) -> None:
     torch.testing.assert_close(model.encode(embedded, lengths), wanted)
 
 
-@every_backbone
+@pytest.mark.parametrize("name", [n for n, one in BACKBONES.items() if not one.backbone.draws])
 def test_a_later_item_changes_no_earlier_state_of_as_many_events(name: str) -> None:
     model, other = make(name), HISTORIES.clone()
     other[0, 3] = 0

@@ -33,7 +33,7 @@ def test_every_loss_is_predicted_as_it_is_counted(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "| held out | all | 10 |" in done.stdout
+    assert "| held out | all | 11 |" in done.stdout
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert {row["loss"] for row in rows} == set(PLANNED)
     for row in rows:

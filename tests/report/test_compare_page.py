@@ -14,7 +14,7 @@ from sce.experiments.figure_spec import DEFAULT_FIGURES, FigureSpec
 from sce.experiments.store import Row, Sweep
 from sce.report.compare_page import make_files, make_markdown, make_page, make_summary
 from sce.report.comparison import Comparison
-from sce.training.ranks import read_ranks, write_ranks
+from sce.training.run import read_ranks, write_ranks
 from tests.experiments.made_rows import CPU, GPU, main_rows, make_row
 
 WRITTEN = datetime(2026, 1, 2, 3, 4)

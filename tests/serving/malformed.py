@@ -46,6 +46,7 @@ def bodies() -> list[bytes]:
     given += [{"history": [101], name: [one]} for name in ("allow", "block") for one in not_ids]
     given += [{"history": [101], "k": one} for one in depths]
     given += [{"history": [101], "keep_seen": one} for one in (None, 0, 1, "true", *no_lists)]
+    given += [{"history": [101], "times": one} for one in ([], [0.5], *no_lists)]
     given += [{"history": [101], name: 1} for name in ("K", "History", "", "\0", "__class__", "é")]
     given += [{"user": one} for one in (1, "x", None, [101])]
     # Ids that no catalogue has.

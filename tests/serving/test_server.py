@@ -157,6 +157,8 @@ def test_similar_items_and_search(client: TestClient) -> None:
         ({"history": [1], "block": "x"}, 400, "block must be a list of item ids; got 'x'"),
         ({"history": None}, 400, "history must be a list of item ids; got None"),
         ({"history": [1], "keep_seen": 1}, 400, "keep_seen is true or false; got 1"),
+        ({"history": [1], "times": [True]}, 400, "times are whole numbers of seconds; got [True]"),
+        ({"history": [1], "times": []}, 400, "a history of 1 events has as many times; got 0"),
         ([{"history": [1]}, 5], 400, "request 1: a request is an object"),
         ([], 400, "a list has 1 to 3 requests; got 0"),
         ([{"history": [1]}] * 4, 400, "a list has 1 to 3 requests; got 4"),

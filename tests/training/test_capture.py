@@ -1,5 +1,7 @@
 """Steps recorded as CUDA graphs against the same steps as they are."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from sce.losses import (
     SampledCrossEntropy,
     ScalableCrossEntropy,
 )
+from sce.models.registry import BACKBONES, DEFAULT_BACKBONE
 from sce.models.sasrec import SASRec, SASRecSettings
 from sce.training.capture import CapturedSteps, StepResult
 from sce.training.device import same_bits
@@ -27,7 +30,9 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 N_ITEMS, USERS, BATCH = 500, 64, 16
 
 
-def sequences(device: torch.device, *, mostly_short: bool = False) -> DeviceSequences:
+def sequences(
+    device: torch.device, *, mostly_short: bool = False, times: bool = False
+) -> DeviceSequences:
     generator = np.random.default_rng(0)
     lengths = generator.integers(2, 30, USERS)
     if mostly_short:
@@ -35,7 +40,7 @@ def sequences(device: torch.device, *, mostly_short: bool = False) -> DeviceSequ
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     items = generator.integers(N_ITEMS, size=offsets[-1]).astype(np.int32)
     users = np.arange(USERS, dtype=np.int32)
-    return DeviceSequences.place(Sequences(items, offsets, users), device)
+    return DeviceSequences.place(Sequences(items, offsets, users, 999 * items), device, times=times)
 
 
 def train(
@@ -44,9 +49,11 @@ def train(
     clip_norm: float | None = None,
     row_wise: bool = False,
     loss: nn.Module | None = None,
+    backbone: str = "sasrec",
 ) -> list[torch.Tensor]:
     device = torch.device("cuda", torch.cuda.current_device())
-    model = SASRec(N_ITEMS, SASRecSettings(dim=16, dropout=0.3, max_length=20)).to(device).train()
+    shape: Any = BACKBONES[backbone].settings
+    model = shape(dim=16, dropout=0.3, max_length=20).build(N_ITEMS).to(device).train()
     settings = TrainingSettings(
         learning_rate=1e-2,
         precision=precision,  # type: ignore[arg-type]
@@ -69,7 +76,7 @@ def train(
         model,
         loss,
         optimizer,
-        sequences(device),
+        sequences(device, times=model.uses_times),
         settings,
         device=device,
         max_length=20,
@@ -92,6 +99,13 @@ def train(
     assert len(statistics) == (10 if isinstance(loss, ScalableCrossEntropy) else 0)
     weights = [parameter.detach().flatten() for parameter in model.parameters()]
     return [torch.stack(losses), *statistics, torch.cat(weights)]
+
+
+@pytest.mark.parametrize("backbone", sorted(set(BACKBONES) - {DEFAULT_BACKBONE}))
+def test_a_recorded_step_of_another_backbone_is_the_step(backbone: str) -> None:
+    runs = [train(captured, "float32", backbone=backbone) for captured in (False, True)]
+    for eager, recorded in zip(*runs, strict=True):
+        torch.testing.assert_close(recorded, eager, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
@@ -170,9 +184,8 @@ def test_all_batches_of_a_size_have_the_same_shape(captured: bool) -> None:
 def test_graphs_of_several_widths_share_their_memory() -> None:
     big = 64 << 20  # bytes
 
-    def step(
-        histories: torch.Tensor, targets: torch.Tensor, twice: bool, max_targets: int | None
-    ) -> StepResult:
+    def step(inputs: tuple[torch.Tensor, ...], twice: bool, max_targets: int | None) -> StepResult:
+        histories, targets = inputs
         assert max_targets is None
         many = torch.ones(big // 4, device="cuda") * histories.sum()
         return StepResult((many.mean() + targets.sum()) * (2 if twice else 1), None)
@@ -187,14 +200,14 @@ def test_graphs_of_several_widths_share_their_memory() -> None:
     before = torch.cuda.memory_reserved()
     for batch in batches:
         for twice in 5 * [False, True]:
-            steps(*batch, twice)
+            steps(batch, twice)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     # Two at most are alive at once: the ones, and their product.
     assert torch.cuda.memory_reserved() - before < 3 * big
     # One after another, in any order, each still gives what it gave.
     for _ in range(2):
-        found = [[steps(*batch, twice).loss for twice in (False, True)] for batch in batches]
+        found = [[steps(batch, twice).loss for twice in (False, True)] for batch in batches]
         values = [[float(each) for each in pair] for pair in found]
         assert values == [pytest.approx([value, 2 * value], rel=1e-4) for value in expected]
         batches, expected = batches[::-1], expected[::-1]
@@ -203,9 +216,8 @@ def test_graphs_of_several_widths_share_their_memory() -> None:
 def test_graphs_of_more_and_more_targets_share_the_memory_of_the_largest() -> None:
     big = 16 << 20  # bytes a target
 
-    def step(
-        histories: torch.Tensor, targets: torch.Tensor, twice: bool, max_targets: int | None
-    ) -> StepResult:
+    def step(inputs: tuple[torch.Tensor, ...], twice: bool, max_targets: int | None) -> StepResult:
+        histories, targets = inputs
         assert max_targets is not None
         many = torch.ones(max_targets * big // 4, device="cuda")
         return StepResult(many.mean() * histories.sum() + targets.sum(), None)
@@ -217,7 +229,7 @@ def test_graphs_of_more_and_more_targets_share_the_memory_of_the_largest() -> No
     for _ in range(2):
         for bound in (1, 2, 3, 4, 5, 6, 7, 8, 3, 8):
             for _ in range(5):
-                assert float(steps(*batch, False, bound).loss) == 12
+                assert float(steps(batch, False, bound).loss) == 12
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() - before < 10 * big

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from sce.data.prepared import PreparedDataset
@@ -18,7 +17,7 @@ from sce.losses import LOSSES, ScalableCrossEntropy
 from sce.models.sasrec import SASRec
 from sce.planning import summarize_data
 from sce.training import checkpoint, trainer
-from sce.training.checkpoint import Checkpointer, Trained, read_tensors
+from sce.training.checkpoint import Checkpointer, Trained, read_tensors, write_tensors
 from sce.training.fit import FitResult, fit
 from sce.training.run import Run
 from sce.training.signals import TrainingInterrupted
@@ -181,11 +180,11 @@ def test_signals_while_saving_lose_nothing(
 
     def interrupted(*arguments: Any, **options: Any) -> None:
         twice()
-        save_file(*arguments, **options)
+        write_tensors(*arguments, **options)
         twice()
 
     hooked = Hooked(2, lambda: os.kill(os.getpid(), signal.SIGINT))
-    monkeypatch.setattr(checkpoint, "save_file", interrupted)
+    monkeypatch.setattr(checkpoint, "write_tensors", interrupted)
     with pytest.raises(TrainingInterrupted, match="epoch 1 after step 2 of 3"):
         train(dataset, tmp_path / "run", hooked)
     monkeypatch.undo()
@@ -232,7 +231,7 @@ def test_a_crash_at_any_write_and_resuming_is_exact(
 
     monkeypatch.setattr(checkpoint, "_SHARE", 0)  # save after every epoch
     monkeypatch.setattr(Path, "replace", failing(Path.replace))
-    monkeypatch.setattr(checkpoint, "save_file", failing(save_file))
+    monkeypatch.setattr(checkpoint, "write_tensors", failing(write_tensors))
     crashes = 0
     while True:
         out = tmp_path / f"run{crashes}"
@@ -375,7 +374,7 @@ def test_no_more_epochs_than_are_done_and_none_was_evaluated(
 ) -> None:
     with pytest.raises(TrainingInterrupted):
         train(dataset, tmp_path / "run", epochs=9, evaluate_every=9, on_epoch=stop_at(2))
-    with pytest.raises(InputError, match=r"none of the 2 epochs of .* was evaluated; ask for more"):
+    with pytest.raises(InputError, match=r"no epoch of .* was evaluated; ask for more"):
         train(dataset, tmp_path / "run", evaluate_every=9)
 
 
@@ -429,7 +428,7 @@ def test_with_a_schedule_the_epochs_are_part_of_it(
 
 def test_fewer_epochs_than_there_are(dataset: PreparedDataset, tmp_path: Path) -> None:
     train(dataset, tmp_path / "run", epochs=2)
-    with pytest.raises(InputError, match="has 2 epochs already, and 1 are asked for"):
+    with pytest.raises(InputError, match="has 2 epochs, and 1 are asked for"):
         train(dataset, tmp_path / "run", epochs=1)
 
 

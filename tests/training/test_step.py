@@ -137,9 +137,9 @@ class Recorded:
     def __init__(self, step: Any, *_: object) -> None:
         self.step, self.kinds, self.asides = step, [], 0  # type: ignore[var-annotated]
 
-    def __call__(self, histories: Tensor, targets: Tensor, stats: bool, bound: int | None) -> Any:
-        self.kinds.append((tuple(histories.shape), bound))
-        return self.step(histories, targets, stats, bound)
+    def __call__(self, inputs: tuple[Tensor, ...], stats: bool, bound: int | None) -> Any:
+        self.kinds.append((tuple(inputs[0].shape), bound))
+        return self.step(inputs, stats, bound)
 
     def on_capture_stream(self, work: Any) -> Any:
         self.asides += 1
@@ -179,7 +179,7 @@ def test_captured_steps_are_given_a_bound_of_their_targets(
 
 def test_the_longest_come_first_and_nothing_is_lost() -> None:
     step = make_step(CrossEntropy())
-    histories, targets, groups, fixed = step.batch(torch.arange(20))
+    histories, targets, groups, fixed, _ = step.batch(torch.arange(20))
     assert not fixed
     assert groups == ((12, 6), (4, 3), (4, 2))
     lengths = (histories >= 0).sum(1)

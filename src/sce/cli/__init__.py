@@ -6,6 +6,7 @@ A command's module is imported only when that command is called, so `sce --help`
 
 import errno
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -21,115 +22,79 @@ from sce.errors import InputError, InputWarning, RankError, settings_as_flags
 from sce.memory import lacks_threads, ran_out
 from sce.progress import PipedConsole
 
-VERBS: dict[str, tuple[str, list[str]]] = {
-    "prepare": (
-        "Turn a log of interactions into a filtered, split and indexed dataset.",
-        [
-            "clicks.csv.gz --out data/clicks",
-            "'logs/*.parquet' --user-column member --out data/shop",
-            "visits.csv --order rows --out data/visits",
-            "--partitions written-by-spark --memory 4GB --out data/large",
-            "ratings.dat --format movielens-1m --preset paper --out data/ml1m",
-        ],
-    ),
-    "synthesize": (
-        "Write a synthetic log with popularity skew and sequences that can be learned.",
-        [
-            "--out data/made.parquet --titles data/titles.csv",
-            "--items 1000000 --users 50000 --out data/large.parquet",
-        ],
-    ),
-    "plan": (
-        "Predict the memory of training with each loss, and what fits on a GPU.",
-        [
-            "--items 1_000_000 --batch 128 --length 200 --dim 64 --memory 16GB",
-            "--items 1_000_000 --memory 16GB --precision bf16",
-            "--data data/clicks --memory 24GiB --json",
-        ],
-    ),
-    "train": (
-        "Train a model on a prepared dataset, and measure it on the test users.",
-        [
-            "data/clicks --out runs/clicks",
-            "data/clicks --out runs/clicks --resume",
-            "data/clicks --out runs/ce --loss ce --loss.chunk-size 4096",
-            "data/clicks --out runs/wide --config my.toml --model.dim 128",
-            "data/clicks-june --from runs/clicks --out runs/clicks-june",
-        ],
-    ),
-    "add-items": (
-        "Add new items to a run or an export, untrained: by similar items or content vectors.",
-        [
-            "runs/clicks items.jsonl --out runs/clicks-more",
-            "exports/clicks items.jsonl --out exports/clicks --force",
-        ],
-    ),
-    "evaluate": (
-        "Measure a run on the test users, beside the popularity baseline.",
-        ["runs/clicks", "runs/clicks --split validation --k 10 100 --json"],
-    ),
-    "recommend": (
-        "Recommend items for users of the dataset, or for any histories.",
-        [
-            "runs/clicks --histories histories.jsonl -k 10",
-            "runs/clicks --out everybody.parquet",
-            "runs/clicks --allow in-stock.txt --out everybody.jsonl",
-        ],
-    ),
-    "similar": (
-        "Name the items that are most similar to others.",
-        ["runs/clicks 42 7 -k 5", "runs/clicks 42 --allow in-stock.txt --format jsonl"],
-    ),
-    "export": (
-        "Write a run for use without torch: encoder, item table and ids, checked against the run.",
-        ["runs/clicks --out exports/clicks", "runs/clicks --out exports/torch --format pt2"],
-    ),
-    "serve": (
-        "Serve a run or an export over HTTP, with a page to try it on.",
-        [
-            "exports/clicks --port 8000",
-            "runs/clicks --titles items.csv",
-            "exports/clicks --host 0.0.0.0 --token-file token --watch",
-        ],
-    ),
-    "report": (
-        "Write a page about a run: curves, metrics, memory, settings, examples.",
-        ["runs/clicks"],
-    ),
-    "sweep": (
-        "Train with many settings, each in a fresh process; resumable, within budgets.",
-        [
-            "experiments/pareto.toml --data data/clicks --out sweeps/clicks",
-            "experiments/mix.toml --out sweeps/made --jobs 4 --time-budget 10m",
-            "experiments/{mix,pareto}.toml --data data/clicks --out sweeps/both",
-        ],
-    ),
-    "compare": (
-        "Put runs side by side: tables with intervals, Pareto fronts, curves, on one page.",
-        [
-            "runs/sce runs/ce",
-            "sweeps/clicks",
-            "sweeps/clicks --markdown table.md --csv all.csv --svg figures",
-        ],
-    ),
-    "datasets": (
-        "List the paper's datasets, where their owners publish them, and how to prepare each.",
-        ["", "--json"],
-    ),
+VERBS = {
+    "prepare": """Turn a log of interactions into a filtered, split and indexed dataset.
+    sce prepare clicks.csv.gz --out data/clicks
+    sce prepare 'logs/*.parquet' --user-column member --out data/shop
+    sce prepare visits.csv --order rows --out data/visits
+    sce prepare --partitions written-by-spark --memory 4GB --out data/large
+    sce prepare ratings.dat --format movielens-1m --preset paper --out data/ml1m""",
+    "synthesize": """Write a synthetic log with popularity skew and sequences that can be learned.
+    sce synthesize --out data/made.parquet --titles data/titles.csv
+    sce synthesize --items 1000000 --users 50000 --out data/large.parquet""",
+    "plan": """Predict the memory of training with each loss, and what fits on a GPU.
+    sce plan --items 1_000_000 --batch 128 --length 200 --dim 64 --memory 16GB
+    sce plan --items 1_000_000 --memory 16GB --precision bf16
+    sce plan --data data/clicks --memory 24GiB --json""",
+    "train": """Train a model on a prepared dataset, and measure it on the test users.
+    sce train data/clicks --out runs/clicks
+    sce train data/clicks --out runs/clicks --resume
+    sce train data/clicks --out runs/ce --loss ce --loss.chunk-size 4096
+    sce train data/clicks --out runs/wide --config my.toml --model.dim 128
+    sce train data/clicks-june --from runs/clicks --out runs/clicks-june""",
+    "add-items": """Add new items to a run or an export, by similar items or content vectors.
+    sce add-items runs/clicks items.jsonl --out runs/clicks-more
+    sce add-items exports/clicks items.jsonl --out exports/clicks --force""",
+    "evaluate": """Measure a run on the test users, beside the popularity baseline.
+    sce evaluate runs/clicks
+    sce evaluate runs/clicks --split validation --k 10 100 --json""",
+    "recommend": """Recommend items for users of the dataset, or for any histories.
+    sce recommend runs/clicks --histories histories.jsonl -k 10
+    sce recommend runs/clicks --out everybody.parquet
+    sce recommend runs/clicks --allow in-stock.txt --out everybody.jsonl""",
+    "similar": """Name the items that are most similar to others.
+    sce similar runs/clicks 42 7 -k 5
+    sce similar runs/clicks 42 --allow in-stock.txt --format jsonl""",
+    "export": """Write a run for use without torch: encoder, item table, ids; checked against it.
+    sce export runs/clicks --out exports/clicks
+    sce export runs/clicks --out exports/torch --format pt2""",
+    "serve": """Serve a run or an export over HTTP, with a page to try it on.
+    sce serve exports/clicks --port 8000
+    sce serve runs/clicks --titles items.csv
+    sce serve exports/clicks --host 0.0.0.0 --token-file token --watch""",
+    "report": """Write a page about a run: curves, metrics, memory, settings, examples.
+    sce report runs/clicks""",
+    "sweep": """Train with many settings, each in a fresh process; resumable, within budgets.
+    sce sweep experiments/pareto.toml --data data/clicks --out sweeps/clicks
+    sce sweep experiments/mix.toml --out sweeps/made --jobs 4 --time-budget 10m
+    sce sweep experiments/{mix,pareto}.toml --data data/clicks --out sweeps/both""",
+    "compare": """Put runs side by side: tables with intervals, Pareto fronts, curves, on one page.
+    sce compare runs/sce runs/ce
+    sce compare sweeps/clicks
+    sce compare sweeps/clicks --markdown table.md --csv all.csv --svg figures""",
+    "datasets": """List the paper's datasets, where they are published, and how to prepare each.
+    sce datasets
+    sce datasets --json""",
 }
-"""Commands with a summary and examples: `sce NAME` calls NAME of sce.cli.NAME, with _ for -."""
+"""Commands, each with a summary and examples: `sce NAME` calls NAME of sce.cli.NAME, _ for -."""
 
 
 _RESERVE = [bytearray(2**20)]  # given back to say that memory has run out
+_POWER = re.compile(r"^(-?\d+)[eE]\+?(\d{1,2})$")
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
+def _zeros(power: re.Match[str]) -> str:
+    return power[1] + "0" * int(power[2])
+
+
 def _convert(kind: Any, tokens: Sequence[cyclopts.Token]) -> Any:
-    """Read options as usual, but never round or beyond 64 bits: such numbers are mistakes."""
+    """Read options as usual, and 1e6; never round or beyond 64 bits: such numbers are mistakes."""
     if int in (kind, *get_args(kind)):
         for token in tokens:
             if "." in token.value:
                 raise cyclopts.CoercionError(token=token, target_type=int)
+        tokens = [token.evolve(value=_POWER.sub(_zeros, token.value)) for token in tokens]
     value = cyclopts.convert(kind, tokens)
     if type(value) is int and not -(2**63) <= value < 2**63:
         raise cyclopts.CoercionError(token=tokens[0], target_type=int)
@@ -157,14 +122,13 @@ app = cyclopts.App(
     default_parameter=cyclopts.Parameter(negative=(), converter=_convert),
     suppress_keyboard_interrupt=False,
 )
-for position, (verb, (summary, examples)) in enumerate(VERBS.items()):
+for position, (verb, text) in enumerate(VERBS.items()):
+    name, (summary, _, examples) = verb.replace("-", "_"), text.partition("\n")
     app.command(
-        f"sce.cli.{verb.replace('-', '_')}:{verb.replace('-', '_')}",
+        f"sce.cli.{name}:{name}",
         name=verb,
         help=summary,
-        help_epilogue="\n    ".join(
-            ["Examples:\n", *(f"sce {verb} {e}".strip() for e in examples)]
-        ),
+        help_epilogue=f"Examples:\n\n{examples}",
         sort_key=position,
     )
 

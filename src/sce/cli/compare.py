@@ -1,6 +1,5 @@
 """`sce compare`: runs and sweeps, side by side."""
 
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -58,20 +57,12 @@ def compare(
         for path in figures if svg.exists() else ():
             check_page(path)
         written |= figures
-    new = None if svg is None or svg.exists() else svg
-    try:
-        if svg is not None:
+        try:
             svg.mkdir(parents=True, exist_ok=True)
-        for path, text in written.items():
-            write_page(path if path == page_file else path.resolve(), text)
-    except (InputError, OSError) as error:
-        if new is not None:
-            with suppress(OSError):  # figures are in it
-                new.rmdir()
-        if isinstance(error, InputError):
-            raise
-        where = error.filename or target
-        raise InputError(f"cannot write {where}: {error.strerror or error}") from error
+        except OSError as error:
+            raise InputError(f"cannot write {svg}: {error.strerror or error}") from error
+    for path, text in written.items():
+        write_page(path if path == page_file else path.resolve(), text)
     # Not before all are written: whoever reads this may stop reading after the first line.
     with telling():
         (heads, *lines), paragraphs = page.make_summary(comparisons)

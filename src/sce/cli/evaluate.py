@@ -19,8 +19,7 @@ from sce.evaluation.ranking import Popularity, Ranker, check_memory
 from sce.progress import ProgressDisplay
 from sce.recommend import Recommender
 from sce.training.device import resolve_device
-from sce.training.ranks import read_ranks, write_ranks
-from sce.training.run import Run
+from sce.training.run import Run, read_ranks, write_ranks
 
 
 def evaluate(
@@ -53,34 +52,32 @@ def evaluate(
     if not len(dataset.test):
         why = " (split none: all was trained on)" if dataset.split == "none" else ""
         raise InputError(f"{dataset.path} has no test users{why}: there is nothing to evaluate")
-    loss = opened.loss
     rankers: dict[str, Ranker] = {
-        loss: Recommender.load(opened, str(place)).model,
+        opened.loss: Recommender.load(opened, str(place)).model,
         "popularity": Popularity(dataset.train, dataset.n_items, device=place),
     }
-    check_memory(rankers[loss].catalogue, batch_size)
+    check_memory(rankers[opened.loss].catalogue, batch_size)
     measured = partial(measure, dataset=dataset, split=split, keep_seen=keep_seen)
     measured = partial(measured, ks=None if k is None else sorted(set(k)), batch_size=batch_size)
     with ProgressDisplay() as display:
         tell = partial(display.update, total=len(dataset.test), unit="users")
-        found = {
-            name: measured(ranker, progress=partial(tell, f"evaluating {name}"))
+        model, popularity = (
+            measured(ranker, progress=partial(tell, f"evaluating {name}"))
             for name, ranker in rankers.items()
-        }
+        )
     if split == "test" and k is None and not keep_seen:
-        _keep_ranks(opened, found[loss].ranks)
+        _keep_ranks(opened, model.ranks)
     if as_json:
         facts = {"run": str(run), "split": split, "keep_seen": keep_seen}
-        of_users = {"users": found[loss].users, "seen_targets": found[loss].seen_targets}
-        values = {"model": found[loss].values, "popularity": found["popularity"].values}
-        print(json.dumps(facts | of_users | values))
+        facts |= {"users": model.users, "seen_targets": model.seen_targets}
+        print(json.dumps(facts | {"model": model.values, "popularity": popularity.values}))
         return
-    values = {name: one.values for name, one in found.items()}
-    show_metrics(values, title=split, users=found[loss].users)
-    line = f"{found[loss].users:,} users; items that a user has had before are "
+    values = {opened.loss: model.values, "popularity": popularity.values}
+    show_metrics(values, title=split, users=model.users)
+    line = f"{model.users:,} users; items that a user has had before are "
     line += "ranked as well" if keep_seen else "left out"
-    if found[loss].seen_targets and not keep_seen:
-        line += f", and so are targets among them: {found[loss].seen_targets:,} misses"
+    if model.seen_targets and not keep_seen:
+        line += f", and so are targets among them: {model.seen_targets:,} misses"
     output_console().print(line, soft_wrap=True, markup=False)
 
 

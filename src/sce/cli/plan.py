@@ -1,13 +1,13 @@
 """`sce plan`: the memory that training will take with each loss, and what fits."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from cyclopts import CoercionError, Parameter, Token
+from cyclopts import Parameter
 
 from sce.cli.output import output_console, plain_table, show_lines
 from sce.data.prepared import PreparedDataset
@@ -42,24 +42,11 @@ _PARTS = ("model", "activations", "loss", "other")  # of a peak
 _WIDE = 116  # columns of a terminal in which the whole table has room
 
 
-def _read_count(kind: Any, tokens: Sequence[Token]) -> int:
-    """Read a whole number of 64 bits at most, also as 1e6."""
-    text = tokens[0].value
-    try:
-        whole = "e" in text.lower() and float(text).is_integer()
-        number = int(float(text)) if whole else int(text)
-        if not -(2**63) <= number < 2**63:
-            raise ValueError(f"{text} has more than 64 bits")
-        return number
-    except ValueError as error:
-        raise CoercionError(token=tokens[0], target_type=int) from error
-
-
 def plan(
     *,
-    items: Annotated[int | None, Parameter(converter=_read_count)] = None,
-    data: Annotated[Path | None, Parameter(name="--data")] = None,
-    batch: Annotated[int, Parameter(converter=_read_count)] = 128,
+    items: int | None = None,
+    data: Path | None = None,
+    batch: int = 128,
     length: int | None = None,
     mean_length: float | None = None,
     model: str = DEFAULT_BACKBONE,
@@ -103,20 +90,10 @@ def plan(
     width, found = _sizes(items, data, length, mean_length)
     settings: Any = BACKBONES[model].settings
     shape = {"dim": dim, "blocks": blocks, "heads": heads, "max_length": width}
-    options = {
-        "n_negatives": negatives,
-        "bucket_size_y": bucket_size_y,
-        "alpha": alpha,
-        "beta": beta,
-        "chunk_size": chunk_size,
-    }
-    job = Job(
-        batch=batch,
-        backbone=settings(**{name: shape[name] for name in _shape_of(settings)}),
-        precision=precision,
-        options=options,
-        **found,
-    )
+    backbone = settings(**{name: shape[name] for name in _shape_of(settings)})
+    options = {"n_negatives": negatives, "bucket_size_y": bucket_size_y, "alpha": alpha}
+    options |= {"beta": beta, "chunk_size": chunk_size}
+    job = Job(batch=batch, backbone=backbone, precision=precision, options=options, **found)
     size = None if memory is None else parse_size(memory)
     if size is None and torch.cuda.is_available():
         size = int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -137,7 +137,7 @@ def recommend(
     titled = recommender.titles is not None
     with display, open_rows(out, format, force=force, key=key, titles=titled) as rows:
         if rows.state is not None:
-            account.restore(rows.state)
+            vars(account).update(rows.state)
             display.print(f"sce: going on after {account.given:,} {account.many}")
         for user, found in source:
             account.count(user, found)
@@ -218,14 +218,8 @@ class Account:
     examples: list[str] = field(default_factory=list)
     short: int = 0
     fewest: int = 0
-    unknown: int = 0
-    unknown_examples: list[Id] = field(default_factory=list)
-    unlisted: int = 0
-    unlisted_examples: list[Id] = field(default_factory=list)
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on counting after what an interrupted command has counted."""
-        vars(self).update(state)
+    unknown: dict[str, tuple[int, list[Id]]] = field(default_factory=dict)
+    """By what they are of: how many items are not in the catalogue, and the first of them."""
 
     def rest(self, given: Iterable[T]) -> Iterator[T]:
         """Those that are still to be counted, once iterating begins."""
@@ -245,12 +239,10 @@ class Account:
         if len(found) < found.asked and (found.known or popular):
             self.fewest = min(self.fewest, len(found)) if self.short else len(found)
             self.short += 1
-        if not found.known:
-            return
-        self.unknown += len(found.unknown)
-        self.unknown_examples += found.unknown[: _EXAMPLES - len(self.unknown_examples)]
-        self.unlisted += len(found.unlisted)
-        self.unlisted_examples += found.unlisted[: _EXAMPLES - len(self.unlisted_examples)]
+        lists = {"histories": found.unknown, "lists of histories": found.unlisted}
+        for what, some in lists.items() if found.known else ():
+            number, first = self.unknown.get(what, (0, []))
+            self.unknown[what] = number + len(some), [*first, *some][:_EXAMPLES]
 
     def conclude(self) -> list[str]:
         """Return lines on what was skipped; refuse when there was nothing that could be used."""
@@ -275,17 +267,12 @@ class Account:
                 f"than were asked for, the fewest {self.fewest:,}: the others they may not get "
                 "(allow, block), or have had before and get with --keep-seen alone"
             )
-        if self.unknown:
-            lines.append(
-                f"skipped {plural(self.unknown, 'item')} of histories, not in the catalogue "
-                f"({_examples(self.unknown_examples, self.unknown)})"
-            )
-        if self.unlisted:
-            lines.append(
-                f"skipped {plural(self.unlisted, 'item')} of lists of histories, not in the "
-                f"catalogue ({_examples(self.unlisted_examples, self.unlisted)})"
-            )
-        return lines
+        return lines + [
+            f"skipped {plural(number, 'item')} of {what}, not in the catalogue "
+            f"({_examples(first, number)})"
+            for what, (number, first) in self.unknown.items()
+            if number
+        ]
 
     def _plural(self, count: int) -> str:
         return f"{count:,} {self.one if count == 1 else self.many}"

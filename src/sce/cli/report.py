@@ -9,11 +9,10 @@ from cyclopts import Parameter
 from sce.cli import telling
 from sce.cli.titles import titles_for
 from sce.data.storage import write_text
-from sce.errors import InputError
+from sce.errors import InputError, needing
 from sce.memory import require_memory
 from sce.training.run import Run, warn_of
 
-_EXTRA = ("altair", "vl_convert", "jinja2", "polars")
 _RECORDS = (".json", ".jsonl", ".npy", ".safetensors")  # of runs and sweeps
 
 
@@ -21,15 +20,8 @@ def needs_report(module: str) -> Any:
     """Import a module of `sce.report`, or say how its libraries are installed."""
     remedy = "it is address space alone: allow more of it (ulimit -v)"
     require_memory(0, "drawing charts", remedy, mapped=7.2e10)  # V8, which else ends the process
-    try:
+    with needing("report", "drawing charts"):
         return import_module(f"sce.report.{module}")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _EXTRA:
-            raise
-        raise InputError(
-            f"pages need {error.name}, which is not installed; install it with: "
-            "pip install 'scalable-cross-entropy[report]'"
-        ) from error
 
 
 def write_page(path: Path, text: str) -> None:

@@ -1,21 +1,18 @@
 """Requests and lists of items, as files of the command line hold them."""
 
-import json
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 from sce.data.formats import COMPRESSIONS, ENDINGS
 from sce.data.lines import name_of, parse_line, read_lines
-from sce.errors import InputError
-from sce.evaluation.ranking import check_depth
+from sce.errors import InputError, needing
 from sce.recommend import Recommended, Recommender, Request
-from sce.requests import Id
+from sce.requests import Id, list_ids
 
-_WISHES = ("k", "keep_seen", "allow", "block")
-_MEMBERS = {"user_id", "history", *_WISHES}
+_MEMBERS = {"user_id", "history", "k", "keep_seen", "allow", "block", "times"}
 
 
 def read_items(path: Path | None, option: str, column: str | None = None) -> list[Id] | None:
@@ -30,13 +27,9 @@ def read_items(path: Path | None, option: str, column: str | None = None) -> lis
     if ending not in ENDINGS:
         listed: list[Id] = [text for _, text in read_lines(path)]
     else:
-        try:
+        remedy = ", or write one id a line into a .txt file"
+        with needing("prepare", f"reading {path}", remedy):
             from sce.data.reading import read_item_column
-        except ModuleNotFoundError as error:
-            raise InputError(
-                f"reading {path} needs polars, which is not installed; install it with: pip "
-                "install 'scalable-cross-entropy[prepare]', or write one id a line into a .txt file"
-            ) from error
         listed = read_item_column(path, column)
     if not listed:
         raise InputError(f"{name_of(path)} ({option}) names no item")
@@ -44,10 +37,7 @@ def read_items(path: Path | None, option: str, column: str | None = None) -> lis
 
 
 def stream_requests(
-    recommender: Recommender,
-    lines: Iterable[tuple[int, str]],
-    path: Path,
-    options: dict[str, Any],
+    recommender: Recommender, lines: Iterable[tuple[int, str]], path: Path, options: dict[str, Any]
 ) -> Iterator[tuple[Id, Recommended]]:
     """Recommend for lines of JSON, as they come."""
     waiting: deque[Id] = deque()  # users whose histories are being ranked
@@ -55,33 +45,22 @@ def stream_requests(
     def each_request() -> Iterator[Request]:
         for number, text in lines:
             try:
-                user, request = _parse(text, number, recommender.n_items)
+                user, request = _parse(text, number)
             except ValueError as error:
                 raise InputError(f"{name_of(path)}, line {number}: {error}") from error
             waiting.append(user)
-            yield request
+            yield replace(request, where=f"{name_of(path)}, line {number}")
 
     found = recommender.stream(each_request(), **options)
     return ((waiting.popleft(), one) for one in found)
 
 
-def _parse(line: str, number: int, n_items: int) -> tuple[Id, Request]:
+def _parse(line: str, number: int) -> tuple[Id, Request]:
     """User and request of a line of JSON; without a user, the line's number."""
     record = parse_line(line, _MEMBERS)
-    history = record.get("history") if isinstance(record, dict) else None
-    if not isinstance(history, list):
+    if not isinstance(record, dict) or not isinstance(record.get("history"), list):
         raise ValueError(f'expected {{"user_id": ..., "history": [item ids]}}, got {line:.80}')
-    user = number if record.get("user_id") is None else record["user_id"]
-    request = Request(history, *(record.get(name) for name in _WISHES))
-    for name, some in (("allow", request.allow), ("block", request.block)):
-        if not isinstance(some, list | None):
-            raise ValueError(f"{name} must be a list of ids, got {json.dumps(some):.80}")
-    for one in (user, *history, *(request.allow or ()), *(request.block or ())):
-        if type(one) not in (int, str):
-            raise ValueError(f"ids are integers or strings, got {json.dumps(one)}")
-    if type(request.k) not in (int, NoneType) or type(request.keep_seen) not in (bool, NoneType):
-        raise ValueError("k must be a whole number, and keep_seen true or false")
-    if request.k is not None:
-        check_depth(request.k, n_items)
+    given = record.pop("user_id", None)
+    [user] = list_ids([number if given is None else given], "user_id")
     str(user).encode()  # half a surrogate pair could be read, but not written
-    return user, request
+    return user, Request(**record)

@@ -19,87 +19,71 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO, get_args
 from sce.cli import say
 from sce.data.columns import ITEM, USER
 from sce.data.storage import atomic_file, empty, read_json, write_json
-from sce.errors import InputError
+from sce.errors import InputError, needing
 from sce.memory import require_memory
-from sce.recommended import SIMILAR
+from sce.requests import SIMILAR
 from sce.training.signals import as_ctrl_c
 
 if TYPE_CHECKING:
-    from sce.recommended import Recommended
-    from sce.requests import Id
+    from sce.requests import Id, Recommended
 
 Format = Literal["csv", "jsonl", "parquet"]
 STATE = "state.json"
 _SAVED = {"key": str, "position": int, "text": [str], "state": {"given": int}}
+_NOTHING: Mapping[str, Any] = {"position": 0, "text": [], "state": None}
 _INT64 = range(-(2**63), 2**63)
 
 
-def columns_of(whose: str, *, titles: bool = False) -> tuple[str, ...]:
-    """Columns of rows: of items for users, or of similar ones for items."""
-    what = (ITEM, "score", "rank", "source") if whose == USER else (SIMILAR, "score", "rank")
-    return (whose, *what, *(["title"] if titles else []))
-
-
 class Rows:
-    """Where recommendations go; parquet is made of lines of JSON, one for each item, at the end."""
-
-    state: Mapping[str, Any] | None = None
-    """The last one saved by the interrupted command that this one goes on with."""
+    """Where recommendations go; parquet is made of csv at the end."""
 
     def __init__(
-        self, stream: TextIO, format_: str, whose: str = USER, *, titles: bool = False
+        self,
+        stream: TextIO,
+        format_: str,
+        whose: str = USER,
+        *,
+        titles: bool = False,
+        saved: Mapping[str, Any] = _NOTHING,
+        state_file: Path | None = None,
+        key: str | None = None,
     ) -> None:
-        self._stream, self._format, self._whose = stream, format_, whose
-        self._columns = columns_of(whose, titles=titles)
-        self._csv = csv.writer(stream, lineterminator="\n")
-        self._lacks_header = format_ == "csv"
-        self._state_file: Path | None = None
-        self._key: str | None = None
-        self.text: set[str] = set()
-        """Columns with an id that is no integer of 64 bits, for parquet."""
-
-    def resume(self, state_file: Path, key: str | None, saved: Mapping[str, Any]) -> None:
-        """Save in this file from now on, where there is a key; begin with what was saved there."""
-        self._state_file, self._key, self.state = state_file, key, saved["state"]
-        self._lacks_header = self._lacks_header and not saved["position"]
+        """Begin with what was saved, and save in this file from now on, where there is a key."""
+        what = (ITEM, "score", "rank", "source") if whose == USER else (SIMILAR, "score", "rank")
+        self.columns = (whose, *what, *(["title"] if titles else []))
+        self.state: Mapping[str, Any] | None = saved["state"]
+        """The last one saved by the interrupted command that this one goes on with."""
         self.text = set(saved["text"])
+        """Columns with an id that is no integer of 64 bits, for parquet."""
+        self._stream, self._format = stream, format_
+        self._csv = csv.writer(stream, lineterminator="\n")
+        self._lacks_header = format_ != "jsonl" and not saved["position"]
+        self._state_file, self._key = state_file, key
 
     def add(self, user: "Id", found: "Recommended") -> None:
         """Write one user's, best first: a row for each item, or one line of JSON."""
+        whose, what = self.columns[:2]
         # str of a float32: the fewest digits that give the same number again.
-        scores: Iterable[str] = map(str, found.scores)
-        if self._format == "csv":
-            self._write_header()
-            rows = (repeat(user), found.items, scores, count(1), *self._more(found).values())
-            self._csv.writerows(zip(*rows, strict=False))  # some have no end
-            return
-        ids = [user, *found.items]
-        if self._format == "parquet":  # all of it as text, and scores with the digits of a float64
-            for column, some in ((USER, ids[:1]), (ITEM, ids[1:])):
-                if not all(isinstance(one, int) and one in _INT64 for one in some):
-                    self.text.add(column)
-            ids, scores = [str(one) for one in ids], map(str, found.scores.tolist())
-        whose, *items = (json.dumps(one, ensure_ascii=False) for one in ids)
+        scores = list(map(str, found.scores))
         if self._format == "jsonl":
-            listed = f'"items": [{", ".join(items)}], "scores": [{", ".join(scores)}]'
-            if "source" in self._columns:
-                listed += f', "source": "{found.source}"'
-            if "title" in self._columns:
-                listed += f', "titles": {json.dumps(found.titles or [], ensure_ascii=False)}'
-            self._stream.write(f'{{"{self._whose}": {whose}, {listed}}}\n')
+            record: dict[str, Any] = {
+                whose: user,
+                "items": found.items,
+                "scores": list(map(float, scores)),
+            }
+            record |= {"source": found.source} if "source" in self.columns else {}
+            record |= {"titles": found.titles or []} if "title" in self.columns else {}
+            self._stream.write(json.dumps(record, ensure_ascii=False) + "\n")
             return
-        more = self._more(found)
-        for n, (item, score) in enumerate(zip(items, scores, strict=True)):
-            columns = f'"{USER}": {whose}, "{ITEM}": {item}, "score": {score}, "rank": {n + 1}'
-            for name, values in more.items():
-                columns += f', "{name}": {json.dumps(values[n], ensure_ascii=False)}'
-            self._stream.write(f"{{{columns}}}\n")
-
-    def _more(self, found: "Recommended") -> dict[str, list[str]]:
-        """Values of the columns behind the rank, one for each item."""
-        values: dict[str, list[Any]] = {"source": [found.source] * len(found)}
-        values["title"] = found.titles or []
-        return {name: some for name, some in values.items() if name in self._columns}
+        self._write_header()
+        parquet = self._format == "parquet"
+        for column, ids in ((whose, [user]), (what, found.items)) if parquet else ():
+            if not all(isinstance(one, int) and one in _INT64 for one in ids):
+                self.text.add(column)
+        columns: list[Iterable[Any]] = [repeat(user), found.items, scores, count(1)]
+        columns += [repeat(found.source)] if "source" in self.columns else []
+        columns += [found.titles or []] if "title" in self.columns else []
+        self._csv.writerows(zip(*columns, strict=False))  # some have no end
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Keep the rows so far, and a state, for a command that goes on after them."""
@@ -120,7 +104,7 @@ class Rows:
     def _write_header(self) -> None:
         # The header comes with the first row: where nothing can be recommended, nothing is printed.
         if self._lacks_header:
-            self._csv.writerow(self._columns)
+            self._csv.writerow(self.columns)
             self._lacks_header = False
 
 
@@ -134,19 +118,11 @@ def open_rows(
     whose: str = USER,
     titles: bool = False,
 ) -> Iterator[Rows]:
-    """Open a file, or standard output, for rows.
+    """Open a file, or standard output, for rows, by default in the format that its name says.
 
-    Args:
-        out: The file; None is standard output.
-        format_: How it is written; by default as the file's name says, on standard output csv.
-        force: Replace a file that is there already; begin anew what was interrupted.
-        key: All that decides about the rows: an interrupted command with the same key is gone on
-            with. None: it is not.
-        whose: Column of those whose items they are: users, or items.
-        titles: Write titles too.
-
-    Raises:
-        InputError: When it cannot be written, or not in this format.
+    `force` replaces a file that is there, and begins anew what was interrupted. The `key` is all
+    that decides about the rows: an interrupted command with the same is gone on with, if there is
+    any. `whose` is the column of those whose items they are: users, or items.
     """
     if out is None:
         if format_ == "parquet":
@@ -162,26 +138,26 @@ def open_rows(
     chosen = _choose(out, format_, force=force)
     with as_ctrl_c(), atomic_file(out, keep=STATE) as partial:
         state_file = partial.with_name(STATE)
-        saved = None
+        saved: Mapping[str, Any] | None = None
         with suppress(InputError, FileNotFoundError):
             saved = read_json(state_file, _SAVED)
         if saved is None or force or saved["key"] != key:
             if saved is not None and saved["position"] and not force:
                 say("beginning anew: what was interrupted here had other settings")
-            saved = {"position": 0, "text": [], "state": None}
+            saved = _NOTHING
             empty(partial.parent)
-        text = partial.with_name("rows.jsonl") if chosen == "parquet" else partial
+        text = partial.with_name("rows.csv") if chosen == "parquet" else partial
         with text.open("a", encoding="utf-8", newline="") as stream:
             if stream.tell() < saved["position"]:
                 raise InputError(f"{text} was altered; begin anew with the same command")
             stream.truncate(saved["position"])
-            rows = Rows(stream, chosen, whose, titles=titles)
-            rows.resume(state_file, key, saved)
+            resumed: Any = {"saved": saved, "state_file": state_file, "key": key}
+            rows = Rows(stream, chosen, whose, titles=titles, **resumed)
             try:
                 yield rows
                 rows.finish()
                 if chosen == "parquet":
-                    _write_parquet(text, partial, rows.text, columns_of(whose, titles=titles))
+                    _write_parquet(text, partial, rows)
                 if out.exists() and not force:
                     raise FileExistsError(errno.EEXIST, "it was written meanwhile; move it away")
             except (KeyboardInterrupt, OSError):
@@ -204,28 +180,19 @@ def _choose(out: Path, format_: Format | None, *, force: bool) -> str:
     if chosen == "parquet":
         str(out).encode()  # polars takes no other names; refused by `main`
         require_memory(0, f"writing {out}", mapped=1e9)
-        try:
+        with needing("prepare", "writing parquet", ", or write .csv or .jsonl"):
             import polars  # noqa: F401 - rather now than at the end
-        except ModuleNotFoundError as error:
-            raise InputError(
-                "writing parquet needs polars, which is not installed; install it with: "
-                "pip install 'scalable-cross-entropy[prepare]', or write .csv or .jsonl"
-            ) from error
     return chosen
 
 
-def _write_parquet(
-    text: Path, path: Path, text_columns: set[str], columns: tuple[str, ...]
-) -> None:
-    """Turn lines of JSON into parquet; ids are integers where all of a column are."""
+def _write_parquet(text: Path, path: Path, rows: Rows) -> None:
+    """Turn csv into parquet; ids are integers where all of a column are."""
     import polars as pl
 
-    given: dict[str, Any] = {USER: pl.String, ITEM: pl.String}
-    given |= {"score": pl.Float64, "rank": pl.Int32} | dict.fromkeys(columns[4:], pl.String)
-    rows = pl.scan_ndjson(text, schema=given).cast({"score": pl.Float32})
-    rows = rows.cast({name: pl.Int64 for name in (USER, ITEM) if name not in text_columns})
-    rows = rows.rename(dict(zip((USER, ITEM), columns, strict=False)))
+    ids = {name: pl.String if name in rows.text else pl.Int64 for name in rows.columns[:2]}
+    kinds = dict.fromkeys(rows.columns, pl.String) | ids | {"score": pl.Float32, "rank": pl.Int32}
+    scan = pl.scan_csv(text, schema=kinds, glob=False)
     try:
-        rows.sink_parquet(path)
+        scan.with_columns(pl.col(pl.String).fill_null("")).sink_parquet(path)
     except pl.exceptions.PolarsError as error:
         raise OSError(errno.EIO, str(error)) from error

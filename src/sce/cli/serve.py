@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -16,12 +17,11 @@ from cyclopts import Parameter
 
 from sce.cli import say
 from sce.cli.titles import rows_of_titles, titles_for
-from sce.errors import InputError
+from sce.errors import InputError, needing
 from sce.serving.asking import Limits
 from sce.training.signals import as_ctrl_c
 from sce.units import plural
 
-_EXTRA = ("httptools", "starlette", "uvicorn")
 _ENDING = 10  # seconds for the requests that are under way when the server is told to end
 _IDLE = 65  # seconds that a connection is kept: longer than balancers keep theirs
 _LIMITS = Limits()
@@ -90,8 +90,14 @@ def serve(
     if source.is_run:
         rows_of_titles(titles, titles_columns)  # refused now, if at all
         say(f"exporting {path}; serving what sce export wrote begins sooner")
-    with as_ctrl_c():  # SIGTERM too ends the process that exports, and removes what it wrote
-        catalogue = source.load()
+    # SIGTERM too ends the process that exports, and removes what it wrote. A thread starts that
+    # process, for no signal interrupts a thread: it is never there without somebody to end it.
+    with ThreadPoolExecutor(1) as loading, as_ctrl_c():
+        try:
+            catalogue = loading.submit(source.load).result()
+        finally:
+            source.ended.set()
+    source.ended.clear()
     listening = _listen(host, port)  # until now clients are refused, instead of left waiting
     settings = server.ServerSettings(
         limits=limits,
@@ -144,15 +150,8 @@ def _run(app: Any, listening: socket.socket) -> None:
 
 
 def _needs(module: str) -> Any:
-    try:
+    with needing("serve", "serving"):
         return import_module(f"sce.serving.{module}")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _EXTRA:
-            raise
-        raise InputError(
-            f"serving needs {error.name}, which is not installed; install it with: "
-            "pip install 'scalable-cross-entropy[serve]'"
-        ) from error
 
 
 def _read_token(path: Path | None) -> str | None:

@@ -11,8 +11,7 @@ from sce.cli import telling
 from sce.data.storage import locked
 from sce.errors import InputError
 from sce.experiments.datasets import open_datasets
-from sce.experiments.display import SweepDisplay
-from sce.experiments.runner import SweepRunner
+from sce.experiments.runner import SweepDisplay, SweepRunner
 from sce.experiments.spec import PlannedRun, join_plans, load_sweep, make_plan, parse_overrides
 from sce.experiments.store import FAILED, FINISHED, Sweep, SweepDirectory, can_resume, read_rows
 from sce.units import parse_duration, plural, show_duration
@@ -90,9 +89,9 @@ def sweep(
             gone += directory.write_sweep(Sweep(spec.name, spec.title, keys, *kinds))
         if gone:
             others = plural(gone, "run")
-            display.tell(f"{others} of other settings will not be compared any more; rows stay")
+            display.print(f"sce: {others} of other settings are not compared any more; rows stay")
         for note in notes:
-            display.tell(f"left out: {note}")
+            display.print(f"sce: left out: {note}")
         runner = SweepRunner(
             runs,
             directory,

@@ -12,8 +12,8 @@ from sce.cli import telling
 from sce.data.columns import ITEM, TIME, USER
 from sce.data.storage import atomic_file, reason
 from sce.data.synthetic import SyntheticSettings, generate
-from sce.data.synthetic_titles import titles as make_titles
-from sce.errors import InputError
+from sce.data.synthetic import titles as make_titles
+from sce.errors import InputError, needing
 from sce.memory import require_memory
 from sce.progress import ProgressDisplay
 
@@ -62,14 +62,9 @@ def synthesize(
         raise InputError(f"--out and --titles are both {out}; name two files")
     str(out).encode()  # polars takes no other names; refused by `main`
     require_memory(0, f"writing {out}", mapped=1e9)
-    try:
+    with needing("prepare", "writing parquet"):
         import polars as pl
         from polars.io.plugins import register_io_source
-    except ModuleNotFoundError as error:
-        raise InputError(
-            "writing parquet needs polars, which is not installed; install it with: "
-            "pip install 'scalable-cross-entropy[prepare]'"
-        ) from error
 
     display, events, doing = ProgressDisplay(), 0, f"writing {out}"
 

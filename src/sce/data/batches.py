@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sce.data.prepared import NO_TIMES
 from sce.errors import InputError
 
 PADDING = -1  # in histories: outside the item table, so the catalogue has exactly C rows
@@ -41,18 +42,31 @@ class DeviceSequences:
     items: Tensor  # int32 [n]
     offsets: Tensor  # int64 [rows + 1]
     lengths: Tensor  # int64 [rows], on the host
+    times: Tensor | None = None  # int32 [n], seconds, where a model uses them
 
     @classmethod
-    def place(cls, sequences: Ragged, device: torch.device | str = "cpu") -> "DeviceSequences":
-        """Put sequences on a device; on the CPU memory-mapped items are shared, not copied."""
+    def place(
+        cls, sequences: Ragged, device: torch.device | str = "cpu", *, times: bool = False
+    ) -> "DeviceSequences":
+        """Put sequences on a device, with the times of events or without them.
+
+        On the CPU memory-mapped items and times are shared, not copied.
+        """
         if not len(sequences.items):
             raise InputError("there are no events to make batches of")
+        seconds = getattr(sequences, "times", None) if times else None
+        if times and seconds is None:
+            raise InputError(NO_TIMES.format("the dataset"))
         offsets = torch.from_numpy(np.array(sequences.offsets, dtype=np.int64))
         with warnings.catch_warnings():
             # A read-only memory map: nothing here ever writes to the items.
             warnings.filterwarnings("ignore", message=".*not writable", category=UserWarning)
-            items = torch.from_numpy(np.asarray(sequences.items))
-        return cls(items.to(device), offsets.to(device), lengths=offsets.diff())
+            items, known = (
+                None if each is None else torch.from_numpy(np.asarray(each)).to(device)
+                for each in (sequences.items, seconds)
+            )
+        assert items is not None
+        return cls(items, offsets.to(device), offsets.diff(), known)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -126,6 +140,24 @@ def history_batch(
     return Batch(histories, targets=sequences.items[ends - held_out].long())
 
 
+def event_times(
+    sequences: DeviceSequences, rows: Tensor, *, max_length: int, width: int, held_out: int = 1
+) -> Tensor | None:
+    """Gather the times of a batch's events, in seconds, and of the event after each.
+
+    The arguments are those of the batch, and its width.
+
+    Returns:
+        [b, width + 1]: the event of a column is followed by that of the next. After the last of a
+        user's events comes its own time, and the rest is arbitrary. None where none were placed.
+    """
+    if sequences.times is None:
+        return None
+    positions, _ = _positions(sequences, rows, max_length, width, held_out)
+    last = sequences.offsets[_upload(rows, sequences) + 1] - 1
+    return sequences.times[torch.minimum(positions, last.clamp(min=0)[:, None])]
+
+
 def seen_items(sequences: DeviceSequences, rows: Tensor, *, held_out: int) -> SeenItems:
     """Gather every event before the held-out ones, however long ago: what the users have seen."""
     device = sequences.items.device
@@ -173,10 +205,17 @@ def _windows(
     Returns events [b, width + 1] and real [b, width], which is true where the history has an event;
     the event at the next column follows it, and the other events are arbitrary.
     """
+    positions, real = _positions(sequences, rows, max_length, width, held_out)
+    return sequences.items[positions].long(), real
+
+
+def _positions(
+    sequences: DeviceSequences, rows: Tensor, max_length: int, width: int, held_out: int
+) -> tuple[Tensor, Tensor]:
+    """Where the events of `_windows` are, and which are real."""
     rows = _upload(rows, sequences)
     ends = sequences.offsets[rows + 1] - held_out
     kept = (ends - sequences.offsets[rows]).clamp(0, max_length)
     columns = torch.arange(width + 1, device=rows.device)
     real = columns[:-1] < kept[:, None]
-    positions = ((ends - kept)[:, None] + columns).clamp(0, len(sequences.items) - 1)
-    return sequences.items[positions].long(), real
+    return ((ends - kept)[:, None] + columns).clamp(0, len(sequences.items) - 1), real

@@ -34,14 +34,6 @@ class Columns(NamedTuple):
         pairs = zip(self, other, strict=True)
         return Columns(*(theirs if mine is None else mine for mine, theirs in pairs))
 
-    def option(self, role: str) -> str:
-        """The option that names a column."""
-        return named(f"{role}_column")
-
-    def usual(self, role: str, found: Sequence[str]) -> list[str]:
-        """Columns that look like this role."""
-        return usual_columns(role, found)
-
 
 class TitleColumns(NamedTuple):
     """Names of the columns of a file of titles; None: found by its usual names."""
@@ -49,35 +41,11 @@ class TitleColumns(NamedTuple):
     item: str | None = None
     title: str | None = None
 
-    def or_else(self, other: Columns) -> "TitleColumns":
-        """These names: no format knows others."""
-        return self
-
-    def option(self, role: str) -> str:
-        """The option that names a column."""
-        return named("titles_columns", "ITEM TITLE", python='titles_columns=("item", "title")')
-
-    def usual(self, role: str, found: Sequence[str]) -> list[str]:
-        """Columns that look like this role."""
-        return usual_or_id(role, found)
-
 
 class ItemColumn(NamedTuple):
     """The column of a list of items: with the log's name of them, else found by its usual names."""
 
     item: str | None = None
-
-    def or_else(self, other: Columns) -> "ItemColumn":
-        """This: no format knows another."""
-        return self
-
-    def option(self, role: str) -> str:
-        """What names the column."""
-        return "the header item_id, or write one id a line into a .txt file"
-
-    def usual(self, role: str, found: Sequence[str]) -> list[str]:
-        """Columns that look like this role."""
-        return usual_or_id(role, found)
 
 
 AnyColumns: TypeAlias = Columns | TitleColumns | ItemColumn
@@ -87,22 +55,20 @@ NO_TIME = "\x00none"  # as the time's column: the rows are in order
 
 
 def find_columns(found: Sequence[str], given: AnyColumns, where: Path) -> tuple[str, ...]:
-    """Names of the columns: as given, else by their usual names.
-
-    Raises:
-        InputError: With all that is wrong with them.
-    """
+    """Names of the columns: as given, else by their usual names; or all that is wrong with them."""
     if isinstance(given, ItemColumn) and given.item not in found:
         given = ItemColumn()
     chosen: list[str] = []
-    absent: list[str] = []
-    unlike: list[str] = []
-    several: list[str] = []
+    absent, unlike, several = list[str](), list[str](), list[str]()
     for role, name in given._asdict().items():
         if name == NO_TIME:
             continue
-        option = given.option(role)
-        matches = given.usual(role, found) if name is None else [name]
+        [option] = _options(given, role)
+        matches = [name]
+        if name is None:
+            matches = usual_columns(role, found)
+            if not matches and role == "item" and not isinstance(given, Columns):
+                matches = [one for one in found if fold(one) == "id"]  # the file is about items
         if name is not None and name not in found:
             absent.append(f"no column {name!r} ({option})")
         elif not matches:
@@ -119,9 +85,18 @@ def find_columns(found: Sequence[str], given: AnyColumns, where: Path) -> tuple[
     if len(set(chosen)) < len(chosen):
         raise InputError(
             f"{where}: {', '.join(given._fields)} must be different columns; got "
-            f"{_listed(chosen)} ({', '.join(dict.fromkeys(map(given.option, given._fields)))})"
+            f"{_listed(chosen)} ({', '.join(_options(given, *given._fields))})"
         )
     return tuple(chosen)
+
+
+def _options(given: AnyColumns, *roles: str) -> list[str]:
+    """The options, or whatever else, that name columns."""
+    if isinstance(given, Columns):
+        return [named(f"{role}_column") for role in roles]
+    if isinstance(given, TitleColumns):
+        return [named("titles_columns", "ITEM TITLE", python='titles_columns=("item", "title")')]
+    return ["the header item_id, or write one id a line into a .txt file"]
 
 
 def _unlike(roles: Sequence[str], found: Sequence[str], given: AnyColumns) -> Iterator[str]:
@@ -132,7 +107,7 @@ def _unlike(roles: Sequence[str], found: Sequence[str], given: AnyColumns) -> It
     looks = " (these look like values; is the header line missing?)" if values else ""
     yield f"its columns are {_listed(found)}{looks}{_hint(found)}"
     if roles:
-        options = " and ".join(dict.fromkeys(map(given.option, roles)))
+        options = " and ".join(_options(given, *roles))
         rows = f", or take the rows as in order with {named('order', 'rows')}"
         ones = "one" if len(roles) == 1 else "ones"
         yield f"name the right {ones} with {options}{rows if 'time' in roles else ''}"
@@ -141,12 +116,6 @@ def _unlike(roles: Sequence[str], found: Sequence[str], given: AnyColumns) -> It
 def usual_columns(role: str, found: Sequence[str]) -> list[str]:
     """Columns with a usual name of this role."""
     return [name for name in found if fold(name) in ALIASES[role].split()]
-
-
-def usual_or_id(role: str, found: Sequence[str]) -> list[str]:
-    """Likewise, in a file about items: where no column has a usual name of them, "id" is one."""
-    known = usual_columns(role, found)
-    return known or [name for name in found if role == "item" and fold(name) == "id"]
 
 
 def fold(name: str) -> str:

@@ -11,21 +11,21 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import polars as pl
 
-from sce.data.columns import ITEM, TIME, USER, Columns
+from sce.data.columns import ITEM, TIME, USER
 from sce.data.formats import choose_format, find_files
-from sce.data.interactions import Interactions
-from sce.data.parts import DiskList, stored_log
+from sce.data.interactions import DiskList, Interactions, stored_log
 from sce.data.reading import mapped_to_begin, wanted_columns
 from sce.data.survey import Distinct, LogFile, Sample, Survey, read_batches, survey_file
-from sce.data.tables import check_fractions, concatenate
 from sce.data.values import (
     Ticks,
     UnitName,
+    check_fractions,
+    concatenate,
     encode_ids,
     guess_unit,
     sort_rows,
@@ -33,7 +33,7 @@ from sce.data.values import (
 )
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, named
-from sce.memory import free_memory, require_memory
+from sce.memory import REMEDY, free_memory, require_memory
 from sce.units import plural, show_size
 
 _BATCH_ROWS = 1 << 22  # at most
@@ -53,42 +53,25 @@ def read_parts(
     memory: int,
     *,
     format: str = "auto",  # noqa: A002 - the name of the command's option
-    user_column: str | None = None,
-    item_column: str | None = None,
-    time_column: str | None = None,
-    time_unit: UnitName | None = None,
-    order: Literal["time", "rows"] = "time",
     drop_incomplete: bool = False,
     report: Callable[[str], None] = lambda text: None,
+    **columns: Any,
 ) -> tuple[DiskList[Interactions], int]:
-    """Read a log as `read_interactions` does, into parts that are stored in a directory.
+    """Read a log as `read_interactions` does, into parts that are stored in an empty directory.
 
-    Args:
-        source: Files or patterns, of csv or Parquet.
-        directory: An empty directory.
-        memory: Bytes that this may take, about.
-        format: This and the others as in `sce.data.prepare.PrepareOptions`.
-        user_column: Likewise.
-        item_column: Likewise.
-        time_column: Likewise.
-        time_unit: Likewise.
-        order: Likewise.
-        drop_incomplete: Likewise.
-        report: Called with a line of text at each step, for showing progress.
+    This takes about `memory` bytes. `columns` are the other options of `read_interactions`.
 
     Returns:
         The parts, and how many rows were left out as they lack a user, item or time.
     """
     if not isinstance(source, str | Path | Sequence):
         raise InputError(f"{named('memory')} is for files; a data frame is in memory already")
-    columns = Columns(user_column, item_column, time_column)
-    columns, time_unit = wanted_columns(columns, time_unit, order)
+    wanted, time_unit = wanted_columns(**columns)
     batch_rows = max(1, min(_BATCH_ROWS, memory // _BATCH_BYTES))
     files = []
     for path in find_files(source):
         fmt = choose_format(path, format)
-        wanted = columns.or_else(fmt.columns)
-        files.append(LogFile(path, fmt, wanted, drop_incomplete, batch_rows))
+        files.append(LogFile(path, fmt, wanted.or_else(fmt.columns), drop_incomplete, batch_rows))
     _check_memory(memory, max(file.path.stat().st_size for file in files))
     surveys: list[Survey] = []
     sample, items = Sample(), Distinct()
@@ -157,7 +140,7 @@ def read_parts(
 def _check_memory(memory: int, largest_file: int) -> None:
     """Refuse an amount that is too little or not free: without memory polars ends the process."""
     least, free = _BASE_BYTES + _LEAST_ROWS * _ROW_BYTES, free_memory()
-    given, remedy = named("memory"), "free some, or use a machine that has more"
+    given, remedy = named("memory"), REMEDY
     if memory < least:
         raise InputError(f"the program itself takes {show_size(least)}; give {given} at least that")
     if memory > 1.5 * least:

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sce.data.interactions import Interactions, Tally
-from sce.data.parts import Parts
+from sce.data.interactions import Interactions, Parts, Tally
 from sce.errors import InputError, checked, named
 
 Report = Callable[[Tally], object]
@@ -42,9 +41,8 @@ def keep_active(
     Returns:
         The rows that remain, in their order, with the vocabularies of the whole log.
     """
-    parts = [interactions]
+    parts, pairs = [interactions], list[Pairs]()
     options = {"min_item_users": min_item_users, "min_user_items": min_user_items}
-    pairs: list[Pairs] = []
     keep_active_parts(parts, pairs, **options, iterate=iterate, report=report)
     return parts[0]
 
@@ -84,10 +82,13 @@ def keep_active_parts(
     def rows(part: Interactions, number: int) -> NDArray[np.bool_]:
         return kept["item"][0].take(part.items) & kept["user"][number].take(part.users)
 
-    def tell(name: str, present: dict[str, int]) -> None:
+    def tell(name: str) -> None:
         if report is not None:
+            users, items = (
+                sum(int(np.count_nonzero(of)) for of in count(kind)) for kind in ("user", "item")
+            )
             left = sum(int(np.count_nonzero(rows(part, n))) for n, part in enumerate(parts))
-            report(Tally(name, present["user"], present["item"], left))
+            report(Tally(name, users, items, left))
 
     kept = {"user": [np.ones(size["user"], bool) for size in sizes]}
     counts = count("item")
@@ -108,19 +109,12 @@ def keep_active_parts(
                 of_pairs = kept[kind][number if kind == "user" else 0].take(codes[kind])
                 if not of_pairs.all():
                     pairs[number] = {key: values[of_pairs] for key, values in codes.items()}
-            present = {
-                kind: sum(
-                    int(np.count_nonzero(of[that]))
-                    for of, that in zip(counts, kept[kind], strict=True)
-                )
-            }
             counts = count(other)
-            present[other] = sum(int(np.count_nonzero(of)) for of in counts)
             if rounds == 1 and minimum > 1:
-                tell(f"{kind}s with at least {minimum} {other}s", present)
+                tell(f"{kind}s with at least {minimum} {other}s")
         left = sum(len(codes["user"]) for codes in pairs)
     if iterate:
-        tell(f"repeated until nothing changes ({rounds} rounds)", present)
+        tell(f"repeated until nothing changes ({rounds} rounds)")
     pairs.clear()
     for number, part in enumerate(parts):
         of_part = rows(part, number)

@@ -32,65 +32,30 @@ FORMATS = {
         Format("tsv", "csv", "tab-separated values with a header line", separator="\t"),
         Format("jsonl", "jsonl", "one JSON object per line"),
         Format("parquet", "parquet", "Apache Parquet"),
-        Format(
-            "gowalla",
-            "csv",
-            "Gowalla check-ins of SNAP: loc-gowalla_totalCheckins.txt",
-            separator="\t",
-            quote=None,
-            fields=("user", "check-in time", "latitude", "longitude", "location id"),
-            columns=Columns("user", "location id", "check-in time"),
-        ),
-        Format(
-            "beeradvocate",
-            "csv",
-            "BeerAdvocate reviews: beer_reviews.csv",
-            columns=Columns("review_profilename", "beer_beerid", "review_time"),
-            drop_incomplete=True,  # some hundred reviews have no profile name
-        ),
-        Format(
-            "behance",
-            "csv",
-            "Behance appreciations: Behance_appreciate_1M",
-            separator=" ",
-            quote=None,
-            fields=("user_id", "item_id", "timestamp"),
-        ),
-        Format(
-            "amazon-ratings",
-            "csv",
-            "Amazon ratings of 2014, user first: ratings_*.csv",
-            fields=("user", "item", "rating", "timestamp"),
-        ),
-        Format(
-            "amazon-ratings-2018",
-            "csv",
-            "Amazon ratings of 2018, item first: Kindle_Store.csv and the like",
-            fields=("item", "user", "rating", "timestamp"),
-        ),
-        Format(
-            "amazon-reviews",
-            "jsonl",
-            "Amazon reviews of 2014 and 2018: reviews_*.json",
-            columns=Columns("reviewerID", "asin", "unixReviewTime"),
-        ),
-        Format(
-            "yelp",
-            "jsonl",
-            "Yelp reviews: yelp_academic_dataset_review.json",
-            columns=Columns("user_id", "business_id", "date"),
-        ),
-        Format(
-            "movielens-1m",
-            "csv",
-            "MovieLens-1M ratings: ratings.dat",
-            # Fields are separated by "::"; read as ":", every second field is empty.
-            separator=":",
-            quote=None,
-            fields=("UserID", "-", "MovieID", "--", "Rating", "---", "Timestamp"),
-        ),
+        Format("gowalla", "csv", "Gowalla check-ins of SNAP: loc-gowalla_totalCheckins.txt",
+               separator="\t", quote=None,
+               fields=("user", "check-in time", "latitude", "longitude", "location id"),
+               columns=Columns("user", "location id", "check-in time")),
+        Format("beeradvocate", "csv", "BeerAdvocate reviews: beer_reviews.csv",
+               columns=Columns("review_profilename", "beer_beerid", "review_time"),
+               drop_incomplete=True),  # some hundred reviews have no profile name
+        Format("behance", "csv", "Behance appreciations: Behance_appreciate_1M",
+               separator=" ", quote=None, fields=("user_id", "item_id", "timestamp")),
+        Format("amazon-ratings", "csv", "Amazon ratings of 2014, user first: ratings_*.csv",
+               fields=("user", "item", "rating", "timestamp")),
+        Format("amazon-ratings-2018", "csv",
+               "Amazon ratings of 2018, item first: Kindle_Store.csv and the like",
+               fields=("item", "user", "rating", "timestamp")),
+        Format("amazon-reviews", "jsonl", "Amazon reviews of 2014 and 2018: reviews_*.json",
+               columns=Columns("reviewerID", "asin", "unixReviewTime")),
+        Format("yelp", "jsonl", "Yelp reviews: yelp_academic_dataset_review.json",
+               columns=Columns("user_id", "business_id", "date")),
+        # Fields are separated by "::"; read as ":", every second field is empty.
+        Format("movielens-1m", "csv", "MovieLens-1M ratings: ratings.dat", separator=":",
+               quote=None,
+               fields=("UserID", "-", "MovieID", "--", "Rating", "---", "Timestamp")),
     ]
-}
+}  # fmt: skip
 
 ENDINGS = {
     ".csv": "csv",
@@ -138,14 +103,13 @@ def find_files(paths: str | Path | Sequence[Any]) -> list[Path]:
             raise InputError(f"expected files or a data frame; got {what}")
         try:
             path = Path(given).expanduser()
-            is_directory = path.is_dir()
+            if path.is_dir():
+                raise InputError(
+                    f"{given} is a directory; name the files in it with a pattern such as "
+                    f"'{path / '*.csv'}'"
+                )
         except (OSError, RuntimeError) as error:  # too long, not allowed; ~ of nobody
             raise InputError(f"{given}: {getattr(error, 'strerror', error)}") from error
-        if is_directory:
-            raise InputError(
-                f"{given} is a directory; name the files in it with a pattern such as "
-                f"'{path / '*.csv'}'"
-            )
         matched = [path]
         if not path.exists():
             if not any(sign in str(given) for sign in "*?["):

@@ -4,26 +4,20 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from sce.data.columns import ITEM, NO_TIME, TIME, USER, Columns, usual_columns
-from sce.errors import InputError
+from sce.errors import InputError, needing
 
 if TYPE_CHECKING:
     import narwhals as nw
 
 USUAL = {"user": USER, "item": ITEM, "time": TIME}
-_MISSING = (
-    "data frames need {}, which is not installed; install it with: "
-    "pip install 'scalable-cross-entropy[prepare]'"
-)
 
 
 def open_frame(frame: Any) -> "nw.DataFrame[Any]":
     """A data frame as narwhals wraps it, in memory."""
-    try:
+    with needing("prepare", "a data frame"):
         import narwhals as nw
-
+    try:
         table = nw.from_native(frame)
-    except ModuleNotFoundError as error:
-        raise InputError(_MISSING.format("narwhals")) from error
     except nw.exceptions.DuplicateError as error:
         raise InputError("the data frame has two columns of one name; rename one") from error
     except TypeError as error:
@@ -36,17 +30,18 @@ def open_frame(frame: Any) -> "nw.DataFrame[Any]":
     return table
 
 
-def histories_of(frame: Any, known: Columns) -> tuple[dict[Any, list[Any]], Any]:
+def histories_of(
+    frame: Any, known: Columns, *, timed: bool = False
+) -> tuple[dict[Any, list[Any]], dict[Any, list[int]], Any]:
     """Histories by user, users in the order of their first rows, and the frame's library.
 
     Columns are those that are `known`, if they are there, else by their usual names; ids and times
-    are read as `prepare` does.
+    are read as `prepare` does. If `timed`, the seconds of all events come between, of a frame that
+    has times.
     """
     table = open_frame(frame)
-    try:
-        from sce.data.reading import read_frame
-    except ModuleNotFoundError as error:
-        raise InputError(_MISSING.format(error.name)) from error
+    with needing("prepare", "a data frame"):
+        from sce.data.reading import read_frame, seconds_of
     columns = {
         role: [name]
         if name in table.columns or name == NO_TIME
@@ -73,4 +68,8 @@ def histories_of(frame: Any, known: Columns) -> tuple[dict[Any, list[Any]], Any]
         rows = rows.sort(TIME, maintain_order=True)
     for one, event in zip(rows[USER], rows[ITEM], strict=True):
         histories[one].append(event)
-    return histories, table.implementation
+    seconds: dict[Any, list[int]] = {}
+    if timed and TIME in rows.columns and rows.height:
+        for one, time in zip(rows[USER], seconds_of(rows), strict=True):
+            seconds.setdefault(one, []).append(time)
+    return histories, seconds, table.implementation

@@ -41,16 +41,12 @@ def group_by_length(lengths: Tensor, longest: int) -> LengthGroups:
 def groups_for_all(
     shares: Sequence[float], rows: int, longest: int, among: int | None = None
 ) -> LengthGroups:
-    """Groups into which nearly every batch fits.
+    """Groups into which nearly every batch fits, of `shares_longer` of all histories.
+
+    There are so many histories to choose `among`: a batch has none of them twice.
 
     >>> groups_for_all([0.4, 0.7, 0.9], rows=128, longest=200)
     ((79, 200), (36, 100), (13, 50))
-
-    Args:
-        shares: Shares of all histories that are longer than each of the widths but the first.
-        rows: Rows of a batch.
-        longest: The greatest length.
-        among: Number of histories; a batch has none of them twice.
     """
     most = [rows if among is None else min(rows, round(share * among)) for share in shares]
     longer = [min(m, _at_most(rows, share)) for m, share in zip(most, shares, strict=True)]

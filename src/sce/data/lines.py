@@ -34,11 +34,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def parse_line(line: str, members: Set[str]) -> Any:
-    """Parse a line of JSON; an object may have these members, each once.
-
-    Raises:
-        ValueError: That says what is wrong.
-    """
+    """Parse a line of JSON; an object may have these members, each once; else ValueError."""
     try:
         record = json.loads(line, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:

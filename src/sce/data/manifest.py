@@ -16,14 +16,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from sce.data.shapes import misfit, parse_json
-from sce.data.storage import (
-    CHECKSUM,
-    is_same,
-    json_checksum,
-    new_digest,
-    tidy,
-    write_json,
-)
+from sce.data.storage import CHECKSUM, is_same, json_checksum, new_digest, tidy, write_json
 from sce.errors import InputError
 
 FILE = {"bytes": int, "blake2b": str}  # shape of `describe_file`
@@ -59,10 +52,6 @@ def map_array(file: BufferedReader) -> NDArray[Any]:
     return mapped.view(np.ndarray)  # indexing a memmap costs more than indexing an array
 
 
-def _map_bytes(file: BufferedReader) -> NDArray[np.uint8]:
-    return np.memmap(file, np.uint8, "r").view(np.ndarray)
-
-
 def describe_file(file: Path) -> dict[str, Any]:
     """Size and digest of a file, for a manifest."""
     with file.open("rb") as opened:
@@ -96,12 +85,8 @@ class Manifest:
         """The manifest of a directory, and its arrays by the names of their files, memory-mapped.
 
         A file that is not .npy is an array of its bytes. They belong together, also while the
-        directory is being replaced.
-
-        Args:
-            path: The directory.
-            arrays: Open them.
-            verify: Compare their digests, of the very bytes that are mapped; sizes always are.
+        directory is being replaced. `verify` compares their digests, of the very bytes that are
+        mapped; sizes always are.
         """
         while True:
             if not path.exists():
@@ -176,7 +161,9 @@ class Manifest:
                 if verify and _digest(file) != written["blake2b"]:
                     raise self.damaged(path, f"the content of {name} was altered")
                 file.seek(0)
-                return map_array(file) if name.endswith(".npy") else _map_bytes(file)
+                if name.endswith(".npy"):
+                    return map_array(file)
+                return np.memmap(file, np.uint8, "r").view(np.ndarray)
         except FileNotFoundError:
             raise self.damaged(path, f"{name} is missing") from None
         except InputError:

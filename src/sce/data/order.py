@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sce.data.interactions import Interactions
-from sce.data.parts import Parts
+from sce.data.interactions import Interactions, Parts
 from sce.errors import named
 
 _EVENTS = 300_000  # of a sample of users: about so many are looked at

@@ -22,12 +22,9 @@ class MostPopular:
     def best(
         self, k: int, *, kept: Codes | None = None, masked: Codes | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Items and counts of the k most popular, the most popular first.
+        """Items and counts of the k most popular, or of all that are left, the first the most so.
 
-        Args:
-            k: How many; there are fewer where no more are left.
-            kept: The items to choose from; None: all.
-            masked: Items that are not chosen.
+        They are chosen from those `kept`, by default all, without those `masked`.
         """
         never = np.empty(0, np.int64) if masked is None else masked
         if kept is None:

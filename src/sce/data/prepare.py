@@ -13,9 +13,8 @@ import numpy as np
 from sce.data.columns import NO_TIME, Columns
 from sce.data.filtering import Pairs, drop_repeats, keep_active_parts
 from sce.data.formats import FORMATS
-from sce.data.interactions import Interactions, Tally
+from sce.data.interactions import DiskList, Interactions, Parts, Tally, tally_parts
 from sce.data.order import count_duplicates, describe_order, order_warning, shuffle_ties
-from sce.data.parts import DiskList, Parts, tally_parts
 from sce.data.prepared import FEW_USERS, PreparedDataset, Sequences, check_target
 from sce.data.splitting import (
     Kind,
@@ -28,7 +27,7 @@ from sce.data.splitting import (
 from sce.data.storage import atomic_directory
 from sce.data.titles import match_titles, read_titles
 from sce.documented import documented
-from sce.errors import InputError, check_types, named
+from sce.errors import InputError, check_types, named, needing
 from sce.memory import free_memory
 from sce.units import parse_size, plural
 
@@ -171,17 +170,10 @@ def prepare(
         columns = columns.or_else(FORMATS[given["format"]].columns)
     columns = columns._replace(time=NO_TIME) if by_row else columns
     exists = check_target(out, force=force)
-    try:
+    with needing("prepare", "reading logs"):
         from sce.data.external import read_parts
         from sce.data.reading import read_interactions
         from sce.data.survey import find_partitions
-    except ModuleNotFoundError as error:
-        if error.name != "polars":
-            raise
-        raise InputError(
-            "reading logs needs polars, which is not installed; "
-            "install it with: pip install 'scalable-cross-entropy[prepare]'"
-        ) from error
 
     file, title_columns = given.pop("titles", None), given.pop("titles_columns", None)
     if file is None and title_columns is not None:
@@ -265,7 +257,8 @@ def _divide(
     everyone = parts.copy()
     keep_active_parts(parts, pairs, **filters, report=steps.append)
     report(f"splitting {sum(map(len, parts)):,} interactions")
-    sequences = divide(parts, **temporal, everyone=everyone, directory=directory)
+    kept: Any = {"everyone": everyone, "directory": directory, "times": order["by"] == "time"}
+    sequences = divide(parts, **temporal, **kept)
     return sequences, {"settings": settings, "steps": steps, "order": order}
 
 

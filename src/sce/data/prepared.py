@@ -4,6 +4,8 @@
     DIR/train_items.npy    int32 [n]          catalogue indices, sequence after sequence
     DIR/train_offsets.npy  int64 [users + 1]  where each sequence begins
     DIR/train_users.npy    int32 [users]      whose it is: codes into the user vocabulary
+    DIR/train_times.npy    int32 [n]          seconds since the first event of the sequence; none if
+                           the log has no times
     DIR/test_*.npy         the same for the test sequences
     DIR/user_ids_*.npy     the user vocabulary
     DIR/item_ids_*.npy     the item vocabulary: row i is the id of catalogue index i
@@ -14,15 +16,16 @@
     DIR/titles_*.npy       titles of items, if given, by catalogue index; empty where there is none
 
 Nothing in it depends on when, where or from which files it was made: the same log prepared in the
-same way gives the same bytes. `content_hash` is the checksum of the arrays before everyone_*: of
-what is trained on and measured.
+same way gives the same bytes. `content_hash` is the checksum of the arrays before everyone_*, but
+for times: of what is trained on and measured. `times_hash` is that of the times, for models that
+use them.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +51,11 @@ MANIFEST = Manifest(
 )
 FEW_USERS = 200  # tested: some percent of error in a metric, and no telling of two apart
 _BESIDE = ("everyone_", "whole_", "titles_")  # files that are not part of content_hash
+_TIMES = "_times.npy"  # likewise: runs of older sce are of the same content
+NO_TIMES = (
+    "{} has no times of events (prepared in the order of rows, or by an older sce), and this model "
+    "uses them; prepare a log with times, or choose a model without (hstu: times none)"
+)
 MIN_EVALUATED = 3  # a history of at least one event, the validation target, the test target
 
 
@@ -58,11 +66,13 @@ class Sequences:
     items: NDArray[np.int32]  # [n] catalogue indices
     offsets: NDArray[np.int64]  # [users + 1]; sequence i is items[offsets[i]:offsets[i + 1]]
     users: NDArray[np.int32]  # [users] codes into the user vocabulary, ascending
+    times: NDArray[np.int32] | None = None  # [n] seconds since the first event of the sequence
 
     def __post_init__(self) -> None:
-        for name, dtype in (("items", np.int32), ("offsets", np.int64), ("users", np.int32)):
+        dtypes = {"items": np.int32, "offsets": np.int64, "users": np.int32, "times": np.int32}
+        for name, dtype in dtypes.items():
             array = getattr(self, name)
-            if array.dtype != dtype or array.ndim != 1:
+            if array is not None and (array.dtype != dtype or array.ndim != 1):
                 raise ValueError(
                     f"{name} must be one-dimensional {np.dtype(dtype)}, "
                     f"got {array.dtype} of shape {array.shape}"
@@ -73,6 +83,8 @@ class Sequences:
                 f"{len(self.users) + 1} offsets run from 0 to {len(self.items)} items, "
                 f"not {self.offsets}"
             )
+        if self.times is not None and len(self.times) != len(self.items):
+            raise ValueError(f"{len(self.times)} times of {len(self.items)} items")
 
     def __repr__(self) -> str:
         return f"Sequences({plural(len(self), 'user')}, {plural(len(self.items), 'interaction')})"
@@ -92,6 +104,12 @@ class Sequences:
         return np.diff(self.offsets)
 
 
+def since_first(times: Sequence[int]) -> NDArray[np.int32]:
+    """Seconds since the first of some events, given those of each since any moment."""
+    most = np.iinfo(np.int32).max
+    return np.array([min(max(0, each - times[0]), most) for each in times], np.int32)
+
+
 @dataclass(frozen=True, eq=False)
 class PreparedDataset:
     """Training and test sequences with their ids, memory-mapped; made by `sce prepare`."""
@@ -107,6 +125,7 @@ class PreparedDataset:
     everyone: Vocabulary | None = None  # all users of the log; None: an older dataset
     whole: Sequences | None = None  # of those of whom train and test have less; codes of everyone
     titles: Vocabulary | None = None  # by catalogue index, unsorted: to decode, not to look up
+    times_hash: str = ""  # of the times of train and test; empty: there are none
 
     def __repr__(self) -> str:
         sizes = f"{plural(len(self.user_ids), 'user')}, {plural(self.n_items, 'item')}"
@@ -155,6 +174,7 @@ class PreparedDataset:
                 settings=manifest["settings"],
                 counts=manifest["counts"],
                 content_hash=_content_hash(manifest["files"]),
+                times_hash=_times_hash(manifest["files"]),
                 train=Sequences(**arrays["train"]),
                 test=Sequences(**arrays["test"]),
                 user_ids=Vocabulary.from_arrays(kinds["user_ids"], arrays["user_ids"]),
@@ -181,7 +201,9 @@ class PreparedDataset:
         """The users of the log; of an older dataset, those of the split."""
         return self.user_ids if self.everyone is None else self.everyone
 
-    def histories(self, users: NDArray[np.int64]) -> list[NDArray[np.int32]]:
+    def histories(
+        self, users: NDArray[np.int64], part: Literal["items", "times"] = "items"
+    ) -> list[NDArray[np.int32]]:
         """Every event with an item of the catalogue, of these users: codes into `all_users`."""
         found = [np.empty(0, np.int32) for _ in users]
         codes = users
@@ -194,8 +216,11 @@ class PreparedDataset:
             if sequences is not None and len(sequences):
                 wanted = of.astype(np.int32)  # else the search copies what it searches
                 rows = np.searchsorted(sequences.users, wanted).clip(max=len(sequences) - 1)
+                if (values := getattr(sequences, part)) is None:
+                    raise InputError(NO_TIMES.format(self.path))
                 for place in np.flatnonzero(sequences.users[rows] == wanted):
-                    found[place] = sequences[int(rows[place])]
+                    begin, end = sequences.offsets[rows[place] : rows[place] + 2]
+                    found[place] = values[begin:end]
         return found
 
     def unite(self, item_ids: Vocabulary, titles: Vocabulary | None = None) -> "PreparedDataset":
@@ -287,6 +312,8 @@ def fill_prepared(
     files = {}
     for owner, parts in arrays.items():
         for part, array in parts.items():
+            if array is None:
+                continue
             file = directory / f"{owner}_{part}.npy"
             if not file.exists():
                 write_array(file, array)
@@ -297,8 +324,17 @@ def fill_prepared(
 
 
 def _content_hash(files: Mapping[str, Any]) -> str:
-    decisive = {name: file for name, file in files.items() if not name.startswith(_BESIDE)}
+    decisive = {
+        name: file
+        for name, file in files.items()
+        if not name.startswith(_BESIDE) and not name.endswith(_TIMES)
+    }
     return json_checksum({"files": decisive})
+
+
+def _times_hash(files: Mapping[str, Any]) -> str:
+    times = [files.get(f"{owner}{_TIMES}") for owner in ("train", "test")]
+    return json_checksum({"files": times}) if None not in times else ""
 
 
 def _check_sizes(dataset: PreparedDataset) -> None:

@@ -7,8 +7,9 @@ and 7 stay two ids, and so do 2409.10 and 2409.1.
 
 import glob
 import json
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,9 +39,11 @@ from sce.data.faults import (
 from sce.data.formats import COMPRESSIONS, FORMATS, Format, choose_format, find_files
 from sce.data.frames import open_frame
 from sce.data.interactions import Interactions
-from sce.data.tables import Chosen, Table, concatenate
 from sce.data.values import (
+    Chosen,
+    Table,
     UnitName,
+    concatenate,
     encode_ids,
     integers_if_all,
     read_ids,
@@ -49,12 +52,12 @@ from sce.data.values import (
     to_ticks,
 )
 from sce.errors import InputError, checked, named
-from sce.memory import require_memory
+from sce.memory import REMEDY, require_memory
 from sce.units import plural, show_size
 
 _NAMES = (USER, ITEM, TIME)
 _REST = "\x00rest"  # what a csv row holds beyond its columns
-UNREADABLE = (
+_UNREADABLE = (
     pl.exceptions.PolarsError,
     pl.exceptions.PanicException,
     json.JSONDecodeError,
@@ -79,24 +82,12 @@ def read_interactions(
 ) -> Interactions:
     """Read a log from csv, tsv, jsonl or parquet files, plain or compressed, or from a data frame.
 
-    Args:
-        source: A file or a pattern such as "logs/*.csv.gz", or several, which together are one
-            log; or a data frame of pandas, polars or another library that narwhals knows.
-        format: A name from `sce.data.formats.FORMATS`, or "auto" to go by the files' endings.
-        user_column: This and the others as in `sce.data.prepare.PrepareOptions`.
-        item_column: Likewise.
-        time_column: Likewise.
-        time_unit: Likewise.
-        order: Likewise.
-        drop_incomplete: Likewise.
-        report: Called with a line of text at each step, for showing progress.
-
-    Raises:
-        InputError: When a file is missing, malformed or incomplete; says where, and what to do.
+    `source` is a file or a pattern such as "logs/*.csv.gz", or several, which together are one log;
+    or a data frame of pandas, polars or another library that narwhals knows. `report` is called
+    with a line of text at each step. The other options are those of `sce.PrepareOptions`.
     """
     report = report or (lambda text: None)
-    given = Columns(user_column, item_column, time_column)
-    given, time_unit = wanted_columns(given, time_unit, order)
+    given, time_unit = wanted_columns(user_column, item_column, time_column, time_unit, order)
     tables: list[Table] = []
     of_files = isinstance(source, str | Path | Sequence)
     if of_files:
@@ -115,8 +106,7 @@ def read_interactions(
     del tables
     doing = f"encoding the ids of {rows.height:,} rows"
     needed = rows.height * (90 if pl.String in rows.dtypes else 60)
-    remedy = _more_memory(in_parts=of_files)
-    require_memory(needed, doing, remedy, mapped=2.5 * needed)
+    require_memory(needed, doing, _in_parts() if of_files else REMEDY, mapped=2.5 * needed)
     report(doing)
     ticks = to_ticks(rows[TIME], time_unit)
     with ThreadPoolExecutor(2) as pool:
@@ -128,17 +118,21 @@ def read_interactions(
 
 
 def wanted_columns(
-    given: Columns, time_unit: UnitName | None, order: str
+    user_column: str | None = None,
+    item_column: str | None = None,
+    time_column: str | None = None,
+    time_unit: UnitName | None = None,
+    order: str = "time",
 ) -> tuple[Columns, UnitName | None]:
     """Columns to look for, and the unit of times: of rows in order there is no column."""
     if order == "time":
-        return given, time_unit
-    if given.time or time_unit:
+        return Columns(user_column, item_column, time_column), time_unit
+    if time_column or time_unit:
         raise InputError(
             f"{named('order', 'rows')} reads no times; leave {named('time_column')}, "
             f"{named('time_unit')} out"
         )
-    return given._replace(time=NO_TIME), "us"
+    return Columns(user_column, item_column, NO_TIME), "us"
 
 
 def read_item_column(path: Path, name: str | None = None) -> list[int | str]:
@@ -150,18 +144,25 @@ def read_item_column(path: Path, name: str | None = None) -> list[int | str]:
 
 def read_file(path: Path, fmt: Format, given: AnyColumns, drop_incomplete: bool) -> Table:
     """Rows of one file; of a file of titles, its items are USER and its titles ITEM."""
-    if not path.stat().st_size:
-        raise InputError(f"{path}: the file is empty (0 bytes)")
-    wanted = given.or_else(fmt.columns)
+    wanted = given.or_else(fmt.columns) if isinstance(given, Columns) else given
     readers = {"csv": _read_csv, "jsonl": _read_jsonl, "parquet": _read_parquet}
-    try:
+    with reading(path, fmt):
         _check_memory(path, fmt, log=isinstance(given, Columns))
         columns, raw = readers[fmt.layout](path, fmt, wanted)
+    return complete_rows(path, fmt, columns, raw, drop_incomplete)
+
+
+@contextmanager
+def reading(path: Path, fmt: Format) -> Iterator[None]:
+    """Refuse an empty file; explain why one cannot be read."""
+    if not path.stat().st_size:
+        raise InputError(f"{path}: the file is empty (0 bytes)")
+    try:
+        yield
     except pl.exceptions.NoDataError as error:
         raise InputError(f"{path}: the file is empty") from error
-    except UNREADABLE as error:
+    except _UNREADABLE as error:
         raise explain(path, fmt, error) from error
-    return complete_rows(path, fmt, columns, raw, drop_incomplete)
 
 
 def mapped_to_begin() -> float:
@@ -182,15 +183,12 @@ def _check_memory(path: Path, fmt: Format, *, log: bool) -> None:
         packed = path.suffix.lower() in COMPRESSIONS
         rows = path.stat().st_size * (4 if packed else 1) / length
     needed = rows * min(length, 40) * 3.5  # 20 M rows take 1.6 to 3 GB, and map 4 to 8
-    remedy = _more_memory(in_parts=log)
-    mapped = to_begin + 3.5 * needed
-    require_memory(needed, f"preparing {rows:,.0f} rows of {path}", remedy, mapped=mapped)
+    doing, remedy = f"preparing {rows:,.0f} rows of {path}", _in_parts() if log else REMEDY
+    require_memory(needed, doing, remedy, mapped=to_begin + 3.5 * needed)
 
 
-def _more_memory(*, in_parts: bool) -> str:
-    """What to do where a log does not fit."""
-    parts = f"read it in parts with {named('memory', 'SIZE')}, " if in_parts else ""
-    return f"{parts}free some, or use a machine that has more"
+def _in_parts() -> str:
+    return f"read it in parts with {named('memory', 'SIZE')}, {REMEDY}"
 
 
 def read_frame(table: Any, given: Columns, drop_incomplete: bool | None = None) -> Table:
@@ -217,6 +215,13 @@ def read_frame(table: Any, given: Columns, drop_incomplete: bool | None = None) 
             reason = str(error).partition("\n")[0]
             raise InputError(f"{where}, column {column!r}: {reason}") from error
     return complete_rows(where, FORMATS["parquet"], columns, pl.DataFrame(raw), drop_incomplete)
+
+
+def seconds_of(rows: pl.DataFrame) -> list[int]:
+    """Times of rows that were read, in seconds, rounded down."""
+    ticks = to_ticks(rows[TIME])
+    found: list[int] = (ticks.to_microseconds(ticks.values) // 10**6).tolist()
+    return found
 
 
 def complete_rows(

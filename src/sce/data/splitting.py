@@ -9,8 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sce.data.interactions import Interactions, Tally, TallyOfParts
-from sce.data.parts import GrowingArrays, Parts
+from sce.data.interactions import GrowingArrays, Interactions, Parts, Tally, TallyOfParts
 from sce.data.prepared import (
     MIN_EVALUATED,
     PreparedDataset,
@@ -27,6 +26,7 @@ Kind: TypeAlias = Literal["temporal", "leave-one-out", "none"]
 TestHistory: TypeAlias = Literal["after-cut", "full"]
 
 _DIGIT_BITS = 20  # of times, counted at once
+_SECOND = 10**6  # microseconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,13 +65,8 @@ class Split:
 
         `directory` is the one that is being filled for `path`, where the arrays lie already.
         """
-        content: dict[str, Any] = {
-            "train": self.train,
-            "test": self.test,
-            "user_ids": self.user_ids,
-            "item_ids": self.item_ids,
-            "everyone": self.everyone,
-            "whole": self.whole,
+        names = ("train", "test", "user_ids", "item_ids", "everyone", "whole")
+        content: dict[str, Any] = {name: getattr(self, name) for name in names} | {
             "titles": None if titles is None else titles.texts,
             "settings": {**(settings or {}), "split": self.kind, **self.options},
             "counts": {
@@ -97,6 +92,7 @@ def split_temporal(
     test_history: TestHistory = "after-cut",
     everyone: Parts[Interactions] | None = None,
     directory: Path | None = None,
+    times: bool = True,
 ) -> Split:
     """Train on users whose every event lies before one instant, and test on the others.
 
@@ -114,6 +110,7 @@ def split_temporal(
             the same.
         directory: Where the arrays of the result are written, to be mapped; by default they are in
             memory.
+        times: Keep the times of events.
     """
     if not 0 <= quantile <= 1:
         raise InputError(f"{named('quantile')} must lie between 0 and 1, got {quantile}")
@@ -167,7 +164,8 @@ def split_temporal(
     if test_history == "after-cut":
         reasons.insert(0, "events of test users before the cut: dropped")
     options = {"quantile": quantile, "test_history": test_history}
-    split = _assemble("temporal", options, parts, divide, known, reasons, everyone, directory)
+    kept = everyone, directory, times
+    split = _assemble("temporal", options, parts, divide, known, reasons, *kept)
     if not len(split.test):
         raise InputError(
             f"no test users: of the {users} with an event at or after {moment}, "
@@ -184,11 +182,12 @@ def split_leave_one_out(
     *,
     everyone: Parts[Interactions] | None = None,
     directory: Path | None = None,
+    times: bool = True,
 ) -> Split:
     """Test on every user's last event, validate on the one before it, and train on the rest.
 
     The catalogue is every item of the log. Users with fewer than three events are trained on
-    whole and not evaluated. `everyone` and `directory` as in `split_temporal`.
+    whole and not evaluated. `everyone`, `directory` and `times` as in `split_temporal`.
     """
     parts = _parts(interactions)
 
@@ -229,7 +228,8 @@ def split_leave_one_out(
         f"users with fewer than {MIN_EVALUATED} events: trained on whole, not evaluated",
         "items that occur only as targets: kept in the catalogue, never trained on",
     ]
-    return _assemble("leave-one-out", {}, parts, divide, catalogue, reasons, everyone, directory)
+    kept = everyone, directory, times
+    return _assemble("leave-one-out", {}, parts, divide, catalogue, reasons, *kept)
 
 
 @checked
@@ -238,10 +238,11 @@ def split_none(
     *,
     everyone: Parts[Interactions] | None = None,
     directory: Path | None = None,
+    times: bool = True,
 ) -> Split:
     """Train on everything, and test on nothing: for a model to use, once its settings are measured.
 
-    `everyone` and `directory` as in `split_temporal`.
+    `everyone`, `directory` and `times` as in `split_temporal`.
     """
     parts = _parts(interactions)
     catalogue = np.zeros(_n_items(parts), bool)
@@ -255,7 +256,7 @@ def split_none(
     def divide(part: Interactions) -> tuple[Interactions, Interactions, list[Interactions]]:
         return part, part.where(np.zeros(len(part), bool)), []
 
-    return _assemble("none", {}, parts, divide, catalogue, [], everyone, directory)
+    return _assemble("none", {}, parts, divide, catalogue, [], everyone, directory, times)
 
 
 def show_time(microseconds: int) -> str:
@@ -276,6 +277,7 @@ def _assemble(
     reasons: Sequence[str],
     everyone: Parts[Interactions] | None,
     directory: Path | None,
+    times: bool,
 ) -> Split:
     """Number the users and items that remain, and lay the chosen rows out as sequences.
 
@@ -303,6 +305,8 @@ def _assemble(
             ("whole", whole, all_codes),
         ):
             starts = np.flatnonzero(np.diff(rows.users, prepend=np.int32(-1)))
+            if times:
+                arrays.append(f"{name}_times", _since_first(rows.timestamps, starts))
             arrays.append(f"{name}_items", item_codes.take(rows.items))
             offsets = np.append(starts, len(rows)) + n_events[name]
             arrays.append(f"{name}_offsets", offsets, over=1)
@@ -326,6 +330,14 @@ def _assemble(
         test_tally=test_tally,
         left_out=tuple(others),
     )
+
+
+def _since_first(timestamps: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Seconds since the first event of each sequence, of which 32 bits hold 68 years."""
+    seconds = timestamps // _SECOND
+    lengths = np.diff(starts, append=len(seconds))
+    since = seconds - np.repeat(seconds[starts], lengths)
+    return since.clip(max=np.iinfo(np.int32).max).astype(np.int32)
 
 
 def _lacking(

@@ -154,18 +154,11 @@ def locked(
     inherited: bool = False,
     place: Path | None = None,
 ) -> Iterator[int]:
-    """Hold a directory's lock for the block; it goes with the process that has it.
+    """Hold a directory's lock for the block, and yield its descriptor; it goes with the process.
 
-    Args:
-        directory: The directory.
-        doing: Past participle of the work, for the message.
-        patience: Seconds to wait for another process.
-        inherited: The descriptor is passed on to child processes, the last of which gives the lock
-            up; the lock's file stays.
-        place: Where the directory will be by the end, if not where it is.
-
-    Yields:
-        The lock's descriptor.
+    Another process is waited for as many seconds as there is `patience`. Where it is `inherited`,
+    the descriptor is passed on to child processes, the last of which gives the lock up; the lock's
+    file stays. `place` is where the directory will be by the end, if not where it is.
     """
     file = directory / LOCK
     until = time.monotonic() + patience
@@ -242,29 +235,16 @@ def json_checksum(value: Mapping[str, Any]) -> str:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write an object with its checksum as last member, whole or not at all."""
-    write_text(path, _dump(value, indent=2))
+    write_text(path, json_line(value, indent=2))
 
 
 def read_json(path: Path, shape: Any = dict) -> dict[str, Any]:
-    """Read what `write_json` wrote.
-
-    Raises:
-        InputError: When it is not as it was written, or not of this shape: see `misfit`.
-    """
+    """Read what `write_json` wrote; refused if altered, or not of this shape: see `misfit`."""
     return _load(path.read_bytes(), str(path), shape)
 
 
-def json_line(record: Mapping[str, Any]) -> str:
-    """A record with its checksum as last member, in one line and with its end."""
-    return _dump(record)
-
-
 def append_json_line(path: Path, record: Mapping[str, Any]) -> None:
-    """Add a line to a file and wait until it is on the disk; a half-written last line goes.
-
-    Raises:
-        InputError: When it cannot be written.
-    """
+    """Add a line to a file and wait until it is on the disk; a half-written last line goes."""
     try:
         with open(path, "ab+", opener=own_file) as file:
             file.seek(0)
@@ -282,18 +262,15 @@ def append_json_line(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_json_lines(path: Path, shape: Any = dict) -> list[dict[str, Any]]:
-    """Read lines of `json_line`; a half-written last one is passed over.
-
-    Raises:
-        InputError: When any other is not as it was written, or not of this shape.
-    """
+    """Read lines of `json_line` as `read_json` does; a half-written last one is passed over."""
     *lines, tail = path.read_bytes().split(b"\n")
     if _WHOLE.search(tail):  # only its end is missing, or altered
         lines.append(tail)
     return [_load(line, f"{path}, line {number},", shape) for number, line in enumerate(lines, 1)]
 
 
-def _dump(value: Mapping[str, Any], indent: int | None = None) -> str:
+def json_line(value: Mapping[str, Any], indent: int | None = None) -> str:
+    """An object with its checksum as last member, and its end; in one line unless indented."""
     content = {key: inner for key, inner in value.items() if key != CHECKSUM}
     content[CHECKSUM] = json_checksum(content)
     text = json.dumps(content, ensure_ascii=False, indent=indent, allow_nan=False)

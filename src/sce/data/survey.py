@@ -9,11 +9,9 @@ import numpy as np
 import polars as pl
 
 from sce.data.columns import ITEM, TIME, USER, Columns
-from sce.data.faults import explain
 from sce.data.formats import Format
-from sce.data.reading import UNREADABLE, complete_rows, scan_csv, scan_parquet, type_csv
-from sce.data.tables import Table
-from sce.data.values import fit_nanoseconds
+from sce.data.reading import complete_rows, reading, scan_csv, scan_parquet, type_csv
+from sce.data.values import Table, fit_nanoseconds
 from sce.errors import InputError, named
 
 _SAMPLE_USERS = 1 << 18  # at least, of rows enough
@@ -69,9 +67,7 @@ def read_batches(file: LogFile, text: frozenset[str] = frozenset()) -> Iterator[
             f"{path}: jsonl is read whole, and not within {named('memory')}; convert it to "
             "Parquet or csv first"
         )
-    if not path.stat().st_size:
-        raise InputError(f"{path}: the file is empty (0 bytes)")
-    try:
+    with reading(path, fmt):
         scan = scan_csv if fmt.layout == "csv" else scan_parquet
         columns, lines = scan(path, fmt, file.wanted)
         row = 0
@@ -81,10 +77,6 @@ def read_batches(file: LogFile, text: frozenset[str] = frozenset()) -> Iterator[
             typed = type_csv(raw, text) if fmt.layout == "csv" else _as_text(path, raw)
             yield complete_rows(path, fmt, columns, typed, file.drop_incomplete, first_row=row)
             row += raw.height
-    except pl.exceptions.NoDataError as error:
-        raise InputError(f"{path}: the file is empty") from error
-    except UNREADABLE as error:
-        raise explain(path, fmt, error) from error
 
 
 def _as_text(path: Path, raw: pl.DataFrame) -> pl.DataFrame:

@@ -9,7 +9,7 @@ import numpy as np
 from sce.data.columns import ITEM, USER, TitleColumns
 from sce.data.formats import choose_format, find_files
 from sce.data.vocabulary import Vocabulary
-from sce.errors import InputError
+from sce.errors import InputError, needing
 from sce.units import plural
 
 if TYPE_CHECKING:
@@ -31,21 +31,12 @@ class Titles(NamedTuple):
 def read_titles(path: Path | str, columns: tuple[str, str] | None = None) -> "pl.DataFrame":
     """Columns "id" and "title" of a file, in the order of its rows, of those that have both.
 
-    Args:
-        path: A csv, tsv, jsonl (each also as .gz or .zst) or parquet file.
-        columns: Those of ids and titles, if they have no usual names.
+    `columns` are those of ids and titles, if they have no usual names.
     """
-    try:
+    with needing("prepare", "reading titles"):
         import polars as pl
 
         from sce.data.reading import read_file
-    except ModuleNotFoundError as error:
-        if error.name != "polars":
-            raise
-        raise InputError(
-            "reading titles needs polars, which is not installed; "
-            "install it with: pip install 'scalable-cross-entropy[prepare]'"
-        ) from error
     [file, *others] = find_files(path)
     if others:
         raise InputError(f"titles are read from one file; {path} are {len(others) + 1}")

@@ -72,11 +72,7 @@ class Vocabulary:
 
     @classmethod
     def from_arrays(cls, kind: Kind, arrays: Mapping[str, NDArray[Any]]) -> "Vocabulary":
-        """Wrap what `arrays` gave, without copying it: memory-mapped arrays stay on disk.
-
-        Raises:
-            ValueError: when the arrays cannot be those of a vocabulary of this kind.
-        """
+        """Wrap what `arrays` gave, without a copy; ValueError for what it cannot have given."""
         types = {"values": "int64" if kind == "integer" else "uint8"}
         if kind == "string":
             types["offsets"] = "int64"
@@ -96,15 +92,14 @@ class Vocabulary:
         """
         if self.offsets is not None and np.any(self.offsets[1:] < self.offsets[:-1]):
             raise ValueError("offsets of ids must ascend")
-        if not titles and not self._ascends():
-            raise ValueError("ids must ascend")
-
-    def _ascends(self) -> bool:
-        if self.offsets is None:
-            return bool(np.all(self.values[1:] > self.values[:-1]))
-        firsts = range(0, len(self) - 1, _IDS_AT_ONCE)
-        chunks = (np.arange(n, min(n + _IDS_AT_ONCE, len(self) - 1)) for n in firsts)
-        return all(bool(np.all(self._compare(some, self, some + 1) < 0)) for some in chunks)
+        for first in () if titles else range(0, len(self) - 1, _IDS_AT_ONCE):
+            some = np.arange(first, min(first + _IDS_AT_ONCE, len(self) - 1))
+            if self.offsets is None:
+                ascends = self.values[some] < self.values[some + 1]
+            else:
+                ascends = self._compare(some, self, some + 1) < 0
+            if not ascends.all():
+                raise ValueError("ids must ascend")
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Arrays to save, for `from_arrays`."""
@@ -165,7 +160,7 @@ class Vocabulary:
         """
         listed = ids.tolist() if isinstance(ids, np.ndarray) else ids
         if self.kind == "string":
-            return self._lookup_strings(listed)
+            return self._search(listed)[0]
         try:  # most often they are integers already, and none is too large
             wanted, found = np.array(listed, np.int64), np.ones(len(listed), bool)
             if {*map(type, listed)} - {int}:
@@ -254,9 +249,6 @@ class Vocabulary:
                 return [*alike]
         first = max(0, min(place - most // 2, len(self) - most))
         return self.decode(range(first, min(first + most, len(self))))
-
-    def _lookup_strings(self, ids: Sequence[int | str]) -> NDArray[np.int64]:
-        return self._search(ids)[0]
 
     def _search(self, ids: Sequence[int | str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Binary search of all strings at once: each round halves every string's range.

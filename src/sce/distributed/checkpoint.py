@@ -28,9 +28,8 @@ from sce.data.storage import (
     tidy,
     write_json,
 )
-from sce.distributed.parts import first_place, rounds
 from sce.distributed.ranks import Ranks
-from sce.distributed.table import ShardedTable
+from sce.distributed.table import ShardedTable, first_place, rounds
 from sce.errors import InputError, checked
 
 T = TypeVar("T")
@@ -56,18 +55,10 @@ def save_sharded(
 ) -> None:
     """Save a checkpoint, by all ranks together; earlier ones go once it is there.
 
-    Args:
-        directory: Where it is written, one that all ranks see.
-        step: Names the checkpoint.
-        table: The table.
-        optimizer: That of the table's shard.
-        rest: All other tensors, the same on every rank.
-        progress: Anything else, as JSON has it.
-        more: Other values of the table's shard by name, on any device, such as its best ones.
-        part_items: Items of a file.
-
-    Raises:
-        InputError: When a rank cannot write; what was there before is still there.
+    `directory` is one that all ranks see, `step` names the checkpoint, `optimizer` is that of the
+    table's shard. `rest` are all other tensors, the same on every rank, `progress` is anything
+    else, as JSON has it, and `more` other values of the shard by name, on any device, such as its
+    best.
     """
     if step < 0 or part_items < 1:
         raise InputError(f"a step is not negative, and a file has items; got {step}, {part_items}")
@@ -87,7 +78,10 @@ def save_sharded(
         files, faults = {}, []
         for name, tensors in _collect(table, shards, part_items, rest):
             try:  # the other ranks go on
-                files[name] = _write(half / name, tensors)
+                data = save({key: one.detach().cpu().contiguous() for key, one in tensors.items()})
+                with atomic_file(half / name) as partial:
+                    partial.write_bytes(data)
+                files[name] = digest_bytes(data)
             except InputError as error:
                 faults.append(error)
         if faults:
@@ -131,31 +125,16 @@ def load_sharded(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Restore table and optimizer from the latest checkpoint, of any number of ranks.
 
-    Args:
-        directory: Where it is.
-        table: The table.
-        optimizer: That of the table's shard.
-        more: Is given what `save_sharded` was given, on the host.
-
-    Returns:
-        The other tensors, on the host, and the progress.
-
-    Raises:
-        InputError: When there is none, or it is not as it was written, or of another table.
+    Returns the other tensors, on the host, and the progress; `more` is filled as it was saved.
     """
     directory, ranks, shards = Path(directory), table.ranks, _shards(table, optimizer)
-
-    def find() -> str:
-        return "" if ranks.rank else _latest(directory)
-
-    place = directory / _together(ranks, find)[0]
+    latest = _together(ranks, lambda: "" if ranks.rank else _latest(directory))[0]
+    place = directory / latest
     content = _together(ranks, partial(_read_state, place))[0]
     files = content["files"]
-    if (content["n_items"], content["dim"]) != (table.n_items, table.dim):
-        raise InputError(
-            f"{place / _STATE} is of a table [{content['n_items']}, {content['dim']}], and this "
-            f"one is [{table.n_items}, {table.dim}]"
-        )
+    was, now = [content["n_items"], content["dim"]], [table.n_items, table.dim]
+    if was != now:
+        raise InputError(f"{place / _STATE} is of a table {was}, and this one is {now}")
     if more is not None:
         new = [name for name in content["shards"] if name not in shards]
         more |= {name: torch.empty_like(table.shard, device="cpu") for name in new}
@@ -201,7 +180,7 @@ def read_whole(
 def whole_rows(
     table: ShardedTable, shard: Tensor, *, to_all: bool = False, at_once: int = _ROWS_AT_ONCE
 ) -> Iterator[Tensor]:
-    """Yield some rows after another in the order of ids, on the host of the first rank, or of all.
+    """Yield rows of the table in the order of ids, on the host of the first rank, or of all.
 
     Other ranks, which must ask for them too, are given empty tensors. `shard` are values of the
     table's shard, on any device.
@@ -275,10 +254,8 @@ def _part(number: int | None) -> str:
 def _shards(table: ShardedTable, optimizer: Optimizer) -> dict[str, Tensor]:
     sums = optimizer.state.get(table.shard, {}).get("sum")
     if sums is None or sums.shape != table.shard.shape[:1]:
-        raise InputError(
-            "the optimizer of a sharded table is a sce.RowwiseAdagrad of its shard; got "
-            f"{type(optimizer).__name__}, which has no accumulators of its rows"
-        )
+        found = type(optimizer).__name__
+        raise InputError(f"a sharded table needs a sce.RowwiseAdagrad of its shard; got {found}")
     return {"rows": table.shard.detach(), "sum": sums}
 
 
@@ -296,14 +273,6 @@ def _check(
         json.dumps(progress)
     except (TypeError, ValueError) as error:
         raise InputError(f"progress is kept as JSON, and cannot be: {error}") from error
-
-
-def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write a file and return its digest."""
-    data = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-    with atomic_file(path) as partial:
-        partial.write_bytes(data)
-    return digest_bytes(data)
 
 
 def _read(path: Path, files: Mapping[str, str]) -> dict[str, Tensor]:

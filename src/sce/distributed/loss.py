@@ -66,10 +66,7 @@ class ShardedCrossEntropy(nn.Module):
         self._local.ignore_index = _IGNORED
 
     def look_up(self, ids: Tensor, targets: Tensor, *, max_targets: int | None = None) -> Rows:
-        """Look up rows as `ShardedTable.look_up` does, and tell the others of this batch.
-
-        A loss of these rows, with the same targets and `max_targets`, need not ask them.
-        """
+        """Look up rows as `ShardedTable.look_up` does; a loss of these targets need not ask."""
         wanted = self.table.want(ids, padded=True, note=self._note(targets, max_targets))
         return replace(self.table.fetch(wanted), told=wanted.notes)
 
@@ -120,8 +117,7 @@ class ShardedCrossEntropy(nn.Module):
     ) -> tuple[Tensor, Any]:
         """Return the sum of the losses of this rank alone; all ranks call it together.
 
-        And what `count` finds in its buckets, by default the states that are in any; None if there
-        are no targets.
+        And what `count` finds in its buckets, by default the states in any; None without targets.
         """
         if not isinstance(rows, Rows):
             raise InputError(f"rows are what `look_up` found; got {type(rows).__name__}")
@@ -165,10 +161,8 @@ class ShardedCrossEntropy(nn.Module):
         if rows.told is None:
             return [n for (n,) in self.table.ranks.gather_counts(here)]
         if (own := rows.told[self.table.ranks.rank]) not in (0, here):
-            raise InputError(
-                f"the rows were looked up for {own} centres, and there are {here}: look them up "
-                "with the same targets and max_targets, or by the table"
-            )
+            what = f"the rows were looked up for {own} centres, and there are {here}"
+            raise InputError(f"{what}: give the same targets and max_targets")
         return rows.told
 
     def _nearest(
@@ -180,10 +174,7 @@ class ShardedCrossEntropy(nn.Module):
         targets: Tensor,
         rows: Rows,
     ) -> tuple[Tensor, Wanted]:
-        """Return the items nearest to centres; and which of them, and of targets, are not in rows.
-
-        How many centres are not certain of theirs is known with how many rows are wanted.
-        """
+        """Return the items nearest to centres; which of them and of targets are not in rows."""
 
         def want(items: Tensor, note: int | Tensor = 0) -> Wanted:
             ids = items.flatten()

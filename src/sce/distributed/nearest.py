@@ -29,8 +29,8 @@ _CENTRES_AT_ONCE = 320  # for more, the kernels would make groups of rows too la
 def n_candidates(k: int, ranks: int) -> int:
     """Return how many candidates a shard sends for the top k of all.
 
-    Ids say nothing of embeddings, so a shard's share of the k is hypergeometric: its mean and seven
-    standard deviations fail once in millions of buckets.
+    A shard's share of the k is hypergeometric: its mean and seven standard deviations fail once in
+    millions of buckets.
     """
     mean = k / ranks
     return min(k, math.ceil(mean + 7 * math.sqrt(mean * (1 - 1 / ranks))) + 9)
@@ -39,11 +39,8 @@ def n_candidates(k: int, ranks: int) -> int:
 class NearestItems:
     """Finds the items nearest to each rank's centres.
 
-    Args:
-        table: The items.
-        backend: As of `ScalableCrossEntropy`.
-        candidates: Items that a shard sends for a centre at first; they change no result. None:
-            so many that they hardly ever fail, twice as many where one step in a hundred does.
+    `candidates` are the items that a shard sends for a centre at first; they change no result. By
+    default so many that they hardly ever fail, twice as many where one step in a hundred does.
     """
 
     def __init__(
@@ -56,10 +53,7 @@ class NearestItems:
 
     @torch.no_grad()
     def __call__(self, centres: Tensor, k: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return the k items nearest to each centre [n, d] of this rank, ascending: [n, k].
-
-        With `dtype`, rows are rounded to it before they are scored.
-        """
+        """Return the k items nearest to each centre [n, d] of this rank, ascending: [n, k]."""
         ranks = self.table.ranks
         counts = [n for (n,) in ranks.gather_counts(len(centres))]
         keys, failed = self.guess(centres, counts, k, dtype)
@@ -70,9 +64,9 @@ class NearestItems:
     def guess(
         self, centres: Tensor, counts: list[int], k: int, dtype: torch.dtype | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return keys [n, k] that hardly ever are not the largest, and where that is not certain.
+        """Return keys [n, k], hardly ever not the largest, and where that is not certain.
 
-        `counts` has the number of centres of each rank.
+        `counts` has the number of centres of each rank; with `dtype`, rows are rounded to it.
         """
         ranks = self.table.ranks
         if not any(counts):
@@ -94,10 +88,7 @@ class NearestItems:
         counts: list[int],
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """Return the items of a guess, ascending, once it is mended.
-
-        `counts` has the number of centres of each rank where the guess is not certain.
-        """
+        """Return the items of a guess, ascending; `counts` are those not certain, by rank."""
         if any(counts):
             self.fallbacks += 1
             doubtful = failed.nonzero().squeeze(1)

@@ -12,8 +12,7 @@ from sce.planning import ROW_WISE, Job, fits, predict, usable
 # each: the pass over the rows, and selecting (docs/kernels.md).
 _PASS, _SELECTING = 10.4, 4.2
 _ROWS, _CENTRES, _DIM, _SELECTED = 1e8, 320, 64, 256
-LINKS = {"InfiniBand": 50e9, "NVLink": 450e9}
-"""Bytes a second that a rank sends, of two kinds of network."""
+LINKS = {"InfiniBand": 50e9, "NVLink": 450e9}  # bytes a second that a rank sends
 
 
 @dataclass(frozen=True)
@@ -21,18 +20,12 @@ class RankPlan:
     """One of several ranks in a step with row-wise updates."""
 
     ranks: int
-    rows: int
-    """Items of the shard."""
-    sizes: dict[str, int]
-    """Of the loss: buckets of a rank, and items in each."""
-    candidates: int
-    """Items that a shard sends for each centre."""
-    holds: dict[str, float]
-    """Bytes: the shard with its accumulators, and all else at the peak of a step."""
-    sends: dict[str, float]
-    """Bytes of a step."""
-    pass_ms: float
-    """Scoring the shard for the centres of all ranks, on an H200 in bfloat16."""
+    rows: int  # items of the shard
+    sizes: dict[str, int]  # of the loss: buckets of a rank, and items in each
+    candidates: int  # items that a shard sends for each centre
+    holds: dict[str, float]  # bytes: the shard with its accumulators, and all else at the peak
+    sends: dict[str, float]  # bytes of a step
+    pass_ms: float  # scoring the shard for the centres of all ranks, on an H200 in bfloat16
     selecting_ms: float
 
     def sending_ms(self, bytes_a_second: float) -> float:
@@ -47,7 +40,7 @@ def plan_ranks(job: Job, ranks: int) -> RankPlan:
     loss = job.build_loss(ROW_WISE)
     assert isinstance(loss, ScalableCrossEntropy)
     shape, dim, targets = job.shape, job.backbone.dim, round(job.shape.targets)
-    sizes = loss.named_sizes(job.items, targets)
+    sizes, events = loss.named_sizes(job.items, targets), job.batch * job.mean_events
     n_buckets, size_y = sizes["n_buckets"], sizes["bucket_size_y"]
     rows, places = -(-job.items // ranks), n_buckets * size_y
     candidates, away = n_candidates(size_y, ranks), (ranks - 1) / ranks
@@ -55,11 +48,11 @@ def plan_ranks(job: Job, ranks: int) -> RankPlan:
     # Rows and ids of what is looked up; keys of 8 bytes; gradients in float32.
     centre = dim * (2 if job.precision == "bf16" else 4)
     sends = {
-        "rows of histories": away * targets * (4 * dim + 4),
+        "rows of histories": away * events * (4 * dim + 4),
         "centres": (ranks - 1) * n_buckets * centre,
         "candidates": (ranks - 1) * n_buckets * (candidates + 1) * 8,
         "rows of buckets": away * places * (4 * dim + 4),
-        "gradients of rows": away * (places + targets) * 4 * dim,
+        "gradients of rows": away * (places + events) * 4 * dim,
         "gradients of the model": 2 * away * backbone * 4,
     }
     shard = 4 * rows * (dim + 1)

@@ -1,17 +1,14 @@
 """The k best items of a sharded table for each state, and metrics of them, as in one process."""
 
-from collections.abc import Callable
-from typing import Literal
-
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from sce.data.batches import DeviceSequences, history_batch, seen_items
+from sce.data.batches import SeenItems
 from sce.distributed.nearest import NO_KEY
 from sce.distributed.table import ShardedTable
 from sce.errors import InputError, checked
-from sce.evaluation.evaluate import HELD_OUT, KS, Evaluated, Metrics, Tally, evaluating
+from sce.evaluation.evaluate import KS, Evaluated, Metrics, Progress, Split, Tally, evaluating
 from sce.evaluation.ranking import (
     NOTHING,
     Ranking,
@@ -21,6 +18,7 @@ from sce.evaluation.ranking import (
     last_states,
     pack_keys,
     top_k,
+    uses_times,
 )
 from sce.models.base import Backbone
 
@@ -40,41 +38,33 @@ class ShardedRanker:
         self,
         dataset: Evaluated,
         *,
-        split: Literal["validation", "test"] = "validation",
+        split: Split = "validation",
         batch_size: int = 512,
-        progress: Callable[[int], None] | None = None,
+        progress: Progress = None,
     ) -> Metrics:
         """Return what `sce.evaluate` does; all ranks call it, and each ranks for some users."""
-        ranks, held_out, most = self.table.ranks, HELD_OUT[split], self.model.max_length
-        sequences = DeviceSequences.place(dataset.test, ranks.device)
-        norm = largest_norm(self.table.shard.detach())
-        tally = Tally(KS, len(sequences), self.table.n_items, ranks.device)
-        by_length = sequences.lengths.argsort(stable=True)
-        nobody, batches = by_length[:0], by_length.split(batch_size)
+        ranks, norm = self.table.ranks, largest_norm(self.table.shard.detach())
+        given = KS, self.model.max_length, ranks.device
+        tally = Tally(dataset, split, *given, times=uses_times(self.model))
+
+        def rank(histories: Tensor, seen: SeenItems, times: Tensor | None) -> Tensor:
+            states = self._states(histories, times)
+            return sharded_top_k(states, self.table, max(KS), seen=seen, norm=norm).items
+
         with evaluating(self.model), torch.no_grad():
-            for first in range(0, len(batches), ranks.size):
-                users = (*batches[first:], *[nobody] * ranks.size)[ranks.rank]
-                histories, targets = history_batch(
-                    sequences, users, max_length=most, held_out=held_out
-                )
-                items, rows = seen_items(sequences, users, held_out=held_out)
-                states = self._states(histories, most)
-                found = sharded_top_k(states, self.table, max(KS), seen=(items, rows), norm=norm)
-                tally.count(users, found.items, targets, items == targets[rows], rows)
-                if progress is not None:
-                    progress(min((first + ranks.size) * batch_size, len(by_length)))
+            tally.count(rank, batch_size, progress, ranks.rank, ranks.size)
         return tally.metrics(self._add_up(tally))
 
-    def _states(self, histories: Tensor, max_length: int) -> Tensor:
+    def _states(self, histories: Tensor, times: Tensor | None) -> Tensor:
         rows = self.table.look_up(histories)
         if not len(histories):
             return rows.values.new_empty(0, self.table.dim)
 
-        def model(given: Tensor) -> Tensor:
-            states: Tensor = functional_call(self.model, {"catalogue": rows.values}, given)
+        def model(given: Tensor, **more: Tensor) -> Tensor:
+            states: Tensor = functional_call(self.model, {"catalogue": rows.values}, given, more)
             return states
 
-        return last_states(model, rows.places(histories), max_length)
+        return last_states(model, rows.places(histories), self.model.max_length, times)
 
     def _add_up(self, tally: Tally) -> list[int]:
         """Give a tally the counts of all ranks; return how many items any of them recommended."""
@@ -122,13 +112,16 @@ def sharded_top_k(
     ranks = table.ranks
     if k < 1:
         raise InputError(f"k must be at least 1; got {k}")
-    _check_states(states, table)
+    fits = states.dim() == 2 and states.shape[1] == table.dim and states.is_floating_point()
+    if not fits or states.device != table.shard.device:
+        raise InputError(
+            f"states must be [b, {table.dim}], floating point, on {table.shard.device}; got "
+            f"{list(states.shape)}, {str(states.dtype).removeprefix('torch.')}, on {states.device}"
+        )
     items, rows = seen or (torch.empty(0, dtype=torch.int64, device=states.device),) * 2
     if items.dim() != 1 or items.shape != rows.shape:
-        raise InputError(
-            "seen are flat item ids, and the row of each; got tensors of shapes "
-            f"{list(items.shape)} and {list(rows.shape)}"
-        )
+        shapes = f"{list(items.shape)} and {list(rows.shape)}"
+        raise InputError(f"seen are flat item ids, and the row of each; got shapes {shapes}")
     found = ranks.gather_counts(len(states), len(items))
     counts, pairs = [n for n, _ in found], [n for _, n in found]
     rows = rows + sum(counts[: ranks.rank])
@@ -147,12 +140,3 @@ def sharded_top_k(
         scores=key_scores(merged).masked_fill(nothing, -torch.inf),
         items=key_items(merged).masked_fill(nothing, NOTHING),
     )
-
-
-def _check_states(states: Tensor, table: ShardedTable) -> None:
-    fits = states.dim() == 2 and states.shape[1] == table.dim and states.is_floating_point()
-    if not fits or states.device != table.shard.device:
-        raise InputError(
-            f"states must be [b, {table.dim}], floating point, on {table.shard.device}; got "
-            f"{list(states.shape)}, {str(states.dtype).removeprefix('torch.')}, on {states.device}"
-        )

@@ -26,16 +26,11 @@ _ASKED, _VERDICT = "asked", "verdict"  # keys in the store
 
 
 class Ranks:
-    """R processes and the collectives between them; by default this process alone.
+    """R processes and the collectives between them; without a group, this process alone.
 
     Every collective is an exchange of rows, whose order is that of the ranks, so that sums over
-    ranks are made in one order on any network.
-
-    Args:
-        group: The process group; None: this process alone.
-        device: Where collectives take place.
-        reports: Where ranks say why they end, and who is left (see `start_ranks`).
-        timeout: Seconds that a collective waits.
+    ranks are made in one order on any network. It takes place on `device`, and waits `timeout`
+    seconds. In `reports` ranks say why they end, and who is left (see `start_ranks`).
     """
 
     def __init__(
@@ -50,10 +45,8 @@ class Ranks:
         self.size = 1 if group is None else dist.get_world_size(group)
         backends = "" if group is None else dist.get_backend_config(group)
         if group is not None and f"{self.device.type}:" not in backends:
-            raise InputError(
-                f"the process group exchanges nothing on {self.device}: it has {backends}; name "
-                "another device, or make the group with a backend for it"
-            )
+            what = f"the process group has no backend for {self.device}, but {backends}"
+            raise InputError(f"{what}; name another device, or make the group with one")
         # Where numbers that the host knows are exchanged; if it can be there, no device waits.
         self.host = torch.device("cpu") if "cpu:" in backends else self.device
         self.timeout = timeout
@@ -61,13 +54,7 @@ class Ranks:
         self.exchanges = 0  # begun so far, as many on every rank
 
     def exchange(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
-        """Send the first rows to rank 0, the next to rank 1, ...; return those received, by rank.
-
-        Args:
-            rows: [sum(send), ...].
-            send: Number of rows for each rank.
-            receive: Number of rows from each rank.
-        """
+        """Send the first rows to rank 0, the next to rank 1, ...; return what came, by rank."""
         if self.size == 1:
             return rows
         self.exchanges += 1
@@ -211,10 +198,7 @@ def note_start(place: Path) -> None:
 
 
 def was_started(place: Path | str) -> bool:
-    """True if torchrun has started this command again, after an attempt that began a run there.
-
-    What was there before is another: not yet replaced, or never to be.
-    """
+    """True if torchrun has started this command again, after an attempt that began a run there."""
     place = Path(place)
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" or not place.exists():
         return False
@@ -243,19 +227,14 @@ def start_ranks(
 ) -> Iterator[Ranks]:
     """Join the other processes of a `torchrun`, for the block; outside of one, stay alone.
 
-    A process group that is there already is used as it is.
-
-    A rank that torchrun starts again after a failure finds the others: addresses of each attempt
-    have keys of their own in the launcher's store. A rank that ends by an exception leaves the
-    reason to the others.
+    A process group that is there already is used as it is. A rank that torchrun starts again after
+    a failure finds the others: addresses of each attempt have keys of their own in the launcher's
+    store. A rank that ends by an exception leaves the reason to the others.
 
     Args:
-        timeout: Seconds that a rank waits for the others, at the start and in a collective. By
-            default what SCE_RANK_TIMEOUT says in the environment, or 120.
+        timeout: Seconds that a rank waits for the others, at the start and in a collective, before
+            a RankError. By default what SCE_RANK_TIMEOUT says in the environment, or 120.
         device: Where the ranks compute. By default a GPU each, shared where there are fewer.
-
-    Raises:
-        RankError: When another rank does not come, ends or does not answer.
     """
     given = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
     rank, size, local, here = (int(os.environ.get(name, n)) for name, n in given.items())

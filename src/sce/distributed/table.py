@@ -5,6 +5,7 @@ ids, and no shard has more of the popular items than another, however ids were g
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sce.distributed.parts import first_place, rounds
 from sce.distributed.ranks import Ranks
 from sce.errors import InputError, checked
 
@@ -76,8 +76,7 @@ class _Sorted(NamedTuple):
     n_rows: _OnItsWay
 
 
-@dataclass(frozen=True)
-class _Fetch:
+class _Fetch(NamedTuple):
     """An exchange of rows, which gradients go back along."""
 
     values: Tensor  # [u, d], of which the gradient is sent home
@@ -172,11 +171,8 @@ class ShardedTable(nn.Module):
     ) -> Wanted:
         """Tell each rank how many of its rows are wanted: a sync, the only one of a look-up.
 
-        Args:
-            ids: Of items, any number of times.
-            padded: Negative ones are passed over.
-            besides: Ids that are not wanted, ascending.
-            note: A number for all ranks, not negative, which travels along.
+        With `padded`, negative ids are passed over. `besides` are ids that are not wanted,
+        ascending; `note` is a number for all ranks, not negative, which travels along.
         """
         if self._ready is not None and self._ready[0] is ids:
             (_, wanted), self._ready = self._ready, None
@@ -205,20 +201,17 @@ class ShardedTable(nn.Module):
     @checked
     @torch.no_grad()
     def expect(self, ids: Tensor, note: int | Tensor = 0) -> None:
-        """Let the next `want` tell the sizes of a later one as well, which then is no sync.
+        """Let the next `want` tell the sizes of a later `want(ids, padded=True)` of this tensor.
 
-        That is `want(ids, padded=True)` of this very tensor; a sync after all if a rank expects
-        nothing. Ranks want the same in the same order.
+        That is a sync after all if a rank expects nothing. Ranks want the same in the same order.
         """
         self._expected = ids, self._plan(ids, note)
 
     def _plan(self, ids: Tensor, note: int | Tensor, besides: Tensor | None = None) -> _Plan:
         """Put ids in order, each once. Shapes that depend on values would be a sync each."""
         if ids.dtype not in (torch.int32, torch.int64) or ids.device != self.shard.device:
-            raise InputError(
-                f"ids of items must be int64 or int32, on {self.shard.device} as the table is; got "
-                f"{str(ids.dtype).removeprefix('torch.')} on {ids.device}"
-            )
+            what = f"ids of items must be int64 or int32, on {self.shard.device} as the table is"
+            raise InputError(f"{what}; got {ids.dtype} on {ids.device}")
         size, ids = self.ranks.size, ids.long().flatten().sort().values
         new = ids >= 0
         new[1:] &= ids[1:] != ids[:-1]
@@ -251,8 +244,7 @@ class ShardedTable(nn.Module):
     def sort_places(self) -> _Sorted:
         """Sort the rows that are to have a gradient, and begin to count them.
 
-        It is enough that `send_gradients` does it; before the backward pass it spares the host to
-        wait for that.
+        Before the backward pass it spares the host to wait in `send_gradients`, which else does it.
         """
         if self._sorted is None:
             parts = [places for places, _ in self._entries]
@@ -268,8 +260,7 @@ class ShardedTable(nn.Module):
     @torch.no_grad()
     def collect_gradients(self) -> None:
         """Send the gradients of fetched rows home, where they wait for `send_gradients`."""
-        ranks, fetches = self.ranks, self._fetches
-        self._fetches = []
+        fetches, self._fetches = self._fetches, []
         if not fetches:
             return
         # To each rank the rows of one fetch after another, so that entries come in the order of
@@ -278,12 +269,9 @@ class ShardedTable(nn.Module):
             (torch.zeros_like(f.values) if f.values.grad is None else f.values.grad)[f.order]
             for f in fetches
         ]
-        given = _interleave(parts, [f.send for f in fetches])
-        send, receive = (
-            [sum(counts) for counts in zip(*each, strict=True)]
-            for each in ([f.send for f in fetches], [f.receive for f in fetches])
-        )
-        values = ranks.exchange(given, send, receive)
+        send, receive = [f.send for f in fetches], [f.receive for f in fetches]
+        sums = ([*map(sum, zip(*each, strict=True))] for each in (send, receive))
+        values = self.ranks.exchange(_interleave(parts, send), *sums)
         self._entries.append((_served(fetches), values))
 
     @torch.no_grad()
@@ -318,3 +306,41 @@ def _interleave(parts: list[Tensor], counts: list[list[int]]) -> Tensor:
     """Join parts that are cut by rank: those of all parts for rank 0, for rank 1, ..."""
     cut = [part.split(each) for part, each in zip(parts, counts, strict=True)]
     return torch.cat([piece for pieces in zip(*cut, strict=True) for piece in pieces])
+
+
+class Round(NamedTuple):
+    """An exchange in which each rank has one part of the table, or none."""
+
+    part: int | None  # number of the part here
+    offsets: list[int]  # of the first row of each rank in it
+    receive: list[int]  # rows of each rank in it
+    send: list[int]  # rows of this rank in each part
+    here: slice  # places of these in the shard
+
+    def cut(self, rows: Tensor) -> Tensor:
+        """Put the rows of the part by the rank that has them."""
+        return torch.cat([rows[offset :: len(self.offsets)] for offset in self.offsets])
+
+
+def rounds(ranks: Ranks, n_items: int, part_items: int) -> Iterator[Round]:
+    """Yield the exchanges between parts and shards of a table."""
+    rank, size = ranks.rank, ranks.size
+
+    def place(part: int, of: int) -> int:
+        return first_place(min(part * part_items, n_items), of, size)
+
+    n_parts = -(-n_items // part_items)
+    for base in range(0, n_parts, size):
+        mine = base + rank
+        yield Round(
+            part=mine if mine < n_parts else None,
+            offsets=[(of - mine * part_items) % size for of in range(size)],
+            receive=[place(mine + 1, of) - place(mine, of) for of in range(size)],
+            send=[place(part + 1, rank) - place(part, rank) for part in range(base, base + size)],
+            here=slice(place(base, rank), place(base + size, rank)),
+        )
+
+
+def first_place(item: int, of: int, size: int) -> int:
+    """Return the first place in the shard of a rank that is of this item or a later one."""
+    return -(-(item - of) // size)

@@ -14,7 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sce.data.batches import DeviceSequences, Ragged, history_batch, seen_items
+from sce.data.batches import (
+    DeviceSequences,
+    Ragged,
+    SeenItems,
+    event_times,
+    history_batch,
+    seen_items,
+)
 from sce.errors import InputError, checked, named
 from sce.evaluation.metrics import METRICS, RankCounts
 from sce.evaluation.ranking import (
@@ -25,9 +32,14 @@ from sce.evaluation.ranking import (
     last_states,
     longest_history,
     top_k,
+    uses_times,
 )
 from sce.units import plural
 
+Split = Literal["validation", "test"]
+# Of histories [b, l], what was seen, and times: items [b, k].
+Rank = Callable[[Tensor, SeenItems, Tensor | None], Tensor]
+Progress = Callable[[int], None] | None
 KS = (1, 5, 10, 20, 50)
 HELD_OUT = {"validation": 2, "test": 1}  # events at the end that the history must not contain
 
@@ -74,12 +86,12 @@ def evaluate(
     model: Ranker,
     dataset: Evaluated,
     *,
-    split: Literal["validation", "test"] = "validation",
+    split: Split = "validation",
     ks: Sequence[int] | None = None,
     keep_seen: bool = False,
     batch_size: int = 512,
     max_length: int | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress = None,
 ) -> Metrics:
     """Rank the whole catalogue for every test user and see where the held-out item stands.
 
@@ -96,56 +108,82 @@ def evaluate(
             whole histories when it has none.
         progress: Called with the number of users done, after each batch.
     """
-    _check(model, dataset, ks, batch_size)
+    if ks is not None and not ks:
+        raise InputError(f"{named('k', python='ks')} names no depth; leave it out for {KS}")
+    for k in ks or ():
+        check_depth(k, dataset.n_items)
+    if batch_size < 1:
+        raise InputError(f"{named('batch_size')} must be at least 1; got {batch_size}")
+    if len(model.catalogue) != dataset.n_items:
+        what = f"the model ranks {len(model.catalogue)} items, the dataset has {dataset.n_items}"
+        raise InputError(f"{what}: they do not belong together")
     ks = KS if ks is None else ks
-    catalogue, held_out = model.catalogue.detach(), HELD_OUT[split]
-    sequences = DeviceSequences.place(dataset.test, catalogue.device)
+    catalogue = model.catalogue.detach()
     max_length = longest_history(model) if max_length is None else max_length
-    longest = int(sequences.lengths.max()) if max_length is None else max_length
+    given = ks, max_length, catalogue.device
+    tally = Tally(dataset, split, *given, times=uses_times(model))
     norm = largest_norm(catalogue)
-    tally = Tally(ks, len(sequences), len(catalogue), catalogue.device)
-    # Users with histories of like length together: less padding.
-    by_length = sequences.lengths.argsort(stable=True)
+
+    def rank(histories: Tensor, seen: SeenItems, times: Tensor | None) -> Tensor:
+        states = last_states(model, histories, max_length, times)
+        return top_k(states, catalogue, max(ks), seen=None if keep_seen else seen, norm=norm).items
+
     with evaluating(model), torch.no_grad():
-        for users in by_length.split(batch_size):
-            histories, targets = history_batch(
-                sequences, users, max_length=longest, held_out=held_out
-            )
-            items, rows = seen_items(sequences, users, held_out=held_out)
-            states = last_states(model, histories, max_length)
-            seen = None if keep_seen else (items, rows)
-            ranking = top_k(states, catalogue, max(ks), seen=seen, norm=norm)
-            tally.count(users, ranking.items, targets, items == targets[rows], rows)
-            if progress is not None:
-                progress(tally.users)
+        tally.count(rank, batch_size, progress)
     return tally.metrics()
 
 
 class Tally:
-    """Counts over the rankings so far, on the device."""
+    """Counts over rankings of test users, on a device."""
 
-    def __init__(self, ks: Sequence[int], n_users: int, n_items: int, device: torch.device) -> None:
-        self.ks, self.depth, self.n_items, self.users = tuple(ks), max(ks), n_items, 0
+    def __init__(
+        self,
+        dataset: Evaluated,
+        split: Split,
+        ks: Sequence[int],
+        max_length: int | None,
+        device: torch.device,
+        *,
+        times: bool,
+    ) -> None:
+        self.sequences = DeviceSequences.place(dataset.test, device, times=times)
+        self.held_out, self.n_items, self.users = HELD_OUT[split], dataset.n_items, 0
+        self.longest = int(self.sequences.lengths.max()) if max_length is None else max_length
+        self.ks, self.depth = tuple(ks), max(ks)
         # One place more in each: for targets that are not ranked, and for ranks without an item.
         self.at_rank = torch.zeros(self.depth + 1, dtype=torch.int64, device=device)
-        self.recommended = torch.zeros(len(ks), n_items + 1, dtype=torch.bool, device=device)
+        self.recommended = torch.zeros(len(ks), self.n_items + 1, dtype=torch.bool, device=device)
         self.seen_targets = torch.zeros((), dtype=torch.int64, device=device)
-        self.ranks = torch.zeros(n_users, dtype=torch.int32, device=device)
+        self.ranks = torch.zeros(len(self.sequences), dtype=torch.int32, device=device)
 
     def count(
-        self, users: Tensor, items: Tensor, targets: Tensor, repeats: Tensor, rows: Tensor
+        self, rank: Rank, batch_size: int, progress: Progress, number: int = 0, of: int = 1
     ) -> None:
-        """Count rankings [b, depth], given which past events (and whose) were the target."""
-        hits = items == targets[:, None]
-        ranks = torch.where(hits.any(1), hits.int().argmax(1), self.depth)
-        self.at_rank.index_add_(0, ranks, torch.ones_like(ranks))
-        self.ranks[users] = torch.where(ranks < self.depth, ranks + 1, 0).int()
-        items = torch.where(items == NOTHING, self.n_items, items)
-        for place, k in enumerate(self.ks):
-            self.recommended[place, items[:, :k]] = True
-        times_seen = torch.zeros_like(targets).index_add_(0, rows, repeats.long())
-        self.seen_targets += (times_seen > 0).sum()
-        self.users += len(targets)
+        """Count the items that `rank` finds; of every `of` batches, the one with this `number`."""
+        given, held_out = self.sequences, self.held_out
+        # Users with histories of like length together: less padding.
+        by_length = given.lengths.argsort(stable=True)
+        batches = by_length.split(batch_size)
+        for first in range(0, len(batches), of):
+            users = (*batches[first:], *[by_length[:0]] * of)[number]
+            options = {"max_length": self.longest, "held_out": held_out}
+            batch = history_batch(given, users, **options)
+            times = event_times(given, users, **options, width=batch.histories.shape[1])
+            targets, seen = batch.targets, seen_items(given, users, held_out=held_out)
+            items = rank(batch.histories, seen, times)
+            hits = items == targets[:, None]
+            ranks = torch.where(hits.any(1), hits.int().argmax(1), self.depth)
+            self.at_rank.index_add_(0, ranks, torch.ones_like(ranks))
+            self.ranks[users] = torch.where(ranks < self.depth, ranks + 1, 0).int()
+            items = torch.where(items == NOTHING, self.n_items, items)
+            for place, k in enumerate(self.ks):
+                self.recommended[place, items[:, :k]] = True
+            repeats = (seen.items == targets[seen.rows]).long()
+            times_seen = torch.zeros_like(targets).index_add_(0, seen.rows, repeats)
+            self.seen_targets += (times_seen > 0).sum()
+            self.users += len(targets)
+            if progress is not None:
+                progress(min((first + of) * batch_size, len(by_length)))
 
     def metrics(self, recommended: Sequence[int] | None = None) -> Metrics:
         """Work out the metrics of all rankings counted; `recommended` items by all who counted."""
@@ -173,20 +211,3 @@ def evaluating(model: object) -> Iterator[None]:
     finally:
         for part, training in modes:
             part.training = training
-
-
-def _check(model: Ranker, dataset: Evaluated, ks: Sequence[int] | None, batch_size: int) -> None:
-    if ks is not None:
-        if not ks:
-            raise InputError(
-                f"{named('k', python='ks')} names no depth; leave it out for 1, 5, 10, 20 and 50"
-            )
-        check_depth(min(ks), dataset.n_items)
-        check_depth(max(ks), dataset.n_items)
-    if batch_size < 1:
-        raise InputError(f"{named('batch_size')} must be at least 1; got {batch_size}")
-    if len(model.catalogue) != dataset.n_items:
-        raise InputError(
-            f"the model ranks {len(model.catalogue)} items, but the dataset has "
-            f"{dataset.n_items}: they do not belong together"
-        )

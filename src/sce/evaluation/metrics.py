@@ -21,8 +21,7 @@ class RankCounts:
 
     at: NDArray[np.int64]  # [depth], how many users' targets stood at each rank, from 0
     users: int  # all of them, with or without the target in the ranking
-    covered: Mapping[int, float] = field(default_factory=dict)
-    """For each k, the share of the catalogue that was among the first k for somebody."""
+    covered: Mapping[int, float] = field(default_factory=dict)  # for each k, as a share of items
 
     def first(self, k: int) -> NDArray[np.int64]:
         """Return the counts at the first k ranks."""
@@ -59,14 +58,13 @@ class Metric(NamedTuple):
     """A metric that every evaluation computes, at each depth k."""
 
     compute: Callable[[RankCounts, int], float]
-    label: str
-    """Its name in tables and charts."""
+    label: str  # its name in tables and charts
 
 
+# By name, as in "ndcg@10": evaluation, tables and charts iterate over it.
 METRICS: dict[str, Metric] = {
     "ndcg": Metric(ndcg, "NDCG"),
     "hr": Metric(hit_rate, "HR"),
     "mrr": Metric(mrr, "MRR"),
     "cov": Metric(coverage, "COV"),
 }
-"""By name, as in "ndcg@10": evaluation, tables and charts iterate over it."""

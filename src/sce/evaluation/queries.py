@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sce.data.batches import DeviceSequences, history_batch
+from sce.data.batches import DeviceSequences, event_times, history_batch
 from sce.data.prepared import Sequences
 from sce.evaluation.ranking import (
     NOTHING,
@@ -23,6 +23,7 @@ from sce.evaluation.ranking import (
     longest_history,
     rescore,
     top_k,
+    uses_times,
 )
 
 # Of the catalogue: more are not gathered. On a CPU, with a million items of 64 dimensions, masking
@@ -43,6 +44,7 @@ class Query(NamedTuple):
     keep_seen: bool
     allow: Codes | None = None  # None: all
     block: Codes = NONE
+    times: Codes | None = None  # seconds, of each event; None: all at once
 
 
 class ItemFilter(NamedTuple):
@@ -99,14 +101,14 @@ def rank_queries(
 ) -> list[Found]:
     """The best items of a batch of queries, among those that may be ranked for all of them."""
     catalogue = model.catalogue.detach()
-    states = _states(model, [query.history for query in queries])
+    states = _states(model, queries)
     alike: dict[object, list[int]] = {}
     for row, query in enumerate(queries):
         own = None if query.allow is None else np.unique(query.allow).tobytes()
         alike.setdefault((query.k, own), []).append(row)
     found: list[Found] = [(NONE, np.empty(0, np.float32))] * len(queries)
     for rows in alike.values():
-        _, k, _, allow, _ = queries[rows[0]]
+        k, allow = queries[rows[0]].k, queries[rows[0]].allow
         some = among if allow is None else among.narrow(len(catalogue), allow)
         never = [
             query.block if query.keep_seen else np.concatenate([query.history, query.block])
@@ -122,10 +124,7 @@ def rank_queries(
 def rank_similar(
     catalogue: Tensor, scale: Tensor, items: Codes, k: int, among: ItemFilter
 ) -> list[Found]:
-    """The items whose vectors have the largest cosine with those of some items, without these.
-
-    `scale` is `inverse_norms(catalogue)`.
-    """
+    """The items of largest cosine with each of some items; `scale`: `inverse_norms(catalogue)`."""
     chosen = torch.from_numpy(np.asarray(items, np.int64)).to(catalogue.device)
     states, itself = Rows(catalogue, scale=scale)[chosen], torch.arange(len(chosen)).to(chosen)
     some_more_than_one = scale.new_tensor(1.01)  # no norm of a scaled vector is larger
@@ -152,19 +151,25 @@ def split_ranking(ranking: Ranking) -> list[Found]:
     ]
 
 
-def _states(model: Ranker, histories: Sequence[Codes]) -> Tensor:
+def _states(model: Ranker, queries: Sequence[Query]) -> Tensor:
+    histories, timed = [query.history for query in queries], uses_times(model)
     lengths = [len(history) for history in histories]
+    times = (np.zeros(len(one.history)) if one.times is None else one.times for one in queries)
     sequences = DeviceSequences.place(
         Sequences(
             items=np.concatenate(histories).astype(np.int32, copy=False),
             offsets=np.cumsum([0, *lengths], dtype=np.int64),
             users=np.arange(len(histories), dtype=np.int32),
+            times=np.concatenate([*times]).astype(np.int32) if timed else None,
         ),
         model.catalogue.device,
+        times=timed,
     )
     most, rows = longest_history(model), torch.arange(len(histories))
-    given = history_batch(sequences, rows, max_length=most or max(lengths), held_out=0)
-    return last_states(model, given.histories, most)
+    options = {"max_length": most or max(lengths), "held_out": 0}
+    given = history_batch(sequences, rows, **options).histories
+    known = event_times(sequences, rows, **options, width=given.shape[1])
+    return last_states(model, given, most, known)
 
 
 def _pairs(items: Sequence[Codes], states: Tensor) -> tuple[Tensor, Tensor] | None:

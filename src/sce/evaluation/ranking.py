@@ -7,7 +7,7 @@ are but candidates, which are scored once more. Equal scores are ordered by item
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ _PRODUCTS_AT_ONCE = 1 << 22  # in float64, 32 MiB
 _SCORES_AT_ONCE = 1 << 26  # per chunk, 256 MiB
 _SMALLEST_CHUNK = 1 << 12
 _NORMS_AT_ONCE = 1 << 22
-_GATHERED_AT_ONCE = 1 << 18  # items
+_GATHERED = 1 << 18  # items
 _GROUP = 32
 _EXACT_INTEGERS = 1 << 24  # float32 holds every integer up to here
 
@@ -106,13 +106,19 @@ def longest_history(model: object) -> int | None:
     return most
 
 
+def uses_times(model: object) -> bool:
+    """True for a model that is given the times of events: see `Backbone.uses_times`."""
+    return bool(getattr(model, "uses_times", False))
+
+
 def last_states(
-    model: Callable[[Tensor], Tensor], histories: Tensor, max_length: int | None
+    model: Callable[..., Tensor], histories: Tensor, max_length: int | None, times: Any = None
 ) -> Tensor:
     """Return the hidden state after each history [b, l], with the same bits in any batch.
 
-    Products of another shape are computed in another order. So each history is computed in a width
+    Products of another shape are computed in another order: each history is computed in a width
     that follows from its own length (at most `max_length`), and with a fixed number of others.
+    `times` [b, l + 1] are for a model that uses them.
     """
     lengths = (histories != PADDING).sum(1)
     widths = lengths.clamp(min=1)
@@ -126,7 +132,11 @@ def last_states(
             numbers = torch.arange(at_once, device=rows.device)
             given = histories[rows[numbers % len(rows)], :width]
             given = nn.functional.pad(given, (0, width - given.shape[1]), value=PADDING)
-            states = model(given)
+            more = {}
+            if times is not None:
+                known = times[rows[numbers % len(rows)], : width + 1]
+                more = {"times": nn.functional.pad(known, (0, width + 1 - known.shape[1]))}
+            states = model(given, **more)
             shape = list(getattr(states, "shape", ()))
             if len(shape) != 3 or shape[:2] != list(given.shape):
                 raise InputError(
@@ -151,32 +161,29 @@ def top_k(
 ) -> Ranking:
     """Rank the k items with the largest product with each state; equal scores by item id.
 
+    Rows with fewer items, because the others were seen or blocked, end in `NOTHING` with -inf.
+    Scores are those of `rescore`, whatever the batch and whatever autocast says. An item whose
+    score is not a number is never ranked.
+
     Args:
         states: [b, d].
         catalogue: [C, d]; or some `Rows` of it, and no other item is scored.
-        k: How many items per row. Rows with fewer items available, because the catalogue is
-            small or the others were seen or blocked, end in `NOTHING` with score -inf.
+        k: Number of items.
         seen: Items never to be ranked: flat item ids, and the row of each.
-        blocked: Items never to be ranked in any row, ascending: int64 [m]. Chosen `Rows` come
-            without them.
+        blocked: Items never to be ranked in any row, ascending; chosen `Rows` have none of them.
         chunk_size: Items scored at once; by default so many that the scores take 256 MiB.
         norm: `largest_norm(catalogue)`, where it is known; a bound, where vectors are scaled.
-
-    Scores are those of `rescore`, whatever the batch and whatever autocast says. An item whose
-    score is not a number is never ranked.
     """
     if chunk_size is None:
         chunk_size = max(_SMALLEST_CHUNK, _SCORES_AT_ONCE // max(1, len(states)))
     ids: Tensor | None = None
     if isinstance(catalogue, Rows):
-        ids, chunk_size = catalogue.ids, min(chunk_size, _GATHERED_AT_ONCE)
-        norm = largest_norm(catalogue.catalogue) if norm is None else norm
+        ids, chunk_size = catalogue.ids, min(chunk_size, _GATHERED)
         seen = seen and (catalogue.places(seen[0]), seen[1])
     autocast = torch.autocast(states.device.type, enabled=False)
     with autocast, matmul_precision(states.device, "float32"):
-        if norm is None and isinstance(catalogue, Tensor):
-            norm = largest_norm(catalogue)
-        assert norm is not None
+        if norm is None:
+            norm = largest_norm(catalogue.catalogue if isinstance(catalogue, Rows) else catalogue)
         scores, items = _rank(states.float(), catalogue, k, seen, blocked, chunk_size, norm)
     items = items if ids is None else ids[items]
     items = items.masked_fill(scores == -torch.inf, NOTHING)
@@ -286,8 +293,7 @@ def rescore(
 ) -> Tensor:
     """Products of states [b, d] with some items [b, n] each, of bits that depend on nothing else.
 
-    In float64, and added up in one order, by operations on single elements. With `dtype`, items are
-    rounded to it first.
+    In float64, added up in one order, element by element. With `dtype`, items are rounded to it.
     """
     number, dim = torch.arange(len(items), device=items.device), states.shape[1]
     at_once, found = max(1, _PRODUCTS_AT_ONCE // dim), [states.new_empty(0)]
@@ -312,20 +318,15 @@ def _seen_by(rows: Tensor, items: Tensor, of: Tensor, n_rows: int) -> tuple[Tens
 
 
 class Popularity:
-    """The most popular items for everybody: the baseline of any model.
-
-    A ranker like any other, with states and item vectors of width 1.
-    """
+    """The most popular items for everybody: the baseline of any model, a ranker of width 1."""
 
     def __init__(self, train: Ragged, n_items: int, *, device: torch.device | str = "cpu") -> None:
         """Count how often each item occurs in the training sequences."""
-        counts = count_items(train, n_items)
-        places = np.empty(n_items, dtype=np.int64)
-        places[np.argsort(-counts, kind="stable")] = np.arange(n_items)
+        self.counts = count_items(train, n_items)
+        places = np.argsort(np.argsort(-self.counts, kind="stable"))
         # Scores by place, not count: float32 could not tell large counts apart, and without ties
         # ranking is quicker. Beyond 16 million items the rarest share the score 0.
         scores = np.maximum(_EXACT_INTEGERS - places, 0).astype(np.float32)
-        self.counts = counts
         self.catalogue = torch.from_numpy(scores[:, None]).to(device)
 
     def __call__(self, histories: Tensor) -> Tensor:
@@ -345,10 +346,7 @@ def _mask(scores: Tensor, items: Tensor, rows: Tensor, first: int) -> None:
 
 
 def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Do what topk does, several times faster on long rows.
-
-    The k largest values lie in the k groups of columns with the largest maxima.
-    """
+    """Do what topk does, faster on long rows: the largest lie in k groups of largest maxima."""
     rows, width = scores.shape
     groups = width // _GROUP
     if groups < 2 * k:

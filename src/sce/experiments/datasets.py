@@ -15,39 +15,28 @@ from sce.errors import InputError
 
 
 @dataclass(frozen=True)
-class Synthetic:
+class Synthetic(SyntheticSettings):
     """A log from the generator, split by leave-one-out, over a catalogue of exactly `items`.
 
     Items that do not occur are in the catalogue too: its size is what is swept over.
     """
 
-    items: int
-    users: int
-    seed: int = 0
-    mean_events: float = 40.0
-    min_events: int = 20
     test_users: int | None = None
     """Users that are evaluated. [default: all]"""
 
     def __post_init__(self) -> None:
-        self.log()
+        super().__post_init__()
         if self.min_events < MIN_EVALUATED:
             raise InputError(f"min_events must be at least {MIN_EVALUATED}; got {self.min_events}")
         if self.test_users is not None and not 0 <= self.test_users <= self.users:
             raise InputError(f"test_users are some of the {self.users}; got {self.test_users}")
-
-    def log(self) -> SyntheticSettings:
-        """Settings of the generator."""
-        given = {name: value for name, value in asdict(self).items() if name != "test_users"}
-        return SyntheticSettings(**given)
 
 
 @dataclass(frozen=True)
 class DatasetEntry:
     """A table [datasets.NAME] of a sweep file."""
 
-    settings: Mapping[str, Mapping[str, Any]]
-    """Over those of base, for runs on this dataset."""
+    settings: Mapping[str, Mapping[str, Any]]  # over those of base, for runs on this dataset
     path: str | None = None
     synthetic: Synthetic | None = None
 
@@ -118,7 +107,7 @@ def synthesize(name: str, made: Synthetic, path: Path, *, write: bool = True) ->
         return Dataset.of(name, found)
     if not write:
         return Dataset(name, path, f"not made: {path}", made.items)
-    blocks = list(generate(made.log()))
+    blocks = list(generate(made))
     items = np.concatenate([block.items.astype(np.int32) for block in blocks])
     lengths = np.concatenate([np.unique(b.users, return_counts=True)[1] for b in blocks])
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

@@ -69,21 +69,15 @@ class FigureSpec:
 
     kind: str
     title: str = ""
-    text: str = ""
-    """A sentence under the title."""
-    x: str = ""
-    """pareto: memory or time; line: a setting such as loss.alpha, or items."""
+    text: str = ""  # a sentence under the title
+    x: str = ""  # pareto: memory or time; line: a setting such as loss.alpha, or items
     y: str = "test.ndcg@10"
     """test.METRIC, memory or time; epochs: picked_once, placed, correct_in_bucket, occupied, loss,
     or validation.ndcg@10."""
-    by: tuple[str, ...] = ("loss.name",)
-    """Settings that make a curve or a column of their own."""
-    losses: tuple[str, ...] = ()
-    """Only these; all by default."""
-    log: str = ""
-    """Axes that are logarithmic: x, y or xy."""
-    metrics: tuple[str, ...] = PAPER_METRICS
-    """table: its rows."""
+    by: tuple[str, ...] = ("loss.name",)  # settings that make a curve or a column of their own
+    losses: tuple[str, ...] = ()  # only these; all by default
+    log: str = ""  # axes that are logarithmic: x, y or xy
+    metrics: tuple[str, ...] = PAPER_METRICS  # table: its rows
     published: tuple[Mapping[str, Any], ...] = ()
     """table: columns from elsewhere, each a name, metrics, and the dataset they are of."""
 

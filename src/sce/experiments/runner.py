@@ -1,6 +1,10 @@
-"""Running a sweep: so many processes at once, within a time, as far as it is not done yet."""
+"""Running a sweep: so many processes at once, within a time, as far as it is not done yet.
+
+On a terminal a bar shows what runs now; elsewhere there is a line for each run that ends.
+"""
 
 import ctypes
+import json
 import math
 import os
 import re
@@ -11,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from sce.data.storage import append_json_line, own_file, tidy, write_text
 from sce.experiments.spec import PlannedRun
@@ -20,14 +24,13 @@ from sce.experiments.store import (
     Row,
     SweepDirectory,
     can_resume,
-    failed_row,
     finished_row,
+    planned_row,
     read_rows,
 )
+from sce.progress import ProgressDisplay
 from sce.training.signals import Interrupts
-
-if TYPE_CHECKING:
-    from sce.experiments.display import SweepDisplay
+from sce.units import show_duration, show_memory
 
 OUT_OF_MEMORY, DIVERGED, KILLED, ERROR = "out of memory", "diverged", "killed", "error"
 
@@ -42,6 +45,7 @@ _MEMORY = re.compile(
 )
 _DIVERGENCE = re.compile(r"the loss became|stopped being numbers")
 _LONGEST = 400  # letters of a message
+_SCORE = "ndcg@10"
 
 
 class SweepRunner:
@@ -166,7 +170,8 @@ class SweepRunner:
             message += "; --retry-failed goes on from what it saved"
         else:
             self.directory.trim(child.path, weights=False)
-        return self._keep(failed_row(run, kind, message, at_once=at_once, wall=child.seconds))
+        failure = {"failure": {"kind": kind, "message": message}}
+        return self._keep(planned_row(run, FAILED, at_once, child.seconds) | failure)
 
     def _finish(
         self, run: PlannedRun, path: Path, *, at_once: int | None, wall: float | None
@@ -288,3 +293,80 @@ def explain_failure(status: int, said: str) -> tuple[str, str]:
     if _MEMORY.search(ending):
         return OUT_OF_MEMORY, message
     return DIVERGED if _DIVERGENCE.search(ending) else ERROR, message
+
+
+class SweepDisplay(ProgressDisplay):
+    """Shows a sweep on stderr; nothing more once that cannot be written."""
+
+    def __init__(self) -> None:
+        super().__init__(on_lost=self._lose)
+        self.gone = False  # the reader went away, as `head` does: the sweep stops
+        self._stop_told = False
+
+    def _lose(self) -> None:
+        self.gone = True
+
+    def ended(self, sweep: SweepRunner, run: PlannedRun, row: Row | None) -> None:
+        """Leave a line; without a row the run was stopped, or must try again."""
+        outcome = _outcome(row)
+        if row is None and run in sweep.waiting:
+            outcome = "found no memory beside others; tries again alone, after them"
+        self.print(f"sce: [{len(sweep.rows)}/{sweep.total}] {run.label}: {outcome}")
+
+    def looked(self, sweep: SweepRunner) -> None:
+        """Keep what is shown up to date."""
+        if sweep.stopping is not None and not self._stop_told:
+            self._stop_told = True
+            saving = f"{len(sweep.running)} running save, to go on next time"
+            self.print(f"sce: {sweep.stopping}: {saving}; Ctrl-C ends them at once")
+        if self.due:
+            left = sweep.deadline - time.monotonic() if sweep.deadline < math.inf else None
+            done = len(sweep.rows)
+            self.update("sweeping", done, sweep.total, "runs", facts=describe(sweep), left=left)
+
+
+def describe(sweep: SweepRunner) -> str:
+    """What runs and what failed, and the best so far."""
+    words = [
+        f"{child.run.label} {'saving' if child.stopped else _course(child)}"
+        for child in sweep.running
+    ]
+    words += [f"{failed} failed"] if (failed := sweep.count(FAILED)) else []
+    best: dict[str, tuple[float, str]] = {}  # of each dataset, by validation
+    for row in sweep.rows.values():
+        name, score = row["dataset"]["name"], _score(row, "validation") or -1.0
+        best[name] = max(best.get(name, (0.0, "")), (score, row["settings"]["loss.name"]))
+    scores = [f"{name} {score:.4f} by {loss}" for name, (score, loss) in best.items() if loss]
+    words += [f"best validation {_SCORE}: {', '.join(scores)}"] if scores else []
+    return "; ".join(words)
+
+
+def _course(child: Child) -> str:
+    """The epoch of a run and its score, from the last line of its metrics."""
+    try:
+        lines = (child.path / "metrics.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+        record: dict[str, Any] = json.loads(lines[-1])
+    except (OSError, ValueError, IndexError):
+        return "starting"
+    words = f"epoch {record['epoch']}/{child.run.settings['training.epochs']}"
+    score = _score(record, "validation")
+    return words if score is None else f"{words} {_SCORE} {score:.4f}"
+
+
+def _outcome(row: Row | None) -> str:
+    if row is None:
+        return "stopped for now"
+    if row["status"] == FAILED:
+        return f"{row['failure']['kind']}: {row['failure']['message']}"
+    scores = {split: _score(row, split) for split in ("validation", "test")}
+    words = [
+        f"{split} {_SCORE} {value:.4f}" for split, value in scores.items() if value is not None
+    ]
+    words.append(show_memory((row.get("memory_mib") or {}).get("training")))
+    words += [show_duration(row["wall_seconds"])] if row.get("wall_seconds") is not None else []
+    return ", ".join(words)
+
+
+def _score(record: Row, split: str) -> float | None:
+    found: float | None = (record.get(split) or {}).get(_SCORE)
+    return found

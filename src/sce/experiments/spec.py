@@ -40,18 +40,14 @@ class Share(NamedTuple):
 class SweepSpec:
     """A sweep file, read."""
 
-    name: str
-    """Name of the file, without its ending."""
+    name: str  # name of the file, without its ending
     title: str
-    measure: Measure
-    """Whole trainings, or a few steps without evaluation, for their memory alone."""
-    steps: int
-    """Number of steps, when steps are measured."""
+    measure: Measure  # whole trainings, or a few steps without evaluation, for their memory alone
+    steps: int  # number of steps, when steps are measured
     seeds: tuple[int, ...]
     base: Layer
     datasets: Mapping[str, DatasetEntry]
-    grids: tuple[Mapping[str, Sequence[Any]], ...]
-    """Values by dotted setting."""
+    grids: tuple[Mapping[str, Sequence[Any]], ...]  # values by dotted setting
     figures: tuple[FigureSpec, ...]
 
 
@@ -59,15 +55,12 @@ class SweepSpec:
 class PlannedRun:
     """A run, whether it is done or not."""
 
-    key: str
-    """Follows from the settings and the content of the dataset, and from nothing else."""
+    key: str  # follows from the settings and the content of the dataset, and from nothing else
     dataset: Dataset
-    settings: Mapping[str, Any]
-    """Every setting by its dotted name, as JSON has it."""
+    settings: Mapping[str, Any]  # every setting by its dotted name, as JSON has it
     measure: Measure = "training"
     steps: int = 0
-    label: str = ""
-    """The settings that tell it apart from the other runs."""
+    label: str = ""  # the settings that tell it apart from the other runs
 
     @property
     def name(self) -> str:
@@ -86,22 +79,18 @@ class Plan:
     """The runs of a sweep file, in the order they are started."""
 
     runs: tuple[PlannedRun, ...]
-    notes: tuple[str, ...]
-    """Parts of the file that have no effect, and why."""
+    notes: tuple[str, ...]  # parts of the file that have no effect, and why
     variant: str
     """Equal for plans that differ in nothing but datasets and seeds, however they are spelt."""
 
 
 def load_sweep(path: Path) -> SweepSpec:
     """Read a sweep file."""
+    content = read_toml(path)
     try:
-        return _read(path.stem, read_toml(path))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+        return _read(path.stem, content)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not valid TOML: {error}") from error
 
 
 def parse_overrides(given: Sequence[str]) -> Layer:
@@ -127,16 +116,10 @@ def make_plan(
     seeds: Sequence[int] | None = None,
     over: Layer | None = None,
 ) -> Plan:
-    """Plan the runs of a sweep file, with every setting of each.
+    """Plan the runs of a sweep file on datasets, with every setting of each.
 
     The runs of the first seed come first, so that a sweep that is cut short has something to say
-    about everything.
-
-    Args:
-        spec: The sweep file.
-        datasets: To run on.
-        seeds: Instead of those in the file.
-        over: Settings over all others.
+    about everything. `seeds` are instead of those in the file, the settings `over` over all others.
     """
     seeds, over = spec.seeds if seeds is None else _read_seeds(list(seeds)), over or {}
     runs: dict[str, PlannedRun] = {}

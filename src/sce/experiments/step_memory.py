@@ -89,7 +89,9 @@ def measure_components(
                 histories, targets = training_batch(
                     sequences, rows, max_length=config.model.max_length
                 )
-                states: Tensor = model(histories)
+                histories = model.inputs(histories, targets)
+                targets, given = model.draw(targets)
+                states: Tensor = model(histories, **given)
                 after_model = meter.now()
                 cut = states.detach().requires_grad_()
                 meter.forget_peak()

@@ -22,13 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from sce.data.shapes import misfit
-from sce.data.storage import (
-    atomic_file,
-    check_writable,
-    read_json,
-    read_json_lines,
-    write_json,
-)
+from sce.data.storage import atomic_file, check_writable, read_json, read_json_lines, write_json
 from sce.errors import InputError
 from sce.experiments.figure_spec import HISTORY, FigureSpec
 from sce.experiments.spec import PlannedRun, run_key
@@ -72,12 +66,10 @@ class Sweep:
 
     name: str
     title: str
-    keys: tuple[str, ...]
-    """Keys of its runs."""
+    keys: tuple[str, ...]  # keys of its runs
     figures: tuple[FigureSpec, ...]
     measure: str = "training"
-    file: str = ""
-    """The sweep file; empty: not known."""
+    file: str = ""  # the sweep file; empty: not known
     variant: str = ""
     """Changes with whatever makes runs other ones, but for data and seeds; empty: not known."""
 
@@ -195,7 +187,7 @@ def finished_row(
     if wall is not None:
         # A run that went on after a stop knows what it did before.
         wall = max(wall, sum(value for value in (found.get("seconds") or {}).values() if value))
-    return _row(run, FINISHED, at_once, wall) | found
+    return planned_row(run, FINISHED, at_once, wall) | found
 
 
 def row_of(path: Path) -> Row:
@@ -240,14 +232,8 @@ def result_of(
     }
 
 
-def failed_row(
-    run: PlannedRun, kind: str, message: str, *, at_once: int | None, wall: float | None
-) -> Row:
-    """The row of a run that failed."""
-    return _row(run, FAILED, at_once, wall) | {"failure": {"kind": kind, "message": message}}
-
-
-def _row(run: PlannedRun, status: str, at_once: int | None, wall: float | None) -> Row:
+def planned_row(run: PlannedRun, status: str, at_once: int | None, wall: float | None) -> Row:
+    """The part of a row that the sweep says."""
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for name in ("scalable-cross-entropy", "torch", "triton", "numpy"):
         versions[name] = None

@@ -13,6 +13,7 @@ from sce.losses.negatives import (
     PopularityNegatives,
     UniformNegatives,
 )
+from sce.losses.reduced import ReducedCrossEntropy
 from sce.losses.registry import DEFAULT_LOSS, LOSSES, LossEntry
 from sce.losses.sampled import (
     BinaryCrossEntropy,
@@ -38,6 +39,7 @@ __all__ = [
     "LossSettings",
     "MixedNegatives",
     "PopularityNegatives",
+    "ReducedCrossEntropy",
     "SampledCrossEntropy",
     "SampledLoss",
     "ScalableCrossEntropy",

@@ -147,8 +147,7 @@ class LossOfPositions(Loss):
 
         `bias` [items] is added to the logits of each item; an `nn.Linear` brings its own.
         """
-        ignored = self.ignore_index
-        inputs = check_inputs(states, catalogue, targets, ignored, bias, max_targets)
+        inputs = check_inputs(states, catalogue, targets, self.ignore_index, bias, max_targets)
         return reduce(self._losses(inputs, generator), None, inputs, self.reduction)
 
     def _losses(self, inputs: Inputs, generator: Generator | None) -> Tensor:

@@ -24,8 +24,6 @@ def bucketed_cross_entropy(
     buckets: Buckets,
     sparse: bool = False,
     autocast_dtype: torch.dtype | None = None,
-    *,
-    max_logits: int = MAX_LOGITS,
 ) -> tuple[Tensor, Tensor]:
     """Return each state's largest loss over its buckets [v], and which states were placed [v].
 
@@ -34,7 +32,7 @@ def bucketed_cross_entropy(
     bucket. With `sparse`, the catalogue's gradient is a coalesced sparse tensor. Factors of
     products are rounded to `autocast_dtype`; sums and gradients are not.
     """
-    given = (states, catalogue, targets, buckets, sparse, autocast_dtype, max_logits)
+    given = (states, catalogue, targets, buckets, sparse, autocast_dtype)
     losses, winners = apply(_BucketedCrossEntropy, *given)
     return losses, winners >= 0
 
@@ -66,19 +64,17 @@ class _BucketedCrossEntropy(torch.autograd.Function):
         buckets: Buckets,
         sparse: bool,
         autocast_dtype: torch.dtype | None,
-        max_logits: int,
     ) -> tuple[Tensor, Tensor]:
         dtype = compute_dtype(states, catalogue)
         factors = _Factors(states, catalogue, autocast_dtype, dtype)
         with torch.autocast(states.device.type, enabled=False):
-            positive_logits = _positive_logits(factors, targets, max_logits)
-            losses = _losses(factors, targets, positive_logits, buckets, max_logits)
+            positive_logits = _positive_logits(factors, targets)
+            losses = _losses(factors, targets, positive_logits, buckets)
             largest, winners = _winners(losses, buckets.members, len(states))
         largest = torch.where(winners >= 0, largest, 0.0)
-        ctx.sparse, ctx.autocast_dtype, ctx.max_logits = sparse, autocast_dtype, max_logits
-        ctx.save_for_backward(
-            states, catalogue, targets, buckets.items, positive_logits, largest, winners
-        )
+        ctx.sparse, ctx.autocast_dtype = sparse, autocast_dtype
+        kept = (states, catalogue, targets, buckets.items, positive_logits, largest, winners)
+        ctx.save_for_backward(*kept)
         ctx.mark_non_differentiable(winners)
         return largest, winners
 
@@ -86,9 +82,9 @@ class _BucketedCrossEntropy(torch.autograd.Function):
     @once
     def backward(ctx: Any, grad_losses: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """Push the gradient of each state's loss through the bucket that won, and no other."""
-        states, catalogue, targets, bucket_items, positive_logits, *saved = ctx.saved_tensors
-        largest, winners = saved
-        d, dtype, max_logits = states.shape[1], positive_logits.dtype, ctx.max_logits
+        states, catalogue, targets, bucket_items, positive_logits = ctx.saved_tensors[:5]
+        largest, winners = ctx.saved_tensors[5:]
+        d, dtype = states.shape[1], positive_logits.dtype
         factors = _Factors(states, catalogue, ctx.autocast_dtype, dtype)
         grad_losses = grad_losses.to(dtype)
         grad_states = torch.zeros_like(states, memory_format=torch.contiguous_format)
@@ -99,7 +95,7 @@ class _BucketedCrossEntropy(torch.autograd.Function):
         n_buckets, size_y = bucket_items.shape
         won = group_by_bucket(winners.where(winners >= 0, n_buckets), n_buckets)
         with torch.autocast(states.device.type, enabled=False):
-            for buckets, places, present in _tiles(won, size_y, d, max_logits):
+            for buckets, places, present in _tiles(won, size_y, d):
                 rows = won.states[places]
                 x = factors.x(rows)  # [g, r, d]
                 scale = torch.where(present, grad_losses[rows], 0.0)  # [g, r]
@@ -110,7 +106,7 @@ class _BucketedCrossEntropy(torch.autograd.Function):
                 grad_x = positive_grad * factors.y(targets[rows])
                 if accumulator is not None:
                     accumulator.add(targets[rows][present], (positive_grad * x)[present])
-                step = _at_once(rows.shape[1], size_y, d, max_logits // len(rows))[0]
+                step = _at_once(rows.shape[1], size_y, d, MAX_LOGITS // len(rows))[0]
                 for items in bucket_items[buckets].split(step, dim=1):
                     y = factors.y(items)
                     logits = _negative_logits(x, y, targets[rows], items)
@@ -118,35 +114,33 @@ class _BucketedCrossEntropy(torch.autograd.Function):
                     weights = logits.exp_().mul_(scale.unsqueeze(1))
                     grad_x += weights.mT @ y
                     if accumulator is not None:
-                        outer = (weights @ x).flatten(0, 1)
-                        accumulator.add(items.flatten(), outer)
-                        del outer
+                        accumulator.add(items.flatten(), (weights @ x).flatten(0, 1))
                     del y, logits, weights
                 # Each state is written once, so the order of the writes does not matter.
                 grad_states[rows[present]] = grad_x[present].to(states.dtype)
             grad_catalogue = None if accumulator is None else accumulator.finish()
-        return grad_states, grad_catalogue, *[None] * 5
+        return grad_states, grad_catalogue, *[None] * 4
 
 
-def _positive_logits(factors: _Factors, targets: Tensor, max_logits: int) -> Tensor:
+def _positive_logits(factors: _Factors, targets: Tensor) -> Tensor:
     """Return the logit of each state with its target: [v]."""
-    step = max(1, max_logits // factors.states.shape[1])
+    step = max(1, MAX_LOGITS // factors.states.shape[1])
     parts = [slice(start, start + step) for start in range(0, max(1, len(targets)), step)]
     return torch.cat([(factors.x(part) * factors.y(targets[part])).sum(dim=1) for part in parts])
 
 
 def _losses(
-    factors: _Factors, targets: Tensor, positive_logits: Tensor, buckets: Buckets, max_logits: int
+    factors: _Factors, targets: Tensor, positive_logits: Tensor, buckets: Buckets
 ) -> Tensor:
     """Return the loss of every state in every bucket of its own: [p]."""
     members, size_y, d = buckets.members, buckets.items.shape[1], factors.states.shape[1]
     losses = positive_logits.new_zeros(members.states.shape)
-    for numbers, places, present in _tiles(members, size_y, d, max_logits):
+    for numbers, places, present in _tiles(members, size_y, d):
         rows = members.states[places]
         x = factors.x(rows)
         # Of the target alone it is 0; the negatives come on top.
         loss = positive_logits.new_zeros(rows.shape)
-        step = _at_once(rows.shape[1], size_y, d, max_logits // len(rows))[0]
+        step = _at_once(rows.shape[1], size_y, d, MAX_LOGITS // len(rows))[0]
         for items in buckets.items[numbers].split(step, dim=1):
             logits = _negative_logits(x, factors.y(items), targets[rows], items)
             loss = torch.logaddexp(loss, _consume_logsumexp(logits, above=positive_logits[rows]))
@@ -173,8 +167,7 @@ def _negative_logits(
 ) -> Tensor:
     """Return the logits [g, y, r] of the items of g buckets with its rows, -inf at targets.
 
-    Items come first, so that the larger factor is multiplied as it lies: on ARM, torch prepares
-    each product with a transposed one for longer than a small product takes.
+    Items come first: on ARM, torch prepares long for each product with a transposed factor.
     """
     logits = y @ x.mT.contiguous()
     column = torch.searchsorted(items.contiguous(), targets.contiguous())
@@ -198,21 +191,17 @@ def _winners(losses: Tensor, members: Members, n_states: int) -> tuple[Tensor, T
     return largest, torch.where(lowest == n_buckets, -1, lowest)
 
 
-def _tiles(
-    members: Members, size_y: int, d: int, max_logits: int
-) -> list[tuple[Tensor, Tensor, Tensor]]:
+def _tiles(members: Members, size_y: int, d: int) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Cut the list of states into tiles: buckets [g], places [g, r], and which are present [g, r].
 
-    Buckets with similar numbers of states share a tile, so that little of it is filling; one with
-    very many is cut.
+    Buckets with similar numbers of states share a tile; one with very many is cut.
     """
     offsets = members.offsets.long()
-    most = max(1, max_logits // d)
+    most = max(1, MAX_LOGITS // d)
     pieces = (offsets.diff() + most - 1) // most
     buckets = torch.repeat_interleave(pieces)
-    number = (
-        torch.arange(len(buckets), device=offsets.device) - (pieces.cumsum(0) - pieces)[buckets]
-    )
+    before = (pieces.cumsum(0) - pieces)[buckets]
+    number = torch.arange(len(buckets), device=offsets.device) - before
     first = offsets[buckets] + number * most
     counts = (offsets[buckets + 1] - first).clamp_(max=most)
     order = counts.argsort(stable=True, descending=True)
@@ -220,7 +209,7 @@ def _tiles(
     tiles: list[tuple[Tensor, Tensor, Tensor]] = []
     start = 0
     while start < len(widths):
-        _, group = _at_once(widths[start], size_y, d, max_logits)
+        _, group = _at_once(widths[start], size_y, d, MAX_LOGITS)
         some = order[start : start + group]
         column = torch.arange(widths[start], device=offsets.device)
         present = column < counts[some].unsqueeze(1)

@@ -60,13 +60,10 @@ def suggest_sizes(
     states = sequences * mean_length
     if not 0 <= states < math.inf:
         raise ValueError(f"sequences · mean_length must be finite, not negative, got {states}")
-    n_buckets = max(1, round(alpha * math.sqrt(states / beta)))
-    size_x = max(1, round(alpha * math.sqrt(states * beta)))
-    if max(n_buckets, size_x) >= 2**31:
-        raise ValueError(
-            f"alpha {alpha} and beta {beta} make {n_buckets:,} buckets of {size_x:,} states"
-        )
-    return n_buckets, size_x
+    sizes = [max(1, round(alpha * math.sqrt(each))) for each in (states / beta, states * beta)]
+    if max(sizes) >= 2**31:
+        raise ValueError(f"alpha {alpha} and beta {beta} make {sizes[0]:,} buckets of {sizes[1]:,}")
+    return sizes[0], sizes[1]
 
 
 def auto_alpha(n_items: int, targets: float, beta: float = 1.0) -> float:
@@ -82,10 +79,7 @@ def auto_alpha(n_items: int, targets: float, beta: float = 1.0) -> float:
 
 
 def score_bytes(n_items: int, dim: int, k: int) -> int:
-    """Return the most bytes of scores that the kernels hold when they select k items a bucket.
-
-    More where the catalogue or k is large, so that groups of items stay small.
-    """
+    """Return the most bytes of scores that the kernels hold: groups of items stay small."""
     least = 24 << 20 if k <= LARGE_K else 44 << 20
     return max(least, min(192 << 20, int(0.04 * n_items * dim * 2)))
 
@@ -105,10 +99,8 @@ def draw_centres(
     L Lᵀ = XᵀX and G standard normal [n_buckets, d], has the same distribution.
     """
     v, d = states.shape
-    options: dict[str, Any] = {
-        "dtype": torch.float64 if states.dtype == torch.float64 else torch.float32,
-        "device": states.device,
-    }
+    dtype = torch.promote_types(states.dtype, torch.float32)
+    options: dict[str, Any] = {"dtype": dtype, "device": states.device}
     if kind == "states":
         centres = torch.zeros(n_buckets, d, **options)
         if v == 0:
@@ -129,8 +121,7 @@ def draw_centres(
     for part in states.split(max(1, MAX_SCORES // (4 * d))):
         part = part.to(wide)
         gram.addmm_(part.T, part)
-    # A multiple of the identity makes the factorisation succeed when X has not full rank; it moves
-    # the covariance by less than rounding does in float32.
+    # The factorisation succeeds when X has not full rank; rounding in float32 moves it by more.
     ridge = gram.diagonal().sum() * 1e-12 + torch.finfo(wide).tiny
     gram.diagonal().add_(ridge)
     factor: Tensor = torch.linalg.cholesky_ex(gram).L
@@ -138,10 +129,7 @@ def draw_centres(
 
 
 def round_centres(centres: Tensor, dtype: torch.dtype) -> Tensor:
-    """Scale centres to length one, and round them to the precision of a half-precision catalogue.
-
-    They are scored faster so. Their length changes nothing, and float16 ends at 65,504.
-    """
+    """Scale centres to length one, and round them as a half-precision catalogue is: faster so."""
     centres = of_length_one(centres)
     return centres.to(dtype) if dtype in (torch.float16, torch.bfloat16) else centres
 
@@ -209,17 +197,15 @@ def _score(centres: Tensor, rows: Tensor, *, out: Tensor) -> None:
 
 
 def _candidates(scores: Tensor, threshold: Tensor) -> Tensor | None:
-    """Return columns [b, w], ascending, that hold all scores above each bucket's threshold.
+    """Return columns [b, w], ascending, that hold all scores above each bucket's threshold, if any.
 
-    None when no score passes. A score equal to the threshold does not: its row has a higher index
-    than the k rows that are already there. NaN passes, so that it reaches the loss and is noticed.
+    Equal scores do not pass: their index is higher. NaN does, to reach the loss and be noticed.
     """
     peaks: Tensor = scores.unflatten(1, (-1, RUN)).amax(dim=2)
     most = int((peaks <= threshold).logical_not_().sum(dim=1).max())
     if most == 0:
         return None
-    # Not every bucket has `most` runs that pass; the others take some that do not, which is
-    # harmless: they lose against the rows that are already there.
+    # Buckets with fewer runs that pass take others, which lose against the rows already there.
     runs: Tensor = peaks.topk(most, dim=1).indices.sort(dim=1).values
     return (runs.unsqueeze(2) * RUN + torch.arange(RUN, device=scores.device)).flatten(1)
 
@@ -228,9 +214,8 @@ def _top_columns(values: Tensor, k: int) -> Tensor:
     """Return the columns of each row's k largest values, ascending; ties go to the lower column."""
     top = values.topk(k, dim=1, sorted=False)
     columns, unknown = top.indices, top.values.isnan()
-    # torch.topk does not say which of several equal values it takes: where the least value has
-    # equals beyond the k taken, take them in order.
-    # NaN counts as larger than anything, as it does for torch.topk.
+    # torch.topk takes any of several equal values: where the least has equals beyond the k taken,
+    # take them in order. NaN counts as larger than anything, as it does for torch.topk.
     least = top.values.masked_fill_(unknown, torch.inf).amin(dim=1, keepdim=True)
     reach = (values < least).logical_not_().sum(dim=1)
     tied = ((reach > k) & ~unknown.all(dim=1)).nonzero().squeeze(1)

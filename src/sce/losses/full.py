@@ -94,8 +94,7 @@ class CrossEntropySettings(LossSettings):
 def _is_faster_by_torch(states: Tensor, catalogue: Tensor, rows: int) -> bool:
     """True if torch's loss, in chunks of so many positions, has our result in less time.
 
-    It goes through the whole gradient of the catalogue for each chunk, so that few positions at a
-    time are slow; in half precision it rounds the loss; on a GPU it adds with atomics.
+    Few positions at a time are slow; in half precision it rounds; on a GPU it adds with atomics.
     """
     return (
         rows >= states.shape[1]

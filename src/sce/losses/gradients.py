@@ -48,8 +48,7 @@ class CatalogueGradient:
 def add_rows(total: Tensor, rows: Tensor, values: Tensor) -> None:
     """Add values [n, d] to rows [n] of total, which may repeat: the same bits in every run.
 
-    `index_add_` goes through the values in order on a CPU, but on CUDA it adds them with atomics,
-    as they come.
+    On CUDA `index_add_` adds them with atomics, as they come.
     """
     if not total.is_cuda:
         total.index_add_(0, rows, values)
@@ -60,10 +59,7 @@ def add_rows(total: Tensor, rows: Tensor, values: Tensor) -> None:
 
 
 def _add_sorted(total: Tensor, rows: Tensor, values: Tensor) -> None:
-    """Bring equal rows together, add up each run in order, and write each sum once.
-
-    All of these operations are deterministic: on CUDA one thread walks along each segment.
-    """
+    """Bring equal rows together, add up each run in order, and write each sum once."""
     if rows.numel() == 0:  # a segment must have something in it
         return
     ordered, order = rows.to(torch.int32).sort(stable=True)  # half the passes of 64 bits

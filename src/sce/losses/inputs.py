@@ -15,6 +15,10 @@ Reduction = Literal["mean", "sum", "none"]
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _INTEGERS = (torch.int64, torch.int32)
+_NO_TRANSFORM = (
+    "this loss does not work inside torch.func (grad, vmap, ...): its gradient is written by hand. "
+    "Call backward() or torch.autograd.grad on its result"
+)
 _REFUSED = {
     "padding_idx": "and padding is no item: give the rows of items alone, and number targets by "
     "them; or embedding.weight, if that row may be predicted",
@@ -62,15 +66,14 @@ def unwrap_catalogue(catalogue: Catalogue) -> tuple[Tensor, Tensor | None]:
     hooks = getattr(catalogue, "_forward_hooks", ()) or getattr(catalogue, "_forward_pre_hooks", ())
     if isinstance(catalogue, kind) and (type(catalogue).forward is not kind.forward or hooks):
         raise TypeError(
-            f"catalogue is an nn.{kind.__name__} with a forward or hooks of its own, which a loss "
-            "does not run: give the tensor [items, d] that it multiplies with"
+            f"catalogue is an nn.{kind.__name__} with a forward or hooks of its own, which do not "
+            "run: give the tensor [items, d] that it multiplies with"
         )
     if isinstance(catalogue, nn.Linear):
         return catalogue.weight, catalogue.bias
     if not isinstance(catalogue, nn.Embedding):
         raise TypeError(
-            "catalogue must be a tensor [items, d], an nn.Embedding or an nn.Linear, got "
-            f"{type(catalogue).__name__}"
+            f"catalogue must be a tensor, an nn.Embedding or an nn.Linear, got {type(catalogue)}"
         )
     for name, remedy in _REFUSED.items():
         if getattr(catalogue, name) is not None:
@@ -136,7 +139,9 @@ def check_arguments(
             kind = "item indices" if name == "targets" else "floating point"
             names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
             raise TypeError(f"{name} must be {kind} ({names}), got {tensor.dtype}")
-    _refuse(torch._C._functorch.is_batchedtensor, "vmap", *given.values())
+    vmapped = torch._C._functorch.is_batchedtensor
+    if not torch.compiler.is_compiling() and any(map(vmapped, given.values())):
+        raise TypeError(_NO_TRANSFORM)
     x, y = tuple(states.shape), tuple(catalogue.shape)
     if len(y) != 2 or 0 in y:
         raise ValueError(f"catalogue must be [items, d] and not empty, got shape {y}")
@@ -144,16 +149,14 @@ def check_arguments(
         raise ValueError(f"states {x} and catalogue {y} differ in their last dimension")
     if targets.shape != x[:-1]:
         raise ValueError(
-            f"targets must have the shape of states without the last dimension, {x[:-1]}, got "
-            f"{tuple(targets.shape)}"
+            f"targets must be {x[:-1]}, one for each state, got {tuple(targets.shape)}"
         )
     if bias is not None and bias.shape != y[:1]:
         raise ValueError(f"bias must be one number per item, {y[:1]}, got {tuple(bias.shape)}")
-    device = states.device
-    if any(tensor.device != device for tensor in given.values()):
+    if len({tensor.device for tensor in given.values()}) > 1:
         devices = ", ".join(f"{name} on {tensor.device}" for name, tensor in given.items())
         raise ValueError(f"the arguments of a loss must be on one device, got {devices}")
-    if device.type == "meta":
+    if states.device.type == "meta":
         raise TypeError("a loss depends on numbers, and tensors on the device meta have none")
 
 
@@ -165,10 +168,7 @@ def check_tensor(name: str, given: object) -> None:
         kind = "a nested one" if given.is_nested else f"one of {given.layout}"
         raise TypeError(f"{name} must be a dense tensor, got {kind}")
     if hasattr(given, "full_tensor"):
-        raise TypeError(
-            f"{name} is a DTensor, and this loss does not work on shards yet: give the whole "
-            f"tensor, {name}.full_tensor()"
-        )
+        raise TypeError(f"{name} is a DTensor: give the whole tensor, {name}.full_tensor()")
 
 
 def active_autocast_dtype(states: Tensor, catalogue: Tensor) -> torch.dtype | None:
@@ -227,43 +227,27 @@ def check_number(name: str, value: float) -> None:
 
 def apply(function: type[Function], *arguments: Any) -> Any:
     """Apply an autograd function of ours; torch.func, which cannot transform it, is refused."""
-    _refuse(torch._C._functorch.is_functorch_wrapped_tensor, "grad, jacrev, ...", *arguments)
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        raise TypeError(_NO_TRANSFORM)
     return function.apply(*arguments)
 
 
 def once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a backward pass that has no gradient itself: a second derivative is refused.
-
-    torch's own mark lets `create_graph=True` pass, and gives zeros for what it leaves out.
-    """
+    """Refuse a second derivative; torch's own mark gives zeros for what it leaves out."""
     marked = once_differentiable(backward)
 
     def call(ctx: Any, *grads: Any) -> Any:
         if torch.is_grad_enabled():  # by create_graph alone
-            raise RuntimeError(
-                "this loss has no second derivative: its gradient is written by hand. Leave out "
-                "create_graph=True"
-            )
+            raise RuntimeError("this loss has no second derivative: leave out create_graph=True")
         return marked(ctx, *grads)
 
     return call
 
 
-def _refuse(is_transformed: Callable[[Tensor], bool], name: str, *given: Any) -> None:
-    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is None:
-        return
-    if any(isinstance(tensor, Tensor) and is_transformed(tensor) for tensor in given):
-        raise TypeError(
-            f"this loss does not work inside torch.func ({name}): its gradient is written by hand. "
-            "Call backward() or torch.autograd.grad on its result"
-        )
-
-
 def reduce(losses: Tensor, counted: Tensor | None, inputs: Inputs, reduction: str) -> Tensor:
     """Reduce the losses [v] of the valid positions; but for "none", their sum may be given.
 
-    The mean is over the `counted` [v] (None: all), and 0 if there are none; losses that are not
-    counted must be 0. "none" gives the losses in the shape of the targets, 0 where ignored.
+    The mean is over the `counted` [v] (None: all); losses that are not counted must be 0.
     """
     if inputs.valid is not None:
         losses, counted = losses.where(inputs.valid, 0), inputs.valid

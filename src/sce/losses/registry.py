@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from sce.losses.base import Loss, LossSettings
 from sce.losses.full import CrossEntropy, CrossEntropySettings
+from sce.losses.reduced import ReducedCrossEntropy, ReducedCrossEntropySettings
 from sce.losses.sampled import (
     BCEPlusSettings,
     BCESettings,
@@ -39,6 +40,9 @@ LOSSES: dict[str, LossEntry] = {
     "ce": LossEntry(CrossEntropySettings, CrossEntropy, "CE", "exact softmax over the catalogue"),
     "sce": LossEntry(
         ScalableCrossEntropySettings, ScalableCrossEntropy, "SCE", "Scalable Cross-Entropy"
+    ),
+    "rece": LossEntry(
+        ReducedCrossEntropySettings, ReducedCrossEntropy, "RECE", "softmax over hashed chunks"
     ),
 }
 DEFAULT_LOSS = "sce"

@@ -16,6 +16,7 @@ from sce.losses.inputs import (
     Catalogue,
     Inputs,
     check_choice,
+    check_flag,
     check_number,
     check_size,
     unwrap_catalogue,
@@ -28,7 +29,14 @@ from sce.losses.negatives import (
     UniformNegatives,
     check_negatives,
 )
-from sce.losses.scoring import MAX_GATHERED, Sharing, score_negatives
+from sce.losses.scoring import (
+    MAX_GATHERED,
+    Sharing,
+    cut_cross_entropy,
+    piece_width,
+    score_negatives,
+)
+from sce.losses.tiled import tiled_memory
 
 
 class SampledLoss(LossOfPositions):
@@ -46,10 +54,9 @@ class SampledLoss(LossOfPositions):
         reduction: "mean" over the positions that count, "sum", or "none".
     """
 
-    takes_correction = False
-    """True if negatives with the logQ correction are accepted."""
-    logit_copies = 2
-    """Copies of the logits at the peak of either pass."""
+    takes_correction = False  # negatives with the logQ correction
+    logit_copies = 2  # at the peak of either pass
+    cut = False  # True if logits are not kept
 
     def __init__(
         self,
@@ -70,19 +77,24 @@ class SampledLoss(LossOfPositions):
         self.shared: Sharing = shared
         check_negatives(self.negatives)
         if self.negatives.correct and not self.takes_correction:
-            raise ValueError(
-                "the logQ correction belongs to a softmax: give a binary loss a sampler with "
-                "correct=False"
-            )
+            raise ValueError("the logQ correction is for a softmax: give a sampler correct=False")
 
     def _losses(self, inputs: Inputs, generator: Generator | None) -> Tensor:
         if inputs.valid is not None and not _ignores_targets(self.negatives):
             raise ValueError(
-                "max_targets is for samplers that do not look at the targets, UniformNegatives and "
-                f"PopularityNegatives: places that are not in use have none. Got {self.negatives}"
+                "max_targets is for UniformNegatives and PopularityNegatives, which do not look at "
+                f"the targets; got {self.negatives}"
             )
         given = (inputs, self.negatives, self.n_negatives, self.shared, generator)
-        return self._combine(*score_negatives(*given), len(inputs.catalogue))
+        compute: Any = cut_cross_entropy if self.cut else self._of_logits
+        if torch.compiler.is_compiling():
+            # The number of valid positions is not known while compiling: the graph breaks here.
+            compute = torch.compiler.disable(compute)
+        losses: Tensor = compute(*given)
+        return losses
+
+    def _of_logits(self, inputs: Inputs, *given: Any) -> Tensor:
+        return self._combine(*score_negatives(inputs, *given), len(inputs.catalogue))
 
     def _combine(self, positive_logits: Tensor, negative_logits: Tensor, n_items: int) -> Tensor:
         """Return the loss of each valid position [v], of which negatives have -inf if masked."""
@@ -102,7 +114,7 @@ class SampledLoss(LossOfPositions):
         gathered: float
         if self.shared == "sequence":  # negatives, logits and states of a few sequences
             drawn = shape.sequences * k
-            at_once = max(1, MAX_GATHERED // max(k * d, length * k, length * d))
+            at_once = max(1, MAX_GATHERED // piece_width(k, d, length))
             gathered = min(shape.sequences, at_once) * (k * d + length * k + length * d)
             added = max(_piece(shape.sequences, k * d), _piece(v, d))
         elif self.shared == "position":  # targets and negatives of a few positions
@@ -130,7 +142,8 @@ class SampledCrossEntropy(SampledLoss):
 
     A sampler that corrects (logQ) has log(k·q) subtracted from the logits of its negatives: the sum
     inside the logarithm is then an unbiased estimate. The positive is not drawn and not corrected:
-    gradients are those of arXiv 2507.09331. Arguments: see `SampledLoss`.
+    gradients are those of arXiv 2507.09331. With `cut` logits are computed twice, and never kept,
+    as in CCE⁻ (arXiv 2509.09682). Other arguments: see `SampledLoss`.
 
     >>> loss = SampledCrossEntropy(16, shared="batch")
     >>> loss(torch.randn(8, 20, 32), torch.randn(1000, 32), torch.randint(1000, (8, 20))).shape
@@ -139,6 +152,24 @@ class SampledCrossEntropy(SampledLoss):
 
     takes_correction = True
     logit_copies = 3
+
+    def __init__(self, n_negatives: int, *, cut: bool = False, **options: Any) -> None:
+        super().__init__(n_negatives, **options)
+        check_flag("cut", cut)
+        self.cut = cut
+
+    def memory(self, shape: BatchShape) -> LossMemory:
+        """Return the bytes of logits, of the valid states, and of rows gathered at once."""
+        if not self.cut:
+            return super().memory(shape)
+        v, k, d = shape.max_targets, self.n_negatives, shape.dim
+        groups, rows, width = {
+            "sequence": (shape.sequences, shape.length, piece_width(k, d, shape.length)),
+            "position": (v, 1, k * d),
+            "batch": (1, min(v, max(1, MAX_GATHERED // max(k, d))), MAX_GATHERED),
+        }[self.shared]
+        tile = (min(groups, max(1, MAX_GATHERED // width)), rows, k)
+        return tiled_memory(shape, tile, 8 * groups * k + 48 * v)
 
     def _combine(self, positive_logits: Tensor, negative_logits: Tensor, n_items: int) -> Tensor:
         logits = torch.cat([positive_logits.unsqueeze(1), negative_logits], dim=1)
@@ -251,3 +282,6 @@ class SampledCrossEntropySettings(BCEPlusSettings):
     """Settings of CE⁻."""
 
     loss = SampledCrossEntropy
+
+    cut: bool = False
+    """Compute logits twice instead of keeping them (CCE⁻): less memory, more time."""

@@ -118,22 +118,19 @@ class ScalableCrossEntropy(Loss):
         sparse_grad: bool = False,
     ) -> None:
         super().__init__(ignore_index=ignore_index, reduction=reduction)
-        for name, size in (("n_buckets", n_buckets), ("bucket_size_x", bucket_size_x)):
+        items = None if bucket_size_y == "auto" else bucket_size_y
+        sizes = {"n_buckets": n_buckets, "bucket_size_x": bucket_size_x, "bucket_size_y": items}
+        for name, size in sizes.items():
             if size is not None:
                 check_size(name, size)
-        if bucket_size_y != "auto":
-            check_size("bucket_size_y", bucket_size_y)
         check_choice("centres", centres, Centres)
+        check_choice("backend", backend, Backend)
         check_flag("sparse_grad", sparse_grad)
         check_flag("coverage", coverage)
         if coverage and bucket_size_x is not None:
-            raise ValueError(
-                "bucket_size_x belongs to the paper's rule, where each bucket takes so many hidden "
-                "states: leave it out, or give coverage=False"
-            )
+            raise ValueError("bucket_size_x needs coverage=False; leave one of the two out")
         # Refuses what is not positive and finite.
         suggest_sizes(1, 1, alpha=2.0 if alpha is None else alpha, beta=beta)
-        check_choice("backend", backend, Backend)
         self.bucket_size_y, self.centres, self.coverage = bucket_size_y, centres, coverage
         self.n_buckets, self.bucket_size_x = n_buckets, bucket_size_x
         self.alpha, self.beta = alpha, beta
@@ -168,7 +165,7 @@ class ScalableCrossEntropy(Loss):
             size_y = AUTO_TOUCHED if self.sparse_grad else AUTO_ITEMS
         return n_buckets, size_x, min(size_y, n_items)
 
-    def named_sizes(self, n_items: int, max_targets: int, *, cpu: bool = False) -> dict[str, int]:
+    def named_sizes(self, n_items: int, max_targets: float, *, cpu: bool = False) -> dict[str, int]:
         """Return the sizes of a call that are fixed, by the names of their settings."""
         sizes = self.sizes(n_items, max_targets, cpu=cpu)
         named = zip(("n_buckets", "bucket_size_x", "bucket_size_y"), sizes, strict=True)
@@ -226,8 +223,8 @@ class ScalableCrossEntropy(Loss):
             check_size("max_targets", max_targets)
         if self.sparse_grad and catalogue.requires_grad and not catalogue.is_leaf:
             raise ValueError(
-                "sparse_grad gives the catalogue a sparse gradient, which torch takes no further: "
-                "the catalogue must be the parameter itself, not what was computed from one"
+                "sparse_grad needs the parameter itself as the catalogue, not what was computed "
+                "from one: torch takes a sparse gradient no further"
             )
         reason = why_not_triton(states, catalogue, self.backend)
         fused, compiling = reason is None and targets.numel() > 0, torch.compiler.is_compiling()
@@ -349,14 +346,9 @@ class ScalableCrossEntropySettings(LossSettings):
         """Make the loss, with buckets for the mean batch: the shapes in a step stay the same."""
         given = {name: value for name, value in vars(self).items() if value is not None}
         loss = ScalableCrossEntropy(**given)
-        n_buckets, size_x, _ = loss.sizes(data.n_items, data.targets, cpu=data.cpu)
-        sizes = {"n_buckets": n_buckets}
-        if not self.coverage:
-            sizes["bucket_size_x"] = size_x
-        rule = ("alpha", "beta")
-        return ScalableCrossEntropy(
-            **sizes | {name: value for name, value in given.items() if name not in rule}
-        )
+        sizes = loss.named_sizes(data.n_items, data.targets, cpu=data.cpu)
+        given = {name: value for name, value in given.items() if name not in ("alpha", "beta")}
+        return ScalableCrossEntropy(**sizes | {"bucket_size_y": "auto"} | given)
 
 
 def scalable_cross_entropy(
@@ -378,10 +370,7 @@ def scalable_cross_entropy(
 def _weight(catalogue: Catalogue) -> Tensor:
     weight, bias = unwrap_catalogue(catalogue)
     if bias is not None:
-        raise ValueError(
-            "Scalable Cross-Entropy takes no bias per item: use nn.Linear(..., bias=False), or "
-            "CrossEntropy or SampledCrossEntropy"
-        )
+        raise ValueError("SCE takes no bias per item: use nn.Linear(..., bias=False)")
     return weight
 
 

@@ -4,6 +4,7 @@ Rows of negatives, and logits of padding, exist for a few sequences or positions
 and backward: only the logits of valid positions grow with the batch.
 """
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from sce.losses.gradients import CatalogueGradient
 from sce.losses.inputs import Inputs, apply, compute_dtype, once
 from sce.losses.negatives import Negatives, check_draw
+from sce.losses.tiled import Tile, tiled_cross_entropy
 
 Sharing = Literal["position", "sequence", "batch"]
 # The most numbers gathered at once: catalogue rows, their logits, or states (8 MiB in float32),
@@ -31,19 +33,9 @@ def score_negatives(
     Those with the targets [v], and those with the negatives [v, k]: corrected, and -inf where a
     negative equals the target.
     """
-    if torch.compiler.is_compiling():
-        # The number of valid positions is not known while compiling: the graph breaks here.
-        given = (inputs, negatives, n_negatives, shared, generator)
-        return torch.compiler.disable(score_negatives)(*given)  # type: ignore[no-any-return]
-    length = inputs.positions[-1] if inputs.positions else 1
-    n_sequences = inputs.positions[:-1].numel()
+    length = _length(inputs)
     sequence = inputs.index // max(1, length)  # [v] the sequence of each position
-    rows = {"position": len(inputs.index), "sequence": n_sequences, "batch": 1}[shared]
-    with torch.no_grad():
-        drawn = negatives(
-            rows, n_negatives, len(inputs.catalogue), inputs.targets, generator=generator
-        )
-    items, log_expected = check_draw(drawn, rows, inputs, corrected=negatives.correct)
+    items, log_expected = _draw(inputs, negatives, n_negatives, shared, generator)
     with torch.autocast(inputs.states.device.type, enabled=False):
         positive_logits, negative_logits = _score(inputs, items, shared, length)
     offset = None if log_expected is None else -log_expected.to(inputs.dtype)  # [rows, k]
@@ -70,11 +62,65 @@ def score_negatives(
     return positive_logits, negative_logits
 
 
-def _score(inputs: Inputs, items: Tensor, shared: Sharing, length: int) -> tuple[Tensor, Tensor]:
-    """Return the logits with the targets [v] and with the negatives [v, k].
+def cut_cross_entropy(
+    inputs: Inputs,
+    negatives: Negatives,
+    n_negatives: int,
+    shared: Sharing,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """Draw negatives, and return the softmax cross-entropy of each valid position [v].
 
-    Both are looked up together: the gradient of a lookup is as large as the catalogue.
+    As by `score_negatives`, but that logits exist for a few sequences or positions at a time.
     """
+    items, log_expected = _draw(inputs, negatives, n_negatives, shared, generator)
+    length, v, k = _length(inputs), len(inputs.states), items.shape[1]
+    places = torch.arange(v, device=items.device).unsqueeze(1)
+    if shared == "sequence":
+        places = _places(inputs).unflatten(0, (len(items), length))
+
+    def tiles(dim: int) -> Iterator[Tile]:
+        width = {"position": k * dim, "batch": max(k, dim)}.get(shared, 0)
+        for part in _pieces(len(places) if v else 0, width or piece_width(k, dim, length)):
+            place, its = places[part], slice(None) if shared == "batch" else part
+            if shared == "batch":
+                place = place.mT
+            offset = None if log_expected is None else -log_expected[its].unsqueeze(1)
+            absent = (place == v).unsqueeze(2) if shared == "sequence" else None
+            yield Tile(place.clamp(max=v - 1), items[its], place, absent, offset)
+
+    given = (inputs.states, inputs.catalogue, inputs.bias, inputs.targets)
+    return tiled_cross_entropy(*given, tiles)
+
+
+def piece_width(k: int, dim: int, length: int) -> int:
+    """Return how many numbers of a sequence are gathered: negatives, logits, or states."""
+    return max(k * dim, length * k, length * dim)
+
+
+def _length(inputs: Inputs) -> int:
+    return inputs.positions[-1] if inputs.positions else 1
+
+
+def _draw(
+    inputs: Inputs,
+    negatives: Negatives,
+    n_negatives: int,
+    shared: Sharing,
+    generator: torch.Generator | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return negatives [rows, k], and what their logits are corrected by, if they are."""
+    n_sequences = inputs.positions[:-1].numel()
+    rows = {"position": len(inputs.index), "sequence": n_sequences, "batch": 1}[shared]
+    with torch.no_grad():
+        drawn = negatives(
+            rows, n_negatives, len(inputs.catalogue), inputs.targets, generator=generator
+        )
+    return check_draw(drawn, rows, inputs, corrected=negatives.correct)
+
+
+def _score(inputs: Inputs, items: Tensor, shared: Sharing, length: int) -> tuple[Tensor, Tensor]:
+    """Return the logits with the targets [v] and with the negatives [v, k], looked up together."""
     x, y, targets = inputs.states, inputs.catalogue, inputs.targets
     if shared == "position":
         both = torch.cat([targets.unsqueeze(1), items], dim=1)
@@ -146,7 +192,7 @@ class _SequenceLogits(torch.autograd.Function):
         # Padding has the logits of some state, which go behind the last.
         negative_logits = torch.zeros((v + 1, k), dtype=dtype, device=states.device)
         some_state = places.clamp(max=v - 1)
-        for some in _pieces(len(items) if v else 0, max(k * d, length * k, length * d)):
+        for some in _pieces(len(items) if v else 0, piece_width(k, d, length)):
             at = slice(some.start * length, some.stop * length)
             x = states[some_state[at]].to(dtype).unflatten(0, (-1, length))
             logits = (x @ catalogue[items[some]].to(dtype).mT).flatten(0, 1)

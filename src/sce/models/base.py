@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from sce.data.batches import PADDING
 from sce.data.length_groups import LengthGroups
 from sce.errors import InputError
+from sce.models.packing import cut, pack
 
 
 class Backbone(nn.Module):
@@ -23,6 +24,8 @@ class Backbone(nn.Module):
     """Item embeddings, [items, d]: input of the model and, live, its output layer."""
     settings: Any
     """The settings that it was built from, a `BackboneSettings`."""
+    draws: bool = False
+    """Training draws targets out of all: see `draw`."""
     sparse_grad: bool = False
     """Give the catalogue a sparse gradient, of the rows that were looked up."""
 
@@ -30,6 +33,15 @@ class Backbone(nn.Module):
     def max_length(self) -> int:
         """Maximum history length."""
         return int(self.settings.max_length)
+
+    @property
+    def uses_times(self) -> bool:
+        """True if `forward` and `encode` are given `times`, int32 [b, l + 1].
+
+        Those of the events, in seconds, and behind the last of them that of the next event, or of
+        the moment that is asked about; where there is neither they are arbitrary.
+        """
+        return False
 
     def forward(self, histories: Tensor, length_groups: LengthGroups | None = None) -> Tensor:
         """Return the hidden states [b, l, d]; the one at a position predicts the item after it.
@@ -39,6 +51,21 @@ class Backbone(nn.Module):
         padding need not be computed.
         """
         raise NotImplementedError
+
+    def inputs(self, histories: Tensor, targets: Tensor) -> Tensor:
+        """Return what `forward` is given in training, of histories and the items that came next."""
+        return histories
+
+    def draw(self, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Draw the targets of a step out of all, [b, l]; and what more `forward` is given then.
+
+        By torch's default generators, and without a sync. The others become `IGNORED`.
+        """
+        return targets, {}
+
+    def most_targets(self, lengths: Tensor) -> Tensor:
+        """Return how many targets `draw` leaves, at most, where there are so many."""
+        return lengths
 
     def encode(self, embedded: Tensor, lengths: Tensor) -> Tensor:
         """Return the hidden state after each history, [b, d]: what is exported.
@@ -61,6 +88,14 @@ class Backbone(nn.Module):
             half: Run under autocast to half precision.
         """
         raise NotImplementedError
+
+    def pair_bytes(self, *, half: bool) -> tuple[float, float]:
+        """Return bytes for each two positions of a history, of a model that stores such matrices.
+
+        Those that are kept for the backward pass besides `activation_bytes`, and those that it
+        takes while it computes one block.
+        """
+        return 0.0, 0.0
 
     def backward_bytes(self, positions: int, *, half: bool) -> float:
         """Return the bytes that the backward pass of a layer takes beyond those that were kept."""
@@ -90,6 +125,19 @@ class Backbone(nn.Module):
         real = (histories != PADDING).int()
         if (real.diff(dim=1) > 0).any():
             raise InputError("this model takes histories padded on the right, without gaps")
+
+    def embed(self, histories: Tensor, groups: LengthGroups) -> Tensor:
+        """Return rows of the catalogue at the positions of all groups, [n, d]; at padding any.
+
+        Where an event follows padding, or is outside of its group, the index is out of bounds.
+        """
+        real = histories != PADDING
+        events = real.sum(1, keepdim=True)
+        inside = torch.cat([each.sum(1, keepdim=True) for each in cut(real, groups)])
+        columns = torch.arange(histories.shape[1], device=histories.device)
+        wrong = (real & (columns >= events)) | (inside < events)
+        items = torch.where(real, histories, 0) + wrong * len(self.catalogue)
+        return self.look_up(pack(items, groups))
 
     def look_up(self, items: Tensor) -> Tensor:
         """Return rows of the catalogue, whose gradient is sparse where `sparse_grad` says so."""

@@ -14,12 +14,11 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
 
-from sce.data.batches import PADDING
 from sce.data.length_groups import LengthGroups
 from sce.documented import documented
 from sce.errors import InputError, check_types, checked
 from sce.models.base import Backbone
-from sce.models.packing import check_groups, cut, join, pack, split, unpack
+from sce.models.packing import check_groups, join, split, unpack
 
 _MOST = {"dim": 2**27, "blocks": 1000, "max_length": 2**27}
 
@@ -106,14 +105,7 @@ class GRU4Rec(Backbone):
         """
         self.check(histories)
         groups, length = check_groups(histories, length_groups), histories.shape[1]
-        real = histories != PADDING
-        events = real.sum(1, keepdim=True)
-        inside = torch.cat([each.sum(1, keepdim=True) for each in cut(real, groups)])
-        columns = torch.arange(length, device=histories.device)
-        # Beyond the table where an event follows padding, or is outside of its group.
-        wrong = (real & (columns >= events)) | (inside < events)
-        items = torch.where(real, histories, 0) + wrong * len(self.catalogue)
-        states = self.dropout(self.look_up(pack(items, groups)))
+        states = self.dropout(self.embed(histories, groups))
         for layer in self.blocks:
             found = [layer(part)[0].flatten(0, 1) for part in split(states, groups)]
             states = self.dropout(join(found))

@@ -3,7 +3,9 @@
 from typing import NamedTuple
 
 from sce.models.base import Backbone, BackboneSettings
+from sce.models.bert4rec import BERT4Rec, BERT4RecSettings
 from sce.models.gru4rec import GRU4Rec, GRU4RecSettings
+from sce.models.hstu import HSTU, HSTUSettings
 from sce.models.ligr import LiGR, LiGRSettings
 from sce.models.sasrec import SASRec, SASRecSettings
 
@@ -23,5 +25,9 @@ BACKBONES: dict[str, BackboneEntry] = {
     "sasrec": BackboneEntry(SASRecSettings, SASRec, "SASRec", "causal transformer"),
     "ligr": BackboneEntry(LiGRSettings, LiGR, "LiGR", "transformer with gated residuals, SwiGLU"),
     "gru4rec": BackboneEntry(GRU4RecSettings, GRU4Rec, "GRU4Rec", "recurrent network"),
+    "bert4rec": BackboneEntry(
+        BERT4RecSettings, BERT4Rec, "BERT4Rec", "transformer both ways, masked items"
+    ),
+    "hstu": BackboneEntry(HSTUSettings, HSTU, "HSTU", "pointwise attention, knows times"),
 }
 DEFAULT_BACKBONE = "sasrec"

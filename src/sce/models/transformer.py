@@ -1,4 +1,4 @@
-"""A causal transformer over a user's history: what SASRec and LiGR have in common.
+"""A transformer over a user's history: what SASRec, LiGR and BERT4Rec have in common.
 
 Padding is outside the item table, and batches are as wide as they need to be; positions are counted
 from the end of a history, and `sink` puts the events that it is short of the full length back into
@@ -80,13 +80,18 @@ class Transformer(Backbone):
         self.settings = replace(settings or self.settings_class(), **options)
         dim = self.settings.dim
         self.catalogue = nn.Parameter(torch.empty(n_items, dim))
-        self.positions = nn.Parameter(torch.empty(self.settings.max_length, dim))
+        self.positions = nn.Parameter(torch.empty(self._places, dim))
         self.dropout = nn.Dropout(self.settings.dropout)
         self.blocks = nn.ModuleList(
             self.block_class(self.settings) for _ in range(self.settings.blocks)
         )
         self.norm = self._last_norm()
         self._initialise(seed)
+
+    @property
+    def _places(self) -> int:
+        """Positions of the longest sequence."""
+        return self.max_length
 
     @property
     def scale(self) -> float:
@@ -104,25 +109,37 @@ class Transformer(Backbone):
         where values are not looked at: an index out of bounds).
         """
         self.check(histories)
-        groups, length = check_groups(histories, length_groups), histories.shape[1]
-        columns = torch.arange(length, device=histories.device)
-        real = histories != PADDING
+        groups = check_groups(histories, length_groups)
+        return unpack(self.norm(self._run(histories, groups)), groups, histories.shape[1])
+
+    def _run(self, sequences: Tensor, groups: LengthGroups) -> Tensor:
+        """Return what the blocks make of sequences [b, l]: the states of all groups, [n, d]."""
+        columns = torch.arange(sequences.shape[1], device=sequences.device)
+        real = sequences != PADDING
         events = real.sum(1, keepdim=True)
         inside = torch.cat([each.sum(1, keepdim=True) for each in cut(real, groups)])
         # Beyond the table where an event follows padding, or is outside of its group: that must not
         # pass unnoticed.
-        places = torch.where(real, columns + (self.max_length - events), 0)
-        places = places + (events - inside) * self.max_length
-        items = torch.where(real, histories, 0)
+        places = torch.where(real, columns + (self._places - events), 0)
+        places = places + (events - inside) * self._places
+        items = torch.where(real, sequences, 0)
         # From here on there are no rows, but the positions of all groups, [n].
         real, places, items = (pack(each, groups) for each in (real, places, items))
-        states = self.look_up(items) * self.scale + F.embedding(places, self.positions)
+        states = self._place(self.look_up(items), places)
         states = self.dropout(states).masked_fill(~real[:, None], 0)
-        # Padding comes after all events, where causal attention does not look.
-        missing = self.max_length - events if self.settings.sink else None
+        missing = self._missing(events)
         for block in self.blocks:
             states = block(states, groups, missing)
-        return unpack(self.norm(states), groups, length)
+        return states  # type: ignore[no-any-return]
+
+    def _place(self, embedded: Tensor, places: Tensor) -> Tensor:
+        """Add to embedded items what stands for their positions."""
+        return embedded * self.scale + F.embedding(places, self.positions)
+
+    def _missing(self, events: Tensor) -> Tensor | None:
+        """Return how many events the blocks are told that sequences are short of, [b, 1]."""
+        # Padding comes after all events, where causal attention does not look.
+        return self._places - events if self.settings.sink else None
 
     def encode(self, embedded: Tensor, lengths: Tensor) -> Tensor:
         """Return the hidden state after each history, [b, d]: see `Backbone.encode`.
@@ -134,8 +151,7 @@ class Transformer(Backbone):
         columns = torch.arange(embedded.shape[1], device=embedded.device)
         real = columns < lengths
         places = torch.where(real, columns + (self.max_length - lengths), 0)
-        states = embedded * self.scale + F.embedding(places, self.positions)
-        states = states.masked_fill(~real[:, :, None], 0)
+        states = self._place(embedded, places).masked_fill(~real[:, :, None], 0)
         # What is added to the logits of all queries, or of the last: 0, or -inf where none looks.
         hidden = (columns > columns[:, None])[None], ~real[:, None]
         added = [torch.where(each, -torch.inf, 0.0) for each in hidden]  # [1, l, l], [b, 1, l]
@@ -146,7 +162,11 @@ class Transformer(Backbone):
                 torch.cat([sink.expand(-1, a.shape[1], 1), a.expand(sink.shape[0], -1, -1)], dim=2)
                 for a in added
             ]
-        final = (lengths - 1)[:, :, None].expand(-1, -1, states.shape[2])
+        return self._run_to(lengths - 1, states, added)
+
+    def _run_to(self, final: Tensor, states: Tensor, added: list[Tensor]) -> Tensor:
+        """Return the hidden states [b, d] at the places `final` [b, 1]."""
+        final = final[:, :, None].expand(-1, -1, states.shape[2])
         for number, block in enumerate(self.blocks, 1):
             assert isinstance(block, Block)
             last = number == len(self.blocks)
@@ -161,8 +181,8 @@ class Transformer(Backbone):
         for weight in (self.catalogue, self.positions):
             nn.init.xavier_uniform_(weight, generator=generator)
         for block in self.blocks:
-            assert isinstance(block, Block)
-            block.initialise(generator)
+            each: Any = block
+            each.initialise(generator)
 
     def activation_bytes(self, sequences: int, positions: int, *, half: bool) -> float:
         """Return the bytes that are kept for the backward pass, with the hidden states."""
@@ -179,7 +199,7 @@ class Transformer(Backbone):
 
 
 class Block(nn.Module):
-    """Causal attention; a feed-forward layer follows in those derived from it."""
+    """Attention, by default causal; a feed-forward layer follows in those derived from it."""
 
     def __init__(self, settings: Any, epsilon: float) -> None:
         super().__init__()
@@ -260,14 +280,17 @@ class Block(nn.Module):
         )
         dropout = self.dropout.p if self.training else 0.0
         scale = 1 / math.sqrt(query.shape[-1])
-        if missing is not None:
-            query, key, value = self._with_sink(query, key, value, missing, scale)
-        attended = F.scaled_dot_product_attention(
-            query, key, value, dropout_p=dropout, is_causal=True, scale=scale
-        )
-        if missing is not None:
-            attended = attended[:, :, _SINKS:, :-_SINK_WIDTH]
+        attended = self._weigh(query, key, value, missing, dropout_p=dropout, scale=scale)
         return attended.transpose(1, 2).flatten(2).flatten(0, 1)
+
+    def _weigh(
+        self, query: Tensor, key: Tensor, value: Tensor, missing: Tensor | None, **options: Any
+    ) -> Tensor:
+        """Attention proper, [b, heads, l, d / heads]."""
+        if missing is not None:
+            query, key, value = self._with_sink(query, key, value, missing, options["scale"])
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, **options)
+        return attended if missing is None else attended[:, :, _SINKS:, :-_SINK_WIDTH]
 
     def _with_sink(
         self, query: Tensor, key: Tensor, value: Tensor, missing: Tensor, scale: float

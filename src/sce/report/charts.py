@@ -56,14 +56,9 @@ from sce.units import (
     show_spread,
 )
 
-COMPONENTS = {
-    "weights": "weights",
-    "optimizer": "optimizer state",
-    "activations": "activations",
-    "gradients": "gradients",
-    "loss": "loss (logits)",
-    "backward": "rest of backward",
-}
+COMPONENTS = {"weights": "weights", "optimizer": "optimizer state", "activations": "activations",
+              "gradients": "gradients", "loss": "loss (logits)", "backward": "rest of backward",
+}  # fmt: skip
 _SHARE = Axis("share", ".0%", zero=True)
 
 
@@ -76,8 +71,7 @@ class Course(NamedTuple):
     show: Show
     axis: Axis
     text: str = ""
-    section: str = ""
-    """Section of a run's page; empty: only in sweeps."""
+    section: str = ""  # section of a run's page; empty: only in sweeps
 
 
 # A new chart of epochs is an entry here, by the name that sweeps know it by.

@@ -9,15 +9,7 @@ from pathlib import Path
 from sce.config import setting_names
 from sce.errors import InputError
 from sce.experiments.figure_spec import COSTS, FigureSpec
-from sce.experiments.store import (
-    FAILED,
-    FINISHED,
-    Row,
-    Sweep,
-    SweepDirectory,
-    read_rows,
-    row_of,
-)
+from sce.experiments.store import FAILED, FINISHED, Row, Sweep, SweepDirectory, read_rows, row_of
 from sce.report.frame import (
     SCORE,
     WHOLE_PROCESS,

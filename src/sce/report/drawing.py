@@ -19,31 +19,13 @@ MANY = 60  # points of a curve that are not marked one by one any more
 DASHES = ([1, 0], [7, 4], [2, 4], [9, 3, 2, 3])
 PAPER, INK, SOFT, RULE = "#ffffff", "#1b1f24", "#5b6470", "#dfe3e8"
 # In a page every colour of the theme becomes a variable of style.css.
-_VARIABLES = {colour: f"c{n}" for n, colour in enumerate(PALETTE, 1)} | {
-    PAPER: "paper",
-    INK: "ink",
-    SOFT: "soft",
-    RULE: "rule",
-}
-_AXIS = {
-    "labelColor": SOFT,
-    "titleColor": SOFT,
-    "titleFontWeight": "normal",
-    "labelFontSize": 11.5,
-    "titleFontSize": 11.5,
-    "gridColor": RULE,
-    "domainColor": SOFT,
-    "ticks": False,
-    "labelPadding": 6,
-    "titlePadding": 8,
-    "labelOverlap": "greedy",
-}
+_VARIABLES = {colour: f"c{n}" for n, colour in enumerate(PALETTE, 1)}
+_VARIABLES |= {PAPER: "paper", INK: "ink", SOFT: "soft", RULE: "rule"}
 _CONFIG = {
-    "font": "sans-serif",
-    "background": "transparent",
-    "aria": False,
-    "view": {"stroke": None},
-    "axis": _AXIS,
+    "font": "sans-serif", "background": "transparent", "aria": False, "view": {"stroke": None},
+    "axis": {"labelColor": SOFT, "titleColor": SOFT, "titleFontWeight": "normal",
+             "labelFontSize": 11.5, "titleFontSize": 11.5, "gridColor": RULE, "domainColor": SOFT,
+             "ticks": False, "labelPadding": 6, "titlePadding": 8, "labelOverlap": "greedy"},
     "axisX": {"grid": False},
     "axisY": {"domain": False, "titleAngle": 0, "titleAlign": "left", "titleAnchor": "end",
               "titleY": -14, "titleX": -38},
@@ -67,8 +49,7 @@ class Axis:
     """One axis: its title, and how its numbers are written."""
 
     title: str
-    format: str | None = None
-    """None, or "s" for k and M: all ticks have as many digits."""
+    format: str | None = None  # None, or "s" for k and M: all ticks have as many digits
     log: bool = False
     zero: bool = False
     whole: bool = False
@@ -98,14 +79,11 @@ class Figure:
     """A chart, what it says in words, and its numbers as a table."""
 
     title: str
-    text: str
-    """A sentence under the title."""
-    description: str
-    """The chart in words, for those who do not see it."""
+    text: str  # a sentence under the title
+    description: str  # the chart in words, for those who do not see it
     chart: alt.TopLevelMixin
     heads: Sequence[str] = ()
-    numbers: Sequence[Sequence[str]] = ()
-    """Rows under `heads`: what the chart shows, in numbers."""
+    numbers: Sequence[Sequence[str]] = ()  # rows under `heads`: what the chart shows, in numbers
 
     @property
     def svg(self) -> str:
@@ -140,11 +118,9 @@ class Point:
 
     x: float
     y: float
-    told: str = ""
-    """Shown on hovering."""
+    told: str = ""  # shown on hovering
     spread: float = 0.0
-    faint: bool = False
-    """Off the curve."""
+    faint: bool = False  # off the curve
     size: float = 38.0
 
 

@@ -11,10 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from sce import __version__
 
 _TEMPLATES = Environment(
-    loader=PackageLoader("sce.report"),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
+    loader=PackageLoader("sce.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
 )
 
 

@@ -25,8 +25,7 @@ class Record:
     """The notes of a run, as far as it got."""
 
     run: Run
-    epochs: Sequence[Mapping[str, Any]]
-    """One entry per epoch, as in metrics.jsonl."""
+    epochs: Sequence[Mapping[str, Any]]  # one entry per epoch, as in metrics.jsonl
     result: Mapping[str, Any]
     """The content of result.json; before training has ended, what the epochs say of it."""
     ended: bool
@@ -72,14 +71,11 @@ class Sample(NamedTuple):
     """A test user's recommendations beside the held-out event."""
 
     user: Id
-    history: Sequence[Id]
-    """Oldest event first."""
-    target: Id
-    """The held-out event."""
+    history: Sequence[Id]  # oldest event first
+    target: Id  # the held-out event
     items: Sequence[Id]
     scores: Sequence[float]
-    titles: Mapping[Id, str] = {}
-    """Of items, where they are known."""
+    titles: Mapping[Id, str] = {}  # of items, where they are known
 
     def title(self, item: Id) -> str:
         """The title of an item, or its id."""

@@ -6,6 +6,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import altair as alt
+import polars as pl
+
 from sce.data.new_items import tell_added
 from sce.data.prepared import FEW_USERS, PreparedDataset
 from sce.data.vocabulary import Vocabulary
@@ -14,24 +17,41 @@ from sce.evaluation.evaluate import KS
 from sce.evaluation.metrics import METRICS
 from sce.models.registry import BACKBONES
 from sce.recommend import Recommender
-from sce.report.charts import COURSES
-from sce.report.frame import Show, name_metric, number
+from sce.report.charts import COURSES, Course, in_words
+from sce.report.drawing import (
+    EPOCHS,
+    HEIGHT,
+    INK,
+    PALETTE,
+    PAPER,
+    SOFT,
+    WIDTH,
+    Axis,
+    Curve,
+    Figure,
+    Point,
+    colours,
+    draw_curves,
+)
+from sce.report.frame import SCORE, Show, name_metric, number
 from sce.report.pages import render
 from sce.report.record import METRIC, PHASES, RANKERS, SHOWN, Record, Sample, draw_samples
-from sce.report.run_charts import draw_run
 from sce.training.run import Run, caveat
 from sce.training.start import tell_start
 from sce.units import (
     plural,
-    show_compact,
     show_count,
+    show_digits,
     show_duration,
-    show_factor,
     show_memory,
     show_metric,
     show_share,
 )
 
+_DEPTHS = {
+    "ndcg": "How high each user's held-out item stands; 1 is always first",
+    "cov": "Share of the catalogue that is recommended to somebody",
+}
 _STOPPED = {
     "patience": "training stopped because validation no longer improved",
     "epochs": "training ran to its last epoch",
@@ -107,10 +127,9 @@ def _headline(record: Record) -> dict[str, Any]:
     value, other = (record.metric(split, METRIC, of) for of in RANKERS)
     users = number(record.result, "users", split)
     told = f"popularity ({show_metric(other)})"
-    if factor := show_factor(value, other):
-        factor = f"{factor} {told}"
-        if users is not None and users < FEW_USERS:
-            factor = f"too few users to tell from {told}"
+    factor = f"{show_digits(value / other)}× {told}" if value is not None and other else None
+    if factor and users is not None and users < FEW_USERS:
+        factor = f"too few users to tell from {told}"
     done = max((one["epoch"] for one in record.epochs), default=0)
     start, added = (record.run.config.get(name) for name in ("start", "added"))
     items = show_count(record.run.dataset.n_items)
@@ -138,7 +157,7 @@ def _headline(record: Record) -> dict[str, Any]:
         (f"training time, {plural(len(seconds), 'epoch')}", show_duration(sum(seconds) or None)),
         *((f"peak memory of {phase}", show_memory(number(record.result, "memory_mib", phase)))
           for phase in PHASES),
-        ("tokens per second in training", show_compact(speed)),
+        ("tokens per second in training", show_count(speed)),
     ]  # fmt: skip
     return {
         "value": None if value is None else show_metric(value),
@@ -222,3 +241,80 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", "–" if value is None else str(value)
+
+
+def draw_run(record: Record) -> Mapping[str, list[Figure]]:
+    """The figures that a run has the numbers for, by section."""
+    found: dict[str, list[Figure]] = {"Learning": [], "Quality": []}
+    for name, course in COURSES.items():
+        marks = _marks(record) if name == SCORE else []
+        figure = _over_epochs(record, course, marks)
+        if course.section and figure is not None:
+            found.setdefault(course.section, []).append(figure)
+    drawn = (_by_depth(record, metric, text) for metric, text in _DEPTHS.items())
+    found["Quality"] = [figure for figure in drawn if figure is not None]
+    return found
+
+
+def _over_epochs(record: Record, course: Course, also: list[alt.Chart]) -> Figure | None:
+    """Numbers over the epochs that have them, a curve for each line."""
+    title, lines, show, axis, text, _ = course
+    found = [(name, record.course(*keys)) for name, keys in lines.items()]
+    curves = [
+        Curve(name, [Point(x, y, f"epoch {x}\n{name} {show(y)}") for x, y in values], colour)
+        for (name, values), colour in zip(found, PALETTE, strict=False)
+        if values
+    ]
+    if not curves:
+        return None
+    drawn = draw_curves(curves, EPOCHS, axis, also=also)
+    return Figure(title[:1].upper() + title[1:], text, in_words(curves, title, show), drawn)
+
+
+def _marks(record: Record) -> list[alt.Chart]:
+    """The best epoch as a ring, popularity as a line across."""
+    layers = []
+    popularity = record.metric("validation", METRIC, "popularity")
+    if popularity is not None:
+        data = pl.DataFrame({"y": [popularity], "label": [f"popularity {show_metric(popularity)}"]})
+        level = alt.Chart(data).encode(y="y:Q")
+        text = level.mark_text(align="right", dy=-7, color=SOFT, fontSize=11.5)
+        layers.append(level.mark_rule(color=SOFT, strokeDash=[5, 4]))
+        layers.append(text.encode(x=alt.value(WIDTH), text="label:N"))
+    epoch, value = record.result["best_epoch"], record.metric("validation", METRIC)
+    if epoch is not None and value is not None:
+        label = f"best: {show_metric(value)} at epoch {epoch}"
+        data = pl.DataFrame({"x": [epoch], "y": [value], "label": [label]})
+        place = alt.Chart(data).encode(y="y:Q")
+        ring = place.mark_point(filled=True, fill=PAPER, stroke=INK, strokeWidth=2, size=90)
+        text = place.mark_text(align="right", dy=-13, color=INK, fontWeight=600)
+        layers.append(ring.encode(x="x:Q", opacity=alt.value(1)))
+        layers.append(text.encode(x=alt.value(WIDTH), text="label:N"))
+    return layers
+
+
+def _by_depth(record: Record, metric: str, text: str) -> Figure | None:
+    """One metric at every depth, the model beside popularity, as bars."""
+    bars: list[dict[str, Any]] = [
+        {"name": of, "k": str(k), "value": value, "label": f"{value:.3f}"}
+        for of in RANKERS for k in KS
+        if (value := record.metric(record.split, f"{metric}@{k}", of)) is not None
+    ]  # fmt: skip
+    if not bars:
+        return None
+    frame = pl.DataFrame(bars)
+    rankers = frame["name"].unique(maintain_order=True).to_list()
+    axis = Axis(f"{name_metric(metric)}@k", zero=True).encode(frame["value"].to_list())
+    base = alt.Chart(frame).encode(
+        x=alt.X("k:N", sort=None, title="k", axis=alt.Axis(labelAngle=0)),
+        xOffset=alt.XOffset("name:N", sort=rankers), y=alt.Y("value:Q", **axis),
+    )  # fmt: skip
+    colour = colours(list(zip(rankers, PALETTE, strict=False)), "square")
+    labels = base.mark_text(dy=-6, fontSize=10, color=SOFT).encode(text="label:N")
+    words = [f"{one['name']} {show_metric(one['value'])} at {one['k']}" for one in bars]
+    return Figure(
+        f"{name_metric(metric)}@k on {record.split} events",
+        text,
+        f"{', '.join(words)}.",
+        (base.mark_bar().encode(color=colour) + labels).properties(width=WIDTH, height=HEIGHT),
+    )

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from markupsafe import Markup
-
 from sce.experiments.figure_spec import MEASURES, FigureSpec
 from sce.experiments.store import FAILED, Row
 from sce.report.frame import (
@@ -38,8 +36,6 @@ from sce.report.frame import (
 from sce.units import plural, show_duration, show_memory, show_spread
 
 FIRST, SECOND = 1, 2
-
-
 NO_END = "the best epoch was the last, or the first of few"
 
 
@@ -49,12 +45,6 @@ class Cell(NamedTuple):
     text: str
     spread: str = ""
     place: int = 0  # FIRST, SECOND, or neither
-
-    @property
-    def markdown(self) -> Markup:
-        """As Markdown."""
-        mark = ("{}", "**{}**", "<u>{}</u>")[self.place]
-        return Markup(mark).format(self.text) + (self.spread and f" ± {self.spread}")
 
 
 class Line(NamedTuple):
@@ -76,8 +66,7 @@ class Duel(NamedTuple):
     ours: SeedGroup
     rival: str
     theirs: SeedGroup
-    differ: str
-    """Settings of model and training that differ, and not by a choice of validation."""
+    differ: str  # settings of model and training that differ, and not by a choice of validation
 
     @property
     def sides(self) -> list[tuple[str, SeedGroup]]:
@@ -112,20 +101,18 @@ class ComparisonTable:
 
     heads: list[str]
     lines: list[Line] = field(default_factory=list)
-    chosen: list[str] = field(default_factory=list)
-    """The settings, in words."""
-    groups: list[SeedGroup] = field(default_factory=list)
-    """The same, with their runs."""
+    chosen: list[str] = field(default_factory=list)  # the settings, in words
+    groups: list[SeedGroup] = field(default_factory=list)  # the same, with their runs
     duels: list[Duel] = field(default_factory=list)
-    seeds: set[int] = field(default_factory=set)
     unfinished: list[str] = field(default_factory=list)
     """Settings with runs that show no end of learning."""
     notes: list[str] = field(default_factory=list)
 
     def caveats(self) -> Iterator[str]:
         """Sentences that a reader of the table needs."""
-        if len(self.seeds) > 1:
-            yield f"Not all columns have as many seeds: {min(self.seeds)} to {max(self.seeds)}."
+        seeds = {len(one.rows) for one in self.groups}
+        if len(seeds) > 1:
+            yield f"Not all columns have as many seeds: {min(seeds)} to {max(seeds)}."
         if self.unfinished:
             those = ", ".join(self.unfinished)
             yield f"Not converged, as {NO_END}: {those}; train longer."
@@ -147,17 +134,7 @@ def make_table(groups: Sequence[SeedGroup], spec: FigureSpec) -> ComparisonTable
         picked = [best(s for s in members if s.dataset == dataset) for members in named.values()]
         real = [one for one in picked if one is not None]
         table.groups += real
-        table.chosen += [
-            f"{dataset}: {describe(one, differing)} ({plural(len(one.rows), 'seed')})"
-            for one in real
-        ]
-        table.seeds |= {len(one.rows) for one in real}
         rows = [row for one in real for row in one.rows]
-        table.unfinished += [
-            f"{dataset} {name}"
-            for name, one in zip(columns, picked, strict=True)
-            if one is not None and unconverged(one)
-        ]
         tried = [
             [] if one is None else [one, *(other for other in members if other.dataset == dataset)]
             for one, members in zip(picked, named.values(), strict=True)
@@ -166,19 +143,24 @@ def make_table(groups: Sequence[SeedGroup], spec: FigureSpec) -> ComparisonTable
         table.duels += [duel] if duel else []
         if len(real) > 2 and (differ := _differ(tried, spec)):
             table.notes.append(f"Columns on {dataset} also differ in: {differ}.")
-        for name, setting in zip(columns, picked, strict=True):
-            if setting and (popular := above(setting)):
+        for name, one in zip(columns, picked, strict=True):
+            if one is None:
+                continue
+            words = f"{describe(one, differing)} ({plural(len(one.rows), 'seed')})"
+            table.chosen.append(f"{dataset}: {words}")
+            table.unfinished += [f"{dataset} {name}"] if unconverged(one) else []
+            if popular := above(one):
                 worse = f"Worse than popularity ({show_score(popular)}) on test events"
                 table.notes.append(f"{worse}: {dataset} {name}.")
-            if setting and is_exact(setting):
+            if is_exact(one):
                 whole = "every bucket held the whole catalogue"
                 table.notes.append(f"{name} was exact cross-entropy on {dataset}: {whole}.")
         for name, measure, show, higher in _measured(spec):
             fair = is_ranked(measure, rows)
             cells = _rank(picked, measure, show, higher=higher, fair=fair)
-            for one in published:
-                known = one.get("dataset", dataset) == dataset
-                cells.append(Cell(show(one.get(measure.removeprefix("test.")) if known else None)))
+            for other in published:
+                here = other if other.get("dataset", dataset) == dataset else {}
+                cells.append(Cell(show(here.get(measure.removeprefix("test.")))))
             change = duel.change(measure) if duel and fair else ""
             if any(cell.text != "–" for cell in cells):
                 table.lines.append(Line(dataset, name, cells, change))
@@ -199,13 +181,13 @@ def _duel(
     judged: int | None,
     spec: FigureSpec,
 ) -> Duel | None:
-    others = [(found[0].score, -n) for n, found in enumerate(tried) if found and n != judged]
+    others = [n for n, found in enumerate(tried) if found and n != judged]
     if judged is None or not tried[judged] or not others or tried[judged][0].mean(TEST) is None:
         return None
-    place = -max(others)[1]
-    ours, theirs = tried[judged], tried[place]
+    rival = max(others, key=lambda n: tried[n][0].score)
+    ours, theirs = tried[judged], tried[rival]
     differ = _differ([ours, theirs], spec)
-    return Duel(columns[judged], ours[0], columns[place], theirs[0], differ)
+    return Duel(columns[judged], ours[0], columns[rival], theirs[0], differ)
 
 
 def _differ(tried: Sequence[Sequence[SeedGroup]], spec: FigureSpec) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from sce.errors import InputError, show_value
-from sce.serving.engine import Request, check_ids
+from sce.serving.engine import Request, check_ids, check_times
 from sce.serving.users import OfUser
 
 _KNOWN = {"user", *(field.name for field in fields(Request))}
@@ -83,6 +83,8 @@ def read_request(given: Any, limits: Limits) -> Asked:
             check_ids(name, given[name])
             if (size := len(given[name])) > limits.ids:
                 raise InputError(f"{name} has {size:,} ids; at most {limits.ids:,} are taken")
+    if (times := given.get("times")) is not None:
+        check_times(times, given.get("history", ()))
     keep_seen = given.get("keep_seen", False)
     if not isinstance(keep_seen, bool):
         raise InputError(f"keep_seen is true or false; got {show_value(keep_seen)}")
@@ -92,6 +94,7 @@ def read_request(given: Any, limits: Limits) -> Asked:
         allow=given.get("allow"),
         block=given.get("block"),
         keep_seen=keep_seen,
+        times=times,
     )
     return OfUser(given["user"], request) if "user" in given else request
 

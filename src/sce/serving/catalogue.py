@@ -92,8 +92,12 @@ class Catalogue:
         if users and self.users is None:
             raise InputError(NO_USERS)
         histories = iter(self.users.histories(users) if self.users else ())
+        timed = self.users if self.engine.uses_times else None
+        times = iter(timed.times(users) if timed else [None] * len(users))
         return [
-            replace(one.request, history=next(histories)) if isinstance(one, OfUser) else one
+            replace(one.request, history=next(histories), times=next(times))
+            if isinstance(one, OfUser)
+            else one
             for one in asked
         ]
 

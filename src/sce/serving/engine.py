@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sce.data.popular import MostPopular
+from sce.data.prepared import since_first
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, show_value
 from sce.serving.exported import MANIFEST, Exported, open_export
@@ -30,8 +32,10 @@ from sce.serving.screen import Screen, exact_here
 
 _SCREENED = 1 << 15  # items, from which on integers rule out most: below, all are scored sooner
 Id = int | str
-Encode = Callable[[Floats, Codes], Floats]
-"""From embedded histories [b, l, d] and their lengths [b] to states [b, d]."""
+Times = NDArray[np.int32] | None  # seconds since the first event; None: all of one moment
+Encode = Callable[..., Floats]
+"""From embedded histories [b, l, d], their lengths [b] and, if the model uses them, the times of
+events [b, l + 1] to states [b, d]."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,9 @@ class Request:
     """Do not recommend these."""
     keep_seen: bool = False
     """Recommend items of the history too."""
+    times: Sequence[int] | None = None
+    """Seconds of each event, since any moment, for a model that uses times; by default all events
+    are of one moment. What is asked for comes right after the last."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +99,8 @@ class Engine:
     """Content of the dataset that it was trained on."""
     index: Index | None = None
     """Where the best items are searched, instead of scoring all; lists of allowed ones are not."""
+    uses_times: bool = False
+    """The encoder is given the times of events."""
     screened: bool = False
     """Rule out most of many items by integers, with onnxruntime; the ranking is the same."""
     _norms: Floats = field(init=False, repr=False)
@@ -144,6 +153,7 @@ class Engine:
             titles=exported.items.titles,
             popularity=exported.items.popularity,
             dataset=exported.manifest["run"]["dataset"],
+            uses_times=exported.manifest.get("times", False),
             index=None if graph is None else Index.read(graph.tobytes(), effort),
             screened=exported.manifest["encoder"].endswith(".onnx"),
         )
@@ -174,6 +184,8 @@ class Engine:
             InputError: `recommend` raises it too, for all requests that are given together.
         """
         self._check_depth(request.k)
+        if request.times is not None:
+            check_times(request.times, request.history)
         for name in ("history", "allow", "block"):
             given = getattr(request, name)
             if given is not None or name == "history":
@@ -191,7 +203,11 @@ class Engine:
             codes[codes >= 0] if request.keep_seen else np.concatenate([codes[codes >= 0], seen])
             for request, codes, seen in zip(requests, blocked, known, strict=True)
         ]
-        ranked = self._rank(requests, known, allowed, hidden)
+        times = [
+            None if one.times is None else since_first(one.times)[codes >= 0]
+            for one, codes in zip(requests, histories, strict=True)
+        ]
+        ranked = self._rank(requests, known, allowed, hidden, times)
         return [
             Found(
                 items=self.item_ids.decode(items),
@@ -236,10 +252,10 @@ class Engine:
         codes = self.item_ids.lookup(list(chain.from_iterable(lists)))
         return np.split(codes, np.cumsum([len(ids) for ids in lists])[:-1]) if lists else []
 
-    def states(self, histories: Sequence[Codes]) -> Floats:
+    def states(self, histories: Sequence[Codes], times: Sequence[Times] | None = None) -> Floats:
         """States [b, d] after histories of catalogue indices, none of them empty.
 
-        Those of like length are computed together.
+        Those of like length are computed together. `times` are seconds of the events.
         """
         states = np.empty((len(histories), self.dim), np.float32)
         lengths = np.array([min(len(one), self.max_length) for one in histories], np.int64)
@@ -247,9 +263,14 @@ class Engine:
         for width in np.unique(widths):
             rows = np.flatnonzero(widths == width)
             codes = np.zeros((len(rows), lengths[rows].max()), np.int64)
-            for row, padded in zip(rows.tolist(), codes, strict=True):
+            seconds = np.zeros((len(rows), codes.shape[1] + 1), np.int32)
+            for row, padded, at in zip(rows.tolist(), codes, seconds, strict=True):
                 padded[: lengths[row]] = histories[row][-lengths[row] :]
-            states[rows] = self.encode(self.table[codes], lengths[rows])
+                if times is not None and (known := times[row]) is not None:
+                    at[: lengths[row]] = known[-lengths[row] :]
+                    at[lengths[row]] = known[-1]
+            more = (seconds,) if self.uses_times else ()
+            states[rows] = self.encode(self.table[codes], lengths[rows], *more)
         return states
 
     def _rank(
@@ -258,11 +279,13 @@ class Engine:
         known: Sequence[Codes],
         allowed: Sequence[Codes],
         hidden: Sequence[Codes],
+        times: Sequence[Times],
     ) -> list[tuple[Codes, Floats]]:
         """Rank the catalogue for all requests together, and lists of allowed items one by one."""
         ranked = [(np.empty(0, np.int64), np.empty(0, np.float32)) for _ in requests]
         filled = [row for row, codes in enumerate(known) if len(codes)]
-        states = dict(zip(filled, self.states([known[row] for row in filled]), strict=True))
+        given = [known[row] for row in filled], [times[row] for row in filled]
+        states = dict(zip(filled, self.states(*given), strict=True))
         for row, request in enumerate(requests):
             codes = None
             if request.allow is not None:
@@ -334,6 +357,14 @@ def _strange(ids: Sequence[Id] | None, codes: Codes) -> tuple[Id, ...]:
     return tuple(ids[n] for n in np.flatnonzero(codes < 0).tolist()) if ids else ()
 
 
+def check_times(times: object, history: Sequence[object]) -> None:
+    """Refuse times that are not whole seconds, one for each event."""
+    if not isinstance(times, list | tuple) or {*map(type, times)} - {int}:
+        raise InputError(f"times are whole numbers of seconds; got {show_value(times)}")
+    if len(times) != len(history):
+        raise InputError(f"a history of {len(history)} events has as many times; got {len(times)}")
+
+
 def one_core_a_call() -> None:
     """Let BLAS use one thread a call, in this whole process."""
     needed("threadpoolctl").threadpool_limits(1, "blas")
@@ -342,10 +373,11 @@ def one_core_a_call() -> None:
 def onnx_encoder(model: bytes, *, threads: int = 1) -> Encode:
     """The encoder in an ONNX file."""
     session = make_session(model, threads=threads)
+    names = [each.name for each in session.get_inputs()]
 
-    def encode(embedded: Floats, lengths: Codes) -> Floats:
+    def encode(*given: NDArray[Any]) -> Floats:
         states: NDArray[np.float32]
-        (states,) = session.run(None, {"embedded": embedded, "lengths": lengths})
+        (states,) = session.run(None, dict(zip(names, given, strict=True)))
         return states
 
     return encode

@@ -1,7 +1,8 @@
 """The export directory, as it is read, and given new items, without torch.
 
 DIR/export.json         manifest: size and digest of every other file, the run, the check
-DIR/encoder.onnx        (or .pt2) embedded [b, l, d], lengths [b] -> states [b, d]
+DIR/encoder.onnx        (or .pt2) embedded [b, l, d], lengths [b] -> states [b, d]; of a model that
+                        uses times, also times [b, l + 1], int32: see Engine.states
 DIR/items.safetensors   the item table, "catalogue" [n, d]
 DIR/items.voyager       a graph of the items for approximate search, if wanted: see index.py
 DIR/items_*.npy, titles_*.npy, popularity.npy   as a run has them: see sce.data.items
@@ -40,6 +41,7 @@ MANIFEST = Manifest(
         "encoder": str,
         "item_ids": str,
         "max_length": int,
+        "times?": bool,
         "model": str,
         "run": {"identity": str, "dataset": str},
         "check?": {"histories": int, **dict.fromkeys(_MEASURED, int | float)},

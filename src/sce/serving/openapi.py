@@ -24,6 +24,12 @@ def describe(limits: Limits, *, with_token: bool) -> dict[str, Any]:
         allow=ids("Recommend nothing but these."),
         block=ids("Do not recommend these."),
         keep_seen={"type": "boolean", "default": False},
+        times={
+            "type": "array",
+            "items": {"type": "integer"},
+            "maxItems": limits.ids,
+            "description": "Seconds of each event, for a model that uses times.",
+        },
     )
     request["oneOf"] = [{"required": ["history"]}, {"required": ["user"]}]
     item = _object(["item"], item=_ID, title={"type": "string"}, score={"type": "number"})

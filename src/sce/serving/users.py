@@ -53,3 +53,8 @@ class Users:
         found = self.dataset.histories(codes)
         ids = iter(self.dataset.item_ids.decode(np.concatenate([*found, np.empty(0, np.int32)])))
         return [[next(ids) for _ in events] for events in found]
+
+    def times(self, users: Sequence[Id]) -> list[list[int]]:
+        """Seconds of the same events."""
+        codes = self.dataset.all_users.lookup(users)
+        return [times.tolist() for times in self.dataset.histories(codes, "times")]

@@ -30,8 +30,7 @@ class StepResult(NamedTuple):
 
 class _Graph(NamedTuple):
     graph: torch.cuda.CUDAGraph
-    histories: Tensor
-    targets: Tensor
+    inputs: tuple[Tensor, ...]
     result: StepResult
 
 
@@ -41,25 +40,16 @@ class CapturedSteps:
     Each shape of batch has a graph of its own, another with statistics, and others for other values
     of `max_targets`. They are replayed one after another and hand on nothing but weights, so that
     all use the same memory: that of the one with most targets, after which the others are captured
-    once more.
-
-    Args:
-        step: From histories, targets, `with_statistics` and `max_targets` to the result; moves the
-            weights.
-        device: Where all of it is.
-        generators: Sources of random numbers, besides the default generator of the GPU. Seeding one
-            before a call seeds the replay.
+    once more. Seeding one of the generators, or the GPU's default one, seeds the replay.
     """
 
     def __init__(
         self,
-        step: Callable[[Tensor, Tensor, bool, int | None], StepResult],
+        step: Callable[[tuple[Tensor, ...], bool, int | None], StepResult],
         device: torch.device,
         generators: Sequence[torch.Generator] = (),
     ) -> None:
-        self._step = step
-        self._device = device
-        self._generators = generators
+        self._step, self._device, self._generators = step, device, generators
         self._stream = _capture_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._calls: dict[_Kind, int] = {}
@@ -67,24 +57,23 @@ class CapturedSteps:
 
     def __call__(
         self,
-        histories: Tensor,
-        targets: Tensor,
+        inputs: tuple[Tensor, ...],
         with_statistics: bool,
         max_targets: int | None = None,
     ) -> StepResult:
         """Do a step, and return its loss and statistics, on the device."""
-        kind = histories.shape, with_statistics, max_targets
+        kind = inputs[0].shape, with_statistics, max_targets
         captured = self._graphs.get(kind)
         if captured is None:
             calls = self._calls[kind] = self._calls.get(kind, 0) + 1
             if calls <= (_WARM_UP_AGAIN if self._graphs else _WARM_UP):
                 return self.on_capture_stream(
-                    lambda: self._step(histories, targets, with_statistics, max_targets)
+                    lambda: self._step(inputs, with_statistics, max_targets)
                 )
-            captured = self._capture(histories, targets, with_statistics, max_targets)
+            captured = self._capture(inputs, with_statistics, max_targets)
             self._graphs[kind] = captured
-        captured.histories.copy_(histories)
-        captured.targets.copy_(targets)
+        for held, given in zip(captured.inputs, inputs, strict=True):
+            held.copy_(given)
         captured.graph.replay()
         loss, statistics = captured.result
         return StepResult(loss.clone(), None if statistics is None else statistics.clone())
@@ -99,26 +88,22 @@ class CapturedSteps:
         return found
 
     def _capture(
-        self, histories: Tensor, targets: Tensor, with_statistics: bool, max_targets: int | None
+        self, given: tuple[Tensor, ...], with_statistics: bool, max_targets: int | None
     ) -> _Graph:
         if max_targets is not None and all(max_targets > (kind[2] or 0) for kind in self._graphs):
             # The blocks of smaller graphs have no room for it, while they would fit into its own.
             self._graphs.clear()
             self._pool = torch.cuda.graph_pool_handle()
-        inputs = histories.clone(), targets.clone()
+        inputs = tuple(each.clone() for each in given)
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             graph.register_generator_state(generator)
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            result = self._step(*inputs, with_statistics, max_targets)
-        return _Graph(graph, *inputs, result)
+            result = self._step(inputs, with_statistics, max_targets)
+        return _Graph(graph, inputs, result)
 
 
 @cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream that steps run on while they are not replayed: one for all.
-
-    cuBLAS keeps a workspace for each stream, and as much again for the thread of the backward pass,
-    and the allocator keeps free blocks for each.
-    """
+    """The stream of eager steps: cuBLAS and the allocator keep memory for each stream."""
     return torch.cuda.Stream(device)

@@ -15,30 +15,27 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sce.data.shapes import misfit, parse_json
 from sce.data.storage import atomic_file, new_digest
 from sce.distributed.table import ShardedTable
 from sce.errors import InputError
-from sce.training.fitting import check_state, forms
 
 FORMAT, VERSION = "sce training state", "4"
 _METADATA = "sce"  # the one key of a header: the library lays several out by chance
 # Saving takes no more than one part in so many of the time: at most that much work is lost.
 _SHARE = 20
 _CHUNK = 2**22  # numbers looked at together
-_TYPES = {  # as the format names them
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
+_FAMILIES = {  # of numbers, as the format names them
+    "F": (torch.float64, torch.float32, torch.float16),
+    "BF": (torch.bfloat16,),
+    "I": (torch.int64, torch.int32, torch.int16, torch.int8),
+    "U": (torch.uint64, torch.uint32, torch.uint16, torch.uint8),
+    "C": (torch.complex64,),
 }
+_TYPES = {kind: f"{name}{8 * kind.itemsize}" for name, kinds in _FAMILIES.items() for kind in kinds}
+_TYPES |= {torch.bool: "BOOL", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2"}
 _NUMBER = int | float
 _CURRENT = {
     **dict.fromkeys(("step", "targets", "samples"), int),
@@ -76,10 +73,7 @@ class EpochSoFar:
     memory_mib: float = 0.0
 
     def record(self, epoch: int, seconds: float, mib: float | None) -> dict[str, Any]:
-        """The record of an epoch, with time and memory of its evaluation.
-
-        Its loss and statistics are means. Before any step there are none.
-        """
+        """The record of an epoch; its loss and statistics are means, and None before any step."""
         means = {name: total / self.samples for name, total in self.statistics.items()}
         return {
             "epoch": epoch,
@@ -156,7 +150,7 @@ class Trained:
             raise InputError("its weights are of another type")
         parameters = dict(self.modules.named_parameters())
         state = {**with_prefix(tensors, "optimizer."), **scalars}
-        check_state(self.optimizer, parameters, state)
+        _check_state(self.optimizer, parameters, state)
         for full, value in state.items():
             key, _, name = full.partition(".")
             parameter = parameters[name]
@@ -177,52 +171,59 @@ class Trained:
         return all(each for (each,) in self.table.ranks.gather_counts(int(sound)))
 
 
+def forms(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Shapes by name, and which are real numbers: torch would turn any type into another."""
+    return {n: (t.shape, t.is_floating_point() and t.itemsize > 1) for n, t in tensors.items()}
+
+
+def _check_state(
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, nn.Parameter],
+    state: Mapping[str, Any],
+) -> None:
+    """Refuse a state, named KEY.PARAMETER, that the optimizer cannot go on with.
+
+    Row-wise Adagrad has its own from the beginning; Adam makes one at the first step.
+    """
+    for name in {full.partition(".")[2] for full in state}:
+        table = parameters[name]
+        adam = {"step": torch.ones(()), "exp_avg": table, "exp_avg_sq": table}
+        for key, like in (optimizer.state.get(table) or adam).items():
+            given: Any = state.get(f"{key}.{name}")
+            kinds = (torch.float32, torch.float64) if key == "step" else (like.dtype,)
+            shape = given.shape if isinstance(given, Tensor) else None
+            if shape != like.shape or given.dtype not in kinds:
+                raise InputError(
+                    f"the optimizer's {key} of {name} is missing, or of another shape or type"
+                )
+
+
 def are_finite(tensors: Iterable[Tensor]) -> bool:
     """True if all numbers are finite; looked at in chunks, to take no memory."""
     flat = (tensor.detach().reshape(-1) for tensor in tensors)
     return all(bool(chunk.isfinite().all()) for each in flat for chunk in each.split(_CHUNK))
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
-    """Write a safetensors file with a checksum of all that is in it, whole or not at all.
-
-    Raises:
-        InputError: When it cannot be written; what was there before is still there.
-    """
-    seen: set[int] = set()
-    separate = {}
-    for name, tensor in tensors.items():
-        tensor = tensor.detach().cpu().contiguous()
-        # Tied weights: the format holds each tensor by itself.
-        separate[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
-        seen.add(tensor.data_ptr())
-    content = {"blake2b": _digest(separate, metadata), **metadata}
-    with atomic_file(path) as partial:
-        partial.touch()
-        mode = partial.stat().st_mode  # which the library would make private
-        try:
-            save_file(separate, partial, {_METADATA: json.dumps(content, allow_nan=False)})
-        except SafetensorError as error:
-            raise OSError(str(error)) from error
-        partial.chmod(mode)
-
-
-def write_streamed(
+def write_tensors(
     path: Path,
     tensors: Mapping[str, Tensor],
     metadata: Mapping[str, Any],
-    streamed: tuple[str, torch.dtype, list[int], Iterable[Tensor]],
+    streamed: tuple[str, torch.dtype, list[int], Iterable[Tensor]] | None = None,
 ) -> None:
-    """Write as `write_tensors` does, with a tensor that is given by rows: name, type, shape, rows.
+    """Write a safetensors file with a checksum of all that is in it, whole or not at all.
 
-    Raises:
-        InputError: When it cannot be written; what was there before is still there.
+    `streamed` is a tensor that is given by rows: its name, type, shape, and the rows.
     """
-    added, dtype, shape, rows = streamed
     kinds = {name: (tensor.dtype, list(tensor.shape)) for name, tensor in tensors.items()}
-    kinds |= {added: (dtype, shape)}
-    header, end = {}, 0
-    for name, (dtype, shape) in sorted(kinds.items()):
+    parts: dict[str, Iterable[Tensor]] = {name: [tensor] for name, tensor in tensors.items()}
+    if streamed is not None:
+        added, dtype, shape, parts[added] = streamed
+        kinds[added] = dtype, shape
+    header: dict[str, Any] = {}
+    end = 0
+    # The widest numbers first: a tensor must lie at a multiple of their width.
+    for name in sorted(kinds, key=lambda name: (-kinds[name][0].itemsize, name)):
+        dtype, shape = kinds[name]
         begin, end = end, end + math.prod(shape) * dtype.itemsize
         header[name] = {"dtype": _TYPES[dtype], "shape": shape, "data_offsets": [begin, end]}
     digest = new_digest(json.dumps(metadata, sort_keys=True).encode())
@@ -234,11 +235,12 @@ def write_streamed(
         return len(text).to_bytes(8, "little") + text
 
     with atomic_file(path) as partial, partial.open("wb") as file:
-        file.write(head(digest.hexdigest()))  # in whose place comes that of all
+        first = file.write(head(digest.hexdigest()))  # in whose place comes that of all
         for name, (dtype, shape) in sorted(kinds.items()):
             digest.update(f"{name} {dtype} {shape} ".encode())
-            for part in rows if name == added else [tensors[name].detach().cpu()]:
-                data = part.reshape(-1).view(torch.uint8).numpy().data
+            file.seek(first + header[name]["data_offsets"][0])
+            for part in parts[name]:
+                data = part.detach().cpu().reshape(-1).view(torch.uint8).numpy().data
                 digest.update(data)
                 file.write(data)
         file.seek(0)
@@ -246,11 +248,7 @@ def write_streamed(
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read the tensors (on the host) and the metadata of a file of `write_tensors`.
-
-    Raises:
-        InputError: When the file is missing or not as it was written.
-    """
+    """Read the tensors (on the host) and the metadata of a file of `write_tensors`."""
     if path.exists() and not path.is_file():  # a pipe would be waited for
         raise InputError(f"{path} is half-written or altered: it is not a file")
     try:
@@ -282,11 +280,7 @@ def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
 
 def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors whose names begin so, by the rest of their names."""
-    return {
-        name.removeprefix(prefix): value
-        for name, value in tensors.items()
-        if name.startswith(prefix)
-    }
+    return {n.removeprefix(prefix): value for n, value in tensors.items() if n.startswith(prefix)}
 
 
 class Checkpointer:
@@ -308,11 +302,7 @@ class Checkpointer:
         self._saved_at, self._seconds = time.monotonic(), 0.0
 
     def resume(self) -> Progress | None:
-        """Restore everything from the checkpoint; None where there is none.
-
-        Raises:
-            InputError: When the file is no checkpoint, or one of another model.
-        """
+        """Restore everything from the checkpoint; None where there is none."""
         path = self.state_file
         if path is None or not path.exists():
             return None

@@ -52,10 +52,8 @@ def describe_model(model: nn.Module) -> dict[str, Any]:
 def describe_loss(loss: Callable[..., Tensor], name: str | None = None) -> dict[str, Any]:
     """The given name; else that of the function, or the class and its attributes, and code.
 
-    Of private attributes those that are plain values count: others may be caches.
-
-    Raises:
-        InputError: When it cannot be told from another: a lambda, a partial, a closure.
+    Of private attributes those that are plain values count: others may be caches. What cannot be
+    told from another is refused: a lambda, a partial, a closure.
     """
     if name is not None:
         return {"name": name}
@@ -75,17 +73,13 @@ class _Nameless(Exception):  # noqa: N818 - becomes an InputError
 
 
 def _describe(value: Any, code: list[Any]) -> Any:
-    """A value as JSON; an object by its class and attributes.
-
-    Functions and classes are added to `code`.
-    """
+    """A value as JSON, an object by class and attributes; functions and classes go to `code`."""
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, torch.dtype | torch.device | Enum):
+    unlike_json = isinstance(value, float) and not math.isfinite(value)
+    if unlike_json or isinstance(value, torch.dtype | torch.device | Enum):
         return str(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # which JSON does not have
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, _PLAIN):
         return value
     if isinstance(value, Tensor):
         flat = value.detach().cpu().reshape(-1).view(torch.uint8).numpy()

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import sys
 import threading
 import warnings
@@ -17,6 +18,7 @@ from sce import memory
 from sce.errors import InputError, named
 from sce.evaluation.precision import Precision as Precision
 from sce.evaluation.precision import matmul_precision as matmul_precision
+from sce.units import plural
 
 _WORKSPACE, _SMALL, _SAME_BITS = "CUBLAS_WORKSPACE_CONFIG", ":4096:1", ":4096:8"  # KiB, how many
 _MIB = 2**20
@@ -24,51 +26,31 @@ _SAMPLE_SECONDS = 0.02
 
 
 def resolve_device(name: str) -> torch.device:
-    """Turn "auto", "cpu", "cuda", "cuda:1" … into a device that is there.
-
-    Raises:
-        InputError: When there is no such device, or not here.
-    """
+    """Turn "auto", "cpu", "cuda", "cuda:1" … into a device that is there."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    wrong = f"{named('device')} is auto, cpu, cuda or cuda:N; got {name!r}"
-    try:
-        device = torch.device(name)
-    except (RuntimeError, TypeError) as error:
-        raise InputError(wrong) from error
-    if device.type == "cuda":
-        return _cuda(device)
-    if name not in ("cpu", "mps"):
-        raise InputError(wrong)  # torch knows more, such as meta, on which nothing is computed
+    if not re.fullmatch(r"cpu|mps|cuda(:\d{1,3})?", name):
+        raise InputError(f"{named('device')} is auto, cpu, cuda or cuda:N; got {name!r}")
+    device, why = torch.device(name), ""
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise InputError(
-            f"device mps was asked for, and this machine has none; use {named('device', 'cpu')}"
-        )
-    return device
-
-
-def _cuda(device: torch.device) -> torch.device:
-    if torch.version.cuda is None and torch.version.hip is None:
+        why = "this machine has none"
+    elif device.type == "cuda" and torch.version.cuda is None and torch.version.hip is None:
         why = f"this PyTorch ({torch.__version__}) was built without CUDA"
-    elif not torch.cuda.is_available():
+    elif device.type == "cuda" and not torch.cuda.is_available():
         why = "no GPU can be used here (nvidia-smi shows what the system sees)"
-    elif (device.index or 0) >= torch.cuda.device_count():
+    elif device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         why = f"there are {torch.cuda.device_count()} here, counted from 0"
-    else:
-        return torch.device(
-            "cuda", torch.cuda.current_device() if device.index is None else device.index
-        )
-    raise InputError(
-        f"device {device} was asked for, but {why}; use {named('device', 'cpu')} or auto"
-    )
+    if why:
+        hint = f"use {named('device', 'cpu')} or auto"
+        raise InputError(f"device {device} was asked for, but {why}; {hint}")
+    return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else device
 
 
 def device_name(device: torch.device) -> str:
     """The name of the processor, for people."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    threads = torch.get_num_threads()
-    return f"{device.type}, {threads} thread{'s' if threads > 1 else ''}"
+    return f"{device.type}, {plural(torch.get_num_threads(), 'thread')}"
 
 
 def free_memory(device: torch.device) -> int | None:
@@ -91,10 +73,9 @@ def quiet_torch() -> Iterator[None]:
 
 @contextmanager
 def plain_products(device: torch.device, precision: Precision) -> Iterator[None]:
-    """Let torch multiply float32 matrices on an ARM processor without oneDNN inside the block.
+    """Multiply float32 matrices on an ARM processor without oneDNN inside the block.
 
-    It is given each product with a transposed factor there, and prepares for it longer (0.1 to
-    0.6 ms) than those of attention take, one for each history and head. Large ones take as long.
+    It prepares for each product of attention longer (0.1 to 0.6 ms) than that takes.
     """
     if device.type != "cpu" or precision != "float32" or platform.machine() != "aarch64":
         yield
@@ -112,8 +93,7 @@ def spare_workspace(device: torch.device, size: str = _SMALL) -> Iterator[None]:
     """Let cuBLAS keep less memory for itself, unless the environment says how much.
 
     On Hopper it takes 32 MiB for each thread and stream that multiplies matrices, of which training
-    has two, on older GPUs 8; with 4 MiB training was as fast (docs/paper.md). It looks at the
-    environment when it is first used, and the environment is as before after the block.
+    has two; with 4 MiB training was as fast (docs/paper.md). It looks when it is first used.
     """
     if device.type != "cuda" or _WORKSPACE in os.environ:
         yield
@@ -146,10 +126,9 @@ def same_bits(device: torch.device) -> Iterator[None]:
 class PeakMemory:
     """Peak memory of phases of the work, each by itself.
 
-    On a GPU it is the memory that torch allocated. On a CPU it is the resident memory of the whole
-    process, Python and libraries included: exact where a phase takes more than any before it, else
-    the highest of samples, fifty a second, which may miss a shorter peak. The system's own
-    record of the peak is read, and left to others as it is.
+    On a GPU it is the memory that torch allocated. On a CPU it is the resident memory of the
+    process: exact where a phase takes more than any before it, else the highest of fifty samples a
+    second. The system's own record of the peak is read, and left to others as it is.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -3,7 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -15,8 +15,8 @@ from sce.data.prepared import PreparedDataset
 from sce.distributed.ranks import Ranks, in_torchrun, start_ranks, was_started
 from sce.distributed.table import ShardedTable
 from sce.errors import InputError, TrainingWarning, check_types, named, show_value
-from sce.evaluation.ranking import longest_history
-from sce.losses import LOSSES, DataSummary, Loss, ScalableCrossEntropy
+from sce.evaluation.ranking import longest_history, uses_times
+from sce.losses import LOSSES, Loss, ScalableCrossEntropy
 from sce.models.registry import BACKBONES
 from sce.planning import summarize_data
 from sce.training.checkpoint import Trained
@@ -108,12 +108,12 @@ def fit(
         InputError: When what was given cannot work, or the loss stops being a number.
         TrainingInterrupted: After Ctrl-C or SIGTERM, when the state has been saved in `out`.
     """
+    given = locals().copy()
     settings = TrainingSettings() if settings is None else settings
     _check_arguments(model, loss, dataset, settings)
-    others: dict[str, Any] = {"out": out, "resume": resume, "force": force, "config": config}
-    others |= {"start_from": start_from}
-    others |= {"loss_name": loss_name, "on_epoch": on_epoch, "progress": progress}
-    check_types(others, get_type_hints(fit))
+    check_types(given, get_type_hints(fit))
+    if not uses_times(model):
+        dataset = replace(dataset, times_hash="")  # other times are then no other dataset
     if out is not None and was_started(out):
         resume, force = True, False
     described = {"model": describe_model(model), "loss": {}, "training": asdict(settings)}
@@ -124,9 +124,9 @@ def fit(
     launched = settings.device in ("auto", "cuda") and in_torchrun()  # a GPU for each
     with start_ranks(device=None if launched else resolve_device(settings.device)) as ranks:
         begun = begun_with(out) if resume and ranks.rank == 0 else {}
-        given, begun = asdict(settings), ranks.gather_json(begun)[0]
+        before, begun = asdict(settings), ranks.gather_json(begun)[0]
         settings, note = settle(settings, model, loss, dataset, ranks, begun)
-        settled = {name: now for name, now in asdict(settings).items() if now != given[name]}
+        settled = {name: now for name, now in asdict(settings).items() if now != before[name]}
         described["training"] = {**described["training"], **settled}
         start = choose_start(start_from, begun, model, dataset, settings, out)
         if start is not None:
@@ -151,60 +151,54 @@ def _fit(
 ) -> FitResult:
     """Train as one of the ranks."""
     device = ranks.device
-    if settings.row_wise:
-        row_wise_table(model, loss)
     longest = max(1, int(dataset.train.lengths.max(initial=0)) - 1)
     max_length = min(longest_history(model) or longest, longest)
 
     # Training draws from the default generators; what comes after it must not notice.
     gpus = [device.index] if device.type == "cuda" else []
     with (
-        run_target(
-            dataset=dataset, config=described, model=name_model(model), **target
-        ) as open_run,
+        run_target(dataset=dataset, config=described, model=name_model(model), **target) as opened,
         torch.random.fork_rng(devices=gpus),
         same_bits(device) if settings.deterministic else spare_workspace(device),
         quiet_torch(),
         explained_errors(model, loss, compiled=settings.compile),
         sparse_gradients(model, loss, wanted=settings.row_wise),
     ):
-        data = summarize_data(
-            dataset.train, dataset.n_items, batch_size=settings.batch_size, max_length=max_length
-        )
-        sizes: Any = {"max_length": max_length, "device": device, "ranks": ranks.size}
+        sizes: Any = {"batch_size": settings.batch_size, "max_length": max_length}
+        data = summarize_data(dataset.train, dataset.n_items, **sizes, model=model)
+        sizes = {"max_length": max_length, "device": device, "ranks": ranks.size}
         for text in preflight(model, loss, dataset, data, settings, **sizes):
             if ranks.rank == 0:
                 warnings.warn(text, TrainingWarning, stacklevel=3)
         with sharded_catalogue(model, loss, ranks, settings) as table:
-            given = ranks, model, loss, dataset, settings
-            return _train(*given, data, table, start, open_run, target, show, max_length)
+            trained, step = _build(ranks, model, loss, dataset, settings, table, max_length)
+            derived: dict[str, Any] = {"targets_per_batch": round(data.targets, 1)}
+            if isinstance(loss, ScalableCrossEntropy):
+                cpu = device.type == "cpu"
+                derived |= loss.named_sizes(data.n_items, step.mean_targets, cpu=cpu)
+            run = opened(derived)
+            return _train(ranks, trained, step, dataset, settings, run, start, target, show)
 
 
-def _train(
+def _build(
     ranks: Ranks,
     model: nn.Module,
     loss: Callable[..., Tensor],
     dataset: PreparedDataset,
     settings: TrainingSettings,
-    data: DataSummary,
     sharded: ShardedTable | None,
-    start: Start | None,
-    open_run: Callable[[Mapping[str, Any]], Run | None],
-    target: Mapping[str, Any],
-    show: tuple[Callable[[Record], object] | None, bool, str],
     max_length: int,
-) -> FitResult:
-    """Place data and weights; build the step; open the run; train; conclude."""
+) -> tuple[Trained, TrainingStep]:
+    """Place data and weights, and build the optimizer and the step."""
     device, slices = ranks.device, settings.accumulate or 1
-    on_epoch, progress, note = show
     table: nn.Parameter | None = None
     if settings.row_wise:
         table = row_wise_table(model, loss) if sharded is None else sharded.shard
-    sequences = _place(dataset, device)
+    sequences = _place(dataset, device, times=uses_times(model))
     model.to(device)
-    loss_module = loss.to(device) if isinstance(loss, nn.Module) else None
+    module = loss.to(device) if isinstance(loss, nn.Module) else None
     captured = _can_capture(model, loss, settings, device)
-    parameters = [*model.parameters(), *(loss_module.parameters() if loss_module else ())]
+    parameters = [*model.parameters(), *(module.parameters() if module else ())]
     optimizer = make_optimizer(
         parameters, settings, device=device, capturable=captured, row_wise=table
     )
@@ -215,21 +209,29 @@ def _train(
         step = ShardedStep(*given, **options, table=sharded, slices=slices)
     elif slices > 1:
         step = SlicedStep(*given, **options, ranks=ranks, slices=slices, row_wise=table)
+    return Trained(model, module, optimizer, sharded), step
 
-    # Open the run, train, conclude.
-    run = open_run(_derived(loss, data, step))
+
+def _train(
+    ranks: Ranks,
+    trained: Trained,
+    step: TrainingStep,
+    dataset: PreparedDataset,
+    settings: TrainingSettings,
+    run: Run | None,
+    start: Start | None,
+    target: Mapping[str, Any],
+    show: tuple[Callable[[Record], object] | None, bool, str],
+) -> FitResult:
+    """Train and conclude."""
+    on_epoch, progress, note = show
     written = None if run is None else (str(run.resume_state), run.identity)
     written = ranks.gather_json(written)[0]  # by the first rank, for all
-    memory = PeakMemory(device)
+    memory = PeakMemory(ranks.device)
     with (
         Interrupts(wanted=written is not None, say=progress, ranks=ranks) as interrupts,
-        TrainingProgress(
-            wanted=progress,
-            memory=memory,
-            on_lost=interrupts.lose_reader,
-        ) as bar,
+        TrainingProgress(wanted=progress, memory=memory, on_lost=interrupts.lose_reader) as bar,
     ):
-        trained = Trained(model, loss_module, optimizer, sharded)
         trainer = Trainer(
             trained,
             step,
@@ -239,7 +241,7 @@ def _train(
             bar=bar,
             memory=memory,
             interrupts=interrupts,
-            resume_from=None if written is None else (Path(written[0]), written[1]),
+            resume_from=written,
             continued=start is not None,
         )
         if note:
@@ -254,11 +256,8 @@ def _train(
             trainer.run_epochs(on_epoch)
             return conclude(trainer, start.summary if start else None)
         except StopRequested as stop:
-            raise TrainingInterrupted(
-                f"training has ended, and is saved in {target['path']}; its last evaluation is "
-                "not done",
-                stop.signal_number,
-            ) from stop
+            what = f"training has ended, saved in {target['path']}; its last evaluation is not done"
+            raise TrainingInterrupted(what, stop.signal_number) from stop
         except DivergenceError as error:
             trainer.checkpointer.save_best(trainer.progress)
             if run is not None:
@@ -281,22 +280,16 @@ def _check_arguments(model: object, loss: object, dataset: object, settings: obj
             f"torch's own, of logits, is not; got {show_value(loss)}"
         )
     if isinstance(loss, Loss) and loss.ignore_index != IGNORED:
-        raise InputError(
-            f"training pads targets with {IGNORED}; leave out ignore_index={loss.ignore_index} of "
-            "the loss"
-        )
+        raise InputError(f"training pads targets with {IGNORED}; leave out the loss's ignore_index")
     catalogue = getattr(model, "catalogue", None)
     if not isinstance(model, nn.Module) or not isinstance(catalogue, Tensor):
         raise InputError(
-            "a model is a torch module that maps histories to states and has a tensor `catalogue` "
-            f"of item vectors; got {type(model).__name__}, whose catalogue is "
-            f"{type(catalogue).__name__}"
+            "a model is a torch module that maps histories to states and has a tensor `catalogue`; "
+            f"got {type(model).__name__}, whose catalogue is {type(catalogue).__name__}"
         )
     if len(catalogue) != dataset.n_items:
-        raise InputError(
-            f"the model has {len(catalogue):,} items and the dataset {dataset.n_items:,}; make it "
-            "for dataset.n_items"
-        )
+        sizes = f"the model has {len(catalogue):,} items and the dataset {dataset.n_items:,}"
+        raise InputError(f"{sizes}; make it for dataset.n_items")
 
 
 def _takes_three(loss: object) -> bool:
@@ -308,24 +301,17 @@ def _takes_three(loss: object) -> bool:
     except TypeError:
         return False
     except ValueError:  # of a function that is not Python's
-        return True
+        pass
     return True
 
 
-def _derived(loss: object, data: DataSummary, step: TrainingStep) -> dict[str, Any]:
-    """Values for run.json that follow from settings and dataset."""
-    found: dict[str, Any] = {"targets_per_batch": round(data.targets, 1)}
-    if isinstance(loss, ScalableCrossEntropy):
-        cpu = step.device.type == "cpu"
-        found |= loss.named_sizes(data.n_items, step.mean_targets, cpu=cpu)
-    return found
-
-
-def _place(dataset: PreparedDataset, device: torch.device) -> DeviceSequences:
+def _place(
+    dataset: PreparedDataset, device: torch.device, *, times: bool = False
+) -> DeviceSequences:
     """Put the training sequences where the model is, if they leave it most of the memory."""
     free = free_memory(device)
-    fits = free is None or dataset.train.items.nbytes < free // 4
-    return DeviceSequences.place(dataset.train, device if fits else "cpu")
+    fits = free is None or (1 + times) * dataset.train.items.nbytes < free // 4
+    return DeviceSequences.place(dataset.train, device if fits else "cpu", times=times)
 
 
 def _can_capture(
@@ -333,23 +319,19 @@ def _can_capture(
 ) -> bool:
     """True if steps are captured in CUDA graphs; by default where model and loss are ours.
 
-    Whatever a user's own model or loss does on the host would be done once, and not again: also
-    one that is derived from ours.
+    Whatever a user's own model or loss does on the host would be done once, and not again.
     """
-    capture = named("training.capture")
-    if (settings.accumulate or 1) > 1 or settings.shard_catalogue:
-        if settings.capture:
-            raise InputError(f"{capture} captures a step of one batch; leave it out")
-        return False
-    syncs = isinstance(loss, Loss) and not loss.is_capturable(model.catalogue)
-    if settings.capture is None:
-        ours = name_model(model) in BACKBONES and type(loss) in {e.loss for e in LOSSES.values()}
-        return device.type == "cuda" and ours and not syncs
-    if settings.capture and device.type != "cuda":
-        raise InputError(f"{capture} captures CUDA graphs, and the device is {device}")
-    if settings.capture and syncs:
-        raise InputError(
-            f"{capture} captures CUDA graphs, in which nothing may wait for the device, and this "
-            f"loss does: {loss}"
-        )
-    return settings.capture
+    several = (settings.accumulate or 1) > 1 or bool(settings.shard_catalogue)
+    # A sharded model has no catalogue.
+    syncs = not several and isinstance(loss, Loss) and not loss.is_capturable(model.catalogue)
+    for wrong, why in (
+        (several, "captures a step of one batch"),
+        (device.type != "cuda", f"captures CUDA graphs, and the device is {device}"),
+        (syncs, f"lets nothing wait for the device, and this loss does: {loss}"),
+    ):
+        if wrong and settings.capture:
+            raise InputError(f"{named('training.capture')} {why}; leave it out")
+        if wrong:
+            return False
+    ours = name_model(model) in BACKBONES and type(loss) in {e.loss for e in LOSSES.values()}
+    return ours if settings.capture is None else settings.capture

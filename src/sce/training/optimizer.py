@@ -100,26 +100,19 @@ def set_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
 
 def needs_sce() -> str:
     """Why rows are updated with no other loss."""
-    return (
-        f"{named('training.row_wise')} (and {named('training.shard_catalogue')}, which includes "
-        "it) updates the rows of the catalogue that a batch touches, and only the loss sce has a "
-        "gradient of those alone (the others give a dense one); choose it, or leave both out"
-    )
+    row_wise, shards = named("training.row_wise"), named("training.shard_catalogue")
+    return f"only the loss sce goes with {row_wise} and {shards}; choose it, or leave both out"
 
 
 def row_wise_table(model: nn.Module, loss: object) -> nn.Parameter:
-    """The catalogue, to be updated by its touched rows alone.
-
-    Raises:
-        InputError: When the gradient of the model or of the loss would be of all rows.
-    """
+    """The catalogue, if the gradient of model and loss is of its touched rows alone."""
     if not (isinstance(loss, Loss) and hasattr(loss, "sparse_grad")):
         raise InputError(needs_sce())
     if not (isinstance(model, Backbone) and isinstance(model.catalogue, nn.Parameter)):
         raise InputError(
-            f"{named('training.row_wise')} needs a sce.models.base.Backbone, whose lookups give "
-            "its parameter `catalogue` a sparse gradient while `sparse_grad` is True, as SASRec "
-            f"has them; {type(model).__name__} does not"
+            f"{named('training.row_wise')} needs a sce.models.base.Backbone, whose parameter "
+            "`catalogue` has a sparse gradient while `sparse_grad` is True; got "
+            f"{type(model).__name__}"
         )
     return model.catalogue
 

@@ -38,8 +38,7 @@ def preflight(
     """Yield what will not go as the user may think."""
     yield from _about_data(dataset, settings.batch_size, max_length)
     yield from _about_future(model, dataset, max_length)
-    if isinstance(loss, ScalableCrossEntropy):
-        yield from _about_buckets(loss, data)
+    yield from _about_buckets(loss, data)
     shares = 4.0  # of the catalogue: weights, gradients, and two moments of each
     if settings.row_wise:
         shares = 1 / ranks if settings.shard_catalogue else 1
@@ -81,7 +80,8 @@ def _about_future(model: nn.Module, dataset: PreparedDataset, max_length: int) -
     """Exchange the last event of a history: a state before it must not notice."""
     catalogue: Any = model.catalogue
     length = int(dataset.train.lengths.max(initial=0)) - 1
-    if _is_ours(model) or length < 2 or dataset.n_items < 2 or catalogue.is_meta:
+    masks = getattr(model, "draws", False)  # the targets that it is trained on
+    if masks or _is_ours(model) or length < 2 or dataset.n_items < 2 or catalogue.is_meta:
         return
     events = dataset.train[int(dataset.train.lengths.argmax())][: min(length, max_length, 32)]
     histories = torch.tensor(events.tolist(), device=catalogue.device).repeat(3, 1)
@@ -99,7 +99,9 @@ def _about_future(model: nn.Module, dataset: PreparedDataset, max_length: int) -
         )
 
 
-def _about_buckets(loss: ScalableCrossEntropy, data: DataSummary) -> Iterator[str]:
+def _about_buckets(loss: object, data: DataSummary) -> Iterator[str]:
+    if not isinstance(loss, ScalableCrossEntropy):
+        return
     size = loss.bucket_size_y
     if size == "auto":
         size = loss.sizes(data.n_items, round(data.targets))[2]
@@ -178,7 +180,7 @@ def explained_errors(model: nn.Module, loss: object, *, compiled: bool) -> Itera
             text = (
                 f"{type(model).__name__} failed on a batch of histories ({error}): they are padded "
                 f"with sce.PADDING, which is {PADDING} and no row of a table; look items up with "
-                "histories.clamp(min=0), and leave out where histories == sce.PADDING"
+                "histories.clamp(min=0)"
             )
         else:
             raise

@@ -1,6 +1,6 @@
 """Progress of training on stderr: steps and users as they are done, and a line per epoch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from sce.progress import ProgressDisplay
@@ -11,14 +11,8 @@ from sce.units import show_clock
 class TrainingProgress(ProgressDisplay):
     """Shows how far training is."""
 
-    def __init__(
-        self,
-        *,
-        wanted: bool,
-        memory: PeakMemory,
-        on_lost: Callable[[], object] = lambda: None,
-    ) -> None:
-        super().__init__(wanted=wanted, on_lost=on_lost)
+    def __init__(self, *, memory: PeakMemory, **options: Any) -> None:
+        super().__init__(**options)
         self._memory, self._score = memory, ""
         self.epochs = 0  # of the whole training: the trainer knows how many its steps come to
 

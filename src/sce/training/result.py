@@ -6,7 +6,7 @@ from typing import Any
 from sce.data.storage import write_json
 from sce.evaluation.ranking import Popularity
 from sce.training.device import device_name
-from sce.training.ranks import write_ranks
+from sce.training.run import write_ranks
 from sce.training.trainer import Record, Trainer
 from sce.units import plural, show_duration, show_memory, show_metric
 
@@ -75,10 +75,8 @@ def conclude(trainer: Trainer, start: dict[str, Any] | None = None) -> FitResult
             "validation": trainer.measure(popular, "validation").metrics.values,
             "test": trainer.measure(popular, "test").metrics.values,
         }
-    seconds = {
-        phase: sum(record["seconds"][phase] for record in history)
-        for phase in ("training", "evaluation")
-    }
+    phases = ("training", "evaluation")
+    seconds = {phase: sum(record["seconds"][phase] for record in history) for phase in phases}
     peaks = [record["memory_mib"] for record in history]
     peak = {"training": max(one["training"] or 0.0 for one in peaks), "evaluation": None}
     if test is not None:
@@ -88,9 +86,7 @@ def conclude(trainer: Trainer, start: dict[str, Any] | None = None) -> FitResult
         best_epoch=progress.best_epoch,
         epochs=progress.epoch,
         stopped=progress.stopped or "epochs",
-        validation=next(
-            (r.get("validation") for r in history if r["epoch"] == progress.best_epoch), None
-        ),
+        validation={r["epoch"]: r.get("validation") for r in history}.get(progress.best_epoch),
         test=None if test is None else test.metrics.values,
         users={"validation": len(trainer.validation.test), "test": len(dataset.test)},
         popularity=popularity,

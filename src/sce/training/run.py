@@ -7,12 +7,13 @@ RUN/best.safetensors    weights of the best epoch so far
 RUN/resume.safetensors  the checkpoint to resume from: see checkpoint.py
 RUN/resume              the same of a sharded catalogue: see distributed/checkpoint.py
 RUN/result.json         the outcome, once training has ended
-RUN/test_ranks.npy      rank of each test user's target: see ranks.py
+RUN/test_ranks.npy      rank of each test user's target, from 1 (0: not ranked)
 RUN/report.html         written by `sce report`
 """
 
 import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,19 +25,25 @@ from torch import Tensor
 
 from sce.data.columns import Columns
 from sce.data.items import Items
-from sce.data.manifest import FILE, Manifest
+from sce.data.manifest import FILE, Manifest, describe_file, map_array, write_array
 from sce.data.prepared import PreparedDataset
-from sce.data.storage import append_json_line, json_line, read_json, read_json_lines, write_text
+from sce.data.storage import (
+    append_json_line,
+    atomic_file,
+    json_line,
+    read_json,
+    read_json_lines,
+    write_text,
+)
 from sce.data.vocabulary import Vocabulary
 from sce.distributed.checkpoint import LATEST, read_whole
 from sce.errors import InputError, TrainingWarning, named
 from sce.models.base import Backbone
 from sce.models.registry import BACKBONES
-from sce.training.checkpoint import are_finite, read_tensors, with_prefix
-from sce.training.fitting import forms
-from sce.training.ranks import RANKS
+from sce.training.checkpoint import are_finite, forms, read_tensors, with_prefix
 from sce.units import plural
 
+RANKS = "test_ranks.npy"
 # Beside run.json and the vocabulary.
 _TENSORS = ("best.safetensors", "resume.safetensors", "resume")
 FILES = ("metrics.jsonl", "result.json", "report.html", RANKS, *_TENSORS)
@@ -65,6 +72,7 @@ MANIFEST = Manifest(
             "n_items": int,
             "split?": str,
             "columns?": {role + "?": str for role in Columns._fields},
+            "times?": str,
         },
         "item_ids": str,
         "no_weights?": str,
@@ -99,6 +107,16 @@ class DatasetInfo:
     n_items: int
     split: str = ""  # in words
     columns: Mapping[str, str] = field(default_factory=dict)  # of the log, that were named
+    times: str = ""  # hash of the times, if the model uses them
+
+    def check_times(self, dataset: PreparedDataset) -> None:
+        """Refuse a dataset of the same content that has other times, or none."""
+        if self.times not in ("", dataset.times_hash):
+            raise InputError(
+                f"the run was trained with times of events, and {dataset.path} has "
+                f"{'other times' if dataset.times_hash else 'none'}; give the dataset that it was "
+                "trained on"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,11 +139,7 @@ class Run:
 
     @classmethod
     def open(cls, path: Path | str) -> "Run":
-        """Open a run, finished or not.
-
-        Raises:
-            InputError: When there is no run, or it is not as it was written.
-        """
+        """Open a run, finished or not."""
         path = Path(path)
         manifest, arrays = MANIFEST.open(path)
         try:
@@ -136,9 +150,8 @@ class Run:
             dataset = DatasetInfo(**manifest["dataset"])
         except (TypeError, ValueError) as error:
             raise MANIFEST.damaged(path, str(error)) from error
-        if dataset.n_items != len(items.ids):
-            what = f"{dataset.n_items} items, and ids of {len(items.ids)}"
-            raise MANIFEST.damaged(path, what)
+        if dataset.n_items != (has := len(items.ids)):
+            raise MANIFEST.damaged(path, f"{dataset.n_items} items, and ids of {has}")
         return cls(
             path=path,
             config=manifest["config"],
@@ -196,15 +209,7 @@ class Run:
         return read_json(self.result_file, RESULT) if self.result_file.is_file() else None
 
     def load_dataset(self, path: Path | str | None = None, verify: bool = True) -> PreparedDataset:
-        """Open the dataset that the run was trained on.
-
-        Args:
-            path: Where it lies now, if it was moved.
-            verify: As for `PreparedDataset.load`.
-
-        Raises:
-            InputError: When it is not there, or is another one.
-        """
+        """Open the dataset that the run was trained on, which lies at `path` if it was moved."""
         place = Path(path or self.dataset.path)
         if path is None and not place.exists():
             raise InputError(
@@ -216,21 +221,16 @@ class Run:
             raise InputError(
                 f"{self.path} was trained on a dataset with content "
                 f"{self.dataset.content_hash[:12]}, and {place} has content "
-                f"{dataset.content_hash[:12]}: not the same dataset; "
-                "train a run on this one, or give the one that it was trained on"
+                f"{dataset.content_hash[:12]}: not the same dataset; give the former"
             )
+        self.dataset.check_times(dataset)
         if len(dataset.item_ids) < len(self.item_ids):  # by sce add-items, or of an earlier run
             return dataset.with_items(self.item_ids, self.titles)
         return dataset
 
 
 def load_model(run: Run, device: torch.device | str = "cpu") -> Backbone:
-    """Build the model of a run with its best weights, in evaluation mode.
-
-    Raises:
-        InputError: When there are no weights yet or any more, they do not fit, or the model is not
-            one of `BACKBONES`.
-    """
+    """Build the model of a run, one of `BACKBONES`, with its best weights, in evaluation mode."""
     if run.model not in BACKBONES:
         raise InputError(
             f"the model of {run.path} is {run.model}, not sce's own: build it yourself and load "
@@ -254,25 +254,20 @@ def load_model(run: Run, device: torch.device | str = "cpu") -> Backbone:
 
 
 def read_weights(run: Run) -> dict[str, Tensor]:
-    """The weights of the best epoch; before the first evaluation, the latest that were saved.
-
-    Raises:
-        InputError: When there are none yet or any more.
-    """
+    """The weights of the best epoch; before the first evaluation, the latest that were saved."""
     for file in (run.best_weights, run.resume_state):
         if file.exists():
-            tensors, metadata = read_tensors(file) if file.name != LATEST else _read_shards(file)
+            if file.name == LATEST:
+                rows, tensors, metadata = read_whole(file.parent)
+                tensors["model.catalogue"] = rows
+            else:
+                tensors, metadata = read_tensors(file)
             if metadata.get("run") != run.identity:
                 raise MANIFEST.damaged(run.path, f"{file.name} is of another run")
             return tensors if file == run.best_weights else with_prefix(tensors, "model.")
     if removed := MANIFEST.read(run.path).get(NO_WEIGHTS):
         raise InputError(f"{run.path} has no weights any more: {removed}")
     raise InputError(f"{run.path} has no weights yet: nothing was saved so far; {caveat(run)}")
-
-
-def _read_shards(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    rows, tensors, metadata = read_whole(file.parent)
-    return {**tensors, "model.catalogue": rows}, metadata
 
 
 def caveat(run: Run) -> str | None:
@@ -308,3 +303,23 @@ def resume_hint(run: Run) -> str:
     if run.resume_state.exists():
         return f"with {named('resume', True)} to go on from the last good state"
     return f"with {named('force', True)} to begin anew: there is no state to resume from yet"
+
+
+def write_ranks(directory: Path, ranks: NDArray[np.int32]) -> dict[str, Any]:
+    """Store the ranks of test users in the dataset's order; return size and digest."""
+    with atomic_file(directory / RANKS) as file:
+        write_array(file, ranks)
+    return describe_file(directory / RANKS)
+
+
+def read_ranks(directory: Path, written: Mapping[str, Any]) -> NDArray[np.int32] | None:
+    """Read ranks of this size and digest; None where they were taken away."""
+    file, found = directory / RANKS, None
+    if not file.is_file():
+        return None
+    if describe_file(file) == written:
+        with suppress(ValueError), file.open("rb") as opened:
+            found = map_array(opened)
+    if found is None or found.dtype != np.int32 or found.ndim != 1:
+        raise InputError(f"{file} was altered; sce evaluate {directory} writes it again")
+    return found

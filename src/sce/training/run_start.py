@@ -43,14 +43,9 @@ _REMEDIES = (
 def check_target(
     path: Path | str, *, force: bool = False, resume: bool = False, needed: bool = False
 ) -> bool:
-    """Refuse early to train where something is that must not be lost.
+    """Refuse early to train where something is that must not be lost, or nothing that is `needed`.
 
-    Returns:
-        True if a run is there, to be replaced or resumed.
-
-    Raises:
-        InputError: When something is there and not a run, or neither `force` nor `resume` is set;
-            when a run is `needed`, and there is nothing.
+    Returns True if a run is there, to be replaced or resumed.
     """
     path = Path(path)
     if force and resume:
@@ -58,9 +53,15 @@ def check_target(
         raise InputError("{} replaces a run and {} goes on with it: choose one".format(*given))
     check_writable(path, replaced=not resume)
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        if needed:
-            raise _nothing_to_resume(path)
-        return False
+        if not needed:
+            return False
+        names = [run.parent.name for run in path.parent.glob(f"*/{MANIFEST.file}")]
+        near = get_close_matches(path.name, sorted(names), cutoff=0.0)
+        raise InputError(
+            f"there is nothing to resume at {path}: leave out {named('resume', True)} to begin a "
+            f"run there, or mend {named('out')}{'; beside it are ' if near else ''}"
+            f"{', '.join(near)}"
+        )
     if not force and not resume:
         if not MANIFEST.listed(path):  # neither would help
             what = "holds other things than a run" if path.is_dir() else "is a file"
@@ -81,15 +82,6 @@ def check_target(
     return True
 
 
-def _nothing_to_resume(path: Path) -> InputError:
-    names = [run.parent.name for run in path.parent.glob(f"*/{MANIFEST.file}")]
-    near = get_close_matches(path.name, sorted(names), cutoff=0.0)
-    return InputError(
-        f"there is nothing to resume at {path}: leave out {named('resume', True)} to begin a run "
-        f"there, or mend {named('out')}{'; beside it are ' if near else ''}{', '.join(near)}"
-    )
-
-
 @contextmanager
 def run_target(
     path: Path | str | None,
@@ -102,7 +94,7 @@ def run_target(
 ) -> Iterator[Callable[[Mapping[str, Any]], Run | None]]:
     """Check the directory that a training writes and, while a run is there, lock it.
 
-    Yields a function that creates the run, or resumes it, once nothing else is left that can be
+    Yields a function that creates or resumes the run, once nothing else is left that can be
     refused; it is given what followed from settings and dataset. Without a path nothing is written.
     """
     if path is None:
@@ -111,7 +103,12 @@ def run_target(
         yield lambda _: None
         return
     path = Path(path)
-    _check_config(config)
+    if (wrong := misfit(config, MANIFEST.shape["config"])) is not None:
+        raise InputError(f"{wrong} of config is missing, or of another kind than sce writes there")
+    try:
+        json.dumps(config, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"config is kept as JSON, and cannot be: {error}") from error
     exists = check_target(path, force=force, resume=resume)
     with ExitStack() as locks:
         if exists:
@@ -138,16 +135,6 @@ def check_sections(config: Mapping[str, Any]) -> None:
             raise InputError(f"config[{section!r}] must be a dictionary; got {config[section]!r}")
 
 
-def _check_config(config: Mapping[str, Any]) -> None:
-    """Refuse what run.json cannot hold, before there is a run."""
-    if (wrong := misfit(config, MANIFEST.shape["config"])) is not None:
-        raise InputError(f"{wrong} of config is missing, or of another kind than sce writes there")
-    try:
-        json.dumps(config, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"config is kept as JSON, and cannot be: {error}") from error
-
-
 def start_run(
     path: Path,
     dataset: PreparedDataset,
@@ -158,28 +145,17 @@ def start_run(
     replace: bool = False,
     locks: ExitStack | None = None,
 ) -> Run:
-    """Create the directory of a run, with everything that is known before training.
-
-    With `locks`, to which its lock is added, it is locked before others can see it.
-    """
+    """Create the directory of a run; with `locks`, it is locked before others can see it."""
     with atomic_directory(path, replace=replace) as directory:
         if locks is not None:
             locks.enter_context(locked(directory, place=path))
         counts = count_items(dataset.train, dataset.n_items)
         items = Items(dataset.item_ids, dataset.titles, counts)
         files = {file.name: describe_file(file) for file in items.write(directory)}
-        info = DatasetInfo(
-            str(dataset.path.resolve()),
-            dataset.content_hash,
-            dataset.n_items,
-            dataset.split,
-            dataset.settings.get("columns", {}),
-        )
-        fixed = {
-            name: value
-            for name, value in _flatten(config).items()
-            if name not in (*_FREE, "training.epochs")
-        }
+        about = str(dataset.path.resolve()), dataset.content_hash, dataset.n_items, dataset.split
+        info = DatasetInfo(*about, dataset.settings.get("columns", {}), dataset.times_hash)
+        free = (*_FREE, "training.epochs")
+        fixed = {name: value for name, value in _flatten(config).items() if name not in free}
         manifest = {
             "sce": __version__,
             "identity": json_checksum({"dataset": dataset.content_hash, "model": model, **fixed}),
@@ -199,12 +175,8 @@ def check_resumable(
 ) -> dict[str, Any]:
     """Compare what is given with what the run was begun with.
 
-    Returns:
-        The manifest to go on with, in which "before" keeps, in their order, settings that were
-        changed against a divergence.
-
-    Raises:
-        InputError: When other settings, another model or another dataset are given than it had.
+    Returns the manifest to go on with, in which "before" keeps, in their order, settings that were
+    changed against a divergence.
     """
     manifest = MANIFEST.read(path)
     if manifest["config"].get("added"):
@@ -218,6 +190,7 @@ def check_resumable(
             f"{path} was trained on a dataset with content {content[:12]}, and {dataset.path} has "
             f"content {dataset.content_hash[:12]}: resume with the former"
         )
+    DatasetInfo(**manifest["dataset"]).check_times(dataset)
     if (has := manifest["dataset"]["n_items"]) != dataset.n_items:
         raise InputError(
             f"{path} has {plural(has, 'item')}, also those of the run that it went on from, and "
@@ -229,20 +202,16 @@ def check_resumable(
     free = {*_FREE, *(_REMEDIES if manifest.get("diverged") else ())}
     if before.get("training.schedule") == "constant":
         free.add("training.epochs")
-    changed = {
-        name: before.get(name)
-        for name in sorted(before.keys() | now.keys())
-        if before.get(name) != now.get(name) and CODE not in name
-    }
-    refused = [
-        f"{named(name, python=name)} was {was!r} and is now {now.get(name)!r}"
-        for name, was in changed.items()
-        if name not in free
-    ]
-    if refused:
+    names = [name for name in sorted(before.keys() | now.keys()) if CODE not in name]
+    changed = {name: before.get(name) for name in names if before.get(name) != now.get(name)}
+    if refused := [name for name in changed if name not in free]:
+        told = (
+            f"{named(name, python=name)} was {before.get(name)!r} and is now {now.get(name)!r}"
+            for name in refused
+        )
         hint = '; a loss that changes itself wants a name: fit(..., loss_name="...")'
         raise InputError(
-            f"{path} cannot be resumed with other settings: {'; '.join(refused)}; give those "
+            f"{path} cannot be resumed with other settings: {'; '.join(told)}; give those "
             f"that it was begun with{hint if any('loss._' in name for name in refused) else ''}"
         )
     for section in ("model", "loss"):

@@ -113,10 +113,8 @@ class TrainingSettings:
             ("capture", *sharded, "ranks wait for each other in a step"),
         ):
             if clash and getattr(self, name) not in (None, 0.0):
-                raise InputError(
-                    f"{named(f'training.{name}')} does not go with {other} ({reason}); leave one "
-                    "of the two out"
-                )
+                what = f"{named(f'training.{name}')} does not go with {other}"
+                raise InputError(f"{what} ({reason}); leave one of the two out")
 
     @property
     def step_size(self) -> int:

@@ -23,24 +23,17 @@ from sce.losses.scalable import ScalableCrossEntropySettings
 from sce.models.base import Backbone
 from sce.planning import Job, summarize_lengths
 from sce.training.capture import StepResult
-from sce.training.checkpoint import Checkpointer, write_streamed
+from sce.training.checkpoint import Checkpointer, write_tensors
 from sce.training.run import MANIFEST, Run
 from sce.training.settings import TrainingSettings
 from sce.training.slices import SlicedStep, seeds_of_slice
-from sce.training.step import StepSeeds
+from sce.training.step import Batch, StepSeeds
 
 CATALOGUE = "catalogue"  # the parameter of a backbone
 
 
 class ShardedStep(SlicedStep):
-    """A step on rows that are looked up in a sharded table.
-
-    Args:
-        given: As for `TrainingStep`; the loss is a `ScalableCrossEntropy`.
-        table: The catalogue.
-        slices: Number of batches, a multiple of that of ranks.
-        options: As for `TrainingStep`.
-    """
+    """A step on rows that are looked up in a sharded table, by a `ScalableCrossEntropy`."""
 
     def __init__(self, *given: Any, table: ShardedTable, slices: int, **options: Any) -> None:
         loss = given[1]
@@ -49,20 +42,20 @@ class ShardedStep(SlicedStep):
         model: Any = self.model
         model.sparse_grad = False  # all rows that were fetched have a gradient
         self._rows = torch.empty(0)  # of the step under way
-        self._prepared: tuple[Tensor, int, tuple[Any, ...]] | None = None  # the next batch
+        self._prepared: tuple[Tensor, int, Batch] | None = None  # the next batch
 
-    def _move_slices(self, rows: Tensor, seeds: StepSeeds, with_statistics: bool) -> StepResult:
+    def _move_slices(self, rows: Tensor, *others: Any) -> StepResult:
         self._rows = rows
-        return super()._move_slices(rows, seeds, with_statistics)
+        return super()._move_slices(rows, *others)
 
-    def _take(self, rows: Tensor, number: int) -> tuple[Any, ...]:
+    def _take(self, rows: Tensor, number: int) -> Batch:
         """Return a batch of the rows of a step, which may have been prepared."""
         prepared, self._prepared = self._prepared, None
         if prepared is not None and prepared[0] is rows and prepared[1] == number:
             return prepared[2]
         own = rows[number * self.batch_size :][: self.batch_size]
         empty = torch.empty(0, 1, dtype=torch.int64, device=self.device)
-        return self.batch(own) if len(own) else (empty, empty, (), True)
+        return self.batch(own) if len(own) else Batch(empty, empty, (), True)
 
     def _prepare(self, number: int) -> None:
         """Make the batch after this one, and have its sizes exchanged with those of this one."""
@@ -73,29 +66,32 @@ class ShardedStep(SlicedStep):
         if rows is not None:
             batch = self._take(rows, number)
             self._prepared = rows, number, batch
-            self.sharded.expect(*batch[:2], max_targets=self.mean_targets)
+            given = batch.histories, batch.targets
+            self.sharded.expect(*given, max_targets=self.mean_targets)
 
     def _total(
         self, rows: Tensor, seeds: StepSeeds, number: int, with_statistics: bool
     ) -> tuple[Tensor, Tensor | None]:
         self._seed(seeds_of_slice(seeds, number))
-        histories, targets, groups, _ = self._take(self._rows, number)
-        found = self.sharded.look_up(histories, targets, max_targets=self.mean_targets)
+        batch = self._take(self._rows, number)
+        histories = batch.histories
+        found = self.sharded.look_up(histories, batch.targets, max_targets=self.mean_targets)
         self._prepare(number)
+        targets, given = self.draw(batch)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             states = found.values.new_empty(0, 1, self.table.dim)
             if len(rows):
                 weights, places = {CATALOGUE: found.values}, found.places(histories)
-                states = functional_call(self.model, weights, (places,), {"length_groups": groups})
+                states = functional_call(self.model, weights, (places,), given)
             options: Any = {"generator": self.generator, "max_targets": self.mean_targets}
             if with_statistics:
                 options["count"] = count_buckets
             total, counted = self.sharded.total(states, found, targets, **options)
         return total, torch.stack(list(counted)) if with_statistics and len(rows) else None
 
-    def _count_placed(self, slices: list[Tensor], seeds: StepSeeds) -> int:
-        with torch.no_grad():
-            return super()._count_placed(slices, seeds)
+    @torch.no_grad()
+    def _count_placed(self, *given: Any) -> int:
+        return super()._count_placed(*given)
 
     def _collect_rows(self) -> None:
         self.table.collect_gradients()
@@ -156,7 +152,7 @@ class ShardedCheckpointer(Checkpointer):
             return
         shape = [self.table.n_items, self.table.dim]
         streamed = CATALOGUE, self._best_shard.dtype, shape, rows
-        write_streamed(self.best_file, weights, metadata, streamed)
+        write_tensors(self.best_file, weights, metadata, streamed)
 
 
 @contextmanager
@@ -167,14 +163,18 @@ def sharded_catalogue(
 
     New rows are drawn for a catalogue on the meta device, which it stays. Any other has the trained
     rows afterwards, and the model is where it was.
-
-    Raises:
-        InputError: When the model or the loss needs the whole catalogue.
     """
     if not settings.shard_catalogue:
         yield None
         return
-    _check(model, loss)
+    shards = named("training.shard_catalogue")
+    if type(loss) is not ScalableCrossEntropy or loss.reduction != "mean":
+        raise InputError(f"{shards} needs the loss sce, as a mean; leave one of the two out")
+    if not isinstance(model, Backbone) or CATALOGUE not in dict(model.named_parameters()):
+        raise InputError(
+            f"{shards} needs a sce.models.base.Backbone that looks items up in its "
+            f"parameter `catalogue`, as SASRec does; {type(model).__name__} does not"
+        )
     catalogue: Any = model.catalogue
     rows = None if catalogue.is_meta else catalogue
     n_items, dim = catalogue.shape
@@ -197,24 +197,8 @@ def sharded_catalogue(
 
 def chose_shards() -> str:
     """What is said where shards were chosen for the user."""
-    return (
-        "one GPU is too small for the whole catalogue: its rows are shared among all, and updated "
-        f"by row-wise Adagrad ({named('training.shard_catalogue')})"
-    )
-
-
-def _check(model: nn.Module, loss: object) -> None:
-    shards = named("training.shard_catalogue")
-    if type(loss) is not ScalableCrossEntropy or loss.reduction != "mean":
-        raise InputError(
-            f"{shards} shares the catalogue among processes, and only the loss sce, as a mean, is "
-            f"computed so; choose it, or leave {shards} out"
-        )
-    if not isinstance(model, Backbone) or CATALOGUE not in dict(model.named_parameters()):
-        raise InputError(
-            f"{shards} needs a sce.models.base.Backbone that looks items up in its "
-            f"parameter `catalogue`, as SASRec does; {type(model).__name__} does not"
-        )
+    by = named("training.shard_catalogue")
+    return f"one GPU is too small for the catalogue: all share its rows, row-wise ({by})"
 
 
 def begun_with(out: Path | str | None) -> dict[str, Any]:

@@ -70,8 +70,8 @@ class StopRequested(Exception):  # noqa: N818 - not an error
 class Interrupts:
     """Within the block, remembers the first signal; a second one stops at once, but in no write.
 
-    Signals that are ignored stay so, as nohup wants. Outside the main thread Python allows no
-    handlers, and nothing is caught, nor where that is not `wanted`, since there is nothing to save.
+    Signals that are ignored stay so, as nohup wants. Nothing is caught outside the main thread,
+    where Python allows no handlers, nor where it is not `wanted`.
     """
 
     def __init__(self, *, wanted: bool, say: bool = True, ranks: "Ranks | None" = None) -> None:
@@ -94,10 +94,7 @@ class Interrupts:
         self.check()
 
     def agree(self, *wishes: bool) -> list[bool]:
-        """Let all ranks, which call it at the same step, know of a signal that one of them got.
-
-        Returns which of the wishes any of them has.
-        """
+        """Let all ranks, at the same step, know of a signal; return which wishes any has."""
         if self.ranks is None or not self.wanted:
             return list(wishes)
         every = self.ranks.gather_counts(self._noted or 0, *wishes)

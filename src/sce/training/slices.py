@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sce.data.batches import IGNORED
 from sce.distributed.ranks import Ranks, add_in_order
 from sce.losses import Loss, ScalableCrossEntropy
+from sce.models.base import Backbone
 from sce.training.capture import StepResult
 from sce.training.device import plain_products
 from sce.training.step import StepSeeds, TrainingStep
@@ -28,16 +30,10 @@ def seeds_of_slice(seeds: StepSeeds, number: int) -> StepSeeds:
 class SlicedStep(TrainingStep):
     """Called with the rows of a step, of which each slice of `batch_size` is a batch.
 
-    Args:
-        given: As for `TrainingStep`.
-        ranks: The processes; each has a replica of the model.
-        slices: Number of batches, a multiple of that of ranks.
-        row_wise: The catalogue, if its gradient is sparse.
-        options: As for `TrainingStep`.
-
-    Attributes:
-        between: Called between two batches of this process, with the number of those done, the
-            same on every rank; what it raises ends the step, and the weights are as before it.
+    There are `slices` of them, a multiple of the number of ranks; `row_wise` is the catalogue, if
+    its gradient is sparse. `between` is called between two batches of this process, with the number
+    of those done, the same on every rank; what it raises ends the step, and the weights are as
+    before it.
     """
 
     def __init__(
@@ -53,6 +49,7 @@ class SlicedStep(TrainingStep):
         self.between: Callable[[int], object] = lambda done: None
         self._entries: list[tuple[Tensor, Tensor]] = []  # rows with a gradient
         self.dense = [p for p in self.parameters if p is not row_wise]
+        self.draws = isinstance(self.model, Backbone) and self.model.draws
         self.is_mean = getattr(self.loss, "reduction", "mean") == "mean"
         self.by_placed = isinstance(self.loss, ScalableCrossEntropy) and not self.loss.coverage
         if isinstance(self.loss, Loss):
@@ -71,10 +68,11 @@ class SlicedStep(TrainingStep):
         # One that is empty adds 0.0, which may change the sign of a zero, and more change no bit.
         rounds = -(-min(self.slices, len(slices) + 1) // ranks.size)
         slices += [rows[:0]] * (rounds * ranks.size - len(slices))
-        count = int(self._lengths(rows).sum())
-        if self.by_placed and self.is_mean:
-            count = self._count_placed(slices, seeds)
-        over = max(1, count) if self.is_mean else 1
+        over = 1
+        if self.is_mean and self.by_placed:
+            over = max(1, self._count_placed(slices, seeds))
+        elif self.is_mean:
+            over = max(1, sum(self._count(each, seeds, n) for n, each in enumerate(slices)))
         self.optimizer.zero_grad(set_to_none=True)
         totals, statistics = [], None
         sums: list[Tensor] | None = None
@@ -104,8 +102,15 @@ class SlicedStep(TrainingStep):
         most = self._max_targets(rows, captured=False)
         total, statistics = self._forward(self.batch(rows), with_statistics, most)
         if not isinstance(self.loss, Loss):  # which gives a mean
-            total = total * int(self._lengths(rows).sum())
+            total = total * self._count(rows, seeds, number)
         return total, statistics
+
+    def _count(self, rows: Tensor, seeds: StepSeeds, number: int) -> int:
+        """The targets of a batch, drawn as they will be."""
+        if not (self.draws and len(rows)):
+            return int(self.targets(rows).sum())
+        self._seed(seeds_of_slice(seeds, number))
+        return int((self.draw(self.batch(rows))[0] != IGNORED).sum())
 
     def _count_placed(self, slices: list[Tensor], seeds: StepSeeds) -> int:
         """The states that are in any bucket: known after a pass over all batches."""
@@ -114,7 +119,7 @@ class SlicedStep(TrainingStep):
             self.between(number // self.ranks.size)
             found = self._total(slices[number], seeds, number, with_statistics=True)[1]
             share = 0.0 if found is None else float(found[placed])
-            own.append(round(share * int(self._lengths(slices[number]).sum())))
+            own.append(round(share * self._count(slices[number], seeds, number)))
         return sum(map(sum, self.ranks.gather_counts(*own)))
 
     def _collect_rows(self) -> None:
@@ -126,8 +131,9 @@ class SlicedStep(TrainingStep):
             grad = table.grad.coalesce()
             indices, values = grad.indices()[0], grad.values()
         counts = [n for (n,) in self.ranks.gather_counts(len(indices))]
-        entries = self.ranks.gather(indices, counts), self.ranks.gather(values, counts)
-        self._entries.append(entries)
+        self._entries.append(
+            (self.ranks.gather(indices, counts), self.ranks.gather(values, counts))
+        )
 
     def _send_rows(self) -> None:
         """Give the catalogue the gradient of its rows."""

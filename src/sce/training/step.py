@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sce.data.batches import DeviceSequences, trainable_rows, training_batch
+from sce.data.batches import DeviceSequences, event_times, trainable_rows, training_batch
 from sce.data.length_groups import (
     LengthGroups,
     fits,
@@ -37,10 +37,7 @@ class StepSeeds(NamedTuple):
 
 
 def seeds_of_epoch(seed: int, epoch: int, steps: int) -> tuple[int, list[StepSeeds]]:
-    """Derive the seed of an epoch's order, and the seeds of its steps.
-
-    Every step has its own, so training can resume from any step without saving generators.
-    """
+    """Derive the seeds of an epoch's order and of its steps: training can resume from any step."""
     state = np.random.SeedSequence([seed, epoch]).generate_state(2 * steps + 1, np.uint64)
     first, *rest = (int(number) >> 1 for number in state)
     return first, [StepSeeds(*pair) for pair in zip(rest[::2], rest[1::2], strict=True)]
@@ -53,21 +50,26 @@ class Batch(NamedTuple):
     targets: Tensor  # [b, l]
     length_groups: LengthGroups | None  # for a backbone of ours
     fixed: bool  # its shape is one of few: it can be compiled and captured
+    times: Tensor | None = None  # [b, l + 1], for a model that uses them
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What differs from batch to batch of one shape."""
+        known = self.histories, self.targets
+        return known if self.times is None else (*known, self.times)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the model is given beside histories."""
+        given = {"length_groups": self.length_groups, "times": self.times}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 class TrainingStep:
     """Called with the rows of a batch, moves the weights once.
 
-    Args:
-        model: As for `fit`. A `Backbone` is given batches sorted by length, and length groups.
-        loss: As for `fit`. A `Loss` is given the generator of the step, and `max_targets`.
-        optimizer: Over the parameters of both; capturable if the step is to be captured.
-        sequences: The training sequences, on the device or on the host.
-        settings: Batch size, precision, clipping and compilation are read. A batch with fewer rows
-            is neither compiled nor captured.
-        device: Where the model is.
-        max_length: Maximum history length.
-        captured: Capture the step in CUDA graphs. Model and loss must not sync.
+    Model and loss are as for `fit`. A batch with fewer rows than `batch_size` is neither compiled
+    nor captured; what is `captured` must not sync.
 
     On a GPU and where the step is compiled or captured, all batches of as many rows have the same
     length groups: libraries prepare for a shape when it first occurs, as fast attention does for
@@ -90,15 +92,21 @@ class TrainingStep:
         self.device, self.max_length, self.captured = device, max_length, captured
         self.batch_size, self.clip_norm = settings.batch_size, settings.clip_norm
         self.precision, self.autocast = settings.precision, settings.precision == "bf16"
-        self.compiled_model = _compile(model, device, captured) if settings.compile else None
+        self.compiled_model: Callable[..., Tensor] | None = None
+        if settings.compile:
+            # The model's kernels on a GPU are so short that launching them is what takes the time:
+            # they are captured and replayed as one, unless the whole step is. Dropout still follows
+            # the seeds.
+            mode = "reduce-overhead" if device.type == "cuda" and not captured else None
+            self.compiled_model = torch.compile(model, dynamic=False, mode=mode)
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.statistics = loss.statistics if isinstance(loss, Loss) else ()
         self.generator = torch.Generator(device) if isinstance(loss, Loss) else None
         self._lengths_of_all = self._lengths(trainable_rows(sequences))
-        fullest = self._lengths_of_all.topk(min(self.batch_size, len(self._lengths_of_all)))
+        targets = self.targets(trainable_rows(sequences))
+        fullest = targets.topk(min(self.batch_size, len(targets)))
         self.max_targets = int(fullest.values.sum())
-        mean = float(self._lengths_of_all.double().mean())
-        self.mean_targets = round(len(fullest.values) * mean)
+        self.mean_targets = round(len(fullest.values) * float(targets.double().mean()))
         self._shares: list[float] | None = None  # of long rows, where all batches are cut alike
         self.fixed = settings.compile or captured
         if isinstance(model, Backbone) and (device.type == "cuda" or self.fixed):
@@ -119,7 +127,7 @@ class TrainingStep:
         captured = self._captured is not None and batch.fixed and len(rows) == self.batch_size
         max_targets = self._max_targets(rows, captured)
         if self._captured is not None and captured:
-            return self._captured(batch.histories, batch.targets, with_statistics, max_targets)
+            return self._captured(batch.tensors, with_statistics, max_targets)
         with plain_products(self.device, self.precision):
             return self.on_capture_stream(lambda: self._move(batch, with_statistics, max_targets))
 
@@ -137,13 +145,17 @@ class TrainingStep:
             width, groups = self.max_length if fixed else None, None
         if self.device.type == "cuda":
             rows = rows.pin_memory()  # the GPU then fetches them while the host goes on
-        histories, targets = training_batch(
-            self.sequences, rows, max_length=width or self.max_length, pad_to=width
-        )
+        longest = width or self.max_length
+        histories, targets = training_batch(self.sequences, rows, max_length=longest, pad_to=width)
+        options = {"max_length": longest, "width": histories.shape[1]}
+        times = event_times(self.sequences, rows, **options)
+        if isinstance(self.model, Backbone):
+            histories = self.model.inputs(histories, targets)
         if histories.device != self.device:
             histories = histories.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
-        return Batch(histories, targets, groups, fixed=width is not None)
+            times = times if times is None else times.to(self.device, non_blocking=True)
+        return Batch(histories, targets, groups, width is not None, times)
 
     def on_capture_stream(self, work: Callable[[], T]) -> T:
         """Run something else where steps run: workspaces kept for a stream then serve both."""
@@ -167,17 +179,24 @@ class TrainingStep:
         if not captured:
             return None  # counting is cheaper than padding
         step = math.ceil(_BOUND * self.mean_targets)
-        return min(self.max_targets, -(-int(self._lengths(rows).sum()) // step) * step)
+        return min(self.max_targets, -(-int(self.targets(rows).sum()) // step) * step)
+
+    def targets(self, rows: Tensor) -> Tensor:
+        """Number of targets of each sequence, or the most where they are drawn."""
+        lengths = self._lengths(rows)
+        return self.model.most_targets(lengths) if isinstance(self.model, Backbone) else lengths
 
     def _lengths(self, rows: Tensor) -> Tensor:
-        """Number of targets of each sequence."""
+        """Length of each history."""
         return (self.sequences.lengths[rows] - 1).clamp(min=0, max=self.max_length)
 
     def _move_captured(
-        self, histories: Tensor, targets: Tensor, with_statistics: bool, max_targets: int | None
+        self, inputs: tuple[Tensor, ...], with_statistics: bool, max_targets: int | None
     ) -> StepResult:
+        histories, targets, *times = inputs
         groups = self._groups_for_all(len(histories))
-        return self._move(Batch(histories, targets, groups, True), with_statistics, max_targets)
+        batch = Batch(histories, targets, groups, True, *times)
+        return self._move(batch, with_statistics, max_targets)
 
     def _move(self, batch: Batch, with_statistics: bool, max_targets: int | None) -> StepResult:
         """Forward, backward, and the update."""
@@ -195,13 +214,31 @@ class TrainingStep:
         whole = batch.fixed and len(batch.histories) == self.batch_size
         if whole and self.compiled_model is not None:  # has a len() of its own in older torch
             model = self.compiled_model
-        groups = batch.length_groups
-        given = {} if groups is None else {"length_groups": groups}
+        (targets, given), statistics = self.draw(batch), None
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
-            states = model(batch.histories, **given)
-            loss, statistics = self._loss(states, batch.targets, with_statistics, max_targets)
-        _check_loss(loss)
+            states, catalogue = model(batch.histories, **given), cast("Any", self.model.catalogue)
+            inputs = states, catalogue, targets
+            options: dict[str, Any] = {}
+            if isinstance(self.loss, Loss):
+                options = {"generator": self.generator, "max_targets": max_targets}
+            if with_statistics and self.statistics:
+                loss, found = cast("Loss", self.loss).with_statistics(*inputs, **options)
+                statistics = torch.stack(list(found))
+            else:
+                loss = self.loss(*inputs, **options)
+        if not isinstance(loss, Tensor) or loss.dim():  # of the user's own
+            what = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise InputError(f"a loss must be a scalar tensor; got {what}")
+        if not loss.requires_grad:
+            raise InputError("the loss depends on no parameter: was it detached from its graph?")
         return loss, statistics
+
+    def draw(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
+        """Return the targets of a step, and what the model is given with the histories."""
+        if not isinstance(self.model, Backbone):
+            return batch.targets, batch.options
+        targets, given = self.model.draw(batch.targets)
+        return targets, given | batch.options
 
     def _update(self) -> None:
         if self.clip_norm is not None:
@@ -211,40 +248,9 @@ class TrainingStep:
         # graph, whose memory the next one uses.
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _loss(
-        self, states: Tensor, targets: Tensor, with_statistics: bool, max_targets: int | None
-    ) -> tuple[Tensor, Tensor | None]:
-        catalogue: Any = self.model.catalogue
-        inputs = states, catalogue, targets
-        if not isinstance(self.loss, Loss):
-            return self.loss(*inputs), None
-        options: dict[str, Any] = {"generator": self.generator, "max_targets": max_targets}
-        if not (with_statistics and self.statistics):
-            return self.loss(*inputs, **options), None
-        loss, found = self.loss.with_statistics(*inputs, **options)
-        return loss, torch.stack(list(found))
-
     def _seed(self, seeds: StepSeeds) -> None:
         torch.default_generator.manual_seed(seeds.model)
         if self.device.type == "cuda":
             torch.cuda.default_generators[self.device.index].manual_seed(seeds.model)
         if self.generator is not None:
             self.generator.manual_seed(seeds.loss)
-
-
-def _check_loss(loss: object) -> None:
-    """Refuse what a loss of the user's own may give by mistake."""
-    if not isinstance(loss, Tensor):
-        raise InputError(f"a loss must be a scalar tensor; got a {type(loss).__name__}")
-    if loss.dim():
-        raise InputError(f"a loss must be a scalar; got one of shape {list(loss.shape)}")
-    if not loss.requires_grad:
-        raise InputError("the loss depends on no parameter: was it detached from its graph?")
-
-
-def _compile(model: nn.Module, device: torch.device, captured: bool) -> Callable[..., Tensor]:
-    # On a GPU the model's kernels are so short that launching them is what takes the time:
-    # "reduce-overhead" captures them and replays them as one. Dropout still follows the seeds.
-    # Where the whole step is captured, that is done already.
-    mode = "reduce-overhead" if device.type == "cuda" and not captured else None
-    return torch.compile(model, dynamic=False, mode=mode)

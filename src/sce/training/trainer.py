@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -49,8 +49,7 @@ class DivergenceError(InputError):
 class LossMonitor:
     """Keeps the losses of steps on the device; `check` adds them to the epoch's sums, or raises.
 
-    `statistics` are the names of the loss's; `explain` makes a message from what happened and the
-    rows of the batch.
+    `explain` makes a message from what happened and the rows of the batch.
     """
 
     def __init__(
@@ -81,11 +80,7 @@ class LossMonitor:
             self._statistics.append(result.statistics)
 
     def check(self) -> None:
-        """Wait for the steps so far, and count them.
-
-        Raises:
-            DivergenceError: At the first loss that is not finite.
-        """
+        """Wait for the steps so far, and count them, up to the first loss that is not finite."""
         losses = self._losses[: len(self._pending)].tolist()
         for loss, (step, rows, targets) in zip(losses, self._pending, strict=True):
             if not math.isfinite(loss):
@@ -127,7 +122,7 @@ class Trainer:
         bar: TrainingProgress,
         memory: PeakMemory,
         interrupts: Interrupts,
-        resume_from: tuple[Path, str] | None = None,  # of a run that another rank writes
+        resume_from: tuple[str, str] | None = None,  # file and identity, also of another rank's run
         continued: bool = False,  # begins with weights that may be the best
     ) -> None:
         self.trained, self.step, self.dataset, self.settings = trained, step, dataset, settings
@@ -141,17 +136,14 @@ class Trainer:
         self.epochs = bar.epochs = math.ceil(self.total / self.steps)
         self.validation = _sample_users(dataset, settings.validation_users)
         self.progress = Progress()
-        model: Any = trained.model
-        keep, self.ranker = Checkpointer, model
+        keep, model = Checkpointer, cast("Any", trained.model)
+        self.ranker: Any = model
         if trained.table is not None:
             keep, self.ranker = ShardedCheckpointer, ShardedRanker(model, trained.table)
-        self.checkpointer = keep(trained)
-        if run is not None:
-            files = run.resume_state, run.best_weights
-            self.checkpointer = keep(trained, *files, identity=run.identity)
-        elif resume_from is not None:
-            file, identity = resume_from
-            self.checkpointer = keep(trained, file, identity=identity, writes=False)
+        file, identity = (None, "") if resume_from is None else resume_from
+        best = None if run is None else run.best_weights
+        place = None if file is None else Path(file)
+        self.checkpointer = keep(trained, place, best, identity, writes=run is not None)
 
     def resume(self) -> None:
         """Go on from the checkpoint of the run, if there is one."""
@@ -160,17 +152,12 @@ class Trainer:
             return
         self.progress, place = found, self.checkpointer.place
         if found.epoch > self.epochs:
-            raise InputError(
-                f"{place} has {found.epoch} epochs already, and {self.epochs} are asked for"
-            )
+            raise InputError(f"{place} has {found.epoch} epochs, and {self.epochs} are asked for")
         if found.stopped == "epochs" and found.epoch < self.epochs:
             found.stopped = None
         if found.stopped is None and found.epoch == self.epochs:
             if not found.has_best:
-                raise InputError(
-                    f"none of the {found.epoch} epochs of {place} was evaluated; ask for "
-                    "more epochs"
-                )
+                raise InputError(f"no epoch of {place} was evaluated; ask for more epochs")
             found.stopped, found.current = "epochs", EpochSoFar()
         if found.stopped is not None:
             self.bar.print(f"sce: training has ended already, after epoch {found.epoch}")
@@ -183,11 +170,7 @@ class Trainer:
         self.bar.print(f"sce: going on at epoch {found.epoch + 1}, {step}")
 
     def run_epochs(self, on_epoch: Callable[[Record], object] | None = None) -> None:
-        """Train, and leave the model with the weights of its best epoch.
-
-        Raises:
-            TrainingInterrupted: After a signal, when the state has been saved.
-        """
+        """Train, and leave the model with its best weights; after a signal, save and raise."""
         if self.run is not None:
             self.run.write_metrics(self.progress.records)
         try:
@@ -197,16 +180,14 @@ class Trainer:
             while self.progress.stopped is None:
                 self.interrupts.check()
                 self._train()
-                self._close(self._finish(self._evaluate()), on_epoch)
+                self._close(self._finish(), on_epoch)
             self.interrupts.check()
         except StopRequested as stop:
             self.save()
-            progress = self.progress
-            raise TrainingInterrupted(
-                f"stopped in epoch {progress.epoch + 1} after step {progress.current.step} of "
-                f"{self._steps()}; everything is saved in {self.checkpointer.place}",
-                stop.signal_number,
-            ) from stop
+            progress, place = self.progress, self.checkpointer.place
+            what = f"stopped in epoch {progress.epoch + 1} after step {progress.current.step} of "
+            what += f"{self._steps()}; everything is saved in {place}"
+            raise TrainingInterrupted(what, stop.signal_number) from stop
         self.checkpointer.restore_best()
 
     def _begin(self, on_epoch: Callable[[Record], object] | None) -> None:
@@ -287,14 +268,7 @@ class Trainer:
         size = self.settings.step_size
         generator = torch.Generator().manual_seed(seed)
         order = self.rows[torch.randperm(len(self.rows), generator=generator)]
-        lengths = (self.step.sequences.lengths[order] - 1).clamp(max=self.step.max_length)
-        return order.split(size), [int(part.sum()) for part in lengths.split(size)]
-
-    def _evaluate(self) -> Measured | None:
-        """The metrics on the validation events, if it is time for them."""
-        epoch = self.progress.epoch + 1
-        due = epoch % self.settings.evaluate_every == 0 or epoch == self.epochs
-        return self.measure(self.ranker, "validation") if due and len(self.dataset.test) else None
+        return order.split(size), [int(part.sum()) for part in self.step.targets(order).split(size)]
 
     def measure(self, ranker: Any, split: Literal["validation", "test"]) -> Measured:
         """Evaluate a model or a baseline, on all test users or the sample for validation."""
@@ -307,21 +281,20 @@ class Trainer:
 
         begun, sharded = time.perf_counter(), isinstance(ranker, ShardedRanker)
         evaluate_with: Any = ranker.evaluate if sharded else partial(evaluate, ranker)
+        options = {"batch_size": self.settings.evaluation_batch_size, "progress": tell}
         with self.memory.phase():
             metrics = self.step.on_capture_stream(
-                lambda: evaluate_with(
-                    dataset,
-                    split=split,
-                    batch_size=self.settings.evaluation_batch_size,
-                    progress=tell,
-                )
+                lambda: evaluate_with(dataset, split=split, **options)
             )
         return Measured(metrics, time.perf_counter() - begun, self.memory.peak())
 
-    def _finish(self, measured: Measured | None) -> Record:
-        """Close the epoch: its record, whether it is the best, and whether it is the last."""
+    def _finish(self) -> Record:
+        """Evaluate the epoch if it is time, and say whether it is the best, and the last."""
         progress, so_far = self.progress, self.progress.current
-        epoch = progress.epoch + 1
+        epoch, measured = progress.epoch + 1, None
+        due = epoch % self.settings.evaluate_every == 0 or epoch == self.epochs
+        if due and len(self.dataset.test):
+            measured = self.measure(self.ranker, "validation")
         # Without anything to compare by, the latest is the best.
         score = None if measured is None else measured.metrics.values[SCORE]
         is_best = not len(self.dataset.test) if score is None else score > progress.best_score
@@ -349,10 +322,9 @@ class Trainer:
 
     def _check_weights(self) -> None:
         if not self.trained.finite():
-            epoch = self.progress.epoch + 1
-            what = f"the weights stopped being numbers in epoch {epoch}"
-            message = self._explain_divergence(what)
-            raise DivergenceError(message, epoch=epoch, step=self.progress.current.step)
+            epoch, step = self.progress.epoch + 1, self.progress.current.step
+            what = self._explain_divergence(f"the weights stopped being numbers in epoch {epoch}")
+            raise DivergenceError(what, epoch=epoch, step=step)
 
     def _explain_divergence(self, what: str, rows: Sequence[int] = ()) -> str:
         if rows:
@@ -393,6 +365,7 @@ def _sample_users(dataset: PreparedDataset, count: int | None) -> PreparedDatase
     if count is None or count >= len(test):
         return dataset
     rows = np.sort(np.random.default_rng(0).choice(len(test), count, replace=False))
-    parts = [test.items[test.offsets[row] : test.offsets[row + 1]] for row in rows]
-    offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-    return replace(dataset, test=Sequences(np.concatenate(parts), offsets, test.users[rows]))
+    events = [np.arange(*test.offsets[row : row + 2]) for row in rows]
+    offsets, chosen = np.cumsum([0, *map(len, events)], dtype=np.int64), np.concatenate(events)
+    times = None if test.times is None else test.times[chosen]
+    return replace(dataset, test=Sequences(test.items[chosen], offsets, test.users[rows], times))

@@ -222,7 +222,7 @@ def test_torch_func_is_refused() -> None:
     loss = ScalableCrossEntropy(
         n_buckets=1, coverage=False, bucket_size_x=5, bucket_size_y=6, backend="triton"
     )
-    with pytest.raises(TypeError, match=r"does not work inside torch.func \(grad, jacrev"):
+    with pytest.raises(TypeError, match="does not work inside torch"):
         torch.func.grad(lambda x: loss(x, catalogue, targets))(states.detach())
 
 

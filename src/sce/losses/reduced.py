@@ -1,0 +1,163 @@
+"""RECE: cross-entropy over the items that random hashing puts beside a state (arXiv 2408.02354).
+
+torch.func cannot transform it (its gradient is written by hand, in bounded memory): use backward()
+or torch.autograd.grad.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from sce.losses.base import BatchShape, DataSummary, LossMemory, LossOfPositions, LossSettings
+from sce.losses.inputs import Inputs, check_size, compute_dtype
+from sce.losses.tiled import Tile, tiled_cross_entropy, tiled_memory
+
+_AT_ONCE = 1 << 22  # logits, or numbers of gathered rows
+
+
+class ReducedCrossEntropy(LossOfPositions):
+    """RECE, the softmax over the target and the items that share a chunk with its hidden state.
+
+    In each round the states, and the items, are sorted by which of `n_buckets` random vectors has
+    the largest product with them, and cut into as many chunks. Negatives of a state are the items
+    of its chunk, and of `extra_chunks` on either side; what several rounds bring counts once.
+
+    >>> loss = ReducedCrossEntropy(rounds=2)
+    >>> loss(torch.randn(8, 20, 32), torch.randn(1000, 32), torch.randint(1000, (8, 20))).shape
+    torch.Size([])
+
+    Args:
+        rounds: How often states and items are hashed.
+        extra_chunks: Chunks on either side whose items are negatives too.
+        n_buckets: Random vectors of a round, and chunks. Default: the authors',
+            √(4·(1 + 2·extra_chunks)·min(items, targets)).
+        ignore_index: Target of positions that do not count, such as padding.
+        reduction: "mean" over the positions that count, "sum", or "none".
+    """
+
+    def __init__(
+        self,
+        *,
+        rounds: int = 1,
+        extra_chunks: int = 1,
+        n_buckets: int | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__(ignore_index=ignore_index, reduction=reduction)
+        check_size("rounds", rounds)
+        check_size("extra_chunks", extra_chunks, least=0)
+        if n_buckets is not None:
+            check_size("n_buckets", n_buckets)
+        self.rounds, self.extra_chunks, self.n_buckets = rounds, extra_chunks, n_buckets
+
+    def _losses(self, inputs: Inputs, generator: Generator | None) -> Tensor:
+        x, y, targets, valid = inputs.states, inputs.catalogue, inputs.targets, inputs.valid
+        if valid is not None:  # chunks are those of the states that count
+            x, targets = x[valid], targets[valid]
+        hashed = self._hash(x.detach(), y.detach(), generator)
+        losses = tiled_cross_entropy(x, y, inputs.bias, targets, hashed.tiles)
+        return (
+            losses if valid is None else losses.new_zeros(len(valid)).masked_scatter(valid, losses)
+        )
+
+    def _hash(self, x: Tensor, y: Tensor, generator: Generator | None) -> "_Hashed":
+        n_chunks, dtype = self._n_chunks(len(y), len(x)), compute_dtype(x, y)
+        orders: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for _ in range(self.rounds):
+            vectors = torch.empty(n_chunks, x.shape[1], dtype=dtype, device=x.device)
+            vectors.normal_(generator=generator)
+            for rows, found in zip((x, y), orders, strict=True):
+                found.append(_nearest(rows, vectors).argsort(stable=True))
+        return _Hashed(n_chunks, self.extra_chunks, torch.stack(orders[0]), torch.stack(orders[1]))
+
+    def _n_chunks(self, n_items: int, targets: float) -> int:
+        if self.n_buckets is not None:
+            return min(self.n_buckets, n_items)
+        return max(1, int(math.sqrt(4 * (1 + 2 * self.extra_chunks) * min(n_items, targets))))
+
+    def memory(self, shape: BatchShape) -> LossMemory:
+        """Return the bytes of orders, of the valid states, and of the chunks computed at once."""
+        v, c, d = shape.max_targets, shape.n_items, shape.dim
+        n_chunks = self._n_chunks(c, v)
+        wide_x, wide_y = v / n_chunks, min(c, (1 + 2 * self.extra_chunks) * c / n_chunks)
+        at_once = min(n_chunks, max(1, _AT_ONCE // (max(wide_x, d) * max(wide_y, d))))
+        several = self.rounds > 1
+        kept = 8 * self.rounds * (v + c) * (1 + several)  # orders, and chunks
+        found = tiled_memory(shape, (at_once, wide_x, wide_y), kept, offset=several)
+        hashing = 4 * (v * d + min(_AT_ONCE, n_chunks * max(v, c))) + 24 * max(v, c)
+        return found._replace(forward=max(found.forward, kept + hashing))
+
+
+@dataclass(frozen=True)
+class ReducedCrossEntropySettings(LossSettings):
+    """Settings of RECE."""
+
+    rounds: int = 1
+    """How often states and items are hashed."""
+    extra_chunks: int = 1
+    """Chunks of items on either side of a state's own that are negatives too."""
+    n_buckets: int | None = None
+    """Random vectors of a round, and chunks. [default: the authors', by items and targets]"""
+
+    def build(self, data: DataSummary) -> ReducedCrossEntropy:
+        """Make the loss."""
+        return ReducedCrossEntropy(**vars(self))
+
+
+class _Hashed(NamedTuple):
+    """States and items in the order of each round, which is cut into chunks."""
+
+    n_chunks: int
+    extra: int
+    order_x: Tensor  # [rounds, v]
+    order_y: Tensor  # [rounds, items]
+
+    def tiles(self, dim: int) -> Iterator[Tile]:
+        """Yield all chunks, as many at once as the memory is meant for."""
+        (rounds, v), c = self.order_x.shape, self.order_y.shape[1]
+        chunk_x, chunk_y = self._chunks(self.order_x), self._chunks(self.order_y)
+        numbers = torch.arange(self.n_chunks, device=self.order_x.device)
+        wide_x = math.ceil(v / self.n_chunks)
+        wide_y = min(c, math.ceil((1 + 2 * self.extra) * c / self.n_chunks))
+        step = max(1, _AT_ONCE // (max(wide_x, dim) * max(wide_y, dim)))
+        for number in range(rounds if v else 0):
+            for chunks in numbers.split(step):
+                first, last = chunks - self.extra, chunks + self.extra
+                rows, is_row = self._cut(self.order_x[number], chunks, chunks, wide_x)
+                items, is_item = self._cut(self.order_y[number], first, last, wide_y)
+                absent = ~(is_row.unsqueeze(2) & is_item.unsqueeze(1))
+                offset = None
+                if rounds > 1:  # what several bring counts once
+                    times = torch.zeros(absent.shape, device=absent.device)
+                    for of_x, of_y in zip(chunk_x, chunk_y, strict=True):
+                        apart = of_x[rows].unsqueeze(2) - of_y[items].unsqueeze(1)
+                        times += apart.abs_() <= self.extra
+                    offset = times.log_().neg_()
+                yield Tile(rows, items, rows.where(is_row, v), absent, offset)
+
+    def _cut(self, order: Tensor, first: Tensor, last: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """Return what chunks `first` to `last` hold, [g, width], and which of it is present."""
+        start, end = (
+            -(-chunk.clamp(0, self.n_chunks) * len(order) // self.n_chunks)  # rounded up
+            for chunk in (first, last + 1)
+        )
+        places = start.unsqueeze(1) + torch.arange(width, device=order.device)
+        return order[places.clamp(max=len(order) - 1)], places < end.unsqueeze(1)
+
+    def _chunks(self, order: Tensor) -> Tensor:
+        """Return the chunk of each state, or item, in each round."""
+        n = order.shape[1]
+        chunk = torch.arange(n, device=order.device) * self.n_chunks // max(1, n)
+        return torch.empty_like(order).scatter_(1, order, chunk.expand_as(order))
+
+
+def _nearest(rows: Tensor, vectors: Tensor) -> Tensor:
+    """Return which of the vectors [b, d] has the largest product with each row, [n]."""
+    with torch.autocast(rows.device.type, enabled=False):
+        parts = rows.split(max(1, _AT_ONCE // len(vectors)))
+        return torch.cat([(part.to(vectors.dtype) @ vectors.T).argmax(dim=1) for part in parts])
