@@ -32,12 +32,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from rows import keep, provenance, show
 from sce import PreparedDataset
-from sce.evaluation.evaluate import Metrics, Tally
+from sce.evaluation.metrics import METRICS, RankCounts
 
 WORKER = Path(__file__).with_name("train_workers.py")
 LIBRARIES = ["sce", "rectools", "replay", "recbole"]
@@ -146,7 +145,7 @@ def measure(
         step = (begun[-1] - begun[warm]) / (len(begun) - 1 - warm)
         told |= {"step s": step, "epoch s": step * -(-len(dataset.train) // options.batch)}
         if options.epochs:
-            told |= score(np.load(out), dataset).values
+            told |= score(np.load(out), dataset)
     return told
 
 
@@ -161,19 +160,15 @@ def environment(library: str) -> dict[str, str]:
     return names
 
 
-def score(items: NDArray[np.int64], dataset: PreparedDataset) -> Metrics:
+def score(items: NDArray[np.int64], dataset: PreparedDataset) -> dict[str, float]:
     """The metrics of recommendations [users, k] for the test users: catalogue indices, or -1."""
-    test = dataset.test
-    ends = torch.from_numpy(test.offsets[1:] - 1)
-    events = torch.from_numpy(test.items.astype(np.int64))
-    owners = torch.arange(len(test)).repeat_interleave(torch.from_numpy(test.lengths))
-    past = torch.ones(len(events), dtype=torch.bool).index_fill_(0, ends, 0)
-    targets, rows = events[ends], owners[past]
-    depth = items.shape[1]
-    tally = Tally([k for k in (1, 5, 10) if k <= depth], len(test), dataset.n_items, ends.device)
-    repeats = events[past] == targets[rows]
-    tally.count(torch.arange(len(test)), torch.from_numpy(items), targets, repeats, rows)
-    return tally.metrics()
+    targets = dataset.test.items[dataset.test.offsets[1:] - 1]
+    at = (items == targets[:, None]).sum(axis=0)
+    ks = (1, 5, 10)
+    shown = {k: np.setdiff1d(items[:, :k], -1) for k in ks}
+    covered = {k: len(shown[k]) / dataset.n_items for k in ks}
+    counts = RankCounts(at, len(targets), covered)
+    return {f"{name}@{k}": each.compute(counts, k) for k in ks for name, each in METRICS.items()}
 
 
 def summary(
