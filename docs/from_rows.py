@@ -180,6 +180,28 @@ def losses() -> str:
     ))  # fmt: skip
 
 
+def backbones() -> str:
+    """Test NDCG@10 of each backbone with SCE and with exact CE, of seed 0."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for row in sorted(
+        read("experiments/results/default"), key=lambda row: row["dataset"]["n_items"]
+    ):
+        loss, model = row["settings"]["loss.name"], row["settings"]["model.name"]
+        if loss in ("sce", "ce") and row["seed"] == 0:
+            log = found.setdefault(row["dataset"]["name"], {})
+            log.setdefault(model, {})[loss] = row["test"]["ndcg@10"]
+    names = {"sasrec": "SASRec", "ligr": "LiGR", "hstu": "HSTU", "gru4rec": "GRU4Rec",
+             "bert4rec": "BERT4Rec"}  # fmt: skip
+
+    def cell(of: dict[str, float]) -> str:
+        return " / ".join(f"{of[loss]:.4f}" if loss in of else "–" for loss in ("sce", "ce"))
+
+    return table(["log", *names.values()], (
+        [log, *(cell(models.get(name, {})) for name in names)]
+        for log, models in found.items() if len(models) > 1
+    ))  # fmt: skip
+
+
 def _kernels(dtype: str, others: dict[str, str]) -> str:
     """The kernels beside other code, for each shape that was measured."""
     usual, shapes = (128, 64, 256), {}
@@ -310,7 +332,8 @@ def planned() -> str:
 
     names = {"bce": "BCE", "bce+": "BCE⁺", "gbce": "gBCE", "ce-": "CE⁻", "ce": "CE",
              "ce chunked": "CE, chunked", "sce": "SCE", "sce row-wise": "SCE, row-wise",
-             "ligr": "LiGR", "gru4rec": "GRU4Rec"}  # fmt: skip
+             "rece": "RECE", "ligr": "LiGR", "bert4rec": "BERT4Rec", "gru4rec": "GRU4Rec",
+             "hstu": "HSTU"}  # fmt: skip
     errors: dict[str, list[float]] = {name: [] for name in names}
     for row in read("benchmarks/results/plan_grid.jsonl"):
         found = predict(job_of(row), row["loss"]).total / 2**20
@@ -330,6 +353,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         short,
         summary,
         rivals,
+        backbones,
         losses,
         kernels_bf16,
         kernels_float32,

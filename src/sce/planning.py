@@ -53,7 +53,7 @@ class MeasuredError(NamedTuple):
     largest: float
 
 
-ERROR = MeasuredError("counted in the code, checked on an NVIDIA H200", 104, 0.0093, 0.0446)
+ERROR = MeasuredError("counted in the code, checked on an NVIDIA H200", 117, 0.0117, 0.0636)
 
 
 def summarize_data(

@@ -72,10 +72,13 @@ def test_the_error_that_is_stated_is_that_of_the_grid() -> None:
         (row, predict(grid_job(row), row["loss"]).total / 2**20 / row["peak MiB"] - 1)
         for row in rows
     ]
-    recurrent = [error for row, error in found if row.get("backbone") == "gru4rec"]
-    assert len(recurrent) == 12
-    assert -0.01 < min(recurrent) < max(recurrent) < 0.18  # cuDNN takes less for a few positions
-    errors = [abs(error) for row, error in found if row.get("backbone") != "gru4rec"]
+    # Too much where a batch has few positions (cuDNN), or where attention has many pairs.
+    others = {"gru4rec": (-0.01, 0.18), "hstu": (-0.02, 0.1)}
+    for name, (lowest, highest) in others.items():
+        theirs = [error for row, error in found if row.get("backbone") == name]
+        assert len(theirs) == 12
+        assert lowest < min(theirs) < max(theirs) < highest
+    errors = [abs(error) for row, error in found if row.get("backbone") not in others]
     assert len(errors) == ERROR.sizes
     assert max(errors) == pytest.approx(ERROR.largest, abs=1e-3)
     assert mean(errors) == pytest.approx(ERROR.mean, abs=1e-3)
@@ -84,7 +87,11 @@ def test_the_error_that_is_stated_is_that_of_the_grid() -> None:
 @pytest.mark.parametrize("loss", ["ce", "sce"])
 @pytest.mark.parametrize("data", DATA)
 def test_the_peak_of_a_training(data: str, loss: str) -> None:
-    rows = [r for r in read(TRAININGS / f"{data}.jsonl") if r["settings"]["loss.name"] == loss]
+    rows = [
+        row
+        for row in read(TRAININGS / f"{data}.jsonl")
+        if (row["settings"]["model.name"], row["settings"]["loss.name"]) == ("sasrec", loss)
+    ]
     assert len(rows) == 3
     settings, items = rows[0]["settings"], rows[0]["dataset"]["n_items"]
     mean_length, spread, longer, users, events = DATA[data]

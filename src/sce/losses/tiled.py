@@ -47,7 +47,8 @@ def tiled_memory(
     # Logits, once more, and whether they count; rows of states and of items.
     scored = (17 if offset else 9) * logits + 4 * (rows + items)
     # The gradient of the states, and of the tile's items, which are sorted to be added up.
-    backward = states + max(2 * states, scored + (12 + 48 / shape.dim) * items)
+    added = 4 * (logits + rows + items) + (12 + 48 / shape.dim) * items
+    backward = states + max(2 * states, scored, added)
     kept += states
     return LossMemory(kept + max(scored, states), kept + backward - shape.state_bytes)
 

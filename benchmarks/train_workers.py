@@ -1,0 +1,359 @@
+"""SASRec trained by sce or by another library, each run by the interpreter that has it.
+
+    PYTHON train_workers.py '{"library": "rectools", "data": "data/beauty", ...}'
+
+benchmarks/train_peers.py starts it. Each library is used as its documentation says: its model, its
+loader, its training loop, its way to recommend. What all share is read here with numpy alone: a
+dataset of `sce prepare --split leave-one-out`. The last line printed is JSON: the times at which
+training steps began, memory, seconds of recommending. The items recommended to test users, [users,
+k] catalogue indices, -1 where there are fewer, are written to the file `out`.
+"""
+
+import importlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Codes = NDArray[np.int64]
+
+
+class Log:
+    """Training sequences and test histories, without the target, in catalogue indices."""
+
+    def __init__(self, data: str) -> None:
+        stored = {part: self._ragged(Path(data), part) for part in ("train", "test")}
+        self.train_users, self.train = stored["train"]
+        self.users, self.whole = stored["test"]
+        self.histories = [items[:-1] for items in self.whole]
+        counts = [len(items) for items in self.train]
+        self.targets = sum(counts) - len(counts)
+
+    @staticmethod
+    def _ragged(data: Path, part: str) -> tuple[Codes, list[Codes]]:
+        load = {
+            name: np.load(data / f"{part}_{name}.npy") for name in ("items", "offsets", "users")
+        }
+        items = np.split(load["items"].astype(np.int64), load["offsets"][1:-1])
+        return load["users"].astype(np.int64), items
+
+    def rows(self, codes: Codes) -> Codes:
+        """Where users of these codes stand among the test users."""
+        return np.searchsorted(self.users, codes)
+
+
+class Clock:
+    """Times at which training steps begin: when a module of the model is called to train."""
+
+    def __init__(self, limit: int | None) -> None:
+        self.limit, self.peak_mib = limit, 0.0
+        self.begun: list[float] = []
+
+    def watch(self, module: Any, *, stop: bool = False) -> None:
+        """Note when this module is called; with `stop`, end the loop that takes no limit."""
+
+        def tick(module: Any, _: Any) -> None:
+            if module.training:
+                self.begun.append(time.perf_counter())
+                self.peak_mib = peak_mib()
+                if stop and len(self.begun) == self.limit:
+                    raise Enough
+
+        module.register_forward_pre_hook(tick)
+
+
+class Enough(Exception):  # noqa: N818
+    """Training has made the steps that were asked for."""
+
+
+def peak_mib() -> float:
+    """Peak of the resident memory of this process so far."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+
+
+def import_(name: str) -> Any:
+    """Import a module that only some interpreters have."""
+    return importlib.import_module(name)
+
+
+def sce(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
+    """Sce: `fit` and `Recommender`. Its negatives are shared by a sequence, or as `shared` says."""
+    library = import_("sce")
+    dataset = library.PreparedDataset.load(job.data)
+    shape = {"dim": job.dim, "blocks": job.blocks, "max_length": job.length, "dropout": job.dropout}
+    model = library.SASRec(dataset.n_items, **shape, seed=job.seed)
+    loss = library.CrossEntropy()
+    if job.loss == "ce-":
+        loss = library.SampledCrossEntropy(job.negatives, shared=job.shared)
+    if job.loss == "sce":
+        loss = library.ScalableCrossEntropy()
+    clock.watch(model)
+    settings = library.TrainingSettings(
+        batch_size=job.batch,
+        learning_rate=job.lr,
+        epochs=job.epochs,
+        evaluate_every=job.epochs,
+        validation_users=100,  # the others are trained without validation
+        max_steps=clock.limit,
+        seed=job.seed,
+        device="cpu",
+    )
+    library.fit(model, loss, dataset, settings=settings, progress=False)
+    yield
+    vocabulary = import_("sce.data.vocabulary").Vocabulary
+    codes = vocabulary.from_integers(np.arange(dataset.n_items))
+    found = library.Recommender(model, codes).recommend(log.histories, k=job.k)
+    items = np.full((len(found), job.k), -1)
+    for row, one in enumerate(found):
+        items[row, : len(one.items)] = one.items
+    yield items
+
+
+def rectools(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
+    """RecTools: `SASRecModel`. Each position has negatives of its own."""
+    pandas, lightning = import_("pandas"), import_("pytorch_lightning")
+    sasrec, datasets = (
+        import_("rectools.models.nn.transformers.sasrec"),
+        import_("rectools.dataset"),
+    )
+
+    base: Any = sasrec.SASRecModel
+
+    class Watched(base):  # type: ignore[misc]
+        def _build_model_from_dataset(self, dataset: Any) -> None:
+            super()._build_model_from_dataset(dataset)
+            clock.watch(self.lightning_model.torch_model)
+
+    def trainer() -> Any:
+        return lightning.Trainer(
+            max_epochs=job.epochs,
+            max_steps=clock.limit or -1,
+            **LIGHTNING,
+        )
+
+    def dataset(users: Codes, sequences: list[Codes]) -> Any:
+        lengths = [len(items) for items in sequences]
+        time = np.concatenate([np.arange(length) for length in lengths])
+        columns: dict[str, Any] = {
+            "user_id": np.repeat(users, lengths),
+            "item_id": np.concatenate(sequences),
+        }
+        columns |= {"weight": 1, "datetime": pandas.to_datetime(time, unit="s")}
+        return datasets.Dataset.construct(pandas.DataFrame(columns))
+
+    lightning.seed_everything(job.seed)
+    model = Watched(
+        n_blocks=job.blocks,
+        n_heads=1,
+        n_factors=job.dim,
+        dropout_rate=job.dropout,
+        session_max_len=job.length,
+        loss={"ce": "softmax", "ce-": "sampled_softmax"}[job.loss],
+        n_negatives=job.negatives,
+        lr=job.lr,
+        batch_size=job.batch,
+        get_trainer_func=trainer,
+    )
+    model.fit(dataset(log.train_users, log.train))
+    yield
+    known = dataset(log.users, log.histories)
+    found = model.recommend(log.users, known, k=job.k, filter_viewed=True)
+    items = np.full((len(log.users), job.k), -1)
+    items[log.rows(found["user_id"].to_numpy()), found["rank"] - 1] = found["item_id"]
+    yield items
+
+
+LIGHTNING: dict[str, Any] = {
+    "accelerator": "cpu",
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "limit_val_batches": 0,
+}
+
+
+def replay(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
+    """RePlay: `SasRec` with its length buckets and trimmed batches. Negatives are the batch's."""
+    arrow, lightning = import_("pyarrow"), import_("lightning")
+    data, nn = import_("replay.data"), import_("replay.data.nn")
+    wrapped, transform = import_("replay.nn.lightning"), import_("replay.nn.transform")
+    sequential, losses = import_("replay.nn.sequential"), import_("replay.nn.loss")
+    templates = import_("replay.nn.transform.template")
+    buckets = import_("replay.nn.sequential.length_bucket")
+    callbacks = import_("replay.nn.lightning.callback")
+    filters = import_("replay.nn.lightning.postprocessor")
+    n_items = 1 + max(int(items.max()) for items in log.whole)
+    lightning.seed_everything(job.seed)
+    source = nn.TensorFeatureSource(data.FeatureSource.INTERACTIONS, "item_id")
+    item = nn.TensorFeatureInfo(
+        "item_id",
+        is_seq=True,
+        feature_type=data.FeatureType.CATEGORICAL,
+        embedding_dim=job.dim,
+        padding_value=n_items,
+        cardinality=n_items,
+        feature_hint=data.FeatureHint.ITEM_ID,
+        feature_sources=[source],
+    )
+    schema = nn.TensorSchema([item])
+    model = sequential.SasRec.from_params(
+        schema,
+        embedding_dim=job.dim,
+        num_heads=1,
+        num_blocks=job.blocks,
+        max_sequence_length=job.length,
+        dropout=job.dropout,
+    )
+    model.body.encoder = buckets.LengthBucketedQueryEncoder(model.body.encoder, bucket_size=32)
+    steps = templates.make_default_sasrec_transforms(schema)
+    steps["train"].insert(
+        2, transform.TargetAwareAdaptiveTrimTransform(["item_id", "positive_labels"])
+    )
+    if job.loss == "ce-":
+        model.loss = losses.CESampled(ignore_index=n_items)
+        model.loss.logits_callback = model.get_logits
+        steps["train"].append(transform.UniformNegativeSamplingTransform(n_items, job.negatives))
+    clock.watch(model)
+
+    def table(users: Codes, sequences: list[Codes], path: Path) -> str:
+        columns = {"user_id": users, "item_id": sequences, "seen_ids": sequences}
+        import_("pyarrow.parquet").write_table(arrow.table(columns), path)
+        return str(path)
+
+    with tempfile.TemporaryDirectory() as made:
+        longest = max(len(items) for items in log.histories)
+        shape = {"padding": n_items}
+        shapes = {
+            "train": {"user_id": {}, "item_id": {"shape": job.length + 1, **shape}},
+            "predict": {
+                "user_id": {},
+                "item_id": {"shape": job.length, **shape},
+                "seen_ids": {"shape": longest, **shape},
+            },
+        }
+        module = import_("replay.data.nn.parquet.parquet_module").ParquetModule(
+            batch_size={"train": job.batch, "predict": 256},
+            metadata=shapes,
+            transforms={part: steps[part] for part in shapes},
+            train_path=table(log.train_users, log.train, Path(made, "train.parquet")),
+            predict_path=table(log.users, log.histories, Path(made, "predict.parquet")),
+        )
+        learner = wrapped.LightningModule(
+            model, optimizer_factory=wrapped.optimizer.OptimizerFactory(learning_rate=job.lr)
+        )
+        lightning.Trainer(
+            max_epochs=job.epochs,
+            max_steps=clock.limit or -1,
+            **LIGHTNING,
+        ).fit(learner, datamodule=module)
+        yield
+        best = callbacks.TorchTopItemsCallback(job.k, "user_id", [filters.SeenItemsFilter(n_items)])
+        trainer = lightning.Trainer(callbacks=[best], **LIGHTNING)
+        trainer.predict(learner, datamodule=module, return_predictions=False)
+        users, found, _ = best.get_result()
+    items = np.full((len(log.users), job.k), -1)
+    items[log.rows(users.numpy())] = found.numpy()
+    yield items
+
+
+def recbole(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
+    """RecBole: `SASRec`, a sample for each target. Its batch has as many as the others have."""
+    torch, config_of = import_("torch"), import_("recbole.config")
+    data, utils = import_("recbole.data"), import_("recbole.utils")
+    with tempfile.TemporaryDirectory() as made:
+        Path(made, "log").mkdir()
+        with Path(made, "log", "log.inter").open("w") as file:
+            file.write("user_id:token\titem_id:token\ttimestamp:float\n")
+            for user, items in zip(log.users, log.whole, strict=True):
+                file.writelines(f"{user}\t{item}\t{at}\n" for at, item in enumerate(items))
+        settings = {
+            "data_path": made,
+            "checkpoint_dir": made,
+            "use_gpu": False,
+            "state": "ERROR",
+            "show_progress": False,
+            "seed": job.seed,
+            "load_col": {"inter": ["user_id", "item_id", "timestamp"]},
+            "MAX_ITEM_LIST_LENGTH": job.length,
+            "eval_args": {"split": {"LS": "valid_and_test"}, "order": "TO", "mode": "full"},
+            "train_neg_sample_args": None,
+            "loss_type": "CE",
+            "n_layers": job.blocks,
+            "n_heads": 1,
+            "hidden_size": job.dim,
+            "inner_size": job.dim,
+            "hidden_act": "relu",
+            "hidden_dropout_prob": job.dropout,
+            "attn_dropout_prob": job.dropout,
+            "epochs": job.epochs,
+            "train_batch_size": round(job.batch * log.targets / len(log.train)),
+            "eval_batch_size": 256,
+            "learning_rate": job.lr,
+        }
+        sys.argv = sys.argv[:1]  # it reads them too
+        config = config_of.Config(model="SASRec", dataset="log", config_dict=settings)
+        utils.init_seed(job.seed, True)
+        dataset = data.create_dataset(config)
+        train, _, test = data.data_preparation(config, dataset)
+        model = utils.get_model("SASRec")(config, train.dataset)
+        clock.watch(model.trm_encoder, stop=True)
+        trainer = utils.get_trainer(config["MODEL_TYPE"], "SASRec")(config, model)
+        with suppress(Enough):
+            trainer.fit(train, saved=False, verbose=False)
+    yield
+    model.eval()
+    items = np.full((len(log.users), job.k), -1)
+    of_token = np.array([-1, *map(int, dataset.field2id_token["item_id"][1:])])
+    token_of = np.argsort(of_token)[1:]  # as many items in both
+    assert (of_token[token_of] == np.arange(len(token_of))).all()
+    for batch, *_ in test:  # with -inf for those seen, which it has no function for
+        users = dataset.id2token("user_id", batch["user_id"].numpy()).astype(np.int64)
+        rows = log.rows(users)
+        with torch.no_grad():
+            scores = model.full_sort_predict(batch)
+        scores[:, 0] = -torch.inf
+        for place, row in enumerate(rows):
+            scores[place, token_of[log.histories[row]]] = -torch.inf
+        items[rows] = of_token[scores.topk(job.k).indices.numpy()]
+    yield items
+
+
+LIBRARIES = {"sce": sce, "rectools": rectools, "replay": replay, "recbole": recbole}
+PACKAGES = {"replay": "replay-rec"}
+
+
+def work(job: Any) -> dict[str, Any]:
+    """Train and recommend as a job says."""
+    log, clock = Log(job.data), Clock(job.steps and job.warm_up + job.steps + 1)
+    parts = LIBRARIES[job.library](job, log, clock)
+    next(parts)
+    begun = time.perf_counter()
+    items = next(parts)
+    seconds = time.perf_counter() - begun
+    np.save(job.out, items)
+    package = PACKAGES.get(job.library, job.library)
+    return {
+        "begun": clock.begun,
+        "peak MiB": clock.peak_mib,
+        "peak MiB in all": peak_mib(),
+        "recommend s": seconds,
+        "targets": log.targets,
+        "version": version(package) if job.library != "sce" else import_("sce").__version__,
+        "torch": version("torch"),
+    }
+
+
+if __name__ == "__main__":
+    found = work(SimpleNamespace(**json.loads(sys.argv[1])))
+    print("\n" + json.dumps(found), flush=True)
