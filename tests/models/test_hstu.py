@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pytest
 import torch
 from torch import Tensor
@@ -357,6 +356,7 @@ def test_from_a_log_to_recommendations_by_commands(
     timed = [EngineRequest(**one) for one in asked]
     for mine, theirs in zip(catalogue.engine.recommend(timed), scores, strict=True):
         np.testing.assert_allclose(mine.scores, theirs, atol=1e-5)
+    pl = pytest.importorskip("polars")
     frame = pl.DataFrame({"user": [1, 1], "item": [4, 3], "time": [10**9 + 10**6, 10**9]})
     (of_frame,) = loaded.recommend(frame)
     np.testing.assert_allclose(of_frame.scores, scores[1], atol=1e-5)
