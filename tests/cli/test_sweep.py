@@ -166,10 +166,10 @@ def test_settings_that_the_file_has_already_are_no_others(
     command += ["--time-budget", "1s", "--set", "training.device=cpu"]
     main([*command, "--seeds", "0"])
     main([*command, "training.epochs=1", "--seeds", "1"])
-    assert "will not be compared" not in capsys.readouterr().err
+    assert "compared any more" not in capsys.readouterr().err
     assert len(SweepDirectory(out).read_sweeps()[0].keys) == 4
     main([*command, "training.epochs=2", "--seeds", "1"])
-    assert "4 runs of other settings will not be compared" in capsys.readouterr().err
+    assert "4 runs of other settings are not compared any more" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
