@@ -158,6 +158,7 @@ def test_similar_items_and_search(client: TestClient) -> None:
         ({"history": None}, 400, "history must be a list of item ids; got None"),
         ({"history": [1], "keep_seen": 1}, 400, "keep_seen is true or false; got 1"),
         ({"history": [1], "times": [True]}, 400, "times are whole numbers of seconds; got [True]"),
+        ({"history": [1, 1], "times": [9, 5]}, 400, "times do not go back, as the last event is"),
         ({"history": [1], "times": []}, 400, "a history of 1 events has as many times; got 0"),
         ([{"history": [1]}, 5], 400, "request 1: a request is an object"),
         ([], 400, "a list has 1 to 3 requests; got 0"),

@@ -13,7 +13,7 @@ wait for each other busily at every product, which beside other work takes sever
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -358,11 +358,15 @@ def _strange(ids: Sequence[Id] | None, codes: Codes) -> tuple[Id, ...]:
 
 
 def check_times(times: object, history: Sequence[object]) -> None:
-    """Refuse times that are not whole seconds, one for each event."""
+    """Refuse times that are not whole seconds, one for each event, in their order."""
     if not isinstance(times, list | tuple) or {*map(type, times)} - {int}:
         raise InputError(f"times are whole numbers of seconds; got {show_value(times)}")
     if len(times) != len(history):
         raise InputError(f"a history of {len(history)} events has as many times; got {len(times)}")
+    if any(later < before for before, later in pairwise(times)):
+        raise InputError(
+            f"times do not go back, as the last event is last; got {show_value(times)}"
+        )
 
 
 def one_core_a_call() -> None:
