@@ -2,14 +2,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 
 from sce.cli import main
 from sce.cli import recommend as command
-from sce.cli.requests import read_items
 from sce.data.vocabulary import Vocabulary
-from sce.errors import InputError
 from sce.recommend import Recommender
 from sce.training.run import Run
 from tests.complaint import complaint
@@ -36,56 +33,6 @@ def answers(run: Run, capsys: Capture, *options: str) -> tuple[dict[Any, list[An
     captured = capsys.readouterr()
     records = [json.loads(line) for line in captured.out.splitlines()]
     return {record["user_id"]: record["items"] for record in records}, captured.err
-
-
-# --- files of items
-
-
-FILES = {
-    "items.txt": b"\xef\xbb\xbf60\r\n\n61\n",
-    "items": b"60\n61",
-    "items.csv": b"price,Item ID\n1,60\n2,61\n",
-    "items.tsv": b"sku\tname\n60\ta\n61\tb\n",
-    "items.jsonl": b'{"product_id": 60, "x": 1}\n{"product_id": 61}\n',
-}
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_files_of_items(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(FILES[name])
-    listed = read_items(tmp_path / name, "--allow")
-    assert listed is not None
-    assert list(map(str, listed)) == ["60", "61"]
-
-
-def test_items_may_be_called_as_in_the_log(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("item_id,ref\n1,60\n2,61\n")
-    for column, expected in (("ref", [60, 61]), ("other", [1, 2]), (None, [1, 2])):
-        assert read_items(tmp_path / "a.csv", "--allow", column) == expected
-
-
-def test_parquet_and_text(tmp_path: Path) -> None:
-    pl.DataFrame({"x": [1.5, 2, 3], "asin": ["B1", None, "B3"]}).write_parquet(
-        tmp_path / "a.parquet"
-    )
-    assert read_items(tmp_path / "a.parquet", "--allow") == ["B1", "B3"]
-    assert read_items(None, "--allow") is None
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("items.txt", "\n \n", r"items.txt \(--allow\) names no item"),
-        ("items.csv", "60\n61\n", "header line missing.*one id a line into a .txt file"),
-        ("items.csv", "", "empty"),
-        ("items.csv", "item,sku\n1,2\n", "could all be the item; choose one with the header"),
-        ("items.csv", "a,b\n1,2\n", "name the right one with the header item_id, or write one id"),
-    ],
-)
-def test_files_without_items(name: str, content: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(content)
-    with pytest.raises(InputError, match=message):
-        read_items(tmp_path / name, "--allow")
 
 
 # --- filters for all

@@ -52,7 +52,7 @@ def test_users_are_those_of_the_right_dataset(tmp_path: Path) -> None:
 
 def test_the_state_changes_with_any_file(tmp_path: Path) -> None:
     titles = tmp_path / "titles.csv"
-    source = Source(write_export(tmp_path / "export"), titles)
+    source = Source(write_export(tmp_path / "export"), (titles,))
     assert source.state() is None
     titles.write_text("item_id,title\n101,x\n")
     states = [source.state()]

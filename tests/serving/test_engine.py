@@ -11,7 +11,8 @@ import threadpoolctl
 
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
-from sce.serving.engine import Engine, Found, Id, Request, one_core_a_call, onnx_encoder
+from sce.serving.engine import Engine, Found, Id, Request, one_core_a_call
+from sce.serving.onnx_graph import onnx_encoder
 from sce.serving.ranking import Codes, Floats
 
 NAMES = [f"item {n:03d}" for n in range(200)]
@@ -99,6 +100,36 @@ def test_an_allow_list_costs_its_own_rows_alone(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(np, "matmul", matmul)
     ENGINE.recommend([Request(NAMES[:2], allow=NAMES[3:6])])
     assert shapes == [((3, 8), (8, 1))]
+
+
+def test_of_what_is_offered_alone_is_recommended_and_scored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    offered, counts = np.arange(0, 200, 3), np.random.default_rng(2).integers(0, 20, 200)
+    names = [NAMES[n] for n in offered]
+    engine = replace(ENGINE, offered=offered, popularity=counts)
+    for first in range(0, len(REQUESTS), 7):
+        requests = REQUESTS[first : first + 7]
+        for request, found in zip(requests, engine.recommend(requests), strict=True):
+            own = names if request.allow is None else [i for i in request.allow if i in names]
+            if found.known:
+                assert found.items == expected(replace(request, allow=own))
+    (popular,) = engine.recommend([Request([], k=200)])
+    assert popular.items == [NAMES[n] for n in sorted(offered, key=lambda n: (-counts[n], n))]
+    for code in (0, 1):
+        unit = TABLE / np.linalg.norm(TABLE, axis=1, keepdims=True)
+        order = sorted({*offered.tolist()} - {code}, key=lambda n: -(unit @ unit[code])[n])
+        for k in (5, 200):
+            assert engine.similar(NAMES[code], k).items == [NAMES[n] for n in order[:k]]
+    many = np.random.default_rng(3).standard_normal((70_000, 8)).astype(np.float32)
+    ids, some = Vocabulary.from_integers(range(70_000)), np.arange(0, 70_000, 2)
+    large = Engine(mean, many, ids, MAX_LENGTH, "version", screened=True, offered=some)
+    asked = Request([4, 5, 7], block=[10, 11])
+    (found,) = large.recommend([asked])
+    plain = replace(large, screened=False, offered=None)
+    (one_by_one,) = plain.recommend([replace(asked, allow=some.tolist())])
+    assert found.items == one_by_one.items
+    assert large._screen is not None
 
 
 def test_many_threads_find_what_one_does() -> None:

@@ -91,6 +91,25 @@ def test_malformed_requests_get_4xx_and_nothing_else(
         print(f"\nmalformed requests: {len(given)} cases, {dict(sorted(counts.items()))}", end=" ")
 
 
+def test_what_is_in_stock_is_read_again(tmp_path: Path) -> None:
+    path, stock = write_export(tmp_path / "export"), tmp_path / "stock.txt"
+    stock.write_text("101\n102\n103\n")
+    with serving(path, "--allow", str(stock), "--watch") as server:
+
+        def items(**wishes: Any) -> list[int]:
+            found = server.ask("/recommend", {"history": [110], **wishes})[1]
+            return sorted(item["item"] for item in found["items"])
+
+        assert items() == [101, 102, 103]
+        assert items(allow=[102, 120]) == [102]
+        stock.write_text("120\n121\n")
+        wait_for(lambda: items() == [120, 121])
+        stock.write_text("")
+        server.send(signal.SIGHUP)
+        wait_for(lambda: "(--allow) names no item" in server.log.read_text())
+        assert items() == [120, 121]
+
+
 def test_a_new_version_is_taken_up_without_a_dropped_request(tmp_path: Path) -> None:
     path = write_export(tmp_path / "export")
     with serving(path, "--watch") as server, load(server) as answers:

@@ -15,7 +15,8 @@ from cyclopts import Parameter
 
 from sce import __version__
 from sce.cli import say
-from sce.cli.requests import read_items, stream_requests
+from sce.cli.lists import read_items
+from sce.cli.requests import stream_requests
 from sce.cli.rows import Format, open_rows
 from sce.cli.titles import titles_for
 from sce.data.lines import STDIN, read_lines

@@ -1,4 +1,4 @@
-"""Requests and lists of items, as files of the command line hold them."""
+"""Requests, as files of the command line hold them."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -6,34 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sce.data.formats import COMPRESSIONS, ENDINGS
-from sce.data.lines import name_of, parse_line, read_lines
-from sce.errors import InputError, needing
+from sce.data.lines import name_of, parse_line
+from sce.errors import InputError
 from sce.recommend import Recommended, Recommender, Request
 from sce.requests import Id, list_ids
 
 _MEMBERS = {"user_id", "history", "k", "keep_seen", "allow", "block", "times"}
-
-
-def read_items(path: Path | None, option: str, column: str | None = None) -> list[Id] | None:
-    """Ids of a file: one a line, or the column of items where its name tells a table.
-
-    `column` is what the items of the log were said to be called; the file may call them so too.
-    """
-    if path is None:
-        return None
-    name = path.name.lower()
-    ending = Path(name.removesuffix(next(filter(name.endswith, COMPRESSIONS), ""))).suffix
-    if ending not in ENDINGS:
-        listed: list[Id] = [text for _, text in read_lines(path)]
-    else:
-        remedy = ", or write one id a line into a .txt file"
-        with needing("prepare", f"reading {path}", remedy):
-            from sce.data.reading import read_item_column
-        listed = read_item_column(path, column)
-    if not listed:
-        raise InputError(f"{name_of(path)} ({option}) names no item")
-    return listed
 
 
 def stream_requests(

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from sce.cli import say
+from sce.cli.lists import offered
 from sce.cli.titles import rows_of_titles, titles_for
 from sce.errors import InputError, needing
 from sce.serving.asking import Limits
@@ -37,6 +38,8 @@ def serve(
     titles: Path | None = None,
     titles_columns: tuple[str, str] | None = None,
     data: Path | None = None,
+    allow: Path | None = None,
+    block: Path | None = None,
     index: Annotated[bool | None, Parameter(negative="--no-index")] = None,
     watch: Annotated[bool, Parameter(show_default=False)] = False,
     token_file: Path | None = None,
@@ -59,8 +62,12 @@ def serve(
         titles_columns: Its columns of ids and titles, if they have no usual names.
         data: Dataset of the run, for requests that name a user of the log instead of a history.
             [default: that of a run, if it is where it was; of an export none]
+        allow: File of the items that may be recommended at all, such as those in stock: one id a
+            line, or a csv, jsonl or parquet file with a column item_id (the extra "prepare"). It
+            is read again with every new version. A request's own "allow" narrows it.
+        block: Likewise, of items never to be recommended.
         index: Search an index of the export instead of scoring all items. [default: from 2,000,000
-            items on, where it takes less time, if the export has one]
+            items on, where it takes less time, if the export has one, and without such lists]
         watch: Take up a new version as soon as the files change.
         token_file: File with a token that clients must send as "Authorization: Bearer TOKEN".
             [default: that in the variable SCE_TOKEN; without, anybody may ask]
@@ -85,7 +92,9 @@ def serve(
     token = _read_token(token_file)
     server = _needs("server")
     named = partial(titles_for, file=titles, columns=titles_columns)
-    source = _needs("catalogue").Source(path, titles, data, index, named)
+    offer = partial(offered, allow=allow, block=block)
+    files = tuple(file for file in (titles, allow, block) if file is not None)
+    source = _needs("catalogue").Source(path, files, data, index, named, offer)
     _listen(host, port).close()  # whether it can, before what takes long
     if source.is_run:
         rows_of_titles(titles, titles_columns)  # refused now, if at all

@@ -12,19 +12,22 @@ Codes = NDArray[np.integer[Any]]
 class MostPopular:
     """Items by the number of their training events; of equally many, the first in the catalogue."""
 
-    def __init__(self, counts: NDArray[np.int64]) -> None:
-        self.counts = counts
+    def __init__(self, counts: NDArray[np.int64], among: Codes | None = None) -> None:
+        """Of all items, or `among` some, ascending."""
+        self.counts, self.among = counts, among
 
     @cached_property
     def _order(self) -> NDArray[np.int64]:
-        return np.argsort(-self.counts, kind="stable")
+        if self.among is None:
+            return np.argsort(-self.counts, kind="stable")
+        return self.among[np.argsort(-self.counts[self.among], kind="stable")].astype(np.int64)
 
     def best(
         self, k: int, *, kept: Codes | None = None, masked: Codes | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Items and counts of the k most popular, or of all that are left, the first the most so.
 
-        They are chosen from those `kept`, by default all, without those `masked`.
+        They are chosen from those `kept`, by default all of them, without those `masked`.
         """
         never = np.empty(0, np.int64) if masked is None else masked
         if kept is None:

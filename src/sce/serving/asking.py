@@ -48,7 +48,9 @@ def read_requests(body: bytes, limits: Limits) -> tuple[list[Asked], bool]:
     if not isinstance(given, list):
         return [read_request(given, limits)], False
     if not 1 <= len(given) <= limits.requests:
-        raise InputError(f"a list has 1 to {limits.requests:,} requests; got {len(given):,}")
+        raise InputError(
+            f"a list has 1 to {limits.requests:,} requests (--limits.requests); got {len(given):,}"
+        )
     found = []
     for number, one in enumerate(given):
         try:
@@ -57,7 +59,9 @@ def read_requests(body: bytes, limits: Limits) -> tuple[list[Asked], bool]:
             raise InputError(f"request {number}: {error}") from None
     wanted = sum((one.request if isinstance(one, OfUser) else one).k for one in found)
     if wanted > limits.items:
-        raise InputError(f"a list asks for up to {limits.items:,} items in all; got {wanted:,}")
+        raise InputError(
+            f"a list asks for up to {limits.items:,} items in all (--limits.items); got {wanted:,}"
+        )
     return found, True
 
 
@@ -82,7 +86,10 @@ def read_request(given: Any, limits: Limits) -> Asked:
         if given.get(name) is not None or (name == "history" and "user" not in given):
             check_ids(name, given[name])
             if (size := len(given[name])) > limits.ids:
-                raise InputError(f"{name} has {size:,} ids; at most {limits.ids:,} are taken")
+                raise InputError(
+                    f"{name} has {size:,} ids; at most {limits.ids:,} are taken "
+                    "(--limits.ids of the server, whose own --allow and --block have no limit)"
+                )
     if (times := given.get("times")) is not None:
         check_times(times, given.get("history", ()))
     keep_seen = given.get("keep_seen", False)
@@ -102,5 +109,7 @@ def read_request(given: Any, limits: Limits) -> Asked:
 def read_k(given: Any, limits: Limits) -> int:
     """How many items."""
     if type(given) is not int or not 1 <= given <= limits.k:
-        raise InputError(f"k is a whole number from 1 to {limits.k:,}; got {show_value(given)}")
+        raise InputError(
+            f"k is a whole number from 1 to {limits.k:,} (--limits.k); got {show_value(given)}"
+        )
     return given

@@ -19,6 +19,7 @@ from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 from sce.serving.engine import Engine, Found, Id, Request
 from sce.serving.exported import MANIFEST
+from sce.serving.ranking import Codes
 from sce.serving.search import Search
 from sce.serving.users import NO_USERS, OfUser, Users
 
@@ -143,13 +144,16 @@ class Source:
     """An export, or a run that is exported whenever it is loaded."""
 
     path: Path
-    titles: Path | None = None
+    files: tuple[Path, ...] = ()
+    """That belong to it: of titles, and of what is offered."""
     data: Path | None = None
     """The dataset of its run, whose users may be asked for; of a run, its own if it is there."""
     index: bool | None = None
     """Search approximately: see `Engine.load`."""
     read_titles: Callable[[Vocabulary], Vocabulary | None] = lambda item_ids: None
     """Titles by catalogue index, from the file; None for those of the export."""
+    read_offered: Callable[[Vocabulary], Codes | None] = lambda item_ids: None
+    """Indices of the items that may be recommended, from files; None for all."""
     ended: Event = field(default_factory=Event)
     """Set when nothing is to be loaded any more: an export that is under way is given up."""
 
@@ -199,8 +203,9 @@ class Source:
 
     def _catalogue(self, engine: Engine, users: Users | None) -> Catalogue:
         titles = self.read_titles(engine.item_ids)
-        catalogue = Catalogue.of(engine if titles is None else replace(engine, titles=titles))
-        return replace(catalogue, users=users)
+        named = engine if titles is None else replace(engine, titles=titles)
+        offered = self.read_offered(engine.item_ids)
+        return replace(Catalogue.of(replace(named, offered=offered)), users=users)
 
     def _users_of_run(self) -> Users | None:
         """Those of its dataset; none if that is not where it was, unless it was given."""
@@ -219,7 +224,7 @@ class Source:
         try:
             names = _OF_RUN if self.is_run else [file.name for file in self.path.iterdir()]
             files = [self.path / name for name in sorted(names)]
-            files += [self.titles] if self.titles else []
+            files += self.files
             files += [self.data / PREPARED.file] if self.data else []
             stats = [file.stat() for file in files]
         except OSError:

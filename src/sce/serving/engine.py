@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +25,7 @@ from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, show_value
 from sce.serving.exported import MANIFEST, Exported, open_export
 from sce.serving.index import FROM, Index
-from sce.serving.onnx_graph import make_session, needed
+from sce.serving.onnx_graph import needed, onnx_encoder
 from sce.serving.ranking import Codes, Floats, rank, rescore, rounding, top_k, warm_up
 from sce.serving.screen import Screen, exact_here
 
@@ -98,7 +97,10 @@ class Engine:
     dataset: str | None = None
     """Content of the dataset that it was trained on."""
     index: Index | None = None
-    """Where the best items are searched, instead of scoring all; lists of allowed ones are not."""
+    """Where the best items are searched, instead of scoring all; lists of allowed ones, and what
+    is offered, are not."""
+    offered: Codes | None = None
+    """The items that may be recommended, ascending indices; without, all. Only they are scored."""
     uses_times: bool = False
     """The encoder is given the times of events."""
     screened: bool = False
@@ -160,12 +162,24 @@ class Engine:
 
     @cached_property
     def _screen(self) -> Screen | None:
-        wanted = self.screened and self.n_items >= _SCREENED and exact_here()
-        return Screen(self.table) if wanted else None
+        wanted = self.screened and len(self._shelf) >= _SCREENED and exact_here()
+        return Screen(self._shelf) if wanted else None
 
     @cached_property
     def _popular(self) -> MostPopular | None:
-        return None if self.popularity is None else MostPopular(self.popularity)
+        return None if self.popularity is None else MostPopular(self.popularity, self.offered)
+
+    @cached_property
+    def _shelf(self) -> Floats:
+        """Vectors of what is offered."""
+        return self.table if self.offered is None else self.table[self.offered]
+
+    @cached_property
+    def _places(self) -> Codes:
+        """The place of each item on the shelf, -1 where it is not offered."""
+        places = np.full(self.n_items, -1)
+        places[self.offered] = np.arange(len(self._shelf))
+        return places
 
     @property
     def n_items(self) -> int:
@@ -232,10 +246,12 @@ class Engine:
         vector = self.table[code : code + 1] / norms[code]
         scores = (self.table @ vector[0]) / norms
         scores[code] = -np.inf
+        if self.offered is not None:
+            scores[self._places < 0] = -np.inf
         place = max(0, self.n_items - k)
         least = np.partition(scores, place)[place] - np.float32(rounding(self.dim))
         close = np.flatnonzero(scores >= least)
-        close = close[close != code]
+        close = close[scores[close] > -np.inf]
         exact = rescore(vector, self.table, np.zeros_like(close), close) / norms[close]
         order = np.lexsort((close, -exact))[:k]
         return Found(self.item_ids.decode(close[order]), exact[order], known=1)
@@ -290,6 +306,7 @@ class Engine:
             codes = None
             if request.allow is not None:
                 codes = np.setdiff1d(allowed[row], np.append(hidden[row], -1))
+                codes = codes if self.offered is None else codes[self._places[codes] >= 0]
             if row not in states:
                 if self._popular is not None:
                     ranked[row] = self._popular.best(request.k, kept=codes, masked=hidden[row])
@@ -314,7 +331,7 @@ class Engine:
     ) -> list[tuple[Codes, Floats]]:
         """The best of the catalogue for each state, given how many, and which not."""
         near: list[Codes | None] = [None] * len(states)
-        if self.index is not None:
+        if self.index is not None and self.offered is None:
             near = self.index.near(states, depths, hidden)
         all_ = [row for row, items in enumerate(near) if items is None]
         found = dict(zip(all_, self._exact(states, depths, hidden, all_), strict=True))
@@ -334,13 +351,20 @@ class Engine:
         """The best for some rows, out of all items."""
         if not rows:
             return []
-        states, depths = states[rows], depths[rows]
+        states, depths, table = states[rows], depths[rows], self._shelf
         of = np.repeat(np.arange(len(rows)), [len(hidden[row]) for row in rows])
         flat = np.concatenate([hidden[row] for row in rows]), of
+        if self.offered is not None:
+            places = self._places[flat[0]]
+            flat = places[places >= 0], of[places >= 0]
         found = self._screen and self._screen.candidates(states, depths, flat)
         if found:
-            return rank(states, self.table, depths, found, self._norm)
-        return top_k(states, self.table, depths, flat, self._norm)
+            best = rank(states, table, depths, found, self._norm)
+        else:
+            best = top_k(states, table, depths, flat, self._norm)
+        if self.offered is None:
+            return best
+        return [(self.offered[places], scores) for places, scores in best]
 
 
 def check_ids(name: str, given: object) -> None:
@@ -372,16 +396,3 @@ def check_times(times: object, history: Sequence[object]) -> None:
 def one_core_a_call() -> None:
     """Let BLAS use one thread a call, in this whole process."""
     needed("threadpoolctl").threadpool_limits(1, "blas")
-
-
-def onnx_encoder(model: bytes, *, threads: int = 1) -> Encode:
-    """The encoder in an ONNX file."""
-    session = make_session(model, threads=threads)
-    names = [each.name for each in session.get_inputs()]
-
-    def encode(*given: NDArray[Any]) -> Floats:
-        states: NDArray[np.float32]
-        (states,) = session.run(None, dict(zip(names, given, strict=True)))
-        return states
-
-    return encode

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from sce.errors import InputError
@@ -91,6 +92,19 @@ def make_session(model: bytes, *, threads: int = 1) -> Any:
     # Threads that wait busily would take the cores from numpy, which ranks between two batches.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def onnx_encoder(model: bytes, *, threads: int = 1) -> Callable[..., NDArray[np.float32]]:
+    """The encoder in an ONNX file."""
+    session = make_session(model, threads=threads)
+    names = [each.name for each in session.get_inputs()]
+
+    def encode(*given: NDArray[Any]) -> NDArray[np.float32]:
+        states: NDArray[np.float32]
+        (states,) = session.run(None, dict(zip(names, given, strict=True)))
+        return states
+
+    return encode
 
 
 def needed(module: str, extra: str = "serve") -> Any:

@@ -289,7 +289,7 @@ async def _read_body(request: Request, most: int) -> bytes:
     async for part in request.stream():
         body += part
         if len(body) > most:
-            raise HTTPException(413, f"the body has more than {most:,} bytes")
+            raise HTTPException(413, f"the body has more than {most:,} bytes (--limits.body)")
     return bytes(body)
 
 
