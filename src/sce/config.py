@@ -177,6 +177,26 @@ def with_model_of(path: Path, file: Layer) -> Layer:
     return {**file, "model": {**run.config["model"], **file.get("model", {})}}
 
 
+def settings_of(path: Path, *layers: Layer) -> Layer:
+    """The settings of a run, for going on with it; none of a model or loss that layers rename."""
+    config, found = Run.open(path).config, {}
+    for section, classes in SECTIONS.items():
+        own = config[section].get("name", "")
+        wished = [layer.get(section, {}).get("name", own) for layer in layers]
+        if own in classes and {*wished} <= {own}:
+            found[section] = _listed(config[section], {"name", *setting_types(section)})
+    return found
+
+
+def _listed(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Some settings as they were before JSON made lists of tuples."""
+    return {
+        name: tuple(settings[name]) if isinstance(settings[name], list) else settings[name]
+        for name in settings
+        if name in names
+    }
+
+
 def settings_like(path: Path, given: Layer) -> Layer:
     """The settings of a run that has ended, with its best epoch as the number of epochs."""
     run = Run.open(path)
@@ -188,12 +208,7 @@ def settings_like(path: Path, given: Layer) -> Layer:
             f"{path} was trained in Python with {run.model} and {run.loss}, of which one is not of "
             "sce: train the like of it there"
         )
-    layer = {
-        section: {
-            name: tuple(v) if isinstance(v, list) else v for name, v in run.config[section].items()
-        }
-        for section in SECTIONS
-    }
+    layer = {section: _listed(run.config[section], run.config[section]) for section in SECTIONS}
     best, training = result["best_epoch"], layer["training"]
     scheduled = training.get("schedule", "constant") != "constant"
     if scheduled and best != training.get("epochs") and "epochs" not in given.get("training", {}):

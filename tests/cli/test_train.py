@@ -147,6 +147,27 @@ def test_without_a_directory_the_run_of_another_device_is_resumed(
     assert len(Run.open("runs/cycle-ce").metrics()) == 2
 
 
+def test_a_run_is_resumed_with_its_own_settings(
+    data: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    run = tmp_path / "run"
+    given = ["--loss", "gbce", "--model.name", "gru4rec", "--model.dim", "8", "--seed", "3"]
+    command = ["train", str(data), "--out", str(run)]
+    assert main([*command, *given, "--training.betas", "0.8", "0.9", "--epochs", "1"]) == 0
+    before = Run.open(run).config
+    assert main([*command, "--resume", "--epochs", "2"]) == 0
+    assert len(Run.open(run).metrics()) == 2
+    assert main([*command, "--resume"]) == 0  # two epochs are all that were asked for
+    after = Run.open(run).config
+    assert len(Run.open(run).metrics()) == 2
+    assert after == {**before, "training": before["training"] | {"epochs": 2}}
+    capsys.readouterr()
+    for option, was in (("--model.dim 16", "8"), ("--loss.name sce", "'gbce'")):
+        line = complaint([*command, "--resume", *option.split()], capsys)
+        assert "cannot be resumed with other settings: " in line
+        assert f"{option.split()[0]} was {was} and is now " in line
+
+
 def test_where_nothing_is_nothing_is_resumed(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:

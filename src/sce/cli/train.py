@@ -25,6 +25,7 @@ from sce.config import (
     load_toml,
     setting_types,
     settings_like,
+    settings_of,
     with_model_of,
 )
 from sce.data.prepared import PreparedDataset
@@ -34,7 +35,7 @@ from sce.losses import DEFAULT_LOSS, LOSSES
 from sce.models.registry import BACKBONES
 from sce.training.device import resolve_device
 from sce.training.fit import FitResult, fit
-from sce.training.run import MANIFEST, Run
+from sce.training.run import MANIFEST
 from sce.training.run_start import check_target
 from sce.training.shards import begun_with, chose_shards, need_shards
 from sce.training.signals import TrainingInterrupted
@@ -110,6 +111,7 @@ def _show_default(value: object) -> str:
     return text.lower() if isinstance(value, bool) else text
 
 
+_USUAL = (DEFAULT_LOSS, str(EXACT_LOSS["loss"]["name"]))  # losses that are chosen unasked
 _FLAG = Annotated[bool, Parameter(show_default=False)]
 
 
@@ -139,8 +141,9 @@ def train(  # noqa: D417 - the settings document themselves
             the run. What it begins with is measured as epoch 0.
         like: A run that has ended: take its settings, and its best epoch as the number of epochs,
             without patience; options override them. For a dataset of "sce prepare --split none".
-        resume: Go on with the run in --out, from where it was stopped, interrupted or killed;
-            where there is none, that is refused. What torchrun starts again goes on without it.
+        resume: Go on with the run in --out, from where it was stopped, interrupted or killed. Its
+            settings are kept, and others are refused, but more --epochs. Where there is none, that
+            is refused. What torchrun starts again goes on without this option.
         force: Replace the run in --out: it is deleted when training begins, and nothing of the new
             one is saved yet. Another --out keeps both.
     """
@@ -149,41 +152,40 @@ def train(  # noqa: D417 - the settings document themselves
         raise InputError("--config and --like both say all settings; give one of them")
     given = load_toml(config) if config else settings_like(like, options) if like else {}
     file, dropped = for_loss(given, options)
-    begun_there = resume and out is not None and (out / MANIFEST.file).exists()
-    if start_from is not None:
-        file = with_model_of(out if begun_there and out else start_from, file)
-    chosen = Config.compose(file, options)
     first = os.environ.get("RANK", "0") == "0"  # of torchrun's processes the one that tells
     needed = resume
     place = Path("runs") / prepared.resolve().name
-    usual = [place.with_name(f"{place.name}-{name}") for name in (DEFAULT_LOSS, "ce")]
-    named = place.with_name(f"{place.name}-{chosen.loss_name}")
-    if any(map(was_started, [*usual, named] if out is None else [out])):
+    name = {**file.get("loss", {}), **options["loss"]}.get("name")
+    usual = [place.with_name(f"{place.name}-{one}") for one in ([name] if name else _USUAL)]
+    if any(map(was_started, usual if out is None else [out])):
         resume, force = True, False
+    if resume and out is None:  # perhaps begun on another kind of device
+        found = [path for path in usual if (path / MANIFEST.file).exists()]
+        out = found[0] if len(found) == 1 else None
+    begun_there = resume and out is not None and (out / MANIFEST.file).exists()
+    begun = settings_of(out, file, options) if begun_there and out else {}
+    if start_from is not None and not begun_there:
+        file = with_model_of(start_from, file)
+    chosen = Config.compose(begun, file, options)
     if dropped and first:
         left_out = f"leaving out its {', '.join(dropped)}"
         say(f"{config or like} is for another loss than {chosen.loss_name}: {left_out}")
-    there = out is not None and (
-        check_target(out, force=force, resume=resume, needed=needed) if first else out.exists()
-    )
+    if out is not None and first:
+        check_target(out, force=force, resume=resume, needed=needed)
     device = resolve_device(chosen.training.device)  # a GPU that is not there is refused first
     dataset = PreparedDataset.load(prepared)
     if start_from is not None and not begun_there:
         dataset = unite_items(dataset, start_from)
     counted = {"epochs", "max_steps"} & {*file.get("training", {}), *options["training"]}
-    if not (len(dataset.test) or counted):
+    if not (len(dataset.test) or counted or begun):
         raise InputError(
             f"{prepared} has no test users by whom to see when to stop; say how long to train with "
             "--epochs N, or take a measured run's settings and best epoch with --like RUN"
         )
-    if not (file.get("loss") or options["loss"] or chosen.training.row_wise):
-        found = [path for path in usual if (path / MANIFEST.file).exists()]
-        if resume and out is None and len(found) == 1:  # perhaps begun on another kind of device
-            out, there = found[0], True
-        begun = Run.open(out).loss if out and there and resume else None
-        if begun == "ce" or (begun is None and is_exact_faster(dataset.n_items, device)):
+    if not (begun or file.get("loss") or options["loss"] or chosen.training.row_wise):
+        if is_exact_faster(dataset.n_items, device):
             chosen = Config.compose(EXACT_LOSS, file, options)
-        if first and begun is None and not needed and chosen.loss_name == "ce":
+        if first and not needed and chosen.loss_name == "ce":
             why = f"with {plural(dataset.n_items, 'item')} it takes less time than SCE on a CPU"
             say(f"exact cross-entropy: {why}; --loss sce takes the latter")
     if out is None:
