@@ -28,7 +28,7 @@ default_role = "code"  # `names` in docstrings
 napoleon_use_ivar = True
 autodoc_typehints = "none"  # signatures have them
 autodoc_member_order = "bysource"
-autodoc_default_options = {"members": True}
+autodoc_default_options = {"members": True, "exclude-members": "memory"}  # for sce plan
 python_display_short_literal_types = True
 nitpicky = False
 

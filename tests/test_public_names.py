@@ -29,6 +29,15 @@ def test_padding_is_what_fit_says_it_is() -> None:
     assert "`sce.PADDING`, which is -1" in (sce.fit.__doc__ or "")
 
 
+def test_without_polars_the_extra_is_named() -> None:
+    code = "import sys; sys.modules['polars'] = None; from sce import *"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.stderr.splitlines()[-1] == (
+        "sce.errors.InputError: sce.keep_active needs polars, which is not installed; install it "
+        "with: pip install 'scalable-cross-entropy[prepare]'"
+    )
+
+
 def test_importing_is_light() -> None:
     heavy = "{'torch', 'polars', 'triton', 'narwhals'}"
     code = f"import sys, sce; print(sorted({heavy} & set(sys.modules)))"

@@ -50,7 +50,10 @@ __all__ = ["__version__", *_MODULES]
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return getattr(import_module(_MODULES[name]), name)
+        from sce.errors import needing
+
+        with needing("prepare", f"sce.{name}"):
+            return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'sce' has no attribute {name!r}")
 
 

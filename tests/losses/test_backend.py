@@ -26,6 +26,25 @@ def test_auto_falls_back_and_says_why_once(caplog: pytest.LogCaptureFixture) -> 
     )
 
 
+def test_rows_too_wide_for_the_kernels_are_a_warning_once_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    explain.cache_clear()
+    monkeypatch.setattr(backend, "_HAS_TRITON", True)
+    wide = torch.ones(3, backend.MAX_DIM + 1)
+    assert ScalableCrossEntropy()(wide, wide, TARGETS).isfinite()
+    assert not recwarn  # on a CPU they would not run anyway
+    on_gpu: Any = SimpleNamespace(
+        dtype=torch.float32, shape=wide.shape, is_cuda=True, device=torch.device("cuda", 0)
+    )
+    reason = why_not_triton(on_gpu, on_gpu, "auto")
+    assert reason is not None
+    for choice in ("auto", "auto", "torch"):
+        explain(reason, choice)
+    (warning,) = recwarn
+    assert "slower: the kernels take up to 512 dimensions, got 513" in str(warning.message)
+
+
 def test_asked_for_it_says_why_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     loss = ScalableCrossEntropy(backend="triton")
     with pytest.raises(ValueError, match="'triton' does not work here: the kernels know no torch"):

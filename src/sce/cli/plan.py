@@ -1,6 +1,7 @@
 """`sce plan`: the memory that training will take with each loss, and what fits."""
 
 import json
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from sce.data.prepared import PreparedDataset
 from sce.distributed.plan import LINKS, RankPlan, plan_ranks
 from sce.errors import InputError
 from sce.evaluation.precision import Precision
+from sce.losses.backend import MAX_DIM
 from sce.models.registry import BACKBONES, DEFAULT_BACKBONE
 from sce.planning import (
     CONTEXT,
@@ -29,6 +31,7 @@ from sce.planning import (
     usable,
 )
 from sce.planning import plan as plan_job
+from sce.training.settings import TrainingSettings
 from sce.units import parse_size, show_size
 
 _MOMENTS = {
@@ -39,6 +42,7 @@ _MOMENTS = {
     "update": "the touched rows of the catalogue are gathered and moved",
 }
 _PARTS = ("model", "activations", "loss", "other")  # of a peak
+_MANY = 1_000_000  # items, from which on most of the memory is theirs
 _WIDE = 116  # columns of a terminal in which the whole table has room
 
 
@@ -102,7 +106,7 @@ def plan(
         ranks = {} if rank is None else {"modelled_rank": asdict(rank)}
         print(json.dumps(_as_dict(planned) | ranks, indent=2))
     else:
-        _show(planned, rank)
+        _show(planned, rank, _next(planned, data, length) if gpus == 1 else [])
 
 
 plan.__annotations__["model"] = Literal[tuple(BACKBONES)]
@@ -161,7 +165,7 @@ def _as_dict(found: MemoryPlan) -> dict[str, object]:
     }
 
 
-def _show(found: MemoryPlan, rank: RankPlan | None) -> None:
+def _show(found: MemoryPlan, rank: RankPlan | None, advice: list[tuple[str, str]]) -> None:
     console = output_console()
     wide, known = console.width >= _WIDE, found.memory is not None
     table = plain_table()
@@ -176,7 +180,7 @@ def _show(found: MemoryPlan, rank: RankPlan | None) -> None:
         table.add_row(one.name, show_size(one.peak.total), *fits, *sizes, one.peak.moment)
     console.print(table)
     console.print()
-    show_lines(_closing_lines(found, wide), width=13)
+    show_lines([*_closing_lines(found, wide), *advice], width=13)
     if rank is not None:
         console.print()
         show_lines(_about_ranks(rank), width=13)
@@ -204,26 +208,76 @@ def _closing_lines(found: MemoryPlan, wide: bool) -> Iterator[tuple[str, str]]:
         yield (
             "memory",
             f"{show_size(found.memory)}, of which {show_size(usable(found.memory))} can be used; "
-            f'the driver has {show_size(CONTEXT)}; "just": by less than {MARGIN:.0%}, the error to '
-            "be reckoned with",
+            f"the driver has {show_size(CONTEXT)}",
         )
+        if any(one.tight for one in found.losses):
+            yield "just", f"fits by less than {MARGIN:.0%}, and the prediction may be off by that"
         yield _about_sce(found)
     moments = dict.fromkeys(one.peak.moment for one in found.losses)
     yield "highest in", "; ".join(f"{moment}: {_MOMENTS[moment]}" for moment in moments)
     if wide:
         yield "model", "weights, gradients and Adam's moments; other: data, batch and libraries"
-        yield "of the loss", "what it holds at the peak; 0 B: everything was given back before"
+        yield (
+            "of the loss",
+            "what it holds at the peak; 0 B: everything was given back before, and the peak is not "
+            "made by the loss",
+        )
     else:
         yield "parts", f"of the peaks: with --json, or in a terminal of {_WIDE} columns"
+    (by_rows,) = (one for one in found.losses if one.name == ROW_WISE)
     yield (
         "row-wise",
-        "--training.row-wise: no moments of the catalogue, and gradients of the touched rows alone",
+        "--training.row-wise: no moments of the catalogue, and gradients of the touched rows "
+        f"alone; buckets of {by_rows.sizes['bucket_size_y']:,} items",
     )
+    if job.backbone.dim > MAX_DIM:
+        yield (
+            "kernels",
+            f"of sce take up to {MAX_DIM} dimensions: with {job.backbone.dim:,} it runs in plain "
+            "PyTorch, which is slower and counted here",
+        )
     yield (
         "numbers",
         f"{ERROR.source}; on {ERROR.sizes} sizes of transformers the peak was off by "
         f"{ERROR.mean:.1%} on average and {ERROR.largest:.1%} at most",
     )
+
+
+def _next(found: MemoryPlan, data: Path | None, length: int | None) -> list[tuple[str, str]]:
+    """Return the training to try with sce, as a command, and why; nothing where nothing fits."""
+    by_name, job = {one.name: one for one in found.losses}, found.job
+    plain, by_rows = by_name["sce"], by_name[ROW_WISE]
+    order = (by_rows, plain) if job.items >= _MANY else (plain, by_rows)
+    one = max(order, key=lambda one: (bool(one.fits and not one.tight), bool(one.fits)))
+    if not one.largest_batch:  # or the memory is not known
+        return []
+    peaks = f"{show_size(by_rows.peak.total)} instead of {show_size(plain.peak.total)}"
+    why = "sce has room as it is; row-wise is for a million items and more"
+    if one is by_rows:
+        why = f"without Adam's moments of the catalogue, {peaks}"
+    elif not one.fits:
+        why = "a batch that has room"
+    flags = ["--training.row-wise"] * (one is by_rows)
+    flags += _flags(replace(job, batch=job.batch if one.fits else one.largest_batch), length)
+    command = " ".join(["sce train", shlex.quote(str(data or "DATA")), *flags])
+    return [("next", command), ("", f"{why}; the largest batch is what has room, no advice")]
+
+
+def _flags(job: Job, length: int | None) -> Iterator[str]:
+    """Yield the options of `sce train` for what differs from its defaults."""
+    backbone: Any = type(job.backbone)()
+    (name,) = (name for name, entry in BACKBONES.items() if entry.settings is type(backbone))
+    shape = _shape_of(backbone)[: None if length else -1]  # without, the data says how long
+    options = {"bucket_size_y": None, "alpha": None, "beta": 1.0}
+    for flag, value, default in [
+        ("--batch-size", job.batch, TrainingSettings.batch_size),
+        ("--training.precision", job.precision, TrainingSettings.precision),
+        ("--model.name", name, DEFAULT_BACKBONE),
+        *((f"--model.{one}", getattr(job.backbone, one), getattr(backbone, one)) for one in shape),
+        *((f"--loss.{one}", job.options[one], usual) for one, usual in options.items()),
+    ]:
+        if value != default:
+            yield f"{flag.replace('_', '-')} {value}"
 
 
 def _about_ranks(rank: RankPlan) -> Iterator[tuple[str, str]]:

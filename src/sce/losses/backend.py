@@ -1,6 +1,7 @@
 """The choice between the Triton kernels and plain PyTorch."""
 
 import logging
+import warnings
 from functools import cache
 from importlib.util import find_spec
 from typing import Literal
@@ -11,6 +12,7 @@ from torch import Tensor
 Backend = Literal["auto", "triton", "torch"]
 
 MAX_DIM = 512  # the widest rows whose tiles fit on the chip
+_WIDEST = f"the kernels take up to {MAX_DIM} dimensions"
 _HALF_OR_SINGLE = (torch.float32, torch.float16, torch.bfloat16)
 _HAS_TRITON = find_spec("triton") is not None
 
@@ -26,14 +28,14 @@ def why_not_triton(states: Tensor, catalogue: Tensor, backend: Backend) -> str |
     for tensor in (states, catalogue):
         if tensor.dtype not in _HALF_OR_SINGLE:
             return f"the kernels know no {tensor.dtype}"
+    # Triton's interpreter takes tensors on the CPU, but nobody wants it unless they ask for it.
+    if not states.is_cuda and not (backend == "triton" and _interpreted()):
+        return f"the states are on {states.device}, not on a GPU"
     if catalogue.shape[-1:].numel() > MAX_DIM:
-        return f"the kernels take up to {MAX_DIM} dimensions, got {catalogue.shape[-1]}"
+        return f"{_WIDEST}, got {catalogue.shape[-1]}"
     if states.is_cuda:
         look = _why_not_on if torch.compiler.is_compiling() else _remembered
         return look(states.device)
-    # Triton's interpreter takes tensors on the CPU, but nobody wants it unless they ask for it.
-    if not (backend == "triton" and _interpreted()):
-        return f"the states are on {states.device}, not on a GPU"
     return None
 
 
@@ -56,10 +58,13 @@ def _interpreted() -> bool:
     return INTERPRETED
 
 
-@cache  # each reason is logged once
+@cache  # each reason is given once
 def explain(reason: str, backend: Backend) -> None:
     """Say why the kernels do not run; refuse to go on without them if they were asked for."""
     if backend == "triton":
         raise ValueError(f"backend 'triton' does not work here: {reason}")
-    if backend == "auto":
+    if backend == "auto" and reason.startswith(_WIDEST):  # on a GPU that could run them
+        message = f"SCE runs in plain PyTorch, which is slower: {reason}"
+        warnings.warn(f'{message}; backend="torch" asks for it', stacklevel=4)
+    elif backend == "auto":
         logger.debug("the plain PyTorch path is used: %s", reason)
