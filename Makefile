@@ -1,4 +1,4 @@
-# On a fresh machine with Python >= 3.11:  make demo, make serve, make test
+# On a fresh machine with Python >= 3.11:  make demo, make serve, make test; without a GPU:  make demo CPU=1
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -8,6 +8,7 @@ STAMP  := $(VENV)/.installed
 
 help:
 	@echo "make demo    a synthetic catalogue of 100,000 items: prepare, train, recommend, report"
+	@echo "             CPU=1 installs torch without CUDA: 0.2 GB instead of 5.5"
 	@echo "make serve   the demo behind HTTP, with a page to try it on; trains it first if need be"
 	@echo "make docs    the documentation as a site, in build/site"
 	@echo "make test    lint, types, import direction, documentation, tests"
@@ -19,16 +20,18 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "sce needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12 ...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (a few minutes the first time) ..."
+	@$(if $(CPU),$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps --index-url https://download.pytorch.org/whl/cpu torch)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-# Every command below is one to copy: they print themselves. The buckets are smaller than the default, and near
-# the hidden states: two epochs on two cores are few.
+# Every command below is one to copy: they print themselves. With 2,048 items a bucket, the default, two epochs took
+# 1.8 times the processor of 256, and NDCG@10 was 0.410 instead of 0.466.
 demo: $(STAMP)
 	@rm -rf demo && mkdir demo
 	$(BIN)/sce synthesize --items 124000 --users 20000 --out demo/log.parquet --titles demo/titles.csv
 	$(BIN)/sce prepare demo/log.parquet --titles demo/titles.csv --out demo/data
-	$(BIN)/sce train demo/data --loss sce --epochs 2 --batch-size 256 --learning-rate 3e-3 --model.max-length 50 --loss.bucket-size-y 256 --loss.centres states --out demo/run
+	@echo "# two short epochs for a CPU: small buckets and short histories; with a GPU leave these options out"
+	$(BIN)/sce train demo/data --epochs 2 --batch-size 256 --learning-rate 3e-3 --model.max-length 50 --loss.bucket-size-y 256 --out demo/run
 	$(BIN)/sce recommend demo/run -k 10 --out demo/recommendations.csv
 	@head -4 demo/recommendations.csv
 	$(BIN)/sce report demo/run

@@ -33,8 +33,8 @@ def test_without_polars_the_extra_is_named() -> None:
     code = "import sys; sys.modules['polars'] = None; from sce import *"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert found.stderr.splitlines()[-1] == (
-        "sce.errors.InputError: sce.keep_active needs polars, which is not installed; install it "
-        "with: pip install 'scalable-cross-entropy[prepare]'"
+        "sce.errors.InputError: sce.read_interactions needs polars, which is not installed; "
+        "install it with: pip install 'scalable-cross-entropy[prepare]'"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from rich.console import Console
 
 from sce import __version__
 from sce.cli import main
@@ -34,7 +35,7 @@ def test_what_is_said_of_installing() -> None:
     project = tomllib.loads(README.with_name("pyproject.toml").read_text())["project"]
     (least,) = (need[7:] for need in project["dependencies"] if need.startswith("torch>="))
     minor = tested.rpartition(".")[0]
-    assert f"`uv pip install torch=={tested} --torch-backend cpu`" in text
+    assert f"pip install torch=={tested} --index-url https://download.pytorch.org/whl/cpu" in text
     assert f"Any torch from {least} on should do: the tests run on {minor}," in text
     assert {tested} == {*re.findall(r"torch==([\d.]+)", text)}
     assert "`pip wheel . --no-deps` builds a wheel" in text
@@ -42,6 +43,19 @@ def test_what_is_said_of_installing() -> None:
     named = re.findall(r"\.\[([\w,]+)\]'|the extra `(\w+)`|--extra (\w+)", text)
     extras = {extra for some in named for one in some for extra in one.split(",") if extra}
     assert {"prepare", "report", "serve", "index"} <= extras <= {*project["optional-dependencies"]}
+
+
+def test_the_plan_that_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (block,) = [b for b in blocks(DOCS / "service.md", "text") if b.startswith("$ sce plan")]
+    command, _, shown = block.partition("\n")
+    monkeypatch.setattr(Console, "is_terminal", True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(command.split()[2:]) == 0
+    out = " ".join(re.sub(r"\x1b\[\d+m", "", capsys.readouterr().out).split())
+    for part in shown.split("..."):
+        assert " ".join(part.split()) in out
 
 
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)

@@ -182,14 +182,14 @@ def test_an_order_that_is_no_accident_is_said_and_kept(
     arguments = ["prepare", str(write_csv(tmp_path / "log.csv", rows))]
     assert main([*arguments, "--out", str(tmp_path / "a")]) == 0
     captured = capsys.readouterr()
-    assert "order      53% of steps join events of one time, and 100% of these" in captured.out
+    assert "order      53% of steps join events of one time, as in baskets" in captured.out
     assert "Warning" not in captured.err
     order = PreparedDataset.load(tmp_path / "a").order
     assert (order["by"], order["ties"], order["seed"]) == ("time", "keep", None)
     assert order["found"]["ascending_ties"] == 1
     assert order["warning"] in captured.out
-    assert "--ties shuffle prevents it" in captured.out
-    with pytest.warns(PrepareWarning, match="ties='shuffle' prevents it"):
+    assert "add --ties shuffle; without" in captured.out
+    with pytest.warns(PrepareWarning, match="add ties='shuffle'; without"):
         prepare(tmp_path / "log.csv", tmp_path / "b")
 
     for name, seed in (("c", "1"), ("d", "1"), ("e", "2")):

@@ -80,14 +80,15 @@ def order_warning(found: dict[str, float | None], *, ties: str = "keep") -> str 
     if ties == "shuffle" or tied < 0.01:
         return None
     if abs(tied_up - 0.5) >= 0.1:
-        by = f"{tied_up:.0%} of these go to the larger item id (50% by chance)"
+        by = f"{tied_up:.0%} of these go to the larger item id, 50% by chance"
     elif ties_recur >= 1.1:
         by = f"the same steps recur {ties_recur:.2f} times as often as with these shuffled"
     else:
         return None
     return (
-        f"{tied:.0%} of steps join events of one time, and {by}: unless their order is true, a "
-        f"model learns how the log was stored; {named('ties', 'shuffle')} prevents it"
+        f"{tied:.0%} of steps join events of one time, as in baskets or dates without hours, and "
+        f"their stored order is not random ({by}): unless it is the true order, add "
+        f"{named('ties', 'shuffle')}; without, a model learns how the log was stored"
     )
 
 

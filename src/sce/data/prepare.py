@@ -91,7 +91,8 @@ class PrepareOptions(TypedDict, total=False):
     quantile: float | None
     """Temporal: the share of events before the cut. [default: 0.95]"""
     test_history: TestHistory | None
-    """Temporal: what a test user's history holds. [default: after-cut]"""
+    """Temporal: what a test user's history holds, events from the cut on, or also those before it.
+    Neither is trained on. [default: after-cut]"""
     titles: Path | str | None
     """File of item ids and titles: csv, tsv, jsonl or parquet. Reports and recommendations show
     them."""
