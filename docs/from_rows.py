@@ -77,9 +77,7 @@ def _against_ce() -> Iterator[dict[str, Any]]:
 
 
 def _ms(value: float) -> str:
-    if value < 0.995:
-        return f"{value:.2f}"
-    return f"{value:.1f}" if value < 9.95 else f"{value:,.0f}"
+    return f"{value:,.{2 if value < 0.995 else 1 if value < 9.95 else 0}f}"
 
 
 def _spread(values: list[float]) -> str:
@@ -165,8 +163,7 @@ def losses() -> str:
     found = {
         (row["loss"], row["items"]): row
         for row in read("benchmarks/results/loss_gpu.jsonl")
-        if row["dtype"] == "float32"
-        and (row["dim"], row["batch"], row["bucket_size_y"]) == (64, 128, 256)
+        if [row[f] for f in ("dtype", "dim", "batch", "bucket_size_y")] == ["float32", 64, 128, 256]
     }  # fmt: skip
 
     def cell(row: Row | None) -> str:
@@ -183,9 +180,8 @@ def losses() -> str:
 def backbones() -> str:
     """Test NDCG@10 of each backbone with SCE and with exact CE, of seed 0."""
     found: dict[str, dict[str, dict[str, float]]] = {}
-    for row in sorted(
-        read("experiments/results/default"), key=lambda row: row["dataset"]["n_items"]
-    ):
+    rows = read("experiments/results/default")
+    for row in sorted(rows, key=lambda row: row["dataset"]["n_items"]):
         loss, model = row["settings"]["loss.name"], row["settings"]["model.name"]
         if loss in ("sce", "ce") and row["seed"] == 0:
             log = found.setdefault(row["dataset"]["name"], {})
@@ -235,10 +231,8 @@ def _kernels(dtype: str, others: dict[str, str]) -> str:
 
 def kernels_bf16() -> str:
     """The kernels in bfloat16."""
-    others = {
-        "SCE, tensor code": "SCE, tensor code",
-        "CE, Liger, tuned": "exact: Liger, large chunks",
-    }
+    others = {"SCE, tensor code": "SCE, tensor code",
+              "CE, Liger, tuned": "exact: Liger, large chunks"}  # fmt: skip
     return _kernels("bfloat16", others | {"CE, cut-cross-entropy": "exact: cut-cross-entropy"})
 
 
@@ -290,6 +284,33 @@ def scale() -> str:
             *cells(union, f"{union['ndcg@10']:.4f}" if union else "", first=False),
         ])  # fmt: skip
     return table(head, rows)
+
+
+def peers() -> str:
+    """SASRec by sce and by others: an epoch and its peak memory, recommending, and quality."""
+    names = {"sce": "sce", "replay": "RePlay", "replay-plain": "RePlay, without length buckets",
+             "rectools": "RecTools", "recbole": "RecBole"}  # fmt: skip
+    kinds = {(loss, on): head + shown for on, head in ((False, ""), (True, "NDCG@10, "))
+             for loss, shown in {"ce": "exact CE", "ce-": "CE⁻", "sce": "SCE"}.items()}  # fmt: skip
+    found: dict[str, dict[str, dict[Any, list[str]]]] = {}
+    for row in read("benchmarks/results/train_peers.jsonl"):
+        if "failed" in row or (row["shared"] == "batch" and row["library"] != "sce"):
+            continue  # or a choice that is not theirs
+        where = f"{row['machine']}; {row['batch']:,}; {row['precision']}"
+        cells = found.setdefault(where, {}).setdefault(row["library"], {})
+        if row["together"]:
+            shown = f"{row['ndcg@10']:.4f}, {row['epochs trained']:.0f} epochs"
+        else:
+            shown = f"{_ms(row['epoch s'])} s, {row['peak MiB']:,.0f} MiB"
+            cells.setdefault("recommending", [f"{_ms(row['recommend s'])} s"])
+        shown += ", the batch's negatives" if row["shared"] == "batch" else ""
+        cells.setdefault(kinds[row["loss"], row["together"]], []).append(shown)
+    made = [(where, *one) for where, libraries in found.items() for one in libraries.items()]
+    heads = [head for head in (*kinds.values(), "recommending") if any(head in c for *_, c in made)]
+    return table(["machine; batch; precision", "library", *heads], (
+        [where, names[library], *("; ".join(cells.get(head, [])) for head in heads)]
+        for where, library, cells in made
+    ))  # fmt: skip
 
 
 def serving() -> str:
@@ -349,21 +370,10 @@ def planned() -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     made.__name__: made
     for made in (
-        default,
-        short,
-        summary,
-        rivals,
-        backbones,
-        losses,
-        kernels_bf16,
-        kernels_float32,
-        catalogues,
-        scale,
-        serving,
-        ranks,
-        planned,
+        default, short, summary, rivals, backbones, losses, kernels_bf16, kernels_float32,
+        catalogues, scale, peers, serving, ranks, planned,
     )
-}
+}  # fmt: skip
 MARK = re.compile(r"(<!-- rows: (\w+) -->\n\n).*?(<!-- end -->)", re.DOTALL)
 
 
