@@ -38,7 +38,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,16 +104,16 @@ def main() -> None:
         sys.exit(
             f"train_peers: {options.data} has another split: sce prepare --split leave-one-out"
         )
-    found = measure_all(cells_of(options, pythons), pythons, dataset, options)
-    rows = [summary(cell, runs, dataset, options) for cell, runs in found.items() if runs]
-    for row in rows:
-        ours = next((each for each in rows if is_ours(each, row)), {})
-        for figure in FIGURES:
-            if figure in row and figure in ours:
-                row[f"{figure} / sce"] = round(row[figure] / ours[figure], 2)
-    path = keep("train_peers", rows, to=options.out, beside=IDENTITY)
+    rows: list[dict[str, Any]] = []
+    for found in measure_all(cells_of(options, pythons), pythons, dataset, options):
+        rows = [summary(cell, runs, dataset, options) for cell, runs in found.items()]
+        for row in rows:
+            ours = next((each for each in rows if is_ours(each, row)), {})
+            for figure in FIGURES:
+                if figure in row and figure in ours:
+                    row[f"{figure} / sce"] = round(row[figure] / ours[figure], 2)
+        keep("train_peers", rows, to=options.out, beside=IDENTITY)
     print(show(rows, [column for column in COLUMNS if any(column in row for row in rows)]))
-    print(f"\n{len(rows)} rows in {path}")
 
 
 COLUMNS = [*Cell._fields, "version", "epochs trained", "epoch s", "epoch s / sce", "peak MiB"]
@@ -144,9 +144,9 @@ def measure_all(
     pythons: Mapping[str, str],
     dataset: PreparedDataset,
     options: argparse.Namespace,
-) -> dict[Cell, list[dict[str, Any]]]:
-    """What the processes told, for each cell."""
-    found: dict[Cell, list[dict[str, Any]]] = {cell: [] for cell in cells}
+) -> Iterator[dict[Cell, list[dict[str, Any]]]]:
+    """What the processes have told so far, by cell, whenever one more has."""
+    found: dict[Cell, list[dict[str, Any]]] = {}
     begun = time.perf_counter()
     for number in range(options.rounds):
         with contextlib.ExitStack() as stack:
@@ -167,8 +167,8 @@ def measure_all(
                 worker.go()
                 row = worker.told()
                 print(f"round {number + 1}", *cell, row, file=sys.stderr, flush=True)
-                found[cell].append(row)
-    return found
+                found.setdefault(cell, []).append(row)
+                yield found
 
 
 class Worker:

@@ -30,7 +30,7 @@ from train_shared import Clock, Codes, Enough, Log, import_
 def sce(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
     """Sce: `fit` and `Recommender`. Its negatives are shared by a sequence, or as `shared` says."""
     library = import_("sce")
-    yield
+    fit, recommender = library.fit, library.Recommender  # which imports them
     dataset = library.PreparedDataset.load(job.data)
     shape = {"dim": job.dim, "blocks": job.blocks, "max_length": job.length, "dropout": job.dropout}
     model = library.SASRec(dataset.n_items, **shape, seed=job.seed)
@@ -51,18 +51,19 @@ def sce(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
         device=job.device,
         precision=job.precision,
     )
+    yield
 
     def ended(record: Any) -> None:
         clock.mark(less=record["seconds"]["evaluation"])
 
     clock.mark()
-    result = library.fit(model, loss, dataset, settings=settings, progress=False, on_epoch=ended)
+    result = fit(model, loss, dataset, settings=settings, progress=False, on_epoch=ended)
     if clock.limit is None:  # without the evaluation of the last epoch
         clock.peak_mib = result.memory_mib["training"]
     yield
     vocabulary = import_("sce.data.vocabulary").Vocabulary
     codes = vocabulary.from_integers(np.arange(dataset.n_items))
-    found = library.Recommender(model, codes).recommend(log.histories, k=job.k)
+    found = recommender(model, codes).recommend(log.histories, k=job.k)
     items = np.full((len(found), job.k), -1)
     for row, one in enumerate(found):
         items[row, : len(one.items)] = one.items
@@ -338,7 +339,8 @@ def work(job: Any, wait: Callable[[], object] = lambda: None) -> dict[str, Any]:
     seconds = time.perf_counter() - begun
     np.save(job.out, items)
     package = PACKAGES.get(job.library, job.library)
-    stand_ins = {name for name, one in [*sys.modules.items()] if type(one).__name__ == "StandIn"}
+    stand_ins = {name for name, one in sys.modules.items() if type(one).__name__ == "StandIn"}
+    whole = {name for name in stand_ins if name.rpartition(".")[0] not in stand_ins}
     return {
         "begun": clock.begun,
         "marks": clock.marks,
@@ -348,7 +350,7 @@ def work(job: Any, wait: Callable[[], object] = lambda: None) -> dict[str, Any]:
         "targets": log.targets,
         "version": version(package) if job.library != "sce" else import_("sce").__version__,
         "torch": version("torch"),
-        "stand-ins": " ".join(sorted({name.partition(".")[0] for name in stand_ins})),
+        "stand-ins": " ".join(sorted(whole)),  # for what is imported and not used
     }
 
 

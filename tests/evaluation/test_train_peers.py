@@ -126,7 +126,7 @@ def test_a_library_that_fails_stops_no_other(dataset: PreparedDataset, tmp_path:
     cells = [driver.Cell(16, "float32", "ce", library) for library in ("rectools", "replay")]
     pythons = {"rectools": str(bad), "replay": str(good)}
     options = SimpleNamespace(**OPTIONS)
-    found = driver.measure_all(cells, pythons, dataset, options)
+    *_, found = driver.measure_all(cells, pythons, dataset, options)
     rows = [driver.summary(cell, found[cell], dataset, options) for cell in cells]
     assert rows[0]["failed"] == "code 3: no such library"
     assert (rows[1]["epoch s"], rows[1]["epochs trained"], rows[1]["hr@10"]) == (1, 2, 0)
