@@ -82,7 +82,12 @@ def main() -> None:
     add("--epochs", type=int, default=0, help="train so many, for quality")
     add("--seconds", type=float, default=math.inf, help="after so many, a peer begins no epoch")
     add("--limit", type=int, default=36_000, help="seconds after which one is ended")
-    add("--until", type=float, default=math.inf, help="seconds after which none is begun")
+    add(
+        "--until",
+        type=float,
+        default=math.inf,
+        help="seconds of training after which no other begins",
+    )
     add("--together", action="store_true", help="all at the same time: no times, but quality")
     add("--device", choices=["cpu", "cuda"], default="cpu")
     add("--precision", nargs="+", choices=["float32", "bf16"], default=["float32"])
@@ -147,7 +152,7 @@ def measure_all(
 ) -> Iterator[dict[Cell, list[dict[str, Any]]]]:
     """What the processes have told so far, by cell, whenever one more has."""
     found: dict[Cell, list[dict[str, Any]]] = {}
-    begun = time.perf_counter()
+    trained = 0.0
     for number in range(options.rounds):
         with contextlib.ExitStack() as stack:
             workers = {
@@ -158,14 +163,16 @@ def measure_all(
             }
             for worker in workers.values():
                 worker.wait()
+            begun = time.perf_counter()
             if options.together:
                 for worker in workers.values():
                     worker.go()
             for cell, worker in workers.items():
-                if time.perf_counter() - begun > options.until and not options.together:
+                if trained > options.until and not options.together:
                     break
                 worker.go()
                 row = worker.told()
+                trained, begun = trained + time.perf_counter() - begun, time.perf_counter()
                 print(f"round {number + 1}", *cell, row, file=sys.stderr, flush=True)
                 found.setdefault(cell, []).append(row)
                 yield found

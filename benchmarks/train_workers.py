@@ -365,7 +365,7 @@ def main() -> None:
             sys.exit("nobody waits for this any more")
         signal.alarm(job.limit)
 
-    signal.alarm(job.limit)  # without a handler
+    signal.alarm(job.limit + 60)  # without a handler; imports from a cold disk take long
     print("\n" + json.dumps(work(job, ready)), flush=True)
 
 
