@@ -126,18 +126,14 @@ def summary() -> str:
 
 
 def rivals() -> str:
-    """Ratios to exact CE of the same seeds, test / validation; bold: the best on test."""
+    """Ratios to exact CE, means over the seeds of each, test / validation; bold: best on test."""
     logs = _trainings()
     kinds = [kind for kind in RIVALS if any(kind in losses for losses in logs.values())]
     ratios: dict[str, dict[Any, tuple[float, float]]] = {}
     for log, losses in logs.items():
         for kind in kinds:
-            # SCE has more seeds than the others: all are compared on those that the others have.
-            seeds = {row["seed"] for other in kinds[1:] for row in losses.get(other, ())}
-            rows = [row for row in losses.get(kind, ()) if row["seed"] in seeds]
-            ce = [row for row in losses["ce", None] if row["seed"] in {one["seed"] for one in rows}]
-            if rows:
-                of = ("test", "validation")
+            if rows := losses.get(kind):
+                ce, of = losses["ce", None], ("test", "validation")
                 test, other = (mean(_ndcg(rows, on)) / mean(_ndcg(ce, on)) for on in of)
                 ratios.setdefault(log, {})[kind] = test, other
 
