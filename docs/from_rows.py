@@ -248,6 +248,39 @@ def kernels_float32() -> str:
     return _kernels("float32", others | {"SCE, RePlay": "RePlay's"})
 
 
+def exact_ce() -> str:
+    """Exact cross-entropy in half precision, each row a width or a size of the catalogue."""
+    names = {"CE, fused": "ours: kernels", "CE, chunked": "ours: chunks of 1,024 items",
+             "CE, chunked, tuned": "large chunks", "CE, cut-cross-entropy": "cut-cross-entropy",
+             "CE, cut-cross-entropy, unfiltered": "without its filter",
+             "CE, Liger, tuned": "Liger, large chunks", "SCE, default": "SCE (default), not exact",
+             }  # fmt: skip
+    found: dict[tuple[int, int], dict[str, Row]] = {}
+    for row in read("benchmarks/results/loss_gpu.jsonl"):
+        usual = (row["batch"], row["bucket_size_y"], row["dtype"]) == (128, 256, "bfloat16")
+        if usual and row["items"] >= 10**6 and row["loss"] in names:
+            found.setdefault((row["items"], row["dim"]), {})[row["loss"]] = row
+
+    def cell(row: Row | None, errors: bool = False) -> str:
+        if row is None or "ms" not in row:
+            return "" if row is None or errors else row["failed"]
+        if errors:
+            both = (row.get("states error"), row.get("catalogue error"))
+            return ", ".join(f"{100 * error:.2g} %" for error in both if error is not None)
+        return f"{_ms(row['ms'])} ms, {row['extra MiB']:,.0f} MiB"
+
+    rows = [[f"{items // 10**6} M, d = {dim}", *(cell(of.get(name)) for name in names)]
+            for (items, dim), of in sorted(found.items())]  # fmt: skip
+    for row in read("benchmarks/results/loss_gpu.jsonl"):
+        if row["loss"] == "CE, fused, autocast":
+            rows.append(
+                ["1 M, d = 64, float32 under autocast", cell(row), *[""] * (len(names) - 1)]
+            )
+    of = found.get((10**6, 64), {})
+    rows.append(["errors at 1 M, d = 64", *(cell(of.get(name), errors=True) for name in names)])
+    return table(["items", *names.values()], rows)
+
+
 def catalogues() -> str:
     """Peak training memory against the size of the catalogue."""
     names = {"bce": "BCE", "bce+": "BCE⁺", "gbce": "gBCE", "ce-": "CE⁻", "ce": "CE", "sce": "SCE"}
@@ -357,6 +390,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         losses,
         kernels_bf16,
         kernels_float32,
+        exact_ce,
         catalogues,
         scale,
         serving,

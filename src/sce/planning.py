@@ -53,7 +53,7 @@ class MeasuredError(NamedTuple):
     largest: float
 
 
-ERROR = MeasuredError("counted in the code, checked on an NVIDIA H200", 117, 0.0117, 0.0636)
+ERROR = MeasuredError("counted in the code, checked on an NVIDIA H200", 113, 0.0116, 0.0636)
 
 
 def summarize_data(
