@@ -52,7 +52,7 @@ def test_exact_cross_entropy_on_kernels_is_predicted_as_it_is_counted(
         cell |= {"n_negatives": 1, "bucket_size_y": 64, "chunk_size": 1024}
         moments = benchmark.measure_cell(cell, torch.device("cpu"))["moments"]
         shape = grid_job(cell).shape
-        memory = grid_job(cell).build_loss("ce chunked").memory(shape)
+        memory: Any = grid_job(cell).build_loss("ce chunked").memory(shape)
         found = [moments[name] - moments["activations"] for name in ("forward", "loss backward")]
         found[1] -= shape.catalogue_bytes
         assert memory[:2] == pytest.approx(found, rel=0.15)
