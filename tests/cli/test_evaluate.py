@@ -175,8 +175,8 @@ def test_json_on_request(run: Path, dataset: PreparedDataset, capsys: Capture) -
     for name, ranker in rankers:
         expected = evaluate(ranker, dataset, ks=(1, 3), keep_seen=True).values
         assert found[name] == expected
-    expected = evaluate(model, dataset, ks=(1, 3), keep_seen=True).by_popularity
-    assert found["by_popularity"] == expected
+    parts = evaluate(model, dataset, ks=(1, 3), keep_seen=True).by_popularity
+    assert found["by_popularity"] == parts
     assert next(iter(found["model"])) == "ndcg@1"
     assert found["split"] == "validation"
     assert found["users"] == 24
