@@ -15,13 +15,6 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 Row = dict[str, Any]
 
-# Over test users, by `sce compare` from the ranks of the runs, which are too large to keep.
-INTERVALS = {
-    "ml1m": "0.984–1.097", "steam": "0.991–1.022", "yoochoose_buys": "0.997–1.003",
-    "globo": "1.030–1.065", "beauty": "1.010–1.035", "reddit": "1.008–1.020",
-    "yelp2019": "0.995–1.049", "food": "0.992–1.260", "beauty2": "0.997–1.025",
-    "union7": "0.974–1.029",
-}  # fmt: skip
 RIVALS = {
     ("sce", None): "SCE", ("ce-", "uniform"): "CE⁻, uniform",
     ("ce-", "popularity"): "CE⁻, popularity", ("ce-", "in-batch"): "CE⁻, in-batch",
@@ -76,6 +69,19 @@ def _against_ce() -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
+def _intervals() -> dict[str, str]:
+    """Over test users, by `sce compare --pairs`: the ranks of runs are too large to keep."""
+    pairs = sorted(read("experiments/results/default/pairs"), key=lambda row: len(row["seeds"]))
+    sides = [("sasrec", "sce"), ("sasrec", "ce")]
+    return {
+        row["dataset"]["name"]: "–".join(f"{end:.3f}" for end in row["interval"])
+        for row in pairs
+        if row["interval"] and sides == [
+            (side["model.name"], side["loss.name"]) for side in (row["setting"], row["against"])
+        ]
+    }  # fmt: skip
+
+
 def _ms(value: float) -> str:
     if value < 0.995:
         return f"{value:.2f}"
@@ -90,10 +96,10 @@ def default() -> str:
     """SCE by default against exact CE, log by log."""
     head = ["log", "items", "test users", "CE, test NDCG@10", "SCE", "ratio, test", "interval",
             "ratio, validation", "memory of SCE", "of CE", "share"]  # fmt: skip
-    found = list(_against_ce())
+    found, intervals = list(_against_ce()), _intervals()
     rows = [
         [one["log"], f"{one['items']:,}", f"{one['users']:,}", _spread(one["ce"]),
-         _spread(one["sce"]), f"{one['test']:.3f}", INTERVALS.get(one["log"], ""),
+         _spread(one["sce"]), f"{one['test']:.3f}", intervals.get(one["log"], ""),
          f"{one['validation']:.3f}", *(f"{peak:,.0f} MiB" for peak in one["peaks"]),
          f"{100 * one['peaks'][0] / one['peaks'][1]:.0f} %"]
         for one in found
@@ -157,6 +163,26 @@ def rivals() -> str:
         means = " / ".join(f"{mean(one[place] for one in some):.2f}" for place in (0, 1))
         last.append(f"{means} ({len(some)})")
     return table(["log", *(RIVALS[kind] for kind in kinds)], [*rows, last])
+
+
+def field() -> str:
+    """Every backbone and loss over all logs, against SASRec with exact CE."""
+    from sce.report.field import make_field
+    from sce.report.frame import SeedGroup
+    from sce.report.pairs import setting_of
+
+    logs: dict[str, dict[Any, dict[int, Row]]] = {}
+    for row in read("experiments/results/default"):
+        if row["status"] == "finished":
+            settings = logs.setdefault(row["dataset"]["name"], {})
+            seeds = settings.setdefault(setting_of(SeedGroup((row,))), {})
+            # Of two trainings with one seed, validation chooses.
+            both = [seeds.get(row["seed"], row), row]
+            seeds[row["seed"]] = max(both, key=lambda one: _ndcg([one], "validation"))
+    return table(*make_field({
+        log: {name: SeedGroup(tuple(seeds.values())) for name, seeds in settings.items()}
+        for log, settings in logs.items()
+    }))  # fmt: skip
 
 
 def losses() -> str:
@@ -353,6 +379,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         short,
         summary,
         rivals,
+        field,
         backbones,
         losses,
         kernels_bf16,

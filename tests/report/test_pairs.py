@@ -3,7 +3,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from sce.report.compare_page import RESAMPLES, relative_interval
+from sce.report.pairs import RESAMPLES, relative_interval
 
 
 def ranks(users: int, share: float, seed: int) -> NDArray[np.int32]:
