@@ -7,10 +7,8 @@ these differ from log to log contains what users and seeds do to them; so logs a
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median
+from statistics import fmean, median, pvariance
 from typing import Any
-
-import numpy as np
 
 from sce.models.registry import BACKBONES, DEFAULT_BACKBONE
 from sce.report.frame import Group, SeedGroup, name_loss, number
@@ -29,7 +27,6 @@ ABOUT = (
     "is small: it is wide. Ranks are among the settings trained on a dataset; memory and time are "
     "medians over datasets. With fewer than five datasets there is no interval."
 )
-_RESAMPLES = 10_000
 
 
 @dataclass(frozen=True)
@@ -80,20 +77,17 @@ class Standing:
         return median(found) if found else None
 
 
-def spread_over_logs(changes: Sequence[Sequence[float]], seed: int = 0) -> float:
+def spread_over_logs(changes: Sequence[Sequence[float]]) -> float:
     """Half of the 95 % interval of the mean over logs of means over seeds, given those of each log.
 
-    Logs are drawn, and seeds of each, both with replacement; the standard error that this gives is
-    taken as often as Student's t says for so few logs. One log fewer is drawn than there are: else
-    the error would be too small by √(1 - 1/n).
+    The standard error is that of a bootstrap in two levels, which draws logs and then seeds of
+    each, both with replacement; it has a formula. One log fewer is drawn than there are: else the
+    error would be too small by √(1 - 1/n). It is taken as often as Student's t says for n logs.
     """
-    random, n = np.random.default_rng(seed), len(changes)
-    picked = random.integers(n, size=(_RESAMPLES, n - 1))
-    drawn = np.zeros(picked.shape)
-    for log, given in enumerate(changes):
-        seeds = random.integers(len(given), size=(*picked.shape, len(given)))
-        drawn = np.where(picked == log, np.asarray(given)[seeds].mean(2), drawn)
-    return float(_student(n - 1) * drawn.mean(1).std())
+    between = pvariance([fmean(seeds) for seeds in changes])
+    within = fmean(pvariance(seeds) / len(seeds) for seeds in changes)
+    drawn = len(changes) - 1
+    return _student(drawn) * math.sqrt((between + within) / drawn)
 
 
 def _student(freedom: int) -> float:
