@@ -55,9 +55,9 @@ def test_pairs_are_rows_in_a_new_file(tmp_path: Path, capsys: Capture) -> None:
     found = read_json_lines(Path(files[0]))  # whose checksums fit
     assert [one["dataset"]["name"] for one in found] == ["a", "a", "b", "b"]
     assert {one["test"] for one in found} == {1.0}
-    over = "## Over all datasets\n\n| backbone | loss |"
+    over = "## Over all logs\n\n| backbone | loss |"
     assert over in Path(files[1]).read_text(encoding="utf-8")
-    assert "Over all datasets</h2>" in (place.path / "compare.html").read_text(encoding="utf-8")
+    assert "Over all logs</h2>" in (place.path / "compare.html").read_text(encoding="utf-8")
     capsys.readouterr()
     assert "pairs.jsonl exists, and may be a record of a run" in complaint(arguments, capsys)
 

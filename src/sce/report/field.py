@@ -21,11 +21,11 @@ LEAST_LOGS = 5
 HEADS = ["backbone", "loss", "logs", "seeds", "mean rank", "ratio", "95 %", "against {}",
          "popular", "rare", "memory", "an epoch"]  # fmt: skip
 ABOUT = (
-    "Test NDCG@10 as a multiple of the reference's, of the same seeds on the same dataset: a "
-    "geometric mean over datasets. Better and worse are those whose interval excludes 1. It is by "
-    "a bootstrap of datasets, and of seeds within them, with Student's t for their number, which "
-    "is small: it is wide. Ranks are among the settings trained on a dataset; memory and time are "
-    "medians over datasets. With fewer than five datasets there is no interval."
+    "Test NDCG@10 as a multiple of that of the reference, of the same seeds on the same log: a "
+    "geometric mean over logs. Better and worse are those whose interval excludes 1. It is by a "
+    "bootstrap of logs, and of seeds within them, with the t distribution for their number: with "
+    "few logs it is wide, with fewer than five there is none. Ranks are among the settings "
+    "trained on a log; memory and time are medians over logs."
 )
 
 
