@@ -8,10 +8,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median, pvariance
-from typing import Any
 
 from sce.models.registry import BACKBONES, DEFAULT_BACKBONE
-from sce.report.frame import Group, SeedGroup, name_loss, number
+from sce.report.frame import Group, SeedGroup, name_loss
 from sce.report.pairs import Pair
 from sce.report.tables import APART
 from sce.units import show_duration, show_memory
@@ -65,16 +64,6 @@ class Standing:
         found = [pair.changes(APART.format(kind)) for pair in self.pairs]
         means = [fmean(changes) for changes in found if changes]
         return math.exp(fmean(means)) if means else None
-
-    def cost(self, *keys: str, of: str | None = None) -> float | None:
-        """The median over logs of a mean over seeds, per what `of` names if it names something."""
-        found = []
-        for pair in self.pairs:
-            values = [(number(row, *keys), number(row, of) if of else 1.0)
-                      for row in pair.ours.rows]  # fmt: skip
-            if real := [value / by for value, by in values if value is not None and by]:
-                found.append(fmean(real))
-        return median(found) if found else None
 
 
 def spread_over_logs(changes: Sequence[Sequence[float]]) -> float:
@@ -133,7 +122,14 @@ def name_setting(setting: Group) -> tuple[str, str]:
 def _tell(one: Standing) -> list[str]:
     seeds = [len(pair.ours.rows) for pair in one.pairs]
     fewest, most = min(seeds), max(seeds)
-    places, of = (fmean(numbers) for numbers in zip(*one.places, strict=True))
+    places, of = map(fmean, zip(*one.places, strict=True))
+    groups = [pair.ours for pair in one.pairs]
+    epochs = [
+        seconds / count
+        for group in groups
+        if (seconds := group.mean("time")) and (count := group.mean("epochs"))
+    ]
+    peaks = [peak for group in groups if (peak := group.mean("memory"))]
     return [
         *name_setting(one.setting),
         f"{len(one.pairs)}",
@@ -142,11 +138,7 @@ def _tell(one: Standing) -> list[str]:
         f"{one.ratio:.3f}",
         "–".join(f"{end:.3f}" for end in one.interval or ()),
         one.verdict,
-        *(_ratio(one.part(kind)) for kind in ("popular", "rare")),
-        show_memory(one.cost("memory_mib", "training")),
-        show_duration(one.cost("seconds", "training", of="epochs")),
+        *("" if part is None else f"{part:.3f}" for part in map(one.part, ("popular", "rare"))),
+        show_memory(median(peaks) if peaks else None),
+        show_duration(median(epochs) if epochs else None),
     ]
-
-
-def _ratio(value: Any) -> str:
-    return "" if value is None else f"{value:.3f}"
