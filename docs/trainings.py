@@ -38,8 +38,8 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 def _trainings() -> dict[str, dict[Setting, list[Row]]]:
     """Finished trainings of each log by setting, each seed once; small catalogues first.
 
-    Of two rows about one run the later counts, of two settings that have one name validation
-    chooses: the longer patience of BERT4Rec is one.
+    Of two rows about one run the later counts, of two settings that have one name and one seed,
+    such as another patience, validation chooses.
     """
     found: dict[str, dict[Setting, dict[int, Row]]] = {}
     runs = {row["key"]: row for row in read(ROWS) if row["status"] == "finished"}.values()
@@ -140,18 +140,14 @@ def summary() -> str:
 
 
 def rivals() -> str:
-    """Ratios to exact CE of the same seeds, test / validation; bold: the best on test."""
+    """Ratios to exact CE, means over the seeds of each, test / validation; bold: best on test."""
     logs = _of_sasrec()
     kinds = [kind for kind in RIVALS if any(kind in losses for losses in logs.values())]
     ratios: dict[str, dict[Any, tuple[float, float]]] = {}
     for log, losses in logs.items():
         for kind in kinds:
-            # SCE has more seeds than the others: all are compared on those that the others have.
-            seeds = {row["seed"] for other in kinds[1:] for row in losses.get(other, ())}
-            rows = [row for row in losses.get(kind, ()) if row["seed"] in seeds]
-            ce = [row for row in losses["ce", None] if row["seed"] in {one["seed"] for one in rows}]
-            if rows:
-                of = ("test", "validation")
+            if rows := losses.get(kind):
+                ce, of = losses["ce", None], ("test", "validation")
                 test, other = (mean(_ndcg(rows, on)) / mean(_ndcg(ce, on)) for on in of)
                 ratios.setdefault(log, {})[kind] = test, other
 
