@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from trainings import ROOT, Row, backbones, default, field, read, rivals, short, summary, table
@@ -21,9 +22,14 @@ LOSSES = {
 
 
 def _ms(value: float) -> str:
-    if value < 0.995:
-        return f"{value:.2f}"
-    return f"{value:.1f}" if value < 9.95 else f"{value:,.0f}"
+    return f"{value:,.{2 if value < 0.995 else 1 if value < 9.95 else 0}f}"
+
+
+def _cost(row: Row | None) -> str:
+    """Time and extra memory of a call."""
+    if row is None:
+        return ""
+    return row.get("failed") or f"{_ms(row['ms'])} ms, {row['extra MiB']:,.0f} MiB"
 
 
 def losses() -> str:
@@ -32,17 +38,10 @@ def losses() -> str:
     found = {
         (row["loss"], row["items"]): row
         for row in read("benchmarks/results/loss_gpu.jsonl")
-        if row["dtype"] == "float32"
-        and (row["dim"], row["batch"], row["bucket_size_y"]) == (64, 128, 256)
+        if [row[f] for f in ("dtype", "dim", "batch", "bucket_size_y")] == ["float32", 64, 128, 256]
     }  # fmt: skip
-
-    def cell(row: Row | None) -> str:
-        if row is None:
-            return ""
-        return row.get("failed") or f"{_ms(row['ms'])} ms, {row['extra MiB']:,.0f} MiB"
-
     return table(["loss", *sizes.values()], (
-        [shown, *(cell(found.get((loss, size))) for size in sizes)]
+        [shown, *(_cost(found.get((loss, size))) for size in sizes)]
         for loss, shown in LOSSES.items()
     ))  # fmt: skip
 
@@ -60,9 +59,6 @@ def _kernels(dtype: str, others: dict[str, str]) -> str:
         times = [f"{_ms(found[name]['ms'])} ms" if name in found else "" for name in (loss, graph)]
         return [*times, f"{found[loss]['extra MiB']:,.0f} MiB"]
 
-    def other(row: Row | None) -> str:
-        return f"{_ms(row['ms'])} ms, {row['extra MiB']:,.0f} MiB" if row and "ms" in row else ""
-
     rows = []
     for (items, sizes), found in sorted(shapes.items(), key=lambda one: (one[0][1] != usual, one)):
         name = f"{items // 10**6} M" if items >= 10**6 else f"{items // 1000} k"
@@ -70,7 +66,7 @@ def _kernels(dtype: str, others: dict[str, str]) -> str:
             if size != common:
                 name += f", {changed.get(size, f'b_y = {size:,}')}"
         if "SCE" in found:
-            beside = [other(found.get(one)) for one in others]
+            beside = [_cost(found.get(one)) for one in others]
             rows.append([name, *cells(found, "SCE", "SCE, CUDA graph"), *beside])
         if "SCE, sparse gradient" in found:
             sparse = cells(found, "SCE, sparse gradient", "none")
@@ -80,10 +76,8 @@ def _kernels(dtype: str, others: dict[str, str]) -> str:
 
 def kernels_bf16() -> str:
     """The kernels in bfloat16."""
-    others = {
-        "SCE, tensor code": "SCE, tensor code",
-        "CE, Liger, tuned": "exact: Liger, large chunks",
-    }
+    others = {"SCE, tensor code": "SCE, tensor code",
+              "CE, Liger, tuned": "exact: Liger, large chunks"}  # fmt: skip
     return _kernels("bfloat16", others | {"CE, cut-cross-entropy": "exact: cut-cross-entropy"})
 
 
@@ -91,6 +85,31 @@ def kernels_float32() -> str:
     """The kernels in float32."""
     others = {"SCE, tensor code": "SCE, tensor code", "SCE, tensor code, TF32": "with TF32"}
     return _kernels("float32", others | {"SCE, RePlay": "RePlay's"})
+
+
+def exact_ce() -> str:
+    """Exact cross-entropy in half precision, and its errors."""
+    names = {"CE, fused": "ours: kernels", "CE, chunked": "ours: chunks of 1,024 items",
+             "CE, chunked, tuned": "large chunks", "CE, cut-cross-entropy": "cut-cross-entropy",
+             "CE, cut-cross-entropy, unfiltered": "without its filter",
+             "CE, Liger, tuned": "Liger, large chunks",
+             "SCE, default": "SCE (default), not exact"}  # fmt: skip
+    found: dict[tuple[int, int, str], dict[str, Row]] = {}
+    for row in read("benchmarks/results/loss_gpu.jsonl"):
+        loss, _, cast = row["loss"].partition(", auto")
+        usual = (row["batch"], row["bucket_size_y"]) == (128, 256) and row["items"] >= 10**6
+        if usual and loss in names and (cast or row["dtype"] == "bfloat16"):
+            found.setdefault((row["items"], row["dim"], cast), {})[loss] = row
+
+    def errors(row: Row) -> str:
+        both = (row.get(f"{of} error") for of in ("states", "catalogue"))
+        return ", ".join(f"{100 * error:.2g} %" for error in both if error is not None)
+
+    rows = [[f"{items // 10**6} M, d = {dim}{cast and ', float32 under autocast'}",
+             *(_cost(of.get(name)) for name in names)]
+            for (items, dim, cast), of in sorted(found.items())]  # fmt: skip
+    wrong = [errors(found[10**6, 64, ""].get(name, {})) for name in names]
+    return table(["items", *names.values()], [*rows, ["errors at 1 M, d = 64", *wrong]])
 
 
 def catalogues() -> str:
@@ -135,6 +154,33 @@ def scale() -> str:
             *cells(union, f"{union['ndcg@10']:.4f}" if union else "", first=False),
         ])  # fmt: skip
     return table(head, rows)
+
+
+def peers() -> str:
+    """SASRec by sce and by others: an epoch and its peak memory, recommending, and quality."""
+    names = {"sce": "sce", "replay": "RePlay", "replay-plain": "RePlay, without length buckets",
+             "rectools": "RecTools", "recbole": "RecBole"}  # fmt: skip
+    kinds = {(loss, on): head + shown for on, head in ((False, ""), (True, "NDCG@10, "))
+             for loss, shown in {"ce": "exact CE", "ce-": "CE⁻", "sce": "SCE"}.items()}  # fmt: skip
+    found: dict[str, dict[str, dict[Any, list[str]]]] = {}
+    for row in read("benchmarks/results/train_peers.jsonl"):
+        if "failed" in row or (row["shared"] == "batch" and row["library"] != "sce"):
+            continue  # or a choice that is not theirs
+        where = f"{row['machine']}; {row['batch']:,}; {row['precision']}"
+        cells = found.setdefault(where, {}).setdefault(row["library"], {})
+        if row["together"]:
+            shown = f"{row['ndcg@10']:.4f}, {row['epochs trained']:.0f} epochs"
+        else:
+            shown = f"{_ms(row['epoch s'])} s, {row['peak MiB']:,.0f} MiB"
+            cells.setdefault("recommending", [f"{_ms(row['recommend s'])} s"])
+        shown += ", the batch's negatives" if row["shared"] == "batch" else ""
+        cells.setdefault(kinds[row["loss"], row["together"]], []).append(shown)
+    made = [(where, *one) for where, libraries in found.items() for one in libraries.items()]
+    heads = [head for head in (*kinds.values(), "recommending") if any(head in c for *_, c in made)]
+    return table(["machine; batch; precision", "library", *heads], (
+        [where, names[library], *("; ".join(cells.get(head, [])) for head in heads)]
+        for where, library, cells in made
+    ))  # fmt: skip
 
 
 def serving() -> str:
@@ -191,25 +237,11 @@ def planned() -> str:
     ))  # fmt: skip
 
 
-BLOCKS: dict[str, Callable[[], str]] = {
-    made.__name__: made
-    for made in (
-        default,
-        short,
-        summary,
-        rivals,
-        field,
-        backbones,
-        losses,
-        kernels_bf16,
-        kernels_float32,
-        catalogues,
-        scale,
-        serving,
-        ranks,
-        planned,
-    )
-}
+MADE: list[Callable[[], str]] = [
+    default, short, summary, rivals, field, backbones, losses, kernels_bf16, kernels_float32,
+    exact_ce, catalogues, scale, peers, serving, ranks, planned,
+]  # fmt: skip
+BLOCKS = {made.__name__: made for made in MADE}
 MARK = re.compile(r"(<!-- rows: (\w+) -->\n\n).*?(<!-- end -->)", re.DOTALL)
 
 
