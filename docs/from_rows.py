@@ -4,76 +4,21 @@ python docs/from_rows.py            # rewrites what is between <!-- rows: NAME -
 python docs/from_rows.py --check    # changes nothing; fails where a page is not what the rows say
 """
 
-import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-Row = dict[str, Any]
+sys.path.insert(0, str(Path(__file__).parent))
+from trainings import ROOT, Row, backbones, default, field, read, rivals, short, summary, table
 
-# Over test users, by `sce compare` from the ranks of the runs, which are too large to keep.
-INTERVALS = {
-    "ml1m": "0.984–1.097", "steam": "0.991–1.022", "yoochoose_buys": "0.997–1.003",
-    "globo": "1.030–1.065", "beauty": "1.010–1.035", "reddit": "1.008–1.020",
-    "yelp2019": "0.995–1.049", "food": "0.992–1.260", "beauty2": "0.997–1.025",
-    "union7": "0.974–1.029",
-}  # fmt: skip
-RIVALS = {
-    ("sce", None): "SCE", ("ce-", "uniform"): "CE⁻, uniform",
-    ("ce-", "popularity"): "CE⁻, popularity", ("ce-", "in-batch"): "CE⁻, in-batch",
-    ("ce-", "mixed"): "CE⁻, mixed", ("ce-", "scaled"): "CE⁻, scaled",
-    ("bce+", "uniform"): "BCE⁺", ("gbce", "uniform"): "gBCE", ("rece", None): "RECE",
-}  # fmt: skip
 LOSSES = {
     "CE": "`CrossEntropy()`", "CE, chunked": "`CrossEntropy(chunk_size=1024)`",
     "SCE": "`ScalableCrossEntropy(bucket_size_y=256)`", "CE-": "`SampledCrossEntropy(256)`",
     "gBCE": "`GeneralizedBinaryCrossEntropy(256)`", "BCE": "`BinaryCrossEntropy(1)`",
 }  # fmt: skip
-
-
-def read(name: str) -> list[Row]:
-    """All rows of a file, or of a directory of files."""
-    found = ROOT / name
-    files = sorted(found.glob("*.jsonl")) if found.is_dir() else [found]
-    return [json.loads(line) for file in files for line in file.read_text("utf-8").splitlines()]
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table in Markdown."""
-    head = list(head)
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
-
-
-def _trainings() -> dict[str, dict[tuple[str, str | None], list[Row]]]:
-    """Trainings of SASRec for each log, by loss and source of negatives; small catalogues first."""
-    found: dict[str, dict[tuple[str, str | None], list[Row]]] = {}
-    rows = [row for row in read("experiments/results/default") if row["status"] == "finished"]
-    for row in sorted(rows, key=lambda row: (row["dataset"]["n_items"], row["seed"])):
-        settings = row["settings"]
-        if settings["model.name"] == "sasrec":
-            loss = settings["loss.name"], settings.get("loss.negatives")
-            found.setdefault(row["dataset"]["name"], {}).setdefault(loss, []).append(row)
-    return found
-
-
-def _ndcg(rows: Iterable[Row], on: str = "test") -> list[float]:
-    return [row[on]["ndcg@10"] for row in rows]
-
-
-def _against_ce() -> Iterator[dict[str, Any]]:
-    """The default and exact CE on each log."""
-    for log, losses in _trainings().items():
-        ce, sce = losses["ce", None], losses["sce", None]
-        peaks = [mean(row["memory_mib"]["training"] for row in rows) for rows in (sce, ce)]
-        yield {
-            "log": log, "items": ce[0]["dataset"]["n_items"], "users": ce[0]["users"]["test"],
-            "seeds": len(sce), "ce": _ndcg(ce), "sce": _ndcg(sce), "peaks": peaks,
-            **{on: mean(_ndcg(sce, on)) / mean(_ndcg(ce, on)) for on in ("test", "validation")},
-        }  # fmt: skip
 
 
 def _ms(value: float) -> str:
@@ -87,79 +32,6 @@ def _cost(row: Row | None) -> str:
     return row.get("failed") or f"{_ms(row['ms'])} ms, {row['extra MiB']:,.0f} MiB"
 
 
-def _spread(values: list[float]) -> str:
-    return f"{mean(values):.4f} ± {stdev(values):.4f}"
-
-
-def default() -> str:
-    """SCE by default against exact CE, log by log."""
-    head = ["log", "items", "test users", "CE, test NDCG@10", "SCE", "ratio, test", "interval",
-            "ratio, validation", "memory of SCE", "of CE", "share"]  # fmt: skip
-    found = list(_against_ce())
-    rows = [
-        [one["log"], f"{one['items']:,}", f"{one['users']:,}", _spread(one["ce"]),
-         _spread(one["sce"]), f"{one['test']:.3f}", INTERVALS.get(one["log"], ""),
-         f"{one['validation']:.3f}", *(f"{peak:,.0f} MiB" for peak in one["peaks"]),
-         f"{100 * one['peaks'][0] / one['peaks'][1]:.0f} %"]
-        for one in found
-    ]  # fmt: skip
-    means = [f"**{mean(one[on] for one in found):.3f}**" for on in ("test", "validation")]
-    return table(head, [*rows, ["mean", "", "", "", "", means[0], "", means[1], "", "", ""]])
-
-
-def short() -> str:
-    """The same for README: what a reader decides by."""
-    head = ["log", "items", "CE, NDCG@10", "SCE, NDCG@10", "CE, memory", "SCE, memory"]
-    return table(head, (
-        [one["log"], f"{one['items']:,}", f"{mean(one['ce']):.4f}", f"{mean(one['sce']):.4f}",
-         *(f"{peak:,.0f} MiB" for peak in reversed(one["peaks"]))]
-        for one in _against_ce()
-    ))  # fmt: skip
-
-
-def summary() -> str:
-    """The same in three sentences."""
-    found = list(_against_ce())
-    ratios = [one["test"] for one in found]
-    shares = [100 * one["peaks"][0] / one["peaks"][1] for one in found]
-    items = [one["items"] for one in found]
-    return (
-        f"On {len(found)} logs of {min(items):,} to {max(items):,} items, the test NDCG@10 of SCE "
-        f"is {min(ratios):.2f} to {max(ratios):.2f} times that of exact CE.\n"
-        f"The mean is {mean(ratios):.2f}.\n"
-        f"SCE takes {min(shares):.0f} to {max(shares):.0f} % of the peak "
-        "training memory of exact CE."
-    )
-
-
-def rivals() -> str:
-    """Ratios to exact CE, means over the seeds of each, test / validation; bold: best on test."""
-    logs = _trainings()
-    kinds = [kind for kind in RIVALS if any(kind in losses for losses in logs.values())]
-    ratios: dict[str, dict[Any, tuple[float, float]]] = {}
-    for log, losses in logs.items():
-        for kind in kinds:
-            if rows := losses.get(kind):
-                ce, of = losses["ce", None], ("test", "validation")
-                test, other = (mean(_ndcg(rows, on)) / mean(_ndcg(ce, on)) for on in of)
-                ratios.setdefault(log, {})[kind] = test, other
-
-    def cell(found: dict[Any, tuple[float, float]], kind: Any) -> str:
-        if kind not in found:
-            return ""
-        test, validation = (f"{ratio:.2f}" for ratio in found[kind])
-        best = found[kind][0] == max(one[0] for one in found.values())
-        return f"{f'**{test}**' if best else test} / {validation}"
-
-    rows = [[log, *(cell(found, kind) for kind in kinds)] for log, found in ratios.items()]
-    last = ["mean (logs)"]
-    for kind in kinds:
-        some = [found[kind] for found in ratios.values() if kind in found]
-        means = " / ".join(f"{mean(one[place] for one in some):.2f}" for place in (0, 1))
-        last.append(f"{means} ({len(some)})")
-    return table(["log", *(RIVALS[kind] for kind in kinds)], [*rows, last])
-
-
 def losses() -> str:
     """Time and extra memory of one call of each loss in float32, on a GPU."""
     sizes = {10_000: "10 k items", 100_000: "100 k", 1_000_000: "1 M", 10_000_000: "10 M"}
@@ -171,27 +43,6 @@ def losses() -> str:
     return table(["loss", *sizes.values()], (
         [shown, *(_cost(found.get((loss, size))) for size in sizes)]
         for loss, shown in LOSSES.items()
-    ))  # fmt: skip
-
-
-def backbones() -> str:
-    """Test NDCG@10 of each backbone with SCE and with exact CE, of seed 0."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    rows = read("experiments/results/default")
-    for row in sorted(rows, key=lambda row: row["dataset"]["n_items"]):
-        loss, model = row["settings"]["loss.name"], row["settings"]["model.name"]
-        if loss in ("sce", "ce") and row["seed"] == 0:
-            log = found.setdefault(row["dataset"]["name"], {})
-            log.setdefault(model, {})[loss] = row["test"]["ndcg@10"]
-    names = {"sasrec": "SASRec", "ligr": "LiGR", "hstu": "HSTU", "gru4rec": "GRU4Rec",
-             "bert4rec": "BERT4Rec"}  # fmt: skip
-
-    def cell(of: dict[str, float]) -> str:
-        return " / ".join(f"{of[loss]:.4f}" if loss in of else "–" for loss in ("sce", "ce"))
-
-    return table(["log", *names.values()], (
-        [log, *(cell(models.get(name, {})) for name in names)]
-        for log, models in found.items() if len(models) > 1
     ))  # fmt: skip
 
 
@@ -387,7 +238,7 @@ def planned() -> str:
 
 
 MADE: list[Callable[[], str]] = [
-    default, short, summary, rivals, backbones, losses, kernels_bf16, kernels_float32,
+    default, short, summary, rivals, field, backbones, losses, kernels_bf16, kernels_float32,
     exact_ce, catalogues, scale, peers, serving, ranks, planned,
 ]  # fmt: skip
 BLOCKS = {made.__name__: made for made in MADE}

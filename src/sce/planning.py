@@ -22,8 +22,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sce.data.batches import Ragged, count_items
+from sce.data.batches import Ragged
 from sce.data.length_groups import LengthGroups, group_widths, groups_for_all, shares_longer
+from sce.data.popular import count_items
 from sce.errors import InputError
 from sce.evaluation.precision import Precision
 from sce.losses import LOSSES, BatchShape, DataSummary, Loss, ScalableCrossEntropy
@@ -63,7 +64,7 @@ def summarize_data(
     targets = torch.from_numpy(_targets(np.diff(train.offsets), max_length))
     if isinstance(model, Backbone):
         targets = model.most_targets(targets)
-    counts = torch.from_numpy(count_items(train, n_items))
+    counts = torch.from_numpy(count_items(train.items, n_items))
     mean = float(targets.double().mean())
     return DataSummary(n_items, min(batch_size, len(targets)), mean, counts)
 
