@@ -12,7 +12,8 @@ from statistics import mean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from trainings import ROOT, Row, backbones, default, field, read, rivals, short, summary, table
+import trainings
+from trainings import ROOT, Row, read, table
 
 LOSSES = {
     "CE": "`CrossEntropy()`", "CE, chunked": "`CrossEntropy(chunk_size=1024)`",
@@ -238,8 +239,8 @@ def planned() -> str:
 
 
 MADE: list[Callable[[], str]] = [
-    default, short, summary, rivals, field, backbones, losses, kernels_bf16, kernels_float32,
-    exact_ce, catalogues, scale, peers, serving, ranks, planned,
+    *trainings.MADE, losses, kernels_bf16, kernels_float32, exact_ce, catalogues, scale, peers,
+    serving, ranks, planned,
 ]  # fmt: skip
 BLOCKS = {made.__name__: made for made in MADE}
 MARK = re.compile(r"(<!-- rows: (\w+) -->\n\n).*?(<!-- end -->)", re.DOTALL)

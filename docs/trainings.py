@@ -169,10 +169,32 @@ def rivals() -> str:
 
 def field() -> str:
     """Every backbone and loss over all logs, against SASRec with exact CE."""
-    return table(*make_field({
+    heads, rows = make_field({
         log: {setting: SeedGroup(tuple(rows)) for setting, rows in settings.items()}
         for log, settings in _trainings().items()
-    }))  # fmt: skip
+    })  # fmt: skip
+    told = [place for place, column in enumerate(zip(*rows, strict=True)) if any(column)]
+    head, *rest = ([row[place] for place in told] for row in (heads, *rows))
+    return table(head, rest)
+
+
+def apart() -> str:
+    """Losses against exact CE on the same users, and for popular and rare targets."""
+    names = {kind: name for kind, name in RIVALS.items() if kind[0] in ("sce", "ce-")}
+    found: dict[str, dict[Any, str]] = {}
+    for row in read(f"{ROWS}/pairs"):
+        ours, theirs = row["setting"], row["against"]
+        kind = ours["loss.name"], ours["loss.negatives"]
+        if kind in names and theirs["loss.name"] == "ce" and row["popular"] is not None:
+            low, high = row["interval"]
+            found.setdefault(row["dataset"]["name"], {})[kind] = (
+                f"{row['test']:.2f} ({low:.2f}–{high:.2f}); "
+                f"{row['popular']:.2f} / {row['rare']:.2f}"
+            )
+    kinds = [kind for kind in names if any(kind in of for of in found.values())]
+    return table(["log", *(names[kind] for kind in kinds)], (
+        [log, *(of.get(kind, "") for kind in kinds)] for log, of in found.items()
+    ))  # fmt: skip
 
 
 def backbones() -> str:
@@ -192,3 +214,6 @@ def backbones() -> str:
         [log, *(cell(models.get(name, {})) for name in names)]
         for log, models in found.items() if len(models) > 1
     ))  # fmt: skip
+
+
+MADE = [default, short, summary, rivals, field, apart, backbones]
