@@ -1,12 +1,13 @@
 """Tables of docs/from_rows.py from the rows of trainings."""
 
 import json
+import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from sce.report.field import make_field
+from sce.report.field import make_field, name_setting
 from sce.report.frame import SeedGroup
 from sce.report.pairs import setting_of
 
@@ -197,6 +198,21 @@ def apart() -> str:
     ))  # fmt: skip
 
 
+def beauty() -> str:
+    """Ours on Amazon Beauty beside what others publish, the best first."""
+    figures = tomllib.loads((ROOT / "experiments/beauty-table.toml").read_text("utf-8"))["figures"]
+    found = [(one["name"], one["ndcg@10"], one["hr@10"], "published")
+             for one in figures[0]["published"]]  # fmt: skip
+    for setting, rows in _trainings()["beauty"].items():
+        figures = [mean(row["test"][name] for row in rows) for name in ("ndcg@10", "hr@10")]
+        seeds = f"run, {len(rows)} seeds" if len(rows) > 1 else "run, one seed"
+        found.append((" + ".join(name_setting(setting)), *figures, seeds))
+    return table(["system", "NDCG@10", "HR@10", ""], (
+        [name, f"{ndcg:.4f}", f"{hits:.4f}", source]
+        for name, ndcg, hits, source in sorted(found, key=lambda one: -one[1])
+    ))  # fmt: skip
+
+
 def backbones() -> str:
     """Test NDCG@10 of each backbone with SCE and with exact CE, of seed 0."""
     found: dict[str, dict[str, dict[str, float]]] = {}
@@ -216,4 +232,4 @@ def backbones() -> str:
     ))  # fmt: skip
 
 
-MADE = [default, short, summary, rivals, field, apart, backbones]
+MADE = [default, short, summary, rivals, field, apart, beauty, backbones]
