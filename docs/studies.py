@@ -1,13 +1,11 @@
 """More tables for docs/from_rows.py: logs, their noise and cost, and the studies of settings."""
 
-import json
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 from statistics import mean, stdev
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-Row = dict[str, Any]
+from trainings import Row, ndcg, of_sasrec, read, table
+
 STUDY = "experiments/results/coverage/study.jsonl"
 LOGS = {
     "ml1m": "MovieLens-1M, unfiltered",
@@ -24,35 +22,9 @@ LOGS = {
 DEFAULTS = ("sce", "ce")
 
 
-def read(name: str) -> list[Row]:
-    """All rows of a file, or of a directory of files."""
-    found = ROOT / name
-    files = sorted(found.glob("*.jsonl")) if found.is_dir() else [found]
-    return [json.loads(line) for file in files for line in file.read_text("utf-8").splitlines()]
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table in Markdown."""
-    head = list(head)
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
-
-
 def _default(log: str, loss: str, negatives: str | None = None) -> list[Row]:
-    """Finished trainings of SASRec on a log, in the order of their seeds."""
-    return sorted(
-        (
-            row
-            for row in read(f"experiments/results/default/{log}.jsonl")
-            if (row["status"], row["settings"]["model.name"]) == ("finished", "sasrec")
-            and (row["settings"]["loss.name"], row["settings"].get("loss.negatives"))
-            == (loss, negatives)
-        ),
-        key=lambda row: row["seed"],
-    )
-
-
-def _ndcg(rows: Iterable[Row]) -> list[float]:
-    return [row["test"]["ndcg@10"] for row in rows]
+    """Trainings of SASRec on a log, in the order of their seeds."""
+    return of_sasrec()[log][loss, negatives]
 
 
 def _spread(values: list[float]) -> str:
@@ -102,7 +74,7 @@ def noise() -> str:
     """How far seeds of one setting are apart, in a sentence."""
     spread = {}
     for log in LOGS:
-        values = [_ndcg(_default(log, loss)) for loss in DEFAULTS]
+        values = [ndcg(_default(log, loss)) for loss in DEFAULTS]
         spread[log] = mean(100 * stdev(some) / mean(some) for some in values)
     few = [log for log, share in spread.items() if share < 3]
     rest = [f"{share:.0f} % on {log}" for log, share in spread.items() if share >= 3]
@@ -115,25 +87,29 @@ def noise() -> str:
 
 def news() -> str:
     """Sampled softmax on the log of news, against the means over seeds of SCE and of exact CE."""
-    (found,) = _ndcg(_default("globo", "ce-", "popularity"))
-    sce, ce = (mean(_ndcg(_default("globo", loss))) for loss in DEFAULTS)
+    rows = _default("globo", "ce-", "popularity")
+    found, seeds = mean(ndcg(rows)), "one seed" if len(rows) == 1 else f"{len(rows)} seeds"
+    sce, ce = (mean(ndcg(_default("globo", loss))) for loss in DEFAULTS)
     return (
         f"On globo, the one log of news, sampled softmax with popular negatives (CE⁻) has "
-        f"{found / ce:.2f} times the NDCG@10 of exact CE, and {found / sce:.2f} times that of SCE. "
-        "It was trained with **one seed**; the others are means over three, "
-        f"which differ by up to {100 * (max(_ndcg(_default('globo', 'sce'))) / sce - 1):.0f} %."
+        f"{found / ce:.2f} times the NDCG@10 of exact CE, and {found / sce:.2f} times that of SCE."
+        f"\nIt was trained with **{seeds}**, the others with three, of which the best of SCE is "
+        f"{100 * (max(ndcg(_default('globo', 'sce'))) / sce - 1):.0f} % above their mean."
     )
 
 
 def exact_or_not() -> str:
-    """A training step with SCE, and with exact cross-entropy that keeps no logits."""
-    names = {"SCE": "SCE", "CE, cut-cross-entropy": "exact, cut-cross-entropy",
-             "CE, chunked": "exact, in chunks"}  # fmt: skip
-    rows = {(row["data"], row["loss"]): row for row in read("benchmarks/results/scale.jsonl")}
-    return table(["a training step at", *names.values()], (
-        [items, *(f"{rows[data, loss]['ms']:.3g} ms, {rows[data, loss]['peak MiB']:,} MiB"
-                  for loss in names)]
-        for data, items in (("union7", "102,873 items"), ("synthetic", "1,000,000 items"))
+    """One call of SCE as it is by default, and of exact cross-entropy, at a million items."""
+    names = {"SCE, default": "SCE, the default", "CE, fused": "exact, `CrossEntropy(chunk_size=…)`",
+             "CE, cut-cross-entropy": "exact, cut-cross-entropy",
+             "CE, torch": "exact, all logits at once"}  # fmt: skip
+    usual = {"items": 10**6, "dtype": "bfloat16", "batch": 128, "dim": 64}
+    every = read("benchmarks/results/loss_gpu.jsonl")
+    found = {row["loss"]: row for row in every if row.items() >= usual.items()}
+    return table(["1,000,000 items, bfloat16", "time", "memory"], (
+        [shown, *([f"{found[loss]['ms']:,.{found[loss]['ms'] < 10:d}f} ms", f"{found[loss]['extra MiB']:,.0f} MiB"]
+                  if "ms" in found[loss] else ["", found[loss]["failed"]])]
+        for loss, shown in names.items()
     ))  # fmt: skip
 
 
@@ -232,14 +208,14 @@ def bucket_size() -> str:
         trained = {row["settings"].get("loss.bucket_size_y") or 0 for row in every}
         fortieth = min(trained, key=lambda size: abs(size - items / 40))
         sizes = (64, 256, fortieth, 1024, 4096, round(items / 2))
-        found = [_ndcg(_paper_rule(log, bucket_size_y=size)) for size in sizes]
+        found = [ndcg(_paper_rule(log, bucket_size_y=size)) for size in sizes]
         best = max(mean(some) for some in found if some)
         cells = [
             "" if not some else f"**{_spread(some)}**" if mean(some) == best else _spread(some)
             for some in found
         ]
         cells[2] = f"{sizes[2]:,}: {cells[2]}"
-        rows.append([log, *cells, _spread(_ndcg(ce))])
+        rows.append([log, *cells, _spread(ndcg(ce))])
     return table(["b_y", "64", "256", "a fortieth", "1,024", "4,096", "half", "CE"], rows)
 
 
@@ -249,7 +225,7 @@ def alpha_beta() -> str:
     def cell(log: str, alpha: float, beta: float) -> str:
         rows = _paper_rule(log, alpha=alpha, beta=beta, bucket_size_y=256)
         peaks = [(row["memory_mib"] or {}).get("training") for row in rows]
-        return f"{_spread(_ndcg(rows))}, {mean(filter(None, peaks)):,.0f} MiB"
+        return f"{_spread(ndcg(rows))}, {mean(filter(None, peaks)):,.0f} MiB"
 
     betas = (1.0, 4.0, 16.0)
     return table(["log", "α", *(f"β = {beta:.0f}" for beta in betas)], (
@@ -322,10 +298,7 @@ def perplexity() -> str:
     )
 
 
-STUDIES: dict[str, Callable[[], str]] = {
-    made.__name__: made
-    for made in (
-        logs, cost, noise, news, exact_or_not, coverage, coverage_steps, bucket_size, alpha_beta,
-        train_step, evaluating, language, perplexity,
-    )
-}  # fmt: skip
+MADE: list[Callable[[], str]] = [
+    logs, cost, noise, news, exact_or_not, coverage, coverage_steps, bucket_size, alpha_beta,
+    train_step, evaluating, language, perplexity,
+]  # fmt: skip
