@@ -36,18 +36,10 @@ _MASK = -2  # in sequences: an event that is masked
 class BERT4RecSettings(TransformerSettings):
     """Settings of BERT4Rec."""
 
-    dim: int = 64
-    """Width of item embeddings and hidden states."""
-    blocks: int = 2
-    """Blocks, one after another."""
     heads: int = 2
     """Attention heads; they divide dim."""
     widening: int = 4
     """Width of the feed-forward layers, in multiples of dim."""
-    dropout: float = 0.2
-    """Share of activations and attention weights dropped in training."""
-    max_length: int = 200
-    """Maximum history length; of a longer one the last events count."""
     masked: float = 0.2
     """Share of events masked in training, which are the targets; at least one of each history."""
     last_only: float = 0.1
@@ -59,10 +51,6 @@ class BERT4RecSettings(TransformerSettings):
             raise InputError(f"masked is a share above 0, up to 1; got {self.masked}")
         if not 0 <= self.last_only <= 1:
             raise InputError(f"last_only is a share from 0 to 1; got {self.last_only}")
-
-    def build(self, n_items: int, *, seed: int = 0) -> "BERT4Rec":
-        """Make the model with new weights."""
-        return BERT4Rec(n_items, self, seed=seed)
 
 
 class BERT4RecBlock(Block):
@@ -199,11 +187,7 @@ class BERT4Rec(Transformer):
         added = torch.where(real, 0.0, -torch.inf)[:, None]
         return self._run_to(lengths, states, [added, added])
 
-    @torch.no_grad()
-    def _initialise(self, seed: int) -> None:
-        if self.catalogue.is_meta:
-            return  # made to be counted, or to be filled from a file
-        generator = torch.Generator(device=self.catalogue.device).manual_seed(seed)
+    def _fill(self, generator: torch.Generator) -> None:
         layers = [layer for layer in self.modules() if isinstance(layer, nn.Linear)]
         for layer in layers:
             nn.init.zeros_(layer.bias)

@@ -34,23 +34,11 @@ _BUCKETS = 72  # that 31 bits of seconds have; the authors have room for 128
 class HSTUSettings(TransformerSettings):
     """Settings of HSTU."""
 
-    dim: int = 64
-    """Width of item embeddings and hidden states."""
-    blocks: int = 2
-    """Blocks, one after another."""
-    heads: int = 1
-    """Attention heads; they divide dim."""
     dropout: float = 0.2
     """Share of activations dropped in training."""
-    max_length: int = 200
-    """Maximum history length; of a longer one the last events count."""
     times: Literal["past", "next", "none"] = "past"
     """Times that attention knows: those of past events; also that of the next one, which is to be
     predicted, as the authors' code; or none, for a log without."""
-
-    def build(self, n_items: int, *, seed: int = 0) -> "HSTU":
-        """Make the model with new weights."""
-        return HSTU(n_items, self, seed=seed)
 
 
 class HSTUBlock(nn.Module):
@@ -141,11 +129,7 @@ class HSTU(Transformer):
         length_groups: LengthGroups | None = None,
         times: Tensor | None = None,
     ) -> Tensor:
-        """Turn histories [b, l] into hidden states [b, l, d]; those at padding are arbitrary.
-
-        Padding before an event, or a history longer than its group is wide, is an error (on a GPU,
-        where values are not looked at: an index out of bounds).
-        """
+        """Turn histories [b, l] into hidden states [b, l, d]: see `Transformer.forward`."""
         self.check(histories)
         groups, length = check_groups(histories, length_groups), histories.shape[1]
         columns = torch.arange(length, device=histories.device).expand_as(histories)

@@ -24,24 +24,10 @@ _EPSILON = 1e-5
 class LiGRSettings(TransformerSettings):
     """Settings of LiGR."""
 
-    dim: int = 64
-    """Width of item embeddings and hidden states."""
-    blocks: int = 2
-    """Blocks, one after another."""
-    heads: int = 1
-    """Attention heads; they divide dim."""
     widening: int = 4
     """Width of the feed-forward layers, in multiples of dim."""
-    dropout: float = 0.2
-    """Share of activations and attention weights dropped in training."""
-    max_length: int = 200
-    """Maximum history length; of a longer one the last events count."""
     sink: bool = True
     """Let attention also rest on the events that a history is short of max_length."""
-
-    def build(self, n_items: int, *, seed: int = 0) -> "LiGR":
-        """Make the model with new weights."""
-        return LiGR(n_items, self, seed=seed)
 
 
 class LiGRBlock(Block):

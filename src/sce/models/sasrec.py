@@ -26,22 +26,8 @@ _EPSILON = 1e-8  # of the layer norms, as in the paper's code
 class SASRecSettings(TransformerSettings):
     """Settings of SASRec."""
 
-    dim: int = 64
-    """Width of item embeddings and hidden states."""
-    blocks: int = 2
-    """Blocks, one after another."""
-    heads: int = 1
-    """Attention heads; they divide dim."""
-    dropout: float = 0.2
-    """Share of activations and attention weights dropped in training."""
-    max_length: int = 200
-    """Maximum history length; of a longer one the last events count."""
     sink: bool = True
     """Let attention also rest on the events that a history is short of max_length."""
-
-    def build(self, n_items: int, *, seed: int = 0) -> "SASRec":
-        """Make the model with new weights."""
-        return SASRec(n_items, self, seed=seed)
 
 
 class SASRecBlock(Block):
