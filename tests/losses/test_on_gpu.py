@@ -21,8 +21,8 @@ from sce.losses import (
 )
 from sce.losses.buckets import top_rows
 from sce.losses.gradients import add_rows
-from sce.losses.reference import reference_scalable_cross_entropy
 from tests.losses.kernels.made_problem import problem
+from tests.losses.reference import reference_scalable_cross_entropy
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
