@@ -24,7 +24,7 @@ from sce.data.items import Items
 from sce.data.prepared import check_target
 from sce.data.storage import atomic_directory
 from sce.data.vocabulary import Vocabulary
-from sce.errors import InputError, checked
+from sce.errors import InputError, checked, needing
 from sce.evaluation.ranking import last_states
 from sce.models.base import Backbone
 from sce.recommend import Recommender
@@ -271,13 +271,8 @@ def _write_encoder(model: Backbone, file: Path) -> None:
 
 
 def _onnx(program: torch.export.ExportedProgram) -> bytes:
-    try:
+    with needing("export", "the format onnx"):
         import onnxscript  # noqa: F401  # used by torch
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"the format onnx needs {error.name}, which is not installed; install it with: "
-            "pip install 'scalable-cross-entropy[export]'"
-        ) from error
     converted = torch.onnx.export(program, dynamo=True, verbose=False)
     assert converted is not None
     model = converted.model_proto

@@ -16,7 +16,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from sce.cli import say
-from sce.cli.titles import rows_of_titles, titles_for
+from sce.cli.titles import titles_for
+from sce.data.titles import given_titles
 from sce.errors import InputError, needing
 from sce.serving.asking import Limits
 from sce.training.signals import as_ctrl_c
@@ -88,7 +89,7 @@ def serve(
     source = _needs("catalogue").Source(path, titles, data, index, named)
     _listen(host, port).close()  # whether it can, before what takes long
     if source.is_run:
-        rows_of_titles(titles, titles_columns)  # refused now, if at all
+        given_titles(titles, titles_columns)  # refused now, if at all
         say(f"exporting {path}; serving what sce export wrote begins sooner")
     # SIGTERM too ends the process that exports, and removes what it wrote. A thread starts that
     # process, for no signal interrupts a thread: it is never there without somebody to end it.

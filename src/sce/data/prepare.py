@@ -25,7 +25,7 @@ from sce.data.splitting import (
     split_temporal,
 )
 from sce.data.storage import atomic_directory
-from sce.data.titles import match_titles, read_titles
+from sce.data.titles import given_titles, match_titles
 from sce.documented import documented
 from sce.errors import InputError, check_types, named, needing
 from sce.memory import free_memory
@@ -175,10 +175,7 @@ def prepare(
         from sce.data.reading import read_interactions
         from sce.data.survey import find_partitions
 
-    file, title_columns = given.pop("titles", None), given.pop("titles_columns", None)
-    if file is None and title_columns is not None:
-        raise InputError(f"{named('titles_columns')} are of {named('titles')}, which is not given")
-    titles = None if file is None else read_titles(file, title_columns)
+    titles = given_titles(given.pop("titles", None), given.pop("titles_columns", None))
     choices: dict[str, Any] = {
         "columns": columns,
         "ties": ties,
