@@ -28,7 +28,6 @@ from sce.errors import InputError, checked, needing
 from sce.evaluation.ranking import last_states
 from sce.models.base import Backbone
 from sce.recommend import Recommender
-from sce.recommend import Request as Wish
 from sce.serving.engine import Encode, Engine, Request
 from sce.serving.exported import INDEX, MANIFEST, TENSOR, open_export, write_export
 from sce.serving.index import EFFORTS, GOAL, Index
@@ -173,10 +172,9 @@ def compare(
     k = min(_K, engine.n_items)
     asked = _asked(recommender.item_ids, histories, times, k)
     ours = engine.recommend(asked)
-    theirs_asked = [Wish(one.history, times=one.times) for one in asked]
     shared = total = 0
     slack = (allowed * scales).tolist()
-    pairs = zip(states, slack, ours, recommender.stream(theirs_asked, k), strict=True)
+    pairs = zip(states, slack, ours, recommender.stream(asked, k), strict=True)
     for state, most_off, mine, theirs in pairs:
         codes = torch.from_numpy(recommender.item_ids.lookup(mine.items))
         scores = catalogue[codes] @ state

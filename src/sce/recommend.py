@@ -28,6 +28,10 @@ from sce.data.columns import BY_NAME, ITEM, Columns
 from sce.data.frames import histories_of
 from sce.data.popular import MostPopular
 from sce.data.prepared import PreparedDataset
+from sce.data.requests import Id as Id
+from sce.data.requests import Listed, list_ids
+from sce.data.requests import Recommended as Recommended
+from sce.data.requests import Request as Request
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, check_types, checked, named
 from sce.evaluation.queries import (
@@ -42,10 +46,7 @@ from sce.evaluation.queries import (
 from sce.evaluation.ranking import Ranker, check_depth, check_memory, largest_norm, uses_times
 from sce.memory import require_memory
 from sce.models.registry import BACKBONES
-from sce.requests import SIMILAR, Listed, Recommendations, list_ids, read_filter, read_requests
-from sce.requests import Id as Id
-from sce.requests import Recommended as Recommended
-from sce.requests import Request as Request
+from sce.requests import SIMILAR, Recommendations, read_filter, read_requests
 from sce.training.device import resolve_device
 from sce.training.run import Run, load_model, read_weights, warn_of
 from sce.units import plural
@@ -213,10 +214,10 @@ class Recommender:
             for window in _windows(histories, batch_size):
                 read = read_requests(self.item_ids, window, done, k, keep_seen)
                 done += len(window)
-                ranked = self._rank([one.query for one in read], among, batch_size)
-                for one, (query, unknown, unlisted) in zip(ranked, read, strict=True):
+                ranked = self._rank([query for query, _ in read], among, batch_size)
+                for one, (query, found) in zip(ranked, read, strict=True):
                     one |= {"known": len(query.history), "asked": query.k}
-                    yield Recommended(**one, unknown=unknown, unlisted=unlisted)
+                    yield Recommended(**one, unknown=found.unknown, unlisted=found.unlisted)
 
         return each_window()
 

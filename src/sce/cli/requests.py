@@ -8,9 +8,9 @@ from typing import Any
 
 from sce.data.formats import COMPRESSIONS, ENDINGS
 from sce.data.lines import name_of, parse_line, read_lines
+from sce.data.requests import Id, list_ids
 from sce.errors import InputError, needing
 from sce.recommend import Recommended, Recommender, Request
-from sce.requests import Id, list_ids
 
 _MEMBERS = {"user_id", "history", "k", "keep_seen", "allow", "block", "times"}
 

@@ -25,7 +25,7 @@ from sce.requests import SIMILAR
 from sce.training.signals import as_ctrl_c
 
 if TYPE_CHECKING:
-    from sce.requests import Id, Recommended
+    from sce.data.requests import Id, Recommended
 
 Format = Literal["csv", "jsonl", "parquet"]
 STATE = "state.json"

@@ -7,6 +7,7 @@ import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from importlib import import_module
 from ipaddress import ip_address
@@ -95,7 +96,7 @@ def serve(
     # process, for no signal interrupts a thread: it is never there without somebody to end it.
     with ThreadPoolExecutor(1) as loading, as_ctrl_c():
         try:
-            catalogue = loading.submit(source.load).result()
+            catalogue = loading.submit(copy_context().run, source.load).result()
         finally:
             source.ended.set()
     source.ended.clear()

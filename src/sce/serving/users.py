@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from sce.data.prepared import PreparedDataset
+from sce.data.requests import Id, Request
 from sce.errors import InputError
-from sce.serving.engine import Id, Request
 
 NO_USERS = (
     "this server knows no users: give their history instead of a user, or start it with "
