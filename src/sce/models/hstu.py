@@ -109,19 +109,12 @@ class HSTU(Transformer):
 
     settings_class, block_class = HSTUSettings, HSTUBlock
     settings: HSTUSettings
+    scaled, epsilon = True, _EPSILON
 
     @property
     def uses_times(self) -> bool:
         """True if times are given: see `Backbone.uses_times`."""
         return self.settings.times != "none"
-
-    @property
-    def scale(self) -> float:
-        """What item embeddings are multiplied with, before positions are added."""
-        return math.sqrt(self.settings.dim)
-
-    def _last_norm(self) -> nn.Module:
-        return nn.LayerNorm(self.settings.dim, eps=_EPSILON)
 
     def forward(
         self,
@@ -133,8 +126,7 @@ class HSTU(Transformer):
         self.check(histories)
         groups, length = check_groups(histories, length_groups), histories.shape[1]
         columns = torch.arange(length, device=histories.device).expand_as(histories)
-        places = F.embedding(pack(columns, groups), self.positions)
-        states = self.dropout(self.embed(histories, groups) * self.scale + places)
+        states = self.dropout(self._place(self.embed(histories, groups), pack(columns, groups)))
         if times is None:
             times = histories.new_zeros(len(histories), length + 1)
         by_rows = zip(times.split([rows for rows, _ in groups]), groups, strict=True)
@@ -150,7 +142,7 @@ class HSTU(Transformer):
             times = lengths.new_zeros(embedded.shape[0], embedded.shape[1] + 1)
         # Not a slice, which would not be exported for any length.
         columns = torch.arange(embedded.shape[1], device=embedded.device)
-        states = embedded * self.scale + F.embedding(columns, self.positions)
+        states = self._place(embedded, columns)
         buckets = self._buckets(times, embedded.shape[1])
         for block in self.blocks:
             assert isinstance(block, HSTUBlock)

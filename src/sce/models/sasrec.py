@@ -86,11 +86,4 @@ class SASRec(Transformer):
 
     settings_class, block_class = SASRecSettings, SASRecBlock
     settings: SASRecSettings
-
-    @property
-    def scale(self) -> float:
-        """What item embeddings are multiplied with, before positions are added."""
-        return math.sqrt(self.settings.dim)
-
-    def _last_norm(self) -> nn.Module:
-        return nn.LayerNorm(self.settings.dim, eps=_EPSILON)
+    scaled, epsilon = True, _EPSILON

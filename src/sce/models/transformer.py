@@ -49,6 +49,9 @@ class Transformer(ConfiguredBackbone):
 
     block_class: ClassVar[Any]
     settings: Any
+    scaled: ClassVar[bool] = False
+    """Item embeddings are multiplied with √d, before positions are added."""
+    epsilon: ClassVar[float | None] = None  # of a layer norm behind the last block; None: none
 
     def _build(self) -> None:
         dim = self.settings.dim
@@ -63,14 +66,11 @@ class Transformer(ConfiguredBackbone):
         """Positions of the longest sequence."""
         return self.max_length
 
-    @property
-    def scale(self) -> float:
-        """What item embeddings are multiplied with, before positions are added."""
-        return 1.0
-
     def _last_norm(self) -> nn.Module:
         """Return what comes after the last block."""
-        return nn.Identity()
+        if self.epsilon is None:
+            return nn.Identity()
+        return nn.LayerNorm(self.settings.dim, eps=self.epsilon)
 
     def forward(self, histories: Tensor, length_groups: LengthGroups | None = None) -> Tensor:
         """Turn histories [b, l] into hidden states [b, l, d]; those at padding are arbitrary.
@@ -104,7 +104,8 @@ class Transformer(ConfiguredBackbone):
 
     def _place(self, embedded: Tensor, places: Tensor) -> Tensor:
         """Add to embedded items what stands for their positions."""
-        return embedded * self.scale + F.embedding(places, self.positions)
+        scale = math.sqrt(self.settings.dim) if self.scaled else 1.0
+        return embedded * scale + F.embedding(places, self.positions)
 
     def _missing(self, events: Tensor) -> Tensor | None:
         """Return how many events the blocks are told that sequences are short of, [b, 1]."""

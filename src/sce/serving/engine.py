@@ -142,7 +142,12 @@ class Engine:
         Raises:
             InputError: `recommend` raises it too, for all requests that are given together.
         """
-        self._check_depth(_depth(request))
+        k = _depth(request)
+        if type(k) is not int or not 1 <= k <= self.n_items:
+            raise InputError(
+                f"k is a whole number from 1 to {self.n_items:,}, the items of the catalogue; got "
+                f"{show_value(k)}"
+            )
         return list_request(request)
 
     def recommend(self, requests: Sequence[Request]) -> list[Recommended]:
@@ -177,13 +182,6 @@ class Engine:
         exact = rescore(vector, self.table, np.zeros_like(close), close) / norms[close]
         order = np.lexsort((close, -exact))[:k]
         return Recommended(self.item_ids.decode(close[order]), exact[order], known=1)
-
-    def _check_depth(self, k: int) -> None:
-        if type(k) is not int or not 1 <= k <= self.n_items:
-            raise InputError(
-                f"k is a whole number from 1 to {self.n_items:,}, the items of the catalogue; got "
-                f"{show_value(k)}"
-            )
 
     def states(self, histories: Sequence[Codes], times: Sequence[Times] | None = None) -> Floats:
         """States [b, d] after histories of catalogue indices, none of them empty.
