@@ -25,4 +25,3 @@ from sce.losses.sampled import GeneralizedBinaryCrossEntropy as GeneralizedBinar
 from sce.losses.sampled import SampledCrossEntropy as SampledCrossEntropy
 from sce.losses.sampled import SampledLoss as SampledLoss
 from sce.losses.scalable import ScalableCrossEntropy as ScalableCrossEntropy
-from sce.losses.scalable import scalable_cross_entropy as scalable_cross_entropy

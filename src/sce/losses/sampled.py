@@ -51,8 +51,7 @@ class SampledLoss(LossOfPositions):
         shared: What draws k negatives of its own: each "position", each "sequence" (all dimensions
             of the targets but the last) or the whole "batch". Default: a position when k is 1, a
             sequence otherwise.
-        ignore_index: Target of positions that do not count, such as padding.
-        reduction: "mean" over the positions that count, "sum", or "none".
+        options: See `Loss`.
     """
 
     takes_correction = False  # negatives with the logQ correction
@@ -65,10 +64,9 @@ class SampledLoss(LossOfPositions):
         *,
         negatives: Negatives | None = None,
         shared: Sharing | None = None,
-        ignore_index: int = -100,
-        reduction: str = "mean",
+        **options: Any,
     ) -> None:
-        super().__init__(ignore_index=ignore_index, reduction=reduction)
+        super().__init__(**options)
         check_size("n_negatives", n_negatives)
         if shared is None:
             shared = "position" if n_negatives == 1 else "sequence"
