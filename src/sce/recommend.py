@@ -45,7 +45,6 @@ from sce.evaluation.queries import (
 )
 from sce.evaluation.ranking import Ranker, check_depth, check_memory, largest_norm, uses_times
 from sce.memory import require_memory
-from sce.models.registry import BACKBONES
 from sce.requests import SIMILAR, Recommendations, read_filter, read_requests
 from sce.training.device import resolve_device
 from sce.training.run import Run, load_model, read_weights, warn_of
@@ -107,17 +106,10 @@ class Recommender:
         opened = run if isinstance(run, Run) else Run.open(run)
         if (file := weights_file(opened)).is_file():  # read, and copied into the model
             require_memory(2 * file.stat().st_size, f"loading {file}")
-        if model is not None:
-            ranker = _with_weights(model, opened, place)
-        elif opened.model in BACKBONES:
-            ranker = load_model(opened, place)
+        if model is None:
+            ranker: Any = load_model(opened, place)
         else:
-            name = opened.model.rpartition(".")[2]
-            raise InputError(
-                f"the model of {opened.path} is {opened.model}, which sce cannot build; in Python, "
-                f"recommender = Recommender.load({str(opened.path)!r}, model={name}(...)) can, and "
-                'sce.evaluate(recommender.model, dataset, split="test") measures it'
-            )
+            ranker = _with_weights(model, opened, place)
         warn_of(opened)
         columns = Columns(*map((opened.dataset.columns or {}).get, Columns._fields))
         return cls(
@@ -240,11 +232,8 @@ class Recommender:
         there gets no items. The other options are those of `recommend`.
         """
         self._check(k, batch_size)
-        if self.content_hash not in (None, dataset.content_hash):
-            raise InputError(
-                f"{dataset.path} is not the dataset that the run was trained on: its content is "
-                f"{dataset.content_hash[:12]}, the run's {str(self.content_hash)[:12]}"
-            )
+        if self.content_hash is not None:
+            dataset.check_content(self.content_hash, "the run")
         if dataset.n_items != self.n_items:  # by sce add-items, or of an earlier run
             dataset = dataset.with_items(self.item_ids)
         counted = self

@@ -189,12 +189,21 @@ class PreparedDataset:
             if "titles" in arrays:
                 titles = Vocabulary.from_arrays("string", arrays["titles"])
                 loaded = replace(loaded, titles=titles)
-            _check_sizes(loaded)
+            if loaded.titles is not None and len(loaded.titles) != loaded.n_items:
+                raise ValueError(f"{len(loaded.titles)} titles of {loaded.n_items} items")
             if verify:
                 _check_codes(loaded)
             return loaded
         except (TypeError, ValueError) as error:
             raise MANIFEST.damaged(path, str(error)) from error
+
+    def check_content(self, wanted: str | None, trained: object) -> None:
+        """Refuse a dataset of other content than that which something was trained on."""
+        if self.content_hash != wanted:
+            raise InputError(
+                f"{self.path} is not the dataset that {trained} was trained on: its content is "
+                f"{self.content_hash[:12]}, and should be {str(wanted)[:12]}; give that one"
+            )
 
     @property
     def all_users(self) -> Vocabulary:
@@ -335,11 +344,6 @@ def _content_hash(files: Mapping[str, Any]) -> str:
 def _times_hash(files: Mapping[str, Any]) -> str:
     times = [files.get(f"{owner}{_TIMES}") for owner in ("train", "test")]
     return json_checksum({"files": times}) if None not in times else ""
-
-
-def _check_sizes(dataset: PreparedDataset) -> None:
-    if dataset.titles is not None and len(dataset.titles) != dataset.n_items:
-        raise ValueError(f"{len(dataset.titles)} titles of {dataset.n_items} items")
 
 
 def _check_codes(dataset: PreparedDataset) -> None:

@@ -92,14 +92,9 @@ class Catalogue:
         users = [one.user for one in asked if isinstance(one, OfUser)]
         if users and self.users is None:
             raise InputError(NO_USERS)
-        histories = iter(self.users.histories(users) if self.users else ())
-        timed = self.users if self.engine.uses_times else None
-        times = iter(timed.times(users) if timed else [None] * len(users))
+        known = iter(self.users.known(users, times=self.engine.uses_times) if self.users else ())
         return [
-            replace(one.request, history=next(histories), times=next(times))
-            if isinstance(one, OfUser)
-            else one
-            for one in asked
+            replace(one.request, **next(known)) if isinstance(one, OfUser) else one for one in asked
         ]
 
     def similar(self, item: Id, k: int) -> list[Named]:
