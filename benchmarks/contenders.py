@@ -7,6 +7,7 @@ what a measured row saves.
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from sce.losses import (
     GeneralizedBinaryCrossEntropy,
     SampledCrossEntropy,
     ScalableCrossEntropy,
+    full,
     suggest_sizes,
 )
 
@@ -71,6 +73,28 @@ def with_tf32(loss: Loss) -> Loss:
     return rounded
 
 
+def in_chunks(size: int) -> Loss:
+    """Exact cross-entropy in chunks of so many items, also where our kernels would run instead."""
+    loss = CrossEntropy(chunk_size=size)
+
+    def chunked(states: Tensor, catalogue: Tensor, targets: Tensor) -> Tensor:
+        with mock.patch.object(full, "why_not_triton", return_value="chunks are measured"):
+            value: Tensor = loss(states, catalogue, targets)
+        return value
+
+    return chunked
+
+
+def under_autocast(loss: Loss) -> Loss:
+    """Let float32 inputs be rounded as a model in bf16 is trained."""
+
+    def rounded(states: Tensor, catalogue: Tensor, targets: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return loss(states, catalogue, targets)
+
+    return rounded
+
+
 # Logits held at once by those whose chunks are tuned: as many as our chunks hold on a CPU, and as
 # many as keep an H200 busy.
 ROOM_CPU, ROOM_GPU = 25_600 * 1024, 1 << 28
@@ -82,6 +106,8 @@ NOT_ON_CPU = {
     "SCE, plain path",
     "SCE, tensor code, TF32",
     "SCE, RePlay",
+    "CE, fused",
+    "CE, fused, autocast",
     "CE, cut-cross-entropy",
     "CE, cut-cross-entropy, unfiltered",
     "CE, Liger",
@@ -112,6 +138,7 @@ def contenders(
     theirs: dict[str, Any] = {"n_buckets": n_buckets, "size_x": size_x, "size_y": size_y}
     return {
         "SCE": lambda: ScalableCrossEntropy(**ours),
+        "SCE, default": ScalableCrossEntropy,
         "SCE, paper": lambda: ScalableCrossEntropy.paper(**paper),
         "SCE, CUDA graph": lambda: ScalableCrossEntropy(**ours),
         "SCE, graphed callable": lambda: ScalableCrossEntropy(**ours),
@@ -121,7 +148,10 @@ def contenders(
         "SCE, tensor code, TF32": lambda: with_tf32(partial(tensor_sce, **theirs)),
         "SCE, RePlay": lambda: partial(peers.replay_sce, **theirs),
         "CE": CrossEntropy,
-        "CE, chunked": lambda: CrossEntropy(chunk_size=1024),
+        "CE, fused": lambda: CrossEntropy(chunk_size=1024),
+        "CE, fused, autocast": lambda: under_autocast(CrossEntropy(chunk_size=1024)),
+        "CE, chunked": lambda: in_chunks(1024),
+        "CE, chunked, tuned": lambda: in_chunks(max(1, room // n_states)),
         "CE, torch": lambda: peers.torch_cross_entropy,
         "CE, torch, linear_cross_entropy": lambda: peers.torch_linear,
         "CE, torch, linear_cross_entropy, tuned": lambda: partial(peers.torch_linear, room=room),

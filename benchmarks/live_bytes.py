@@ -125,6 +125,7 @@ def gpu_like() -> Iterator[None]:
             (sampled, "logsigmoid", _log_sigmoid),
             (gradients, "add_rows", gradients._add_captured),
             (full, "_is_faster_by_torch", lambda *_: False),  # on a CPU alone
+            (full, "why_not_triton", lambda *_: None),
             (catalogue, "_capturing", lambda: True),
         ):
             patches.enter_context(mock.patch.object(owner, name, new))

@@ -3,6 +3,7 @@
     python benchmarks/loss_gpu.py --list
     python benchmarks/loss_gpu.py
     python benchmarks/loss_gpu.py --items 1000000 --dtype bfloat16 --only SCE "SCE, CUDA graph"
+    python benchmarks/loss_gpu.py --exact --missing any
     python benchmarks/loss_gpu.py --cross --dim 256 --items 100000 --only SCE CE --dtype float32
 
 Each cell runs in a process of its own, alone: forward and backward of a batch of 128 sequences of
@@ -32,7 +33,7 @@ from rows import commit, kept, show
 from sce.losses import CrossEntropy
 
 MAX_MILLISECONDS = 5000  # after which a slow cell is not repeated again
-MAX_ITEMS_FOR_ERRORS = 1_000_000  # beyond which the float64 reference takes too long
+MAX_NUMBERS_FOR_ERRORS = 1 << 26  # of the catalogue, beyond which float64 takes too long
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SHAPE: Row = {"batch": 128, "length": 200, "dim": 64, "bucket_size_y": 256}
 COLUMNS = [*SHAPE, "items", "dtype", "loss"]
@@ -41,6 +42,7 @@ PEERS = ("cut-cross-entropy", "liger-kernel", "replay-rec")
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
 OURS = ("SCE", "SCE, CUDA graph", "SCE, graphed callable", "SCE, tensor code")
 CUT = ("CE, cut-cross-entropy", "CE, cut-cross-entropy, unfiltered")
+EXACT = ("CE, fused", *CUT, "CE, Liger, tuned")
 
 
 def grid() -> list[Row]:
@@ -51,17 +53,18 @@ def grid() -> list[Row]:
     single, half, million = ["float32"], ["bfloat16"], SIZES[2:3]
     # SCE itself, its plain path, and shapes that are not the usual: large buckets, wide states, a
     # large batch, and a catalogue that fills the GPU.
-    cells = combine(OURS, SIZES[1:], half)
+    cells = exact() + combine(OURS, SIZES[1:], half)
     cells += combine(["SCE, plain path"], SIZES[2:], DTYPES)
     cells += combine(["SCE, sparse gradient"], [*SIZES[2:], 100_000_000], half)
     for size_y in (2048, 4096, 16_384):
         cells += combine(OURS, million, half, bucket_size_y=size_y)
-    cells += combine((*OURS, CUT[0]), million, half, dim=256)
+    cells += combine(OURS, million, half, dim=256)
     cells += combine((*OURS, CUT[0]), million, half, batch=640, buckets=715)
     # What others have written, and what one would write instead.
-    cells += combine(("CE, chunked", "CE, torch", *CUT, "CE, Liger, tuned"), SIZES[1:3], half)
+    cells += combine(("CE, torch", *EXACT), SIZES[1:2], half)
     linear = "CE, torch, linear_cross_entropy"
-    cells += combine(("CE, Liger", linear, f"{linear}, tuned", "SCE, RePlay"), million, half)
+    theirs = ("CE, torch", "CE, Liger", linear, f"{linear}, tuned", "SCE, RePlay")
+    cells += combine(theirs, million, half)
     written = ("CE-, tensor code", "BCE+", "BCE+, tensor code", "SCE, tensor code, TF32")
     cells += combine((*written, "SCE, RePlay"), million, single)
     # Which loss when.
@@ -69,6 +72,20 @@ def grid() -> list[Row]:
     cells += combine(["CE"], SIZES[:3], single)
     cells += combine(["SCE, paper"], SIZES[1:3], DTYPES)
     return [*cells, *combine(["SCE"], [100_000_000], half)]
+
+
+def exact() -> list[Row]:
+    """Return the cells of exact cross-entropy, at the sizes of this field."""
+    half, million = ["bfloat16"], SIZES[2:3]
+    cells = combine((*EXACT, "CE, chunked", "CE, chunked, tuned", "SCE, default"), million, half)
+    cells += combine(["CE, fused, autocast"], million, ["float32"])
+    cells += combine(["CE, fused", "SCE, default"], [20_000_000], half)  # others: seconds a call
+    cells += combine((*EXACT, "SCE, default"), million, half, dim=256)
+    for dim in (128, 512):
+        cells += combine(
+            ("CE, fused", CUT[0], "CE, Liger, tuned", "SCE, default"), million, half, dim=dim
+        )
+    return cells
 
 
 def combine(
@@ -95,7 +112,7 @@ def main() -> None:
     else:
         cells = [
             cell
-            for cell in grid()
+            for cell in (exact() if options.exact else grid())
             if (options.only is None or cell["loss"] in options.only)
             and (options.items is None or cell["items"] in options.items)
             and (options.dtype is None or cell["dtype"] in options.dtype)
@@ -139,6 +156,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=names, metavar="LOSS", help=" | ".join(names))
     parser.add_argument("--items", type=int, nargs="+")
     parser.add_argument("--dtype", nargs="+", choices=DTYPES)
+    parser.add_argument("--exact", action="store_true", help="the cells of exact cross-entropy")
     parser.add_argument("--cross", action="store_true", help="all combinations, with the shape:")
     for name, default in SHAPE.items():
         option = "--" + name.replace("_", "-")
@@ -246,7 +264,7 @@ def _errors(
     found: tuple[Tensor, ...], states: Tensor, catalogue: Tensor, targets: Tensor
 ) -> dict[str, float]:
     """Say how far both gradients are from those in float64 for the same (rounded) inputs."""
-    if len(catalogue) > MAX_ITEMS_FOR_ERRORS:
+    if catalogue.numel() > MAX_NUMBERS_FOR_ERRORS:
         return {}
     inputs = tuple(tensor.detach().double().requires_grad_() for tensor in (states, catalogue))
     exact = torch.autograd.grad(CrossEntropy(chunk_size=1024)(*inputs, targets), inputs)

@@ -8,28 +8,39 @@ r"""The same SASRec trained by sce and by other libraries: time, memory, quality
     python benchmarks/train_peers.py data/beauty --python rectools=rectools/bin/python \
         --python replay=replay/bin/python --python recbole=recbole/bin/python
 
-On the CPU. Every library trains 64 dimensions, 2 blocks, 1 head, length 50 in batches of 128
-sequences; RecBole, which has a sample for each target, in batches of as many targets. Each round
-runs all libraries one after another, so that what else the machine does meets all alike; figures
-are medians of the rounds. An epoch is extrapolated: the mean of `--steps` steps after a warm-up,
-batches included, times the steps of an epoch. Memory is the peak of the process, in training.
-Recommending is the library's own way to the top 10 for all test users, without items that they had.
+Each library trains 64 dimensions, 2 blocks, 1 head, length 50 in batches of 128 sequences;
+RecBole, which has a sample for each target, in batches of as many targets. All are imported first,
+in processes of their own. Then each round runs them one after another, so that what else the
+machine does meets all alike; figures are medians of the rounds. An epoch is extrapolated: the mean
+of `--steps` steps after a warm-up, batches included, times the steps of an epoch. Recommending is
+the library's own way to the top 10 for all test users, without items that they had.
 
-With `--epochs` whole epochs are trained instead, and the recommendations are scored by sce's
-metrics, unsampled, on the same users and targets. Sampled negatives (ce-) are shared by a sequence
-in sce, by the batch in RePlay, by nobody in RecTools; RecBole has none, and `--shared` changes sce.
+With `--epochs` whole epochs are trained instead, of which the first is the warm-up, and the
+recommendations are scored by sce's metrics, unsampled, on the same users and targets. With
+`--together` they train at the same time, for quality alone. Memory is the peak in training: of the
+process, or with `--device cuda`, which needs `--epochs`, of what torch allocated on the GPU.
+
+Sampled negatives (ce-) are shared by a sequence in sce, by the batch in RePlay, by nobody in
+RecTools; RecBole has none, and `--shared` changes sce. bf16 is autocast; RecBole has none. RePlay
+has its length buckets on; replay-plain, of the same interpreter, does without.
 """
 
 import argparse
+import contextlib
+import itertools
 import json
+import math
 import os
+import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,117 +50,222 @@ from sce import PreparedDataset
 from sce.evaluation.metrics import METRICS, RankCounts
 
 WORKER = Path(__file__).with_name("train_workers.py")
-LIBRARIES = ["sce", "rectools", "replay", "recbole"]
+LIBRARIES = ["sce", "rectools", "replay", "replay-plain", "recbole"]
 LOSSES = {"ce": LIBRARIES, "ce-": LIBRARIES[:-1], "sce": LIBRARIES[:1]}  # and who has them
-IDENTITY = ["data", "library", "loss", "length", "shared", "epochs", "version", "machine"]
+FIGURES = ["epoch s", "peak MiB", "recommend s"]
+
+
+class Cell(NamedTuple):
+    """What is trained."""
+
+    batch: int
+    precision: str
+    loss: str
+    library: str
+
+
+IDENTITY = ["data", *Cell._fields, "length", "shared", "epochs", "together", "version"]
+IDENTITY += ["device", "machine"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("data", type=Path, help="of sce prepare --split leave-one-out")
-    parser.add_argument(
-        "--python", action="append", default=[], metavar="NAME=PATH", help="who has a library"
+    add = parser.add_argument
+    add("data", type=Path, help="of sce prepare --split leave-one-out")
+    add("--python", action="append", default=[], metavar="NAME=PATH", help="who has a library")
+    add("--losses", nargs="+", choices=LOSSES, default=["ce", "ce-"])
+    add("--steps", type=int, default=40, help="that are timed")
+    add("--warm-up", type=int, default=5, help="steps before them")
+    add("--rounds", type=int, default=2, help="of all libraries")
+    add("--epochs", type=int, default=0, help="train so many, for quality")
+    add("--seconds", type=float, default=math.inf, help="after so many, a peer begins no epoch")
+    add("--limit", type=int, default=36_000, help="seconds after which one is ended")
+    add(
+        "--until",
+        type=float,
+        default=math.inf,
+        help="seconds of training after which no other begins",
     )
-    parser.add_argument("--losses", nargs="+", choices=LOSSES, default=["ce", "ce-"])
-    parser.add_argument("--steps", type=int, default=40, help="that are timed")
-    parser.add_argument("--warm-up", type=int, default=5, help="steps before them")
-    parser.add_argument("--rounds", type=int, default=2, help="of all libraries")
-    parser.add_argument("--epochs", type=int, default=0, help="train so many, for quality")
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--length", type=int, default=50)
-    parser.add_argument("--negatives", type=int, default=256)
-    parser.add_argument("--shared", choices=["position", "sequence", "batch"], default="sequence")
-    parser.add_argument("--dropout", type=float, default=0.2)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="default: results/train_peers.jsonl")
+    add("--together", action="store_true", help="all at the same time: no times, but quality")
+    add("--device", choices=["cpu", "cuda"], default="cpu")
+    add("--precision", nargs="+", choices=["float32", "bf16"], default=["float32"])
+    add("--batch", nargs="+", type=int, default=[128])
+    add("--length", type=int, default=50)
+    add("--negatives", type=int, default=256)
+    add("--shared", choices=["position", "sequence", "batch"], default="sequence")
+    add("--dropout", type=float, default=0.2)
+    add("--seed", type=int, default=0)
+    add("--out", type=Path, help="default: results/train_peers.jsonl")
     options = parser.parse_args()
     pythons = {"sce": sys.executable} | dict(each.split("=", 1) for each in options.python)
     if unknown := sorted(set(pythons) - set(LIBRARIES)):
         sys.exit(f"train_peers: --python {unknown[0]}=...; the libraries are {LIBRARIES}")
+    if (options.device == "cuda" or options.together) and not options.epochs:
+        sys.exit("train_peers: --device cuda and --together train whole epochs; give --epochs")
     dataset = PreparedDataset.load(options.data)
     if dataset.settings.get("split") != "leave-one-out":
         sys.exit(
             f"train_peers: {options.data} has another split: sce prepare --split leave-one-out"
         )
-    cells = [
-        (loss, library) for loss in options.losses for library in LOSSES[loss] if library in pythons
-    ]
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {cell: [] for cell in cells}
-    for number in range(options.rounds):
-        for cell in cells:
-            row = measure(pythons[cell[1]], *cell, dataset, options, options.seed + number)
-            print(f"round {number + 1}", *cell, row, file=sys.stderr, flush=True)
-            found[cell].append(row)
-    rows = [summary(*cell, runs, dataset, options) for cell, runs in found.items()]
-    for row in rows:
-        ours = next((each for each in rows if is_ours(each, row)), {})
-        for figure in ("epoch s", "peak MiB", "recommend s"):
-            if figure in row and figure in ours:
-                row[f"{figure} / sce"] = round(row[figure] / ours[figure], 2)
-    path = keep("train_peers", rows, to=options.out, beside=IDENTITY)
+    rows: list[dict[str, Any]] = []
+    for found in measure_all(cells_of(options, pythons), pythons, dataset, options):
+        rows = [summary(cell, runs, dataset, options) for cell, runs in found.items()]
+        for row in rows:
+            ours = next((each for each in rows if is_ours(each, row)), {})
+            for figure in FIGURES:
+                if figure in row and figure in ours:
+                    row[f"{figure} / sce"] = round(row[figure] / ours[figure], 2)
+        keep("train_peers", rows, to=options.out, beside=IDENTITY)
     print(show(rows, [column for column in COLUMNS if any(column in row for row in rows)]))
-    print(f"\n{len(rows)} rows in {path}")
 
 
-COLUMNS = ["loss", "library", "version", "epoch s", "epoch s / sce", "peak MiB", "peak MiB / sce"]
-COLUMNS += ["recommend s", "recommend s / sce", "ndcg@10", "hr@10", "cov@10", "failed"]
+COLUMNS = [*Cell._fields, "version", "epochs trained", "epoch s", "epoch s / sce", "peak MiB"]
+COLUMNS += ["peak MiB / sce", "recommend s", "recommend s / sce", "ndcg@10", "hr@10", "cov@10"]
+COLUMNS += ["stand-ins", "failed"]
+
+
+def cells_of(options: argparse.Namespace, pythons: Mapping[str, str]) -> list[Cell]:
+    """All that is asked for, and that the libraries at hand have."""
+    asked = itertools.product(options.batch, options.precision, options.losses, LIBRARIES)
+    cells = itertools.starmap(Cell, asked)
+    return [
+        cell
+        for cell in cells
+        if cell.library in pythons
+        and cell.library in LOSSES[cell.loss]
+        and (cell.library, cell.precision) != ("recbole", "bf16")
+    ]
 
 
 def is_ours(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """True if a row is that of sce with the loss of the other."""
-    return bool(row["library"] == "sce" and row["loss"] == other["loss"])
+    """True if a row is that of sce, and else as the other."""
+    return all(row[name] == {**other, "library": "sce"}[name] for name in Cell._fields)
 
 
-def measure(
-    python: str,
-    loss: str,
-    library: str,
+def measure_all(
+    cells: list[Cell],
+    pythons: Mapping[str, str],
     dataset: PreparedDataset,
     options: argparse.Namespace,
-    seed: int,
-) -> dict[str, Any]:
-    """Train and recommend in a process of its own, and score what was recommended."""
-    with tempfile.TemporaryDirectory() as made:
-        out = Path(made, "items.npy")
+) -> Iterator[dict[Cell, list[dict[str, Any]]]]:
+    """What the processes have told so far, by cell, whenever one more has."""
+    found: dict[Cell, list[dict[str, Any]]] = {}
+    trained = 0.0
+    for number in range(options.rounds):
+        with contextlib.ExitStack() as stack:
+            workers = {
+                cell: stack.enter_context(
+                    Worker(pythons[cell.library], cell, dataset, options, options.seed + number)
+                )
+                for cell in cells
+            }
+            for worker in workers.values():
+                worker.wait()
+            begun = time.perf_counter()
+            if options.together:
+                for worker in workers.values():
+                    worker.go()
+            for cell, worker in workers.items():
+                if trained > options.until and not options.together:
+                    break
+                worker.go()
+                row = worker.told()
+                trained, begun = trained + time.perf_counter() - begun, time.perf_counter()
+                print(f"round {number + 1}", *cell, row, file=sys.stderr, flush=True)
+                found.setdefault(cell, []).append(row)
+                yield found
+
+
+class Worker:
+    """A process that trains and recommends, and the score of what it recommended."""
+
+    def __init__(
+        self,
+        python: str,
+        cell: Cell,
+        dataset: PreparedDataset,
+        options: argparse.Namespace,
+        seed: int,
+    ) -> None:
+        self.dataset, self.options, self.cell = dataset, options, cell
+        self.made = Path(tempfile.mkdtemp())
         job = {
-            "library": library,
+            **cell._asdict(),
             "data": str(dataset.path.resolve()),
-            "loss": loss,
             "steps": None if options.epochs else options.steps,
-            "warm_up": options.warm_up,
             "epochs": options.epochs or 1000,
             "dim": 64,
             "blocks": 2,
             "lr": 1e-3,
             "k": 10,
             "seed": seed,
-            "out": str(out),
+            "out": str(self.made / "items.npy"),
         }
-        job |= {name: getattr(options, name) for name in SHARED_OPTIONS}
-        done = subprocess.run(
+        job |= {name: getattr(options, name) for name in (*SHARED_OPTIONS, "limit")}
+        self.process = subprocess.Popen(
             [python, "-W", "ignore", str(WORKER), json.dumps(job)],
-            env=environment(library),
-            cwd=made,
-            capture_output=True,
+            env=environment(cell.library),
+            cwd=self.made,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=(self.made / "stderr").open("w"),
             text=True,
-            check=False,
         )
-        if done.returncode:
-            last = (done.stderr.strip() or "nothing was printed").splitlines()[-1]
-            return {"failed": f"code {done.returncode}: {last}"[:200]}
-        told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-        begun = told.pop("begun")
-        warm = min(options.warm_up, len(begun) - 2)
-        step = (begun[-1] - begun[warm]) / (len(begun) - 1 - warm)
-        told |= {"step s": step, "epoch s": step * -(-len(dataset.train) // options.batch)}
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+        shutil.rmtree(self.made)
+
+    def wait(self) -> None:
+        """Wait until it has imported its library, or has ended."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.strip() == "ready":
+                break
+
+    def go(self) -> None:
+        """Let it begin; a second time is nothing."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            self.process.stdin.write("go\n")
+            self.process.stdin.flush()
+
+    def told(self) -> dict[str, Any]:
+        """What it has measured, or why not."""
+        options = self.options
+        out, _ = self.process.communicate()
+        if code := self.process.returncode:
+            lines = (self.made / "stderr").read_text().strip().splitlines()
+            print(*lines[-15:], sep="\n", file=sys.stderr)
+            last = lines[-1] if lines else "nothing was printed"
+            if code == -signal.SIGALRM:
+                last = f"ended after {options.limit} s"
+            return {"failed": f"code {code}: {last}"[:200]}
+        told: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
+        begun, marks = told.pop("begun"), told.pop("marks")
         if options.epochs:
-            told |= score(np.load(out), dataset)
-    return told
+            seconds = np.diff(marks)
+            told |= {"epochs trained": len(seconds), "first epoch s": float(seconds[0])}
+            told["epoch s"] = float(np.median(seconds[1:] if len(seconds) > 1 else seconds))
+            told |= score(np.load(self.made / "items.npy"), self.dataset)
+        else:
+            warm = min(options.warm_up, len(begun) - 2)
+            step = (begun[-1] - begun[warm]) / (len(begun) - 1 - warm)
+            steps = -(-len(self.dataset.train) // self.cell.batch)
+            told |= {"step s": step, "epoch s": step * steps}
+        if options.together:
+            for name in ("epoch s", "first epoch s", "recommend s"):
+                del told[name]
+        return told
 
 
-SHARED_OPTIONS = ["batch", "length", "negatives", "shared", "dropout"]
+SHARED_OPTIONS = ["device", "length", "negatives", "shared", "dropout", "warm_up", "seconds"]
 
 
 def environment(library: str) -> dict[str, str]:
@@ -172,17 +288,16 @@ def score(items: NDArray[np.int64], dataset: PreparedDataset) -> dict[str, float
 
 
 def summary(
-    loss: str,
-    library: str,
+    cell: Cell,
     runs: list[dict[str, Any]],
     dataset: PreparedDataset,
     options: argparse.Namespace,
 ) -> dict[str, Any]:
     """The median of the rounds, or why there is none."""
     row: dict[str, Any] = {"data": dataset.path.name, "items": dataset.n_items}
-    row |= {"users": len(dataset.train), "library": library, "loss": loss, "epochs": options.epochs}
-    row |= {name: getattr(options, name) for name in SHARED_OPTIONS}
-    row |= {"rounds": options.rounds, "steps": options.steps, "warm_up": options.warm_up}
+    row |= {"users": len(dataset.train), **cell._asdict(), "epochs": options.epochs}
+    row |= {name: getattr(options, name) for name in SHARED_OPTIONS if name != "seconds"}
+    row |= {"rounds": options.rounds, "steps": options.steps, "together": options.together}
     row |= provenance("numpy")
     failed = [run for run in runs if "failed" in run]
     if failed:
@@ -192,8 +307,10 @@ def summary(
             row[name] = value
         else:
             middle = statistics.median(run[name] for run in runs)
-            row[name] = round(middle, 4 if "@" in name or name == "step s" else 1)
-    return row | {"each epoch s": [round(run["epoch s"], 1) for run in runs]}
+            row[name] = round(middle, 4 if "@" in name or name.endswith(" s") else 1)
+    if "epoch s" in row:
+        row["each epoch s"] = [round(run["epoch s"], 3) for run in runs]
+    return row
 
 
 if __name__ == "__main__":

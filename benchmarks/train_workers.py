@@ -4,17 +4,18 @@
 
 benchmarks/train_peers.py starts it. Each library is used as its documentation says: its model, its
 loader, its training loop, its way to recommend. What all share is read here with numpy alone: a
-dataset of `sce prepare --split leave-one-out`. The last line printed is JSON: the times at which
-training steps began, memory, seconds of recommending. The items recommended to test users, [users,
-k] catalogue indices, -1 where there are fewer, are written to the file `out`.
+dataset of `sce prepare --split leave-one-out`. When the library is imported, "ready" is printed,
+and a line is waited for. The last line printed is JSON: the times at which training steps or epochs
+began, memory, seconds of recommending. The items recommended to test users, [users, k] catalogue
+indices, -1 where there are fewer, are written to the file `out`.
 """
 
-import importlib
 import json
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -22,73 +23,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Codes = NDArray[np.int64]
-
-
-class Log:
-    """Training sequences and test histories, without the target, in catalogue indices."""
-
-    def __init__(self, data: str) -> None:
-        stored = {part: self._ragged(Path(data), part) for part in ("train", "test")}
-        self.train_users, self.train = stored["train"]
-        self.users, self.whole = stored["test"]
-        self.histories = [items[:-1] for items in self.whole]
-        counts = [len(items) for items in self.train]
-        self.targets = sum(counts) - len(counts)
-
-    @staticmethod
-    def _ragged(data: Path, part: str) -> tuple[Codes, list[Codes]]:
-        load = {
-            name: np.load(data / f"{part}_{name}.npy") for name in ("items", "offsets", "users")
-        }
-        items = np.split(load["items"].astype(np.int64), load["offsets"][1:-1])
-        return load["users"].astype(np.int64), items
-
-    def rows(self, codes: Codes) -> Codes:
-        """Where users of these codes stand among the test users."""
-        return np.searchsorted(self.users, codes)
-
-
-class Clock:
-    """Times at which training steps begin: when a module of the model is called to train."""
-
-    def __init__(self, limit: int | None) -> None:
-        self.limit, self.peak_mib = limit, 0.0
-        self.begun: list[float] = []
-
-    def watch(self, module: Any, *, stop: bool = False) -> None:
-        """Note when this module is called; with `stop`, end the loop that takes no limit."""
-
-        def tick(module: Any, _: Any) -> None:
-            if module.training:
-                self.begun.append(time.perf_counter())
-                self.peak_mib = peak_mib()
-                if stop and len(self.begun) == self.limit:
-                    raise Enough
-
-        module.register_forward_pre_hook(tick)
-
-
-class Enough(Exception):  # noqa: N818
-    """Training has made the steps that were asked for."""
-
-
-def peak_mib() -> float:
-    """Peak of the resident memory of this process so far."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
-
-
-def import_(name: str) -> Any:
-    """Import a module that only some interpreters have."""
-    return importlib.import_module(name)
+from train_shared import Clock, Codes, Enough, Log, import_
 
 
 def sce(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
     """Sce: `fit` and `Recommender`. Its negatives are shared by a sequence, or as `shared` says."""
     library = import_("sce")
+    fit, recommender = library.fit, library.Recommender  # which imports them
     dataset = library.PreparedDataset.load(job.data)
     shape = {"dim": job.dim, "blocks": job.blocks, "max_length": job.length, "dropout": job.dropout}
     model = library.SASRec(dataset.n_items, **shape, seed=job.seed)
@@ -106,13 +48,22 @@ def sce(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
         validation_users=100,  # the others are trained without validation
         max_steps=clock.limit,
         seed=job.seed,
-        device="cpu",
+        device=job.device,
+        precision=job.precision,
     )
-    library.fit(model, loss, dataset, settings=settings, progress=False)
+    yield
+
+    def ended(record: Any) -> None:
+        clock.mark(less=record["seconds"]["evaluation"])
+
+    clock.mark()
+    result = fit(model, loss, dataset, settings=settings, progress=False, on_epoch=ended)
+    if clock.limit is None:  # without the evaluation of the last epoch
+        clock.peak_mib = result.memory_mib["training"]
     yield
     vocabulary = import_("sce.data.vocabulary").Vocabulary
     codes = vocabulary.from_integers(np.arange(dataset.n_items))
-    found = library.Recommender(model, codes).recommend(log.histories, k=job.k)
+    found = recommender(model, codes).recommend(log.histories, k=job.k)
     items = np.full((len(found), job.k), -1)
     for row, one in enumerate(found):
         items[row, : len(one.items)] = one.items
@@ -126,6 +77,7 @@ def rectools(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
         import_("rectools.models.nn.transformers.sasrec"),
         import_("rectools.dataset"),
     )
+    yield
 
     base: Any = sasrec.SASRecModel
 
@@ -138,6 +90,9 @@ def rectools(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
         return lightning.Trainer(
             max_epochs=job.epochs,
             max_steps=clock.limit or -1,
+            callbacks=[epochs(lightning, clock)],
+            precision=PRECISIONS[job.precision],
+            accelerator=job.device,
             **LIGHTNING,
         )
 
@@ -163,6 +118,7 @@ def rectools(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
         lr=job.lr,
         batch_size=job.batch,
         get_trainer_func=trainer,
+        recommend_torch_device=job.device,
     )
     model.fit(dataset(log.train_users, log.train))
     yield
@@ -174,17 +130,33 @@ def rectools(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
 
 
 LIGHTNING: dict[str, Any] = {
-    "accelerator": "cpu",
+    "devices": 1,
     "logger": False,
     "enable_checkpointing": False,
     "enable_progress_bar": False,
     "enable_model_summary": False,
     "limit_val_batches": 0,
 }
+PRECISIONS = {"float32": "32-true", "bf16": "bf16-mixed"}
+
+
+def epochs(lightning: Any, clock: Clock) -> Any:
+    """A callback of Lightning that notes the epochs, and stops after one when the time is over."""
+    base: Any = lightning.Callback
+
+    class Epochs(base):  # type: ignore[misc]
+        def on_train_start(self, *_: Any) -> None:
+            clock.mark()
+
+        def on_train_epoch_end(self, trainer: Any, _: Any) -> None:
+            clock.mark()
+            trainer.should_stop = trainer.should_stop or clock.over
+
+    return Epochs()
 
 
 def replay(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
-    """RePlay: `SasRec` with its length buckets and trimmed batches. Negatives are the batch's."""
+    """RePlay: `SasRec`, trimmed; unless plain, with length buckets. Negatives are the batch's."""
     arrow, lightning = import_("pyarrow"), import_("lightning")
     data, nn = import_("replay.data"), import_("replay.data.nn")
     wrapped, transform = import_("replay.nn.lightning"), import_("replay.nn.transform")
@@ -193,6 +165,8 @@ def replay(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
     buckets = import_("replay.nn.sequential.length_bucket")
     callbacks = import_("replay.nn.lightning.callback")
     filters = import_("replay.nn.lightning.postprocessor")
+    modules = import_("replay.data.nn.parquet.parquet_module")
+    yield
     n_items = 1 + max(int(items.max()) for items in log.whole)
     lightning.seed_everything(job.seed)
     source = nn.TensorFeatureSource(data.FeatureSource.INTERACTIONS, "item_id")
@@ -215,7 +189,8 @@ def replay(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
         max_sequence_length=job.length,
         dropout=job.dropout,
     )
-    model.body.encoder = buckets.LengthBucketedQueryEncoder(model.body.encoder, bucket_size=32)
+    if job.library == "replay":
+        model.body.encoder = buckets.LengthBucketedQueryEncoder(model.body.encoder, bucket_size=32)
     steps = templates.make_default_sasrec_transforms(schema)
     steps["train"].insert(
         2, transform.TargetAwareAdaptiveTrimTransform(["item_id", "positive_labels"])
@@ -242,7 +217,7 @@ def replay(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
                 "seen_ids": {"shape": longest, **shape},
             },
         }
-        module = import_("replay.data.nn.parquet.parquet_module").ParquetModule(
+        module = modules.ParquetModule(
             batch_size={"train": job.batch, "predict": 256},
             metadata=shapes,
             transforms={part: steps[part] for part in shapes},
@@ -255,11 +230,14 @@ def replay(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
         lightning.Trainer(
             max_epochs=job.epochs,
             max_steps=clock.limit or -1,
+            callbacks=[epochs(lightning, clock)],
+            precision=PRECISIONS[job.precision],
+            accelerator=job.device,
             **LIGHTNING,
         ).fit(learner, datamodule=module)
         yield
         best = callbacks.TorchTopItemsCallback(job.k, "user_id", [filters.SeenItemsFilter(n_items)])
-        trainer = lightning.Trainer(callbacks=[best], **LIGHTNING)
+        trainer = lightning.Trainer(callbacks=[best], accelerator=job.device, **LIGHTNING)
         trainer.predict(learner, datamodule=module, return_predictions=False)
         users, found, _ = best.get_result()
     items = np.full((len(log.users), job.k), -1)
@@ -271,6 +249,8 @@ def recbole(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
     """RecBole: `SASRec`, a sample for each target. Its batch has as many as the others have."""
     torch, config_of = import_("torch"), import_("recbole.config")
     data, utils = import_("recbole.data"), import_("recbole.utils")
+    utils.get_model("SASRec"), utils.get_trainer(utils.ModelType.SEQUENTIAL, "SASRec")
+    yield
     with tempfile.TemporaryDirectory() as made:
         Path(made, "log").mkdir()
         with Path(made, "log", "log.inter").open("w") as file:
@@ -280,7 +260,8 @@ def recbole(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
         settings = {
             "data_path": made,
             "checkpoint_dir": made,
-            "use_gpu": False,
+            "use_gpu": clock.cuda,
+            "gpu_id": "0" if clock.cuda else "",
             "state": "ERROR",
             "show_progress": False,
             "seed": job.seed,
@@ -306,9 +287,20 @@ def recbole(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
         utils.init_seed(job.seed, True)
         dataset = data.create_dataset(config)
         train, _, test = data.data_preparation(config, dataset)
-        model = utils.get_model("SASRec")(config, train.dataset)
+        model = utils.get_model("SASRec")(config, train.dataset).to(config["device"])
         clock.watch(model.trm_encoder, stop=True)
         trainer = utils.get_trainer(config["MODEL_TYPE"], "SASRec")(config, model)
+        one_epoch = trainer._train_epoch
+
+        def epoch(*arguments: Any, **named: Any) -> Any:
+            loss = one_epoch(*arguments, **named)
+            clock.mark()
+            if clock.over:
+                raise Enough
+            return loss
+
+        trainer._train_epoch = epoch
+        clock.mark()
         with suppress(Enough):
             trainer.fit(train, saved=False, verbose=False)
     yield
@@ -321,39 +313,61 @@ def recbole(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
         users = dataset.id2token("user_id", batch["user_id"].numpy()).astype(np.int64)
         rows = log.rows(users)
         with torch.no_grad():
-            scores = model.full_sort_predict(batch)
+            scores = model.full_sort_predict(batch.to(config["device"]))
         scores[:, 0] = -torch.inf
-        for place, row in enumerate(rows):
-            scores[place, token_of[log.histories[row]]] = -torch.inf
-        items[rows] = of_token[scores.topk(job.k).indices.numpy()]
+        seen = [log.histories[row] for row in rows]
+        places = np.repeat(np.arange(len(rows)), [len(one) for one in seen])
+        scores[places, token_of[np.concatenate(seen)]] = -torch.inf
+        items[rows] = of_token[scores.topk(job.k).indices.cpu().numpy()]
     yield items
 
 
 LIBRARIES = {"sce": sce, "rectools": rectools, "replay": replay, "recbole": recbole}
-PACKAGES = {"replay": "replay-rec"}
+LIBRARIES["replay-plain"] = replay
+PACKAGES = {"replay": "replay-rec", "replay-plain": "replay-rec"}
 
 
-def work(job: Any) -> dict[str, Any]:
-    """Train and recommend as a job says."""
-    log, clock = Log(job.data), Clock(job.steps and job.warm_up + job.steps + 1)
+def work(job: Any, wait: Callable[[], object] = lambda: None) -> dict[str, Any]:
+    """Import, wait, train and recommend as a job says."""
+    log, clock = Log(job.data), Clock(job)
     parts = LIBRARIES[job.library](job, log, clock)
+    next(parts)
+    wait()
     next(parts)
     begun = time.perf_counter()
     items = next(parts)
     seconds = time.perf_counter() - begun
     np.save(job.out, items)
     package = PACKAGES.get(job.library, job.library)
+    stand_ins = {name for name, one in sys.modules.items() if type(one).__name__ == "StandIn"}
+    whole = {name for name in stand_ins if name.rpartition(".")[0] not in stand_ins}
     return {
         "begun": clock.begun,
+        "marks": clock.marks,
         "peak MiB": clock.peak_mib,
-        "peak MiB in all": peak_mib(),
+        "peak MiB in all": max(clock.peak_mib, clock.peak()),
         "recommend s": seconds,
         "targets": log.targets,
         "version": version(package) if job.library != "sce" else import_("sce").__version__,
         "torch": version("torch"),
+        "stand-ins": " ".join(sorted(whole)),  # for what is imported and not used
     }
 
 
+def main() -> None:
+    """Do the job of the command line; whatever it is in, the process ends after `limit` seconds."""
+    job = SimpleNamespace(**json.loads(sys.argv[1]))
+
+    def ready() -> None:
+        signal.alarm(0)
+        print("ready", flush=True)
+        if not sys.stdin.readline():
+            sys.exit("nobody waits for this any more")
+        signal.alarm(job.limit)
+
+    signal.alarm(job.limit + 60)  # without a handler; imports from a cold disk take long
+    print("\n" + json.dumps(work(job, ready)), flush=True)
+
+
 if __name__ == "__main__":
-    found = work(SimpleNamespace(**json.loads(sys.argv[1])))
-    print("\n" + json.dumps(found), flush=True)
+    main()

@@ -4,30 +4,17 @@ python docs/from_rows.py            # rewrites what is between <!-- rows: NAME -
 python docs/from_rows.py --check    # changes nothing; fails where a page is not what the rows say
 """
 
-import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-Row = dict[str, Any]
+sys.path.insert(0, str(Path(__file__).parent))
+import trainings
+from trainings import ROOT, Row, read, table
 
-# Over test users, by `sce compare` from the ranks of the runs, which are too large to keep.
-INTERVALS = {
-    "ml1m": "0.984–1.097", "steam": "0.991–1.022", "yoochoose_buys": "0.997–1.003",
-    "globo": "1.030–1.065", "beauty": "1.010–1.035", "reddit": "1.008–1.020",
-    "yelp2019": "0.995–1.049", "food": "0.992–1.260", "beauty2": "0.997–1.025",
-    "union7": "0.974–1.029",
-}  # fmt: skip
-RIVALS = {
-    ("sce", None): "SCE", ("ce-", "uniform"): "CE⁻, uniform",
-    ("ce-", "popularity"): "CE⁻, popularity", ("ce-", "in-batch"): "CE⁻, in-batch",
-    ("ce-", "mixed"): "CE⁻, mixed", ("ce-", "scaled"): "CE⁻, scaled",
-    ("bce+", "uniform"): "BCE⁺", ("gbce", "uniform"): "gBCE", ("rece", None): "RECE",
-}  # fmt: skip
 LOSSES = {
     "CE": "`CrossEntropy()`", "CE, chunked": "`CrossEntropy(chunk_size=1024)`",
     "SCE": "`ScalableCrossEntropy(bucket_size_y=256)`", "CE-": "`SampledCrossEntropy(256)`",
@@ -35,128 +22,15 @@ LOSSES = {
 }  # fmt: skip
 
 
-def read(name: str) -> list[Row]:
-    """All rows of a file, or of a directory of files."""
-    found = ROOT / name
-    files = sorted(found.glob("*.jsonl")) if found.is_dir() else [found]
-    return [json.loads(line) for file in files for line in file.read_text("utf-8").splitlines()]
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table in Markdown."""
-    head = list(head)
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
-
-
-def _trainings() -> dict[str, dict[tuple[str, str | None], list[Row]]]:
-    """Trainings of SASRec for each log, by loss and source of negatives; small catalogues first."""
-    found: dict[str, dict[tuple[str, str | None], list[Row]]] = {}
-    rows = [row for row in read("experiments/results/default") if row["status"] == "finished"]
-    for row in sorted(rows, key=lambda row: (row["dataset"]["n_items"], row["seed"])):
-        settings = row["settings"]
-        if settings["model.name"] == "sasrec":
-            loss = settings["loss.name"], settings.get("loss.negatives")
-            found.setdefault(row["dataset"]["name"], {}).setdefault(loss, []).append(row)
-    return found
-
-
-def _ndcg(rows: Iterable[Row], on: str = "test") -> list[float]:
-    return [row[on]["ndcg@10"] for row in rows]
-
-
-def _against_ce() -> Iterator[dict[str, Any]]:
-    """The default and exact CE on each log."""
-    for log, losses in _trainings().items():
-        ce, sce = losses["ce", None], losses["sce", None]
-        peaks = [mean(row["memory_mib"]["training"] for row in rows) for rows in (sce, ce)]
-        yield {
-            "log": log, "items": ce[0]["dataset"]["n_items"], "users": ce[0]["users"]["test"],
-            "seeds": len(sce), "ce": _ndcg(ce), "sce": _ndcg(sce), "peaks": peaks,
-            **{on: mean(_ndcg(sce, on)) / mean(_ndcg(ce, on)) for on in ("test", "validation")},
-        }  # fmt: skip
-
-
 def _ms(value: float) -> str:
-    if value < 0.995:
-        return f"{value:.2f}"
-    return f"{value:.1f}" if value < 9.95 else f"{value:,.0f}"
+    return f"{value:,.{2 if value < 0.995 else 1 if value < 9.95 else 0}f}"
 
 
-def _spread(values: list[float]) -> str:
-    return f"{mean(values):.4f} ± {stdev(values):.4f}"
-
-
-def default() -> str:
-    """SCE by default against exact CE, log by log."""
-    head = ["log", "items", "test users", "CE, test NDCG@10", "SCE", "ratio, test", "interval",
-            "ratio, validation", "memory of SCE", "of CE", "share"]  # fmt: skip
-    found = list(_against_ce())
-    rows = [
-        [one["log"], f"{one['items']:,}", f"{one['users']:,}", _spread(one["ce"]),
-         _spread(one["sce"]), f"{one['test']:.3f}", INTERVALS.get(one["log"], ""),
-         f"{one['validation']:.3f}", *(f"{peak:,.0f} MiB" for peak in one["peaks"]),
-         f"{100 * one['peaks'][0] / one['peaks'][1]:.0f} %"]
-        for one in found
-    ]  # fmt: skip
-    means = [f"**{mean(one[on] for one in found):.3f}**" for on in ("test", "validation")]
-    return table(head, [*rows, ["mean", "", "", "", "", means[0], "", means[1], "", "", ""]])
-
-
-def short() -> str:
-    """The same for README: what a reader decides by."""
-    head = ["log", "items", "CE, NDCG@10", "SCE, NDCG@10", "CE, memory", "SCE, memory"]
-    return table(head, (
-        [one["log"], f"{one['items']:,}", f"{mean(one['ce']):.4f}", f"{mean(one['sce']):.4f}",
-         *(f"{peak:,.0f} MiB" for peak in reversed(one["peaks"]))]
-        for one in _against_ce()
-    ))  # fmt: skip
-
-
-def summary() -> str:
-    """The same in three sentences."""
-    found = list(_against_ce())
-    ratios = [one["test"] for one in found]
-    shares = [100 * one["peaks"][0] / one["peaks"][1] for one in found]
-    items = [one["items"] for one in found]
-    return (
-        f"On {len(found)} logs of {min(items):,} to {max(items):,} items, the test NDCG@10 of SCE "
-        f"is {min(ratios):.2f} to {max(ratios):.2f} times that of exact CE.\n"
-        f"The mean is {mean(ratios):.2f}.\n"
-        f"SCE takes {min(shares):.0f} to {max(shares):.0f} % of the peak "
-        "training memory of exact CE."
-    )
-
-
-def rivals() -> str:
-    """Ratios to exact CE of the same seeds, test / validation; bold: the best on test."""
-    logs = _trainings()
-    kinds = [kind for kind in RIVALS if any(kind in losses for losses in logs.values())]
-    ratios: dict[str, dict[Any, tuple[float, float]]] = {}
-    for log, losses in logs.items():
-        for kind in kinds:
-            # SCE has more seeds than the others: all are compared on those that the others have.
-            seeds = {row["seed"] for other in kinds[1:] for row in losses.get(other, ())}
-            rows = [row for row in losses.get(kind, ()) if row["seed"] in seeds]
-            ce = [row for row in losses["ce", None] if row["seed"] in {one["seed"] for one in rows}]
-            if rows:
-                of = ("test", "validation")
-                test, other = (mean(_ndcg(rows, on)) / mean(_ndcg(ce, on)) for on in of)
-                ratios.setdefault(log, {})[kind] = test, other
-
-    def cell(found: dict[Any, tuple[float, float]], kind: Any) -> str:
-        if kind not in found:
-            return ""
-        test, validation = (f"{ratio:.2f}" for ratio in found[kind])
-        best = found[kind][0] == max(one[0] for one in found.values())
-        return f"{f'**{test}**' if best else test} / {validation}"
-
-    rows = [[log, *(cell(found, kind) for kind in kinds)] for log, found in ratios.items()]
-    last = ["mean (logs)"]
-    for kind in kinds:
-        some = [found[kind] for found in ratios.values() if kind in found]
-        means = " / ".join(f"{mean(one[place] for one in some):.2f}" for place in (0, 1))
-        last.append(f"{means} ({len(some)})")
-    return table(["log", *(RIVALS[kind] for kind in kinds)], [*rows, last])
+def _cost(row: Row | None) -> str:
+    """Time and extra memory of a call."""
+    if row is None:
+        return ""
+    return row.get("failed") or f"{_ms(row['ms'])} ms, {row['extra MiB']:,.0f} MiB"
 
 
 def losses() -> str:
@@ -165,40 +39,11 @@ def losses() -> str:
     found = {
         (row["loss"], row["items"]): row
         for row in read("benchmarks/results/loss_gpu.jsonl")
-        if row["dtype"] == "float32"
-        and (row["dim"], row["batch"], row["bucket_size_y"]) == (64, 128, 256)
+        if [row[f] for f in ("dtype", "dim", "batch", "bucket_size_y")] == ["float32", 64, 128, 256]
     }  # fmt: skip
-
-    def cell(row: Row | None) -> str:
-        if row is None:
-            return ""
-        return row.get("failed") or f"{_ms(row['ms'])} ms, {row['extra MiB']:,.0f} MiB"
-
     return table(["loss", *sizes.values()], (
-        [shown, *(cell(found.get((loss, size))) for size in sizes)]
+        [shown, *(_cost(found.get((loss, size))) for size in sizes)]
         for loss, shown in LOSSES.items()
-    ))  # fmt: skip
-
-
-def backbones() -> str:
-    """Test NDCG@10 of each backbone with SCE and with exact CE, of seed 0."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for row in sorted(
-        read("experiments/results/default"), key=lambda row: row["dataset"]["n_items"]
-    ):
-        loss, model = row["settings"]["loss.name"], row["settings"]["model.name"]
-        if loss in ("sce", "ce") and row["seed"] == 0:
-            log = found.setdefault(row["dataset"]["name"], {})
-            log.setdefault(model, {})[loss] = row["test"]["ndcg@10"]
-    names = {"sasrec": "SASRec", "ligr": "LiGR", "hstu": "HSTU", "gru4rec": "GRU4Rec",
-             "bert4rec": "BERT4Rec"}  # fmt: skip
-
-    def cell(of: dict[str, float]) -> str:
-        return " / ".join(f"{of[loss]:.4f}" if loss in of else "–" for loss in ("sce", "ce"))
-
-    return table(["log", *names.values()], (
-        [log, *(cell(models.get(name, {})) for name in names)]
-        for log, models in found.items() if len(models) > 1
     ))  # fmt: skip
 
 
@@ -215,9 +60,6 @@ def _kernels(dtype: str, others: dict[str, str]) -> str:
         times = [f"{_ms(found[name]['ms'])} ms" if name in found else "" for name in (loss, graph)]
         return [*times, f"{found[loss]['extra MiB']:,.0f} MiB"]
 
-    def other(row: Row | None) -> str:
-        return f"{_ms(row['ms'])} ms, {row['extra MiB']:,.0f} MiB" if row and "ms" in row else ""
-
     rows = []
     for (items, sizes), found in sorted(shapes.items(), key=lambda one: (one[0][1] != usual, one)):
         name = f"{items // 10**6} M" if items >= 10**6 else f"{items // 1000} k"
@@ -225,7 +67,7 @@ def _kernels(dtype: str, others: dict[str, str]) -> str:
             if size != common:
                 name += f", {changed.get(size, f'b_y = {size:,}')}"
         if "SCE" in found:
-            beside = [other(found.get(one)) for one in others]
+            beside = [_cost(found.get(one)) for one in others]
             rows.append([name, *cells(found, "SCE", "SCE, CUDA graph"), *beside])
         if "SCE, sparse gradient" in found:
             sparse = cells(found, "SCE, sparse gradient", "none")
@@ -235,10 +77,8 @@ def _kernels(dtype: str, others: dict[str, str]) -> str:
 
 def kernels_bf16() -> str:
     """The kernels in bfloat16."""
-    others = {
-        "SCE, tensor code": "SCE, tensor code",
-        "CE, Liger, tuned": "exact: Liger, large chunks",
-    }
+    others = {"SCE, tensor code": "SCE, tensor code",
+              "CE, Liger, tuned": "exact: Liger, large chunks"}  # fmt: skip
     return _kernels("bfloat16", others | {"CE, cut-cross-entropy": "exact: cut-cross-entropy"})
 
 
@@ -246,6 +86,31 @@ def kernels_float32() -> str:
     """The kernels in float32."""
     others = {"SCE, tensor code": "SCE, tensor code", "SCE, tensor code, TF32": "with TF32"}
     return _kernels("float32", others | {"SCE, RePlay": "RePlay's"})
+
+
+def exact_ce() -> str:
+    """Exact cross-entropy in half precision, and its errors."""
+    names = {"CE, fused": "ours: kernels", "CE, chunked": "ours: chunks of 1,024 items",
+             "CE, chunked, tuned": "large chunks", "CE, cut-cross-entropy": "cut-cross-entropy",
+             "CE, cut-cross-entropy, unfiltered": "without its filter",
+             "CE, Liger, tuned": "Liger, large chunks",
+             "SCE, default": "SCE (default), not exact"}  # fmt: skip
+    found: dict[tuple[int, int, str], dict[str, Row]] = {}
+    for row in read("benchmarks/results/loss_gpu.jsonl"):
+        loss, _, cast = row["loss"].partition(", auto")
+        usual = (row["batch"], row["bucket_size_y"]) == (128, 256) and row["items"] >= 10**6
+        if usual and loss in names and (cast or row["dtype"] == "bfloat16"):
+            found.setdefault((row["items"], row["dim"], cast), {})[loss] = row
+
+    def errors(row: Row) -> str:
+        both = (row.get(f"{of} error") for of in ("states", "catalogue"))
+        return ", ".join(f"{100 * error:.2g} %" for error in both if error is not None)
+
+    rows = [[f"{items // 10**6} M, d = {dim}{cast and ', float32 under autocast'}",
+             *(_cost(of.get(name)) for name in names)]
+            for (items, dim, cast), of in sorted(found.items())]  # fmt: skip
+    wrong = [errors(found[10**6, 64, ""].get(name, {})) for name in names]
+    return table(["items", *names.values()], [*rows, ["errors at 1 M, d = 64", *wrong]])
 
 
 def catalogues() -> str:
@@ -290,6 +155,33 @@ def scale() -> str:
             *cells(union, f"{union['ndcg@10']:.4f}" if union else "", first=False),
         ])  # fmt: skip
     return table(head, rows)
+
+
+def peers() -> str:
+    """SASRec by sce and by others: an epoch and its peak memory, recommending, and quality."""
+    names = {"sce": "sce", "replay": "RePlay", "replay-plain": "RePlay, without length buckets",
+             "rectools": "RecTools", "recbole": "RecBole"}  # fmt: skip
+    kinds = {(loss, on): head + shown for on, head in ((False, ""), (True, "NDCG@10, "))
+             for loss, shown in {"ce": "exact CE", "ce-": "CE⁻", "sce": "SCE"}.items()}  # fmt: skip
+    found: dict[str, dict[str, dict[Any, list[str]]]] = {}
+    for row in read("benchmarks/results/train_peers.jsonl"):
+        if "failed" in row or (row["shared"] == "batch" and row["library"] != "sce"):
+            continue  # or a choice that is not theirs
+        where = f"{row['machine']}; {row['batch']:,}; {row['precision']}"
+        cells = found.setdefault(where, {}).setdefault(row["library"], {})
+        if row["together"]:
+            shown = f"{row['ndcg@10']:.4f}, {row['epochs trained']:.0f} epochs"
+        else:
+            shown = f"{_ms(row['epoch s'])} s, {row['peak MiB']:,.0f} MiB"
+            cells.setdefault("recommending", [f"{_ms(row['recommend s'])} s"])
+        shown += ", the batch's negatives" if row["shared"] == "batch" else ""
+        cells.setdefault(kinds[row["loss"], row["together"]], []).append(shown)
+    made = [(where, *one) for where, libraries in found.items() for one in libraries.items()]
+    heads = [head for head in (*kinds.values(), "recommending") if any(head in c for *_, c in made)]
+    return table(["machine; batch; precision", "library", *heads], (
+        [where, names[library], *("; ".join(cells.get(head, [])) for head in heads)]
+        for where, library, cells in made
+    ))  # fmt: skip
 
 
 def serving() -> str:
@@ -346,24 +238,11 @@ def planned() -> str:
     ))  # fmt: skip
 
 
-BLOCKS: dict[str, Callable[[], str]] = {
-    made.__name__: made
-    for made in (
-        default,
-        short,
-        summary,
-        rivals,
-        backbones,
-        losses,
-        kernels_bf16,
-        kernels_float32,
-        catalogues,
-        scale,
-        serving,
-        ranks,
-        planned,
-    )
-}
+MADE: list[Callable[[], str]] = [
+    *trainings.MADE, losses, kernels_bf16, kernels_float32, exact_ce, catalogues, scale, peers,
+    serving, ranks, planned,
+]  # fmt: skip
+BLOCKS = {made.__name__: made for made in MADE}
 MARK = re.compile(r"(<!-- rows: (\w+) -->\n\n).*?(<!-- end -->)", re.DOTALL)
 
 

@@ -23,10 +23,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sce.data.batches import count_items
 from sce.data.columns import BY_NAME, ITEM, Columns
 from sce.data.frames import histories_of
-from sce.data.popular import MostPopular
+from sce.data.popular import MostPopular, count_items
 from sce.data.prepared import PreparedDataset
 from sce.data.requests import Id as Id
 from sce.data.requests import Listed, list_ids
@@ -238,7 +237,7 @@ class Recommender:
             dataset = dataset.with_items(self.item_ids)
         counted = self
         if self.popularity is None:  # an older run
-            counted = replace(self, popularity=count_items(dataset.train, self.n_items))
+            counted = replace(self, popularity=count_items(dataset.train.items, self.n_items))
         among = read_filter(self.item_ids, allow, block)
 
         def each_window() -> Iterator[tuple[Id, Recommended]]:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from sce.cli import main
+from sce.data.storage import read_json_lines
 from sce.data.vocabulary import Vocabulary
 from sce.experiments.figure_spec import DEFAULT_FIGURES, FigureSpec
 from sce.experiments.store import SweepDirectory, row_of
@@ -40,6 +41,25 @@ def test_everything_that_can_be_written(
     assert len(list((tmp_path / "figures").glob("*.svg"))) == 6
     assert files["all.csv"].read_text().startswith("dataset,items,seeds,")
     assert "**" in files["table.md"].read_text()
+
+
+def test_pairs_are_rows_in_a_new_file(tmp_path: Path, capsys: Capture) -> None:
+    rows = [
+        make_row(f"{data} {loss}", {"model.name": "sasrec", "loss.name": loss}, data=data)
+        for data in ("a", "b") for loss in ("ce", "sce")
+    ]  # fmt: skip
+    place = write_place(tmp_path / "sweep", rows, *DEFAULT_FIGURES)
+    files = [str(tmp_path / name) for name in ("pairs.jsonl", "table.md")]
+    arguments = ["compare", str(place.path), "--pairs", files[0], "--markdown", files[1]]
+    assert main(arguments) == 0
+    found = read_json_lines(Path(files[0]))  # whose checksums fit
+    assert [one["dataset"]["name"] for one in found] == ["a", "a", "b", "b"]
+    assert {one["test"] for one in found} == {1.0}
+    over = "## Over all logs\n\n| backbone | loss |"
+    assert over in Path(files[1]).read_text(encoding="utf-8")
+    assert "Over all logs</h2>" in (place.path / "compare.html").read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert "pairs.jsonl exists, and may be a record of a run" in complaint(arguments, capsys)
 
 
 def test_several_sweeps_and_some_of_them(place: SweepDirectory, tmp_path: Path) -> None:

@@ -57,6 +57,11 @@ def test_the_table_has_the_numbers_that_training_found(run: Path, capsys: Captur
             assert re.search(rf"{name} +{cells}", captured.out)
     assert "24 users" in captured.out
     assert captured.err == ""
+    told = [
+        f"{part['ndcg@10']:.4f} of {part['users']} users with a {kind} target"
+        for kind, part in result["by_popularity"]["test"].items()
+    ]
+    assert f"NDCG@10 {', '.join(told)}\n" in captured.out
     model, popular = result["test"]["ndcg@10"], result["popularity"]["test"]["ndcg@10"]
     assert captured.out.startswith(
         f"NDCG@10 {model:.4f} against {popular:.4f} of popularity: on 24 test users, too few"
@@ -96,7 +101,7 @@ def test_worse_than_popularity_is_said(users: int, end: str, capsys: Capture) ->
         name: {f"{metric}@10": value for metric in ("ndcg", "hr", "mrr", "cov")}
         for name, value in [("ce", 0.0499), ("popularity", 0.05)]
     }
-    show_metrics(rows, title="test", users=users)
+    show_metrics(rows, title="test", users=users, apart={})
     assert capsys.readouterr().out.splitlines()[0].endswith(f"of popularity{end}")
 
 
@@ -170,6 +175,8 @@ def test_json_on_request(run: Path, dataset: PreparedDataset, capsys: Capture) -
     for name, ranker in rankers:
         expected = evaluate(ranker, dataset, ks=(1, 3), keep_seen=True).values
         assert found[name] == expected
+    parts = evaluate(model, dataset, ks=(1, 3), keep_seen=True).by_popularity
+    assert found["by_popularity"] == parts
     assert next(iter(found["model"])) == "ndcg@1"
     assert found["split"] == "validation"
     assert found["users"] == 24

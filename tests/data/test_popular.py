@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sce.data.popular import MostPopular
+from sce.data.popular import MostPopular, popular_half
 
 COUNTS = np.array([3, 9, 0, 9, 1, 3])
 
@@ -21,3 +21,17 @@ def test_the_best_are_those_of_a_sort(
     )
     assert items.tolist() == wanted
     assert scores.tolist() == COUNTS[wanted].tolist()
+
+
+@pytest.mark.parametrize(
+    ("counts", "popular"),
+    [
+        ([3, 9, 0, 9, 1, 3], [1, 3]),  # 25 events: 9 are fewer than half, 18 are not
+        ([4, 2, 1, 1], [0]),  # half of them exactly
+        ([2, 2, 2, 2, 2], [0, 1, 2]),  # ties: the first of the catalogue
+        ([0, 0], []),
+        ([0, 5], [1]),
+    ],
+)
+def test_popular_items_have_half_of_the_events(counts: list[int], popular: list[int]) -> None:
+    assert popular_half(np.array(counts)).nonzero()[0].tolist() == popular

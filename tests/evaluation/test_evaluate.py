@@ -93,6 +93,29 @@ def test_metrics_by_hand() -> None:
     assert validation.seen_targets == 0
 
 
+@dataclass(frozen=True)
+class Logged(Tiny):
+    popular_items: NDArray[np.bool_]
+
+
+def test_popular_and_rare_targets_apart_by_hand() -> None:
+    # As above: the targets 2, 3 and 7 stand at ranks 1 and 4 and, seen before, nowhere.
+    test = dataset_of([[9, 0, 1, 2], [4, 5, 9, 3], [7, 7, 6, 7]], n_items=10).test
+    dataset = Logged(test, 10, np.isin(np.arange(10), [3, 7]))
+    found = evaluate(LastItem(10), dataset, split="test", ks=(1, 4))
+    first = {"users": 1, "ndcg@1": 1, "hr@1": 1, "mrr@1": 1, "ndcg@4": 1, "hr@4": 1, "mrr@4": 1}
+    assert found.by_popularity["rare"] == first
+    assert found.by_popularity["popular"] == pytest.approx(
+        {"users": 2, "ndcg@1": 0, "hr@1": 0, "mrr@1": 0,
+         "ndcg@4": 1 / math.log2(5) / 2, "hr@4": 1 / 2, "mrr@4": 1 / 8}
+    )  # fmt: skip
+    # Validation targets are 1, 9 and 6: none is popular.
+    apart = evaluate(LastItem(10), dataset, split="validation", ks=(7,)).by_popularity
+    assert apart["popular"] == {"users": 0}
+    assert apart["rare"]["mrr@7"] == pytest.approx((1 + 1 / 7 + 1) / 3)
+    assert evaluate(LastItem(10), Tiny(test, 10), ks=(7,)).by_popularity == {}  # without a log
+
+
 def naive_metrics(
     model: LastItem, sequences: list[list[int]], k: int, held_out: int, keep_seen: bool
 ) -> dict[str, float]:

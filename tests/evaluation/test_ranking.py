@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sce.data import batches
+from sce.data import popular
 from sce.evaluation import ranking as ranking_module
 from sce.evaluation.ranking import NOTHING, Popularity, Rows, last_states, top_k
 from sce.models.sasrec import SASRec
@@ -168,7 +168,7 @@ class Flat(NamedTuple):
 
 
 def test_popularity_ranks_by_count_then_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "_EVENTS_AT_ONCE", 2)
+    monkeypatch.setattr(popular, "_EVENTS_AT_ONCE", 2)
     train = Flat(np.array([3, 1, 3, 1, 4, 2, 3], dtype=np.int32), np.array([0, 4, 7]))
     popularity = Popularity(train, n_items=6)
     assert popularity.counts.tolist() == [0, 2, 1, 3, 1, 0]

@@ -1,6 +1,8 @@
 """What benchmarks/train_peers.py has of its own: a worker's contract, and scoring what it wrote."""
 
 import importlib
+import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,20 +47,86 @@ def test_a_target_at_the_first_rank_is_a_hit_and_nothing_is_none(dataset: Prepar
     assert driver.score(nothing, dataset)["ndcg@1"] == 1
 
 
+def do(job: dict[str, Any], dataset: PreparedDataset, out: Path) -> dict[str, Any]:
+    workers: Any = importlib.import_module("train_workers")
+    usual: dict[str, Any] = {
+        "library": "sce",
+        "data": str(dataset.path),
+        "out": str(out),
+        "k": K,
+        "seed": 0,
+    }
+    usual |= {"negatives": 4, "shared": "sequence", "steps": None, "warm_up": 1, "epochs": 10}
+    usual |= {"dim": 8, "blocks": 1, "length": 6, "dropout": 0.1, "lr": 1e-3, "batch": 16}
+    usual |= {"device": "cpu", "precision": "float32", "seconds": 60, "loss": "ce"}
+    told: dict[str, Any] = workers.work(SimpleNamespace(**usual | job))
+    assert told["peak MiB in all"] >= told["peak MiB"] > 0
+    return told
+
+
 @pytest.mark.filterwarnings("ignore")  # of what a tiny dataset is too small for
 @pytest.mark.parametrize("loss", ["ce", "ce-", "sce"])
 def test_sce_makes_the_steps_that_were_asked_for(
     dataset: PreparedDataset, loss: str, tmp_path: Path
 ) -> None:
-    workers: Any = importlib.import_module("train_workers")
     out = tmp_path / "items.npy"
-    job = {"library": "sce", "data": str(dataset.path), "loss": loss, "out": str(out), "k": K}
-    job |= {"negatives": 4, "shared": "sequence", "steps": 3, "warm_up": 1, "epochs": 10}
-    job |= {"dim": 8, "blocks": 1, "length": 6, "dropout": 0.1, "lr": 1e-3, "batch": 16, "seed": 0}
-    told = workers.work(SimpleNamespace(**job))
+    told = do({"loss": loss, "steps": 3}, dataset, out)
     assert len(told["begun"]) == 1 + 3 + 1
-    assert told["peak MiB in all"] >= told["peak MiB"] > 0
     items = np.load(out)
     assert items.shape == (len(dataset.test), K)
     for row in range(len(items)):
         assert not set(items[row]) & set(dataset.test[row][:-1])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_whole_epochs_have_a_mark_before_the_first_and_after_each(
+    dataset: PreparedDataset, tmp_path: Path
+) -> None:
+    told = do({"epochs": 3}, dataset, tmp_path / "items.npy")
+    assert len(told["marks"]) == 1 + 3
+    assert sorted(told["marks"]) == told["marks"]
+    assert told["begun"] == []
+
+
+OPTIONS: dict[str, Any] = {"epochs": 2, "steps": 0, "rounds": 1, "together": False, "seed": 0}
+OPTIONS |= {"warm_up": 0, "length": 6, "negatives": 4, "shared": "sequence", "dropout": 0.1}
+OPTIONS |= {"batch": [16], "precision": ["float32", "bf16"], "losses": ["ce", "ce-"]}
+OPTIONS |= {"device": "cpu", "seconds": 60, "until": 60, "limit": 60}
+
+
+def test_cells_are_those_that_the_libraries_have(dataset: PreparedDataset) -> None:
+    driver: Any = importlib.import_module("train_peers")
+    cells = driver.cells_of(SimpleNamespace(**OPTIONS), {"sce": "python", "recbole": "python"})
+    assert [cell[1:] for cell in cells] == [
+        ("float32", "ce", "sce"),
+        ("float32", "ce", "recbole"),
+        ("float32", "ce-", "sce"),
+        ("bf16", "ce", "sce"),
+        ("bf16", "ce-", "sce"),
+    ]
+
+
+def test_a_library_that_fails_stops_no_other(dataset: PreparedDataset, tmp_path: Path) -> None:
+    driver: Any = importlib.import_module("train_peers")
+    bad = tmp_path / "bad"
+    bad.write_text("#!/bin/sh\necho no such library >&2\nexit 3\n")
+    good = tmp_path / "good"
+    told: dict[str, Any] = {
+        "begun": [],
+        "marks": [0.0, 9.0, 10.0],
+        "recommend s": 1.0,
+        "peak MiB": 7.0,
+    }
+    save = f"numpy.save(json.loads(sys.argv[4])['out'], numpy.full(({len(dataset.test)}, {K}), -1))"
+    lines = ["import json, sys, numpy", "print('ready', flush=True)", "input()", save]
+    script = "\n".join([f"#!{sys.executable}", *lines, f"print({json.dumps(told)!r})"])
+    good.write_text(script + "\n")
+    for file in (bad, good):
+        file.chmod(0o755)
+    cells = [driver.Cell(16, "float32", "ce", library) for library in ("rectools", "replay")]
+    pythons = {"rectools": str(bad), "replay": str(good)}
+    options = SimpleNamespace(**OPTIONS)
+    *_, found = driver.measure_all(cells, pythons, dataset, options)
+    rows = [driver.summary(cell, found[cell], dataset, options) for cell in cells]
+    assert rows[0]["failed"] == "code 3: no such library"
+    assert (rows[1]["epoch s"], rows[1]["epochs trained"], rows[1]["hr@10"]) == (1, 2, 0)

@@ -235,6 +235,21 @@ def test_memory_beyond_inputs_and_gradients(
     assert max(forward, peak) < mib * 2**20
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_exact_cross_entropy_in_half_precision_keeps_no_logits(dtype: torch.dtype) -> None:
+    states = torch.randn(25_600, 64, device="cuda", dtype=dtype, requires_grad=True)
+    catalogue = torch.randn(300_000, 64, device="cuda", dtype=dtype, requires_grad=True)
+    targets = torch.randint(300_000, (25_600,), device="cuda")
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    with torch.autocast("cuda", torch.bfloat16):
+        value = CrossEntropy(chunk_size=100_000)(states, catalogue, targets)
+    grads = torch.autograd.grad(value, (states, catalogue))
+    peak = torch.cuda.max_memory_allocated() - before
+    peak -= sum(grad.numel() * grad.element_size() for grad in grads)
+    assert peak < 64 * 2**20
+
+
 def test_under_autocast_the_kernels_make_no_copy_of_the_catalogue() -> None:
     states = torch.randn(25_600, 64, device="cuda", requires_grad=True)
     catalogue = torch.randn(1_000_000, 64, device="cuda", requires_grad=True)

@@ -41,6 +41,25 @@ def test_every_loss_is_predicted_as_it_is_counted(
         assert predicted == pytest.approx(row["peak MiB"], rel=0.2), row
 
 
+def test_exact_cross_entropy_on_kernels_is_predicted_as_it_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    benchmark: Any = importlib.import_module("plan_grid")
+    for share in (1.0, 0.1):
+        cell = {"loss": "ce chunked", "precision": "bf16", "items": 20_000, "batch": 32}
+        cell |= {"length": 40, "dim": 32, "blocks": 1, "mean_share": share}
+        cell |= {"n_negatives": 1, "bucket_size_y": 64, "chunk_size": 1024}
+        moments = benchmark.measure_cell(cell, torch.device("cpu"))["moments"]
+        shape = grid_job(cell).shape
+        memory: Any = grid_job(cell).build_loss("ce chunked").memory(shape)
+        found = [moments[name] - moments["activations"] for name in ("forward", "loss backward")]
+        found[1] -= shape.catalogue_bytes
+        assert memory[:2] == pytest.approx(found, rel=0.15)
+        # Chunks would take a thousand numbers for each target, and their states.
+        assert memory.forward < 4 * 1024 * shape.max_targets / 2
+
+
 # What cuDNN takes for GRU4Rec is known from a GPU alone.
 @pytest.mark.parametrize("backbone", sorted(set(BACKBONES) - {DEFAULT_BACKBONE, "gru4rec"}))
 @pytest.mark.parametrize("precision", ["float32", "bf16"])

@@ -119,6 +119,14 @@ def test_the_metrics_stand_beside_popularity(run: Run) -> None:
     assert page.words.count("k NDCG HR MRR COV model popularity") == 2  # test, and validation
 
 
+def test_popular_and_rare_targets_are_told_apart_where_they_were_measured(run: Run) -> None:
+    assert "rare targets" not in finished(run).words  # of an older sce
+    parts = {"popular": {"users": 1200, **metrics(0.2)}, "rare": {"users": 309, **metrics(0.1)}}
+    page = finished(run, by_popularity={"validation": {}, "test": parts | {"rare": {"users": 0}}})
+    assert "targets users NDCG@10 HR@10 MRR@10 popular 1,200 0.2000" in page.words
+    assert "rare 0 – – –" in page.words
+
+
 def test_settings_and_dataset(run: Run) -> None:
     words = finished(run).words
     assert "model.dim 8" in words

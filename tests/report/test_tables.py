@@ -49,6 +49,22 @@ def table() -> ComparisonTable:
     return make_table(group_seeds(rows), FigureSpec("table"))
 
 
+def test_popular_and_rare_targets_have_lines_where_they_were_measured() -> None:
+    rows = [
+        make_row(f"{loss}{seed}", {"loss.name": loss}, seed=seed,
+                 by_popularity={"test": {"popular": metrics(part), "rare": metrics(part / 2)}})
+        for loss, part in [("ce", 0.1), ("sce", 0.2)] for seed in (0, 1)
+    ]  # fmt: skip
+    old = make_row("old", {"loss.name": "ce"}, data="old")
+    table = make_table(group_seeds([*rows, old]), FigureSpec("table"))
+    for kind, texts in [("popular", ["0.1000", "0.2000"]), ("rare", ["0.0500", "0.1000"])]:
+        found = line(table, f"NDCG@10, {kind} targets")
+        assert [cell.text for cell in found.cells] == texts
+    lines = read_csv([*rows, old])
+    name = "by_popularity.test.rare.ndcg@10"
+    assert [one[name] for one in lines] == ["0.05", "0.1", ""]
+
+
 def test_the_best_is_bold_the_second_underlined_and_sce_compared(table: ComparisonTable) -> None:
     assert table.heads[2:] == ["CE⁻", "CE", "SCE", "SCE against best other by validation"]
     ndcg = line(table, "NDCG@10")

@@ -85,6 +85,13 @@ def test_the_model_is_left_with_what_the_result_says(dataset: PreparedDataset) -
     assert model.catalogue.device == torch.device("cpu")
     assert evaluate(model, dataset, split="test").values == result.test
     assert evaluate(model, dataset).values == result.validation
+    for split, whole in [("validation", result.validation), ("test", result.test)]:
+        parts = result.by_popularity[split].values()
+        assert sum(part["users"] for part in parts) == len(dataset.test)
+        for name, value in whole.items():
+            if not name.startswith("cov@"):
+                total = sum(part["users"] * part[name] for part in parts)
+                assert total / len(dataset.test) == pytest.approx(value)
     popular = Popularity(dataset.train, dataset.n_items)
     assert result.popularity == {
         split: evaluate(popular, dataset, split=split).values for split in ("validation", "test")

@@ -10,6 +10,7 @@ from rich.markup import escape
 from sce.cli import telling
 from sce.cli.output import output_console, plain_table, show_lines
 from sce.cli.report import check_page, needs_report, write_page
+from sce.data.storage import json_line
 from sce.errors import InputError
 
 
@@ -18,6 +19,7 @@ def compare(
     out: Path | None = None,
     only: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
     csv: Path | None = None,
+    pairs: Path | None = None,
     markdown: Path | None = None,
     svg: Path | None = None,
 ) -> None:
@@ -32,6 +34,8 @@ def compare(
             if it is of a sweep, else here]
         only: Names of settings files, such as pareto, to show only these. [default: all]
         csv: File for every setting: means and standard deviations, or the kind of its failure.
+        pairs: New file for rows of JSON: on each dataset, each loss and backbone against exact CE
+            with that backbone and against SCE with SASRec, with an interval over users.
         markdown: File for the tables.
         svg: Directory for the figures, each as a file.
     """
@@ -42,12 +46,18 @@ def compare(
     files = [path for path in (target, csv, markdown) if path is not None]
     for path in files:
         check_page(path)
+    if pairs is not None:
+        check_page(pairs, record=True)
+        files.append(pairs)
     if len({path.resolve() for path in files}) < len(files):
-        raise InputError("--out, --csv and --markdown must be different files")
+        raise InputError("--out, --csv, --pairs and --markdown must be different files")
     comparisons = rows.gather(places, only or [])
     written = {target: page.make_page(comparisons, written=datetime.now())}
     if csv is not None:
         written[csv] = tables.to_csv(rows.all_rows(comparisons))
+    if pairs is not None:
+        found = needs_report("pairs").make_pairs(page.trainings(comparisons))
+        written[pairs] = "".join(map(json_line, found))
     if markdown is not None:
         written[markdown] = page.make_markdown(comparisons)
     if svg is not None:

@@ -70,10 +70,11 @@ def evaluate(
     if as_json:
         facts = {"run": str(run), "split": split, "keep_seen": keep_seen}
         facts |= {"users": model.users, "seen_targets": model.seen_targets}
-        print(json.dumps(facts | {"model": model.values, "popularity": popularity.values}))
+        facts |= {"model": model.values, "by_popularity": model.by_popularity}
+        print(json.dumps(facts | {"popularity": popularity.values}))
         return
     values = {opened.loss: model.values, "popularity": popularity.values}
-    show_metrics(values, title=split, users=model.users)
+    show_metrics(values, title=split, users=model.users, apart=model.by_popularity)
     line = f"{model.users:,} users; items that a user has had before are "
     line += "ranked as well" if keep_seen else "left out"
     if model.seen_targets and not keep_seen:

@@ -31,10 +31,17 @@ def plain_table(*headings: str) -> Table:
     return Table(*headings, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
 
 
-def show_metrics(rows: Mapping[str, Mapping[str, float]], *, title: str, users: int) -> None:
+def show_metrics(
+    rows: Mapping[str, Mapping[str, float]],
+    *,
+    title: str,
+    users: int,
+    apart: Mapping[str, Mapping[str, float]],
+) -> None:
     """Compare a model with popularity, in one line, and then in a table of metric and depth.
 
-    The line has a factor where as many users were tested as can tell.
+    The line has a factor where as many users were tested as can tell. `apart` are the model's
+    metrics for popular and for rare targets, of which a line is told.
     """
     names = list(next(iter(rows.values())))  # such as "ndcg@10"
     depths = [name.partition("@")[2] for name in names if name.startswith("ndcg@")]
@@ -61,3 +68,10 @@ def show_metrics(rows: Mapping[str, Mapping[str, float]], *, title: str, users: 
     )
     console.print(table)
     console.print()
+    told = [
+        f"{part[name]:.4f} of {plural(int(part['users']), 'user')} with a {kind} target"
+        for kind, part in apart.items()
+        if name in part
+    ]
+    if told:
+        console.print(f"{name.upper()} {', '.join(told)}\n", soft_wrap=True, markup=False)

@@ -36,8 +36,11 @@ def write_page(path: Path, text: str) -> None:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def check_page(path: Path) -> None:
-    """Refuse early to write where a record of a run or sweep would be lost, or nothing can be."""
+def check_page(path: Path, *, record: bool = False) -> None:
+    """Refuse early to write where a record of a run or sweep would be lost, or nothing can be.
+
+    What is written as a `record` may have the ending of one, and must not be there yet.
+    """
     try:
         above = path.resolve().parent
     except (OSError, RuntimeError) as error:  # a loop of links
@@ -46,7 +49,9 @@ def check_page(path: Path) -> None:
         raise InputError(f"cannot write {path}: there is no directory {above}; make it first")
     if path.is_dir():
         raise InputError(f"{path} is a directory; name a file, such as {path / 'report.html'}")
-    if path.suffix in _RECORDS:
+    if record and path.exists():
+        raise InputError(f"{path} exists, and may be a record of a run; name a new file")
+    if path.suffix in _RECORDS and not record:
         raise InputError(f"{path} has the ending of a record of a run; name a page, such as x.html")
 
 

@@ -211,7 +211,8 @@ def train(  # noqa: D417 - the settings document themselves
     with telling():
         if result.test is not None and result.popularity is not None:
             rows = {chosen.loss_name: result.test, "popularity": result.popularity["test"]}
-            show_metrics(rows, title="test", users=result.users["test"])
+            apart = result.by_popularity["test"]
+            show_metrics(rows, title="test", users=result.users["test"], apart=apart)
         show_lines(_closing_lines(result, out), width=12)
     return 0
 

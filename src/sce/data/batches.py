@@ -20,7 +20,6 @@ from sce.errors import InputError
 
 PADDING = -1  # in histories: outside the item table, so the catalogue has exactly C rows
 IGNORED = -100  # in targets: the losses' ignore_index
-_EVENTS_AT_ONCE = 1 << 24  # counted by a function that copies its input
 
 
 class Ragged(Protocol):
@@ -70,15 +69,6 @@ class DeviceSequences:
 
     def __len__(self) -> int:
         return len(self.lengths)
-
-
-def count_items(sequences: Ragged, n_items: int) -> NDArray[np.int64]:
-    """Count how often each item occurs."""
-    counts = np.zeros(n_items, dtype=np.int64)
-    for first in range(0, len(sequences.items), _EVENTS_AT_ONCE):
-        events = sequences.items[first : first + _EVENTS_AT_ONCE]
-        counts += np.bincount(events, minlength=n_items)
-    return counts
 
 
 class Batch(NamedTuple):

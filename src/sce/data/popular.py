@@ -1,4 +1,4 @@
-"""The most popular items: for users of whom nothing is known."""
+"""The most popular items: for users of whom nothing is known, and as targets apart from others."""
 
 from functools import cached_property
 from typing import Any
@@ -7,6 +7,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 Codes = NDArray[np.integer[Any]]
+_EVENTS_AT_ONCE = 1 << 24  # counted by a function that copies its input
+
+
+def count_items(events: Codes, n_items: int) -> NDArray[np.int64]:
+    """Count how often each item occurs."""
+    counts = np.zeros(n_items, dtype=np.int64)
+    for first in range(0, len(events), _EVENTS_AT_ONCE):
+        counts += np.bincount(events[first : first + _EVENTS_AT_ONCE], minlength=n_items)
+    return counts
+
+
+def popular_half(counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which items are popular: the fewest that together have half of the events.
+
+    Of items with equally many events, the first in the catalogue.
+    """
+    order = np.argsort(-counts, kind="stable")
+    ends = counts[order].cumsum()
+    popular = np.zeros(len(counts), dtype=bool)
+    popular[order[: np.searchsorted(2 * ends, counts.sum()) + 1]] = True
+    return popular & (counts > 0)
 
 
 class MostPopular:

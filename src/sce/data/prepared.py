@@ -24,6 +24,7 @@ use them.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sce.data.manifest import Manifest, describe_file, write_array
+from sce.data.popular import count_items, popular_half
 from sce.data.storage import atomic_directory, check_writable, json_checksum
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, checked, named
@@ -149,6 +151,11 @@ class PreparedDataset:
     def n_items(self) -> int:
         """Number of items in the catalogue."""
         return len(self.item_ids)
+
+    @cached_property
+    def popular_items(self) -> NDArray[np.bool_]:
+        """Which items are popular, by their training events: see `popular_half`."""
+        return popular_half(count_items(self.train.items, self.n_items))
 
     @classmethod
     @checked

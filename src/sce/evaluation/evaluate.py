@@ -23,7 +23,7 @@ from sce.data.batches import (
     seen_items,
 )
 from sce.errors import InputError, checked, named
-from sce.evaluation.metrics import METRICS, RankCounts
+from sce.evaluation.metrics import RankCounts, by_popularity, compute
 from sce.evaluation.ranking import (
     NOTHING,
     Ranker,
@@ -70,6 +70,9 @@ class Metrics:
         default_factory=lambda: np.empty(0, np.int32), compare=False, repr=False
     )
     """Rank of each user's target, from 1; 0 where it was not among the first max(ks)."""
+    by_popularity: dict[str, dict[str, float]] = field(default_factory=dict)
+    """The values, but for coverage, and the users, apart for "popular" targets, which are those
+    items that have half of the training events, and "rare" ones; empty without a training log."""
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name} {value:.4f}" for name, value in self.values.items())
@@ -155,6 +158,9 @@ class Tally:
         self.recommended = torch.zeros(len(ks), self.n_items + 1, dtype=torch.bool, device=device)
         self.seen_targets = torch.zeros((), dtype=torch.int64, device=device)
         self.ranks = torch.zeros(len(self.sequences), dtype=torch.int32, device=device)
+        targets = dataset.test.items[dataset.test.offsets[1:] - self.held_out]
+        popular = getattr(dataset, "popular_items", None)
+        self.popular = None if popular is None else popular[targets]
 
     def count(
         self, rank: Rank, batch_size: int, progress: Progress, number: int = 0, of: int = 1
@@ -190,12 +196,10 @@ class Tally:
         found = self.recommended[:, :-1].sum(dim=1).tolist() if recommended is None else recommended
         covered = {k: count / self.n_items for k, count in zip(self.ks, found, strict=True)}
         counts = RankCounts(self.at_rank[:-1].cpu().numpy(), self.users, covered)
-        values = {
-            f"{name}@{k}": metric.compute(counts, k)
-            for k in self.ks
-            for name, metric in METRICS.items()
-        }
-        return Metrics(values, self.users, int(self.seen_targets), self.ranks.cpu().numpy())
+        ranks = self.ranks.cpu().numpy()
+        apart = {} if self.popular is None else by_popularity(ranks, self.popular, self.ks)
+        values = compute(counts, self.ks)
+        return Metrics(values, self.users, int(self.seen_targets), ranks, apart)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ is 1 / (rank + 1), and HR@k is 1. All of them depend on the ranks only through h
 which, so that is what is kept: it does not grow with the users.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -59,6 +59,7 @@ class Metric(NamedTuple):
 
     compute: Callable[[RankCounts, int], float]
     label: str  # its name in tables and charts
+    of_users: bool = True  # whether it is a mean over users
 
 
 # By name, as in "ndcg@10": evaluation, tables and charts iterate over it.
@@ -66,5 +67,32 @@ METRICS: dict[str, Metric] = {
     "ndcg": Metric(ndcg, "NDCG"),
     "hr": Metric(hit_rate, "HR"),
     "mrr": Metric(mrr, "MRR"),
-    "cov": Metric(coverage, "COV"),
+    "cov": Metric(coverage, "COV", of_users=False),
 }
+
+
+def compute(counts: RankCounts, ks: Sequence[int]) -> dict[str, float]:
+    """Every metric at each depth; where coverage was not counted, every mean over users."""
+    return {
+        f"{name}@{k}": metric.compute(counts, k)
+        for k in ks
+        for name, metric in METRICS.items()
+        if metric.of_users or counts.covered
+    }
+
+
+def by_popularity(
+    ranks: NDArray[np.int32], popular: NDArray[np.bool_], ks: Sequence[int]
+) -> dict[str, dict[str, float]]:
+    """Metrics of users with "popular" targets, and with "rare" ones, and how many "users" each are.
+
+    Args:
+        ranks: Rank of each user's target, from 1; 0 where it was not among the first max(ks).
+        popular: Whether each user's target is popular.
+        ks: The depths of the metrics.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for name, part in (("popular", ranks[popular]), ("rare", ranks[~popular])):
+        counts = RankCounts(np.bincount(part, minlength=max(ks) + 1)[1:], len(part))
+        found[name] = {"users": len(part), **(compute(counts, ks) if len(part) else {})}
+    return found

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sce.data.batches import PADDING, Ragged, count_items
+from sce.data.batches import PADDING, Ragged
+from sce.data.popular import count_items
 from sce.errors import InputError, check_types, named
 from sce.evaluation.precision import matmul_precision
 from sce.memory import require_memory
@@ -322,7 +323,7 @@ class Popularity:
 
     def __init__(self, train: Ragged, n_items: int, *, device: torch.device | str = "cpu") -> None:
         """Count how often each item occurs in the training sequences."""
-        self.counts = count_items(train, n_items)
+        self.counts = count_items(train.items, n_items)
         places = np.argsort(np.argsort(-self.counts, kind="stable"))
         # Scores by place, not count: float32 could not tell large counts apart, and without ties
         # ranking is quicker. Beyond 16 million items the rarest share the score 0.

@@ -39,8 +39,8 @@ _REMOVED = (
     "sweep with it into another --out"
 )
 _RESULT = (
-    *("best_epoch", "epochs", "stopped", "validation", "test", "users", "popularity"),
-    *("seconds", "memory_mib", "memory_measured", "components_mib"),
+    *("best_epoch", "epochs", "stopped", "validation", "test", "users"),
+    *("by_popularity", "popularity", "seconds", "memory_mib", "memory_measured", "components_mib"),
     *("tokens_per_second", "device", "test_ranks"),
 )
 

@@ -43,6 +43,7 @@ class BatchShape:
     dim: int
     targets: float  # of a mean batch
     max_targets: float  # of the fullest batch: its peak is the peak
+    half: bool = False  # matrix products in half precision, by autocast on a GPU
 
     @property
     def positions(self) -> int:

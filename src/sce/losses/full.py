@@ -1,4 +1,4 @@
-"""Cross-entropy over the whole catalogue: plain, and exact in chunks of the catalogue."""
+"""Cross-entropy over the whole catalogue: plain, and exact in chunks of the catalogue, or fused."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,15 +7,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sce.losses.backend import MAX_DIM, why_not_triton
 from sce.losses.base import BatchShape, DataSummary, LossMemory, LossOfPositions, LossSettings
-from sce.losses.inputs import Catalogue, Inputs, apply, check_size, compute_dtype, once
+from sce.losses.inputs import (
+    Catalogue,
+    Inputs,
+    active_autocast_dtype,
+    apply,
+    check_size,
+    compute_dtype,
+    once,
+)
+
+_HALF = (torch.bfloat16, torch.float16)
+_SHARE = 4096  # items of a share that the kernels run over, at least
 
 
 class CrossEntropy(LossOfPositions):
     """The exact softmax cross-entropy over the catalogue.
 
-    Computed in float32 or wider, whatever the precision of the inputs or of autocast: logits in
-    float16 end at 65,504. In chunks, torch.func cannot transform it: use backward() or
+    Logits are float32 or wider, whatever the precision of the inputs or of autocast: in float16
+    they would end at 65,504. In chunks, torch.func cannot transform it: use backward() or
     torch.autograd.grad.
 
     >>> loss = CrossEntropy(chunk_size=256)
@@ -27,8 +39,10 @@ class CrossEntropy(LossOfPositions):
     Args:
         chunk_size: Items scored at once. None: all, and their logits are kept for the backward
             pass: [positions, items] numbers, several times over. With a size, never more than
-            [positions, chunk_size] exist at once, and they are computed twice. (On a CPU, torch's
-            `linear_cross_entropy` (2.13) takes over where it computes the same in less time.)
+            [positions, chunk_size] exist at once, and they are computed twice. On a GPU, inputs in
+            half precision, or that autocast rounds to it, run on kernels that keep no logits at
+            all, whatever the size. (On a CPU, torch's `linear_cross_entropy` (2.13) takes over
+            where it computes the same in less time.)
         ignore_index: Target of positions that do not count, such as padding.
         reduction: "mean" over the positions that count, "sum", or "none".
     """
@@ -50,9 +64,13 @@ class CrossEntropy(LossOfPositions):
             return functional.cross_entropy(logits, targets, reduction="none")
         rows = len(x) * self.chunk_size // len(y)  # with as many logits as a chunk
         summed = self.reduction != "none" and inputs.valid is None and bias is None
-        if summed and _is_faster_by_torch(x, y, rows):
-            if not torch.is_grad_enabled():  # else they would be computed at once, in vain
-                x, y = x.detach(), y.detach()
+        if not torch.is_grad_enabled():  # else gradients would be computed at once, in vain
+            x, y = x.detach(), y.detach()
+        if bias is None and (half := _fused_dtype(x, y)) is not None:
+            from sce.losses.kernels import fused_full_cross_entropy
+
+            losses = fused_full_cross_entropy(x, y, targets, half)
+        elif summed and _is_faster_by_torch(x, y, rows):
             losses = apply(_ChunkedByTorch, x, y, targets, rows)
         else:
             losses = apply(_ChunkedCrossEntropy, x, y, bias, targets, self.chunk_size)
@@ -70,6 +88,12 @@ class CrossEntropy(LossOfPositions):
             forward = states + 2 * logits  # the log-softmax is kept
             # With its gradient and that of the logits, then with the gradient of the states alone.
             backward = states + max(3 * logits - shape.catalogue_bytes, logits + states)
+        elif shape.half and shape.dim <= MAX_DIM:
+            # Rounded states, sums of each share, rows of targets as they are rounded and added to.
+            shares = count_shares(int(shape.max_targets), shape.n_items)
+            forward = (1 + 0.5 + shares + 1.5) * states
+            # Rounded states, their gradient, and times the loss's; then padded to a batch, twice.
+            backward = max(2.5 * states, states + 2 * shape.state_bytes)
         else:
             chunk = min(self.chunk_size, shape.n_items)
             logits = 4 * shape.max_targets * chunk
@@ -84,11 +108,28 @@ class CrossEntropySettings(LossSettings):
     """Settings of exact cross-entropy."""
 
     chunk_size: int | None = None
-    """Items scored at once; less memory, more time. [default: all]"""
+    """Items scored at once; less memory, and more time but in bf16 on a GPU. [default: all]"""
 
     def build(self, data: DataSummary) -> CrossEntropy:
         """Make the loss."""
         return CrossEntropy(chunk_size=self.chunk_size)
+
+
+def _fused_dtype(states: Tensor, catalogue: Tensor) -> torch.dtype | None:
+    """Return the half precision that the kernels multiply in; None: they do not run here."""
+    same = states.dtype if states.dtype == catalogue.dtype else None
+    half = active_autocast_dtype(states, catalogue) or same
+    if half not in _HALF or len(states) == 0 or torch.compiler.is_compiling():
+        return None
+    return half if why_not_triton(states, catalogue, "auto") is None else None
+
+
+def count_shares(n: int, items: int) -> int:
+    """Return how many shares of the catalogue the kernels run over at once, with sums for each.
+
+    Few states alone would not fill a GPU. The number is the same on all, and so are the bits.
+    """
+    return max(1, min(-(-(1 << 16) // max(1, n)), items // _SHARE))
 
 
 def _is_faster_by_torch(states: Tensor, catalogue: Tensor, rows: int) -> bool:

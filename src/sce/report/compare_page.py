@@ -3,17 +3,14 @@
 import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from sce.experiments.figure_spec import FigureSpec
 from sce.experiments.store import Row
 from sce.report.charts import make_figures
 from sce.report.comparison import Comparison, all_rows, count_runs, name_failed
 from sce.report.drawing import Figure
+from sce.report.field import ABOUT, make_field
 from sce.report.frame import (
     TEST,
     SeedGroup,
@@ -26,16 +23,10 @@ from sce.report.frame import (
     show_change,
 )
 from sce.report.pages import render
+from sce.report.pairs import chosen, ranks_of, relative_interval
 from sce.report.tables import NO_END, ComparisonTable, Duel, all_settings, make_table, show_score
-from sce.training.run import read_ranks
 from sce.units import plural, show_count, show_metric
 
-Ranks = Sequence[NDArray[np.int32]]  # for each seed the ranks of targets, from 1; 0: not ranked
-
-RESAMPLES = 1000
-DEPTH = 10  # of NDCG
-LEAST = 20  # users that differ: with fewer, who they are decides the ends of an interval
-_AT_ONCE = 10**7  # weights in memory
 _ABOUT = (
     "Test events; mean over seeds ± standard deviation. Best bold, second underlined. "
     "Validation NDCG@10 chose the setting of each column, among those with the most seeds."
@@ -56,16 +47,31 @@ def make_page(comparisons: Sequence[Comparison], *, written: datetime) -> str:
         parts=[_part(comparison) for comparison in comparisons],
         failed=failed,
         failed_title=f"{plural(len(failed), 'run')} that failed",
+        field=_field(trainings(comparisons)),
         everything=all_settings(group_seeds(rows)),
         circumstances=" ".join([*told, *_circumstances(rows)]),
     )
+
+
+def trainings(comparisons: Sequence[Comparison]) -> list[SeedGroup]:
+    """The groups of whole trainings that finished, of all comparisons."""
+    rows = comparable(all_rows(comparisons))[0]
+    return [one for one in group_seeds(rows) if one.value("measure") == "training"]
 
 
 def make_markdown(comparisons: Sequence[Comparison]) -> str:
     """The headlines and tables of all comparisons as Markdown."""
     parts = map(_part, comparisons)
     headlines = _headlines(comparisons)
-    return render("compare.md", "", written=datetime.now(), parts=parts, **headlines)
+    field = _field(trainings(comparisons))
+    return render("compare.md", "", written=datetime.now(), parts=parts, field=field, **headlines)
+
+
+def _field(groups: Sequence[SeedGroup]) -> dict[str, Any]:
+    """A table of all settings over the datasets that have the reference, if it has several rows."""
+    heads, rows = make_field(chosen(groups))
+    several = len(rows) > 1 and any(int(row[2]) > 1 for row in rows)
+    return {"heads": heads, "rows": rows if several else [], "about": ABOUT}
 
 
 def make_summary(comparisons: Sequence[Comparison]) -> tuple[list[list[str]], Iterator[str]]:
@@ -193,7 +199,7 @@ def _verdict(duel: Duel) -> tuple[str, str]:
         text += "; their seeds differ"
     users = number(ours.rows[0], "users", "test")
     among = f"{show_count(users)} test users" if users else "test users"
-    ranks = _ranks(ours), _ranks(theirs)
+    ranks = ranks_of(ours), ranks_of(theirs)
     interval = relative_interval(*ranks) if all(ranks) else None
     text += f"; over {among} "
     if isinstance(interval, tuple):
@@ -216,17 +222,6 @@ def _verdict(duel: Duel) -> tuple[str, str]:
     return text, "too few users" if isinstance(interval, str) else show_change(change)
 
 
-def _ranks(group: SeedGroup) -> list[NDArray[np.int32]]:
-    """The ranks of the test users in each run; empty if any run has not stored them."""
-    found = [
-        read_ranks(Path(row["directory"]), row["test_ranks"])
-        for row in group.rows
-        if row.get("test_ranks") and row.get("directory")
-    ]
-    real = [ranks for ranks in found if ranks is not None]
-    return real if len(real) == len(group.rows) else []
-
-
 def _circumstances(rows: Sequence[Row]) -> Iterator[str]:
     versions = {
         ", ".join(f"{name} {value}" for name, value in row["versions"].items() if value)
@@ -241,36 +236,3 @@ def _circumstances(rows: Sequence[Row]) -> Iterator[str]:
         yield f"Memory is the {' or the '.join(sorted(measured))}."
     if any(versions):
         yield f"With {'; or '.join(sorted(versions))}."
-
-
-def relative_interval(ours: Ranks, theirs: Ranks, seed: int = 0) -> tuple[float, float] | str:
-    """95 % interval of the relative change in NDCG@10, over the same users drawn again and again.
-
-    Why there is none, where fewer than 20 users have another NDCG@10 with one side than with the
-    other, or the others have no hit.
-    """
-    # Users with the same gains are interchangeable: there are few kinds, however many users.
-    mine, my_kinds = np.unique(_gains(ours), return_inverse=True)
-    yours, your_kinds = np.unique(_gains(theirs), return_inverse=True)
-    pairs, counts = np.unique(my_kinds * len(yours) + your_kinds, return_counts=True)
-    gains = mine[pairs // len(yours)], yours[pairs % len(yours)]
-    if (differ := counts[gains[0] != gains[1]].sum()) < LEAST:
-        return f"NDCG@10 differs for {differ} of them, fewer than {LEAST}"
-    random, changes = np.random.default_rng(seed), np.empty(RESAMPLES)
-    step = max(1, _AT_ONCE // len(pairs))
-    for first in range(0, RESAMPLES, step):
-        part = changes[first : first + step]
-        weights = random.multinomial(counts.sum(), counts / counts.sum(), size=len(part))
-        one, other = (weights @ gain for gain in gains)
-        if not other.all():
-            return f"{counts[gains[1] > 0].sum()} of them have a hit with the other, too few"
-        part[:] = one / other - 1
-    low, high = np.percentile(changes, [2.5, 97.5])
-    return float(low), float(high)
-
-
-def _gains(ranks: Ranks) -> NDArray[np.float64]:
-    """NDCG@10 of each user, averaged over seeds."""
-    table = np.append(0.0, 1 / np.log2(np.arange(2, DEPTH + 2)))
-    total = sum(table[np.where(one <= DEPTH, one, 0)] for one in ranks)
-    return np.asarray(total / len(ranks)).round(12)  # sums in another order are the same

@@ -107,7 +107,7 @@ class SeedGroup:
 
 
 def _keys(name: str) -> Sequence[str]:
-    return _NAMED.get(name) or name.split(".", 1)
+    return _NAMED.get(name) or name.split(".")
 
 
 def group_seeds(rows: Iterable[Row], status: str = FINISHED) -> list[SeedGroup]:

@@ -39,6 +39,7 @@ class Record:
         so_far = {
             "best_epoch": best.get("epoch"),
             "validation": best.get("validation"),
+            "by_popularity": best.get("by_popularity"),
             "memory_mib": last.get("memory_mib"),
             "tokens_per_second": last.get("tokens_per_second"),
         }

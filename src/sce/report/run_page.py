@@ -33,7 +33,7 @@ from sce.report.drawing import (
     colours,
     draw_curves,
 )
-from sce.report.frame import SCORE, Show, name_metric, number
+from sce.report.frame import SCORE, Show, lookup, name_metric, number
 from sce.report.pages import render
 from sce.report.record import METRIC, PHASES, RANKERS, SHOWN, Record, Sample, draw_samples
 from sce.training.run import Run, caveat
@@ -93,6 +93,7 @@ def make_page(
             for split in ("test", "validation")
             if record.metric(split, METRIC) is not None
         ],
+        apart=_apart(record),
         measured=" ".join(_measured(record)),
         samples=samples,
         told=told,
@@ -189,6 +190,20 @@ def _metrics(record: Record, split: str) -> dict[str, Any]:
         "rankers": rankers,
         "metrics": [METRICS[key].label for key in shown],
         "rows": rows,
+    }
+
+
+def _apart(record: Record) -> dict[str, Any]:
+    """Metrics at depth 10 apart for popular and rare targets, if they were measured."""
+    found: Mapping[str, Any] = lookup(record.result, "by_popularity", record.split) or {}
+    names = [f"{key}@10" for key, metric in METRICS.items() if metric.of_users]
+    return {
+        "name": f"The same apart for popular and rare targets on {record.split} events",
+        "heads": ["targets", "users", *map(name_metric, names)],
+        "rows": [
+            [kind, show_count(part.get("users")), *(show_metric(part.get(n)) for n in names)]
+            for kind, part in found.items()
+        ],
     }
 
 

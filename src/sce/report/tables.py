@@ -36,6 +36,7 @@ from sce.report.frame import (
 from sce.units import plural, show_duration, show_memory, show_spread
 
 FIRST, SECOND = 1, 2
+APART = "by_popularity.test.{}.ndcg@10"
 NO_END = "the best epoch was the last, or the first of few"
 
 
@@ -84,14 +85,14 @@ class Duel(NamedTuple):
             return "other settings"
         if worse := [name for name, one in self.sides if above(one, measure)]:
             return f"{' and '.join(worse)} worse than popularity"
-        return "not converged" if self.unconverged and measure.startswith("test.") else ""
+        return "not converged" if self.unconverged and "test." in measure else ""
 
     def change(self, measure: str) -> str:
         """The difference in a measure, or why there is none to tell."""
         if doubt := self.doubt(measure):
             return doubt
         change = show_change(relative(self.ours.mean(measure), self.theirs.mean(measure)))
-        single = measure.startswith("test.") and any(len(one.rows) == 1 for _, one in self.sides)
+        single = "test." in measure and any(len(one.rows) == 1 for _, one in self.sides)
         return f"{change} ({self.rival}{', one seed' if single else ''})"
 
 
@@ -201,6 +202,8 @@ def _measured(spec: FigureSpec) -> Iterator[tuple[str, str, Show, bool]]:
     for metric in spec.metrics:
         same = metric == "ndcg@1" and "hr@1" not in spec.metrics
         yield "NDCG@1, HR@1" if same else name_metric(metric), f"test.{metric}", show_score, True
+    for kind in ("popular", "rare"):
+        yield f"NDCG@10, {kind} targets", APART.format(kind), show_score, True
     yield MEASURES["memory"].label, "memory", show_memory, False
     yield MEASURES["time"].label, "time", show_duration, False
 
@@ -249,6 +252,7 @@ def to_csv(rows: Sequence[Row]) -> str:
     settings = sorted({name for one in groups for name in one.rows[0]["settings"]})
     metrics = sorted({name for one in groups for name in one.rows[0].get("test") or {}})
     measured = [f"{split}.{name}" for split in ("validation", "test") for name in metrics]
+    measured += [APART.format(kind) for kind in ("popular", "rare")]
     measured += ["memory", "time", "speed"]
     lines: list[dict[str, Any]] = []
     for one in groups:

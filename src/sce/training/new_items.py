@@ -21,7 +21,8 @@ from sce.training.checkpoint import read_tensors, write_tensors
 from sce.training.run import MANIFEST, Run, read_weights, warn_of
 from sce.training.start import place_rows
 
-_OUTCOMES = ("test", "validation", "popularity", "test_ranks", "users")  # of fewer items
+# Of fewer items.
+_OUTCOMES = ("test", "validation", "by_popularity", "popularity", "test_ranks", "users")
 
 
 def add_items(path: Path | str, items: Path | str, out: Path | str) -> dict[str, Any]:

@@ -42,7 +42,8 @@ def preflight(
     shares = 4.0  # of the catalogue: weights, gradients, and two moments of each
     if settings.row_wise:
         shares = 1 / ranks if settings.shard_catalogue else 1
-    yield from _about_memory(loss, model, data, free_memory(device), shares)
+    half = settings.precision == "bf16" and device.type == "cuda"
+    yield from _about_memory(loss, model, data, free_memory(device), shares, half=half)
     if not len(dataset.test) and dataset.settings.get("split") != "none":
         yield (
             "the dataset has no test users: nothing can be evaluated, training stops after "
@@ -120,7 +121,7 @@ def _about_buckets(loss: object, data: DataSummary) -> Iterator[str]:
 
 
 def _about_memory(
-    loss: object, model: Any, data: DataSummary, free: int | None, shares: float
+    loss: object, model: Any, data: DataSummary, free: int | None, shares: float, *, half: bool
 ) -> Iterator[str]:
     shape = BatchShape(
         data.n_items,
@@ -129,6 +130,7 @@ def _about_memory(
         dim=int(model.catalogue.shape[1]),
         targets=data.targets,
         max_targets=data.targets,  # of a mean batch: only what is certain is warned of
+        half=half,
     )
     memory = loss.memory(shape) if isinstance(loss, Loss) else None
     if memory is None or free is None:

@@ -29,6 +29,9 @@ class FitResult:
     """Test metrics of the best epoch; None when the dataset has no test users."""
     users: dict[str, int]
     """Users evaluated on "validation", a sample with `validation_users`, and on "test": all."""
+    by_popularity: dict[str, dict[str, Values]]
+    """The metrics on "validation" and "test", apart for "popular" and "rare" targets: see
+    `Metrics`. There are none of what an older sce evaluated."""
     popularity: dict[str, Values] | None
     """Metrics of the most popular items on "validation" and "test", of the same users."""
     seconds: dict[str, float]
@@ -67,9 +70,12 @@ def conclude(trainer: Trainer, start: dict[str, Any] | None = None) -> FitResult
     progress, dataset = trainer.progress, trainer.dataset
     history = progress.records
     trainer.trained.model.eval()
+    best = next((r for r in history if r["epoch"] == progress.best_epoch), {})
+    by_popularity = dict(best.get("by_popularity", {}))
     test = trainer.measure(trainer.ranker, "test") if len(dataset.test) else None
     popularity = None
     if test is not None:
+        by_popularity["test"] = test.metrics.by_popularity
         popular = Popularity(dataset.train, dataset.n_items, device=trainer.step.device)
         popularity = {
             "validation": trainer.measure(popular, "validation").metrics.values,
@@ -86,9 +92,10 @@ def conclude(trainer: Trainer, start: dict[str, Any] | None = None) -> FitResult
         best_epoch=progress.best_epoch,
         epochs=progress.epoch,
         stopped=progress.stopped or "epochs",
-        validation={r["epoch"]: r.get("validation") for r in history}.get(progress.best_epoch),
+        validation=best.get("validation"),
         test=None if test is None else test.metrics.values,
         users={"validation": len(trainer.validation.test), "test": len(dataset.test)},
+        by_popularity=by_popularity,
         popularity=popularity,
         seconds=seconds,
         memory_mib=peak,

@@ -82,8 +82,10 @@ MANIFEST = Manifest(
 )
 _NUMBERS = {"*": int | float | None}
 _METRICS = {"validation?": {"*": int | float}, "test?": {"*": int | float}}
+_APART = {"by_popularity?": {"*": {"*": {"*": int | float}}}}
 _MEASURED = {"seconds?": _NUMBERS, "memory_mib?": _NUMBERS, "tokens_per_second": int | float | None}
-_EPOCH = {"epoch": int, "loss": int | float | None, "buckets?": _NUMBERS, **_METRICS, **_MEASURED}
+_EPOCH = {"epoch": int, "loss": int | float | None, "buckets?": _NUMBERS, **_METRICS, **_APART,
+          **_MEASURED}  # fmt: skip
 RESULT = {
     "best_epoch": int | None,
     "epochs": int | None,
@@ -93,6 +95,7 @@ RESULT = {
     "test_ranks?": FILE,
     "start?": START,
     **_METRICS,
+    **_APART,
     **_MEASURED,
 }
 NO_WEIGHTS = "no_weights"  # in run.json, why the weights were taken away, if they were

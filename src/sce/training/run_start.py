@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from sce import __version__
-from sce.data.batches import count_items
 from sce.data.items import Items
 from sce.data.manifest import describe_file
+from sce.data.popular import count_items
 from sce.data.prepared import PreparedDataset
 from sce.data.shapes import misfit
 from sce.data.storage import (
@@ -149,7 +149,7 @@ def start_run(
     with atomic_directory(path, replace=replace) as directory:
         if locks is not None:
             locks.enter_context(locked(directory, place=path))
-        counts = count_items(dataset.train, dataset.n_items)
+        counts = count_items(dataset.train.items, dataset.n_items)
         items = Items(dataset.item_ids, dataset.titles, counts)
         files = {file.name: describe_file(file) for file in items.write(directory)}
         about = str(dataset.path.resolve()), dataset.content_hash, dataset.n_items, dataset.split

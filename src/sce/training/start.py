@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sce.data.batches import count_items
+from sce.data.popular import count_items
 from sce.data.prepared import PreparedDataset, Sequences
 from sce.distributed.checkpoint import LATEST, read_whole
 from sce.errors import InputError, checked, named
@@ -121,7 +121,7 @@ def read_start(
     warn_of(run)
     sources = run.item_ids.lookup_all(dataset.item_ids)
     known = sources >= 0
-    seen = count_items(dataset.train, dataset.n_items) > 0
+    seen = count_items(dataset.train.items, dataset.n_items) > 0
     if not known[seen].any():
         raise InputError(
             f"none of the {plural(int(seen.sum()), 'item')} of {dataset.path} is among those of "

@@ -355,8 +355,11 @@ class Trainer:
 
 def _record(epoch: int, so_far: EpochSoFar, measured: Measured | None, *, best: bool) -> Record:
     validation, seconds, mib = measured or (None, 0.0, None)
-    values = None if validation is None else validation.values
-    return so_far.record(epoch, seconds, mib) | {"validation": values, "best": best}
+    record = so_far.record(epoch, seconds, mib) | {"validation": None, "best": best}
+    if validation is not None:
+        record["validation"] = validation.values
+        record["by_popularity"] = {"validation": validation.by_popularity}
+    return record
 
 
 def _sample_users(dataset: PreparedDataset, count: int | None) -> PreparedDataset:

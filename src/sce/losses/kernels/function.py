@@ -74,9 +74,9 @@ def compute(
     given_items: Tensor | None = None,
 ) -> Computed:
     """Run the forward pass."""
-    x, y = _rows(states), _rows(catalogue)
+    x, y = rows_of(states), rows_of(catalogue)
     (n_buckets, size_x, size_y), dtype = options.sizes, options.autocast_dtype
-    with _device_of(x):
+    with on_device_of(x):
         prepared = prepare(
             x,
             targets.contiguous(),
@@ -131,11 +131,11 @@ def differentiate(
     **options: bool,
 ) -> Tensor:
     """Return the gradient of the states or of the catalogue, from that of the loss."""
-    with _device_of(grad):
+    with on_device_of(grad):
         states, catalogue, *computed = saved
         targets, _, keys, _, _, offsets, _ = computed
         items = bucket_items(keys, len(offsets) - 1, targets)
-        known = Saved(_rows(states), _rows(catalogue), *computed, items, autocast_dtype)
+        known = Saved(rows_of(states), rows_of(catalogue), *computed, items, autocast_dtype)
         return gradient(known, grad.contiguous(), reduction, **options)
 
 
@@ -177,11 +177,12 @@ class _FusedCrossEntropy(torch.autograd.Function):
         return grad_x, grad_y, *[None] * 6
 
 
-def _rows(tensor: Tensor) -> Tensor:
+def rows_of(tensor: Tensor) -> Tensor:
+    """Return a matrix whose rows are read in one go."""
     return tensor if tensor.stride(1) == 1 else tensor.contiguous()
 
 
-def _device_of(tensor: Tensor) -> AbstractContextManager[None]:
+def on_device_of(tensor: Tensor) -> AbstractContextManager[None]:
     """Launch kernels on the tensor's device, which need not be the current GPU."""
     if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
         return nullcontext()

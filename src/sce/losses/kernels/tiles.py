@@ -109,6 +109,22 @@ class Tiles:
             self.states, self.places = Tile(32, 16, 32, 8), Tile(16, 32, 32, 8)
 
 
+def full_tiles(states: Tensor, catalogue: Tensor) -> tuple[Tile, Tile]:
+    """Choose for `full.py`, for states and for items: x are summed for, y are run over.
+
+    Both in half precision, once rounded. The sums are as wide as rows: the wider, the fewer.
+    """
+    d = block(states.shape[1])
+    if d <= 128:
+        return Tile(128, 64, d, 8, 3), Tile(64, 64, d, 4, 3)
+    # Weights in two halves take as many registers again.
+    if _is_small(states.device) or torch.float32 in (states.dtype, catalogue.dtype):
+        both = Tile(32, 32 if d <= 256 else 16, d, 8)
+    else:
+        both = Tile(64, 64 if d <= 256 else 32, d, 8)
+    return both, both
+
+
 class Mixing(NamedTuple):
     """Tile of the pass over the states, where it mixes all of them."""
 

@@ -1,0 +1,219 @@
+"""Tables of docs/from_rows.py from the rows of trainings."""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from sce.report.field import make_field
+from sce.report.frame import SeedGroup
+from sce.report.pairs import setting_of
+
+ROOT = Path(__file__).parent.parent
+ROWS = "experiments/results/default"
+Row = dict[str, Any]
+Setting = tuple[Any, ...]  # backbone, loss, source of negatives, whether they are cut
+RIVALS = {
+    ("sce", None): "SCE", ("ce-", "uniform"): "CE⁻, uniform",
+    ("ce-", "popularity"): "CE⁻, popularity", ("ce-", "in-batch"): "CE⁻, in-batch",
+    ("ce-", "mixed"): "CE⁻, mixed", ("ce-", "scaled"): "CE⁻, scaled",
+    ("bce+", "uniform"): "BCE⁺", ("gbce", "uniform"): "gBCE", ("rece", None): "RECE",
+}  # fmt: skip
+
+
+def read(name: str) -> list[Row]:
+    """All rows of a file, or of a directory of files."""
+    found = ROOT / name
+    files = sorted(found.glob("*.jsonl")) if found.is_dir() else [found]
+    return [json.loads(line) for file in files for line in file.read_text("utf-8").splitlines()]
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table in Markdown."""
+    head = list(head)
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+
+
+def _trainings() -> dict[str, dict[Setting, list[Row]]]:
+    """Finished trainings of each log by setting, each seed once; small catalogues first.
+
+    Of two rows about one run the later counts, of two settings that have one name and one seed,
+    such as another patience, validation chooses.
+    """
+    found: dict[str, dict[Setting, dict[int, Row]]] = {}
+    runs = {row["key"]: row for row in read(ROWS) if row["status"] == "finished"}.values()
+    for row in sorted(runs, key=lambda row: (row["dataset"]["n_items"], row["seed"])):
+        settings = found.setdefault(row["dataset"]["name"], {})
+        seeds, seed = settings.setdefault(setting_of(SeedGroup((row,))), {}), row["seed"]
+        seeds[seed] = max(seeds.get(seed, row), row, key=lambda one: one["validation"]["ndcg@10"])
+    return {
+        log: {setting: list(seeds.values()) for setting, seeds in settings.items()}
+        for log, settings in found.items()
+    }
+
+
+def _of_sasrec() -> dict[str, dict[tuple[str, str | None], list[Row]]]:
+    """Trainings of SASRec on each log, by loss and source of negatives."""
+    return {
+        log: {
+            (loss, negatives): rows
+            for (model, loss, negatives, cut), rows in settings.items()
+            if model == "sasrec" and not cut
+        }
+        for log, settings in _trainings().items()
+    }
+
+
+def _ndcg(rows: Iterable[Row], on: str = "test") -> list[float]:
+    return [row[on]["ndcg@10"] for row in rows]
+
+
+def _against_ce() -> Iterator[dict[str, Any]]:
+    """The default and exact CE on each log."""
+    for log, losses in _of_sasrec().items():
+        ce, sce = losses["ce", None], losses["sce", None]
+        peaks = [mean(row["memory_mib"]["training"] for row in rows) for rows in (sce, ce)]
+        yield {
+            "log": log, "items": ce[0]["dataset"]["n_items"], "users": ce[0]["users"]["test"],
+            "seeds": len(sce), "ce": _ndcg(ce), "sce": _ndcg(sce), "peaks": peaks,
+            **{on: mean(_ndcg(sce, on)) / mean(_ndcg(ce, on)) for on in ("test", "validation")},
+        }  # fmt: skip
+
+
+def _intervals() -> dict[str, str]:
+    """Over test users, by `sce compare --pairs`: the ranks of runs are too large to keep."""
+    pairs = sorted(read(f"{ROWS}/pairs"), key=lambda row: len(row["seeds"]))
+    sides = [("sasrec", "sce"), ("sasrec", "ce")]
+    return {
+        row["dataset"]["name"]: "–".join(f"{end:.3f}" for end in row["interval"])
+        for row in pairs
+        if row["interval"] and sides == [
+            (side["model.name"], side["loss.name"]) for side in (row["setting"], row["against"])
+        ]
+    }  # fmt: skip
+
+
+def _spread(values: list[float]) -> str:
+    return f"{mean(values):.4f} ± {stdev(values):.4f}"
+
+
+def default() -> str:
+    """SCE by default against exact CE, log by log."""
+    head = ["log", "items", "test users", "CE, test NDCG@10", "SCE", "ratio, test", "interval",
+            "ratio, validation", "memory of SCE", "of CE", "share"]  # fmt: skip
+    found, intervals = list(_against_ce()), _intervals()
+    rows = [
+        [one["log"], f"{one['items']:,}", f"{one['users']:,}", _spread(one["ce"]),
+         _spread(one["sce"]), f"{one['test']:.3f}", intervals.get(one["log"], ""),
+         f"{one['validation']:.3f}", *(f"{peak:,.0f} MiB" for peak in one["peaks"]),
+         f"{100 * one['peaks'][0] / one['peaks'][1]:.0f} %"]
+        for one in found
+    ]  # fmt: skip
+    means = [f"**{mean(one[on] for one in found):.3f}**" for on in ("test", "validation")]
+    return table(head, [*rows, ["mean", "", "", "", "", means[0], "", means[1], "", "", ""]])
+
+
+def short() -> str:
+    """The same for README: what a reader decides by."""
+    head = ["log", "items", "CE, NDCG@10", "SCE, NDCG@10", "CE, memory", "SCE, memory"]
+    return table(head, (
+        [one["log"], f"{one['items']:,}", f"{mean(one['ce']):.4f}", f"{mean(one['sce']):.4f}",
+         *(f"{peak:,.0f} MiB" for peak in reversed(one["peaks"]))]
+        for one in _against_ce()
+    ))  # fmt: skip
+
+
+def summary() -> str:
+    """The same in three sentences."""
+    found = list(_against_ce())
+    ratios = [one["test"] for one in found]
+    shares = [100 * one["peaks"][0] / one["peaks"][1] for one in found]
+    items = [one["items"] for one in found]
+    return (
+        f"On {len(found)} logs of {min(items):,} to {max(items):,} items, the test NDCG@10 of SCE "
+        f"is {min(ratios):.2f} to {max(ratios):.2f} times that of exact CE.\n"
+        f"The mean is {mean(ratios):.2f}.\n"
+        f"SCE takes {min(shares):.0f} to {max(shares):.0f} % of the peak "
+        "training memory of exact CE."
+    )
+
+
+def rivals() -> str:
+    """Ratios to exact CE, means over the seeds of each, test / validation; bold: best on test."""
+    logs = _of_sasrec()
+    kinds = [kind for kind in RIVALS if any(kind in losses for losses in logs.values())]
+    ratios: dict[str, dict[Any, tuple[float, float]]] = {}
+    for log, losses in logs.items():
+        for kind in kinds:
+            if rows := losses.get(kind):
+                ce, of = losses["ce", None], ("test", "validation")
+                test, other = (mean(_ndcg(rows, on)) / mean(_ndcg(ce, on)) for on in of)
+                ratios.setdefault(log, {})[kind] = test, other
+
+    def cell(found: dict[Any, tuple[float, float]], kind: Any) -> str:
+        if kind not in found:
+            return ""
+        test, validation = (f"{ratio:.2f}" for ratio in found[kind])
+        best = found[kind][0] == max(one[0] for one in found.values())
+        return f"{f'**{test}**' if best else test} / {validation}"
+
+    rows = [[log, *(cell(found, kind) for kind in kinds)] for log, found in ratios.items()]
+    last = ["mean (logs)"]
+    for kind in kinds:
+        some = [found[kind] for found in ratios.values() if kind in found]
+        means = " / ".join(f"{mean(one[place] for one in some):.2f}" for place in (0, 1))
+        last.append(f"{means} ({len(some)})")
+    return table(["log", *(RIVALS[kind] for kind in kinds)], [*rows, last])
+
+
+def field() -> str:
+    """Every backbone and loss over all logs, against SASRec with exact CE."""
+    heads, rows = make_field({
+        log: {setting: SeedGroup(tuple(rows)) for setting, rows in settings.items()}
+        for log, settings in _trainings().items()
+    })  # fmt: skip
+    told = [place for place, column in enumerate(zip(*rows, strict=True)) if any(column)]
+    head, *rest = ([row[place] for place in told] for row in (heads, *rows))
+    return table(head, rest)
+
+
+def apart() -> str:
+    """Losses against exact CE on the same users, and for popular and rare targets."""
+    names = {kind: name for kind, name in RIVALS.items() if kind[0] in ("sce", "ce-")}
+    found: dict[str, dict[Any, str]] = {}
+    for row in read(f"{ROWS}/pairs"):
+        ours, theirs = row["setting"], row["against"]
+        kind = ours["loss.name"], ours["loss.negatives"]
+        if kind in names and theirs["loss.name"] == "ce" and row["popular"] is not None:
+            low, high = row["interval"]
+            found.setdefault(row["dataset"]["name"], {})[kind] = (
+                f"{row['test']:.2f} ({low:.2f}–{high:.2f}); "
+                f"{row['popular']:.2f} / {row['rare']:.2f}"
+            )
+    kinds = [kind for kind in names if any(kind in of for of in found.values())]
+    return table(["log", *(names[kind] for kind in kinds)], (
+        [log, *(of.get(kind, "") for kind in kinds)] for log, of in found.items()
+    ))  # fmt: skip
+
+
+def backbones() -> str:
+    """Test NDCG@10 of each backbone with SCE and with exact CE, of seed 0."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for log, settings in _trainings().items():
+        for (model, loss, *_), rows in settings.items():
+            if loss in ("sce", "ce") and rows[0]["seed"] == 0:
+                found.setdefault(log, {}).setdefault(model, {})[loss] = _ndcg(rows)[0]
+    names = {"sasrec": "SASRec", "ligr": "LiGR", "hstu": "HSTU", "gru4rec": "GRU4Rec",
+             "bert4rec": "BERT4Rec"}  # fmt: skip
+
+    def cell(of: dict[str, float]) -> str:
+        return " / ".join(f"{of[loss]:.4f}" if loss in of else "–" for loss in ("sce", "ce"))
+
+    return table(["log", *names.values()], (
+        [log, *(cell(models.get(name, {})) for name in names)]
+        for log, models in found.items() if len(models) > 1
+    ))  # fmt: skip
+
+
+MADE = [default, short, summary, rivals, field, apart, backbones]
