@@ -62,17 +62,7 @@ class BERT4RecBlock(Block):
         self.inner = linear(settings.dim, settings.widening * settings.dim)
         self.outer = linear(settings.widening * settings.dim, settings.dim)
 
-    def forward(
-        self, states: Tensor, groups: LengthGroups, missing: Tensor | None = None
-    ) -> Tensor:
-        """Map the states of all groups: see `Block.forward`."""
-        return self._add(states, self.attend(states, states, groups, missing))
-
-    def encode(self, queries: Tensor, states: Tensor, added: Tensor) -> Tensor:
-        """Map some of the states: see `Block.encode`."""
-        return self._add(queries, self.attend_encoded(queries, states, added))
-
-    def _add(self, states: Tensor, attended: Tensor) -> Tensor:
+    def _behind(self, states: Tensor, normed: Tensor, attended: Tensor) -> Tensor:
         states = self.attention_norm(states + self.dropout(attended))
         inner = F.gelu(self.inner(states))
         return self.forward_norm(states + self.dropout(self.outer(inner)))  # type: ignore[no-any-return]

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from sce.data.length_groups import LengthGroups
 from sce.documented import documented
 from sce.models.transformer import Block, Transformer, TransformerSettings, linear
 
@@ -38,20 +37,13 @@ class SASRecBlock(Block):
         self.inner = linear(settings.dim, settings.dim)
         self.outer = linear(settings.dim, settings.dim)
 
-    def forward(
-        self, states: Tensor, groups: LengthGroups, missing: Tensor | None = None
-    ) -> Tensor:
-        """Map the states of all groups: see `Block.forward`."""
-        normed = self.attention_norm(states)
-        normed = self.forward_norm(normed + self.attend(normed, states, groups, missing))
+    def _before(self, queries: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        return self.attention_norm(queries), states
+
+    def _behind(self, states: Tensor, normed: Tensor, attended: Tensor) -> Tensor:
+        normed = self.forward_norm(normed + attended)
         inner = F.relu(self.dropout(self.inner(normed)))
         return normed + self.dropout(self.outer(inner))  # type: ignore[no-any-return]
-
-    def encode(self, queries: Tensor, states: Tensor, added: Tensor) -> Tensor:
-        """Map some of the states: see `Block.encode`."""
-        normed = self.attention_norm(queries)
-        normed = self.forward_norm(normed + self.attend_encoded(normed, states, added))
-        return normed + self.outer(F.relu(self.inner(normed)))  # type: ignore[no-any-return]
 
     @staticmethod
     def kept_bytes(settings: Any, width: int) -> float:

@@ -185,7 +185,8 @@ class Block(nn.Module):
 
         With `missing` [b, 1], attention sees as many empty events before the history.
         """
-        raise NotImplementedError
+        normed, around = self._before(states, states)
+        return self._behind(states, normed, self.attend(normed, around, groups, missing))
 
     def encode(self, queries: Tensor, states: Tensor, added: Tensor) -> Tensor:
         """Map some of the states, queries [b, q, d], as `forward` does in evaluation.
@@ -195,6 +196,15 @@ class Block(nn.Module):
             states: All states, [b, l, d].
             added: To the logits, [b or 1, q, l]; [b, q, 1 + l] where attention sees an empty event.
         """
+        normed, around = self._before(queries, states)
+        return self._behind(queries, normed, self.attend_encoded(normed, around, added))
+
+    def _before(self, queries: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what attention takes for queries, and for keys and values."""
+        return queries, states
+
+    def _behind(self, states: Tensor, normed: Tensor, attended: Tensor) -> Tensor:
+        """Map states, given the queries of attention and what it gives."""
         raise NotImplementedError
 
     @staticmethod

@@ -85,17 +85,10 @@ def read_request(given: Any, limits: Limits) -> Asked:
             raise InputError(f"{name} has {size:,} ids; at most {limits.ids:,} are taken")
     if (times := given.get("times")) is not None:
         check_times(times, given.get("history", ()))
-    keep_seen = given.get("keep_seen", False)
-    if not isinstance(keep_seen, bool):
+    if not isinstance(keep_seen := given.get("keep_seen", False), bool):
         raise InputError(f"keep_seen is true or false; got {show_value(keep_seen)}")
-    request = Request(
-        history=given.get("history", ()),
-        k=read_k(given.get("k", 10), limits),
-        allow=given.get("allow"),
-        block=given.get("block"),
-        keep_seen=keep_seen,
-        times=times,
-    )
+    wishes = {name: value for name, value in given.items() if name != "user"}
+    request = Request(**{"history": (), **wishes, "k": read_k(given.get("k", 10), limits)})
     return OfUser(given["user"], request) if "user" in given else request
 
 
