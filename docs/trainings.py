@@ -1,12 +1,13 @@
 """Tables of docs/from_rows.py from the rows of trainings."""
 
 import json
+import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from sce.report.field import make_field
+from sce.report.field import make_field, name_setting
 from sce.report.frame import SeedGroup
 from sce.report.pairs import setting_of
 
@@ -197,6 +198,36 @@ def apart() -> str:
     ))  # fmt: skip
 
 
+def _published(file: str, ours: Iterable[tuple[str, list[Row]]]) -> str:
+    """Ours beside what others publish, the best first."""
+    figures = tomllib.loads((ROOT / "experiments" / file).read_text("utf-8"))["figures"]
+    found = [(one["name"], one["ndcg@10"], one["hr@10"], "published")
+             for one in figures[0]["published"]]  # fmt: skip
+    for name, rows in ours:
+        ndcg, hits = (mean(row["test"][metric] for row in rows) for metric in ("ndcg@10", "hr@10"))
+        seeds = f"run, {len(rows)} seeds" if len(rows) > 1 else "run, one seed"
+        found.append((name, ndcg, hits, seeds))
+    return table(["system", "NDCG@10", "HR@10", ""], (
+        [name, f"{ndcg:.4f}", f"{hits:.4f}", source]
+        for name, ndcg, hits, source in sorted(found, key=lambda one: -one[1])
+    ))  # fmt: skip
+
+
+def beauty() -> str:
+    """Amazon Beauty: backbones and losses."""
+    found = _trainings()["beauty"].items()
+    ours = ((" + ".join(name_setting(setting)), rows) for setting, rows in found)
+    return _published("beauty-table.toml", ours)
+
+
+def movies() -> str:
+    """MovieLens-1M, leave-one-out: HSTU that knows past times, or that of what it predicts."""
+    rows = read("experiments/results/published/ml1m-loo.jsonl")
+    return _published("hstu.toml", (
+        (f"HSTU, `--model.times {row['settings']['model.times']}`", [row]) for row in rows
+    ))  # fmt: skip
+
+
 def backbones() -> str:
     """Test NDCG@10 of each backbone with SCE and with exact CE, of seed 0."""
     found: dict[str, dict[str, dict[str, float]]] = {}
@@ -216,4 +247,4 @@ def backbones() -> str:
     ))  # fmt: skip
 
 
-MADE = [default, short, summary, rivals, field, apart, backbones]
+MADE = [default, short, summary, rivals, field, apart, beauty, movies, backbones]
