@@ -22,7 +22,7 @@ use them.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -104,12 +104,6 @@ class Sequences:
     def lengths(self) -> NDArray[np.int64]:
         """Number of items of each sequence."""
         return np.diff(self.offsets)
-
-
-def since_first(times: Sequence[int]) -> NDArray[np.int32]:
-    """Seconds since the first of some events, given those of each since any moment."""
-    most = np.iinfo(np.int32).max
-    return np.array([min(max(0, each - times[0]), most) for each in times], np.int32)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sce.data.prepared import since_first
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, show_value
 from sce.units import plural
@@ -153,3 +152,9 @@ def check_times(times: object, history: Sequence[object]) -> None:
         raise InputError(
             f"times do not go back, as the last event is last; got {show_value(times)}"
         )
+
+
+def since_first(times: Sequence[int]) -> NDArray[np.int32]:
+    """Seconds since the first of some events, given those of each since any moment."""
+    most = np.iinfo(np.int32).max
+    return np.array([min(max(0, each - times[0]), most) for each in times], np.int32)
