@@ -16,13 +16,11 @@ from sce.report.drawing import Figure
 from sce.report.frame import group_seeds
 
 NAMES = {
-    "CE, torch": "full cross-entropy",
     "CE, Liger, tuned": "full cross-entropy, Liger, large chunks",
     "CE, cut-cross-entropy": "full cross-entropy, cut-cross-entropy",
     "SCE, tensor code": "SCE, tensor code",
     "SCE": "SCE, this package",
     "SCE, CUDA graph": "SCE, this package, as a CUDA graph",
-    "SCE, sparse gradient": "SCE, this package, sparse gradient",
 }
 SHAPE = {"batch": 128, "dim": 64, "bucket_size_y": 256, "dtype": "bfloat16"}
 

@@ -12,6 +12,7 @@ from statistics import mean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+import studies
 import trainings
 from trainings import ROOT, Row, read, table
 
@@ -239,8 +240,8 @@ def planned() -> str:
 
 
 MADE: list[Callable[[], str]] = [
-    *trainings.MADE, losses, kernels_bf16, kernels_float32, exact_ce, catalogues, scale, peers,
-    serving, ranks, planned,
+    *trainings.MADE, *studies.MADE, losses, kernels_bf16, kernels_float32, exact_ce, catalogues,
+    scale, peers, serving, ranks, planned,
 ]  # fmt: skip
 BLOCKS = {made.__name__: made for made in MADE}
 MARK = re.compile(r"(<!-- rows: (\w+) -->\n\n).*?(<!-- end -->)", re.DOTALL)

@@ -83,7 +83,7 @@ class Loss(nn.Module):
     statistics: tuple[str, ...] = ()
     """Names of the statistics that `with_statistics` returns."""
     sized_by_targets: bool = False
-    """Sizes follow from `max_targets`: training gives every call that of its mean batch."""
+    """Whether sizes follow from `max_targets`; `fit` then gives that of the mean batch."""
 
     def __init__(self, *, ignore_index: int = -100, reduction: str = "mean") -> None:
         super().__init__()
@@ -108,8 +108,8 @@ class Loss(nn.Module):
             catalogue: Item embeddings, [items, d]: a tensor, an `nn.Embedding` or an `nn.Linear`.
             targets: The correct item of each state, [...]; `ignore_index` where there is none.
             generator: Source of random numbers; None: torch's default.
-            max_targets: An upper bound of the number of targets, where it is known: the call then
-                needs no sync.
+            max_targets: An upper bound of the number of targets, where it is known: the host then
+                does not wait for the device to count them.
         """
         raise NotImplementedError
 
@@ -122,7 +122,10 @@ class Loss(nn.Module):
         return False
 
     def memory(self, shape: BatchShape) -> LossMemory | None:
-        """Return the bytes that a call takes; None: not known."""
+        """Return the bytes that a call takes, for `sce plan`; None: not known.
+
+        The shape is a `sce.losses.base.BatchShape`: items, sequences, length, dim and targets.
+        """
         return None
 
     def extra_repr(self) -> str:

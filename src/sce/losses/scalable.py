@@ -65,12 +65,16 @@ class ScalableCrossEntropy(Loss):
 
     Its value is not comparable with that of exact cross-entropy: the softmax is over a bucket.
 
-    Sums, the loss and gradients of float32 inputs are float32, under torch.autocast too, which
-    rounds the factors of products, a few rows at a time (float64 where an input is).
+    Value and gradients of float32 inputs are float32, under torch.autocast too: it rounds no more
+    than the factors of products. With a float64 input they are float64.
 
-    In a compiled model the kernels are one operation of the graph, which breaks on the plain path,
-    with `sparse_grad`, and with a `generator`. The gradients are written by hand: `backward()` and
+    In a compiled model the kernels are one operation of the graph. The graph breaks at the loss,
+    and `fullgraph=True` fails, on the plain path (a CPU, or more than 512 dimensions), with
+    `sparse_grad`, and with a `generator`. The gradients are written by hand: `backward()` and
     `torch.autograd.grad` give them, once; torch.func (grad, vmap, ...) is refused.
+
+    It is called `loss(states, catalogue, targets)`; the arguments are those of `sce.losses.Loss`.
+    There is no bias per item, no label smoothing, and there are no class weights.
 
     Args:
         bucket_size_y: Items in a bucket. "auto" is 2,048, with `sparse_grad` 256, or the whole
@@ -85,18 +89,23 @@ class ScalableCrossEntropy(Loss):
         n_buckets: Number of buckets. Default: α √(targets / β).
         bucket_size_x: Hidden states in a bucket, without `coverage`. Default: α √(targets · β).
         alpha: How many buckets there are, and without `coverage` how densely they cover the hidden
-            states: each is in α² buckets on average. Default: 8, for large catalogues down to 2
-            (`auto_alpha`); 2 without `coverage`, and on a CPU, where each bucket costs more.
+            states: each is in α² buckets on average. Default: 8, down to 2 where buckets times
+            items would be more than 2²⁸; 2 without `coverage`, and on a CPU, where each bucket
+            costs more.
         beta: Many small buckets (below 1) or few large ones (above 1).
         ignore_index: The target of positions that do not count, such as padding.
         reduction: "mean" over the states that are in any bucket, "sum", or "none", with 0 for
             positions that are ignored and states in no bucket (`with_statistics` counts them). One
-            state that is not finite makes all of them NaN: centres may depend on every state.
-        backend: "triton" are fused GPU kernels, "torch" is plain PyTorch on any device; "auto"
-            takes the kernels where they run.
+            state that is not finite makes all of them NaN, unless its position is ignored: centres
+            may depend on every state. Where all positions are ignored the mean is 0.
+        backend: "triton" are fused GPU kernels, for up to 512 dimensions, and an error where they
+            cannot run; "torch" is plain PyTorch on any device, much slower on a GPU; "auto" takes
+            the kernels where they run, and says nothing where they do not.
         sparse_grad: Give the catalogue a sparse gradient of the rows that are in any bucket or a
             target, for optimizers such as `torch.optim.SparseAdam` and `sce.RowwiseAdagrad`:
-            nothing of the size of the catalogue is allocated. Counting the rows is a sync.
+            nothing of the size of the catalogue is allocated. It stays sparse only if all other
+            gradients of the catalogue are: one that is the input layer as well must be an
+            `nn.Embedding(..., sparse=True)`. The host waits for the number of rows.
     """
 
     statistics = BucketStatistics._fields
@@ -183,8 +192,8 @@ class ScalableCrossEntropy(Loss):
     ) -> Tensor:
         """Return the loss; see `Loss.forward`.
 
-        The default sizes follow from `max_targets` (None: as many as there are positions), which
-        need not be a bound here: the number in a mean batch will do.
+        The number of buckets follows from `max_targets`, which here need not be an upper bound: the
+        number of targets in a mean batch will do. None: as many as there are positions.
         `centres` [n_buckets, d] take the place of random ones; with `coverage` their length counts
         for nothing.
         """
@@ -193,7 +202,12 @@ class ScalableCrossEntropy(Loss):
     def with_statistics(
         self, states: Tensor, catalogue: Catalogue, targets: Tensor, **options: Any
     ) -> tuple[Tensor, BucketStatistics]:
-        """Return the loss, and shares of states placed and targets found in its buckets."""
+        """Return the loss, and shares, as scalar tensors.
+
+        picked_once: Of the states, those in exactly one bucket. placed: Those in any bucket.
+        correct_in_bucket: Of the states of all buckets, those whose target is among the bucket's
+        items. occupied: Of the buckets, those that have any state.
+        """
         return self._run(states, catalogue, targets, **options, count=count_buckets)
 
     def in_buckets(self, *given: Tensor, count: Any = count_placed) -> tuple[Tensor, Any]:

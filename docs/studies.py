@@ -1,0 +1,333 @@
+"""More tables for docs/from_rows.py: logs, their noise and cost, and the studies of settings."""
+
+from collections.abc import Callable
+from statistics import mean, stdev
+from typing import Any
+
+from trainings import Row, ndcg, of_sasrec, read, table
+
+STUDY = "experiments/results/coverage/study.jsonl"
+LOGS = {
+    "ml1m": "MovieLens-1M, unfiltered",
+    "steam": "Steam reviews, a sample of users, 5-core",
+    "yoochoose_buys": "purchases of the RecSys 2015 challenge, 5-core; a session is a user",
+    "globo": "Globo.com, clicks on news, the paper's filter",
+    "beauty": "Amazon Beauty, 5-core",
+    "reddit": "subreddits a user posted in, in order, without times",
+    "yelp2019": "Yelp reviews of 2019",
+    "food": "Food.com, the paper's filter",
+    "beauty2": "Amazon Beauty as BERT4Rec has it, in order, without times",
+    "union7": "seven Amazon categories of 2014 side by side, the paper's filter",
+}
+DEFAULTS = ("sce", "ce")
+
+
+def _default(log: str, loss: str, negatives: str | None = None) -> list[Row]:
+    """Trainings of SASRec on a log, in the order of their seeds."""
+    return of_sasrec()[log][loss, negatives]
+
+
+def _spread(values: list[float]) -> str:
+    """Mean and standard deviation, with as many digits as each kind of log needs."""
+    digits = 3 if mean(values) > 0.1 else 4
+    return f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f}"
+
+
+def logs() -> str:
+    """The logs, how they are split, and how many of their steps join events of one time."""
+    order = {row["log"]: row for row in read("experiments/results/logs/order.jsonl")}
+
+    def ties(row: Row) -> str:
+        shown = f"{100 * row['tied']:.0f} %"
+        if row["ascending_ties"] and abs(row["ascending_ties"] - 0.5) > 0.3:
+            return f"**{shown}**, {100 * row['ascending_ties']:.0f} % of them to a larger item id"
+        if row["recurrence_ties"] and row["recurrence_ties"] > 1.05:
+            return f"**{shown}**, recurring {row['recurrence_ties']:.2f} times as often"
+        return shown
+
+    rows = []
+    for log, what in LOGS.items():
+        row = _default(log, "ce")[0]
+        settings, split = row["settings"], row["dataset"]["split"].split(",")[0]
+        sizes = f"{settings['training.batch_size']:,}, {settings['model.max_length']}"
+        rows.append([log, what, f"{split}, {sizes}", ties(order[log])])
+    return table(["log", "what", "split, batch, longest history", "steps of one time"], rows)
+
+
+def cost() -> str:
+    """Peak memory and time of the trainings with the default, and with exact CE."""
+    head = ["log", "training, SCE", "training, CE", "share", "evaluation", "time of training, SCE",
+            "CE"]  # fmt: skip
+    rows = []
+    for log in LOGS:
+        both = [_default(log, loss) for loss in DEFAULTS]
+        sce, ce = (mean(row["memory_mib"]["training"] for row in some) for some in both)
+        evaluating = mean(row["memory_mib"]["evaluation"] for row in both[0])
+        times = (mean(row["seconds"]["training"] for row in some) for some in both)
+        memory = (f"{peak:,.0f} MiB" for peak in (sce, ce))
+        rows.append([log, *memory, f"{100 * sce / ce:.0f} %", f"{evaluating:,.0f} MiB",
+                     *(f"{time:.0f} s" for time in times)])  # fmt: skip
+    return table(head, rows)
+
+
+def noise() -> str:
+    """How far seeds of one setting are apart, in a sentence."""
+    spread = {}
+    for log in LOGS:
+        values = [ndcg(_default(log, loss)) for loss in DEFAULTS]
+        spread[log] = mean(100 * stdev(some) / mean(some) for some in values)
+    few = [log for log, share in spread.items() if share < 3]
+    rest = [f"{share:.0f} % on {log}" for log, share in spread.items() if share >= 3]
+    return (
+        f"The standard deviation over three seeds, the mean of SCE's and CE's, is "
+        f"{min(spread.values()):.1f} to {max(spread[log] for log in few):.1f} % of NDCG@10 on "
+        f"{len(few)} of the {len(spread)} logs.\nIt is {', '.join(rest[:-1])} and {rest[-1]}."
+    )
+
+
+def news() -> str:
+    """Sampled softmax on the log of news, against the means over seeds of SCE and of exact CE."""
+    rows = _default("globo", "ce-", "popularity")
+    found, seeds = mean(ndcg(rows)), "one seed" if len(rows) == 1 else f"{len(rows)} seeds"
+    sce, ce = (mean(ndcg(_default("globo", loss))) for loss in DEFAULTS)
+    return (
+        f"On globo, the one log of news, sampled softmax with popular negatives (CE⁻) has "
+        f"{found / ce:.2f} times the NDCG@10 of exact CE, and {found / sce:.2f} times that of SCE."
+        f"\nIt was trained with **{seeds}**, the others with three, of which the best of SCE is "
+        f"{100 * (max(ndcg(_default('globo', 'sce'))) / sce - 1):.0f} % above their mean."
+    )
+
+
+def exact_or_not() -> str:
+    """One call of SCE as it is by default, and of exact cross-entropy, at a million items."""
+    names = {"SCE, default": "SCE, the default", "CE, fused": "exact, `CrossEntropy(chunk_size=…)`",
+             "CE, cut-cross-entropy": "exact, cut-cross-entropy",
+             "CE, torch": "exact, all logits at once"}  # fmt: skip
+    usual = {"items": 10**6, "dtype": "bfloat16", "batch": 128, "dim": 64}
+    every = read("benchmarks/results/loss_gpu.jsonl")
+    found = {row["loss"]: row for row in every if row.items() >= usual.items()}
+    rows = []
+    for loss, shown in names.items():
+        row = found[loss]
+        cells = ["", row.get("failed", "")]
+        if "ms" in row:
+            cells = [f"{row['ms']:.3g} ms", f"{row['extra MiB']:,.0f} MiB"]
+        rows.append([shown, *cells])
+    return table(["1,000,000 items, bfloat16", "time", "memory"], rows)
+
+
+def _study(log: str, rule: str, alpha: float | None, size: int | None) -> list[Row]:
+    return [
+        row
+        for row in read(STUDY)
+        if (row["log"], row["rule"], row["alpha"], row["bucket_size_y"]) == (log, rule, alpha, size)
+        and not {"nearest", "weight", "centres"} & {*row}
+    ]
+
+
+def _means(rows: list[Row]) -> tuple[float, float]:
+    """Mean NDCG@10 on test and on validation."""
+    return mean(row["test"] for row in rows), mean(row["validation"] for row in rows)
+
+
+def _to_exact(log: str, rows: list[Row]) -> tuple[float, float]:
+    """Their ratios to exact CE."""
+    test, validation = _means(rows)
+    exact = _means(_study(log, "exact", None, None))
+    return test / exact[0], validation / exact[1]
+
+
+def coverage() -> str:
+    """Quality against exact CE by the paper's rule and by coverage, with more and more buckets."""
+    rules = {"paper's rule, α = 2": ("paper", 2.0), "coverage, α = 2": ("coverage", 2.0),
+             "coverage, α = 4": ("coverage", 4.0),
+             "coverage, α = 8": ("coverage", 8.0)}  # fmt: skip
+    rows, ratios = [], {rule: [] for rule in rules}
+    for log in LOGS:
+        exact = _study(log, "exact", None, None)
+        cells = [_both(_means(exact), 4, len(exact))]
+        for name, rule in rules.items():
+            found = _study(log, *rule, 2048)
+            ratios[name] += [_to_exact(log, found)] if found else []
+            cells.append(_both(ratios[name][-1], 2, len(found)) if found else "")
+        rows.append([log, *cells])
+    last = [
+        _both((mean(one[0] for one in some), mean(one[1] for one in some)), 3, len(some))
+        for some in ratios.values()
+    ]
+    return table(["log", "exact CE, NDCG@10", *rules], [*rows, ["mean (logs)", "", *last]])
+
+
+def _both(values: tuple[float, float], digits: int, count: int) -> str:
+    return f"{values[0]:.{digits}f} / {values[1]:.{digits}f} ({count})"
+
+
+def coverage_steps() -> str:
+    """The same on reddit, one change after another."""
+    steps = {
+        "the paper's rule": ("paper", 2.0, 2048),
+        "states left over go to their nearest bucket": ("left-over to nearest", 2.0, 2048),
+        "every state in its nearest bucket alone": ("coverage", 2.0, 2048),
+        "four times the buckets": ("coverage", 8.0, 2048),
+        **{
+            f"4 √targets buckets, {size:,} items in each": ("coverage", 4.0, size)
+            for size in (512, 1024, 4096)
+        },
+    }
+    rows = []
+    for name, one in steps.items():
+        found = _study("reddit", *one)
+        rows.append([name, _both(_to_exact("reddit", found), 2, len(found))])
+    return table(["", "ratio to CE, test / validation (trainings)"], rows)
+
+
+def _paper_rule(log: str, **wanted: Any) -> list[Row]:
+    """Trainings by the paper's rule with the centres of `experiments/*.toml`, the whole batch."""
+    wanted = {"alpha": 2.0, "beta": 1.0, "coverage": False} | wanted
+    wanted["centres"] = "states" if log in ("ml1m", "globo") else "random"
+    whole = 1024 if log in ("beauty", "beauty2") else 128
+    return [
+        row
+        for row in read(f"experiments/results/{log}.jsonl")
+        if row["status"] == "finished"
+        and (row["settings"]["loss.name"], row["settings"]["training.batch_size"]) == ("sce", whole)
+        and all(row["settings"].get(f"loss.{name}") == value for name, value in wanted.items())
+    ]
+
+
+def bucket_size() -> str:
+    """Quality by the paper's rule against the items in a bucket."""
+    names = ("ml1m", "globo", "beauty", "food", "beauty2", "union7")
+    rows = []
+    for log in names:
+        every = read(f"experiments/results/{log}.jsonl")
+        ce = [
+            row
+            for row in every
+            if row["settings"]["loss.name"] == "ce"
+            and row["settings"]["training.batch_size"] == (1024 if "beauty" in log else 128)
+        ]
+        items = ce[0]["dataset"]["n_items"]
+        trained = {row["settings"].get("loss.bucket_size_y") or 0 for row in every}
+        fortieth = min(trained, key=lambda size: abs(size - items / 40))
+        sizes = (64, 256, fortieth, 1024, 4096, round(items / 2))
+        found = [ndcg(_paper_rule(log, bucket_size_y=size)) for size in sizes]
+        best = max(mean(some) for some in found if some)
+        cells = [
+            "" if not some else f"**{_spread(some)}**" if mean(some) == best else _spread(some)
+            for some in found
+        ]
+        cells[2] = f"{sizes[2]:,}: {cells[2]}"
+        rows.append([log, *cells, _spread(ndcg(ce))])
+    return table(["b_y", "64", "256", "a fortieth", "1,024", "4,096", "half", "CE"], rows)
+
+
+def alpha_beta() -> str:
+    """Quality and peak memory by the paper's rule against α and β."""
+
+    def cell(log: str, alpha: float, beta: float) -> str:
+        rows = _paper_rule(log, alpha=alpha, beta=beta, bucket_size_y=256)
+        peaks = [(row["memory_mib"] or {}).get("training") for row in rows]
+        return f"{_spread(ndcg(rows))}, {mean(filter(None, peaks)):,.0f} MiB"
+
+    betas = (1.0, 4.0, 16.0)
+    return table(["log", "α", *(f"β = {beta:.0f}" for beta in betas)], (
+        [log, f"{alpha:.0f}", *(cell(log, alpha, beta) for beta in betas)]
+        for log in ("ml1m", "globo") for alpha in (1.0, 2.0, 4.0)
+    ))  # fmt: skip
+
+
+def train_step() -> str:
+    """A step of a straightforward loop, and of `sce train`."""
+    found: dict[int, dict[str, Row]] = {}
+    for row in read("benchmarks/results/train_step.jsonl"):
+        if row["loop"] != "evaluation":
+            found.setdefault(row["items"], {})[row["loop"]] = row
+
+    def cell(row: Row) -> str:
+        rate = f"{row['tokens/s'] / 1e6:.1f} M"
+        return f"{row['ms']:.3g} ms, {rate} tokens/s, {row['peak MiB']:,} MiB"
+
+    rows = []
+    for items, loops in found.items():
+        theirs, ours = loops["authors' style"], loops["sce train"]
+        name = f"{items:,}{', row-wise updates' if ours['update'] != 'Adam' else ''}"
+        rows.append([name, cell(theirs), cell(ours), f"{theirs['ms'] / ours['ms']:.1f} ×"])
+    return table(["items", "straightforward loop", "`sce train`", "faster"], rows)
+
+
+def evaluating() -> str:
+    """Evaluation of many users at once, in a sentence."""
+    rows = read("benchmarks/results/train_step.jsonl")
+    (row,) = (row for row in rows if row["loop"] == "evaluation")
+    return (
+        f"**Evaluating** {row['users']:,} users against {row['items']:,} items takes "
+        f"{row['seconds']:.2f} s.\nOne user at a time it would take "
+        f"{row['seconds one by one']:.0f} s ({row['timed one by one']} users timed and scaled)."
+    )
+
+
+def processes() -> str:
+    """Training by several processes on one GPU, and by one that computes their slices in turn."""
+    return table(["processes", "same bits", "tokens/s", "one process, in turn", "MB sent a step"], (
+        [f"{row['processes']}", "yes" if row["same bits"] else "no", f"{row['tokens/s']:,}",
+         f"{row['tokens/s in turn']:,}", f"{row['MB sent a step']:.1f}"]
+        for row in read("benchmarks/results/rank_processes.jsonl")
+    ))  # fmt: skip
+
+
+def hundred_million() -> str:
+    """Training, evaluation and recommending with a catalogue of 10⁸ items."""
+    (row,) = read("benchmarks/results/hundred_million.jsonl")
+    seconds = row["seconds"]
+    return table(["", ""], [
+        ["a step", f"{row['ms']:.1f} ms, {row['tokens/s']:,} tokens/s"],
+        ["peak memory of training",
+         f"{row['peak MiB']:,} MiB; `sce plan` said {row['planned MiB']:,}"],
+        [f"evaluating {row['test users']:,} users, unsampled",
+         f"{seconds['fit: evaluation']:.1f} s, {row['evaluation MiB']:,} MiB"],
+        [f"recommending for {row['recommended']} users", f"{seconds['recommend']:.1f} s"],
+        *([f"{shown} of {row['test users']:,} test users",
+           f"{row[name]:.3f}, popularity {row[f'popularity {name}']:.3f}"]
+          for name, shown in (("ndcg@10", "NDCG@10"), ("hr@10", "HR@10"))),
+    ])  # fmt: skip
+
+
+def _language() -> dict[str, dict[int, Row]]:
+    found: dict[str, dict[int, Row]] = {}
+    for row in read("benchmarks/results/language_model.jsonl"):
+        found.setdefault(row["loss"], {})[row["step"]] = row
+    return found
+
+
+def language() -> str:
+    """Perplexity of a language model trained with each loss."""
+    found = _language()
+    rows = []
+    for loss, steps in sorted(found.items(), key=lambda one: one[1][max(one[1])]["perplexity"]):
+        last = max(steps)
+        end = f"{steps[last]['perplexity']:,.0f}" + (f" after {last}" if last != 500 else "")
+        ratio = steps[last]["perplexity"] / found["ce"][500]["perplexity"]
+        memory = f"{steps[last]['loss MiB']:,.0f} MiB"
+        shown = f"{ratio:.2f}" if last == 500 else ""
+        rows.append([f"`{loss}`", f"{steps[100]['perplexity']:,.0f}", end, shown, memory])
+    head = ["loss", "perplexity after 100 steps", "after 500", "to exact", "memory of the loss"]
+    return table(head, rows)
+
+
+def perplexity() -> str:
+    """The same in a sentence."""
+    found = _language()
+    ratio = {loss: steps[500]["perplexity"] / found["ce"][500]["perplexity"]
+             for loss, steps in found.items() if 500 in steps}  # fmt: skip
+    return (
+        f"A language model trained with the default has {ratio['sce']:.1f} times the perplexity of "
+        f"one trained with exact cross-entropy, and with 256 words in a bucket "
+        f"{ratio['sce:bucket_size_y=256']:.1f} times (86,073 words, 500 steps, one seed)."
+    )
+
+
+MADE: list[Callable[[], str]] = [
+    logs, cost, noise, news, exact_or_not, coverage, coverage_steps, bucket_size, alpha_beta,
+    train_step, evaluating, processes, hundred_million, language, perplexity,
+]  # fmt: skip
