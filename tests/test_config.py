@@ -90,7 +90,7 @@ def test_a_config_comes_back_from_its_dictionary() -> None:
         ("[loss]\nbucket_sizey = 5", r"\[loss\] bucket_sizey is unknown; .* bucket_size_y"),
         ("[training]\nlearningrate = 1", r"\[training\] learningrate .* is learning_rate in"),
         ("[trainign]\nepochs = 1", r"trainign is unknown; the nearest valid key is \[training\]"),
-        ("[model]\nzzz = 1", r"valid keys are name, dim, blocks, heads, dropout, max_length"),
+        ("[model]\nzzz = 1", r"valid keys are name, dim, blocks, dropout, max_length, heads"),
         ("epochs = 3", r"epochs is unknown; the nearest valid key is epochs in \[training\]"),
         ("[model]\nepochs = 3", r"\[model\] epochs is unknown; .* epochs in \[training\]"),
         ("[training]\ndim = 3", r"\[training\] dim is unknown; .* dim in \[model\]"),

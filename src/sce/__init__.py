@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # read by type checkers and editors, and, as text, below
     from sce.losses import ReducedCrossEntropy as ReducedCrossEntropy
     from sce.losses import SampledCrossEntropy as SampledCrossEntropy
     from sce.losses import ScalableCrossEntropy as ScalableCrossEntropy
-    from sce.losses import scalable_cross_entropy as scalable_cross_entropy
     from sce.models.bert4rec import BERT4Rec as BERT4Rec
     from sce.models.bert4rec import BERT4RecSettings as BERT4RecSettings
     from sce.models.gru4rec import GRU4Rec as GRU4Rec

@@ -1,29 +1,29 @@
-"""Docstrings of fields, where `help()` and notebooks show them."""
+"""Docstrings of fields, where `help()`, notebooks and `--help` show them."""
 
-import ast
-import inspect
-from itertools import pairwise
-from textwrap import fill
+from functools import cache
+from textwrap import fill, indent
 from typing import TypeVar
+
+from docstring_parser import DocstringParam, parse_from_object
 
 T = TypeVar("T", bound=type)
 
 
+@cache
+def fields_of(settings: type) -> dict[str, DocstringParam]:
+    """The documented fields of a class and its bases, by name; none where there is no source."""
+    bases = [base for base in reversed(settings.__mro__) if base.__module__ != "builtins"]
+    return {field.arg_name: field for base in bases for field in parse_from_object(base).params}
+
+
 def documented(settings: T) -> T:
     """Add the docstrings that stand below the fields of a class to its own: a class decorator."""
-    try:
-        source = ast.parse(inspect.getsource(settings))
-    except OSError:  # installed without it
-        return settings
-    lines = [f"{settings.__doc__}", "", "Attributes:"]
-    for pair in pairwise(getattr(source.body[0], "body", ())):
-        match pair:
-            case (
-                ast.AnnAssign(target=ast.Name(id=name), annotation=kind, value=default),
-                ast.Expr(value=ast.Constant(value=str(text))),
-            ):
-                given = "" if default is None else f" = {ast.unparse(default)}"
-                text = f"{name} ({ast.unparse(kind)}{given}): {' '.join(text.split())}"
-                lines.append(fill(text, 88, initial_indent=" " * 4, subsequent_indent=" " * 8))
-    settings.__doc__ = "\n".join(lines)
+    lines = []
+    for name, field in fields_of(settings).items():
+        given = "" if field.default is None else f" = {field.default}"
+        text = f"{name} ({field.type_name}{given}): {' '.join(str(field.description).split())}"
+        lines.append(fill(text, 84, subsequent_indent=" " * 4))
+    if lines:
+        listed = indent("\n".join(lines), " " * 4)
+        settings.__doc__ = f"{settings.__doc__}\n\nAttributes:\n{listed}"
     return settings

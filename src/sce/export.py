@@ -24,11 +24,10 @@ from sce.data.items import Items
 from sce.data.prepared import check_target
 from sce.data.storage import atomic_directory
 from sce.data.vocabulary import Vocabulary
-from sce.errors import InputError, checked
+from sce.errors import InputError, checked, needing
 from sce.evaluation.ranking import last_states
 from sce.models.base import Backbone
 from sce.recommend import Recommender
-from sce.recommend import Request as Wish
 from sce.serving.engine import Encode, Engine, Request
 from sce.serving.exported import INDEX, MANIFEST, TENSOR, open_export, write_export
 from sce.serving.index import EFFORTS, GOAL, Index
@@ -173,10 +172,9 @@ def compare(
     k = min(_K, engine.n_items)
     asked = _asked(recommender.item_ids, histories, times, k)
     ours = engine.recommend(asked)
-    theirs_asked = [Wish(one.history, times=one.times) for one in asked]
     shared = total = 0
     slack = (allowed * scales).tolist()
-    pairs = zip(states, slack, ours, recommender.stream(theirs_asked, k), strict=True)
+    pairs = zip(states, slack, ours, recommender.stream(asked, k), strict=True)
     for state, most_off, mine, theirs in pairs:
         codes = torch.from_numpy(recommender.item_ids.lookup(mine.items))
         scores = catalogue[codes] @ state
@@ -271,13 +269,8 @@ def _write_encoder(model: Backbone, file: Path) -> None:
 
 
 def _onnx(program: torch.export.ExportedProgram) -> bytes:
-    try:
+    with needing("export", "the format onnx"):
         import onnxscript  # noqa: F401  # used by torch
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"the format onnx needs {error.name}, which is not installed; install it with: "
-            "pip install 'scalable-cross-entropy[export]'"
-        ) from error
     converted = torch.onnx.export(program, dynamo=True, verbose=False)
     assert converted is not None
     model = converted.model_proto

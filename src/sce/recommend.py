@@ -27,6 +27,10 @@ from sce.data.columns import BY_NAME, ITEM, Columns
 from sce.data.frames import histories_of
 from sce.data.popular import MostPopular, count_items
 from sce.data.prepared import PreparedDataset
+from sce.data.requests import Id as Id
+from sce.data.requests import Listed, list_ids
+from sce.data.requests import Recommended as Recommended
+from sce.data.requests import Request as Request
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, check_types, checked, named
 from sce.evaluation.queries import (
@@ -40,11 +44,7 @@ from sce.evaluation.queries import (
 )
 from sce.evaluation.ranking import Ranker, check_depth, check_memory, largest_norm, uses_times
 from sce.memory import require_memory
-from sce.models.registry import BACKBONES
-from sce.requests import SIMILAR, Listed, Recommendations, list_ids, read_filter, read_requests
-from sce.requests import Id as Id
-from sce.requests import Recommended as Recommended
-from sce.requests import Request as Request
+from sce.requests import SIMILAR, Recommendations, read_filter, read_requests
 from sce.training.device import resolve_device
 from sce.training.run import Run, load_model, read_weights, warn_of
 from sce.units import plural
@@ -105,17 +105,10 @@ class Recommender:
         opened = run if isinstance(run, Run) else Run.open(run)
         if (file := weights_file(opened)).is_file():  # read, and copied into the model
             require_memory(2 * file.stat().st_size, f"loading {file}")
-        if model is not None:
-            ranker = _with_weights(model, opened, place)
-        elif opened.model in BACKBONES:
-            ranker = load_model(opened, place)
+        if model is None:
+            ranker: Any = load_model(opened, place)
         else:
-            name = opened.model.rpartition(".")[2]
-            raise InputError(
-                f"the model of {opened.path} is {opened.model}, which sce cannot build; in Python, "
-                f"recommender = Recommender.load({str(opened.path)!r}, model={name}(...)) can, and "
-                'sce.evaluate(recommender.model, dataset, split="test") measures it'
-            )
+            ranker = _with_weights(model, opened, place)
         warn_of(opened)
         columns = Columns(*map((opened.dataset.columns or {}).get, Columns._fields))
         return cls(
@@ -212,10 +205,10 @@ class Recommender:
             for window in _windows(histories, batch_size):
                 read = read_requests(self.item_ids, window, done, k, keep_seen)
                 done += len(window)
-                ranked = self._rank([one.query for one in read], among, batch_size)
-                for one, (query, unknown, unlisted) in zip(ranked, read, strict=True):
+                ranked = self._rank([query for query, _ in read], among, batch_size)
+                for one, (query, found) in zip(ranked, read, strict=True):
                     one |= {"known": len(query.history), "asked": query.k}
-                    yield Recommended(**one, unknown=unknown, unlisted=unlisted)
+                    yield Recommended(**one, unknown=found.unknown, unlisted=found.unlisted)
 
         return each_window()
 
@@ -238,11 +231,8 @@ class Recommender:
         there gets no items. The other options are those of `recommend`.
         """
         self._check(k, batch_size)
-        if self.content_hash not in (None, dataset.content_hash):
-            raise InputError(
-                f"{dataset.path} is not the dataset that the run was trained on: its content is "
-                f"{dataset.content_hash[:12]}, the run's {str(self.content_hash)[:12]}"
-            )
+        if self.content_hash is not None:
+            dataset.check_content(self.content_hash, "the run")
         if dataset.n_items != self.n_items:  # by sce add-items, or of an earlier run
             dataset = dataset.with_items(self.item_ids)
         counted = self

@@ -338,7 +338,7 @@ def test_the_dataset_may_have_moved(tmp_path: Path, capsys: Capture) -> None:
     assert {user for user, *_ in read_csv(capsys.readouterr().out)} == {"ann", "bob", "cat"}
     make_dataset(tmp_path / "other", items, Vocabulary.from_strings(["ann", "bob", "dan"]))
     line = complaint(["recommend", str(made.path), "--data", str(tmp_path / "other")], capsys)
-    assert "not the same dataset; give the former" in line
+    assert "; give that one" in line
 
 
 # --- options

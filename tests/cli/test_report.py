@@ -96,7 +96,7 @@ def test_a_missing_run_and_another_dataset(run: Run, tmp_path: Path, capsys: Cap
     items, users = Vocabulary.from_integers(range(40)), Vocabulary.from_integers(range(7))
     make_dataset(tmp_path / "other", items, users)
     arguments = ["report", str(run.path), "--data", str(tmp_path / "other")]
-    assert "not the same dataset" in complaint(arguments, capsys)
+    assert "is not the dataset that" in complaint(arguments, capsys)
 
 
 def test_a_diverged_run_says_so(run: Run, capsys: Capture) -> None:

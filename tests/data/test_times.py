@@ -11,7 +11,8 @@ import torch
 
 from sce.data.batches import DeviceSequences, event_times, history_batch, training_batch
 from sce.data.prepare import prepare
-from sce.data.prepared import MANIFEST, PreparedDataset, Sequences, since_first
+from sce.data.prepared import MANIFEST, PreparedDataset, Sequences
+from sce.data.requests import since_first
 from sce.data.storage import write_json
 from sce.errors import InputError
 

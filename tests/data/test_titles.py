@@ -72,7 +72,7 @@ def test_titles_are_kept_beside_the_content(tmp_path: Path) -> None:
     dataset = PreparedDataset.load(dataset.path)
     assert dataset.titles is not None
     assert dataset.titles.decode(range(4)) == ["Apple", "", "Kürbis, <b>", ""]
-    with pytest.raises(InputError, match="titles_columns are of titles, which is not given"):
+    with pytest.raises(InputError, match="titles_columns are those of titles, which is not given"):
         prepare(LOG, tmp_path / "other", titles_columns=("a", "b"))
 
 

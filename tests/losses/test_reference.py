@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from sce.losses.reference import reference_scalable_cross_entropy
+from tests.losses.reference import reference_scalable_cross_entropy
 
 
 def test_two_buckets_by_hand() -> None:

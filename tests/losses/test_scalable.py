@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from sce.losses import ScalableCrossEntropy, scalable_cross_entropy
+from sce.losses import ScalableCrossEntropy
 from sce.losses.bucketed import MAX_LOGITS
 from sce.losses.buckets import MAX_SCORES, draw_centres, of_length_one, top_rows
-from sce.losses.reference import reference_scalable_cross_entropy
+from tests.losses.reference import reference_scalable_cross_entropy, scalable_cross_entropy
 
 SEED = st.integers(0, 2**31)
 

@@ -301,7 +301,7 @@ def test_the_dataset_may_be_gone(tmp_path: Path) -> None:
     there = Outline(make_page(run, data=tmp_path / "moved"))
     assert "12 40" in there.words
     make_dataset(tmp_path / "other", ITEMS, Vocabulary.from_strings("abcdefg"))
-    with pytest.raises(InputError, match="not the same dataset"):
+    with pytest.raises(InputError, match="is not the dataset that"):
         make_page(run, data=tmp_path / "other")
 
 
@@ -309,7 +309,7 @@ def test_another_dataset_in_its_place_is_said(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", make_dataset(tmp_path / "data", ITEMS, USERS))
     (tmp_path / "data").rename(tmp_path / "moved")
     make_dataset(tmp_path / "data", ITEMS, Vocabulary.from_strings("abcdefg"))
-    assert "not the same dataset" in Outline(make_page(run)).words
+    assert "is not the dataset that" in Outline(make_page(run)).words
 
 
 def test_numbers_that_are_none(run: Run) -> None:

@@ -30,7 +30,7 @@ def test_users_are_those_of_the_right_dataset(tmp_path: Path) -> None:
     people = Vocabulary.from_integers(range(6))
     dataset = make_dataset(tmp_path / "data", ITEM_IDS, people)
     path = write_export(tmp_path / "export")
-    with pytest.raises(InputError, match=r"data is not the dataset of what is served: .* --data"):
+    with pytest.raises(InputError, match="data is not the dataset that what is served"):
         Source(path, data=dataset.path).load()
     with pytest.raises(InputError, match="does not exist"):
         Source(path, data=tmp_path / "nowhere").load()
@@ -40,7 +40,7 @@ def test_users_are_those_of_the_right_dataset(tmp_path: Path) -> None:
     users = source.load().users
     assert users is not None
     codes = dataset.histories(np.array([2, 4]))
-    assert users.histories([4, 99, "2"]) == [
+    assert [one["history"] for one in users.known([4, 99, "2"], times=False)] == [
         ITEM_IDS.decode(codes[1]),
         [],
         ITEM_IDS.decode(codes[0]),
@@ -97,7 +97,8 @@ def test_a_run_is_exported_by_a_process_of_its_own(
     loaded = source.load()
     assert loaded.similar(101, 1)
     assert loaded.users is not None
-    assert loaded.users.histories([8]) == [ITEM_IDS.decode(dataset.test[0])]
+    (known,) = loaded.users.known([8], times=False)
+    assert known == {"history": ITEM_IDS.decode(dataset.test[0]), "times": None}
     *asked, out = (tmp_path / "asked").read_text().split()
     assert asked == ["-m", "sce", "export", str(run), "--out"]
     assert not Path(out).parent.exists()
@@ -107,6 +108,6 @@ def test_a_run_is_exported_by_a_process_of_its_own(
     with pytest.raises(InputError, match=r"^no weights$"):
         source.load()
     (tmp_path / "asked").unlink()
-    with pytest.raises(InputError, match="data is not the dataset of what is served"):
+    with pytest.raises(InputError, match="data is not the dataset that what is served"):
         Source(run, data=dataset.path).load()
     assert not (tmp_path / "asked").exists()  # nothing was exported in vain

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import threadpoolctl
 
+from sce.data.requests import Id, Recommended, Request
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
-from sce.serving.engine import Engine, Found, Id, Request, one_core_a_call
+from sce.serving.engine import Engine, one_core_a_call
 from sce.serving.onnx_graph import onnx_encoder
 from sce.serving.ranking import Codes, Floats
 
@@ -69,7 +70,7 @@ def test_it_is_every_item_sorted_whatever_else_is_asked(batch: int) -> None:
             assert found.scores.dtype == np.float32
             assert len(found.scores) == len(found.items)
             assert found.unknown == tuple(i for i in request.history if i not in NAMES)
-            assert found.known == len(request.history) - len(found.unknown)
+            assert found.known == len([*request.history]) - len(found.unknown)
 
 
 def test_who_is_not_known_gets_what_is_popular() -> None:
@@ -135,7 +136,7 @@ def test_of_what_is_offered_alone_is_recommended_and_scored(
 def test_many_threads_find_what_one_does() -> None:
     alone = ENGINE.recommend(REQUESTS)
 
-    def ask(_: int) -> list[Found]:
+    def ask(_: int) -> list[Recommended]:
         return ENGINE.recommend(REQUESTS)
 
     with ThreadPoolExecutor(4) as pool:
@@ -191,11 +192,11 @@ def test_an_item_of_zeros_is_similar_to_none() -> None:
         (Request(["item 001"], k=0), "k is a whole number from 1 to 200"),
         (Request(["item 001"], k=201), "got 201"),
         (Request(["item 001"], k=True), "got True"),
-        (Request("item 001"), "history must be a list of item ids; got 'item 001'"),
+        (Request("item 001"), "history must be a list of ids; got 'item 001'"),
         (Request([1.5]), "history: ids are integers or strings; got 1.5"),  # type: ignore[list-item]
         (Request([True]), "got True"),
         (Request([["x"]]), r"got \['x'\]"),  # type: ignore[list-item]
-        (Request([], allow={"a": 1}), "allow must be a list"),  # type: ignore[arg-type]
+        (Request([], allow={"a": 1}), "allow must be a list"),
         (Request([], block=[None]), "block: ids are integers"),  # type: ignore[list-item]
     ],
 )

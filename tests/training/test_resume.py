@@ -438,7 +438,7 @@ def test_another_dataset_is_refused_before_any_warning(
 ) -> None:
     train(dataset, tmp_path / "run", epochs=1)
     other = make_cycle(tmp_path / "other", train=20, single=3)  # which would be warned of
-    with pytest.raises(InputError, match="resume with the former") as caught:
+    with pytest.raises(InputError, match="is not the dataset that") as caught:
         train(other, tmp_path / "run", epochs=1)
     assert dataset.content_hash[:12] in str(caught.value)
     assert other.content_hash[:12] in str(caught.value)

@@ -194,7 +194,7 @@ def test_weights_of_another_run_are_refused(
 
 def test_a_model_of_the_users_own_cannot_be_built(dataset: PreparedDataset, tmp_path: Path) -> None:
     run = start_run(tmp_path / "own", dataset, config=CONFIG, derived={}, model="my.Model")
-    with pytest.raises(InputError, match=r"is my.Model, not sce's own"):
+    with pytest.raises(InputError, match=r"is my.Model, which sce cannot build"):
         load_model(run)
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from sce.data.lines import name_of, parse_line
+from sce.data.requests import Id, list_ids
 from sce.errors import InputError
 from sce.recommend import Recommended, Recommender, Request
-from sce.requests import Id, list_ids
 
 _MEMBERS = {"user_id", "history", "k", "keep_seen", "allow", "block", "times"}
 

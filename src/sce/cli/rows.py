@@ -14,18 +14,16 @@ from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from itertools import count, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO, get_args
+from typing import Any, Literal, TextIO, get_args
 
 from sce.cli import say
 from sce.data.columns import ITEM, USER
+from sce.data.requests import Id, Recommended
 from sce.data.storage import atomic_file, empty, read_json, write_json
 from sce.errors import InputError, needing
 from sce.memory import require_memory
 from sce.requests import SIMILAR
 from sce.training.signals import as_ctrl_c
-
-if TYPE_CHECKING:
-    from sce.requests import Id, Recommended
 
 Format = Literal["csv", "jsonl", "parquet"]
 STATE = "state.json"
@@ -60,7 +58,7 @@ class Rows:
         self._lacks_header = format_ != "jsonl" and not saved["position"]
         self._state_file, self._key = state_file, key
 
-    def add(self, user: "Id", found: "Recommended") -> None:
+    def add(self, user: Id, found: Recommended) -> None:
         """Write one user's, best first: a row for each item, or one line of JSON."""
         whose, what = self.columns[:2]
         # str of a float32: the fewest digits that give the same number again.

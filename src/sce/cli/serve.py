@@ -7,6 +7,7 @@ import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from importlib import import_module
 from ipaddress import ip_address
@@ -17,7 +18,8 @@ from cyclopts import Parameter
 
 from sce.cli import say
 from sce.cli.lists import offered
-from sce.cli.titles import rows_of_titles, titles_for
+from sce.cli.titles import titles_for
+from sce.data.titles import given_titles
 from sce.errors import InputError, needing
 from sce.serving.asking import Limits
 from sce.training.signals import as_ctrl_c
@@ -97,13 +99,13 @@ def serve(
     source = _needs("catalogue").Source(path, files, data, index, named, offer)
     _listen(host, port).close()  # whether it can, before what takes long
     if source.is_run:
-        rows_of_titles(titles, titles_columns)  # refused now, if at all
+        given_titles(titles, titles_columns)  # refused now, if at all
         say(f"exporting {path}; serving what sce export wrote begins sooner")
     # SIGTERM too ends the process that exports, and removes what it wrote. A thread starts that
     # process, for no signal interrupts a thread: it is never there without somebody to end it.
     with ThreadPoolExecutor(1) as loading, as_ctrl_c():
         try:
-            catalogue = loading.submit(source.load).result()
+            catalogue = loading.submit(copy_context().run, source.load).result()
         finally:
             source.ended.set()
     source.ended.clear()

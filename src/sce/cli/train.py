@@ -4,12 +4,10 @@ import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, get_args
 
 from cyclopts import Group, Parameter
-from docstring_parser import parse_from_object
 
 from sce.cli import say, telling
 from sce.cli.output import show_lines, show_metrics
@@ -30,6 +28,7 @@ from sce.config import (
 )
 from sce.data.prepared import PreparedDataset
 from sce.distributed.ranks import was_started
+from sce.documented import fields_of
 from sce.errors import InputError, RankError
 from sce.losses import DEFAULT_LOSS, LOSSES
 from sce.models.registry import BACKBONES
@@ -84,7 +83,7 @@ def _help(section: str, name: str) -> str:
             default += f", on a CPU ce in chunks up to {EXACT_ITEMS:,} items: as fast, and exact"
         return f"{choices}. [default: {default}]"
     owners = classes_with(section, name)
-    text = [_documentation(settings)[name] for settings in owners.values()][-1]
+    text = str([fields_of(settings)[name].description for settings in owners.values()][-1])
     if len(owners) < len(SECTIONS[section]):
         text = f"{', '.join(owners)}: {text}"
     defaults: dict[str, list[str]] = {}
@@ -94,14 +93,6 @@ def _help(section: str, name: str) -> str:
     if len(defaults) == 1:
         (shown,) = defaults
     return f"{text} [default: {shown}]" if shown else text
-
-
-@cache
-def _documentation(settings: type) -> dict[str, str]:
-    """The docstring of each field of a settings class."""
-    bases = reversed(settings.__mro__[:-1])
-    documented = [field for base in bases for field in parse_from_object(base).params]
-    return {field.arg_name: field.description or "" for field in documented}
 
 
 def _show_default(value: object) -> str:

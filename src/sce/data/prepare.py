@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, TypedDict, Unpack, get_type_hints
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, get_type_hints
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from sce.data.splitting import (
     split_temporal,
 )
 from sce.data.storage import atomic_directory
-from sce.data.titles import match_titles, read_titles
+from sce.data.titles import given_titles, match_titles
 from sce.documented import documented
 from sce.errors import InputError, check_types, named, needing
 from sce.memory import free_memory
@@ -145,7 +145,7 @@ def prepare(
     by_row, ties = given.get("order") == "rows", given.pop("ties", "keep")
     seed, force = given.pop("seed", None), given.pop("force", False)
     split = given.pop("split", "leave-one-out" if by_row else "temporal")
-    temporal = {n: given.pop(n) for n in ("quantile", "test_history") if n in given}
+    temporal: dict[str, Any] = {n: given.pop(n) for n in ("quantile", "test_history") if n in given}
     if by_row and split == "temporal":
         raise InputError(
             f"a temporal split needs times; with {named('order', 'rows')} use leave-one-out"
@@ -176,23 +176,12 @@ def prepare(
         from sce.data.reading import read_interactions
         from sce.data.survey import find_partitions
 
-    file, title_columns = given.pop("titles", None), given.pop("titles_columns", None)
-    if file is None and title_columns is not None:
-        raise InputError(f"{named('titles_columns')} are of {named('titles')}, which is not given")
-    titles = None if file is None else read_titles(file, title_columns)
-    choices: dict[str, Any] = {
-        "columns": columns,
-        "ties": ties,
-        "seed": seed or 0,
-        "filters": filters,
-        "report": report,
-        "divide": _SPLITS[split],
-        "temporal": temporal,
-    }
+    titles = given_titles(given.pop("titles", None), given.pop("titles_columns", None))
+    recipe = _Recipe(columns, ties, seed or 0, filters, report, _SPLITS[split], temporal)
     if memory is None and not partitions:
         parts = [read_interactions(source, report=report, **given)]
         in_memory: list[Pairs] = []
-        sequences, description = _divide(parts, in_memory, parts[0].dropped, **choices)
+        sequences, description = recipe.follow(parts, in_memory, parts[0].dropped)
         parts.clear()
         if titles is not None:
             description["titles"] = match_titles(titles, sequences.item_ids)
@@ -206,8 +195,7 @@ def prepare(
                 budget = some if memory is None else parse_size(memory)
                 log, dropped = read_parts(files, Path(scratch), budget, report=report, **given)
                 pairs: DiskList[Pairs] = DiskList(Path(scratch, "pairs"), dict, dict)
-                choices["directory"] = directory
-                sequences, description = _divide(log, pairs, dropped, **choices)
+                sequences, description = recipe.follow(log, pairs, dropped, directory)
             if titles is not None:
                 description["titles"] = match_titles(titles, sequences.item_ids)
             report(f"writing {out}")
@@ -218,49 +206,54 @@ def prepare(
     return dataset
 
 
-def _divide(
-    parts: Parts[Interactions],
-    pairs: Parts[Pairs],
-    dropped: int,
-    *,
-    columns: Columns,
-    ties: str,
-    seed: int,
-    filters: dict[str, Any],
-    report: Callable[[str], None],
-    divide: Callable[..., Split],
-    temporal: dict[str, Any],
-    directory: Path | None = None,
-) -> tuple[Split, dict[str, Any]]:
-    """Filter and split a log, all of its parts; and what `Split.save` wants to know of it."""
-    found = describe_order(parts)
-    warning = order_warning(found, ties=ties)
-    if ties == "shuffle":
-        shuffle_ties(parts, seed)
-    order = {
-        "by": "rows" if columns.time == NO_TIME else "time",
-        "ties": ties,
-        "seed": seed if ties == "shuffle" else None,
-        "found": found,
-        "warning": warning,
-        "duplicates": sum(map(count_duplicates, parts)),
-    }
-    steps = [tally_parts("read", parts)]
-    report(f"filtering {steps[0].interactions:,} interactions")
-    if dropped:
-        steps.insert(0, Tally("rows without user, item or time: left out", 0, 0, dropped))
-    named_ones = {role: name for role, name in columns._asdict().items() if name is not None}
-    settings = {**filters, **({"columns": named_ones} if named_ones else {})}
-    if filters.pop("drop_repeats"):
-        for number, part in enumerate(parts):
-            parts[number] = drop_repeats(part)
-        steps.append(tally_parts("first interaction of each user with each item", parts))
-    everyone = parts.copy()
-    keep_active_parts(parts, pairs, **filters, report=steps.append)
-    report(f"splitting {sum(map(len, parts)):,} interactions")
-    kept: Any = {"everyone": everyone, "directory": directory, "times": order["by"] == "time"}
-    sequences = divide(parts, **temporal, **kept)
-    return sequences, {"settings": settings, "steps": steps, "order": order}
+class _Recipe(NamedTuple):
+    """How a log is filtered and split."""
+
+    columns: Columns
+    ties: str
+    seed: int
+    filters: dict[str, Any]
+    report: Callable[[str], None]
+    divide: Callable[..., Split]
+    temporal: dict[str, Any]
+
+    def follow(
+        self,
+        parts: Parts[Interactions],
+        pairs: Parts[Pairs],
+        dropped: int,
+        directory: Path | None = None,
+    ) -> tuple[Split, dict[str, Any]]:
+        """Filter and split a log, all of its parts; and what `Split.save` wants to know of it."""
+        columns, ties, seed, filters, report, divide, temporal = self
+        found = describe_order(parts)
+        warning = order_warning(found, ties=ties)
+        if ties == "shuffle":
+            shuffle_ties(parts, seed)
+        order = {
+            "by": "rows" if columns.time == NO_TIME else "time",
+            "ties": ties,
+            "seed": seed if ties == "shuffle" else None,
+            "found": found,
+            "warning": warning,
+            "duplicates": sum(map(count_duplicates, parts)),
+        }
+        steps = [tally_parts("read", parts)]
+        report(f"filtering {steps[0].interactions:,} interactions")
+        if dropped:
+            steps.insert(0, Tally("rows without user, item or time: left out", 0, 0, dropped))
+        named_ones = {role: name for role, name in columns._asdict().items() if name is not None}
+        settings = {**filters, **({"columns": named_ones} if named_ones else {})}
+        if filters.pop("drop_repeats"):
+            for number, part in enumerate(parts):
+                parts[number] = drop_repeats(part)
+            steps.append(tally_parts("first interaction of each user with each item", parts))
+        everyone = parts.copy()
+        keep_active_parts(parts, pairs, **filters, report=steps.append)
+        report(f"splitting {sum(map(len, parts)):,} interactions")
+        kept: Any = {"everyone": everyone, "directory": directory, "times": order["by"] == "time"}
+        sequences = divide(parts, **temporal, **kept)
+        return sequences, {"settings": settings, "steps": steps, "order": order}
 
 
 def remarks(dataset: PreparedDataset) -> dict[str, str]:

@@ -22,7 +22,7 @@ use them.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -104,12 +104,6 @@ class Sequences:
     def lengths(self) -> NDArray[np.int64]:
         """Number of items of each sequence."""
         return np.diff(self.offsets)
-
-
-def since_first(times: Sequence[int]) -> NDArray[np.int32]:
-    """Seconds since the first of some events, given those of each since any moment."""
-    most = np.iinfo(np.int32).max
-    return np.array([min(max(0, each - times[0]), most) for each in times], np.int32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,12 +190,21 @@ class PreparedDataset:
             if "titles" in arrays:
                 titles = Vocabulary.from_arrays("string", arrays["titles"])
                 loaded = replace(loaded, titles=titles)
-            _check_sizes(loaded)
+            if loaded.titles is not None and len(loaded.titles) != loaded.n_items:
+                raise ValueError(f"{len(loaded.titles)} titles of {loaded.n_items} items")
             if verify:
                 _check_codes(loaded)
             return loaded
         except (TypeError, ValueError) as error:
             raise MANIFEST.damaged(path, str(error)) from error
+
+    def check_content(self, wanted: str | None, trained: object) -> None:
+        """Refuse a dataset of other content than that which something was trained on."""
+        if self.content_hash != wanted:
+            raise InputError(
+                f"{self.path} is not the dataset that {trained} was trained on: its content is "
+                f"{self.content_hash[:12]}, and should be {str(wanted)[:12]}; give that one"
+            )
 
     @property
     def all_users(self) -> Vocabulary:
@@ -342,11 +345,6 @@ def _content_hash(files: Mapping[str, Any]) -> str:
 def _times_hash(files: Mapping[str, Any]) -> str:
     times = [files.get(f"{owner}{_TIMES}") for owner in ("train", "test")]
     return json_checksum({"files": times}) if None not in times else ""
-
-
-def _check_sizes(dataset: PreparedDataset) -> None:
-    if dataset.titles is not None and len(dataset.titles) != dataset.n_items:
-        raise ValueError(f"{len(dataset.titles)} titles of {dataset.n_items} items")
 
 
 def _check_codes(dataset: PreparedDataset) -> None:

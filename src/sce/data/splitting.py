@@ -90,9 +90,7 @@ def split_temporal(
     *,
     quantile: float = 0.95,
     test_history: TestHistory = "after-cut",
-    everyone: Parts[Interactions] | None = None,
-    directory: Path | None = None,
-    times: bool = True,
+    **kept: Any,
 ) -> Split:
     """Train on users whose every event lies before one instant, and test on the others.
 
@@ -106,11 +104,7 @@ def split_temporal(
         quantile: The share of events before the cut, between 0 and 1.
         test_history: `after-cut` keeps a test user's events from the cut on, as the paper's code
             does; `full` keeps what the user did before it too, as history.
-        everyone: The log, or its parts, before filters: of it are the whole histories. By default
-            the same.
-        directory: Where the arrays of the result are written, to be mapped; by default they are in
-            memory.
-        times: Keep the times of events.
+        kept: See `_assemble`.
     """
     if not 0 <= quantile <= 1:
         raise InputError(f"{named('quantile')} must lie between 0 and 1, got {quantile}")
@@ -164,8 +158,7 @@ def split_temporal(
     if test_history == "after-cut":
         reasons.insert(0, "events of test users before the cut: dropped")
     options = {"quantile": quantile, "test_history": test_history}
-    kept = everyone, directory, times
-    split = _assemble("temporal", options, parts, divide, known, reasons, *kept)
+    split = _assemble("temporal", options, parts, divide, known, reasons, **kept)
     if not len(split.test):
         raise InputError(
             f"no test users: of the {users} with an event at or after {moment}, "
@@ -177,17 +170,11 @@ def split_temporal(
 
 
 @checked
-def split_leave_one_out(
-    interactions: Interactions | Parts[Interactions],
-    *,
-    everyone: Parts[Interactions] | None = None,
-    directory: Path | None = None,
-    times: bool = True,
-) -> Split:
+def split_leave_one_out(interactions: Interactions | Parts[Interactions], **kept: Any) -> Split:
     """Test on every user's last event, validate on the one before it, and train on the rest.
 
     The catalogue is every item of the log. Users with fewer than three events are trained on
-    whole and not evaluated. `everyone`, `directory` and `times` as in `split_temporal`.
+    whole and not evaluated. `kept`: see `_assemble`.
     """
     parts = _parts(interactions)
 
@@ -228,21 +215,14 @@ def split_leave_one_out(
         f"users with fewer than {MIN_EVALUATED} events: trained on whole, not evaluated",
         "items that occur only as targets: kept in the catalogue, never trained on",
     ]
-    kept = everyone, directory, times
-    return _assemble("leave-one-out", {}, parts, divide, catalogue, reasons, *kept)
+    return _assemble("leave-one-out", {}, parts, divide, catalogue, reasons, **kept)
 
 
 @checked
-def split_none(
-    interactions: Interactions | Parts[Interactions],
-    *,
-    everyone: Parts[Interactions] | None = None,
-    directory: Path | None = None,
-    times: bool = True,
-) -> Split:
+def split_none(interactions: Interactions | Parts[Interactions], **kept: Any) -> Split:
     """Train on everything, and test on nothing: for a model to use, once its settings are measured.
 
-    `everyone`, `directory` and `times` as in `split_temporal`.
+    `kept`: see `_assemble`.
     """
     parts = _parts(interactions)
     catalogue = np.zeros(_n_items(parts), bool)
@@ -256,7 +236,7 @@ def split_none(
     def divide(part: Interactions) -> tuple[Interactions, Interactions, list[Interactions]]:
         return part, part.where(np.zeros(len(part), bool)), []
 
-    return _assemble("none", {}, parts, divide, catalogue, [], everyone, directory, times)
+    return _assemble("none", {}, parts, divide, catalogue, [], **kept)
 
 
 def show_time(microseconds: int) -> str:
@@ -275,14 +255,17 @@ def _assemble(
     divide: Callable[[Interactions], tuple[Interactions, Interactions, list[Interactions]]],
     catalogue: NDArray[np.bool_],
     reasons: Sequence[str],
-    everyone: Parts[Interactions] | None,
-    directory: Path | None,
-    times: bool,
+    *,
+    everyone: Parts[Interactions] | None = None,
+    directory: Path | None = None,
+    times: bool = True,
 ) -> Split:
     """Number the users and items that remain, and lay the chosen rows out as sequences.
 
     `divide` gives the rows of a part to train on, those to test on, and those left out by reason.
-    `everyone` has the same parts with all their rows, `parts` by default.
+    `everyone` has the same parts before filters, of which are the whole histories: `parts` by
+    default. In `directory` the arrays of the result are written, to be mapped; by default they are
+    in memory. `times` keeps the times of events.
     """
     arrays = GrowingArrays(directory)
     item_codes = np.cumsum(catalogue, dtype=np.int32) - np.int32(1)

@@ -9,7 +9,7 @@ import numpy as np
 from sce.data.columns import ITEM, USER, TitleColumns
 from sce.data.formats import choose_format, find_files
 from sce.data.vocabulary import Vocabulary
-from sce.errors import InputError, needing
+from sce.errors import InputError, named, needing
 from sce.units import plural
 
 if TYPE_CHECKING:
@@ -26,6 +26,14 @@ class Titles(NamedTuple):
     counts: dict[str, int]
     """Items with a title ("named") of all ("items"); ids of the file that are not in the catalogue
     ("unknown"), or have different titles ("several")."""
+
+
+def given_titles(path: Path | str | None, columns: tuple[str, str] | None) -> "pl.DataFrame | None":
+    """Read the titles of a file, if one is given."""
+    if path is None and columns is not None:
+        options = f"{named('titles_columns')} are those of {named('titles')}"
+        raise InputError(f"{options}, which is not given")
+    return None if path is None else read_titles(path, columns)
 
 
 def read_titles(path: Path | str, columns: tuple[str, str] | None = None) -> "pl.DataFrame":

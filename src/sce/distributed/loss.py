@@ -80,27 +80,8 @@ class ShardedCrossEntropy(nn.Module):
         n_buckets, *_ = self._sizes(targets, max_targets)
         return (targets != self.loss.ignore_index).any() * n_buckets
 
-    def forward(
-        self,
-        states: Tensor,
-        rows: Rows,
-        targets: Tensor,
-        *,
-        generator: Generator | None = None,
-        max_targets: int | None = None,
-        centres: Tensor | None = None,
-    ) -> Tensor:
-        """Return the loss over all ranks, which call it together.
-
-        Args:
-            states: Hidden states [..., d] of this rank.
-            rows: The rows that the states were computed from.
-            targets: Ids [...] of the items, or `ignore_index`.
-            generator: Draws the centres; ranks want different ones.
-            max_targets: As of `ScalableCrossEntropy`.
-            centres: In place of random ones [n_buckets, d], for this rank.
-        """
-        options: Any = {"generator": generator, "max_targets": max_targets, "centres": centres}
+    def forward(self, states: Tensor, rows: Rows, targets: Tensor, **options: Any) -> Tensor:
+        """Return the loss over all ranks, which call it together; the arguments are of `total`."""
         total, placed = self.total(states, rows, targets, **options)
         return self._mean(total, targets.new_zeros(()) if placed is None else placed)
 
@@ -118,6 +99,15 @@ class ShardedCrossEntropy(nn.Module):
         """Return the sum of the losses of this rank alone; all ranks call it together.
 
         And what `count` finds in its buckets, by default the states in any; None without targets.
+
+        Args:
+            states: Hidden states [..., d] of this rank.
+            rows: The rows that the states were computed from.
+            targets: Ids [...] of the items, or `ignore_index`.
+            generator: Draws the centres; ranks want different ones.
+            max_targets: As of `ScalableCrossEntropy`.
+            centres: In place of random ones [n_buckets, d], for this rank.
+            count: Of buckets and targets.
         """
         if not isinstance(rows, Rows):
             raise InputError(f"rows are what `look_up` found; got {type(rows).__name__}")

@@ -7,7 +7,7 @@ or torch.autograd.grad.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -35,8 +35,7 @@ class ReducedCrossEntropy(LossOfPositions):
         extra_chunks: Chunks on either side whose items are negatives too.
         n_buckets: Random vectors of a round, and chunks. Default: the authors',
             √(4·(1 + 2·extra_chunks)·min(items, targets)).
-        ignore_index: Target of positions that do not count, such as padding.
-        reduction: "mean" over the positions that count, "sum", or "none".
+        options: See `Loss`.
     """
 
     def __init__(
@@ -45,10 +44,9 @@ class ReducedCrossEntropy(LossOfPositions):
         rounds: int = 1,
         extra_chunks: int = 1,
         n_buckets: int | None = None,
-        ignore_index: int = -100,
-        reduction: str = "mean",
+        **options: Any,
     ) -> None:
-        super().__init__(ignore_index=ignore_index, reduction=reduction)
+        super().__init__(**options)
         check_size("rounds", rounds)
         check_size("extra_chunks", extra_chunks, least=0)
         if n_buckets is not None:

@@ -33,6 +33,7 @@ from sce.losses.scoring import (
     MAX_GATHERED,
     Sharing,
     cut_cross_entropy,
+    draw,
     piece_width,
     score_negatives,
 )
@@ -50,8 +51,7 @@ class SampledLoss(LossOfPositions):
         shared: What draws k negatives of its own: each "position", each "sequence" (all dimensions
             of the targets but the last) or the whole "batch". Default: a position when k is 1, a
             sequence otherwise.
-        ignore_index: Target of positions that do not count, such as padding.
-        reduction: "mean" over the positions that count, "sum", or "none".
+        options: See `Loss`.
     """
 
     takes_correction = False  # negatives with the logQ correction
@@ -64,10 +64,9 @@ class SampledLoss(LossOfPositions):
         *,
         negatives: Negatives | None = None,
         shared: Sharing | None = None,
-        ignore_index: int = -100,
-        reduction: str = "mean",
+        **options: Any,
     ) -> None:
-        super().__init__(ignore_index=ignore_index, reduction=reduction)
+        super().__init__(**options)
         check_size("n_negatives", n_negatives)
         if shared is None:
             shared = "position" if n_negatives == 1 else "sequence"
@@ -85,16 +84,18 @@ class SampledLoss(LossOfPositions):
                 "max_targets is for UniformNegatives and PopularityNegatives, which do not look at "
                 f"the targets; got {self.negatives}"
             )
-        given = (inputs, self.negatives, self.n_negatives, self.shared, generator)
-        compute: Any = cut_cross_entropy if self.cut else self._of_logits
+        compute = self._compute
         if torch.compiler.is_compiling():
             # The number of valid positions is not known while compiling: the graph breaks here.
             compute = torch.compiler.disable(compute)
-        losses: Tensor = compute(*given)
-        return losses
+        return compute(inputs, generator)
 
-    def _of_logits(self, inputs: Inputs, *given: Any) -> Tensor:
-        return self._combine(*score_negatives(inputs, *given), len(inputs.catalogue))
+    def _compute(self, inputs: Inputs, generator: Generator | None) -> Tensor:
+        drawn = draw(inputs, self.negatives, self.n_negatives, self.shared, generator)
+        if self.cut:
+            return cut_cross_entropy(inputs, drawn, self.shared)
+        logits = score_negatives(inputs, drawn, self.shared)
+        return self._combine(*logits, len(inputs.catalogue))
 
     def _combine(self, positive_logits: Tensor, negative_logits: Tensor, n_items: int) -> Tensor:
         """Return the loss of each valid position [v], of which negatives have -inf if masked."""

@@ -365,22 +365,6 @@ class ScalableCrossEntropySettings(LossSettings):
         return ScalableCrossEntropy(**sizes | {"bucket_size_y": "auto"} | given)
 
 
-def scalable_cross_entropy(
-    states: Tensor,
-    catalogue: Catalogue,
-    targets: Tensor,
-    *,
-    generator: Generator | None = None,
-    max_targets: int | None = None,
-    centres: Tensor | None = None,
-    **settings: Any,
-) -> Tensor:
-    """Scalable Cross-Entropy as a function: `ScalableCrossEntropy(**settings)`, called once."""
-    return ScalableCrossEntropy(**settings).forward(
-        states, catalogue, targets, generator=generator, max_targets=max_targets, centres=centres
-    )
-
-
 def _weight(catalogue: Catalogue) -> Tensor:
     weight, bias = unwrap_catalogue(catalogue)
     if bias is not None:

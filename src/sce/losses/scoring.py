@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sce.losses.gradients import CatalogueGradient
 from sce.losses.inputs import Inputs, apply, compute_dtype, once
-from sce.losses.negatives import Negatives, check_draw
+from sce.losses.negatives import Draw, Negatives, check_draw
 from sce.losses.tiled import Tile, tiled_cross_entropy
 
 Sharing = Literal["position", "sequence", "batch"]
@@ -21,21 +21,14 @@ Sharing = Literal["position", "sequence", "batch"]
 MAX_GATHERED = 1 << 21
 
 
-def score_negatives(
-    inputs: Inputs,
-    negatives: Negatives,
-    n_negatives: int,
-    shared: Sharing,
-    generator: torch.Generator | None,
-) -> tuple[Tensor, Tensor]:
-    """Draw negatives, and return the logits of the valid positions, in float32 or wider.
+def score_negatives(inputs: Inputs, drawn: Draw, shared: Sharing) -> tuple[Tensor, Tensor]:
+    """Return the logits of the valid positions, in float32 or wider.
 
     Those with the targets [v], and those with the negatives [v, k]: corrected, and -inf where a
     negative equals the target.
     """
-    length = _length(inputs)
+    length, (items, log_expected) = _length(inputs), drawn
     sequence = inputs.index // max(1, length)  # [v] the sequence of each position
-    items, log_expected = _draw(inputs, negatives, n_negatives, shared, generator)
     with torch.autocast(inputs.states.device.type, enabled=False):
         positive_logits, negative_logits = _score(inputs, items, shared, length)
     offset = None if log_expected is None else -log_expected.to(inputs.dtype)  # [rows, k]
@@ -62,18 +55,12 @@ def score_negatives(
     return positive_logits, negative_logits
 
 
-def cut_cross_entropy(
-    inputs: Inputs,
-    negatives: Negatives,
-    n_negatives: int,
-    shared: Sharing,
-    generator: torch.Generator | None,
-) -> Tensor:
-    """Draw negatives, and return the softmax cross-entropy of each valid position [v].
+def cut_cross_entropy(inputs: Inputs, drawn: Draw, shared: Sharing) -> Tensor:
+    """Return the softmax cross-entropy of each valid position [v].
 
     As by `score_negatives`, but that logits exist for a few sequences or positions at a time.
     """
-    items, log_expected = _draw(inputs, negatives, n_negatives, shared, generator)
+    items, log_expected = drawn
     length, v, k = _length(inputs), len(inputs.states), items.shape[1]
     places = torch.arange(v, device=items.device).unsqueeze(1)
     if shared == "sequence":
@@ -102,14 +89,14 @@ def _length(inputs: Inputs) -> int:
     return inputs.positions[-1] if inputs.positions else 1
 
 
-def _draw(
+def draw(
     inputs: Inputs,
     negatives: Negatives,
     n_negatives: int,
     shared: Sharing,
     generator: torch.Generator | None,
-) -> tuple[Tensor, Tensor | None]:
-    """Return negatives [rows, k], and what their logits are corrected by, if they are."""
+) -> Draw:
+    """Draw negatives [rows, k], and what their logits are corrected by, if they are."""
     n_sequences = inputs.positions[:-1].numel()
     rows = {"position": len(inputs.index), "sequence": n_sequences, "batch": 1}[shared]
     with torch.no_grad():

@@ -1,6 +1,7 @@
 """The base class of every backbone: a model from histories to hidden states."""
 
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, get_type_hints
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -8,8 +9,11 @@ from torch import Tensor, nn
 
 from sce.data.batches import PADDING
 from sce.data.length_groups import LengthGroups
-from sce.errors import InputError
+from sce.errors import InputError, check_types, checked
 from sce.models.packing import cut, pack
+
+# More is a mistake, and would take hours or all memory to build.
+_MOST = {"dim": 2**27, "blocks": 1000, "heads": 2**27, "max_length": 2**27, "widening": 1000}
 
 
 class Backbone(nn.Module):
@@ -147,16 +151,77 @@ class Backbone(nn.Module):
         return look_up(items, self.catalogue, sparse=self.sparse_grad)
 
 
-class BackboneSettings(Protocol):
-    """A frozen dataclass beside its backbone: fields are the options, their docstrings the help."""
+@dataclass(frozen=True)
+class BackboneSettings:
+    """Base of the frozen dataclass beside a backbone: fields are the options, with their help."""
 
-    @property
-    def dim(self) -> int:
-        """Dimensions of hidden states and items."""
+    backbone: ClassVar[type["ConfiguredBackbone"]]
 
-    @property
-    def max_length(self) -> int:
-        """Maximum history length."""
+    dim: int = 64
+    """Width of item embeddings and hidden states."""
+    blocks: int = 2
+    """Blocks, one after another."""
+    dropout: float = 0.2
+    """Share of activations and attention weights dropped in training."""
+    max_length: int = 200
+    """Maximum history length; of a longer one the last events count."""
 
-    def build(self, n_items: int, *, seed: int = 0) -> Backbone:
+    def __post_init__(self) -> None:
+        vars(self).update(check_types(vars(self), get_type_hints(type(self)), "model."))
+        for name, value in vars(self).items():
+            most = _MOST.get(name)
+            if most is not None and not 1 <= value <= most:
+                bound = "at least 1" if value < 1 else f"at most {most:,}"
+                raise InputError(f"{name} must be {bound}; got {value}")
+        if not 0 <= self.dropout < 1:
+            raise InputError(f"dropout is a share from 0 to below 1; got {self.dropout}")
+
+    def build(self, n_items: int, *, seed: int = 0) -> "ConfiguredBackbone":
         """Make the model with new weights, which follow from the seed alone."""
+        return self.backbone(n_items, self, seed=seed)
+
+
+class ConfiguredBackbone(Backbone):
+    """A backbone that is built from settings, those of its `settings_class`."""
+
+    settings_class: ClassVar[type[BackboneSettings]]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "settings_class" in vars(cls):
+            cls.settings_class.backbone = cls
+
+    @checked
+    def __init__(
+        self, n_items: int, settings: Any = None, *, seed: int = 0, **options: Any
+    ) -> None:
+        """Make a model with new weights.
+
+        Args:
+            n_items: Items in the catalogue, C.
+            settings: The settings, all at once.
+            seed: The initial weights follow from it alone; the global random state is neither
+                read nor moved.
+            options: Settings by name, such as dim=64.
+        """
+        super().__init__()
+        if n_items < 1:
+            raise InputError(f"a model needs at least one item; got {n_items}")
+        if not isinstance(settings, self.settings_class | None):
+            kind = self.settings_class.__name__
+            raise InputError(f"settings must be {kind} or None; got {settings!r}")
+        self.settings = replace(settings or self.settings_class(), **options)
+        self.catalogue = nn.Parameter(torch.empty(n_items, self.settings.dim))
+        self.dropout = nn.Dropout(self.settings.dropout)
+        self._build()
+        if not self.catalogue.is_meta:  # made to be counted, or to be filled from a file
+            with torch.no_grad():
+                self._fill(torch.Generator(device=self.catalogue.device).manual_seed(seed))
+
+    def _build(self) -> None:
+        """Make all layers, without weights."""
+        raise NotImplementedError
+
+    def _fill(self, generator: torch.Generator) -> None:
+        """Draw new weights."""
+        raise NotImplementedError

@@ -36,18 +36,10 @@ _MASK = -2  # in sequences: an event that is masked
 class BERT4RecSettings(TransformerSettings):
     """Settings of BERT4Rec."""
 
-    dim: int = 64
-    """Width of item embeddings and hidden states."""
-    blocks: int = 2
-    """Blocks, one after another."""
     heads: int = 2
     """Attention heads; they divide dim."""
     widening: int = 4
     """Width of the feed-forward layers, in multiples of dim."""
-    dropout: float = 0.2
-    """Share of activations and attention weights dropped in training."""
-    max_length: int = 200
-    """Maximum history length; of a longer one the last events count."""
     masked: float = 0.2
     """Share of events masked in training, which are the targets; at least one of each history."""
     last_only: float = 0.1
@@ -60,10 +52,6 @@ class BERT4RecSettings(TransformerSettings):
         if not 0 <= self.last_only <= 1:
             raise InputError(f"last_only is a share from 0 to 1; got {self.last_only}")
 
-    def build(self, n_items: int, *, seed: int = 0) -> "BERT4Rec":
-        """Make the model with new weights."""
-        return BERT4Rec(n_items, self, seed=seed)
-
 
 class BERT4RecBlock(Block):
     """Attention in both directions, then a feed-forward with GELU, both normalised behind."""
@@ -74,17 +62,7 @@ class BERT4RecBlock(Block):
         self.inner = linear(settings.dim, settings.widening * settings.dim)
         self.outer = linear(settings.widening * settings.dim, settings.dim)
 
-    def forward(
-        self, states: Tensor, groups: LengthGroups, missing: Tensor | None = None
-    ) -> Tensor:
-        """Map the states of all groups: see `Block.forward`."""
-        return self._add(states, self.attend(states, states, groups, missing))
-
-    def encode(self, queries: Tensor, states: Tensor, added: Tensor) -> Tensor:
-        """Map some of the states: see `Block.encode`."""
-        return self._add(queries, self.attend_encoded(queries, states, added))
-
-    def _add(self, states: Tensor, attended: Tensor) -> Tensor:
+    def _behind(self, states: Tensor, normed: Tensor, attended: Tensor) -> Tensor:
         states = self.attention_norm(states + self.dropout(attended))
         inner = F.gelu(self.inner(states))
         return self.forward_norm(states + self.dropout(self.outer(inner)))  # type: ignore[no-any-return]
@@ -199,11 +177,7 @@ class BERT4Rec(Transformer):
         added = torch.where(real, 0.0, -torch.inf)[:, None]
         return self._run_to(lengths, states, [added, added])
 
-    @torch.no_grad()
-    def _initialise(self, seed: int) -> None:
-        if self.catalogue.is_meta:
-            return  # made to be counted, or to be filled from a file
-        generator = torch.Generator(device=self.catalogue.device).manual_seed(seed)
+    def _fill(self, generator: torch.Generator) -> None:
         layers = [layer for layer in self.modules() if isinstance(layer, nn.Linear)]
         for layer in layers:
             nn.init.zeros_(layer.bias)

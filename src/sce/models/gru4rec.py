@@ -6,8 +6,8 @@ hidden state that is carried over: the same gradients, but for those cut off the
 """
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any, get_type_hints
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -16,43 +16,22 @@ from torch._higher_order_ops.scan import scan
 
 from sce.data.length_groups import LengthGroups
 from sce.documented import documented
-from sce.errors import InputError, check_types, checked
-from sce.models.base import Backbone
+from sce.models.base import BackboneSettings, ConfiguredBackbone
 from sce.models.packing import check_groups, join, split, unpack
-
-_MOST = {"dim": 2**27, "blocks": 1000, "max_length": 2**27}
 
 
 @documented
 @dataclass(frozen=True)
-class GRU4RecSettings:
+class GRU4RecSettings(BackboneSettings):
     """Settings of GRU4Rec."""
 
-    dim: int = 64
-    """Width of item embeddings and hidden states."""
     blocks: int = 1
     """Blocks, one after another."""
     dropout: float = 0.2
     """Share of embeddings, and of the states after each layer, dropped in training."""
-    max_length: int = 200
-    """Maximum history length; of a longer one the last events count."""
-
-    def __post_init__(self) -> None:
-        vars(self).update(check_types(vars(self), get_type_hints(type(self)), "model."))
-        for name, most in _MOST.items():
-            value = getattr(self, name)
-            if not 1 <= value <= most:
-                bound = "at least 1" if value < 1 else f"at most {most:,}"
-                raise InputError(f"{name} must be {bound}; got {value}")
-        if not 0 <= self.dropout < 1:
-            raise InputError(f"dropout is a share from 0 to below 1; got {self.dropout}")
-
-    def build(self, n_items: int, *, seed: int = 0) -> "GRU4Rec":
-        """Make the model with new weights."""
-        return GRU4Rec(n_items, self, seed=seed)
 
 
-class GRU4Rec(Backbone):
+class GRU4Rec(ConfiguredBackbone):
     """Histories in, one hidden state per event out; scores are `states @ catalogue.T`.
 
     >>> GRU4Rec(1000, dim=32, max_length=50)(torch.tensor([[3, 7, 5]])).shape
@@ -61,33 +40,11 @@ class GRU4Rec(Backbone):
     Settings may be given by name, as here: see `GRU4RecSettings`.
     """
 
+    settings_class = GRU4RecSettings
     settings: GRU4RecSettings
 
-    @checked
-    def __init__(
-        self,
-        n_items: int,
-        settings: GRU4RecSettings | None = None,
-        *,
-        seed: int = 0,
-        **options: Any,
-    ) -> None:
-        """Make a model with new weights.
-
-        Args:
-            n_items: Items in the catalogue, C.
-            settings: The settings, all at once.
-            seed: The initial weights follow from it alone; the global random state is neither
-                read nor moved.
-            options: Settings by name, as in `GRU4Rec(n_items, dim=64)`: see `GRU4RecSettings`.
-        """
-        super().__init__()
-        if n_items < 1:
-            raise InputError(f"a model needs at least one item; got {n_items}")
-        self.settings = replace(settings or GRU4RecSettings(), **options)
-        dim, dropout = self.settings.dim, self.settings.dropout
-        self.catalogue = nn.Parameter(torch.empty(n_items, dim))
-        self.dropout = nn.Dropout(dropout)
+    def _build(self) -> None:
+        dim = self.settings.dim
         # The constructor would draw weights from the global generator.
         self.blocks = nn.ModuleList(
             nn.GRU(dim, dim, batch_first=True, device="meta").to_empty(
@@ -95,14 +52,9 @@ class GRU4Rec(Backbone):
             )
             for _ in range(self.settings.blocks)
         )
-        self._initialise(seed)
 
     def forward(self, histories: Tensor, length_groups: LengthGroups | None = None) -> Tensor:
-        """Turn histories [b, l] into hidden states [b, l, d]; those at padding are arbitrary.
-
-        Padding before an event, or a history longer than its group is wide, is an error (on a GPU,
-        where values are not looked at: an index out of bounds).
-        """
+        """Turn histories [b, l] into hidden states [b, l, d]: see `Transformer.forward`."""
         self.check(histories)
         groups, length = check_groups(histories, length_groups), histories.shape[1]
         states = self.dropout(self.embed(histories, groups))
@@ -121,11 +73,7 @@ class GRU4Rec(Backbone):
         final = (lengths - 1)[:, None, None].expand(-1, -1, states.shape[2])
         return states.gather(1, final)[:, 0]
 
-    @torch.no_grad()
-    def _initialise(self, seed: int) -> None:
-        if self.catalogue.is_meta:
-            return  # made to be counted, or to be filled from a file
-        generator = torch.Generator(device=self.catalogue.device).manual_seed(seed)
+    def _fill(self, generator: torch.Generator) -> None:
         nn.init.xavier_uniform_(self.catalogue, generator=generator)
         bound = 1 / math.sqrt(self.settings.dim)
         for weight in self.blocks.parameters():

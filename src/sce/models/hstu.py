@@ -34,23 +34,11 @@ _BUCKETS = 72  # that 31 bits of seconds have; the authors have room for 128
 class HSTUSettings(TransformerSettings):
     """Settings of HSTU."""
 
-    dim: int = 64
-    """Width of item embeddings and hidden states."""
-    blocks: int = 2
-    """Blocks, one after another."""
-    heads: int = 1
-    """Attention heads; they divide dim."""
     dropout: float = 0.2
     """Share of activations dropped in training."""
-    max_length: int = 200
-    """Maximum history length; of a longer one the last events count."""
     times: Literal["past", "next", "none"] = "past"
     """Times that attention knows: those of past events; also that of the next one, which is to be
     predicted, as the authors' code; or none, for a log without."""
-
-    def build(self, n_items: int, *, seed: int = 0) -> "HSTU":
-        """Make the model with new weights."""
-        return HSTU(n_items, self, seed=seed)
 
 
 class HSTUBlock(nn.Module):
@@ -121,19 +109,12 @@ class HSTU(Transformer):
 
     settings_class, block_class = HSTUSettings, HSTUBlock
     settings: HSTUSettings
+    scaled, epsilon = True, _EPSILON
 
     @property
     def uses_times(self) -> bool:
         """True if times are given: see `Backbone.uses_times`."""
         return self.settings.times != "none"
-
-    @property
-    def scale(self) -> float:
-        """What item embeddings are multiplied with, before positions are added."""
-        return math.sqrt(self.settings.dim)
-
-    def _last_norm(self) -> nn.Module:
-        return nn.LayerNorm(self.settings.dim, eps=_EPSILON)
 
     def forward(
         self,
@@ -141,16 +122,11 @@ class HSTU(Transformer):
         length_groups: LengthGroups | None = None,
         times: Tensor | None = None,
     ) -> Tensor:
-        """Turn histories [b, l] into hidden states [b, l, d]; those at padding are arbitrary.
-
-        Padding before an event, or a history longer than its group is wide, is an error (on a GPU,
-        where values are not looked at: an index out of bounds).
-        """
+        """Turn histories [b, l] into hidden states [b, l, d]: see `Transformer.forward`."""
         self.check(histories)
         groups, length = check_groups(histories, length_groups), histories.shape[1]
         columns = torch.arange(length, device=histories.device).expand_as(histories)
-        places = F.embedding(pack(columns, groups), self.positions)
-        states = self.dropout(self.embed(histories, groups) * self.scale + places)
+        states = self.dropout(self._place(self.embed(histories, groups), pack(columns, groups)))
         if times is None:
             times = histories.new_zeros(len(histories), length + 1)
         by_rows = zip(times.split([rows for rows, _ in groups]), groups, strict=True)
@@ -166,7 +142,7 @@ class HSTU(Transformer):
             times = lengths.new_zeros(embedded.shape[0], embedded.shape[1] + 1)
         # Not a slice, which would not be exported for any length.
         columns = torch.arange(embedded.shape[1], device=embedded.device)
-        states = embedded * self.scale + F.embedding(columns, self.positions)
+        states = self._place(embedded, columns)
         buckets = self._buckets(times, embedded.shape[1])
         for block in self.blocks:
             assert isinstance(block, HSTUBlock)

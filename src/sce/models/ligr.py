@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from sce.data.length_groups import LengthGroups
 from sce.documented import documented
 from sce.models.transformer import Block, Transformer, TransformerSettings, linear
 
@@ -24,24 +23,10 @@ _EPSILON = 1e-5
 class LiGRSettings(TransformerSettings):
     """Settings of LiGR."""
 
-    dim: int = 64
-    """Width of item embeddings and hidden states."""
-    blocks: int = 2
-    """Blocks, one after another."""
-    heads: int = 1
-    """Attention heads; they divide dim."""
     widening: int = 4
     """Width of the feed-forward layers, in multiples of dim."""
-    dropout: float = 0.2
-    """Share of activations and attention weights dropped in training."""
-    max_length: int = 200
-    """Maximum history length; of a longer one the last events count."""
     sink: bool = True
     """Let attention also rest on the events that a history is short of max_length."""
-
-    def build(self, n_items: int, *, seed: int = 0) -> "LiGR":
-        """Make the model with new weights."""
-        return LiGR(n_items, self, seed=seed)
 
 
 class LiGRBlock(Block):
@@ -54,19 +39,11 @@ class LiGRBlock(Block):
         self.inner, self.inner_gate = (linear(dim, wide, bias=False) for _ in range(2))
         self.outer = linear(wide, dim, bias=False)
 
-    def forward(
-        self, states: Tensor, groups: LengthGroups, missing: Tensor | None = None
-    ) -> Tensor:
-        """Map the states of all groups: see `Block.forward`."""
-        normed = self.attention_norm(states)
-        return self._add(states, self.attend(normed, normed, groups, missing))
+    def _before(self, queries: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        normed = self.attention_norm(queries)
+        return normed, normed if queries is states else self.attention_norm(states)
 
-    def encode(self, queries: Tensor, states: Tensor, added: Tensor) -> Tensor:
-        """Map some of the states: see `Block.encode`."""
-        normed, around = self.attention_norm(queries), self.attention_norm(states)
-        return self._add(queries, self.attend_encoded(normed, around, added))
-
-    def _add(self, states: Tensor, attended: Tensor) -> Tensor:
+    def _behind(self, states: Tensor, normed: Tensor, attended: Tensor) -> Tensor:
         states = states + self.attention_gate(states).sigmoid() * self.dropout(attended)
         normed = self.forward_norm(states)
         inner = self.dropout(F.silu(self.inner_gate(normed)) * self.inner(normed))

@@ -2,32 +2,37 @@
 
 from typing import NamedTuple
 
-from sce.models.base import Backbone, BackboneSettings
-from sce.models.bert4rec import BERT4Rec, BERT4RecSettings
-from sce.models.gru4rec import GRU4Rec, GRU4RecSettings
-from sce.models.hstu import HSTU, HSTUSettings
-from sce.models.ligr import LiGR, LiGRSettings
-from sce.models.sasrec import SASRec, SASRecSettings
+from sce.models.base import BackboneSettings, ConfiguredBackbone
+from sce.models.bert4rec import BERT4Rec
+from sce.models.gru4rec import GRU4Rec
+from sce.models.hstu import HSTU
+from sce.models.ligr import LiGR
+from sce.models.sasrec import SASRec
 
 
 class BackboneEntry(NamedTuple):
     """A backbone that can be trained by its name."""
 
-    settings: type[BackboneSettings]
-    backbone: type[Backbone]
-    label: str
-    """Its name in tables and charts."""
+    backbone: type[ConfiguredBackbone]
     summary: str
     """A few words for `--help`."""
 
+    @property
+    def settings(self) -> type[BackboneSettings]:
+        """The class of its settings."""
+        return self.backbone.settings_class
+
+    @property
+    def label(self) -> str:
+        """Its name in tables and charts."""
+        return self.backbone.__name__
+
 
 BACKBONES: dict[str, BackboneEntry] = {
-    "sasrec": BackboneEntry(SASRecSettings, SASRec, "SASRec", "causal transformer"),
-    "ligr": BackboneEntry(LiGRSettings, LiGR, "LiGR", "transformer with gated residuals, SwiGLU"),
-    "gru4rec": BackboneEntry(GRU4RecSettings, GRU4Rec, "GRU4Rec", "recurrent network"),
-    "bert4rec": BackboneEntry(
-        BERT4RecSettings, BERT4Rec, "BERT4Rec", "transformer both ways, masked items"
-    ),
-    "hstu": BackboneEntry(HSTUSettings, HSTU, "HSTU", "pointwise attention, knows times"),
+    "sasrec": BackboneEntry(SASRec, "causal transformer"),
+    "ligr": BackboneEntry(LiGR, "transformer with gated residuals, SwiGLU"),
+    "gru4rec": BackboneEntry(GRU4Rec, "recurrent network"),
+    "bert4rec": BackboneEntry(BERT4Rec, "transformer both ways, masked items"),
+    "hstu": BackboneEntry(HSTU, "pointwise attention, knows times"),
 }
 DEFAULT_BACKBONE = "sasrec"

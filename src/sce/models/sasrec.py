@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from sce.data.length_groups import LengthGroups
 from sce.documented import documented
 from sce.models.transformer import Block, Transformer, TransformerSettings, linear
 
@@ -26,22 +25,8 @@ _EPSILON = 1e-8  # of the layer norms, as in the paper's code
 class SASRecSettings(TransformerSettings):
     """Settings of SASRec."""
 
-    dim: int = 64
-    """Width of item embeddings and hidden states."""
-    blocks: int = 2
-    """Blocks, one after another."""
-    heads: int = 1
-    """Attention heads; they divide dim."""
-    dropout: float = 0.2
-    """Share of activations and attention weights dropped in training."""
-    max_length: int = 200
-    """Maximum history length; of a longer one the last events count."""
     sink: bool = True
     """Let attention also rest on the events that a history is short of max_length."""
-
-    def build(self, n_items: int, *, seed: int = 0) -> "SASRec":
-        """Make the model with new weights."""
-        return SASRec(n_items, self, seed=seed)
 
 
 class SASRecBlock(Block):
@@ -52,20 +37,13 @@ class SASRecBlock(Block):
         self.inner = linear(settings.dim, settings.dim)
         self.outer = linear(settings.dim, settings.dim)
 
-    def forward(
-        self, states: Tensor, groups: LengthGroups, missing: Tensor | None = None
-    ) -> Tensor:
-        """Map the states of all groups: see `Block.forward`."""
-        normed = self.attention_norm(states)
-        normed = self.forward_norm(normed + self.attend(normed, states, groups, missing))
+    def _before(self, queries: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        return self.attention_norm(queries), states
+
+    def _behind(self, states: Tensor, normed: Tensor, attended: Tensor) -> Tensor:
+        normed = self.forward_norm(normed + attended)
         inner = F.relu(self.dropout(self.inner(normed)))
         return normed + self.dropout(self.outer(inner))  # type: ignore[no-any-return]
-
-    def encode(self, queries: Tensor, states: Tensor, added: Tensor) -> Tensor:
-        """Map some of the states: see `Block.encode`."""
-        normed = self.attention_norm(queries)
-        normed = self.forward_norm(normed + self.attend_encoded(normed, states, added))
-        return normed + self.outer(F.relu(self.inner(normed)))  # type: ignore[no-any-return]
 
     @staticmethod
     def kept_bytes(settings: Any, width: int) -> float:
@@ -100,11 +78,4 @@ class SASRec(Transformer):
 
     settings_class, block_class = SASRecSettings, SASRecBlock
     settings: SASRecSettings
-
-    @property
-    def scale(self) -> float:
-        """What item embeddings are multiplied with, before positions are added."""
-        return math.sqrt(self.settings.dim)
-
-    def _last_norm(self) -> nn.Module:
-        return nn.LayerNorm(self.settings.dim, eps=_EPSILON)
+    scaled, epsilon = True, _EPSILON

@@ -7,8 +7,8 @@ length.
 """
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, get_type_hints
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -16,91 +16,61 @@ from torch import Tensor, nn
 
 from sce.data.batches import PADDING
 from sce.data.length_groups import LengthGroups
-from sce.errors import InputError, check_types, checked
-from sce.models.base import Backbone
+from sce.errors import InputError
+from sce.models.base import BackboneSettings, ConfiguredBackbone
 from sce.models.packing import check_groups, cut, join, pack, unpack
 
 _SINKS = 8  # empty events that stand for the missing ones: dropout hits some of them, not all
 _SINK_WIDTH = 8  # dimensions that they add: one is used, fast attention wants eight
-# More is a mistake, and would take hours or all memory to build.
-_MOST = {"dim": 2**27, "blocks": 1000, "heads": 2**27, "max_length": 2**27, "widening": 1000}
 
 
 @dataclass(frozen=True)
-class TransformerSettings:
-    """The checks of all transformers' settings."""
+class TransformerSettings(BackboneSettings):
+    """The settings that all transformers have."""
+
+    heads: int = 1
+    """Attention heads; they divide dim."""
 
     def __post_init__(self) -> None:
-        given: Any = self
-        vars(self).update(check_types(vars(self), get_type_hints(type(self)), "model."))
-        for name, value in vars(self).items():
-            most = _MOST.get(name)
-            if most is not None and not 1 <= value <= most:
-                bound = "at least 1" if value < 1 else f"at most {most:,}"
-                raise InputError(f"{name} must be {bound}; got {value}")
-        if given.dim % given.heads:
+        super().__post_init__()
+        if self.dim % self.heads:
             raise InputError(
-                f"the heads share the width equally: dim {given.dim} is not a multiple of "
-                f"{given.heads} heads"
+                f"the heads share the width equally: dim {self.dim} is not a multiple of "
+                f"{self.heads} heads"
             )
-        if not 0 <= given.dropout < 1:
-            raise InputError(f"dropout is a share from 0 to below 1; got {given.dropout}")
 
 
-class Transformer(Backbone):
+class Transformer(ConfiguredBackbone):
     """Histories in, one hidden state per event out; scores are `states @ catalogue.T`.
 
     Nothing in `forward` depends on the values in a batch or is a sync, so a step can be compiled,
     captured and exported.
     """
 
-    settings_class: ClassVar[Any]
     block_class: ClassVar[Any]
     settings: Any
+    scaled: ClassVar[bool] = False
+    """Item embeddings are multiplied with √d, before positions are added."""
+    epsilon: ClassVar[float | None] = None  # of a layer norm behind the last block; None: none
 
-    @checked
-    def __init__(
-        self, n_items: int, settings: Any = None, *, seed: int = 0, **options: Any
-    ) -> None:
-        """Make a model with new weights.
-
-        Args:
-            n_items: Items in the catalogue, C.
-            settings: The settings, all at once.
-            seed: The initial weights follow from it alone; the global random state is neither
-                read nor moved.
-            options: Settings by name, such as dim=64.
-        """
-        super().__init__()
-        if n_items < 1:
-            raise InputError(f"a model needs at least one item; got {n_items}")
-        if not isinstance(settings, self.settings_class | None):
-            kind = self.settings_class.__name__
-            raise InputError(f"settings must be {kind} or None; got {settings!r}")
-        self.settings = replace(settings or self.settings_class(), **options)
+    def _build(self) -> None:
         dim = self.settings.dim
-        self.catalogue = nn.Parameter(torch.empty(n_items, dim))
         self.positions = nn.Parameter(torch.empty(self._places, dim))
-        self.dropout = nn.Dropout(self.settings.dropout)
         self.blocks = nn.ModuleList(
             self.block_class(self.settings) for _ in range(self.settings.blocks)
         )
         self.norm = self._last_norm()
-        self._initialise(seed)
 
     @property
     def _places(self) -> int:
         """Positions of the longest sequence."""
         return self.max_length
 
-    @property
-    def scale(self) -> float:
-        """What item embeddings are multiplied with, before positions are added."""
-        return 1.0
-
     def _last_norm(self) -> nn.Module:
         """Return what comes after the last block."""
-        return nn.Identity()
+        if self.epsilon is None:
+            return nn.Identity()
+        return nn.LayerNorm(self.settings.dim, eps=self.epsilon)
 
     def forward(self, histories: Tensor, length_groups: LengthGroups | None = None) -> Tensor:
         """Turn histories [b, l] into hidden states [b, l, d]; those at padding are arbitrary.
@@ -134,7 +104,8 @@ class Transformer(Backbone):
 
     def _place(self, embedded: Tensor, places: Tensor) -> Tensor:
         """Add to embedded items what stands for their positions."""
-        return embedded * self.scale + F.embedding(places, self.positions)
+        scale = math.sqrt(self.settings.dim) if self.scaled else 1.0
+        return embedded * scale + F.embedding(places, self.positions)
 
     def _missing(self, events: Tensor) -> Tensor | None:
         """Return how many events the blocks are told that sequences are short of, [b, 1]."""
@@ -173,11 +144,7 @@ class Transformer(Backbone):
             states = block.encode(states.gather(1, final) if last else states, states, added[last])
         return self.norm(states)[:, 0]  # type: ignore[no-any-return]
 
-    @torch.no_grad()
-    def _initialise(self, seed: int) -> None:
-        if self.catalogue.is_meta:
-            return  # made to be counted, or to be filled from a file
-        generator = torch.Generator(device=self.catalogue.device).manual_seed(seed)
+    def _fill(self, generator: torch.Generator) -> None:
         for weight in (self.catalogue, self.positions):
             nn.init.xavier_uniform_(weight, generator=generator)
         for block in self.blocks:
@@ -218,7 +185,8 @@ class Block(nn.Module):
 
         With `missing` [b, 1], attention sees as many empty events before the history.
         """
-        raise NotImplementedError
+        normed, around = self._before(states, states)
+        return self._behind(states, normed, self.attend(normed, around, groups, missing))
 
     def encode(self, queries: Tensor, states: Tensor, added: Tensor) -> Tensor:
         """Map some of the states, queries [b, q, d], as `forward` does in evaluation.
@@ -228,6 +196,15 @@ class Block(nn.Module):
             states: All states, [b, l, d].
             added: To the logits, [b or 1, q, l]; [b, q, 1 + l] where attention sees an empty event.
         """
+        normed, around = self._before(queries, states)
+        return self._behind(queries, normed, self.attend_encoded(normed, around, added))
+
+    def _before(self, queries: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what attention takes for queries, and for keys and values."""
+        return queries, states
+
+    def _behind(self, states: Tensor, normed: Tensor, attended: Tensor) -> Tensor:
+        """Map states, given the queries of attention and what it gives."""
         raise NotImplementedError
 
     @staticmethod

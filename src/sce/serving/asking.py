@@ -1,14 +1,14 @@
 """What clients ask, read from JSON and checked against limits."""
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
+from sce.data.requests import Request, check_times, list_ids
 from sce.errors import InputError, show_value
-from sce.serving.engine import Request, check_ids, check_times
 from sce.serving.users import OfUser
 
-_KNOWN = {"user", *(field.name for field in fields(Request))}
+_KNOWN = {"user", "history", "k", "allow", "block", "keep_seen", "times"}
 Asked = Request | OfUser
 
 
@@ -57,7 +57,7 @@ def read_requests(body: bytes, limits: Limits) -> tuple[list[Asked], bool]:
             found.append(read_request(one, limits))
         except InputError as error:
             raise InputError(f"request {number}: {error}") from None
-    wanted = sum((one.request if isinstance(one, OfUser) else one).k for one in found)
+    wanted = sum((one.request if isinstance(one, OfUser) else one).k or 0 for one in found)
     if wanted > limits.items:
         raise InputError(
             f"a list asks for up to {limits.items:,} items in all (--limits.items); got {wanted:,}"
@@ -83,26 +83,19 @@ def read_request(given: Any, limits: Limits) -> Asked:
     if "user" in given and type(given["user"]) not in (int, str):
         raise InputError(f"user is an id, integer or string; got {show_value(given['user'])}")
     for name in ("history", "allow", "block"):
-        if given.get(name) is not None or (name == "history" and "user" not in given):
-            check_ids(name, given[name])
-            if (size := len(given[name])) > limits.ids:
-                raise InputError(
-                    f"{name} has {size:,} ids; at most {limits.ids:,} are taken "
-                    "(--limits.ids of the server, whose own --allow and --block have no limit)"
-                )
+        needed = name == "history" and "user" not in given
+        size = len(list_ids(given[name], name)) if needed or given.get(name) is not None else 0
+        if size > limits.ids:
+            raise InputError(
+                f"{name} has {size:,} ids; at most {limits.ids:,} are taken "
+                "(--limits.ids of the server, whose own --allow and --block have no limit)"
+            )
     if (times := given.get("times")) is not None:
         check_times(times, given.get("history", ()))
-    keep_seen = given.get("keep_seen", False)
-    if not isinstance(keep_seen, bool):
+    if not isinstance(keep_seen := given.get("keep_seen", False), bool):
         raise InputError(f"keep_seen is true or false; got {show_value(keep_seen)}")
-    request = Request(
-        history=given.get("history", ()),
-        k=read_k(given.get("k", 10), limits),
-        allow=given.get("allow"),
-        block=given.get("block"),
-        keep_seen=keep_seen,
-        times=times,
-    )
+    wishes = {name: value for name, value in given.items() if name != "user"}
+    request = Request(**{"history": (), **wishes, "k": read_k(given.get("k", 10), limits)})
     return OfUser(given["user"], request) if "user" in given else request
 
 

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from sce.data.prepared import MANIFEST as PREPARED
+from sce.data.requests import Id, Recommended, Request
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
-from sce.serving.engine import Engine, Found, Id, Request
+from sce.serving.engine import Engine
 from sce.serving.exported import MANIFEST
 from sce.serving.ranking import Codes
 from sce.serving.search import Search
@@ -72,7 +73,7 @@ class Catalogue:
         """Answers to requests; never more items than there are."""
         most = self.engine.n_items
         found = self.engine.recommend(
-            [one if one.k <= most else replace(one, k=most) for one in self._requests(asked)]
+            [replace(one, k=min(one.k or 10, most)) for one in self._requests(asked)]
         )
         version = self.engine.version
         return [
@@ -81,7 +82,7 @@ class Catalogue:
                 "source": one.source,
                 "known": one.known,
                 "unknown": one.unknown,
-                "ignored": one.ignored,
+                "ignored": one.unlisted,
                 "version": version,
             }
             for one, items in zip(found, self.named(found), strict=True)
@@ -92,14 +93,9 @@ class Catalogue:
         users = [one.user for one in asked if isinstance(one, OfUser)]
         if users and self.users is None:
             raise InputError(NO_USERS)
-        histories = iter(self.users.histories(users) if self.users else ())
-        timed = self.users if self.engine.uses_times else None
-        times = iter(timed.times(users) if timed else [None] * len(users))
+        known = iter(self.users.known(users, times=self.engine.uses_times) if self.users else ())
         return [
-            replace(one.request, history=next(histories), times=next(times))
-            if isinstance(one, OfUser)
-            else one
-            for one in asked
+            replace(one.request, **next(known)) if isinstance(one, OfUser) else one for one in asked
         ]
 
     def similar(self, item: Id, k: int) -> list[Named]:
@@ -112,7 +108,7 @@ class Catalogue:
         codes = self.search.find(query, k)
         return [_named(*pair) for pair in self._with_titles(self.engine.item_ids.decode(codes))]
 
-    def named(self, found: Sequence[Found]) -> list[list[Named]]:
+    def named(self, found: Sequence[Recommended]) -> list[list[Named]]:
         """Items with titles and scores; the titles of all are looked up at once."""
         pairs = iter(self._with_titles([*chain.from_iterable(one.items for one in found)]))
         return [[_named(*next(pairs), score) for score in one.scores.tolist()] for one in found]

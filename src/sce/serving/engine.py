@@ -13,14 +13,15 @@ wait for each other busily at every product, which beside other work takes sever
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sce.data.popular import MostPopular
-from sce.data.prepared import since_first
+from sce.data.requests import Id as Id
+from sce.data.requests import Read, Recommended, list_request, look_up
+from sce.data.requests import Request as Request
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, show_value
 from sce.serving.exported import MANIFEST, Exported, open_export
@@ -30,52 +31,10 @@ from sce.serving.ranking import Codes, Floats, rank, rescore, rounding, top_k, w
 from sce.serving.screen import Screen, exact_here
 
 _SCREENED = 1 << 15  # items, from which on integers rule out most: below, all are scored sooner
-Id = int | str
 Times = NDArray[np.int32] | None  # seconds since the first event; None: all of one moment
 Encode = Callable[..., Floats]
 """From embedded histories [b, l, d], their lengths [b] and, if the model uses them, the times of
 events [b, l + 1] to states [b, d]."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is asked for. Ids that are not in the catalogue are passed over."""
-
-    history: Sequence[Id]
-    """Items of the user, the oldest event first."""
-    k: int = 10
-    """Items wanted."""
-    allow: Sequence[Id] | None = None
-    """Recommend nothing but these; only they are scored."""
-    block: Sequence[Id] | None = None
-    """Do not recommend these."""
-    keep_seen: bool = False
-    """Recommend items of the history too."""
-    times: Sequence[int] | None = None
-    """Seconds of each event, since any moment, for a model that uses times; by default all events
-    are of one moment. What is asked for comes right after the last."""
-
-
-@dataclass(frozen=True, eq=False)
-class Found:
-    """The best items, best first; equal scores by catalogue index, lower first.
-
-    There are fewer than k where no more are allowed. Where no event is known, they are the most
-    popular items, if it is known which these are.
-    """
-
-    items: list[Id]
-    """Ids of the items."""
-    scores: Floats
-    """Their scores; comparable within this history only. Of popular items, their events."""
-    known: int
-    """Number of events of the history that are in the catalogue."""
-    unknown: tuple[Id, ...] = ()
-    """The other events, in their order: they were skipped."""
-    ignored: tuple[Id, ...] = ()
-    """Ids to allow and to block that are not in the catalogue."""
-    source: str = "model"
-    """Of the items: "model" or "popular"."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,55 +150,39 @@ class Engine:
         """Dimensions of states and items."""
         return int(self.table.shape[1])
 
-    def check(self, request: Request) -> None:
-        """Refuse a request that cannot be answered.
+    def check(self, request: Request) -> list[list[Id]]:
+        """Refuse a request that cannot be answered; return its lists: see `list_request`.
 
         Raises:
             InputError: `recommend` raises it too, for all requests that are given together.
         """
-        self._check_depth(request.k)
-        if request.times is not None:
-            check_times(request.times, request.history)
-        for name in ("history", "allow", "block"):
-            given = getattr(request, name)
-            if given is not None or name == "history":
-                check_ids(name, given)
+        k = _depth(request)
+        if type(k) is not int or not 1 <= k <= self.n_items:
+            raise InputError(
+                f"k is a whole number from 1 to {self.n_items:,}, the items of the catalogue; got "
+                f"{show_value(k)}"
+            )
+        return list_request(request)
 
-    def recommend(self, requests: Sequence[Request]) -> list[Found]:
+    def recommend(self, requests: Sequence[Request]) -> list[Recommended]:
         """Recommend for histories; results are in the order of the requests."""
-        for request in requests:
-            self.check(request)
-        histories = self._codes([request.history for request in requests])
-        known = [codes[codes >= 0] for codes in histories]
-        allowed = self._codes([one.allow or () for one in requests])
-        blocked = self._codes([one.block or () for one in requests])
-        hidden = [
-            codes[codes >= 0] if request.keep_seen else np.concatenate([codes[codes >= 0], seen])
-            for request, codes, seen in zip(requests, blocked, known, strict=True)
-        ]
-        times = [
-            None if one.times is None else since_first(one.times)[codes >= 0]
-            for one, codes in zip(requests, histories, strict=True)
-        ]
-        ranked = self._rank(requests, known, allowed, hidden, times)
+        read = look_up(self.item_ids, requests, [self.check(one) for one in requests])
         return [
-            Found(
+            Recommended(
                 items=self.item_ids.decode(items),
                 scores=scores,
-                known=len(seen),
-                unknown=_strange(request.history, codes),
-                ignored=_strange(request.allow, allow) + _strange(request.block, block),
-                source="model" if len(seen) or self._popular is None else "popular",
+                known=len(one.history),
+                unknown=one.unknown,
+                unlisted=one.unlisted,
+                source="model" if len(one.history) or self._popular is None else "popular",
             )
-            for request, codes, seen, allow, block, (items, scores) in zip(
-                requests, histories, known, allowed, blocked, ranked, strict=True
-            )
+            for one, (items, scores) in zip(read, self._rank(requests, read), strict=True)
         ]
 
-    def similar(self, item: Id, k: int = 10) -> Found:
+    def similar(self, item: Id, k: int = 10) -> Recommended:
         """The items whose vectors have the largest cosine with this one's; scores are cosines."""
         self.check(Request([item], k))
-        ((code,),) = self._codes([[item]])
+        (code,) = self.item_ids.lookup([item])
         if code < 0:
             raise InputError(f"item {show_value(item)} is not in the catalogue")
         norms = np.maximum(self._norms, np.finfo(np.float32).tiny)
@@ -254,19 +197,7 @@ class Engine:
         close = close[scores[close] > -np.inf]
         exact = rescore(vector, self.table, np.zeros_like(close), close) / norms[close]
         order = np.lexsort((close, -exact))[:k]
-        return Found(self.item_ids.decode(close[order]), exact[order], known=1)
-
-    def _check_depth(self, k: int) -> None:
-        if type(k) is not int or not 1 <= k <= self.n_items:
-            raise InputError(
-                f"k is a whole number from 1 to {self.n_items:,}, the items of the catalogue; got "
-                f"{show_value(k)}"
-            )
-
-    def _codes(self, lists: Sequence[Sequence[Id]]) -> list[Codes]:
-        """Codes of ids, -1 where an id is unknown; one search for all lists."""
-        codes = self.item_ids.lookup(list(chain.from_iterable(lists)))
-        return np.split(codes, np.cumsum([len(ids) for ids in lists])[:-1]) if lists else []
+        return Recommended(self.item_ids.decode(close[order]), exact[order], known=1)
 
     def states(self, histories: Sequence[Codes], times: Sequence[Times] | None = None) -> Floats:
         """States [b, d] after histories of catalogue indices, none of them empty.
@@ -290,40 +221,39 @@ class Engine:
         return states
 
     def _rank(
-        self,
-        requests: Sequence[Request],
-        known: Sequence[Codes],
-        allowed: Sequence[Codes],
-        hidden: Sequence[Codes],
-        times: Sequence[Times],
+        self, requests: Sequence[Request], read: Sequence[Read]
     ) -> list[tuple[Codes, Floats]]:
         """Rank the catalogue for all requests together, and lists of allowed items one by one."""
         ranked = [(np.empty(0, np.int64), np.empty(0, np.float32)) for _ in requests]
-        filled = [row for row, codes in enumerate(known) if len(codes)]
-        given = [known[row] for row in filled], [times[row] for row in filled]
+        hidden = [
+            one.block if request.keep_seen else np.concatenate([one.block, one.history])
+            for request, one in zip(requests, read, strict=True)
+        ]
+        filled = [row for row, one in enumerate(read) if len(one.history)]
+        given = [read[row].history for row in filled], [read[row].times for row in filled]
         states = dict(zip(filled, self.states(*given), strict=True))
-        for row, request in enumerate(requests):
-            codes = None
-            if request.allow is not None:
-                codes = np.setdiff1d(allowed[row], np.append(hidden[row], -1))
+        for row, (request, one) in enumerate(zip(requests, read, strict=True)):
+            codes, k = one.allow, _depth(request)
+            if codes is not None:
+                codes = np.setdiff1d(codes, hidden[row])
                 codes = codes if self.offered is None else codes[self._places[codes] >= 0]
             if row not in states:
                 if self._popular is not None:
-                    ranked[row] = self._popular.best(request.k, kept=codes, masked=hidden[row])
+                    ranked[row] = self._popular.best(k, kept=codes, masked=hidden[row])
             elif codes is not None and len(codes):
-                depth, nothing = np.array([request.k]), np.empty(0, np.int64)
+                depth, nothing = np.array([k]), np.empty(0, np.int64)
                 ((places, scores),) = top_k(
                     states[row][None], self.table[codes], depth, (nothing, nothing), self._norm
                 )
                 ranked[row] = codes[places], scores
-        rows = [row for row in filled if requests[row].allow is None]
+        rows = [row for row in filled if read[row].allow is None]
         if rows:
-            depths = np.array([requests[row].k for row in rows], np.int64)
+            depths = np.array([_depth(requests[row]) for row in rows], np.int64)
             found = self._best(
                 np.stack([states[row] for row in rows]), depths, [hidden[row] for row in rows]
             )
-            for row, one in zip(rows, found, strict=True):
-                ranked[row] = one
+            for row, best in zip(rows, found, strict=True):
+                ranked[row] = best
         return ranked
 
     def _best(
@@ -367,30 +297,8 @@ class Engine:
         return [(self.offered[places], scores) for places, scores in best]
 
 
-def check_ids(name: str, given: object) -> None:
-    """Refuse what is no list of ids."""
-    if not isinstance(given, list | tuple):
-        raise InputError(f"{name} must be a list of item ids; got {show_value(given)}")
-    for kind in {*map(type, given)} - {int, str}:
-        wrong = next(one for one in given if type(one) is kind)
-        raise InputError(f"{name}: ids are integers or strings; got {show_value(wrong)}")
-
-
-def _strange(ids: Sequence[Id] | None, codes: Codes) -> tuple[Id, ...]:
-    """Ids that have no code."""
-    return tuple(ids[n] for n in np.flatnonzero(codes < 0).tolist()) if ids else ()
-
-
-def check_times(times: object, history: Sequence[object]) -> None:
-    """Refuse times that are not whole seconds, one for each event, in their order."""
-    if not isinstance(times, list | tuple) or {*map(type, times)} - {int}:
-        raise InputError(f"times are whole numbers of seconds; got {show_value(times)}")
-    if len(times) != len(history):
-        raise InputError(f"a history of {len(history)} events has as many times; got {len(times)}")
-    if any(later < before for before, later in pairwise(times)):
-        raise InputError(
-            f"times do not go back, as the last event is last; got {show_value(times)}"
-        )
+def _depth(request: Request) -> int:
+    return 10 if request.k is None else request.k
 
 
 def one_core_a_call() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sce.errors import InputError
+from sce.errors import needing
 
 INT8, INT32, INT64 = 3, 6, 7  # ONNX's numbers of types
 _TYPES = {"int8": INT8, "int64": INT64}
@@ -109,10 +109,5 @@ def onnx_encoder(model: bytes, *, threads: int = 1) -> Callable[..., NDArray[np.
 
 def needed(module: str, extra: str = "serve") -> Any:
     """A library that an extra brings."""
-    try:
+    with needing(extra, "an export"):
         return import_module(module)
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"an export needs {module}, which is not installed; install it with: "
-            f"pip install 'scalable-cross-entropy[{extra}]'"
-        ) from error

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from itertools import islice
 from typing import Any
 
 from starlette.applications import Starlette
@@ -275,7 +276,7 @@ def _why_nothing(asked: Asked) -> str:
     """No event is known of a history; or of a user, nor what is popular: of an older run."""
     if isinstance(asked, OfUser):
         return f"user {show_value(asked.user)} has no item of the catalogue"
-    given = ", ".join(map(show_value, asked.history[:3])) or "it is empty"
+    given = ", ".join(map(show_value, islice(asked.history, 3))) or "it is empty"
     return f"no item of the history is in the catalogue: {given}"
 
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from sce.data.prepared import PreparedDataset
-from sce.errors import InputError
-from sce.serving.engine import Id, Request
+from sce.data.requests import Id, Request
 
 NO_USERS = (
     "this server knows no users: give their history instead of a user, or start it with "
@@ -39,22 +39,15 @@ class Users:
             InputError: When there is none, it is not as it was written, or is another one.
         """
         dataset = PreparedDataset.load(path)
-        if dataset.content_hash != content:
-            raise InputError(
-                f"{path} is not the dataset of what is served: its content is "
-                f"{dataset.content_hash[:12]}, and the run was trained on {str(content)[:12]}; "
-                "give that one with --data"
-            )
+        dataset.check_content(content, "what is served")
         return cls(dataset)
 
-    def histories(self, users: Sequence[Id]) -> list[list[Id]]:
-        """Items of each user, the oldest first; none of one who is not in the log."""
+    def known(self, users: Sequence[Id], *, times: bool) -> list[dict[str, Any]]:
+        """The history of each user, of a `Request`, and its times; none of one not in the log."""
         codes = self.dataset.all_users.lookup(users)
-        found = self.dataset.histories(codes)
+        found, seconds = self.dataset.histories(codes), [None] * len(users)
+        if times:
+            seconds = [some.tolist() for some in self.dataset.histories(codes, "times")]
         ids = iter(self.dataset.item_ids.decode(np.concatenate([*found, np.empty(0, np.int32)])))
-        return [[next(ids) for _ in events] for events in found]
-
-    def times(self, users: Sequence[Id]) -> list[list[int]]:
-        """Seconds of the same events."""
-        codes = self.dataset.all_users.lookup(users)
-        return [times.tolist() for times in self.dataset.histories(codes, "times")]
+        pairs = zip(found, seconds, strict=True)
+        return [{"history": [next(ids) for _ in events], "times": at} for events, at in pairs]

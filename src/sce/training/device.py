@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import resource
 import sys
 import threading
 import warnings
@@ -173,12 +174,7 @@ def _resident_mib() -> tuple[float, float]:
         lines = Path("/proc/self/status").read_text().splitlines()
         kib = {line.split()[0]: float(line.split()[1]) for line in lines if line.startswith("Vm")}
         return kib["VmRSS:"] / 1024, kib["VmHWM:"] / 1024
-    except (OSError, KeyError):
-        pass
-    try:
-        import resource
-    except ImportError:
-        return 0.0, 0.0  # Windows
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    peak_mib = peak / _MIB if sys.platform == "darwin" else peak / 1024
-    return peak_mib, peak_mib
+    except (OSError, KeyError):  # not Linux
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        peak_mib = peak / _MIB if sys.platform == "darwin" else peak / 1024
+        return peak_mib, peak_mib

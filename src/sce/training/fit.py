@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -134,135 +134,124 @@ def fit(
         if ranks.rank:  # the first one writes, shows and asks
             out, resume, force, on_epoch, progress = None, False, False, None, False
         target = {"path": out, "resume": resume, "force": force}
-        show = on_epoch, progress, note
-        return _fit(ranks, model, loss, dataset, settings, described, start, target, show)
+        trained = model, loss, dataset, settings, described, start, target
+        return _Training(ranks, *trained, on_epoch, progress, note).run()
 
 
-def _fit(
-    ranks: Ranks,
-    model: nn.Module,
-    loss: Callable[..., Tensor],
-    dataset: PreparedDataset,
-    settings: TrainingSettings,
-    described: Mapping[str, Any],
-    start: Start | None,
-    target: Mapping[str, Any],
-    show: tuple[Callable[[Record], object] | None, bool, str],
-) -> FitResult:
-    """Train as one of the ranks."""
-    device = ranks.device
-    longest = max(1, int(dataset.train.lengths.max(initial=0)) - 1)
-    max_length = min(longest_history(model) or longest, longest)
+class _Training(NamedTuple):
+    """The training of one of the ranks."""
 
-    # Training draws from the default generators; what comes after it must not notice.
-    gpus = [device.index] if device.type == "cuda" else []
-    with (
-        run_target(dataset=dataset, config=described, model=name_model(model), **target) as opened,
-        torch.random.fork_rng(devices=gpus),
-        same_bits(device) if settings.deterministic else spare_workspace(device),
-        quiet_torch(),
-        explained_errors(model, loss, compiled=settings.compile),
-        sparse_gradients(model, loss, wanted=settings.row_wise),
-    ):
-        sizes: Any = {"batch_size": settings.batch_size, "max_length": max_length}
-        data = summarize_data(dataset.train, dataset.n_items, **sizes, model=model)
-        sizes = {"max_length": max_length, "device": device, "ranks": ranks.size}
-        for text in preflight(model, loss, dataset, data, settings, **sizes):
-            if ranks.rank == 0:
-                warnings.warn(text, TrainingWarning, stacklevel=3)
-        with sharded_catalogue(model, loss, ranks, settings) as table:
-            trained, step = _build(ranks, model, loss, dataset, settings, table, max_length)
-            derived: dict[str, Any] = {"targets_per_batch": round(data.targets, 1)}
-            if isinstance(loss, ScalableCrossEntropy):
-                cpu = device.type == "cpu"
-                derived |= loss.named_sizes(data.n_items, step.mean_targets, cpu=cpu)
-            run = opened(derived)
-            return _train(ranks, trained, step, dataset, settings, run, start, target, show)
+    ranks: Ranks
+    model: nn.Module
+    loss: Callable[..., Tensor]
+    dataset: PreparedDataset
+    settings: TrainingSettings
+    described: Mapping[str, Any]
+    start: Start | None
+    target: Mapping[str, Any]  # path, resume and force
+    on_epoch: Callable[[Record], object] | None
+    progress: bool
+    note: str  # to be said first
 
+    def run(self) -> FitResult:
+        """Train and conclude."""
+        ranks, model, loss, dataset, settings, *_ = self
+        device = ranks.device
+        longest = max(1, int(dataset.train.lengths.max(initial=0)) - 1)
+        max_length = min(longest_history(model) or longest, longest)
 
-def _build(
-    ranks: Ranks,
-    model: nn.Module,
-    loss: Callable[..., Tensor],
-    dataset: PreparedDataset,
-    settings: TrainingSettings,
-    sharded: ShardedTable | None,
-    max_length: int,
-) -> tuple[Trained, TrainingStep]:
-    """Place data and weights, and build the optimizer and the step."""
-    device, slices = ranks.device, settings.accumulate or 1
-    table: nn.Parameter | None = None
-    if settings.row_wise:
-        table = row_wise_table(model, loss) if sharded is None else sharded.shard
-    sequences = _place(dataset, device, times=uses_times(model))
-    model.to(device)
-    module = loss.to(device) if isinstance(loss, nn.Module) else None
-    captured = _can_capture(model, loss, settings, device)
-    parameters = [*model.parameters(), *(module.parameters() if module else ())]
-    optimizer = make_optimizer(
-        parameters, settings, device=device, capturable=captured, row_wise=table
-    )
-    given = (model, loss, optimizer, sequences, settings)
-    options: dict[str, Any] = {"device": device, "max_length": max_length}
-    step = TrainingStep(*given, **options, captured=captured)
-    if sharded is not None:
-        step = ShardedStep(*given, **options, table=sharded, slices=slices)
-    elif slices > 1:
-        step = SlicedStep(*given, **options, ranks=ranks, slices=slices, row_wise=table)
-    return Trained(model, module, optimizer, sharded), step
+        # Training draws from the default generators; what comes after it must not notice.
+        gpus = [device.index] if device.type == "cuda" else []
+        with (
+            run_target(
+                dataset=dataset, config=self.described, model=name_model(model), **self.target
+            ) as opened,
+            torch.random.fork_rng(devices=gpus),
+            same_bits(device) if settings.deterministic else spare_workspace(device),
+            quiet_torch(),
+            explained_errors(model, loss, compiled=settings.compile),
+            sparse_gradients(model, loss, wanted=settings.row_wise),
+        ):
+            sizes: Any = {"batch_size": settings.batch_size, "max_length": max_length}
+            data = summarize_data(dataset.train, dataset.n_items, **sizes, model=model)
+            sizes = {"max_length": max_length, "device": device, "ranks": ranks.size}
+            for text in preflight(model, loss, dataset, data, settings, **sizes):
+                if ranks.rank == 0:
+                    warnings.warn(text, TrainingWarning, stacklevel=3)
+            with sharded_catalogue(model, loss, ranks, settings) as table:
+                trained, step = self._build(table, max_length)
+                derived: dict[str, Any] = {"targets_per_batch": round(data.targets, 1)}
+                if isinstance(loss, ScalableCrossEntropy):
+                    cpu = device.type == "cpu"
+                    derived |= loss.named_sizes(data.n_items, step.mean_targets, cpu=cpu)
+                run = opened(derived)
+                return self._train(trained, step, run)
 
-
-def _train(
-    ranks: Ranks,
-    trained: Trained,
-    step: TrainingStep,
-    dataset: PreparedDataset,
-    settings: TrainingSettings,
-    run: Run | None,
-    start: Start | None,
-    target: Mapping[str, Any],
-    show: tuple[Callable[[Record], object] | None, bool, str],
-) -> FitResult:
-    """Train and conclude."""
-    on_epoch, progress, note = show
-    written = None if run is None else (str(run.resume_state), run.identity)
-    written = ranks.gather_json(written)[0]  # by the first rank, for all
-    memory = PeakMemory(ranks.device)
-    with (
-        Interrupts(wanted=written is not None, say=progress, ranks=ranks) as interrupts,
-        TrainingProgress(wanted=progress, memory=memory, on_lost=interrupts.lose_reader) as bar,
-    ):
-        trainer = Trainer(
-            trained,
-            step,
-            dataset,
-            settings,
-            run=run,
-            bar=bar,
-            memory=memory,
-            interrupts=interrupts,
-            resume_from=written,
-            continued=start is not None,
+    def _build(self, sharded: ShardedTable | None, max_length: int) -> tuple[Trained, TrainingStep]:
+        """Place data and weights, and build the optimizer and the step."""
+        ranks, model, loss, dataset, settings, *_ = self
+        device, slices = ranks.device, settings.accumulate or 1
+        table: nn.Parameter | None = None
+        if settings.row_wise:
+            table = row_wise_table(model, loss) if sharded is None else sharded.shard
+        sequences = _place(dataset, device, times=uses_times(model))
+        model.to(device)
+        module = loss.to(device) if isinstance(loss, nn.Module) else None
+        captured = _can_capture(model, loss, settings, device)
+        parameters = [*model.parameters(), *(module.parameters() if module else ())]
+        optimizer = make_optimizer(
+            parameters, settings, device=device, capturable=captured, row_wise=table
         )
-        if note:
-            bar.print(f"sce: {note}")
-        if run is not None and target["resume"] and not run.resume_state.exists():
-            bar.print(f"sce: nothing to resume in {run.path}: starting")
-        if start is not None:
-            bar.print(f"sce: {tell_start(start.summary)}")
-            start.give(trained)
-        try:
-            trainer.resume()
-            trainer.run_epochs(on_epoch)
-            return conclude(trainer, start.summary if start else None)
-        except StopRequested as stop:
-            what = f"training has ended, saved in {target['path']}; its last evaluation is not done"
-            raise TrainingInterrupted(what, stop.signal_number) from stop
-        except DivergenceError as error:
-            trainer.checkpointer.save_best(trainer.progress)
-            if run is not None:
-                note_divergence(run, epoch=error.epoch, step=error.step)
-            raise
+        given = (model, loss, optimizer, sequences, settings)
+        options: dict[str, Any] = {"device": device, "max_length": max_length}
+        step = TrainingStep(*given, **options, captured=captured)
+        if sharded is not None:
+            step = ShardedStep(*given, **options, table=sharded, slices=slices)
+        elif slices > 1:
+            step = SlicedStep(*given, **options, ranks=ranks, slices=slices, row_wise=table)
+        return Trained(model, module, optimizer, sharded), step
+
+    def _train(self, trained: Trained, step: TrainingStep, run: Run | None) -> FitResult:
+        ranks, start, progress = self.ranks, self.start, self.progress
+        written = None if run is None else (str(run.resume_state), run.identity)
+        written = ranks.gather_json(written)[0]  # by the first rank, for all
+        memory = PeakMemory(ranks.device)
+        with (
+            Interrupts(wanted=written is not None, say=progress, ranks=ranks) as interrupts,
+            TrainingProgress(wanted=progress, memory=memory, on_lost=interrupts.lose_reader) as bar,
+        ):
+            trainer = Trainer(
+                trained,
+                step,
+                self.dataset,
+                self.settings,
+                run=run,
+                bar=bar,
+                memory=memory,
+                interrupts=interrupts,
+                resume_from=written,
+                continued=start is not None,
+            )
+            if self.note:
+                bar.print(f"sce: {self.note}")
+            if run is not None and self.target["resume"] and not run.resume_state.exists():
+                bar.print(f"sce: nothing to resume in {run.path}: starting")
+            if start is not None:
+                bar.print(f"sce: {tell_start(start.summary)}")
+                start.give(trained)
+            try:
+                trainer.resume()
+                trainer.run_epochs(self.on_epoch)
+                return conclude(trainer, start.summary if start else None)
+            except StopRequested as stop:
+                where = f"training has ended, saved in {self.target['path']}"
+                what = f"{where}; its last evaluation is not done"
+                raise TrainingInterrupted(what, stop.signal_number) from stop
+            except DivergenceError as error:
+                trainer.checkpointer.save_best(trainer.progress)
+                if run is not None:
+                    note_divergence(run, epoch=error.epoch, step=error.step)
+                raise
 
 
 def _check_arguments(model: object, loss: object, dataset: object, settings: object) -> None:

@@ -220,12 +220,7 @@ class Run:
                 f"moved, name it with {named('data', 'DIR', python='path=DIR')}"
             )
         dataset = PreparedDataset.load(place, verify=verify)
-        if dataset.content_hash != self.dataset.content_hash:
-            raise InputError(
-                f"{self.path} was trained on a dataset with content "
-                f"{self.dataset.content_hash[:12]}, and {place} has content "
-                f"{dataset.content_hash[:12]}: not the same dataset; give the former"
-            )
+        dataset.check_content(self.dataset.content_hash, self.path)
         self.dataset.check_times(dataset)
         if len(dataset.item_ids) < len(self.item_ids):  # by sce add-items, or of an earlier run
             return dataset.with_items(self.item_ids, self.titles)
@@ -235,9 +230,11 @@ class Run:
 def load_model(run: Run, device: torch.device | str = "cpu") -> Backbone:
     """Build the model of a run, one of `BACKBONES`, with its best weights, in evaluation mode."""
     if run.model not in BACKBONES:
+        name = run.model.rpartition(".")[2]
         raise InputError(
-            f"the model of {run.path} is {run.model}, not sce's own: build it yourself and load "
-            f"{run.best_weights.name} with safetensors.torch.load_model"
+            f"the model of {run.path} is {run.model}, which sce cannot build; in Python, "
+            f"recommender = Recommender.load({str(run.path)!r}, model={name}(...)) can, and "
+            'sce.evaluate(recommender.model, dataset, split="test") measures it'
         )
     weights = read_weights(run)
     settings = {name: value for name, value in run.config["model"].items() if name != "name"}

@@ -184,12 +184,7 @@ def check_resumable(
             f"{path} was not trained but made by sce add-items: go on from it, into another "
             f"directory, with {named('from', path, python=f'start_from={str(path)!r}')}"
         )
-    content = manifest["dataset"]["content_hash"]
-    if content != dataset.content_hash:
-        raise InputError(
-            f"{path} was trained on a dataset with content {content[:12]}, and {dataset.path} has "
-            f"content {dataset.content_hash[:12]}: resume with the former"
-        )
+    dataset.check_content(manifest["dataset"]["content_hash"], path)
     DatasetInfo(**manifest["dataset"]).check_times(dataset)
     if (has := manifest["dataset"]["n_items"]) != dataset.n_items:
         raise InputError(

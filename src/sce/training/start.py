@@ -259,14 +259,11 @@ def _tables(run: Run, model: nn.Module, weights: Mapping[str, Tensor]) -> list[s
             f"{named('from', python='start_from')} carries rows of a parameter over, and the "
             f"catalogue of {type(model).__name__} is computed"
         )
-    expected = {f"model.{name}": each.shape for name, each in model.state_dict().items()}
-    given = {name: each.shape for name, each in weights.items()}
-    for shapes, items in ((expected, len(model.catalogue)), (given, len(run.item_ids))):  # type: ignore[arg-type]
-        shapes |= {
-            name: torch.Size([-1, *shapes[name][1:]])  # as no table has it
-            for name in tables
-            if name in shapes and shapes[name][0] == items
-        }
+    own = {f"model.{name}": each for name, each in model.state_dict().items()}
+    expected, given = (  # of a table, whether it has all items
+        {n: (len(e) == items, *e.shape[1:]) if n in tables else e.shape for n, e in of.items()}
+        for of, items in ((own, len(model.catalogue)), (weights, len(run.item_ids)))  # type: ignore[arg-type]
+    )
     if expected != given:
         both = expected.keys() | given.keys()
         wrong = sorted(name for name in both if expected.get(name) != given.get(name))

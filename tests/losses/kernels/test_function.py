@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from sce.losses import ScalableCrossEntropy, bucketed, buckets, scalable_cross_entropy
+from sce.losses import ScalableCrossEntropy, bucketed, buckets
 from sce.losses.backend import Backend
 from tests.losses.kernels.made_problem import DEVICE, DTYPES, GPU, problem
 from tests.losses.noisy_problem import rows_touched
 
 pytest.importorskip("triton")
 from sce.losses import kernels
+from tests.losses.reference import scalable_cross_entropy
 
 WIDTHS = [24, 72, 136, 264, 512]  # one for each way to cut rows into tiles
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -3,8 +3,12 @@
 Loops over buckets and states, in float64, differentiable through autograd. Never use it to train.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from sce.losses import ScalableCrossEntropy
 
 
 def reference_scalable_cross_entropy(
@@ -45,3 +49,15 @@ def reference_scalable_cross_entropy(
     if reduction == "sum":
         return losses.sum()
     return losses.sum() / max(1, len(largest))
+
+
+def scalable_cross_entropy(
+    *inputs: Tensor,
+    centres: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    max_targets: int | None = None,
+    **settings: Any,
+) -> Tensor:
+    """Return the loss of one call of a `ScalableCrossEntropy` of its own."""
+    options = {"centres": centres, "generator": generator, "max_targets": max_targets}
+    return ScalableCrossEntropy(**settings)(*inputs, **options)  # type: ignore[no-any-return]
