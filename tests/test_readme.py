@@ -35,7 +35,7 @@ def test_what_is_said_of_installing() -> None:
     project = tomllib.loads(README.with_name("pyproject.toml").read_text())["project"]
     (least,) = (need[7:] for need in project["dependencies"] if need.startswith("torch>="))
     minor = tested.rpartition(".")[0]
-    assert f"pip install torch=={tested} --index-url https://download.pytorch.org/whl/cpu" in text
+    assert f"pip install uv && uv pip install torch=={tested} --torch-backend cpu" in text
     assert f"Any torch from {least} on should do: the tests run on {minor}," in text
     assert {tested} == {*re.findall(r"torch==([\d.]+)", text)}
     assert "`pip wheel . --no-deps` builds a wheel" in text

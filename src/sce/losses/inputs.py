@@ -20,8 +20,8 @@ _NO_TRANSFORM = (
     "Call backward() or torch.autograd.grad on its result"
 )
 _REFUSED = {
-    "padding_idx": "and padding is no item: give the rows of items alone, and number targets by "
-    "them; or embedding.weight, if that row may be predicted",
+    "padding_idx": "and padding is no item: give embedding.weight, if that row may be scored as an "
+    "item; or, without sparse_grad, the rows of items alone, and number targets by them",
     "max_norm": "which a loss does not apply: give embedding.weight to do without",
 }
 
