@@ -1,6 +1,7 @@
-"""Write the tables of README.md and docs/*.md from the rows of runs and benchmarks.
+"""Write the tables and numbers of README.md and docs/*.md from the rows of runs and benchmarks.
 
-python docs/from_rows.py            # rewrites what is between <!-- rows: NAME --> and <!-- end -->
+python docs/from_rows.py            # rewrites what is between <!-- rows: NAME --> and <!-- end -->,
+                                    # and the numbers of the sentences in claims.py
 python docs/from_rows.py --check    # changes nothing; fails where a page is not what the rows say
 """
 
@@ -14,6 +15,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 import studies
 import trainings
+from claims import put_right
 from trainings import ROOT, Row, read, table
 
 LOSSES = {
@@ -247,24 +249,28 @@ BLOCKS = {made.__name__: made for made in MADE}
 MARK = re.compile(r"(<!-- rows: (\w+) -->\n\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def rewritten(text: str) -> str:
-    """A page with its blocks as the rows have them now."""
-    return MARK.sub(lambda found: f"{found[1]}{BLOCKS[found[2]]()}\n\n{found[3]}", text)
+def rewritten(page: str, text: str) -> str:
+    """A page with its blocks and numbers as the rows have them now."""
+    blocks = MARK.sub(lambda found: f"{found[1]}{BLOCKS[found[2]]()}\n\n{found[3]}", text)
+    return put_right(page, blocks)
 
 
 def main() -> int:
-    """Rewrite the pages, or say which are stale."""
-    stale = []
+    """Rewrite the pages, or say what is stale."""
+    check = "--check" in sys.argv
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         text = page.read_text("utf-8")
-        if (new := rewritten(text)) != text:
-            stale.append(page.name)
-            if "--check" not in sys.argv:
-                page.write_text(new, "utf-8")
-    if stale:
-        print("stale:" if "--check" in sys.argv else "rewritten:", *stale)
-    return 1 if stale and "--check" in sys.argv else 0
+        new = rewritten(page.name, text)
+        for line in [line for line in new.splitlines() if line not in text.splitlines()]:
+            print(f"{page.name}, {'should be' if check else 'rewritten'}: {line}")
+        if new != text and check:
+            return 1
+        page.write_text(new, "utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except LookupError as error:
+        sys.exit(str(error))

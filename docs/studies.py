@@ -22,7 +22,7 @@ LOGS = {
 DEFAULTS = ("sce", "ce")
 
 
-def _default(log: str, loss: str, negatives: str | None = None) -> list[Row]:
+def trained(log: str, loss: str, negatives: str | None = None) -> list[Row]:
     """Trainings of SASRec on a log, in the order of their seeds."""
     return of_sasrec()[log][loss, negatives]
 
@@ -47,7 +47,7 @@ def logs() -> str:
 
     rows = []
     for log, what in LOGS.items():
-        row = _default(log, "ce")[0]
+        row = trained(log, "ce")[0]
         settings, split = row["settings"], row["dataset"]["split"].split(",")[0]
         sizes = f"{settings['training.batch_size']:,}, {settings['model.max_length']}"
         rows.append([log, what, f"{split}, {sizes}", ties(order[log])])
@@ -60,7 +60,7 @@ def cost() -> str:
             "CE"]  # fmt: skip
     rows = []
     for log in LOGS:
-        both = [_default(log, loss) for loss in DEFAULTS]
+        both = [trained(log, loss) for loss in DEFAULTS]
         sce, ce = (mean(row["memory_mib"]["training"] for row in some) for some in both)
         evaluating = mean(row["memory_mib"]["evaluation"] for row in both[0])
         times = (mean(row["seconds"]["training"] for row in some) for some in both)
@@ -70,12 +70,18 @@ def cost() -> str:
     return table(head, rows)
 
 
-def noise() -> str:
-    """How far seeds of one setting are apart, in a sentence."""
+def seed_spreads() -> dict[str, float]:
+    """The standard deviation over seeds in percent of NDCG@10, the mean of SCE's and CE's."""
     spread = {}
     for log in LOGS:
-        values = [ndcg(_default(log, loss)) for loss in DEFAULTS]
+        values = [ndcg(trained(log, loss)) for loss in DEFAULTS]
         spread[log] = mean(100 * stdev(some) / mean(some) for some in values)
+    return spread
+
+
+def noise() -> str:
+    """How far seeds of one setting are apart, in a sentence."""
+    spread = seed_spreads()
     few = [log for log, share in spread.items() if share < 3]
     rest = [f"{share:.0f} % on {log}" for log, share in spread.items() if share >= 3]
     return (
@@ -87,14 +93,14 @@ def noise() -> str:
 
 def news() -> str:
     """Sampled softmax on the log of news, against the means over seeds of SCE and of exact CE."""
-    rows = _default("globo", "ce-", "popularity")
+    rows = trained("globo", "ce-", "popularity")
     found, seeds = mean(ndcg(rows)), "one seed" if len(rows) == 1 else f"{len(rows)} seeds"
-    sce, ce = (mean(ndcg(_default("globo", loss))) for loss in DEFAULTS)
+    sce, ce = (mean(ndcg(trained("globo", loss))) for loss in DEFAULTS)
     return (
         f"On globo, the one log of news, sampled softmax with popular negatives (CE⁻) has "
         f"{found / ce:.2f} times the NDCG@10 of exact CE, and {found / sce:.2f} times that of SCE."
         f"\nIt was trained with **{seeds}**, the others with three, of which the best of SCE is "
-        f"{100 * (max(ndcg(_default('globo', 'sce'))) / sce - 1):.0f} % above their mean."
+        f"{100 * (max(ndcg(trained('globo', 'sce'))) / sce - 1):.0f} % above their mean."
     )
 
 
@@ -116,7 +122,8 @@ def exact_or_not() -> str:
     return table(["1,000,000 items, bfloat16", "time", "memory"], rows)
 
 
-def _study(log: str, rule: str, alpha: float | None, size: int | None) -> list[Row]:
+def study(log: str, rule: str, alpha: float | None, size: int | None) -> list[Row]:
+    """Trainings of the study of coverage by one rule."""
     return [
         row
         for row in read(STUDY)
@@ -130,10 +137,10 @@ def _means(rows: list[Row]) -> tuple[float, float]:
     return mean(row["test"] for row in rows), mean(row["validation"] for row in rows)
 
 
-def _to_exact(log: str, rows: list[Row]) -> tuple[float, float]:
+def to_exact(log: str, rows: list[Row]) -> tuple[float, float]:
     """Their ratios to exact CE."""
     test, validation = _means(rows)
-    exact = _means(_study(log, "exact", None, None))
+    exact = _means(study(log, "exact", None, None))
     return test / exact[0], validation / exact[1]
 
 
@@ -144,11 +151,11 @@ def coverage() -> str:
              "coverage, α = 8": ("coverage", 8.0)}  # fmt: skip
     rows, ratios = [], {rule: [] for rule in rules}
     for log in LOGS:
-        exact = _study(log, "exact", None, None)
+        exact = study(log, "exact", None, None)
         cells = [_both(_means(exact), 4, len(exact))]
         for name, rule in rules.items():
-            found = _study(log, *rule, 2048)
-            ratios[name] += [_to_exact(log, found)] if found else []
+            found = study(log, *rule, 2048)
+            ratios[name] += [to_exact(log, found)] if found else []
             cells.append(_both(ratios[name][-1], 2, len(found)) if found else "")
         rows.append([log, *cells])
     last = [
@@ -176,12 +183,12 @@ def coverage_steps() -> str:
     }
     rows = []
     for name, one in steps.items():
-        found = _study("reddit", *one)
-        rows.append([name, _both(_to_exact("reddit", found), 2, len(found))])
+        found = study("reddit", *one)
+        rows.append([name, _both(to_exact("reddit", found), 2, len(found))])
     return table(["", "ratio to CE, test / validation (trainings)"], rows)
 
 
-def _paper_rule(log: str, **wanted: Any) -> list[Row]:
+def paper_rule(log: str, **wanted: Any) -> list[Row]:
     """Trainings by the paper's rule with the centres of `experiments/*.toml`, the whole batch."""
     wanted = {"alpha": 2.0, "beta": 1.0, "coverage": False} | wanted
     wanted["centres"] = "states" if log in ("ml1m", "globo") else "random"
@@ -211,7 +218,7 @@ def bucket_size() -> str:
         trained = {row["settings"].get("loss.bucket_size_y") or 0 for row in every}
         fortieth = min(trained, key=lambda size: abs(size - items / 40))
         sizes = (64, 256, fortieth, 1024, 4096, round(items / 2))
-        found = [ndcg(_paper_rule(log, bucket_size_y=size)) for size in sizes]
+        found = [ndcg(paper_rule(log, bucket_size_y=size)) for size in sizes]
         best = max(mean(some) for some in found if some)
         cells = [
             "" if not some else f"**{_spread(some)}**" if mean(some) == best else _spread(some)
@@ -226,7 +233,7 @@ def alpha_beta() -> str:
     """Quality and peak memory by the paper's rule against α and β."""
 
     def cell(log: str, alpha: float, beta: float) -> str:
-        rows = _paper_rule(log, alpha=alpha, beta=beta, bucket_size_y=256)
+        rows = paper_rule(log, alpha=alpha, beta=beta, bucket_size_y=256)
         peaks = [(row["memory_mib"] or {}).get("training") for row in rows]
         return f"{_spread(ndcg(rows))}, {mean(filter(None, peaks)):,.0f} MiB"
 

@@ -3,6 +3,7 @@
 import json
 import tomllib
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
@@ -23,6 +24,7 @@ RIVALS = {
 }  # fmt: skip
 
 
+@cache
 def read(name: str) -> list[Row]:
     """All rows of a file, or of a directory of files."""
     found = ROOT / name
@@ -36,7 +38,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
-def _trainings() -> dict[str, dict[Setting, list[Row]]]:
+def by_setting() -> dict[str, dict[Setting, list[Row]]]:
     """Finished trainings of each log by setting, each seed once; small catalogues first.
 
     Of two rows about one run the later counts, of two settings that have one name and one seed,
@@ -62,7 +64,7 @@ def of_sasrec() -> dict[str, dict[tuple[str, str | None], list[Row]]]:
             for (model, loss, negatives, cut), rows in settings.items()
             if model == "sasrec" and not cut
         }
-        for log, settings in _trainings().items()
+        for log, settings in by_setting().items()
     }
 
 
@@ -71,7 +73,7 @@ def ndcg(rows: Iterable[Row], on: str = "test") -> list[float]:
     return [row[on]["ndcg@10"] for row in rows]
 
 
-def _against_ce() -> Iterator[dict[str, Any]]:
+def against_ce() -> Iterator[dict[str, Any]]:
     """The default and exact CE on each log."""
     for log, losses in of_sasrec().items():
         ce, sce = losses["ce", None], losses["sce", None]
@@ -104,7 +106,7 @@ def default() -> str:
     """SCE by default against exact CE, log by log."""
     head = ["log", "items", "test users", "CE, test NDCG@10", "SCE", "ratio, test", "interval",
             "ratio, validation"]  # fmt: skip
-    found, intervals = list(_against_ce()), _intervals()
+    found, intervals = list(against_ce()), _intervals()
     rows = [
         [one["log"], f"{one['items']:,}", f"{one['users']:,}", _spread(one["ce"]),
          _spread(one["sce"]), f"{one['test']:.3f}", intervals.get(one["log"], ""),
@@ -123,13 +125,13 @@ def short() -> str:
     return table(head, (
         [one["log"], f"{one['items']:,}", f"{mean(one['ce']):.4f}", f"{mean(one['sce']):.4f}",
          *(f"{peak:,.0f} MiB" for peak in reversed(one["peaks"]))]
-        for one in _against_ce()
+        for one in against_ce()
     ))  # fmt: skip
 
 
 def summary() -> str:
     """The same in three sentences."""
-    found = list(_against_ce())
+    found = list(against_ce())
     ratios = [one["test"] for one in found]
     shares = [100 * one["peaks"][0] / one["peaks"][1] for one in found]
     items = [one["items"] for one in found]
@@ -174,7 +176,7 @@ def field() -> str:
     """Every backbone and loss over all logs, against SASRec with exact CE."""
     heads, rows = make_field({
         log: {setting: SeedGroup(tuple(rows)) for setting, rows in settings.items()}
-        for log, settings in _trainings().items()
+        for log, settings in by_setting().items()
     })  # fmt: skip
     told = [place for place, column in enumerate(zip(*rows, strict=True)) if any(column)]
     head, *rest = ([row[place] for place in told] for row in (heads, *rows))
@@ -217,7 +219,7 @@ def _published(file: str, ours: Iterable[tuple[str, list[Row]]]) -> str:
 
 def beauty() -> str:
     """Amazon Beauty: backbones and losses."""
-    found = _trainings()["beauty"].items()
+    found = by_setting()["beauty"].items()
     ours = ((" + ".join(name_setting(setting)), rows) for setting, rows in found)
     return _published("beauty-table.toml", ours)
 
@@ -233,7 +235,7 @@ def movies() -> str:
 def backbones() -> str:
     """Test NDCG@10 of each backbone with SCE and with exact CE, of seed 0."""
     found: dict[str, dict[str, dict[str, float]]] = {}
-    for log, settings in _trainings().items():
+    for log, settings in by_setting().items():
         for (model, loss, *_), rows in settings.items():
             if loss in ("sce", "ce") and rows[0]["seed"] == 0:
                 found.setdefault(log, {}).setdefault(model, {})[loss] = ndcg(rows)[0]

@@ -82,17 +82,35 @@ def test_the_code_of_a_page_runs(
         assert names["recommended"].to_frame().height  # type: ignore[attr-defined]
 
 
-def test_tables_are_those_of_the_rows() -> None:
+@pytest.fixture(scope="module")
+def from_rows() -> dict[str, Any]:
+    return runpy.run_path(str(DOCS / "from_rows.py"))
+
+
+def test_tables_and_numbers_are_those_of_the_rows(from_rows: dict[str, Any]) -> None:
     """If this fails: python docs/from_rows.py."""
-    rewritten = runpy.run_path(str(DOCS / "from_rows.py"))["rewritten"]
+    rewritten = from_rows["rewritten"]
     found = [page for page in PAGES if "<!-- rows: " in page.read_text(encoding="utf-8")]
     assert len(found) > 3
     for page in found:
         text = page.read_text(encoding="utf-8")
-        assert rewritten(text) == text, page.name
+        assert rewritten(page.name, text) == text, page.name
         stale = re.sub(r"(?<=<!-- rows: )(\w+) -->\n\n", r"\g<0>9", text)
         assert stale != text
-        assert rewritten(stale) == text
+        assert rewritten(page.name, stale) == text
+
+
+def test_a_changed_number_row_or_sentence_is_noticed(
+    from_rows: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_right, read = from_rows["put_right"], from_rows["read"]
+    text = (DOCS / "results.md").read_text(encoding="utf-8")
+    stale = text.replace("occur in 1.6 M events", "occur in\n2.6 M events")
+    assert put_right("results.md", stale) == stale.replace("2.6 M", "1.6 M") != stale
+    with pytest.raises(LookupError, match=r"results.md does not have: occur in 1.6 M events"):
+        put_right("results.md", text.replace("occur in", "are in"))
+    monkeypatch.setitem(read("benchmarks/results/scale.jsonl")[0], "events", 7_700_000)
+    assert "occur in 7.7 M events" in put_right("results.md", text)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -1,0 +1,301 @@
+"""Numbers in the sentences of README.md and docs/*.md, each by the rows that it is of.
+
+A claim is a sentence as it stands in the page, with {} or {:.2f} for each number, and a function
+that computes the numbers. Line breaks do not matter; what is not computed must stand as it is.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from statistics import mean, stdev
+from typing import Any
+
+from studies import LOGS, paper_rule, seed_spreads, study, to_exact, trained
+from trainings import ROWS, Row, against_ce, by_setting, ndcg, of_sasrec, read
+
+from sce.planning import ERROR
+
+WORDS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+NUMBER = r"(\d[\d,]*(?:\.\d+)?|[A-Za-z]+)"
+GPU, CPU = "benchmarks/results/loss_gpu.jsonl", "benchmarks/results/loss_cpu.jsonl"
+Claims = dict[str, Callable[[], Iterable[Any]]]
+
+
+def _ends(values: Iterable[float]) -> tuple[float, float]:
+    """From, to."""
+    some = list(values)
+    return min(some), max(some)
+
+
+def _peak(rows: list[Row]) -> float:
+    return mean(row["memory_mib"]["training"] for row in rows)
+
+
+def _percent(ratio: float) -> float:
+    """How much more, or less, in percent."""
+    return 100 * abs(ratio - 1)
+
+
+def _ratio(log: str, loss: str, negatives: str | None = None, to: str = "ce") -> float:
+    """Of the mean test NDCG@10 to that of another loss."""
+    return mean(ndcg(trained(log, loss, negatives))) / mean(ndcg(trained(log, to)))
+
+
+def _times() -> list[float]:
+    """How many times as long SCE trains as exact CE, log by log."""
+
+    def seconds(log: str, loss: str) -> float:
+        return mean(row["seconds"]["training"] for row in trained(log, loss))
+
+    return [seconds(log, "sce") / seconds(log, "ce") for log in LOGS]
+
+
+def _at_once(rows: Iterable[Row]) -> tuple[float, float]:
+    return _ends(row["at_once"] for row in rows if row["at_once"])
+
+
+def _sampled() -> list[float]:
+    """Peaks of CE⁻ to those of SCE."""
+    return [
+        _peak(rows) / _peak(losses["sce", None])
+        for losses in of_sasrec().values() for (loss, _), rows in losses.items() if loss == "ce-"
+    ]  # fmt: skip
+
+
+def _drawn() -> tuple[float, float]:
+    """Fewest and most negatives a sequence."""
+    every = (row for losses in of_sasrec().values() for rows in losses.values() for row in rows)
+    counts = (row["settings"].get("loss.n_negatives") for row in every)
+    return _ends(count for count in counts if count)
+
+
+def _again() -> list[float]:
+    """By how many percent a seed that ran again differs."""
+    return [
+        _percent(row["test"]["ndcg@10"] / first["test"]["ndcg@10"])
+        for row in read("experiments/results/again/seed-1.jsonl")
+        for first in trained(row["dataset"]["name"], row["settings"]["loss.name"])
+        if first["seed"] == row["seed"]
+    ]
+
+
+def _student() -> tuple[float, float]:
+    """The 95 % interval of SCE's ratios, by Student's t with nine degrees of freedom."""
+    logs = [math.log(one["test"]) for one in against_ce()]
+    half = 2.262 * stdev(logs) / math.sqrt(len(logs))
+    return math.exp(mean(logs) - half), math.exp(mean(logs) + half)
+
+
+def _pairs(loss: str, negatives: str | None = None) -> dict[str, Row]:
+    """Losses against exact CE for popular and rare targets, by log."""
+    return {
+        row["dataset"]["name"]: row
+        for row in read(f"{ROWS}/pairs")
+        if (row["setting"]["loss.name"], row["setting"]["loss.negatives"]) == (loss, negatives)
+        and row["against"]["loss.name"] == "ce" and row["popular"] is not None
+    }  # fmt: skip
+
+
+def _seed(log: str, seed: int) -> float:
+    """SCE to exact CE with one seed."""
+    sce, ce = (trained(log, loss)[seed]["test"]["ndcg@10"] for loss in ("sce", "ce"))
+    return sce / ce
+
+
+def _backbone(log: str, model: str, loss: str = "sce", on: str = "test") -> float:
+    return ndcg(by_setting()[log][model, loss, None, None], on)[0]
+
+
+def _times_of(known: str) -> Row:
+    """HSTU on MovieLens-1M that knows past times, or the next."""
+    rows = read("experiments/results/published/ml1m-loo.jsonl")
+    (row,) = (row for row in rows if row["settings"]["model.times"] == known)
+    return row
+
+
+def _peers(machine: str, loss: str, of: str, shared: str = "sequence") -> float:
+    """What sce takes, to the least that another library takes."""
+    rows = [
+        row for row in read("benchmarks/results/train_peers.jsonl")
+        if (row["machine"][:3], row["loss"]) == (machine, loss)
+    ]  # fmt: skip
+    ours = min(row[of] for row in rows if row["library"] == "sce" and row["shared"] == shared)
+    return float(ours / min(row[of] for row in rows if row["library"] != "sce"))
+
+
+def _scale(data: str, loss: str = "SCE") -> Row:
+    rows = read("benchmarks/results/scale.jsonl")
+    return next(row for row in rows if (row["data"], row["loss"]) == (data, loss))
+
+
+def _placed(alpha: float) -> list[float]:
+    """Percent of the states that were in a bucket, of each training."""
+    return [
+        100 * row["buckets"]["placed"]
+        for log in ("ml1m", "globo") for beta in (1.0, 4.0, 16.0)
+        for row in paper_rule(log, alpha=alpha, beta=beta, bucket_size_y=256)
+    ]  # fmt: skip
+
+
+def _small_buckets() -> float:
+    """The most that 64 items in a bucket lose to exact CE, in percent."""
+    lost = []
+    for log in ("beauty", "food", "beauty2", "union7"):
+        rows = read(f"experiments/results/{log}.jsonl")
+        batch = 1024 if "beauty" in log else 128
+        ce = [r for r in rows if r["settings"]["loss.name"] == "ce"
+              and r["settings"]["training.batch_size"] == batch]  # fmt: skip
+        lost.append(1 - mean(ndcg(paper_rule(log, bucket_size_y=64))) / mean(ndcg(ce)))
+    return 100 * max(lost)
+
+
+def _memory(loss: str, items: int, batch: int = 64, *, row_wise: bool = False) -> Row:
+    wanted = {"loss.name": loss, "training.batch_size": batch, "training.row_wise": row_wise}
+    rows = read("experiments/results/memory.jsonl")
+    return next(row for row in rows if row["dataset"]["n_items"] == items
+                and row["settings"].items() >= wanted.items())  # fmt: skip
+
+
+def _mib(*of: Any, **more: Any) -> float:
+    return float(_memory(*of, **more)["memory_mib"]["training"])
+
+
+RESULTS: Claims = {
+    "On {} logs differences of several percent are noise": lambda: [
+        WORDS[sum(share >= 3 for share in seed_spreads().values())]],
+    "Quality was measured on {:.0f} k to {:.0f} k real items": lambda: [
+        items / 1000 for items in _ends(one["items"] for one in against_ce())],
+    "{} pairs differed by {:.0f} % on average and {:.0f} % at most": lambda: [
+        len(_again()), mean(_again()), max(_again())],
+    "by validation, {} to {} runs at once on one GPU": lambda: _at_once(
+        row for log in LOGS for loss in ("sce", "ce") for row in trained(log, loss)),
+    "On reddit SCE's lead of {:.1f} % is beyond both": lambda: [_percent(_ratio("reddit", "sce"))],
+    "a mean of {:.4f}, and SCE has {:.4f} here. The ratio by validation is {:.3f}.": lambda: [
+        mean(row["test"] for row in study("reddit", "exact", None, None)),
+        mean(ndcg(trained("reddit", "sce"))),
+        next(one["validation"] for one in against_ce() if one["log"] == "reddit")],
+    "training took {:.1f} to {:.1f} times as long, and longer on {} logs of {}.": lambda: [
+        *_ends(_times()), WORDS[sum(ratio > 1 for ratio in _times())], WORDS[len(LOGS)]],
+    "at SCE's memory: {:,} to {:,} negatives a sequence": _drawn,
+    "CE⁻ then takes {:.0f} to {:.0f} % more memory than SCE": lambda: map(
+        _percent, _ends(_sampled())),
+    "on union7 the best is {:.0f} % behind": lambda: [_percent(max(
+        mean(ndcg(rows)) for (loss, _), rows in of_sasrec()["union7"].items() if loss == "ce-"
+    ) / mean(ndcg(trained("union7", "sce"))))],
+    "by test and validation, with one seed on {} test users": lambda: [
+        trained("ml1m", "bce+", "uniform")[0]["users"]["test"]],
+    "ahead of SCE on globo by {:.0f} %": lambda: [
+        _percent(_ratio("globo", "ce-", "popularity", to="sce"))],
+    "seeds of SCE and CE differ by {:.0f} to {:.0f} % there": lambda: _ends(
+        100 * stdev(some) / mean(some) for some in (
+            ndcg(trained("globo", loss)) for loss in ("sce", "ce"))),
+    "in less memory: {:.0f} to {:.0f} MiB, where SCE takes {:.0f} to {:.0f}": lambda: [
+        end for loss in ("rece", "sce")
+        for end in _ends(_peak(trained(log, loss)) for log in ("ml1m", "steam", "yelp2019"))],
+    "SCE has {:.2f}, {:.2f} and {:.2f}.": lambda: [
+        one["validation"] for log in ("reddit", "yelp2019", "beauty")
+        for one in against_ce() if one["log"] == log],
+    "as little as SCE: {} and {} MiB on union7": lambda: [
+        _scale("union7", loss)["peak MiB"] for loss in ("CE, cut-cross-entropy", "SCE")],
+    "at {:.0f} times the time a step": lambda: [
+        _scale("union7", "CE, cut-cross-entropy")["ms"] / _scale("union7")["ms"]],
+    "by themselves gives {:.3f} to {:.3f}": _student,
+    "{} to {} runs shared the GPU": lambda: _at_once(
+        row for settings in by_setting().values() for rows in settings.values() for row in rows),
+    "on ml1m a ratio of {:.2f} instead of {:.2f}": lambda: [
+        _pairs("sce")["ml1m"]["test"], _seed("ml1m", 1)],
+    "above 1 on {} logs of {}, on reddit by {:.1f} %": lambda: [
+        WORDS[sum(row["popular"] > 1 for row in _pairs("sce").values())],
+        WORDS[len(_pairs("sce"))], _percent(_pairs("sce")["reddit"]["popular"])],
+    "On rare ones it is within 3 % of CE on {}.": lambda: [
+        WORDS[sum(_percent(row["rare"]) < 3 for row in _pairs("sce").values())]],
+    "On yelp2019 it has {:.2f} of CE's NDCG@10 on rare targets": lambda: [
+        _pairs("sce")["yelp2019"]["rare"]],
+    "Popular negatives have {:.2f} of it on the rare targets of reddit, uniform ones {:.2f}":
+        lambda: [_pairs("ce-", kind)["reddit"]["rare"] for kind in ("popularity", "uniform")],
+    "HSTU is at most {:.1f} % behind it on ml1m, beauty and yelp2019": lambda: [max(
+        _percent(_backbone(log, "hstu") / _backbone(log, "sasrec"))
+        for log in ("ml1m", "beauty", "yelp2019"))],
+    "it is {:.0f} % behind": lambda: [
+        _percent(_backbone("reddit", "hstu") / _backbone("reddit", "sasrec"))],
+    "level by validation ({:.4f} and {:.4f}). There are {} test users.": lambda: [
+        *(_backbone("ml1m", "ligr", loss, "validation") for loss in ("sce", "ce")),
+        trained("ml1m", "ce")[0]["users"]["test"]],
+    "The same {:,} users and {:,} items, leave-one-out": lambda: [
+        next(one[of] for one in against_ce() if one["log"] == "beauty")
+        for of in ("users", "items")],
+    "was stopped after {} epochs, its best the {}th": lambda: [
+        _times_of("past")[of] for of in ("epochs", "best_epoch")],
+    "had 20, and its best was the {}th. In the {}th epoch": lambda: [
+        _times_of("next")["best_epoch"], _times_of("past")["best_epoch"]],
+    "NDCG@10 was {:.3f} with `past` and {:.3f} with `next`": lambda: [
+        _times_of(known)["history"]["validation.ndcg@10"][_times_of("past")["best_epoch"] - 1]
+        for known in ("past", "next")],
+    "Recommending is for all {:,} users": lambda: [
+        read("benchmarks/results/train_peers.jsonl")[0]["users"]],
+    "On two cores an epoch of exact CE takes sce {:.0f} % of the time of the fastest peer, and "
+    "{:.0f} % of the memory of the most frugal one": lambda: [
+        100 * _peers("aar", "ce", "epoch s"), 100 * _peers("aar", "ce", "peak MiB")],
+    "With CE⁻ it takes {:.0f} % of the time of RePlay": lambda: [
+        100 * _peers("aar", "ce-", "epoch s", "batch")],
+    "On the H200 it takes {:.0f} % of the time, in {:.0f} % of the memory": lambda: [
+        100 * _peers("x86", "ce", "epoch s"), 100 * _peers("x86", "ce", "peak MiB")],
+    "occur in {:.1f} M events": lambda: [_scale("synthetic")["events"] / 1e6],
+    "the rules of the log reaches {:.3f}, popularity {:.3f}": lambda: [
+        _scale("synthetic")[of] for of in ("known rules", "popularity ndcg@10")],
+    "{} epochs of {} steps": lambda: [WORDS[_scale("synthetic")["epochs"]].capitalize(),
+                                      _scale("synthetic")["steps"]],
+    "union7: {:,} real items": lambda: [_scale("union7")["items"]],
+    "Three epochs of {} steps": lambda: [_scale("union7")["steps"]],
+    "after {:,} steps it is where popularity is": lambda: [
+        _scale("synthetic")["steps"] * _scale("synthetic")["epochs"]],
+    "On beauty the paper's rule gains more, {:.2f} / {:.2f}.": lambda: to_exact(
+        "beauty", study("beauty", "paper", 2.0, 2048)),
+    "In the table 256 has {} seeds on ml1m and {} on globo": lambda: [
+        WORDS[len(paper_rule(log, bucket_size_y=256))] for log in ("ml1m", "globo")],
+    "(α = 2, β = 1: {} on ml1m and {} on globo)": lambda: [
+        WORDS[len(paper_rule(log, bucket_size_y=256))] for log in ("ml1m", "globo")],
+    "With 64 items SCE loses up to {:.0f} % to CE": lambda: [_small_buckets()],
+    "With α = 1, {:.0f} to {:.0f} % of the states are in a bucket; with α = 2, {:.0f} to {:.0f} %; "
+    "with α = 4, {:.0f} % and more.": lambda: [
+        *_ends(_placed(1.0)), *_ends(_placed(2.0)), math.floor(min(_placed(4.0)))],
+    "On {} sizes, all but those of GRU4Rec and HSTU, it was off by {:.1f} % on average, and by "
+    "{:.1f} % at most.": lambda: [ERROR.sizes, 100 * ERROR.mean, 100 * ERROR.largest],
+    "The logits of CE take {:,.0f} of {:,.0f} MiB; at 100 k items {:,.0f} of {:,.0f}.": lambda: [
+        _memory("ce", items, 128)["components_mib"][of]
+        for items in (20_000, 100_000) for of in ("loss", "peak")],
+    "SCE takes {:.0f} MiB at both sizes. BCE takes {:.0f} and {:.0f}, BCE⁺ and gBCE {:.0f} and "
+    "{:.0f}, CE⁻ {:.0f} and {:.0f}.": lambda: [
+        _memory("sce", 100_000, 128)["components_mib"]["loss"],
+        *(_memory(loss, items, 128)["components_mib"]["loss"]
+          for loss in ("bce", "bce+", "ce-") for items in (20_000, 100_000))],
+    "Activations are {:.0f} to {:.0f} MiB": lambda: _ends(
+        row["components_mib"]["activations"] for row in read("experiments/results/memory.jsonl")
+        if row["settings"]["training.batch_size"] == 128),
+    "the least at every size: {:.0f}, {:.0f}, {:.0f} and {:.0f} % less": lambda: [
+        _percent(_mib("sce", items, row_wise=True) / min(
+            _mib(loss, items) for loss in ("bce", "bce+", "gbce", "ce-")))
+        for items in (40_000, 174_000, 10**6, 10**7)],
+    "the least up to 174 k items: {:.0f} to {:.0f} % less than BCE and {:.0f} to {:.0f} % less "
+    "than BCE⁺.": lambda: [
+        end for loss in ("bce", "bce+") for end in _ends(
+            _percent(_mib("sce", items) / _mib(loss, items))
+            for items in (3_000, 10_000, 40_000, 174_000))],
+    "At 174 k items it takes {:.1f} % less than CE, and {:.1f} % less with row-wise": lambda: [
+        _percent(_mib("sce", 174_000, row_wise=of) / _mib("ce", 174_000)) for of in (False, True)],
+}  # fmt: skip
+CLAIMS: dict[str, Claims] = {"results.md": RESULTS}
+
+
+def put_right(page: str, text: str) -> str:
+    """A page with the numbers of its claims as the rows have them now."""
+    for sentence, compute in CLAIMS.get(page, {}).items():
+        words = re.split(r"\{.*?\}", sentence)
+        places = re.findall(r"\{.*?\}", sentence)
+        shown = [place.format(one) for place, one in zip(places, compute(), strict=True)]
+        pattern = NUMBER.join(re.escape(part).replace(r"\ ", r"\s+") for part in words)
+        if not (found := re.search(pattern, text)):
+            raise LookupError(f"{page} does not have: {sentence.format(*compute())}")
+        for place in range(len(shown), 0, -1):
+            text = text[: found.start(place)] + shown[place - 1] + text[found.end(place) :]
+    return text
