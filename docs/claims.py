@@ -6,25 +6,18 @@ that computes the numbers. Line breaks do not matter; what is not computed must 
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from statistics import mean, stdev
 from typing import Any
 
+from calls import KERNELS, Claims, call, ends
 from studies import LOGS, paper_rule, seed_spreads, study, to_exact, trained
 from trainings import ROWS, Row, against_ce, by_setting, ndcg, of_sasrec, read
 
-from sce.planning import ERROR
+from sce.planning import _WORKSPACE, ERROR
 
 WORDS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 NUMBER = r"(\d[\d,]*(?:\.\d+)?|[A-Za-z]+)"
-GPU, CPU = "benchmarks/results/loss_gpu.jsonl", "benchmarks/results/loss_cpu.jsonl"
-Claims = dict[str, Callable[[], Iterable[Any]]]
-
-
-def _ends(values: Iterable[float]) -> tuple[float, float]:
-    """From, to."""
-    some = list(values)
-    return min(some), max(some)
 
 
 def _peak(rows: list[Row]) -> float:
@@ -51,7 +44,7 @@ def _times() -> list[float]:
 
 
 def _at_once(rows: Iterable[Row]) -> tuple[float, float]:
-    return _ends(row["at_once"] for row in rows if row["at_once"])
+    return ends(row["at_once"] for row in rows if row["at_once"])
 
 
 def _sampled() -> list[float]:
@@ -66,7 +59,7 @@ def _drawn() -> tuple[float, float]:
     """Fewest and most negatives a sequence."""
     every = (row for losses in of_sasrec().values() for rows in losses.values() for row in rows)
     counts = (row["settings"].get("loss.n_negatives") for row in every)
-    return _ends(count for count in counts if count)
+    return ends(count for count in counts if count)
 
 
 def _again() -> list[float]:
@@ -160,11 +153,26 @@ def _mib(*of: Any, **more: Any) -> float:
     return float(_memory(*of, **more)["memory_mib"]["training"])
 
 
+def _on_cpu(loss: str) -> tuple[float, float]:
+    """Seconds and memory of a call at a million items, on two cores."""
+    rows = read("benchmarks/results/loss_cpu.jsonl")
+    (row,) = (row for row in rows if (row["loss"], row["items"]) == (loss, 10**6))
+    return row["seconds"], row["extra MiB"]
+
+
+def _beauty_of_the_paper() -> float:
+    """SCE by the paper's rule on Amazon Beauty, the published model."""
+    rows = [row for row in read("benchmarks/results/parity.jsonl")
+            if (row["data"], row["loss"], row["model"]) == ("beauty", "sce", "eight sinks")
+            and row["options"].endswith("--loss.no-mix")]  # fmt: skip
+    return mean(ndcg(rows))
+
+
 RESULTS: Claims = {
     "On {} logs differences of several percent are noise": lambda: [
         WORDS[sum(share >= 3 for share in seed_spreads().values())]],
     "Quality was measured on {:.0f} k to {:.0f} k real items": lambda: [
-        items / 1000 for items in _ends(one["items"] for one in against_ce())],
+        items / 1000 for items in ends(one["items"] for one in against_ce())],
     "{} pairs differed by {:.0f} % on average and {:.0f} % at most": lambda: [
         len(_again()), mean(_again()), max(_again())],
     "by validation, {} to {} runs at once on one GPU": lambda: _at_once(
@@ -175,10 +183,10 @@ RESULTS: Claims = {
         mean(ndcg(trained("reddit", "sce"))),
         next(one["validation"] for one in against_ce() if one["log"] == "reddit")],
     "training took {:.1f} to {:.1f} times as long, and longer on {} logs of {}.": lambda: [
-        *_ends(_times()), WORDS[sum(ratio > 1 for ratio in _times())], WORDS[len(LOGS)]],
+        *ends(_times()), WORDS[sum(ratio > 1 for ratio in _times())], WORDS[len(LOGS)]],
     "at SCE's memory: {:,} to {:,} negatives a sequence": _drawn,
     "CE⁻ then takes {:.0f} to {:.0f} % more memory than SCE": lambda: map(
-        _percent, _ends(_sampled())),
+        _percent, ends(_sampled())),
     "on union7 the best is {:.0f} % behind": lambda: [_percent(max(
         mean(ndcg(rows)) for (loss, _), rows in of_sasrec()["union7"].items() if loss == "ce-"
     ) / mean(ndcg(trained("union7", "sce"))))],
@@ -186,12 +194,12 @@ RESULTS: Claims = {
         trained("ml1m", "bce+", "uniform")[0]["users"]["test"]],
     "ahead of SCE on globo by {:.0f} %": lambda: [
         _percent(_ratio("globo", "ce-", "popularity", to="sce"))],
-    "seeds of SCE and CE differ by {:.0f} to {:.0f} % there": lambda: _ends(
+    "seeds of SCE and CE differ by {:.0f} to {:.0f} % there": lambda: ends(
         100 * stdev(some) / mean(some) for some in (
             ndcg(trained("globo", loss)) for loss in ("sce", "ce"))),
     "in less memory: {:.0f} to {:.0f} MiB, where SCE takes {:.0f} to {:.0f}": lambda: [
         end for loss in ("rece", "sce")
-        for end in _ends(_peak(trained(log, loss)) for log in ("ml1m", "steam", "yelp2019"))],
+        for end in ends(_peak(trained(log, loss)) for log in ("ml1m", "steam", "yelp2019"))],
     "SCE has {:.2f}, {:.2f} and {:.2f}.": lambda: [
         one["validation"] for log in ("reddit", "yelp2019", "beauty")
         for one in against_ce() if one["log"] == log],
@@ -224,6 +232,7 @@ RESULTS: Claims = {
     "The same {:,} users and {:,} items, leave-one-out": lambda: [
         next(one[of] for one in against_ce() if one["log"] == "beauty")
         for of in ("users", "items")],
+    "by the paper's rule SCE has [{:.4f}](paper.md) here": lambda: [_beauty_of_the_paper()],
     "was stopped after {} epochs, its best the {}th": lambda: [
         _times_of("past")[of] for of in ("epochs", "best_epoch")],
     "had 20, and its best was the {}th. In the {}th epoch": lambda: [
@@ -256,9 +265,13 @@ RESULTS: Claims = {
     "(α = 2, β = 1: {} on ml1m and {} on globo)": lambda: [
         WORDS[len(paper_rule(log, bucket_size_y=256))] for log in ("ml1m", "globo")],
     "With 64 items SCE loses up to {:.0f} % to CE": lambda: [_small_buckets()],
+    "say how much a difference of {:.3f} means there": lambda: [abs(
+        mean(ndcg(paper_rule("food", bucket_size_y=1024)))
+        - mean(ndcg(paper_rule("food", bucket_size_y=1031))))],
     "With α = 1, {:.0f} to {:.0f} % of the states are in a bucket; with α = 2, {:.0f} to {:.0f} %; "
     "with α = 4, {:.0f} % and more.": lambda: [
-        *_ends(_placed(1.0)), *_ends(_placed(2.0)), math.floor(min(_placed(4.0)))],
+        *ends(_placed(1.0)), *ends(_placed(2.0)), math.floor(min(_placed(4.0)))],
+    "What libraries keep is {:.0f} MiB": lambda: [_WORKSPACE / 2**20],
     "On {} sizes, all but those of GRU4Rec and HSTU, it was off by {:.1f} % on average, and by "
     "{:.1f} % at most.": lambda: [ERROR.sizes, 100 * ERROR.mean, 100 * ERROR.largest],
     "The logits of CE take {:,.0f} of {:,.0f} MiB; at 100 k items {:,.0f} of {:,.0f}.": lambda: [
@@ -269,7 +282,7 @@ RESULTS: Claims = {
         _memory("sce", 100_000, 128)["components_mib"]["loss"],
         *(_memory(loss, items, 128)["components_mib"]["loss"]
           for loss in ("bce", "bce+", "ce-") for items in (20_000, 100_000))],
-    "Activations are {:.0f} to {:.0f} MiB": lambda: _ends(
+    "Activations are {:.0f} to {:.0f} MiB": lambda: ends(
         row["components_mib"]["activations"] for row in read("experiments/results/memory.jsonl")
         if row["settings"]["training.batch_size"] == 128),
     "the least at every size: {:.0f}, {:.0f}, {:.0f} and {:.0f} % less": lambda: [
@@ -278,24 +291,62 @@ RESULTS: Claims = {
         for items in (40_000, 174_000, 10**6, 10**7)],
     "the least up to 174 k items: {:.0f} to {:.0f} % less than BCE and {:.0f} to {:.0f} % less "
     "than BCE⁺.": lambda: [
-        end for loss in ("bce", "bce+") for end in _ends(
+        end for loss in ("bce", "bce+") for end in ends(
             _percent(_mib("sce", items) / _mib(loss, items))
             for items in (3_000, 10_000, 40_000, 174_000))],
     "At 174 k items it takes {:.1f} % less than CE, and {:.1f} % less with row-wise": lambda: [
         _percent(_mib("sce", 174_000, row_wise=of) / _mib("ce", 174_000)) for of in (False, True)],
 }  # fmt: skip
-CLAIMS: dict[str, Claims] = {"results.md": RESULTS}
+CHOOSING: Claims = {
+    "Quality was measured on catalogues of {:.0f} k to {:.0f} k items": lambda: [
+        items / 1000 for items in ends(one["items"] for one in against_ce())],
+    "training with SCE took {:.1f} to {:.1f} times its time on {} logs": lambda: [
+        *ends(_times()), WORDS[len(LOGS)]],
+    "took {:.0f} to {:.0f} % of the peak of exact CE.": lambda: ends(
+        100 * one["peaks"][0] / one["peaks"][1] for one in against_ce()),
+    "for SCE {:.0f} MiB at ten million items": lambda: [
+        call("SCE", 10**7, "float32", "forward MiB")],
+    "In bfloat16 SCE takes {:.1f} ms at ten million items. At a hundred million it takes {:.1f} ms":
+        lambda: [call("SCE", 10**7), call("SCE", 10**8)],
+    "a hundred million items it takes {:.1f} ms and {:.0f} MiB": lambda: [
+        call("SCE, sparse gradient", 10**8, of=of) for of in ("ms", "extra MiB")],
+    "SCE at a million items takes {:.2f} s and {:.0f} MiB": lambda: _on_cpu("SCE"),
+    "ordinary tensor operations takes {:.2f} s and {:,.0f} MiB": lambda: _on_cpu(
+        "SCE, tensor code"),
+    "On the GPU the latter takes {:.1f} ms and {:,.0f} MiB": lambda: [
+        call("SCE, tensor code", 10**6, "float32", of) for of in ("ms", "extra MiB")],
+    "CE⁻ took {:.0f} to {:.0f} % more memory than SCE": lambda: map(_percent, ends(_sampled())),
+}  # fmt: skip
+CLAIMS: dict[str, Claims] = {"results.md": RESULTS, "choosing.md": CHOOSING, "kernels.md": KERNELS}
+
+
+def pattern(sentence: str) -> str:
+    """Of a claim in a page, with any numbers and line breaks."""
+    words = re.split(r"\{.*?\}", sentence)
+    return NUMBER.join(re.escape(part).replace(r"\ ", r"\s+") for part in words)
 
 
 def put_right(page: str, text: str) -> str:
     """A page with the numbers of its claims as the rows have them now."""
     for sentence, compute in CLAIMS.get(page, {}).items():
-        words = re.split(r"\{.*?\}", sentence)
-        places = re.findall(r"\{.*?\}", sentence)
-        shown = [place.format(one) for place, one in zip(places, compute(), strict=True)]
-        pattern = NUMBER.join(re.escape(part).replace(r"\ ", r"\s+") for part in words)
-        if not (found := re.search(pattern, text)):
-            raise LookupError(f"{page} does not have: {sentence.format(*compute())}")
+        values, places = list(compute()), re.findall(r"\{.*?\}", sentence)
+        shown = [place.format(value) for place, value in zip(places, values, strict=True)]
+        if not (found := re.search(pattern(sentence), text)):
+            raise LookupError(f"{page} does not have: {sentence.format(*values)}")
         for place in range(len(shown), 0, -1):
             text = text[: found.start(place)] + shown[place - 1] + text[found.end(place) :]
     return text
+
+
+def untraced(page: str, text: str) -> list[str]:
+    """Numbers of a page with the unit of a measurement that no block and no claim has.
+
+    But for paragraphs that say that no rows are kept.
+    """
+    for sentence in CLAIMS.get(page, {}):
+        text = re.sub(pattern(sentence), "", text)
+    for other in (r"<!-- rows: .*?<!-- end -->", r"```.*?```", r"`[^`\n]*`", r"\]\([^)]*\)"):
+        text = re.sub(other, "", text, flags=re.DOTALL)
+    told = [part for part in re.split(r"\n\n|\n- ", text) if "no rows kept" not in part]
+    units = r"0\.\d{2,}|\d[\d.,]* (?:%|[MG]iB|m?s|times|minutes)(?!\w)"
+    return [one for part in told for one in re.findall(units, part)]

@@ -257,16 +257,16 @@ def rewritten(page: str, text: str) -> str:
 
 def main() -> int:
     """Rewrite the pages, or say what is stale."""
-    check = "--check" in sys.argv
+    check, stale = "--check" in sys.argv, False
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         text = page.read_text("utf-8")
         new = rewritten(page.name, text)
         for line in [line for line in new.splitlines() if line not in text.splitlines()]:
             print(f"{page.name}, {'should be' if check else 'rewritten'}: {line}")
-        if new != text and check:
-            return 1
-        page.write_text(new, "utf-8")
-    return 0
+        stale = stale or new != text
+        if new != text and not check:
+            page.write_text(new, "utf-8")
+    return int(stale and check)
 
 
 if __name__ == "__main__":
