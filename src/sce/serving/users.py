@@ -15,8 +15,8 @@ NO_USERS = (
     "--data DIR, the dataset of the run"
 )
 _OTHER = (
-    "prepare the log of that one into this directory (sce prepare --force), export a run that was "
-    "trained on what is here, or start the server with another --data"
+    "export a run on what is here now, prepare the log of that one into the same directory "
+    "(sce prepare --force), or start the server with another --data"
 )
 
 

@@ -137,7 +137,7 @@ def read_start(
     if 2 * now < before:
         warnings.warn(
             f"{dataset.path} has {plural(now, 'event')} to train on, and {path} had {before:,}: is "
-            "it the whole log, old events included? Users without an event there get popular items",
+            "it the whole log, old events included? Only users in it are recommended for",
             TrainingWarning,
             stacklevel=2,
         )
