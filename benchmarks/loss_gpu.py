@@ -21,6 +21,7 @@ import argparse
 import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,15 +77,17 @@ def grid() -> list[Row]:
 
 def exact() -> list[Row]:
     """Return the cells of exact cross-entropy, at the sizes of this field."""
-    half, million = ["bfloat16"], SIZES[2:3]
-    cells = combine((*EXACT, "CE, chunked", "CE, chunked, tuned", "SCE, default"), million, half)
+    half, million, default = ["bfloat16"], SIZES[2:3], partial(combine, ["SCE, default"])
+    cells = combine((*EXACT, "CE, chunked", "CE, chunked, tuned"), million, half)
+    cells += default(million, half, bucket_size_y=2048)
     cells += combine(["CE, fused, autocast"], million, ["float32"])
-    cells += combine(["CE, fused", "SCE, default"], [20_000_000], half)  # others: seconds a call
-    cells += combine((*EXACT, "SCE, default"), million, half, dim=256)
+    cells += combine(["CE, fused"], [20_000_000], half)  # others: seconds a call
+    cells += default([20_000_000], half, bucket_size_y=2048)
+    cells += combine(EXACT, million, half, dim=256)
     for dim in (128, 512):
-        cells += combine(
-            ("CE, fused", CUT[0], "CE, Liger, tuned", "SCE, default"), million, half, dim=dim
-        )
+        cells += combine(("CE, fused", CUT[0], "CE, Liger, tuned"), million, half, dim=dim)
+    for dim in (256, 128, 512):
+        cells += default(million, half, bucket_size_y=2048, dim=dim)
     return cells
 
 

@@ -1,7 +1,7 @@
 """Settings over several logs: which differences are larger than the spread.
 
-Each is set against a reference by ratios of NDCG@10 with the same seeds on the same log. How much
-these differ from log to log contains what users and seeds do to them; so logs are drawn again.
+Each is set against a reference by the ratio of NDCG@10 on the same log. How much these differ from
+log to log contains what users and seeds do to them; so logs are drawn again.
 """
 
 import math
@@ -20,8 +20,8 @@ LEAST_LOGS = 5
 HEADS = ["backbone", "loss", "logs", "seeds", "mean rank", "ratio", "95 %", "against {}",
          "popular", "rare", "memory", "an epoch"]  # fmt: skip
 ABOUT = (
-    "Test NDCG@10 as a multiple of that of the reference, of the same seeds on the same log: a "
-    "geometric mean over logs. Better and worse are those whose interval excludes 1. It is by a "
+    "Test NDCG@10 as a multiple of that of the reference on the same log: geometric means over "
+    "seeds and logs. Better and worse are those whose interval excludes 1. It is by a "
     "bootstrap of logs, and of seeds within them, with the t distribution for their number: with "
     "few logs it is wide, with fewer than five there is none. Ranks are among the settings "
     "trained on a log; memory and time are medians over logs."
@@ -95,7 +95,7 @@ def stand(logs: Mapping[str, Mapping[Group, SeedGroup]]) -> list[Standing]:
         pairs = {
             name: pair
             for name, ours in settings.items()
-            if reference is not None and (pair := Pair.of(ours, reference)) and pair.changes()
+            if reference is not None and (pair := Pair(ours, reference)).changes()
         }
         ranked = sorted(pairs, key=lambda name: -fmean(pairs[name].changes()))
         for place, name in enumerate(ranked, 1):

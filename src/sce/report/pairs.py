@@ -3,8 +3,10 @@
 `relative_interval` says how much the choice of users moves their ratio; `field` goes over logs.
 """
 
+import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,10 +50,9 @@ class Pair(NamedTuple):
         return ours / theirs if whole and theirs else None
 
     def changes(self, measure: str = TEST) -> list[float]:
-        """The logarithm of the ratio for each seed where both have a value that is not 0."""
-        pairs = zip(*(one.rows for one in self), strict=True)
-        values = [[SeedGroup((row,)).mean(measure) for row in pair] for pair in pairs]
-        return [math.log(ours / theirs) for ours, theirs in values if ours and theirs]
+        """The logarithm of each of our seeds as a multiple of theirs, of those that are not 0."""
+        ours, theirs = ([math.log(one) for one in side.values(measure) if one] for side in self)
+        return [one - statistics.fmean(theirs) for one in ours] if theirs else []
 
     def row(self) -> Row:
         """What is kept when the ranks are gone: ratios, and the interval over users."""
@@ -79,7 +80,15 @@ class Pair(NamedTuple):
 
 def setting_of(group: SeedGroup) -> Group:
     """The values of what settings are told apart by."""
-    return tuple(group.value(name) or None for name in BY)
+    return tuple(_plain(group.value(name)) or None for name in BY)
+
+
+def _plain(value: object) -> object:
+    """A setting that is an object, such as a user's own sampler, by its name and settings."""
+    if not isinstance(value, Mapping):
+        return value
+    rest = {name: one for name, one in value.items() if name != "name"}
+    return f"{value.get('name', '')} {json.dumps(rest) if rest else ''}".strip()
 
 
 def chosen(groups: Iterable[SeedGroup]) -> dict[str, dict[Group, SeedGroup]]:

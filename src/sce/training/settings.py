@@ -28,7 +28,8 @@ class TrainingSettings:
     learning_rate: float = 1e-3
     """Adam's step size."""
     seed: int = 0
-    """The same seed gives the same result on the same machine."""
+    """On a CPU the same seed gives the same result on the same machine; on a GPU with
+    `deterministic`."""
     device: str = "auto"
     """auto (a GPU if there is one), cpu, cuda, or cuda:N."""
     patience: int = 10
