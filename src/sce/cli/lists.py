@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sce.cli import say
 from sce.data.columns import ITEM, TitleColumns
-from sce.data.formats import COMPRESSIONS, ENDINGS
+from sce.data.formats import COMPRESSIONS, ENDINGS, choose_format
 from sce.data.lines import name_of, read_lines
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, needing
@@ -43,7 +43,7 @@ def read_items(path: Path | None, option: str, column: str | None = None) -> lis
 
 def _tell_zeros(path: Path, column: str | None) -> None:
     """Say so where a table has a stock of 0 in some rows, which count as all others do."""
-    from sce.data.reading import choose_format, read_file
+    from sce.data.reading import read_file
 
     for item, name in product({column, None}, ("stock", "qty", "quantity")):
         with suppress(InputError):  # it has no such columns
