@@ -21,6 +21,7 @@ from sce.data.vocabulary import Vocabulary
 from sce.serving.asking import Limits
 from sce.serving.catalogue import Catalogue, Source
 from sce.serving.engine import Request
+from sce.serving.exported import add_items
 from sce.serving.server import ServerSettings, Service
 from sce.serving.users import Users
 from tests.cycle_data import lay_out
@@ -333,18 +334,20 @@ def test_lists_are_read_again_whether_or_not_the_new_version_is_taken(tmp_path: 
         next_line("refused a new version", [103, 104], 1)
         stock.write_text("")
         next_line("refused new lists, and goes on with ", [103, 104], 1)
+        next_line("refused a new version", [103, 104], 1)
         path.rename(tmp_path / "away")  # while it is being replaced, nothing is said of it
         stock.write_text("105\n")
         next_line("read the lists again", [105], 1)
         (tmp_path / "away" / "encoder.onnx").write_bytes(encoder)
         (tmp_path / "away").rename(path)
         next_line("loaded version ", [105], 0)
-        stock.unlink()
-        write_export(path, seed=1)
+        stock.write_text("7\n")  # an item of the next version alone
         next_line("refused new lists", [105], 0)
-        stock.write_text("106\n")  # with which the new version is taken up too
-        next_line("read the lists again", [106], 0)
-        next_line("serves version ", [106], 0)
+        new = tmp_path / "items.jsonl"
+        new.write_text('{"item_id": 7, "similar_to": [101]}')
+        add_items(path, new, path, force=True)
+        assert "no item of the catalogue is left" in told.get(timeout=30)  # in that which is served
+        next_line("serves version ", [7], 0)
 
 
 def test_a_request_that_fails_does_not_fail_others(capsys: pytest.CaptureFixture[str]) -> None:

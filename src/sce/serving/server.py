@@ -137,9 +137,10 @@ class Service:
             version, lists = self.source.state()
             if lists != self.catalogue.state[1]:
                 again = partial(self.source.read_again, self.catalogue)
-                if not await self._take(again, "new lists"):
-                    return  # with which no version could be loaded either
-                self.say(f"read the lists again, for version {self._version()}")
+                if await self._take(again, "new lists"):
+                    self.say(f"read the lists again, for version {self._version()}")
+                else:
+                    told = False  # a new version they may fit, the same one they do not
             if told or version not in (None, self.catalogue.state[0]):
                 old = self._version()
                 self.refused = not await self._take(self.source.load, "a new version")
