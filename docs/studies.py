@@ -51,7 +51,7 @@ def logs() -> str:
         settings, split = row["settings"], row["dataset"]["split"].split(",")[0]
         sizes = f"{settings['training.batch_size']:,}, {settings['model.max_length']}"
         rows.append([log, what, f"{split}, {sizes}", ties(order[log])])
-    return table(["log", "what", "split, batch, longest history", "steps of one time"], rows)
+    return table(["log", "what", "split, batch, longest history", "ties"], rows)
 
 
 def cost() -> str:

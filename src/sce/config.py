@@ -32,6 +32,8 @@ SECTIONS: dict[str, dict[str, Any]] = {
 DEFAULT_NAMES = {"model": DEFAULT_BACKBONE, "loss": DEFAULT_LOSS, "training": ""}
 EXACT_LOSS = {"loss": {"name": "ce", "chunk_size": 512}}
 EXACT_ITEMS = 4096
+# Of training: how long, which draw, on which machine.
+_OF_ONE_RUN = {"epochs", "max_steps", "patience", "seed", "device", "shard_catalogue"}
 _LONGEST = 2**20  # bytes of a file of settings
 
 Layer = Mapping[str, Mapping[str, Any]]  # by section and name, the settings that were given
@@ -169,14 +171,6 @@ def for_loss(file: Layer, options: Layer) -> tuple[Layer, list[str]]:
     return {**file, "loss": kept}, [key for key in given if key not in kept]
 
 
-def with_model_of(path: Path, file: Layer) -> Layer:
-    """Lay the settings of a file over those of the model of a run."""
-    run = Run.open(path)
-    if run.model not in BACKBONES:
-        raise InputError(f"the model of {path} is {run.model}, not of sce: go on from it in Python")
-    return {**file, "model": {**run.config["model"], **file.get("model", {})}}
-
-
 def settings_of(path: Path, *layers: Layer) -> Layer:
     """The settings of a run, for going on with it; none of a model or loss that layers rename."""
     config, found = Run.open(path).config, {}
@@ -186,6 +180,17 @@ def settings_of(path: Path, *layers: Layer) -> Layer:
         if own in classes and {*wished} <= {own}:
             found[section] = _listed(config[section], {"name", *setting_types(section)})
     return found
+
+
+def settings_from(path: Path, *layers: Layer) -> Layer:
+    """The settings of a run, for going on from it in another: all but those in `_OF_ONE_RUN`."""
+    run = Run.open(path)
+    if run.model not in BACKBONES:
+        raise InputError(f"the model of {path} is {run.model}, not of sce: go on from it in Python")
+    found = dict(settings_of(path, *layers))
+    training = found.get("training", {})
+    kept = {name: value for name, value in training.items() if name not in _OF_ONE_RUN}
+    return {**found, "training": kept}
 
 
 def _listed(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

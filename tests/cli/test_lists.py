@@ -30,6 +30,24 @@ def test_items_may_be_called_as_in_the_log(tmp_path: Path) -> None:
         assert read_items(tmp_path / "a.csv", "--allow", column) == expected
 
 
+def test_a_table_with_a_stock_of_0_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.csv"
+    for text, column, rows in (
+        ("sku,qty\n0,3\n8,0\n9,0\n", None, "2 rows with qty 0"),
+        ("ref,stock\na,0.0\nb,1.5\n", "ref", "1 row with stock 0"),
+        ("sku,qty\n0,3\n8,1\n", "ref", ""),
+        ("sku,price\n0,0\n", None, ""),
+    ):
+        file.write_text(text)
+        read_items(file, "--block", column)
+        assert capsys.readouterr().err == ""
+        read_items(file, "--allow", column)
+        said = capsys.readouterr().err
+        assert f"every row counts as allowed, also {rows};" in said if rows else said == ""
+
+
 def test_parquet_and_text(tmp_path: Path) -> None:
     pl.DataFrame({"x": [1.5, 2, 3], "asin": ["B1", None, "B3"]}).write_parquet(
         tmp_path / "a.parquet"

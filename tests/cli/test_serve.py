@@ -132,7 +132,7 @@ def test_until_a_run_is_exported_clients_are_refused_and_sighup_waits(
     (tmp_path / "go").touch()
     assert server.stdout.readline().endswith(f":{port}\n")
     assert "exporting" in server.stderr.readline()
-    assert "no new version" in server.stderr.readline()
+    assert "loaded version " in server.stderr.readline()
 
 
 def test_told_to_end_while_it_exports_a_server_leaves_nothing(

@@ -495,9 +495,10 @@ def test_killed_or_interrupted_and_resumed_gives_the_same_numbers(
 
 def test_going_on_from_another_run(data: Path, tmp_path: Path, capsys: Capture) -> None:
     old, new = str(tmp_path / "old"), str(tmp_path / "new")
-    assert main(["train", str(data), "--out", old, *QUICK]) == 0
+    more = ["--loss.chunk-size", "5", "--learning-rate", "0.01", "--training.betas", "0.8", "0.9"]
+    assert main(["train", str(data), "--out", old, *QUICK, *more, "--seed", "3"]) == 0
     capsys.readouterr()
-    options = ["--batch-size", "16", "--device", "cpu", "--loss", "ce"]
+    options = ["--device", "cpu", "--training.clip-norm", "9"]
     command = ["train", str(data), "--out", new, "--from", old, *options]
     assert main([*command, "--epochs", "1"]) == 0
     captured = capsys.readouterr()
@@ -505,7 +506,9 @@ def test_going_on_from_another_run(data: Path, tmp_path: Path, capsys: Capture) 
     assert re.search(f"sce: {told} state carried over", captured.err)
     assert re.search(r"epoch 0/1  as it begins  ndcg@10 0\.\d{4} \*", captured.err)
     run = Run.open(new)
-    assert run.config["model"] == Run.open(old).config["model"]
+    before = Run.open(old).config
+    given = {"training": before["training"] | {"seed": 0, "clip_norm": 9.0}}
+    assert run.config == before | given | {"start": run.config["start"]}
     assert [record["epoch"] for record in run.metrics()] == [0, 1]
     assert (run.result() or {})["start"] == run.config["start"]
     assert main([*command, "--epochs", "2", "--resume"]) == 0
@@ -513,6 +516,13 @@ def test_going_on_from_another_run(data: Path, tmp_path: Path, capsys: Capture) 
     command = ["train", str(data), "--out", str(tmp_path / "other"), "--from", old, *options]
     refused = complaint([*command, "--model.dim", "16"], capsys)
     assert "--model.dim was 8 and is now 16; leave out" in refused
+    # Settings like those of another run, and another loss.
+    assert main([*command, "--like", new]) == 0
+    training = Run.open(tmp_path / "other").config["training"]
+    assert (training["patience"], training["clip_norm"], training["learning_rate"]) == (0, 9, 0.01)
+    command = ["train", str(data), "--out", str(tmp_path / "bce"), "--from", old, "--epochs", "1"]
+    assert main([*command, "--loss", "bce"]) == 0
+    assert Run.open(tmp_path / "bce").config["training"]["learning_rate"] == 0.01
 
 
 def test_items_without_an_event_in_the_new_data_are_kept(
@@ -525,7 +535,10 @@ def test_items_without_an_event_in_the_new_data_are_kept(
     options = ["--batch-size", "16", "--device", "cpu", "--loss", "ce", "--learning-rate", "1e-30"]
     command = ["train", later, "--out", new, "--from", old, *options]
     assert main([*command, "--epochs", "1"]) == 0
-    assert "12 items carried over (9 of them without an event to" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "12 items carried over (9 of them without an event to" in said
+    few = r"warning: .*later has \d+ events to train on, and .*old had \d+: is it the whole log"
+    assert re.search(few, said)
     before, after = (Recommender.load(run, "cpu") for run in (old, new))
     assert after.item_ids.decode(range(13)) == [*map(str, range(100, 112)), "a"]
     assert torch.equal(after.model.catalogue[:12], before.model.catalogue)

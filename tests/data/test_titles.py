@@ -86,4 +86,4 @@ def test_the_command_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFi
     assert main([*command, *titles, "--titles-columns", "code", "words"]) == 0
     shown = capsys.readouterr().out
     assert "titles     2 of 4 items have one; 1 id of" in shown
-    assert shown.endswith("/data --like RUN\n")
+    assert shown.endswith("/data --like RUN, or --from RUN --epochs N\n")

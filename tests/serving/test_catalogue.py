@@ -30,7 +30,7 @@ def test_users_are_those_of_the_right_dataset(tmp_path: Path) -> None:
     people = Vocabulary.from_integers(range(6))
     dataset = make_dataset(tmp_path / "data", ITEM_IDS, people)
     path = write_export(tmp_path / "export")
-    with pytest.raises(InputError, match="data is not the dataset that what is served"):
+    with pytest.raises(InputError, match=r"data is not the dataset that what is served.*--force"):
         Source(path, data=dataset.path).load()
     with pytest.raises(InputError, match="does not exist"):
         Source(path, data=tmp_path / "nowhere").load()
@@ -53,7 +53,7 @@ def test_users_are_those_of_the_right_dataset(tmp_path: Path) -> None:
 def test_the_state_changes_with_any_file(tmp_path: Path) -> None:
     titles = tmp_path / "titles.csv"
     source = Source(write_export(tmp_path / "export"), (titles,))
-    assert source.state() is None
+    assert source.state()[1] is None
     titles.write_text("item_id,title\n101,x\n")
     states = [source.state()]
     assert states == [source.state()]
@@ -67,13 +67,13 @@ def test_the_state_changes_with_any_file(tmp_path: Path) -> None:
 def test_of_a_run_its_weights_count(tmp_path: Path) -> None:
     source = Source(tmp_path)
     (tmp_path / "run.json").touch()
-    assert source.state() is None  # no epoch is complete
+    assert source.state()[0] is None  # no epoch is complete
     (tmp_path / "best.safetensors").touch()
     before = source.state()
     (tmp_path / "metrics.jsonl").touch()
     assert source.state() == before
     (tmp_path / "best.safetensors").write_text("x")
-    assert source.state() not in (None, before)
+    assert source.state()[0] not in (None, before[0])
 
 
 def test_a_run_is_exported_by_a_process_of_its_own(

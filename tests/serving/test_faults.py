@@ -219,5 +219,5 @@ def test_titles_of_a_file_outlast_a_new_version(tmp_path: Path) -> None:
     with serving(path, *options, torch=True) as server:
         assert server.ask("/items?q=one")[1] == {"items": [{"item": 101, "title": "The one"}]}
         server.send(signal.SIGHUP)
-        wait_for(lambda: "no new version: loaded " in server.log.read_text())
+        wait_for(lambda: "loaded version " in server.log.read_text())
         assert server.ask("/items?q=one")[1] == {"items": [{"item": 101, "title": "The one"}]}

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -14,11 +15,13 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from sce.cli.lists import offered
 from sce.data.prepared import write_prepared
 from sce.data.vocabulary import Vocabulary
 from sce.serving.asking import Limits
 from sce.serving.catalogue import Catalogue, Source
 from sce.serving.engine import Request
+from sce.serving.exported import add_items
 from sce.serving.server import ServerSettings, Service
 from sce.serving.users import Users
 from tests.cycle_data import lay_out
@@ -305,6 +308,46 @@ def test_files_replaced_before_the_first_look_are_taken_up_once(tmp_path: Path) 
         for _ in range(20):
             client.get("/healthz")
     assert told.empty()  # what was refused is not tried again
+
+
+def test_lists_are_read_again_whether_or_not_the_new_version_is_taken(tmp_path: Path) -> None:
+    stock, told = tmp_path / "stock.txt", Queue[str]()
+    stock.write_text("101\n102\n")
+    path, offer = write_export(tmp_path / "export"), partial(offered, allow=stock, block=None)
+    source = Source(path, (stock,), read_offered=offer)
+    service = Service(source, source.load(), ServerSettings(watch=0.01), told.put)
+    with TestClient(service.app()) as client:
+
+        def next_line(beginning: str, items: list[int], refused: int) -> None:
+            assert told.get(timeout=30).startswith(beginning)
+            found = client.post("/recommend", json={"history": [110]}).json()["items"]
+            assert sorted(one["item"] for one in found) == items
+            assert f"\nsce_newest_refused {refused}\n" in client.get("/metrics").text
+
+        stock.write_text("102\n")
+        next_line("read the lists again, for version ", [102], 0)
+        encoder = (path / "encoder.onnx").read_bytes()
+        (path / "encoder.onnx").write_bytes(b"")
+        next_line("refused a new version, and goes on with ", [102], 1)
+        stock.write_text("103\n104\n")  # where there was nothing but the refusal once more
+        next_line("read the lists again", [103, 104], 1)
+        next_line("refused a new version", [103, 104], 1)
+        stock.write_text("")
+        next_line("refused new lists, and goes on with ", [103, 104], 1)
+        next_line("refused a new version", [103, 104], 1)
+        path.rename(tmp_path / "away")  # while it is being replaced, nothing is said of it
+        stock.write_text("105\n")
+        next_line("read the lists again", [105], 1)
+        (tmp_path / "away" / "encoder.onnx").write_bytes(encoder)
+        (tmp_path / "away").rename(path)
+        next_line("loaded version ", [105], 0)
+        stock.write_text("7\n")  # an item of the next version alone
+        next_line("refused new lists", [105], 0)
+        new = tmp_path / "items.jsonl"
+        new.write_text('{"item_id": 7, "similar_to": [101]}')
+        add_items(path, new, path, force=True)
+        assert "no item of the catalogue is left" in told.get(timeout=30)  # in that which is served
+        next_line("serves version ", [7], 0)
 
 
 def test_a_request_that_fails_does_not_fail_others(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,12 +1,15 @@
 """Lists of items that may be recommended, or may not, as files hold them."""
 
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sce.cli import say
-from sce.data.formats import COMPRESSIONS, ENDINGS
+from sce.data.columns import ITEM, TitleColumns
+from sce.data.formats import COMPRESSIONS, ENDINGS, choose_format
 from sce.data.lines import name_of, read_lines
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, needing
@@ -31,9 +34,24 @@ def read_items(path: Path | None, option: str, column: str | None = None) -> lis
         with needing("prepare", f"reading {path}", remedy):
             from sce.data.reading import read_item_column
         listed = read_item_column(path, column)
+        if option == "--allow":
+            _tell_zeros(path, column)
     if not listed:
         raise InputError(f"{name_of(path)} ({option}) names no item")
     return listed
+
+
+def _tell_zeros(path: Path, column: str | None) -> None:
+    """Say so where a table has a stock of 0 in some rows, which count as all others do."""
+    from sce.data.reading import read_file
+
+    for item, name in product({column, None}, ("stock", "qty", "quantity")):
+        with suppress(InputError):  # it has no such columns
+            table = read_file(path, choose_format(path), TitleColumns(item, name), True)
+            if zeros := sum(str(one) in ("0", "0.0") for one in table.rows[ITEM].to_list()):
+                rows = f"{plural(zeros, 'row')} with {name} 0"
+                say(f"{path}: every row counts as allowed, also {rows}; leave out what is not")
+                return
 
 
 def offered(

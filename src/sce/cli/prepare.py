@@ -56,7 +56,7 @@ def _show(dataset: PreparedDataset) -> None:
     console.print()
     size = sum(file.stat().st_size for file in dataset.path.iterdir())
     titles = counts.get("titles")
-    how_long = "" if len(dataset.test) else " --like RUN"
+    how_long = "" if len(dataset.test) else " --like RUN, or --from RUN --epochs N"
     lines = [
         ("catalogue", f"{dataset.n_items:,} items"),
         ("titles", titles and tell_titles(titles)),

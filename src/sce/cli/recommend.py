@@ -87,8 +87,9 @@ def recommend(
         format: Format of the output, if the file's name does not tell.
         keep_seen: Recommend items that the user has had before too.
         allow: File of the items that may be recommended, such as those in stock: one id a line, or
-            a csv, jsonl or parquet file with a column item_id, or named as "sce prepare" was told
-            that of the log is; - is standard input.
+            a csv, jsonl or parquet file with a column item_id, or of another usual name such as
+            sku, or named as "sce prepare" was told that of the log is; every row counts. - is
+            standard input.
         block: Likewise, of items not to be recommended.
         device: auto, cpu, cuda or cuda:N.
         batch_size: Users at once.

@@ -65,8 +65,9 @@ def serve(
         data: Dataset of the run, for requests that name a user of the log instead of a history.
             [default: that of a run, if it is where it was; of an export none]
         allow: File of the items that may be recommended at all, such as those in stock: one id a
-            line, or a csv, jsonl or parquet file with a column item_id (the extra "prepare"). It
-            is read again with every new version. A request's own "allow" narrows it.
+            line, or a csv, jsonl or parquet file with a column item_id, or of another usual name
+            such as sku (the extra "prepare"); every row counts. It is read again at SIGHUP, with
+            --watch when it changes. A request's own "allow" narrows it.
         block: Likewise, of items never to be recommended.
         index: Search an index of the export instead of scoring all items. [default: from 2,000,000
             items on, where it takes less time, if the export has one, and without such lists]

@@ -22,9 +22,9 @@ from sce.config import (
     is_exact_faster,
     load_toml,
     setting_types,
+    settings_from,
     settings_like,
     settings_of,
-    with_model_of,
 )
 from sce.data.prepared import PreparedDataset
 from sce.distributed.ranks import was_started
@@ -128,8 +128,10 @@ def train(  # noqa: D417 - the settings document themselves
         config: TOML file of settings, in tables [model], [loss], [training]; options override it.
         start_from: Another run, of whose best weights and optimizer state to begin: its items are
             carried over by their ids, also those that PREPARED lacks, new ones begin as the mean of
-            known ones near them (or as "sce add-items" made them before), and the model is that of
-            the run. What it begins with is measured as epoch 0.
+            known ones near them (or as "sce add-items" made them before). Settings that are not
+            given are those of the run, but --epochs, patience, --seed and --device; the model must
+            be. What it begins with is measured as epoch 0. PREPARED is of the whole log, old events
+            included.
         like: A run that has ended: take its settings, and its best epoch as the number of epochs,
             without patience; options override them. For a dataset of "sce prepare --split none".
         resume: Go on with the run in --out, from where it was stopped, interrupted or killed. Its
@@ -155,9 +157,8 @@ def train(  # noqa: D417 - the settings document themselves
         out = found[0] if len(found) == 1 else None
     begun_there = resume and out is not None and (out / MANIFEST.file).exists()
     begun = settings_of(out, file, options) if begun_there and out else {}
-    if start_from is not None and not begun_there:
-        file = with_model_of(start_from, file)
-    chosen = Config.compose(begun, file, options)
+    kept = settings_from(start_from, file, options) if start_from and not begun_there else begun
+    chosen = Config.compose(kept, file, options)
     if dropped and first:
         left_out = f"leaving out its {', '.join(dropped)}"
         say(f"{config or like} is for another loss than {chosen.loss_name}: {left_out}")
@@ -173,9 +174,9 @@ def train(  # noqa: D417 - the settings document themselves
             f"{prepared} has no test users by whom to see when to stop; say how long to train with "
             "--epochs N, or take a measured run's settings and best epoch with --like RUN"
         )
-    if not (begun or file.get("loss") or options["loss"] or chosen.training.row_wise):
+    if not (kept.get("loss") or file.get("loss") or options["loss"] or chosen.training.row_wise):
         if is_exact_faster(dataset.n_items, device):
-            chosen = Config.compose(EXACT_LOSS, file, options)
+            chosen = Config.compose(kept, EXACT_LOSS, file, options)
         if first and not needed and chosen.loss_name == "ce":
             why = f"with {plural(dataset.n_items, 'item')} it takes less time than SCE on a CPU"
             say(f"exact cross-entropy: {why}; --loss sce takes the latter")

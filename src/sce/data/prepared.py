@@ -198,12 +198,14 @@ class PreparedDataset:
         except (TypeError, ValueError) as error:
             raise MANIFEST.damaged(path, str(error)) from error
 
-    def check_content(self, wanted: str | None, trained: object) -> None:
+    def check_content(
+        self, wanted: str | None, trained: object, remedy: str = "give that one"
+    ) -> None:
         """Refuse a dataset of other content than that which something was trained on."""
         if self.content_hash != wanted:
             raise InputError(
                 f"{self.path} is not the dataset that {trained} was trained on: its content is "
-                f"{self.content_hash[:12]}, and should be {str(wanted)[:12]}; give that one"
+                f"{self.content_hash[:12]}, and should be {str(wanted)[:12]}; {remedy}"
             )
 
     @property

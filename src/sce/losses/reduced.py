@@ -100,7 +100,8 @@ class ReducedCrossEntropySettings(LossSettings):
     extra_chunks: int = 1
     """Chunks of items on either side of a state's own that are negatives too."""
     n_buckets: int | None = None
-    """Random vectors of a round, and chunks. [default: the authors', by items and targets]"""
+    """Number of buckets; of rece, vectors and chunks of a round. [default: sce: from alpha, beta
+    and the mean batch; rece: the authors', from items and targets]"""
 
     def build(self, data: DataSummary) -> ReducedCrossEntropy:
         """Make the loss."""

@@ -352,7 +352,8 @@ class ScalableCrossEntropySettings(LossSettings):
     beta: float = 1.0
     """Many small buckets (below 1) or few large ones (above 1)."""
     n_buckets: int | None = None
-    """Number of buckets. [default: from alpha, beta and the mean batch]"""
+    """Number of buckets; of rece, vectors and chunks of a round. [default: sce: from alpha, beta
+    and the mean batch; rece: the authors', from items and targets]"""
     bucket_size_x: int | None = None
     """Hidden states in a bucket, without coverage. [default: from alpha, beta, the mean batch]"""
 

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -37,7 +37,7 @@ class Catalogue:
     engine: Engine
     search: Search
     users: Users | None = None
-    state: object = None
+    state: tuple[object, object] = (None, ())
     """That of its source before it was loaded: files that are replaced meanwhile have another."""
 
     @classmethod
@@ -167,6 +167,11 @@ class Source:
         state = self.state()
         return replace(self._load(), state=state)
 
+    def read_again(self, catalogue: Catalogue) -> Catalogue:
+        """A version that was loaded, with titles and what is offered as files have them now."""
+        state = catalogue.state[0], self.state()[1]
+        return replace(self._catalogue(catalogue.engine, catalogue.users), state=state)
+
     def _load(self) -> Catalogue:
         if not self.is_run:
             engine = Engine.load(self.path, index=self.index)
@@ -215,14 +220,20 @@ class Source:
             pass
         return None
 
-    def state(self) -> object:
-        """Something that changes when what is served does; None while it is being replaced."""
-        try:
-            names = _OF_RUN if self.is_run else [file.name for file in self.path.iterdir()]
-            files = [self.path / name for name in sorted(names)]
-            files += self.files
-            files += [self.data / PREPARED.file] if self.data else []
-            stats = [file.stat() for file in files]
-        except OSError:
-            return None
-        return [(one.st_ino, one.st_size, one.st_mtime_ns) for one in stats]
+    def state(self) -> tuple[object, object]:
+        """What changes with the version, and with its `files`; None while they are replaced."""
+        return _stats(self._of_version()), _stats(self.files)
+
+    def _of_version(self) -> Iterator[Path]:
+        names = _OF_RUN if self.is_run else [file.name for file in self.path.iterdir()]
+        yield from (self.path / name for name in sorted(names))
+        if self.data:
+            yield self.data / PREPARED.file
+
+
+def _stats(files: Iterable[Path]) -> object:
+    try:
+        stats = [file.stat() for file in files]
+    except OSError:
+        return None
+    return tuple((one.st_ino, one.st_size, one.st_mtime_ns) for one in stats)

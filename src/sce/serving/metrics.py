@@ -53,7 +53,7 @@ class Metrics:
             *_family("sce_requests_total", "counter", "Requests answered.", requests),
             *_family(seconds, "histogram", "Time to answer.", self.seconds.lines(seconds)),
             *_family(sizes, "histogram", "Requests computed together.", self.sizes.lines(sizes)),
-            *_family("sce_loads_total", "counter", "New versions, taken up or refused.", loads),
+            *_family("sce_loads_total", "counter", "Versions and lists, taken or refused.", loads),
             *_family("sce_info", "gauge", "What is served.", [f"sce_info{{{labels}}} 1"]),
         ]
         for name, (meaning, value) in gauges.items():

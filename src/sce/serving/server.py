@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from itertools import islice
 from typing import Any
@@ -80,6 +81,7 @@ class Service:
             on_batch=self.metrics.sizes.add,
         )
         self._loading = asyncio.Lock()
+        self.refused = False  # the newest version
 
     def app(self) -> ASGIApp:
         """The ASGI application."""
@@ -125,23 +127,42 @@ class Service:
 
     # A new version.
 
-    async def reload(self) -> None:
-        """Take up what the source has now; go on with the old version if it is bad."""
+    async def reload(self, *, told: bool = True) -> None:
+        """Take up the lists and the version that the source has now; not what is bad of them.
+
+        Lists go first and alone, for the served version needs them whatever the next one is like.
+        Of the same version, it is loaded again if this was `told`.
+        """
         async with self._loading:
-            try:
-                found = await asyncio.to_thread(self.source.load)
-            except Exception as error:
-                if self.source.ended.is_set():
-                    return
+            version, lists = self.source.state()
+            if lists != self.catalogue.state[1]:
+                again = partial(self.source.read_again, self.catalogue)
+                if await self._take(again, "new lists"):
+                    self.say(f"read the lists again, for version {self._version()}")
+                else:
+                    told = False  # a new version they may fit, the same one they do not
+            if told or version not in (None, self.catalogue.state[0]):
+                old = self._version()
+                self.refused = not await self._take(self.source.load, "a new version")
+                if not self.refused:
+                    new = self._version()
+                    instead = f"serves version {new} instead of {old}"
+                    self.say(instead if new != old else f"loaded version {new} again")
+
+    async def _take(self, load: Callable[[], Catalogue], what: str) -> bool:
+        """Serve what this loads; False if it is bad, and all goes on as it was."""
+        try:
+            self.catalogue = await asyncio.to_thread(load)
+        except Exception as error:
+            if not self.source.ended.is_set():
                 self.metrics.loads["refused"] += 1
-                old = short(self.catalogue.engine.version)
-                self.say(f"refused a new version, and goes on with {old}: {error}")
-                return
-            before, self.catalogue = self.catalogue, found
-            self.metrics.loads["taken"] += 1
-            new, old = (short(one.engine.version) for one in (found, before))
-            changed = f"serves version {new} instead of {old}"
-            self.say(changed if new != old else f"no new version: loaded {new} again")
+                self.say(f"refused {what}, and goes on with {self._version()}: {error}")
+            return False
+        self.metrics.loads["taken"] += 1
+        return True
+
+    def _version(self) -> str:
+        return short(self.catalogue.engine.version)
 
     async def watch(self, seconds: float) -> None:
         """Reload when the files have changed, and have stopped changing."""
@@ -149,10 +170,10 @@ class Service:
         while True:
             await asyncio.sleep(seconds)
             before, seen = seen, self.source.state()
-            settled = seen is not None and seen == before
-            if settled and seen not in (tried, self.catalogue.state):
+            known = zip(seen, tried, self.catalogue.state, strict=True)
+            if seen == before and any(one not in (None, *others) for one, *others in known):
                 tried = seen
-                await self.reload()
+                await self.reload(told=False)
 
     # What clients ask.
 
@@ -216,6 +237,7 @@ class Service:
         gauges = {
             "sce_queue_length": ("Requests that wait.", len(self.batcher)),
             "sce_items": ("Items in the catalogue.", engine.n_items),
+            "sce_newest_refused": ("1 while an older version is served.", int(self.refused)),
         }
         info = {"version": engine.version, "sce": __version__}
         text = self.metrics.text(gauges, info)

@@ -14,6 +14,10 @@ NO_USERS = (
     "this server knows no users: give their history instead of a user, or start it with "
     "--data DIR, the dataset of the run"
 )
+_OTHER = (
+    "export a run on what is here now, prepare the log of that one into the same directory "
+    "(sce prepare --force), or start the server with another --data"
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Users:
             InputError: When there is none, it is not as it was written, or is another one.
         """
         dataset = PreparedDataset.load(path)
-        dataset.check_content(content, "what is served")
+        dataset.check_content(content, "what is served", _OTHER)
         return cls(dataset)
 
     def known(self, users: Sequence[Id], *, times: bool) -> list[dict[str, Any]]:

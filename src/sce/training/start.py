@@ -7,6 +7,7 @@ without any, as the mean of all that were carried over. Its optimizer state is t
 no batch has touched yet: zeros.
 """
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from sce.data.popular import count_items
 from sce.data.prepared import PreparedDataset, Sequences
 from sce.distributed.checkpoint import LATEST, read_whole
-from sce.errors import InputError, checked, named
+from sce.errors import InputError, TrainingWarning, checked, named
 from sce.training.checkpoint import FORMAT, VERSION, Trained, read_tensors, with_prefix
 from sce.training.code import CODE
 from sce.training.describe import describe_model, name_model
@@ -131,6 +132,14 @@ def read_start(
         raise InputError(
             f"{path} has {plural(lacking, 'item')} that the dataset lacks, and all are kept: give "
             f"sce.unite_items(dataset, {str(path)!r}), and a model for its n_items"
+        )
+    now, before = len(dataset.train.items), 0 if run.popularity is None else run.popularity.sum()
+    if 2 * now < before:
+        warnings.warn(
+            f"{dataset.path} has {plural(now, 'event')} to train on, and {path} had {before:,}: is "
+            "it the whole log, old events included? Only users in it are recommended for",
+            TrainingWarning,
+            stacklevel=2,
         )
     state, scalars, optimizer = _optimizer_state(run, tables, settings)
     neighbours = 0
