@@ -17,7 +17,7 @@ from trainings import ROWS, Row, against_ce, by_setting, ndcg, of_sasrec, read
 from sce.planning import _WORKSPACE, ERROR
 
 WORDS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
-NUMBER = r"(\d[\d,]*(?:\.\d+)?|[A-Za-z]+)"
+NUMBER = rf"(\d[\d,]*(?:\.\d+)?|{'|'.join(WORDS)})"
 
 
 def _peak(rows: list[Row]) -> float:
@@ -252,8 +252,7 @@ RESULTS: Claims = {
     "occur in {:.1f} M events": lambda: [_scale("synthetic")["events"] / 1e6],
     "the rules of the log reaches {:.3f}, popularity {:.3f}": lambda: [
         _scale("synthetic")[of] for of in ("known rules", "popularity ndcg@10")],
-    "{} epochs of {} steps": lambda: [WORDS[_scale("synthetic")["epochs"]].capitalize(),
-                                      _scale("synthetic")["steps"]],
+    "Five epochs of {} steps": lambda: [_scale("synthetic")["steps"]],
     "union7: {:,} real items": lambda: [_scale("union7")["items"]],
     "Three epochs of {} steps": lambda: [_scale("union7")["steps"]],
     "after {:,} steps it is where popularity is": lambda: [
@@ -331,8 +330,10 @@ def put_right(page: str, text: str) -> str:
     for sentence, compute in CLAIMS.get(page, {}).items():
         values, places = list(compute()), re.findall(r"\{.*?\}", sentence)
         shown = [place.format(value) for place, value in zip(places, values, strict=True)]
-        if not (found := re.search(pattern(sentence), text)):
-            raise LookupError(f"{page} does not have: {sentence.format(*values)}")
+        if len(every := [*re.finditer(pattern(sentence), text)]) != 1:
+            has = "has more than once" if every else "does not have"
+            raise LookupError(f"{page} {has}: {sentence.format(*values)}")
+        (found,) = every
         for place in range(len(shown), 0, -1):
             text = text[: found.start(place)] + shown[place - 1] + text[found.end(place) :]
     return text
