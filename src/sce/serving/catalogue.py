@@ -52,16 +52,11 @@ class Catalogue:
 
     def answer(self, works: Sequence[Work]) -> list[Any]:
         """Do works together; what one raises is its own result."""
-        results: dict[int, Any] = {}
+        found: dict[int, Any] = {}
         asked = {n: work for n, work in enumerate(works) if not callable(work)}
-        try:
-            results = dict(zip(asked, self.recommend([*asked.values()]), strict=True))
-        except Exception:
-            asked.clear()  # one of them; which, is found out one by one
-        for number, work in enumerate(works):
-            if number not in results:
-                results[number] = self._attempt(work)
-        return [results[number] for number in range(len(works))]
+        with suppress(Exception):  # of one of them; which, is found out one by one
+            found = dict(zip(asked, self.recommend([*asked.values()]), strict=True))
+        return [found[n] if n in found else self._attempt(work) for n, work in enumerate(works)]
 
     def _attempt(self, work: Work) -> Any:
         try:
@@ -105,29 +100,18 @@ class Catalogue:
 
     def find(self, query: str, k: int) -> list[Named]:
         """The items whose title or id has the query."""
-        codes = self.search.find(query, k)
-        return [_named(*pair) for pair in self._with_titles(self.engine.item_ids.decode(codes))]
+        return self._titled(self.engine.item_ids.decode(self.search.find(query, k)))
 
     def named(self, found: Sequence[Recommended]) -> list[list[Named]]:
         """Items with titles and scores; the titles of all are looked up at once."""
-        pairs = iter(self._with_titles([*chain.from_iterable(one.items for one in found)]))
-        return [[_named(*next(pairs), score) for score in one.scores.tolist()] for one in found]
+        items = iter(self._titled([*chain.from_iterable(one.items for one in found)]))
+        return [[next(items) | {"score": one} for one in some.scores.tolist()] for some in found]
 
-    def _with_titles(self, ids: Sequence[Id]) -> list[tuple[Id, str]]:
-        titles = self.engine.titles
-        if titles is None:
-            return [(item, "") for item in ids]
-        named = titles.decode(self.engine.item_ids.lookup(ids))
-        return [(item, str(title)) for item, title in zip(ids, named, strict=True)]
-
-
-def _named(item: Id, title: str, score: float | None = None) -> Named:
-    named: Named = {"item": item}
-    if title:
-        named["title"] = title
-    if score is not None:
-        named["score"] = score
-    return named
+    def _titled(self, ids: Sequence[Id]) -> list[Named]:
+        engine = self.engine
+        titles = engine.titles and engine.titles.decode(engine.item_ids.lookup(ids))
+        pairs = zip(ids, titles or [""] * len(ids), strict=True)
+        return [{"item": item} | ({"title": str(title)} if title else {}) for item, title in pairs]
 
 
 def _copy(ids: Vocabulary) -> Vocabulary:
@@ -165,23 +149,20 @@ class Source:
             InputError: When it cannot be served.
         """
         state = self.state()
-        return replace(self._load(), state=state)
-
-    def read_again(self, catalogue: Catalogue) -> Catalogue:
-        """A version that was loaded, with titles and what is offered as files have them now."""
-        state = catalogue.state[0], self.state()[1]
-        return replace(self._catalogue(catalogue.engine, catalogue.users), state=state)
-
-    def _load(self) -> Catalogue:
         if not self.is_run:
             engine = Engine.load(self.path, index=self.index)
             users = None if self.data is None else Users.load(self.data, engine.dataset)
-            return self._catalogue(engine, users)
+            return self._catalogue(engine, users, state)
         users = self._users_of_run()  # which may be refused: before what takes long
         with TemporaryDirectory(prefix="sce-export-") as place:
             export = Path(place) / "export"
             self._export(export)
-            return self._catalogue(Engine.load(export, index=self.index), users)
+            return self._catalogue(Engine.load(export, index=self.index), users, state)
+
+    def read_again(self, catalogue: Catalogue) -> Catalogue:
+        """A version that was loaded, with titles and what is offered as files have them now."""
+        state = catalogue.state[0], self.state()[1]
+        return self._catalogue(catalogue.engine, catalogue.users, state)
 
     def _export(self, out: Path) -> None:
         """Export the run in a process of its own: torch takes memory, and the threads of this."""
@@ -202,11 +183,13 @@ class Source:
             lines = said.strip().splitlines() or [f"exit code {process.returncode}"]
             raise InputError(lines[-1].removeprefix("sce: error: "))
 
-    def _catalogue(self, engine: Engine, users: Users | None) -> Catalogue:
+    def _catalogue(
+        self, engine: Engine, users: Users | None, state: tuple[object, object]
+    ) -> Catalogue:
         titles = self.read_titles(engine.item_ids)
         named = engine if titles is None else replace(engine, titles=titles)
         offered = self.read_offered(engine.item_ids)
-        return replace(Catalogue.of(replace(named, offered=offered)), users=users)
+        return replace(Catalogue.of(replace(named, offered=offered)), users=users, state=state)
 
     def _users_of_run(self) -> Users | None:
         """Those of its dataset; none if that is not where it was, unless it was given."""
