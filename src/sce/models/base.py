@@ -6,6 +6,7 @@ from typing import Any, ClassVar, get_type_hints
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from sce.data.batches import PADDING
 from sce.data.length_groups import LengthGroups
@@ -112,6 +113,8 @@ class Backbone(nn.Module):
                 "histories are integers of shape [batch, length]; got "
                 f"{histories.dtype} of shape {list(histories.shape)}"
             )
+        if torch.compiler.is_exporting():
+            return  # for histories of any length
         length = histories.shape[1]
         if length > self.max_length:
             raise InputError(
@@ -140,7 +143,7 @@ class Backbone(nn.Module):
         inside = torch.cat([each.sum(1, keepdim=True) for each in cut(real, groups)])
         columns = torch.arange(histories.shape[1], device=histories.device)
         wrong = (real & (columns >= events)) | (inside < events)
-        items = torch.where(real, histories, 0) + wrong * len(self.catalogue)
+        items = torch.where(real, histories, 0) + wrong * 2**31  # more than any catalogue has
         return self.look_up(pack(items, groups))
 
     def look_up(self, items: Tensor) -> Tensor:
@@ -217,6 +220,19 @@ class ConfiguredBackbone(Backbone):
         if not self.catalogue.is_meta:  # made to be counted, or to be filled from a file
             with torch.no_grad():
                 self._fill(torch.Generator(device=self.catalogue.device).manual_seed(seed))
+
+    def encode(self, embedded: Tensor, lengths: Tensor, *times: Tensor) -> Tensor:
+        """Return the hidden state after each history, [b, d]: see `Backbone.encode`.
+
+        It is the last that `forward` gives with the embedded events as the whole catalogue.
+        """
+        rows, width = embedded.shape[:2]
+        places = torch.arange(rows * width, device=embedded.device).view(rows, width)
+        histories = places.where(places[:1] < lengths[:, None], PADDING)
+        catalogue = {"catalogue": embedded.flatten(0, 1)}
+        states: Tensor = functional_call(self, catalogue, (histories, None, *times))
+        final = (lengths - 1)[:, None, None].expand(-1, -1, states.shape[2])
+        return states.gather(1, final)[:, 0]
 
     def _build(self) -> None:
         """Make all layers, without weights."""

@@ -166,17 +166,6 @@ class BERT4Rec(Transformer):
     def _missing(self, events: Tensor) -> Tensor | None:
         return self._places - events
 
-    def encode(self, embedded: Tensor, lengths: Tensor) -> Tensor:
-        """Return the hidden state of a mask after each history, [b, d]: see `Backbone.encode`."""
-        lengths = lengths[:, None]
-        columns = torch.arange(embedded.shape[1] + 1, device=embedded.device)
-        real = columns <= lengths
-        places = torch.where(real, columns + (self.max_length - lengths), 0)
-        last = (columns == lengths)[:, :, None]
-        states = self._place(torch.where(last, self.mask, F.pad(embedded, (0, 0, 0, 1))), places)
-        added = torch.where(real, 0.0, -torch.inf)[:, None]
-        return self._run_to(lengths, states, [added, added])
-
     def _fill(self, generator: torch.Generator) -> None:
         layers = [layer for layer in self.modules() if isinstance(layer, nn.Linear)]
         for layer in layers:

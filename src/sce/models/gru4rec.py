@@ -63,7 +63,7 @@ class GRU4Rec(ConfiguredBackbone):
             states = self.dropout(join(found))
         return unpack(states, groups, length)
 
-    def encode(self, embedded: Tensor, lengths: Tensor) -> Tensor:
+    def encode(self, embedded: Tensor, lengths: Tensor, *times: Tensor) -> Tensor:
         """Return the hidden state after each history, [b, d]: see `Backbone.encode`."""
         states = embedded
         for layer in self.blocks:

@@ -55,20 +55,11 @@ class HSTUBlock(nn.Module):
 
     def forward(self, states: Tensor, groups: LengthGroups, buckets: list[Tensor]) -> Tensor:
         """Map the states of all groups, [n, d], given the buckets of times of each group."""
-        gate, value, query, key = self._project(states)
+        gate, value, query, key = F.silu(self.inner(_normalise(states))).chunk(4, dim=-1)
         by_group = zip(*(split(each, groups) for each in (value, query, key)), buckets, strict=True)
         del value, query, key
         attended = join([self._attend(*each).flatten(0, 1) for each in by_group])
-        return self._add(states, gate, attended)
-
-    def encode(self, states: Tensor, buckets: Tensor) -> Tensor:
-        """Map states [b, l, d]."""
-        gate, value, query, key = self._project(states)
-        return self._add(states, gate, self._attend(value, query, key, buckets))
-
-    def _project(self, states: Tensor) -> tuple[Tensor, ...]:
-        """Return gates, values, queries and keys."""
-        return F.silu(self.inner(_normalise(states))).chunk(4, dim=-1)
+        return states + self.outer(self.dropout(gate * _normalise(attended)))  # type: ignore[no-any-return]
 
     def _attend(self, value: Tensor, query: Tensor, key: Tensor, buckets: Tensor) -> Tensor:
         """Return values [b, l, d] weighed by those queries that come no earlier."""
@@ -84,9 +75,6 @@ class HSTUBlock(nn.Module):
         bias = F.embedding(distances.clamp(min=0), near) + F.embedding(buckets, then)
         logits = (logits + bias.movedim(-1, 1)).masked_fill(distances < 0, 0)  # SiLU of 0 is 0
         return (F.silu(logits) @ value).transpose(1, 2).flatten(2)
-
-    def _add(self, states: Tensor, gate: Tensor, attended: Tensor) -> Tensor:
-        return states + self.outer(self.dropout(gate * _normalise(attended)))  # type: ignore[no-any-return]
 
     def initialise(self, generator: torch.Generator) -> None:
         """Draw new weights, distributed as in the authors' code."""
@@ -135,20 +123,6 @@ class HSTU(Transformer):
         for block in self.blocks:
             states = block(states, groups, buckets)
         return unpack(self.norm(states), groups, length)
-
-    def encode(self, embedded: Tensor, lengths: Tensor, times: Tensor | None = None) -> Tensor:
-        """Return the hidden state after each history, [b, d]: see `Backbone.encode`."""
-        if times is None:
-            times = lengths.new_zeros(embedded.shape[0], embedded.shape[1] + 1)
-        # Not a slice, which would not be exported for any length.
-        columns = torch.arange(embedded.shape[1], device=embedded.device)
-        states = self._place(embedded, columns)
-        buckets = self._buckets(times, embedded.shape[1])
-        for block in self.blocks:
-            assert isinstance(block, HSTUBlock)
-            states = block.encode(states, buckets)
-        final = (lengths - 1)[:, None, None].expand(-1, -1, states.shape[2])
-        return self.norm(states.gather(1, final))[:, 0]  # type: ignore[no-any-return]
 
     def _buckets(self, times: Tensor, length: int) -> Tensor:
         """Return how far apart each two events are, [b, l, l]: logarithms of seconds, rounded down.

@@ -39,9 +39,9 @@ class LiGRBlock(Block):
         self.inner, self.inner_gate = (linear(dim, wide, bias=False) for _ in range(2))
         self.outer = linear(wide, dim, bias=False)
 
-    def _before(self, queries: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        normed = self.attention_norm(queries)
-        return normed, normed if queries is states else self.attention_norm(states)
+    def _before(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        normed = self.attention_norm(states)
+        return normed, normed
 
     def _behind(self, states: Tensor, normed: Tensor, attended: Tensor) -> Tensor:
         states = states + self.attention_gate(states).sigmoid() * self.dropout(attended)

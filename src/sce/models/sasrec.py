@@ -37,8 +37,8 @@ class SASRecBlock(Block):
         self.inner = linear(settings.dim, settings.dim)
         self.outer = linear(settings.dim, settings.dim)
 
-    def _before(self, queries: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        return self.attention_norm(queries), states
+    def _before(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        return self.attention_norm(states), states
 
     def _behind(self, states: Tensor, normed: Tensor, attended: Tensor) -> Tensor:
         normed = self.forward_norm(normed + attended)

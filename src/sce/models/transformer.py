@@ -112,38 +112,6 @@ class Transformer(ConfiguredBackbone):
         # Padding comes after all events, where causal attention does not look.
         return self._places - events if self.settings.sink else None
 
-    def encode(self, embedded: Tensor, lengths: Tensor) -> Tensor:
-        """Return the hidden state after each history, [b, d]: see `Backbone.encode`.
-
-        Without dropout the sinks are one, which stands for all missing events. The last block has
-        one query a history.
-        """
-        lengths = lengths[:, None]
-        columns = torch.arange(embedded.shape[1], device=embedded.device)
-        real = columns < lengths
-        places = torch.where(real, columns + (self.max_length - lengths), 0)
-        states = self._place(embedded, places).masked_fill(~real[:, :, None], 0)
-        # What is added to the logits of all queries, or of the last: 0, or -inf where none looks.
-        hidden = (columns > columns[:, None])[None], ~real[:, None]
-        added = [torch.where(each, -torch.inf, 0.0) for each in hidden]  # [1, l, l], [b, 1, l]
-        if self.settings.sink:
-            missing = (self.max_length - lengths)[:, :, None]
-            sink = missing.clamp(min=1).to(states.dtype).log().masked_fill(missing == 0, -1e3)
-            added = [
-                torch.cat([sink.expand(-1, a.shape[1], 1), a.expand(sink.shape[0], -1, -1)], dim=2)
-                for a in added
-            ]
-        return self._run_to(lengths - 1, states, added)
-
-    def _run_to(self, final: Tensor, states: Tensor, added: list[Tensor]) -> Tensor:
-        """Return the hidden states [b, d] at the places `final` [b, 1]."""
-        final = final[:, :, None].expand(-1, -1, states.shape[2])
-        for number, block in enumerate(self.blocks, 1):
-            assert isinstance(block, Block)
-            last = number == len(self.blocks)
-            states = block.encode(states.gather(1, final) if last else states, states, added[last])
-        return self.norm(states)[:, 0]  # type: ignore[no-any-return]
-
     def _fill(self, generator: torch.Generator) -> None:
         for weight in (self.catalogue, self.positions):
             nn.init.xavier_uniform_(weight, generator=generator)
@@ -185,23 +153,12 @@ class Block(nn.Module):
 
         With `missing` [b, 1], attention sees as many empty events before the history.
         """
-        normed, around = self._before(states, states)
+        normed, around = self._before(states)
         return self._behind(states, normed, self.attend(normed, around, groups, missing))
 
-    def encode(self, queries: Tensor, states: Tensor, added: Tensor) -> Tensor:
-        """Map some of the states, queries [b, q, d], as `forward` does in evaluation.
-
-        Args:
-            queries: States [b, q, d] to map.
-            states: All states, [b, l, d].
-            added: To the logits, [b or 1, q, l]; [b, q, 1 + l] where attention sees an empty event.
-        """
-        normed, around = self._before(queries, states)
-        return self._behind(queries, normed, self.attend_encoded(normed, around, added))
-
-    def _before(self, queries: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+    def _before(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Return what attention takes for queries, and for keys and values."""
-        return queries, states
+        return states, states
 
     def _behind(self, states: Tensor, normed: Tensor, attended: Tensor) -> Tensor:
         """Map states, given the queries of attention and what it gives."""
@@ -216,19 +173,6 @@ class Block(nn.Module):
             width: Bytes of a number that a matrix product takes or gives.
         """
         raise NotImplementedError
-
-    def attend_encoded(self, queries: Tensor, states: Tensor, added: Tensor) -> Tensor:
-        """Return what attention adds to the queries, in evaluation: see `encode`."""
-        key, value = self.key_value(states).chunk(2, dim=-1)
-        if added.shape[2] > states.shape[1]:
-            empty = self.key_value.bias.expand(states.shape[0], 1, -1).chunk(2, dim=-1)
-            key, value = (torch.cat(pair, dim=1) for pair in zip(empty, (key, value), strict=True))
-        query, key, value = (
-            each.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for each in (self.query(queries), key, value)
-        )
-        attended = F.scaled_dot_product_attention(query, key, value, added[:, None])
-        return self.attention_out(attended.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def attend(
         self, queries: Tensor, states: Tensor, groups: LengthGroups, missing: Tensor | None
