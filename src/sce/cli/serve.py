@@ -122,7 +122,7 @@ def serve(
     if token is None and not _is_local(host):
         say(f"anybody who reaches {host} may ask: there is no token (see --token-file)")
     engine, where = catalogue.engine, f"[{host}]" if ":" in host else host
-    what = f"{plural(engine.n_items, 'item')}, version {server.short(engine.version)}"
+    what = f"{plural(engine.n_items, 'item')}, version {engine.version[:12]}"
     what += "" if engine.index is None else ", by its index"
     line = f"serving {what}, on http://{where}:{listening.getsockname()[1]}"
 

@@ -6,16 +6,16 @@ from sce import __version__
 from sce.serving.asking import Limits
 
 _ID = {"oneOf": [{"type": "integer"}, {"type": "string"}]}
-_UNKNOWN = {"type": "array", "items": _ID}
+_TEXT, _WHOLE, _IDS = {"type": "string"}, {"type": "integer"}, {"type": "array", "items": _ID}
 
 
 def describe(limits: Limits, *, with_token: bool) -> dict[str, Any]:
     """The description of a server with these limits."""
 
     def ids(meaning: str) -> dict[str, Any]:
-        return {"type": "array", "items": _ID, "maxItems": limits.ids, "description": meaning}
+        return _IDS | {"maxItems": limits.ids, "description": meaning}
 
-    depth = {"type": "integer", "minimum": 1, "maximum": limits.k, "default": 10}
+    depth = _WHOLE | {"minimum": 1, "maximum": limits.k, "default": 10}
     request = _object(
         [],
         user=_ID | {"description": "A user of the log, instead of a history: --data of sce serve."},
@@ -24,32 +24,23 @@ def describe(limits: Limits, *, with_token: bool) -> dict[str, Any]:
         allow=ids("Recommend nothing but these."),
         block=ids("Do not recommend these."),
         keep_seen={"type": "boolean", "default": False},
-        times={
-            "type": "array",
-            "items": {"type": "integer"},
-            "maxItems": limits.ids,
-            "description": "Seconds of each event, for a model that uses times.",
-        },
+        times=ids("Seconds of each event, for a model that uses times.") | {"items": _WHOLE},
     )
     request["oneOf"] = [{"required": ["history"]}, {"required": ["user"]}]
-    item = _object(["item"], item=_ID, title={"type": "string"}, score={"type": "number"})
-    named = {"type": "array", "items": _of("Item")}
-    version, whole = {"type": "string"}, {"type": "integer"}
-    health = _object(["status", "version", "items"], status=version, version=version, items=whole)
+    health = _object(["status", "version", "items"], status=_TEXT, version=_TEXT, items=_WHOLE)
     found = _object(
         ["items", "source", "known", "unknown", "ignored", "version"],
-        items=named,
+        items=_array("Item"),
         source={"enum": ["model", "popular"], "description": "popular: no event is known."},
-        known=whole | {"description": "Events of the history in the catalogue."},
-        unknown=_UNKNOWN | {"description": "The other events, not in the catalogue."},
-        ignored=_UNKNOWN | {"description": "Ids of allow and block not in the catalogue."},
-        version=version,
+        known=_WHOLE | {"description": "Events of the history in the catalogue."},
+        unknown=_IDS | {"description": "The other events, not in the catalogue."},
+        ignored=_IDS | {"description": "Ids of allow and block not in the catalogue."},
+        version=_TEXT,
     )
-    many = _object(["results"], results=_array("Found", None))
     count = {"name": "k", "in": "query", "schema": depth}
-    query = {"name": "q", "in": "query", "schema": {"type": "string", "maxLength": 200}}
-    which = {"name": "item", "in": "path", "required": True, "schema": {"type": "string"}}
-    body = {"oneOf": [_of("Request"), _array("Request", limits.requests)]}
+    query = {"name": "q", "in": "query", "schema": _TEXT | {"maxLength": 200}}
+    which = {"name": "item", "in": "path", "required": True, "schema": _TEXT}
+    body = {"oneOf": [_of("Request"), _array("Request") | {"maxItems": limits.requests}]}
     paths = {
         "/recommend": {
             "post": {
@@ -65,11 +56,11 @@ def describe(limits: Limits, *, with_token: bool) -> dict[str, Any]:
     }
     schemas = {
         "Request": request,
-        "Item": item,
-        "Items": _object(["items"], items=named),
+        "Item": _object(["item"], item=_ID, title=_TEXT, score={"type": "number"}),
+        "Items": _object(["items"], items=_array("Item")),
         "Found": found,
-        "FoundMany": many,
-        "Error": _object(["error"], error={"type": "string"}),
+        "FoundMany": _object(["results"], results=_array("Found")),
+        "Error": _object(["error"], error=_TEXT),
     }
     described: dict[str, Any] = {
         "openapi": "3.1.0",
@@ -87,8 +78,8 @@ def _of(name: str) -> dict[str, Any]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _array(name: str, most: int | None) -> dict[str, Any]:
-    return {"type": "array", "items": _of(name)} | ({"maxItems": most} if most else {})
+def _array(name: str) -> dict[str, Any]:
+    return {"type": "array", "items": _of(name)}
 
 
 def _object(required: list[str], **properties: Any) -> dict[str, Any]:

@@ -162,7 +162,7 @@ class Service:
         return True
 
     def _version(self) -> str:
-        return short(self.catalogue.engine.version)
+        return self.catalogue.engine.version[:12]
 
     async def watch(self, seconds: float) -> None:
         """Reload when the files have changed, and have stopped changing."""
@@ -300,11 +300,6 @@ def _why_nothing(asked: Asked) -> str:
         return f"user {show_value(asked.user)} has no item of the catalogue"
     given = ", ".join(map(show_value, islice(asked.history, 3))) or "it is empty"
     return f"no item of the history is in the catalogue: {given}"
-
-
-def short(version: str) -> str:
-    """The beginning of a version, for people."""
-    return version[:12]
 
 
 async def _read_body(request: Request, most: int) -> bytes:
