@@ -1,4 +1,4 @@
-"""Lists of items that may be recommended, or may not, as files hold them."""
+"""Files about items: lists of those that may be recommended, or may not, and titles."""
 
 from contextlib import suppress
 from itertools import product
@@ -11,6 +11,7 @@ from sce.cli import say
 from sce.data.columns import ITEM, TitleColumns
 from sce.data.formats import COMPRESSIONS, ENDINGS, choose_format
 from sce.data.lines import name_of, read_lines
+from sce.data.titles import given_titles, match_titles, tell_titles
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, needing
 from sce.units import plural
@@ -74,3 +75,15 @@ def offered(
     others = f"; {plural(unknown, 'id')} of the lists not in the catalogue" if unknown else ""
     say(f"offers {int(kept.sum()):,} of {plural(len(item_ids), 'item')}{others}")
     return np.flatnonzero(kept)
+
+
+def titles_for(
+    item_ids: Vocabulary, file: Path | None, columns: tuple[str, str] | None
+) -> Vocabulary | None:
+    """Titles by catalogue index, if a file is given; and a line on what it has."""
+    rows = given_titles(file, columns)
+    if rows is None:
+        return None
+    titles = match_titles(rows, item_ids)
+    say(f"titles: {tell_titles(titles.counts)}")
+    return titles.texts

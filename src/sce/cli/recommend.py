@@ -3,6 +3,7 @@
 import hashlib
 import json
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
@@ -15,12 +16,11 @@ from cyclopts import Parameter
 
 from sce import __version__
 from sce.cli import say
-from sce.cli.lists import read_items
-from sce.cli.requests import stream_requests
+from sce.cli.lists import read_items, titles_for
 from sce.cli.rows import Format, open_rows
-from sce.cli.titles import titles_for
-from sce.data.lines import STDIN, read_lines
+from sce.data.lines import STDIN, name_of, parse_line, read_lines
 from sce.data.prepared import MANIFEST, PreparedDataset
+from sce.data.requests import list_ids
 from sce.data.storage import new_digest
 from sce.data.vocabulary import as_int64
 from sce.errors import InputError
@@ -31,6 +31,7 @@ from sce.recommend import (
     Id,
     Recommended,
     Recommender,
+    Request,
     each_id,
     weights_file,
 )
@@ -41,6 +42,7 @@ _EXAMPLES = 3  # of what was skipped
 _SAVED_EVERY = 2048  # users, or more
 _SAVED_AFTER = 10.0  # seconds, if so many users take longer
 T = TypeVar("T")
+_MEMBERS = {"user_id", "history", "k", "keep_seen", "allow", "block", "times"}
 _MAY_BE_STDIN = Parameter(allow_leading_hyphen=True)
 
 
@@ -110,7 +112,7 @@ def recommend(
     if histories is not None:
         account = Account("history", "histories", "none of their items is in the catalogue")
         lines_ = account.rest(read_lines(histories))
-        source = stream_requests(recommender, lines_, histories, options | lists)
+        source = _stream_requests(recommender, lines_, histories, options | lists)
     else:
         account = Account("user", "users", "they are not in the log")
         dataset = opened.load_dataset(data)
@@ -158,6 +160,36 @@ def recommend(
         lines += _lacking(dataset)
     for line in lines:
         say(line)
+
+
+def _stream_requests(
+    recommender: Recommender, lines: Iterable[tuple[int, str]], path: Path, options: dict[str, Any]
+) -> Iterator[tuple[Id, Recommended]]:
+    """Recommend for lines of JSON, as they come."""
+    waiting: deque[Id] = deque()  # users whose histories are being ranked
+
+    def each_request() -> Iterator[Request]:
+        for number, text in lines:
+            try:
+                user, request = _parse(text, number)
+            except ValueError as error:
+                raise InputError(f"{name_of(path)}, line {number}: {error}") from error
+            waiting.append(user)
+            yield replace(request, where=f"{name_of(path)}, line {number}")
+
+    found = recommender.stream(each_request(), **options)
+    return ((waiting.popleft(), one) for one in found)
+
+
+def _parse(line: str, number: int) -> tuple[Id, Request]:
+    """User and request of a line of JSON; without a user, the line's number."""
+    record = parse_line(line, _MEMBERS)
+    if not isinstance(record, dict) or not isinstance(record.get("history"), list):
+        raise ValueError(f'expected {{"user_id": ..., "history": [item ids]}}, got {line:.80}')
+    given = record.pop("user_id", None)
+    [user] = list_ids([number if given is None else given], "user_id")
+    str(user).encode()  # half a surrogate pair could be read, but not written
+    return user, Request(**record)
 
 
 def _lacking(dataset: PreparedDataset) -> list[str]:

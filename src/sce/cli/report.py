@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from sce.cli import telling
-from sce.cli.titles import titles_for
+from sce.cli.lists import titles_for
 from sce.data.storage import write_text
 from sce.errors import InputError, needing
 from sce.memory import require_memory

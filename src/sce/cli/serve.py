@@ -17,8 +17,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from sce.cli import say
-from sce.cli.lists import offered
-from sce.cli.titles import titles_for
+from sce.cli.lists import offered, titles_for
 from sce.data.titles import given_titles
 from sce.errors import InputError, needing
 from sce.serving.asking import Limits

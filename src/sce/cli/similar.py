@@ -7,9 +7,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from sce.cli import say
-from sce.cli.lists import read_items
+from sce.cli.lists import read_items, titles_for
 from sce.cli.rows import Format, open_rows
-from sce.cli.titles import titles_for
 from sce.data.columns import ITEM
 from sce.data.lines import STDIN
 from sce.errors import InputError
