@@ -196,20 +196,14 @@ def _closing_lines(found: MemoryPlan, wide: bool) -> Iterator[tuple[str, str]]:
     job, options = found.job, found.job.options
     mean = job.length if job.mean_length is None else job.mean_length
     shape = (f"{name} {getattr(job.backbone, name)}" for name in _shape_of(job.backbone)[:-1])
-    yield (
-        "job",
-        f"{job.items:,} items; {job.batch:,} sequences of up to {job.length:,} events, {mean:,.4g} "
-        f"on average; {', '.join(shape)}, {job.precision}; {options['n_negatives']:,} negatives; "
-        f"chunks of {options['chunk_size']:,} items",
-    )
+    batch = f"{job.batch:,} sequences of up to {job.length:,} events, {mean:,.4g} on average"
+    losses = f"{options['n_negatives']:,} negatives; chunks of {options['chunk_size']:,} items"
+    yield "job", f"{job.items:,} items; {batch}; {', '.join(shape)}, {job.precision}; {losses}"
     if found.memory is None:
         yield "memory", "there is no GPU here; give --memory to see what fits, for example 16GB"
     else:
-        yield (
-            "memory",
-            f"{show_size(found.memory)}, of which {show_size(usable(found.memory))} can be used; "
-            f"the driver has {show_size(CONTEXT)}",
-        )
+        room = f"{show_size(found.memory)}, of which {show_size(usable(found.memory))} can be used"
+        yield "memory", f"{room}; the driver has {show_size(CONTEXT)}"
         if any(one.tight for one in found.losses):
             yield "just", f"fits by less than {MARGIN:.0%}, and the prediction may be off by that"
         yield _about_sce(found)
@@ -217,36 +211,25 @@ def _closing_lines(found: MemoryPlan, wide: bool) -> Iterator[tuple[str, str]]:
     yield "highest in", "; ".join(f"{moment}: {_MOMENTS[moment]}" for moment in moments)
     if wide:
         yield "model", "weights, gradients and Adam's moments; other: data, batch and libraries"
-        yield (
-            "of the loss",
-            "what it holds at the peak; 0 B: everything was given back before, and the peak is not "
-            "made by the loss",
-        )
+        given_back = "everything was given back before, and the peak is not made by the loss"
+        yield "of the loss", f"what it holds at the peak; 0 B: {given_back}"
     else:
         yield "parts", f"of the peaks: with --json, or in a terminal of {_WIDE} columns"
-    (by_rows,) = (one for one in found.losses if one.name == ROW_WISE)
-    yield (
-        "row-wise",
-        "--training.row-wise: no moments of the catalogue, and gradients of the touched rows "
-        f"alone; buckets of {by_rows.sizes['bucket_size_y']:,} items",
-    )
+    touched = "no moments of the catalogue, and gradients of the touched rows alone"
+    buckets = _of_sce(found)[1].sizes["bucket_size_y"]
+    yield "row-wise", f"--training.row-wise: {touched}; buckets of {buckets:,} items"
     if job.backbone.dim > MAX_DIM:
-        yield (
-            "kernels",
-            f"of sce take up to {MAX_DIM} dimensions: with {job.backbone.dim:,} it runs in plain "
-            "PyTorch, which is slower and counted here",
-        )
-    yield (
-        "numbers",
-        f"{ERROR.source}; on {ERROR.sizes} sizes of transformers the peak was off by "
-        f"{ERROR.mean:.1%} on average and {ERROR.largest:.1%} at most",
-    )
+        plain = f"with {job.backbone.dim:,} it runs in plain PyTorch"
+        most = f"of sce take up to {MAX_DIM} dimensions"
+        yield "kernels", f"{most}: {plain}, which is slower and counted here"
+    off = f"{ERROR.mean:.1%} on average and {ERROR.largest:.1%} at most"
+    sizes = f"on {ERROR.sizes} sizes of transformers the peak was off by {off}"
+    yield "numbers", f"{ERROR.source}; {sizes}"
 
 
 def _next(found: MemoryPlan, data: Path | None, length: int | None) -> list[tuple[str, str]]:
     """Return the training to try with sce, as a command, and why; nothing where nothing fits."""
-    by_name, job = {one.name: one for one in found.losses}, found.job
-    plain, by_rows = by_name["sce"], by_name[ROW_WISE]
+    job, plain, by_rows = found.job, *_of_sce(found)
     order = (by_rows, plain) if job.items >= _MANY else (plain, by_rows)
     one = max(order, key=lambda one: (bool(one.fits and not one.tight), bool(one.fits)))
     if not one.largest_batch:  # or the memory is not known
@@ -289,18 +272,15 @@ def _about_ranks(rank: RankPlan) -> Iterator[tuple[str, str]]:
     links = (f"{rank.sending_ms(rate):,.3g} ms by {name}" for name, rate in LINKS.items())
     yield "sends", f"{show_size(sum(rank.sends.values()))} a step: {', '.join(links)}"
     yield "of which", "; ".join(f"{name} {show_size(size)}" for name, size in rank.sends.items())
-    yield (
-        "computes",
-        f"scores of its items for the centres of all, {rank.pass_ms:,.3g} ms on an H200 in bf16, "
-        f"and selects {rank.candidates:,} for each, {rank.selecting_ms:,.3g} ms; "
-        + ", ".join(f"{name} {size:,}" for name, size in rank.sizes.items()),
-    )
+    scores = f"scores of its items for the centres of all, {rank.pass_ms:,.3g} ms"
+    selects = f"selects {rank.candidates:,} for each, {rank.selecting_ms:,.3g} ms"
+    sizes = ", ".join(f"{name} {size:,}" for name, size in rank.sizes.items())
+    yield "computes", f"{scores} on an H200 in bf16, and {selects}; {sizes}"
 
 
 def _about_sce(found: MemoryPlan) -> tuple[str, str]:
     """Return the line on what fits with sce, or on what would."""
-    by_name = {one.name: one for one in found.losses}
-    sce, row_wise, bucket = by_name["sce"], by_name[ROW_WISE], found.largest_bucket
+    (sce, row_wise), bucket = _of_sce(found), found.largest_bucket
     if sce.fits:
         flags = (f"--loss.{name.replace('_', '-')} {size}" for name, size in sce.sizes.items())
         most = "of any size" if bucket == found.job.items else f"up to {bucket:,}"
@@ -316,9 +296,13 @@ def _about_sce(found: MemoryPlan) -> tuple[str, str]:
         ways.append(f"--training.row-wise with --dim {found.row_wise_dim} or less")
     if found.largest_dim:
         ways.append(f"--dim {found.largest_dim} or less")
-    least = predict(replace(found.job, batch=1), "sce").total
-    return (
-        "too large",
-        f"with sce, a batch of one sequence takes {show_size(least)}, with weights, gradients and "
-        f"Adam's moments; what would fit: {', or '.join(ways) or 'nothing on this GPU'}",
-    )
+    least = show_size(predict(replace(found.job, batch=1), "sce").total)
+    takes = f"takes {least}, with weights, gradients and Adam's moments"
+    fits = ", or ".join(ways) or "nothing on this GPU"
+    return "too large", f"with sce, a batch of one sequence {takes}; what would fit: {fits}"
+
+
+def _of_sce(found: MemoryPlan) -> tuple[PlannedLoss, PlannedLoss]:
+    """Return what is planned of sce, as it is and with row-wise updates."""
+    by_name = {one.name: one for one in found.losses}
+    return by_name["sce"], by_name[ROW_WISE]
