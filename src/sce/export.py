@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sce import __version__
-from sce.data.batches import PADDING
 from sce.data.items import Items
 from sce.data.prepared import check_target
 from sce.data.storage import atomic_directory
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, checked, needing
-from sce.evaluation.ranking import last_states
+from sce.evaluation.queries import Query, states_after
 from sce.models.base import Backbone
 from sce.recommend import Recommender
 from sce.serving.engine import Encode, Engine, Request
@@ -144,20 +143,13 @@ def compare(
             of equal scores.
     """
     model = _exportable(recommender)
-    catalogue, most = model.catalogue.detach(), engine.max_length
-    padded = nn.utils.rnn.pad_sequence(
-        [torch.tensor(one[-most:], dtype=torch.int64) for one in histories],
-        batch_first=True,
-        padding_value=PADDING,
-    )
-    # The next event is right after the last.
-    seconds = [torch.tensor([*one[-most:], one[-1]], dtype=torch.int32) for one in times or ()]
-    known = nn.utils.rnn.pad_sequence(seconds, batch_first=True) if seconds else None
+    catalogue = model.catalogue.detach()
+    known: Sequence[Any] = times or [None] * len(histories)
+    pairs = zip(histories, known, strict=True)
     with torch.no_grad():
-        states = last_states(model, padded, most, known)
+        states = states_after(model, [Query(one, 1, True, times=some) for one, some in pairs])
         found = engine.states([one.astype(np.int64) for one in histories], times)
-        other = torch.from_numpy(found)
-        exact = _exact_states(model, [one[-most:] for one in histories], seconds)
+        other, exact = torch.from_numpy(found), _exact_states(model, histories, times)
         scales, differences, rounding = (
             _largest(each, catalogue) for each in (states, other - states, exact - states)
         )
@@ -174,8 +166,8 @@ def compare(
     ours = engine.recommend(asked)
     shared = total = 0
     slack = (allowed * scales).tolist()
-    pairs = zip(states, slack, ours, recommender.stream(asked, k), strict=True)
-    for state, most_off, mine, theirs in pairs:
+    both = zip(states, slack, ours, recommender.stream(asked, k), strict=True)
+    for state, most_off, mine, theirs in both:
         codes = torch.from_numpy(recommender.item_ids.lookup(mine.items))
         scores = catalogue[codes] @ state
         least = float(theirs.scores[-1]) if len(theirs) else 0.0
@@ -213,13 +205,15 @@ class _Encoder(nn.Module):
         return self.model.encode(embedded, lengths, *more)  # type: ignore[no-any-return]
 
 
-def _exact_states(model: Backbone, histories: Sequence[Codes], times: list[Tensor]) -> Tensor:
+def _exact_states(model: Backbone, histories: Sequence[Codes], times: Times) -> Tensor:
     """The states after histories, computed in float64, one by one."""
-    encode, catalogue, found = _Encoder(model).double(), model.catalogue, []
+    encode, most, found = _Encoder(model).double(), model.max_length, []
     for number, one in enumerate(histories):
-        embedded = catalogue[torch.tensor(one)][None].double()
-        more = [times[number][None]] if times else []
-        found.append(encode(embedded, torch.tensor([len(one)]), *more))
+        embedded = model.catalogue[torch.tensor(one[-most:])][None].double()
+        # The next event is right after the last.
+        seconds = [] if times is None else [[*times[number][-most:], times[number][-1]]]
+        more = [torch.tensor([each], dtype=torch.int32) for each in seconds]
+        found.append(encode(embedded, torch.tensor([embedded.shape[1]]), *more))
     return torch.cat(found).float()
 
 
@@ -265,17 +259,12 @@ def _write_encoder(model: Backbone, file: Path) -> None:
         if file.suffix == ".pt2":
             torch.export.save(program, file)
         else:
-            file.write_bytes(_onnx(program))
-
-
-def _onnx(program: torch.export.ExportedProgram) -> bytes:
-    with needing("export", "the format onnx"):
-        import onnxscript  # noqa: F401  # used by torch
-    converted = torch.onnx.export(program, dynamo=True, verbose=False)
-    assert converted is not None
-    model = converted.model_proto
-    _strip(model)
-    return bytes(model.SerializeToString())
+            with needing("export", "the format onnx"):
+                import onnxscript  # noqa: F401  # used by torch
+            converted = torch.onnx.export(program, dynamo=True, verbose=False)
+            assert converted is not None
+            _strip(converted.model_proto)
+            file.write_bytes(converted.model_proto.SerializeToString())
 
 
 def _strip(part: Any) -> None:

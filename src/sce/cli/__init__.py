@@ -84,17 +84,14 @@ _POWER = re.compile(r"^(-?\d+)[eE]\+?(\d{1,2})$")
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
-def _zeros(power: re.Match[str]) -> str:
-    return power[1] + "0" * int(power[2])
-
-
 def _convert(kind: Any, tokens: Sequence[cyclopts.Token]) -> Any:
     """Read options as usual, and 1e6; never round or beyond 64 bits: such numbers are mistakes."""
     if int in (kind, *get_args(kind)):
         for token in tokens:
             if "." in token.value:
                 raise cyclopts.CoercionError(token=token, target_type=int)
-        tokens = [token.evolve(value=_POWER.sub(_zeros, token.value)) for token in tokens]
+        whole = (_POWER.sub(lambda of: of[1] + "0" * int(of[2]), token.value) for token in tokens)
+        tokens = [token.evolve(value=value) for token, value in zip(tokens, whole, strict=True)]
     value = cyclopts.convert(kind, tokens)
     if type(value) is int and not -(2**63) <= value < 2**63:
         raise cyclopts.CoercionError(token=tokens[0], target_type=int)

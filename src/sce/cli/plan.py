@@ -175,7 +175,9 @@ def _show(found: MemoryPlan, rank: RankPlan | None, advice: list[tuple[str, str]
         table.add_column(heading, justify="right" if right else "left", no_wrap=True)
     for one in found.losses:
         verdict = "[yellow]just" if one.tight else "[green]yes" if one.fits else "[red]no"
-        fits = [verdict, _batch(found, one)] if known else []
+        most = " (all)" if found.job.users else " or more"
+        most = most if one.largest_batch == most_sequences(found.job) else ""
+        fits = [verdict, f"{one.largest_batch:,}{most}"] if known else []
         sizes = [show_size(getattr(one.peak, part)) for part in (_PARTS if wide else ())]
         table.add_row(one.name, show_size(one.peak.total), *fits, *sizes, one.peak.moment)
     console.print(table)
@@ -184,12 +186,6 @@ def _show(found: MemoryPlan, rank: RankPlan | None, advice: list[tuple[str, str]
     if rank is not None:
         console.print()
         show_lines(_about_ranks(rank), width=13)
-
-
-def _batch(found: MemoryPlan, one: PlannedLoss) -> str:
-    if one.largest_batch != most_sequences(found.job):
-        return f"{one.largest_batch:,}"
-    return f"{one.largest_batch:,} " + ("(all)" if found.job.users else "or more")
 
 
 def _closing_lines(found: MemoryPlan, wide: bool) -> Iterator[tuple[str, str]]:

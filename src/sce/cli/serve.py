@@ -110,14 +110,8 @@ def serve(
             source.ended.set()
     source.ended.clear()
     listening = _listen(host, port)  # until now clients are refused, instead of left waiting
-    settings = server.ServerSettings(
-        limits=limits,
-        token=token,
-        batch=batch,
-        queue=queue,
-        threads=threads,
-        watch=1.0 if watch else None,
-    )
+    every = 1.0 if watch else None
+    settings = server.ServerSettings(limits, token, batch, threads, queue, watch=every)
     if token is None and not _is_local(host):
         say(f"anybody who reaches {host} may ask: there is no token (see --token-file)")
     engine, where = catalogue.engine, f"[{host}]" if ":" in host else host

@@ -101,7 +101,7 @@ def rank_queries(
 ) -> list[Found]:
     """The best items of a batch of queries, among those that may be ranked for all of them."""
     catalogue = model.catalogue.detach()
-    states = _states(model, queries)
+    states = states_after(model, queries)
     alike: dict[object, list[int]] = {}
     for row, query in enumerate(queries):
         own = None if query.allow is None else np.unique(query.allow).tobytes()
@@ -151,7 +151,8 @@ def split_ranking(ranking: Ranking) -> list[Found]:
     ]
 
 
-def _states(model: Ranker, queries: Sequence[Query]) -> Tensor:
+def states_after(model: Ranker, queries: Sequence[Query]) -> Tensor:
+    """The hidden state after the history of each query, [b, d]."""
     histories, timed = [query.history for query in queries], uses_times(model)
     lengths = [len(history) for history in histories]
     times = (np.zeros(len(one.history)) if one.times is None else one.times for one in queries)

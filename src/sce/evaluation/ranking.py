@@ -233,7 +233,12 @@ def _rank(
         return best, found
     n = min(k + _SPARE_IN_DOUBT, len(catalogue))
     for rows in in_doubt.nonzero().squeeze(1).split(max(1, _SCORES_AT_ONCE // 8 // chunk_size)):
-        theirs = None if seen is None else _seen_by(rows, *seen, len(states))
+        theirs = None
+        if seen is not None:  # numbered anew
+            places = rows.new_full((len(states),), -1)
+            places[rows] = torch.arange(len(rows), device=rows.device)
+            of = places[seen[1]]
+            theirs = seen[0][of >= 0], of[of >= 0]
         some = _candidates(states[rows], catalogue, n, theirs, blocked, chunk_size, ties_by_id=True)
         best[rows], found[rows] = _order(states[rows], catalogue, *some, k)
     return best, found
@@ -308,14 +313,6 @@ def rescore(
             width -= half
         found.append(products[:, 0].float() + 0.0)  # + 0.0: there are two zeros
     return torch.cat(found).view(items.shape)
-
-
-def _seen_by(rows: Tensor, items: Tensor, of: Tensor, n_rows: int) -> tuple[Tensor, Tensor]:
-    """Seen items of some rows, numbered anew."""
-    places = rows.new_full((n_rows,), -1)
-    places[rows] = torch.arange(len(rows), device=rows.device)
-    kept = places[of] >= 0
-    return items[kept], places[of[kept]]
 
 
 class Popularity:

@@ -177,12 +177,7 @@ class BERT4Rec(Transformer):
 
     def activation_bytes(self, sequences: int, positions: int, *, half: bool) -> float:
         """Return the bytes that are kept for the backward pass, with the hidden states."""
-        dim, heads = self.settings.dim, self.settings.heads
-        width, places = 2 if half else 4, positions + sequences
-        # Query, key, value and result of attention; and what norms and softmax leave of a row.
-        block = (4 * width + BERT4RecBlock.kept_bytes(self.settings, width)) * places * dim
-        block += (16 + 4 * heads) * places
-        # Inputs of the embedding norm and of the blocks with a dropout mask; indices.
-        kept = (4 + 1 + 4) * places * dim + 24 * places + self.settings.blocks * block
+        # The embedding norm keeps as much as hidden states take; a mask follows each history.
+        kept = super().activation_bytes(sequences, positions + sequences, half=half)
         # The projection: what it takes, GELU's input, its norm's, and the hidden states.
-        return float(kept + (2 * width + 4 + 4) * positions * dim)
+        return kept + (2 * (2 if half else 4) + 4 + 4) * positions * self.settings.dim

@@ -123,7 +123,7 @@ class Transformer(ConfiguredBackbone):
         """Return the bytes that are kept for the backward pass, with the hidden states."""
         dim, heads = self.settings.dim, self.settings.heads
         width = 2 if half else 4  # bytes of what matrix products take and give
-        sinks = self.settings.sink
+        sinks = getattr(self.settings, "sink", False)
         attended = (positions + sequences * _SINKS * sinks) * (dim + heads * _SINK_WIDTH * sinks)
         # Query, key, value and result, with the sink; and what norms and softmax leave of a row.
         block = 4 * width * attended + (16 + 4 * heads) * positions

@@ -34,11 +34,7 @@ class Limits:
 
 
 def read_requests(body: bytes, limits: Limits) -> tuple[list[Asked], bool]:
-    """The requests in a body of JSON: one, or a list of them (True).
-
-    Raises:
-        InputError: When it is not that.
-    """
+    """The requests in a body of JSON: one, or a list of them (True)."""
     try:
         given = json.loads(body)
     except RecursionError:

@@ -72,7 +72,11 @@ class Batcher(Generic[Work]):
     async def _run_in(self, pool: ThreadPoolExecutor) -> None:
         loop = asyncio.get_running_loop()
         while await self._wake.wait():
-            batch = self._take()
+            batch: list[tuple[Work, asyncio.Future[Any]]] = []
+            while self._waiting and len(batch) < self.most:
+                if not self._waiting[0][1].done():
+                    batch.append(self._waiting[0])
+                self._waiting.popleft()
             if not batch:
                 self._wake.clear()
                 continue
@@ -89,11 +93,3 @@ class Batcher(Generic[Work]):
                     result.set_exception(value)
                 else:
                     result.set_result(value)
-
-    def _take(self) -> list[tuple[Work, asyncio.Future[Any]]]:
-        batch: list[tuple[Work, asyncio.Future[Any]]] = []
-        while self._waiting and len(batch) < self.most:
-            work, result = self._waiting.popleft()
-            if not result.done():
-                batch.append((work, result))
-        return batch

@@ -143,11 +143,7 @@ class Source:
         return not (self.path / MANIFEST.file).exists() and (self.path / "run.json").exists()
 
     def load(self) -> Catalogue:
-        """The version that is there now.
-
-        Raises:
-            InputError: When it cannot be served.
-        """
+        """The version that is there now; refused where it cannot be served."""
         state = self.state()
         if not self.is_run:
             engine = Engine.load(self.path, index=self.index)

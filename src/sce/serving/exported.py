@@ -64,11 +64,7 @@ class Exported(NamedTuple):
 
 
 def open_export(path: Path | str) -> Exported:
-    """Open an export.
-
-    Raises:
-        InputError: When there is none, or it is not as it was written.
-    """
+    """Open an export; refused where there is none, or it is not as it was written."""
     path = Path(path)
     manifest, files = MANIFEST.open(path)
     try:
@@ -117,9 +113,6 @@ def add_items(
 
     Returns:
         What was added: see `grow`.
-
-    Raises:
-        InputError: When the file or the export cannot be used.
     """
     exported = open_export(path)
     if exported.graph is not None:

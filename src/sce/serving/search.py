@@ -48,9 +48,8 @@ class Search:
         patterns = [(before + query).encode(errors="replace") for before in (_LINE, _ID, " ", "")]
         some = [*islice(self._matches(patterns[-1]), _FEW)]
         if len(some) < _FEW:  # these are all: one search will do
-            ranks = [
-                next(n for n, one in enumerate(patterns) if one in self._line(c)) for c in some
-            ]
+            lines = (self._text[self._begins[c] : self._begins[c + 1]] for c in some)
+            ranks = [next(n for n, one in enumerate(patterns) if one in line) for line in lines]
             return [code for _, code in sorted(zip(ranks, some, strict=True))][:k]
         each = chain.from_iterable(map(self._matches, patterns))
         found: dict[int, None] = {}
@@ -69,9 +68,6 @@ class Search:
             code = int(np.searchsorted(self._begins, place, side="right")) - 1
             yield code
             begin = int(self._begins[code + 1])
-
-    def _line(self, code: int) -> bytes:
-        return self._text[self._begins[code] : self._begins[code + 1]]
 
 
 def _plain(text: int | str) -> str:

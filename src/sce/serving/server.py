@@ -31,8 +31,8 @@ from sce.serving.page import PAGE, POLICY
 from sce.serving.users import NO_USERS, OfUser
 
 OPEN = {"/", "/healthz"}  # without a token: they tell nothing of the catalogue's content
-_LABELS = {"/", "/healthz", "/items", "/metrics", "/openapi.json", "/recommend"}
 _SIMILAR = "/similar/"
+_LABELS = {"/", "/healthz", "/items", "/metrics", "/openapi.json", "/recommend", "/similar/{item}"}
 _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -281,8 +281,7 @@ class Gate:
             await late(scope, receive, answer)
         finally:
             path = _SIMILAR + "{item}" if scope["path"].startswith(_SIMILAR) else scope["path"]
-            known = path in _LABELS or path.startswith(_SIMILAR)
-            self.metrics.requests[path if known else "other", status] += 1
+            self.metrics.requests[path if path in _LABELS else "other", status] += 1
             self.metrics.seconds.add(time.perf_counter() - begin)
 
     def _may_ask(self, scope: Scope) -> bool:

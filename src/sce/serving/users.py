@@ -37,11 +37,7 @@ class Users:
 
     @classmethod
     def load(cls, path: Path, content: str | None) -> "Users":
-        """Open the dataset that an export's run was trained on, given the hash of its content.
-
-        Raises:
-            InputError: When there is none, it is not as it was written, or is another one.
-        """
+        """Open the dataset that an export's run was trained on, given the hash of its content."""
         dataset = PreparedDataset.load(path)
         dataset.check_content(content, "what is served", _OTHER)
         return cls(dataset)
