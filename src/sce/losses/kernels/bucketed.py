@@ -14,7 +14,7 @@ from sce.losses.buckets import Members
 from sce.losses.kernels.centres import NOWHERE, Prepared
 from sce.losses.kernels.launch import ceil_div, launch, power_of_2
 from sce.losses.kernels.members import count_tiles, tile_of_bucket
-from sce.losses.kernels.precision import load_rows, product, product_by_slices
+from sce.losses.kernels.precision import load_rows, product_of_rows
 from sce.losses.kernels.tiles import Tiles
 
 _NOWHERE = tl.constexpr(NOWHERE)
@@ -110,8 +110,8 @@ def _losses_kernel(
         row = tl.load(states_ptr + i_x, mask=in_x, other=0)
         target = tl.load(targets_ptr + row, mask=in_x, other=-1)
         counts = in_x & (target >= 0)
+        x = load_rows(x_ptr, row, counts, stride_x, 0, d, SLICE, ROUND)
         if SLICE == BLOCK_D:
-            x = load_rows(x_ptr, row, counts, stride_x, 0, d, BLOCK_D, ROUND)
             positive_y = load_rows(y_ptr, target, counts, stride_y, 0, d, BLOCK_D, ROUND)
             positive = tl.sum(x.to(tl.float32) * positive_y.to(tl.float32), axis=1)
         else:
@@ -126,14 +126,11 @@ def _losses_kernel(
             i_y = start + tl.arange(0, BLOCK_Y)
             in_y = i_y < size_y
             item = tl.load(bucket_items_ptr + bucket * size_y + i_y, mask=in_y, other=-1)
-            if SLICE == BLOCK_D:
-                y = load_rows(y_ptr, item, in_y, stride_y, 0, d, BLOCK_D, ROUND)
-                logits = product(x, y, PRECISION)
-            else:
-                logits = product_by_slices(
-                    x_ptr, row, counts, stride_x, y_ptr, item, in_y, stride_y, d,
-                    SLICE, ROUND, ROUND, PRECISION,
-                )  # fmt: skip
+            y = load_rows(y_ptr, item, in_y, stride_y, 0, d, SLICE, ROUND)
+            logits = product_of_rows(
+                x, y, x_ptr, row, counts, stride_x, y_ptr, item, in_y, stride_y, d,
+                BLOCK_D, SLICE, ROUND, ROUND, PRECISION,
+            )  # fmt: skip
             other = in_y[None, :] & (item[None, :] != target[:, None])
             logits = tl.where(other, logits, float("-inf"))
             now = tl.maximum(largest, tl.max(logits, axis=1))

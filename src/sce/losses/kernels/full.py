@@ -20,7 +20,7 @@ from sce.losses.inputs import apply, once
 from sce.losses.inputs import rounded as round_rows
 from sce.losses.kernels.function import on_device_of, rows_of
 from sce.losses.kernels.launch import ceil_div, launch
-from sce.losses.kernels.precision import half_name, load_rows, product, rounded
+from sce.losses.kernels.precision import half_name, load_rows, product, rounded, store_rows
 from sce.losses.kernels.tiles import block, full_tiles
 
 
@@ -158,9 +158,7 @@ def _forward_kernel(
     tl.store(largest_ptr + place, largest, mask=in_x)
     tl.store(totals_ptr + place, total, mask=in_x)
     if GRADIENT:
-        i_d = tl.arange(0, BLOCK_D)
-        inside = in_x[:, None] & (i_d < d)[None, :]
-        tl.store(sums_ptr + place[:, None] * d + i_d[None, :], sums * (1.0 / 4096.0), mask=inside)
+        store_rows(sums_ptr, place, sums * (1.0 / 4096.0), in_x, d, BLOCK_D)
 
 
 @triton.jit
@@ -201,9 +199,4 @@ def _catalogue_kernel(
         weights = tl.where(item[:, None] == target[None, :], own[None, :], weights)
         sums = _add_weighted(sums, weights * scale[None, :], x, ROUND, SPLIT)
     sums = sums * (tl.load(most_ptr) * (1.0 / 4096.0))
-    i_d = tl.arange(0, BLOCK_D)
-    tl.store(
-        grad_ptr + item[:, None].to(tl.int64) * d + i_d[None, :],
-        sums.to(grad_ptr.dtype.element_ty),
-        mask=in_y[:, None] & (i_d < d)[None, :],
-    )
+    store_rows(grad_ptr, item, sums, in_y, d, BLOCK_D)
