@@ -99,31 +99,11 @@ def common_scale(grad_ptr, count_ptr, REDUCTION: tl.constexpr):
 
 @triton.jit
 def _grad_states_kernel(
-    x_ptr,
-    y_ptr,
-    targets_ptr,
-    bucket_items_ptr,
-    positive_ptr,
-    packed_ptr,
-    won_ptr,
-    offsets_ptr,
-    count_ptr,
-    grad_ptr,
-    out_ptr,
-    n_buckets,
-    size_y,
-    d,
-    stride_x,
-    stride_y,
-    REDUCTION: tl.constexpr,
-    BLOCK_X: tl.constexpr,
-    BLOCK_Y: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SLICE: tl.constexpr,
-    ROUND: tl.constexpr,
-    SPLIT: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    x_ptr, y_ptr, targets_ptr, bucket_items_ptr, positive_ptr, packed_ptr, won_ptr, offsets_ptr,
+    count_ptr, grad_ptr, out_ptr, n_buckets, size_y, d, stride_x, stride_y,
+    REDUCTION: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_D: tl.constexpr,
+    SLICE: tl.constexpr, ROUND: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     bucket, first, last = tile_of_bucket(offsets_ptr, n_buckets, BLOCK_X)
     if first < last:
         i_x = first + tl.arange(0, BLOCK_X)
@@ -156,32 +136,13 @@ def _grad_states_kernel(
 
 @triton.jit
 def _grad_places_kernel(
-    x_ptr,
-    y_ptr,
-    targets_ptr,
-    bucket_items_ptr,
-    positive_ptr,
-    packed_ptr,
-    won_ptr,
-    offsets_ptr,
-    count_ptr,
-    grad_ptr,
+    x_ptr, y_ptr, targets_ptr, bucket_items_ptr, positive_ptr, packed_ptr, won_ptr, offsets_ptr,
+    count_ptr, grad_ptr,
     out_ptr,  # [·, size_y, d], from the first bucket on
-    first,
-    n_buckets,
-    size_y,
-    d,
-    stride_x,
-    stride_y,
-    REDUCTION: tl.constexpr,
-    BLOCK_X: tl.constexpr,
-    BLOCK_Y: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SLICE: tl.constexpr,
-    ROUND: tl.constexpr,
-    SPLIT: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    first, n_buckets, size_y, d, stride_x, stride_y,
+    REDUCTION: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_D: tl.constexpr,
+    SLICE: tl.constexpr, ROUND: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     tiles = tl.cdiv(size_y, BLOCK_Y)
     bucket = (first + tl.program_id(0) // tiles).to(tl.int64)
     i_y = tl.program_id(0) % tiles * BLOCK_Y + tl.arange(0, BLOCK_Y)

@@ -68,15 +68,9 @@ def _best_kernel(
     values_ptr,  # [n, width] float32
     groups_ptr,  # [n, n_groups], read if GROUP is not 0
     best_ptr,  # [n, k]
-    width,
-    k,
-    stride_best,
-    n_groups,
-    BLOCK: tl.constexpr,
-    GROUP: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    PART: tl.constexpr,
-):
+    width, k, stride_best, n_groups,
+    BLOCK: tl.constexpr, GROUP: tl.constexpr, INTERLEAVED: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     groups_ptr += row * n_groups
     i = tl.arange(0, BLOCK)
@@ -90,19 +84,12 @@ def _best_folded_kernel(
     values_ptr,  # [n, width] float32
     groups_ptr,  # [n, n_groups], read if GROUP is not 0
     best_ptr,  # [n, k]
-    width,
-    k,
-    stride_best,
-    n_groups,
+    width, k, stride_best, n_groups,
     folds_ptr,  # [n, n_folds]: the best folds, which hold the best values
     n_folds,
-    FOLD: tl.constexpr,
-    BLOCK_FOLDS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GROUP: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    PART: tl.constexpr,
-):
+    FOLD: tl.constexpr, BLOCK_FOLDS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    INTERLEAVED: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     values_ptr += row * width
     groups_ptr += row * n_groups

@@ -83,26 +83,11 @@ def packed_value(packed):
 
 @triton.jit
 def _losses_kernel(
-    x_ptr,
-    y_ptr,
-    targets_ptr,
-    states_ptr,
-    offsets_ptr,
-    bucket_items_ptr,
-    positive_ptr,
-    packed_ptr,
-    n_buckets,
-    size_y,
-    d,
-    stride_x,
-    stride_y,
-    BLOCK_X: tl.constexpr,
-    BLOCK_Y: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SLICE: tl.constexpr,
-    ROUND: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    x_ptr, y_ptr, targets_ptr, states_ptr, offsets_ptr, bucket_items_ptr, positive_ptr, packed_ptr,
+    n_buckets, size_y, d, stride_x, stride_y,
+    BLOCK_X: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_D: tl.constexpr, SLICE: tl.constexpr,
+    ROUND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     bucket, first, last = tile_of_bucket(offsets_ptr, n_buckets, BLOCK_X)
     if first < last:
         i_x = first + tl.arange(0, BLOCK_X)
@@ -153,11 +138,9 @@ def _winners_kernel(
     sums_ptr,  # [parts]
     losses_ptr,  # [n]
     keys_ptr,  # [n_places + n]
-    n,
-    n_buckets,
-    n_places,
+    n, n_buckets, n_places,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     packed = tl.load(packed_ptr + row, mask=row < n, other=_NOWHERE)
     placed = packed != _NOWHERE
@@ -174,15 +157,9 @@ def _winners_kernel(
 
 @triton.jit
 def _reduce_kernel(
-    sums_ptr,
-    counts_ptr,
-    status_ptr,
-    loss_ptr,
-    count_ptr,
-    parts,
-    MEAN: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    sums_ptr, counts_ptr, status_ptr, loss_ptr, count_ptr, parts,
+    MEAN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     i = tl.arange(0, BLOCK)
     total = tl.sum(tl.load(sums_ptr + i, mask=i < parts, other=0.0), axis=0)
     count = tl.sum(tl.load(counts_ptr + i, mask=i < parts, other=0), axis=0)

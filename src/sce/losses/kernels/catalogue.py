@@ -134,20 +134,9 @@ def _as_sparse(items: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
 
 @triton.jit
 def _entries(
-    i,
-    mask,
-    order_ptr,
-    places_ptr,
-    x_ptr,
-    packed_ptr,
-    grad_ptr,
-    n_places,
-    d,
-    stride_x,
-    REDUCTION: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    ROUND: tl.constexpr,
-):
+    i, mask, order_ptr, places_ptr, x_ptr, packed_ptr, grad_ptr, n_places, d, stride_x,
+    REDUCTION: tl.constexpr, BLOCK_D: tl.constexpr, ROUND: tl.constexpr,
+):  # fmt: skip
     """Return the rows that entries add to their items, [i, d]."""
     source = tl.load(order_ptr + i, mask=mask, other=0)
     part = load_rows(places_ptr, source, mask & (source < n_places), d, 0, d, BLOCK_D, "")
@@ -165,24 +154,10 @@ def _entries(
 def _add_by_item_kernel(
     items_ptr,  # [n] ascending
     order_ptr,  # [n] where each came from: a place in a bucket, or a state with this target
-    places_ptr,
-    x_ptr,
-    packed_ptr,
-    count_ptr,
-    grad_ptr,
-    out_ptr,
-    n,
-    n_places,
-    n_items,
-    d,
-    stride_x,
-    REDUCTION: tl.constexpr,
-    SPARSE: tl.constexpr,
-    MORE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    ROUND: tl.constexpr,
-):
+    places_ptr, x_ptr, packed_ptr, count_ptr, grad_ptr, out_ptr, n, n_places, n_items, d, stride_x,
+    REDUCTION: tl.constexpr, SPARSE: tl.constexpr, MORE: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_D: tl.constexpr, ROUND: tl.constexpr,
+):  # fmt: skip
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     item = tl.load(items_ptr + i, mask=i < n, other=2147483647)
     mask = item < n_items  # what belongs to no item sorts behind the last

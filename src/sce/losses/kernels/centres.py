@@ -147,20 +147,10 @@ def _states_kernel(
     keys_ptr,  # [n_places + n]
     status_ptr,  # [2 + 2 splits]
     sums_ptr,  # [splits, n_buckets, d]
-    n,
-    n_items,
-    ignore_index,
-    n_buckets,
-    n_places,
-    d,
-    stride,
-    in_split,
-    MIX: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    n, n_items, ignore_index, n_buckets, n_places, d, stride, in_split,
+    MIX: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     ROUND: tl.constexpr,
-):
+):  # fmt: skip
     split = tl.program_id(0)
     tile = tl.program_id(1)
     i_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -229,18 +219,12 @@ def _of_length_one(centres):
 @triton.jit
 def _centres_kernel(
     sums_ptr,  # [splits, n_buckets, d]
-    seed_ptr,
-    status_ptr,
+    seed_ptr, status_ptr,
     centres_ptr,  # [n_buckets, d]
-    n_buckets,
-    d,
-    splits,
-    DRAW: tl.constexpr,
-    MIX: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    n_buckets, d, splits,
+    DRAW: tl.constexpr, MIX: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
-):
+):  # fmt: skip
     if tl.program_id(0) == 0:
         _report_faults(status_ptr, splits, BLOCK_SPLITS)
     if DRAW:
@@ -266,20 +250,12 @@ def _centres_kernel(
 def _few_states_kernel(
     states_ptr,  # [n, d]
     targets_ptr,  # [n], as marked
-    seed_ptr,
-    status_ptr,
+    seed_ptr, status_ptr,
     centres_ptr,  # [n_buckets, d]
-    d,
-    stride,
-    splits,
-    in_split,
-    n,
-    NOISE: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_SPLITS: tl.constexpr,
-    ROUND: tl.constexpr,
-):
+    d, stride, splits, in_split, n,
+    NOISE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr, ROUND: tl.constexpr,
+):  # fmt: skip
     bucket = tl.program_id(0)
     if bucket == 0:
         _report_faults(status_ptr, splits, BLOCK_SPLITS)

@@ -107,26 +107,15 @@ def _add_weighted(total, weights, rows, ROUND: tl.constexpr, SPLIT: tl.constexpr
 
 @triton.jit
 def _forward_kernel(
-    x_ptr,
-    y_ptr,
-    targets_ptr,
+    x_ptr, y_ptr, targets_ptr,
     positives_ptr,  # [n]
     largest_ptr,  # [shares, n]
     totals_ptr,  # [shares, n]
     sums_ptr,  # [shares, n, d]
-    n,
-    n_items,
-    share_size,
-    d,
-    stride_x,
-    stride_y,
-    BLOCK_X: tl.constexpr,
-    BLOCK_Y: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    ROUND: tl.constexpr,
-    SPLIT: tl.constexpr,
-    GRADIENT: tl.constexpr,
-):
+    n, n_items, share_size, d, stride_x, stride_y,
+    BLOCK_X: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_D: tl.constexpr, ROUND: tl.constexpr,
+    SPLIT: tl.constexpr, GRADIENT: tl.constexpr,
+):  # fmt: skip
     share = tl.program_id(1)
     row = tl.program_id(0) * BLOCK_X + tl.arange(0, BLOCK_X)
     in_x = row < n
@@ -163,25 +152,16 @@ def _forward_kernel(
 
 @triton.jit
 def _catalogue_kernel(
-    x_ptr,
-    y_ptr,
-    targets_ptr,
+    x_ptr, y_ptr, targets_ptr,
     whole_ptr,  # [n]: the log-sum-exp of all logits
     own_ptr,  # [n]: the probability of the target, less one
     scale_ptr,  # [n]
     most_ptr,
     grad_ptr,  # [n_items, d]
-    n,
-    n_items,
-    d,
-    stride_x,
-    stride_y,
-    BLOCK_X: tl.constexpr,
-    BLOCK_Y: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    ROUND: tl.constexpr,
+    n, n_items, d, stride_x, stride_y,
+    BLOCK_X: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_D: tl.constexpr, ROUND: tl.constexpr,
     SPLIT: tl.constexpr,
-):
+):  # fmt: skip
     item = tl.program_id(0) * BLOCK_Y + tl.arange(0, BLOCK_Y)
     in_y = item < n_items
     y = load_rows(y_ptr, item, in_y, stride_y, 0, d, BLOCK_D, ROUND)

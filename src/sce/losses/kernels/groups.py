@@ -85,23 +85,11 @@ def _group_maxima_kernel(
     rows_ptr,  # [m, d]
     targets_ptr,  # [m], read when MASKED
     maxima_ptr,  # [n, n_groups]
-    n,
-    m,
-    d,
-    n_groups,
-    stride_row,
-    LOCAL: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    PASSES: tl.constexpr,
-    TILES: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SLICE: tl.constexpr,
-    MASKED: tl.constexpr,
-    ROUND: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    n, m, d, n_groups, stride_row,
+    LOCAL: tl.constexpr, INTERLEAVED: tl.constexpr, PASSES: tl.constexpr, TILES: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SLICE: tl.constexpr,
+    MASKED: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     GROUPS: tl.constexpr = BLOCK_ROWS // LOCAL
     block = tl.program_id(0).to(tl.int64)
     i_d = tl.arange(0, SLICE)
@@ -187,19 +175,10 @@ def _score_again_kernel(
     targets_ptr,  # [m], read when MASKED
     groups_ptr,  # [n, n_rows / GROUP]
     maxima_ptr,  # [n, n_rows / PART]
-    m,
-    d,
-    n_rows,
-    stride_row,
-    GROUP: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    PART: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SLICE: tl.constexpr,
-    MASKED: tl.constexpr,
-    ROUND: tl.constexpr,
-):
+    m, d, n_rows, stride_row,
+    GROUP: tl.constexpr, INTERLEAVED: tl.constexpr, PART: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr, SLICE: tl.constexpr, MASKED: tl.constexpr, ROUND: tl.constexpr,
+):  # fmt: skip
     PARTS: tl.constexpr = BLOCK_ROWS // PART
     tiles = tl.cdiv(n_rows, BLOCK_ROWS)  # only one axis of a grid is long
     bucket = (tl.program_id(0) // tiles).to(tl.int64)

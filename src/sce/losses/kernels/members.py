@@ -64,22 +64,10 @@ def tile_of_bucket(offsets_ptr, n_buckets, BLOCK: tl.constexpr):
 
 @triton.jit
 def _nearest_kernel(
-    x_ptr,
-    centres_ptr,
-    targets_ptr,
-    out_ptr,
-    n,
-    n_buckets,
-    d,
-    stride_x,
-    stride_centres,
-    BLOCK_X: tl.constexpr,
-    BLOCK_Y: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SLICE: tl.constexpr,
-    ROUND: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    x_ptr, centres_ptr, targets_ptr, out_ptr, n, n_buckets, d, stride_x, stride_centres,
+    BLOCK_X: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_D: tl.constexpr, SLICE: tl.constexpr,
+    ROUND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0) * BLOCK_X + tl.arange(0, BLOCK_X)
     valid = tl.load(targets_ptr + row, mask=row < n, other=-1) >= 0
     x = load_rows(x_ptr, row, valid, stride_x, 0, d, SLICE, ROUND)

@@ -140,18 +140,10 @@ def _maxima_kernel(
     centres_ptr,  # [n, d]
     rows_ptr,  # [m, d]
     maxima_ptr,  # [n, group_tiles * BLOCK_ROWS]
-    n,
-    m,
-    d,
-    stride_row,
-    group_tiles,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SLICE: tl.constexpr,
-    ROUND: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    n, m, d, stride_row, group_tiles,
+    BLOCK_ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SLICE: tl.constexpr,
+    ROUND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     # Programs that read the same rows come one after the other.
     n_tiles = tl.cdiv(n, BLOCK_N)
     group = tl.program_id(0) // n_tiles
@@ -179,11 +171,9 @@ def _maxima_kernel(
 def _thresholds_kernel(
     values_ptr,  # [n, width]
     thresholds_ptr,  # [n]
-    width,
-    k,
-    BLOCK: tl.constexpr,
-    HELD: tl.constexpr,
-):
+    width, k,
+    BLOCK: tl.constexpr, HELD: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     values_ptr += row * width
     i = tl.arange(0, BLOCK)
@@ -212,19 +202,10 @@ def _mark_kernel(
     rows_ptr,  # [m, d]
     thresholds_ptr,  # [n]
     words_ptr,  # [n, n_words]
-    first,
-    n_words,
-    n,
-    m,
-    d,
-    stride_row,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SLICE: tl.constexpr,
-    ROUND: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    first, n_words, n, m, d, stride_row,
+    BLOCK_ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SLICE: tl.constexpr,
+    ROUND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     WORDS: tl.constexpr = BLOCK_ROWS // 32
     tile = tl.program_id(0)
     column = tl.arange(0, BLOCK_ROWS)
@@ -256,11 +237,9 @@ def _list_kernel(
     counts_ptr,  # [n]
     n_words,
     first,  # the number of the first word
-    m,
-    room,
-    BLOCK: tl.constexpr,
-    LAST: tl.constexpr,
-):
+    m, room,
+    BLOCK: tl.constexpr, LAST: tl.constexpr,
+):  # fmt: skip
     bucket = tl.program_id(0).to(tl.int64)
     words_ptr += bucket * n_words
     listed_ptr += bucket * room
@@ -309,17 +288,9 @@ def _search_kernel(
     thresholds_ptr,  # [n]
     counts_ptr,  # [n]
     out_ptr,  # [n, k]
-    m,
-    d,
-    k,
-    room,
-    stride_row,
-    stride_out,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SLICE: tl.constexpr,
-    ROUND: tl.constexpr,
-):
+    m, d, k, room, stride_row, stride_out,
+    BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr, SLICE: tl.constexpr, ROUND: tl.constexpr,
+):  # fmt: skip
     bucket = tl.program_id(0).to(tl.int64)
     if tl.load(counts_ptr + bucket) > room:
         centre_ptr = centres_ptr + bucket * d

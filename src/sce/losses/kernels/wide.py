@@ -87,11 +87,9 @@ def bracket(width: int, k: int) -> tuple[int, int, int]:
 def _bracket_kernel(
     values_ptr,  # [n, width] float32
     brackets_ptr,  # [n, 2]: what is above all that lies between, and the least that does
-    width,
-    rank_high,
-    rank_low,
+    width, rank_high, rank_low,
     SAMPLE: tl.constexpr,
-):
+):  # fmt: skip
     row = (tl.program_id(0) // 2).to(tl.int64)
     is_low = tl.program_id(0) % 2 == 1
     j = tl.arange(0, SAMPLE).to(tl.int64)
@@ -108,11 +106,9 @@ def _count_kernel(
     values_ptr,  # [n, width] float32
     brackets_ptr,  # [n, 2]
     counts_ptr,  # [n, chunks] int64: how many are above, times 2³², and how many between
-    width,
-    chunks,
-    blocks,
+    width, chunks, blocks,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     row = (tl.program_id(0) // chunks).to(tl.int64)
     chunk = tl.program_id(0) % chunks
     values_ptr += row * width
@@ -151,22 +147,14 @@ def _part_kernel(
     values_ptr,  # [n, width] float32
     groups_ptr,  # [n, n_groups], read if GROUP is not 0
     best_ptr,  # [n, k]
-    width,
-    k,
-    stride_best,
-    n_groups,
+    width, k, stride_best, n_groups,
     brackets_ptr,  # [n, 2]
     counts_ptr,  # [n, chunks]
     candidates_ptr,  # [n, CAPACITY]: the columns of what is between
-    chunks,
-    blocks,
-    CAPACITY: tl.constexpr,
-    MAX_CHUNKS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GROUP: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    PART: tl.constexpr,
-):
+    chunks, blocks,
+    CAPACITY: tl.constexpr, MAX_CHUNKS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    INTERLEAVED: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
     row = (tl.program_id(0) // chunks).to(tl.int64)
     chunk = tl.program_id(0) % chunks
     values_ptr += row * width
@@ -199,21 +187,14 @@ def _finish_kernel(
     values_ptr,  # [n, width] float32
     groups_ptr,  # [n, n_groups], read if GROUP is not 0
     best_ptr,  # [n, k]
-    width,
-    k,
-    stride_best,
-    n_groups,
+    width, k, stride_best, n_groups,
     brackets_ptr,  # [n, 2]
     counts_ptr,  # [n, chunks]
     candidates_ptr,  # [n, CAPACITY]
     chunks,
-    CAPACITY: tl.constexpr,
-    MAX_CHUNKS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GROUP: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    PART: tl.constexpr,
-):
+    CAPACITY: tl.constexpr, MAX_CHUNKS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    INTERLEAVED: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     values_ptr += row * width
     groups_ptr += row * n_groups
@@ -255,17 +236,10 @@ def _finish_kernel(
 
 @triton.jit
 def _search(
-    values_ptr,
-    groups_ptr,
-    width,
-    k,
-    least,
-    BY_NUMBER: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GROUP: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
+    values_ptr, groups_ptr, width, k, least,
+    BY_NUMBER: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, INTERLEAVED: tl.constexpr,
     PART: tl.constexpr,
-):
+):  # fmt: skip
     """Return a number that exactly k keys of a row reach, or the k-th largest key.
 
     With it goes how many keys reach it, and how many are larger if that is not k. The keys are the
