@@ -15,7 +15,7 @@ from sce.evaluation.queries import (
     rank_queries,
     rank_similar,
 )
-from sce.evaluation.ranking import Ranking, Rows, largest_norm, top_k
+from sce.evaluation.ranking import Ranking, Rows, largest_norm, last_states, top_k
 
 N = 60
 CODES = st.lists(st.integers(0, N - 1), max_size=2 * N)  # with duplicates, in any order
@@ -25,7 +25,7 @@ SHORT = st.lists(st.integers(0, N - 1), max_size=5)
 class Sums:
     """A state is the sum of the last two events' vectors: small integers, so that scores tie."""
 
-    max_length = 2
+    max_length: int | None = 2
 
     def __init__(self, catalogue: Tensor) -> None:
         self.catalogue = catalogue
@@ -120,6 +120,25 @@ def test_scores_are_the_same_bits_filtered_or_not_alone_or_together(share: float
             left = np.isin(all_items, allow)
             assert items.tolist() == all_items[left][:20].tolist()
             assert scores.tobytes() == all_scores[left][:20].tobytes()
+
+
+@pytest.mark.parametrize(("most", "shapes"), [(2, [(6, 2)]), (None, [(4, 2), (2, 90)])])
+def test_states_are_computed_together_but_none_as_wide_as_the_longest_of_all(
+    most: int | None, shapes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+
+    def note(model: Any, histories: Tensor, *others: Any) -> Tensor:
+        given.append(tuple(histories.shape))
+        return last_states(model, histories, *others)
+
+    monkeypatch.setattr(module, "last_states", note)
+    model = Sums(vectors())
+    model.max_length = most
+    queries = [Query(np.arange(n) % 50, 3, False) for n in (1, 1, 2, 2, 3, 90)]
+    found = rank_queries(model, queries, ItemFilter(), largest_norm(model.catalogue), 4)
+    assert given == shapes
+    assert [len(items) for items, _ in found] == [3] * 6
 
 
 @settings(max_examples=60, deadline=None)
