@@ -100,7 +100,9 @@ def main() -> None:
     add("--seed", type=int, default=0)
     add("--out", type=Path, help="default: results/train_peers.jsonl")
     options = parser.parse_args()
-    pythons = dict.fromkeys(LIBRARIES[:2], sys.executable) | dict(each.split("=", 1) for each in options.python)
+    pythons = dict.fromkeys(LIBRARIES[:2], sys.executable) | dict(
+        each.split("=", 1) for each in options.python
+    )
     if unknown := sorted(set(pythons) - set(LIBRARIES)):
         sys.exit(f"train_peers: --python {unknown[0]}=...; the libraries are {LIBRARIES}")
     if (options.device == "cuda" or options.together) and not options.epochs:
