@@ -13,6 +13,7 @@ from statistics import mean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+import calls
 import first_version
 import studies
 import trainings
@@ -243,8 +244,8 @@ def planned() -> str:
 
 
 MADE: list[Callable[[], str]] = [
-    *trainings.MADE, *studies.MADE, *first_version.MADE, losses, kernels_bf16, kernels_float32,
-    exact_ce, catalogues, scale, peers, serving, ranks, planned,
+    *trainings.MADE, *studies.MADE, *first_version.MADE, calls.profile, losses, kernels_bf16,
+    kernels_float32, exact_ce, catalogues, scale, peers, serving, ranks, planned,
 ]  # fmt: skip
 BLOCKS = {made.__name__: made for made in MADE}
 MARK = re.compile(r"(<!-- rows: (\w+) -->\n\n).*?(<!-- end -->)", re.DOTALL)

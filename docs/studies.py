@@ -33,6 +33,33 @@ def _spread(values: list[float]) -> str:
     return f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f}"
 
 
+def percent(ratio: float) -> float:
+    """How much more, or less, in percent."""
+    return 100 * abs(ratio - 1)
+
+
+def times() -> list[float]:
+    """How many times as long SCE trains as exact CE, log by log."""
+
+    def seconds(log: str, loss: str) -> float:
+        return mean(row["seconds"]["training"] for row in trained(log, loss))
+
+    return [seconds(log, "sce") / seconds(log, "ce") for log in LOGS]
+
+
+def memory(loss: str, items: int, batch: int = 64, *, row_wise: bool = False) -> Row:
+    """A training of figure 2 or 5, of memory alone."""
+    wanted = {"loss.name": loss, "training.batch_size": batch, "training.row_wise": row_wise}
+    rows = read("experiments/results/memory.jsonl")
+    return next(row for row in rows if row["dataset"]["n_items"] == items
+                and row["settings"].items() >= wanted.items())  # fmt: skip
+
+
+def mib(*of: Any, **more: Any) -> float:
+    """Its peak."""
+    return float(memory(*of, **more)["memory_mib"]["training"])
+
+
 def logs() -> str:
     """The logs, how they are split, and how many of their steps join events of one time."""
     order = {row["log"]: row for row in read("experiments/results/logs/order.jsonl")}
