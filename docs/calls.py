@@ -8,6 +8,7 @@ from trainings import Row, read, table
 
 Claims = dict[str, Callable[[], Iterable[Any]]]
 K, M = 1000, 10**6
+WORDS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 
 
 def ends(values: Iterable[float]) -> tuple[float, float]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from statistics import mean, stdev
 
-from calls import KERNELS, Claims, call, ends
+from calls import KERNELS, WORDS, Claims, call, ends
 from first_version import PAPER
 from running import LARGE_LOGS, MANY_GPUS, SERVING
 from studies import (
@@ -28,7 +28,6 @@ from trainings import ROWS, Row, against_ce, by_setting, ndcg, of_sasrec, read
 
 from sce.planning import _WORKSPACE, ERROR
 
-WORDS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 NUMBER = rf"([-+]?\d[\d,]*(?:\.\d+)?|{'|'.join(WORDS)})"
 
 

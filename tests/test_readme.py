@@ -99,14 +99,13 @@ def from_rows() -> dict[str, Any]:
 def test_tables_and_numbers_are_those_of_the_rows(from_rows: dict[str, Any]) -> None:
     """If this fails: python docs/from_rows.py."""
     rewritten = from_rows["rewritten"]
-    found = [page for page in PAGES if "<!-- rows: " in page.read_text(encoding="utf-8")]
-    assert len(found) > 3
-    for page in found:
+    with_tables = 0
+    for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        assert rewritten(page.name, text) == text, page.name
         stale = re.sub(r"(?<=<!-- rows: )(\w+) -->\n\n", r"\g<0>9", text)
-        assert stale != text
-        assert rewritten(page.name, stale) == text
+        with_tables += stale != text
+        assert rewritten(page.name, text) == rewritten(page.name, stale) == text, page.name
+    assert with_tables > 3
 
 
 def test_a_changed_or_typed_number_row_or_sentence_is_noticed(
