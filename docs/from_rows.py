@@ -163,8 +163,9 @@ def scale() -> str:
 
 def peers() -> str:
     """SASRec by sce and by others: an epoch and its peak memory, recommending, and quality."""
-    names = {"sce": "sce", "replay": "RePlay", "replay-plain": "RePlay, without length buckets",
-             "rectools": "RecTools", "recbole": "RecBole"}  # fmt: skip
+    names = {"sce": "sce", "sce-chunked": "sce, exact CE without logits", "replay": "RePlay",
+             "replay-plain": "RePlay, without length buckets", "rectools": "RecTools",
+             "recbole": "RecBole"}  # fmt: skip
     kinds = {(loss, on): head + shown for on, head in ((False, ""), (True, "NDCG@10, "))
              for loss, shown in {"ce": "exact CE", "ce-": "CE⁻", "sce": "SCE"}.items()}  # fmt: skip
     found: dict[str, dict[str, dict[Any, list[str]]]] = {}
