@@ -62,6 +62,7 @@ def _faster(loss: str, than: str, items: int = M, dtype: str = "bfloat16") -> fl
 
 
 GRAPH, TENSORS, CUT = "SCE, CUDA graph", "SCE, tensor code", "CE, cut-cross-entropy"
+SMALL = [(items, dtype) for items in (100 * K, M) for dtype in ("bfloat16", "float32")]
 KERNELS: Claims = {
     "takes {:.0f} ms and {:.1f} GiB at 100 k items in bfloat16": lambda: [
         call("CE, torch", 100 * K), call("CE, torch", 100 * K, of="extra MiB") / 1024],
@@ -78,4 +79,3 @@ KERNELS: Claims = {
         *ends(call("SCE", *size) for size in SMALL),
         *ends(_profile(*size)["busy ms"] for size in SMALL)],
 }  # fmt: skip
-SMALL = [(items, dtype) for items in (100 * K, M) for dtype in ("bfloat16", "float32")]

@@ -7,7 +7,7 @@ from studies import memory, mib, percent, times
 from trainings import Row, against_ce, ndcg, read, table
 
 LOGS = ("beauty", "ml1m", "globo")
-SETTINGS = {
+SETTINGS: dict[str, Row] = {
     "BCE": {"name": "bce"}, "BCE⁺, 64 negatives": {"name": "bce+", "n_negatives": 64},
     "BCE⁺, 256": {"name": "bce+", "n_negatives": 256},
     "gBCE, 256, t = 0.75": {"name": "gbce", "t": 0.75},
@@ -53,7 +53,7 @@ def _cells(log: str) -> dict[str, str]:
     for name, some in found.items():
         bold = "**" * (round(mean(some), digits) == best)
         cells[name] = f"{bold}{mean(some):.{digits}f}{bold} ± {stdev(some):.{digits}f}"
-    for loss in {str(one["name"]) for one in SETTINGS.values()}:
+    for loss in {one["name"] for one in SETTINGS.values()}:
         cells[_star(log, loss)] += " *"
     return cells
 
