@@ -25,7 +25,8 @@ process, or with `--device cuda`, which needs `--epochs`, of what torch allocate
 
 Sampled negatives (ce-) are shared by a sequence in sce, by the batch in RePlay, by nobody in
 RecTools; RecBole has none, and `--shared` changes sce. bf16 is autocast; RecBole has none. RePlay
-has its length buckets on; replay-plain, of the same interpreter, does without.
+has its length buckets on; replay-plain, of the same interpreter, does without. Exact CE is also run
+by sce-chunked, which keeps no logits.
 """
 
 import argparse
@@ -53,8 +54,8 @@ from sce import PreparedDataset
 from sce.evaluation.metrics import METRICS, RankCounts
 
 WORKER = Path(__file__).with_name("train_workers.py")
-LIBRARIES = ["sce", "rectools", "replay", "replay-plain", "recbole"]
-LOSSES = {"ce": LIBRARIES, "ce-": LIBRARIES[:-1], "sce": LIBRARIES[:1]}  # and who has them
+LIBRARIES = ["sce", "sce-chunked", "rectools", "replay", "replay-plain", "recbole"]
+LOSSES = {"ce": LIBRARIES, "ce-": ["sce", *LIBRARIES[2:-1]], "sce": ["sce"]}  # and who has them
 FIGURES = ["epoch s", "peak MiB", "recommend s"]
 
 
@@ -102,7 +103,9 @@ def main() -> None:
     add("--seed", type=int, default=0)
     add("--out", type=Path, help="default: results/train_peers.jsonl")
     options = parser.parse_args()
-    pythons = {"sce": sys.executable} | dict(each.split("=", 1) for each in options.python)
+    pythons = dict.fromkeys(LIBRARIES[:2], sys.executable) | dict(
+        each.split("=", 1) for each in options.python
+    )
     if unknown := sorted(set(pythons) - set(LIBRARIES)):
         sys.exit(f"train_peers: --python {unknown[0]}=...; the libraries are {LIBRARIES}")
     if (options.device == "cuda" or options.together) and not options.epochs:
@@ -274,7 +277,7 @@ SHARED_OPTIONS = ["device", "length", "negatives", "shared", "dropout", "warm_up
 def environment(library: str) -> dict[str, str]:
     """Where sce is imported from is not for the interpreters of others."""
     names = dict(os.environ)
-    if library != "sce":
+    if library not in LIBRARIES[:2]:
         names.pop("PYTHONPATH", None)
     return names
 

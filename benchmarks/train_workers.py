@@ -34,7 +34,8 @@ def sce(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
     dataset = library.PreparedDataset.load(job.data)
     shape = {"dim": job.dim, "blocks": job.blocks, "max_length": job.length, "dropout": job.dropout}
     model = library.SASRec(dataset.n_items, **shape, seed=job.seed)
-    loss = library.CrossEntropy()
+    chunk = 1024 if job.library == "sce-chunked" else None
+    loss = library.CrossEntropy(chunk_size=chunk)
     if job.loss == "ce-":
         loss = library.SampledCrossEntropy(job.negatives, shared=job.shared)
     if job.loss == "sce":
@@ -327,8 +328,8 @@ def recbole(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
 
 
 LIBRARIES = {"sce": sce, "rectools": rectools, "replay": replay, "recbole": recbole}
-LIBRARIES["replay-plain"] = replay
-PACKAGES = {"replay": "replay-rec", "replay-plain": "replay-rec"}
+LIBRARIES |= {"sce-chunked": sce, "replay-plain": replay}
+PACKAGES = {"replay": "replay-rec", "replay-plain": "replay-rec", "sce-chunked": "sce"}
 
 
 def work(job: Any, wait: Callable[[], object] = lambda: None) -> dict[str, Any]:
@@ -352,7 +353,7 @@ def work(job: Any, wait: Callable[[], object] = lambda: None) -> dict[str, Any]:
         "peak MiB in all": max(clock.peak_mib, clock.peak()),
         "recommend s": seconds,
         "targets": log.targets,
-        "version": version(package) if job.library != "sce" else import_("sce").__version__,
+        "version": import_("sce").__version__ if package == "sce" else version(package),
         "torch": version("torch"),
         "stand-ins": " ".join(sorted(whole)),  # for what is imported and not used
     }
