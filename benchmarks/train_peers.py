@@ -13,7 +13,10 @@ RecBole, which has a sample for each target, in batches of as many targets. All 
 in processes of their own. Then each round runs them one after another, so that what else the
 machine does meets all alike; figures are medians of the rounds. An epoch is extrapolated: the mean
 of `--steps` steps after a warm-up, batches included, times the steps of an epoch. Recommending is
-the library's own way to the top 10 for all test users, without items that they had.
+the library's own way from histories in memory to an array of the top 10 for all test users, without
+items that they had. sce and RecTools take and give item ids; RePlay takes a file of codes, which is
+written then, and gives codes; RecBole, which recommends to users of its dataset, has their
+histories before.
 
 With `--epochs` whole epochs are trained instead, of which the first is the warm-up, and the
 recommendations are scored by sce's metrics, unsampled, on the same users and targets. With
@@ -100,7 +103,9 @@ def main() -> None:
     add("--seed", type=int, default=0)
     add("--out", type=Path, help="default: results/train_peers.jsonl")
     options = parser.parse_args()
-    pythons = dict.fromkeys(LIBRARIES[:2], sys.executable) | dict(each.split("=", 1) for each in options.python)
+    pythons = dict.fromkeys(LIBRARIES[:2], sys.executable) | dict(
+        each.split("=", 1) for each in options.python
+    )
     if unknown := sorted(set(pythons) - set(LIBRARIES)):
         sys.exit(f"train_peers: --python {unknown[0]}=...; the libraries are {LIBRARIES}")
     if (options.device == "cuda" or options.together) and not options.epochs:

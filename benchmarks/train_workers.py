@@ -218,13 +218,16 @@ def replay(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
                 "seen_ids": {"shape": longest, **shape},
             },
         }
-        module = modules.ParquetModule(
-            batch_size={"train": job.batch, "predict": 256},
-            metadata=shapes,
-            transforms={part: steps[part] for part in shapes},
-            train_path=table(log.train_users, log.train, Path(made, "train.parquet")),
-            predict_path=table(log.users, log.histories, Path(made, "predict.parquet")),
-        )
+
+        def module(part: str, batch: int, users: Codes, sequences: list[Codes]) -> Any:
+            return modules.ParquetModule(
+                batch_size=batch,
+                metadata={part: shapes[part]},
+                transforms={part: steps[part]},
+                **{f"{part}_path": table(users, sequences, Path(made, f"{part}.parquet"))},
+            )
+
+        training = module("train", job.batch, log.train_users, log.train)
         learner = wrapped.LightningModule(
             model, optimizer_factory=wrapped.optimizer.OptimizerFactory(learning_rate=job.lr)
         )
@@ -235,11 +238,12 @@ def replay(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
             precision=PRECISIONS[job.precision],
             accelerator=job.device,
             **LIGHTNING,
-        ).fit(learner, datamodule=module)
+        ).fit(learner, datamodule=training)
         yield
+        known = module("predict", 256, log.users, log.histories)
         best = callbacks.TorchTopItemsCallback(job.k, "user_id", [filters.SeenItemsFilter(n_items)])
         trainer = lightning.Trainer(callbacks=[best], accelerator=job.device, **LIGHTNING)
-        trainer.predict(learner, datamodule=module, return_predictions=False)
+        trainer.predict(learner, datamodule=known, return_predictions=False)
         users, found, _ = best.get_result()
     items = np.full((len(log.users), job.k), -1)
     items[log.rows(users.numpy())] = found.numpy()
