@@ -23,17 +23,8 @@ from sce.data.batches import (
     seen_items,
 )
 from sce.errors import InputError, checked, named
+from sce.evaluation import ranking
 from sce.evaluation.metrics import RankCounts, by_popularity, compute
-from sce.evaluation.ranking import (
-    NOTHING,
-    Ranker,
-    check_depth,
-    largest_norm,
-    last_states,
-    longest_history,
-    top_k,
-    uses_times,
-)
 from sce.units import plural
 
 Split = Literal["validation", "test"]
@@ -86,7 +77,7 @@ class Metrics:
 
 @checked
 def evaluate(
-    model: Ranker,
+    model: ranking.Ranker,
     dataset: Evaluated,
     *,
     split: Split = "validation",
@@ -114,7 +105,7 @@ def evaluate(
     if ks is not None and not ks:
         raise InputError(f"{named('k', python='ks')} names no depth; leave it out for {KS}")
     for k in ks or ():
-        check_depth(k, dataset.n_items)
+        ranking.check_depth(k, dataset.n_items)
     if batch_size < 1:
         raise InputError(f"{named('batch_size')} must be at least 1; got {batch_size}")
     if len(model.catalogue) != dataset.n_items:
@@ -122,14 +113,16 @@ def evaluate(
         raise InputError(f"{what}: they do not belong together")
     ks = KS if ks is None else ks
     catalogue = model.catalogue.detach()
-    max_length = longest_history(model) if max_length is None else max_length
+    max_length = ranking.longest_history(model) if max_length is None else max_length
     given = ks, max_length, catalogue.device
-    tally = Tally(dataset, split, *given, times=uses_times(model))
-    norm = largest_norm(catalogue)
+    tally = Tally(dataset, split, *given, times=ranking.uses_times(model))
+    norm = ranking.largest_norm(catalogue)
 
     def rank(histories: Tensor, seen: SeenItems, times: Tensor | None) -> Tensor:
-        states = last_states(model, histories, max_length, times)
-        return top_k(states, catalogue, max(ks), seen=None if keep_seen else seen, norm=norm).items
+        states = ranking.last_states(model, histories, max_length, times)
+        return ranking.top_k(
+            states, catalogue, max(ks), seen=None if keep_seen else seen, norm=norm
+        ).items
 
     with evaluating(model), torch.no_grad():
         tally.count(rank, batch_size, progress)
@@ -181,7 +174,7 @@ class Tally:
             ranks = torch.where(hits.any(1), hits.int().argmax(1), self.depth)
             self.at_rank.index_add_(0, ranks, torch.ones_like(ranks))
             self.ranks[users] = torch.where(ranks < self.depth, ranks + 1, 0).int()
-            items = torch.where(items == NOTHING, self.n_items, items)
+            items = torch.where(items == ranking.NOTHING, self.n_items, items)
             for place, k in enumerate(self.ks):
                 self.recommended[place, items[:, :k]] = True
             repeats = (seen.items == targets[seen.rows]).long()

@@ -10,17 +10,7 @@ from sce.config import setting_names
 from sce.errors import InputError
 from sce.experiments.figure_spec import COSTS, FigureSpec
 from sce.experiments.store import FAILED, FINISHED, Row, Sweep, SweepDirectory, read_rows, row_of
-from sce.report.frame import (
-    SCORE,
-    WHOLE_PROCESS,
-    SeedGroup,
-    comparable,
-    describe,
-    group_seeds,
-    is_resident,
-    shared_device,
-    varied,
-)
+from sce.report import frame
 from sce.training.run import MANIFEST
 from sce.units import plural
 
@@ -34,14 +24,14 @@ class Comparison:
 
     @cached_property
     def _comparable(self) -> tuple[list[Row], list[str]]:
-        return comparable(self.rows)
+        return frame.comparable(self.rows)
 
     @cached_property
-    def groups(self) -> list[SeedGroup]:
+    def groups(self) -> list[frame.SeedGroup]:
         """The finished runs, over seeds; memory and time as far as they compare."""
-        return group_seeds(self._comparable[0])
+        return frame.group_seeds(self._comparable[0])
 
-    def groups_of(self, spec: FigureSpec) -> list[SeedGroup]:
+    def groups_of(self, spec: FigureSpec) -> list[frame.SeedGroup]:
         """The groups that a table is about: whole trainings."""
         return [
             group
@@ -56,13 +46,13 @@ class Comparison:
         if told := [f"{name} {split}" for name, split in splits.items() if split]:
             yield f"Split: {'; '.join(told)}."
         done = [row for row in self._comparable[0] if row["status"] == FINISHED]
-        if shared_device(done):
+        if frame.shared_device(done):
             yield (
                 "Runs shared the device, or may have: their times are longer than those of a run "
                 "alone, compare only roughly, and are not ranked."
             )
-        if is_resident(done):
-            yield f"{WHOLE_PROCESS} It is not ranked."
+        if frame.is_resident(done):
+            yield f"{frame.WHOLE_PROCESS} It is not ranked."
         yield from self._comparable[1]
         places = {row["dataset"]["name"] for row in done}
         if len(done) > 1 and len(places) == len(done):
@@ -139,10 +129,10 @@ def _check_other(run: Row, rows: Mapping[str, Row]) -> None:
 
 def _side_by_side(rows: Sequence[Row], *, apart: bool) -> Comparison:
     """Runs as a sweep that nobody planned; each setting has a column of its own, or each loss."""
-    names = varied(group_seeds(rows)) if apart else []
+    names = frame.varied(frame.group_seeds(rows)) if apart else []
     by = ("loss.name", *(name for name in names if name in setting_names()))
     fronts = (FigureSpec("pareto", x=cost, by=by) for cost in COSTS)
-    figures = (FigureSpec("table", by=by), FigureSpec("epochs", y=SCORE, by=by), *fronts)
+    figures = (FigureSpec("table", by=by), FigureSpec("epochs", y=frame.SCORE, by=by), *fronts)
     keys = tuple(row["key"] for row in rows)
     return Comparison(Sweep("runs", "Runs side by side", keys, figures), rows)
 
@@ -191,11 +181,11 @@ def count_runs(comparisons: Sequence[Comparison]) -> str:
 
 def name_failed(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
     """The failed runs, named by their differences from the other runs; kind and message."""
-    groups = [SeedGroup((row,)) for row in rows]
-    names = varied(groups)
+    groups = [frame.SeedGroup((row,)) for row in rows]
+    names = frame.varied(groups)
     return [
         (
-            f"{one.dataset}, {describe(one, names)}, seed {row['seed']} ({row['key']})",
+            f"{one.dataset}, {frame.describe(one, names)}, seed {row['seed']} ({row['key']})",
             row["failure"]["kind"],
             row["failure"]["message"],
         )

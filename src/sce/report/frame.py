@@ -11,21 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sce import units
 from sce.evaluation.metrics import METRICS
 from sce.experiments.figure_spec import MEASURES
 from sce.experiments.spec import differing
 from sce.experiments.store import FINISHED, Row
 from sce.losses import LOSSES
 from sce.training.settings import TrainingSettings
-from sce.units import (
-    is_number,
-    plural,
-    show_digits,
-    show_duration,
-    show_memory,
-    show_metric,
-    show_spread,
-)
 
 SCORE, TEST = "validation.ndcg@10", "test.ndcg@10"  # settings are chosen by the former
 WHOLE_PROCESS = "Memory is that of the whole process, libraries included: there was no GPU."
@@ -34,10 +26,10 @@ Show = Callable[[float | None], str]
 Group = tuple[Any, ...]  # the values of the settings that are grouped by
 
 _SHOWN: dict[str, tuple[str, Show]] = {
-    "test NDCG@10": ("test.ndcg@10", show_metric),
-    "validation NDCG@10": (SCORE, show_metric),
-    "peak memory": ("memory", show_memory),
-    "training time": ("time", show_duration),
+    "test NDCG@10": ("test.ndcg@10", units.show_metric),
+    "validation NDCG@10": (SCORE, units.show_metric),
+    "peak memory": ("memory", units.show_memory),
+    "training time": ("time", units.show_duration),
 }
 TOLD = ["setting", "seeds", *_SHOWN]
 _NAMED = {name: one.keys for name, one in MEASURES.items()} | {"items": ("dataset", "n_items")}
@@ -56,7 +48,7 @@ def lookup(record: Any, *keys: str) -> Any:
 def number(record: Any, *keys: str) -> float | None:
     """The finite number deep in a record; None where there is none."""
     found = lookup(record, *keys)
-    return found if is_number(found) else None
+    return found if units.is_number(found) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +89,7 @@ class SeedGroup:
 
     def show(self, name: str, show: Show) -> str:
         """The mean, and the standard deviation where there is one."""
-        return " ± ".join(filter(None, show_spread(self.mean(name), self.spread(name), show)))
+        return " ± ".join(filter(None, units.show_spread(self.mean(name), self.spread(name), show)))
 
     @property
     def score(self) -> float:
@@ -207,8 +199,8 @@ def _in_words(name: str, value: Any) -> str:
         return name_loss(value)
     if isinstance(value, bool):
         return f"{'with' if value else 'without'} {short}"
-    if is_number(value):
-        return f"{short} {f'{value:,}' if isinstance(value, int) else show_digits(value)}"
+    if units.is_number(value):
+        return f"{short} {f'{value:,}' if isinstance(value, int) else units.show_digits(value)}"
     return f"{short} {'–' if value is None else value}"
 
 
@@ -289,7 +281,7 @@ def show_change(change: float | None) -> str:
     """
     if change is None:
         return "–"
-    return f"{'+' if change >= 0 else '−'}{show_digits(abs(100 * change))}%"
+    return f"{'+' if change >= 0 else '−'}{units.show_digits(abs(100 * change))}%"
 
 
 def unconverged(group: SeedGroup) -> int:
@@ -349,7 +341,7 @@ def comparable(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
         first, *others = sorted(counts, key=lambda one: (-counts[one], "resident" in one)) or [""]
         kept[name] = first
         if others:
-            those = " and ".join(f"{plural(counts[one], 'run')} on {one}" for one in others)
+            those = " and ".join(f"{units.plural(counts[one], 'run')} on {one}" for one in others)
             told.append(f"Memory and time on {name} are those measured on {first}; those of "
                         f"{those} are left out.")  # fmt: skip
     stripped = [
