@@ -146,16 +146,10 @@ def _as_dict(found: MemoryPlan) -> dict[str, object]:
         "memory_bytes": found.memory,
         "usable_bytes": None if found.memory is None else usable(found.memory),
         "losses": [
-            {
-                "loss": one.name,
-                "settings": one.sizes,
-                "peak_bytes": round(one.peak.total),
-                "parts": {part: round(getattr(one.peak, part)) for part in _PARTS},
-                "moment": one.peak.moment,
-                "fits": one.fits,
-                "tight": one.tight,
-                "largest_batch": one.largest_batch,
-            }
+            {"loss": one.name, "settings": one.sizes, "peak_bytes": round(one.peak.total)}
+            | {"parts": {part: round(getattr(one.peak, part)) for part in _PARTS}}
+            | {"moment": one.peak.moment, "fits": one.fits, "tight": one.tight}
+            | {"largest_batch": one.largest_batch}
             for one in found.losses
         ],
         "most_sequences": most_sequences(found.job),

@@ -120,9 +120,8 @@ def evaluate(
 
     def rank(histories: Tensor, seen: SeenItems, times: Tensor | None) -> Tensor:
         states = ranking.last_states(model, histories, max_length, times)
-        return ranking.top_k(
-            states, catalogue, max(ks), seen=None if keep_seen else seen, norm=norm
-        ).items
+        left_out = None if keep_seen else seen
+        return ranking.top_k(states, catalogue, max(ks), seen=left_out, norm=norm).items
 
     with evaluating(model), torch.no_grad():
         tally.count(rank, batch_size, progress)

@@ -36,13 +36,9 @@ class Record:
         epochs, result = run.metrics(), run.result()
         best: Mapping[str, Any] = next((one for one in reversed(epochs) if one.get("best")), {})
         last: Mapping[str, Any] = epochs[-1] if epochs else {}
-        so_far = {
-            "best_epoch": best.get("epoch"),
-            "validation": best.get("validation"),
-            "by_popularity": best.get("by_popularity"),
-            "memory_mib": last.get("memory_mib"),
-            "tokens_per_second": last.get("tokens_per_second"),
-        }
+        so_far = {"best_epoch": best.get("epoch")}
+        so_far |= {name: best.get(name) for name in ("validation", "by_popularity")}
+        so_far |= {name: last.get(name) for name in ("memory_mib", "tokens_per_second")}
         written = {name: value for name, value in (result or {}).items() if value is not None}
         return cls(run, epochs, so_far | written, ended=result is not None)
 

@@ -72,14 +72,8 @@ class Catalogue:
         )
         version = self.engine.version
         return [
-            {
-                "items": items,
-                "source": one.source,
-                "known": one.known,
-                "unknown": one.unknown,
-                "ignored": one.unlisted,
-                "version": version,
-            }
+            {"items": items, "source": one.source, "known": one.known}
+            | {"unknown": one.unknown, "ignored": one.unlisted, "version": version}
             for one, items in zip(found, self.named(found), strict=True)
         ]
 
