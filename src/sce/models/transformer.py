@@ -18,7 +18,7 @@ from sce.data.batches import PADDING
 from sce.data.length_groups import LengthGroups
 from sce.errors import InputError
 from sce.models.base import BackboneSettings, ConfiguredBackbone
-from sce.models.packing import check_groups, cut, join, pack, unpack
+from sce.models.packing import check_groups, join, pack, unpack
 
 _SINKS = 8  # empty events that stand for the missing ones: dropout hits some of them, not all
 _SINK_WIDTH = 8  # dimensions that they add: one is used, fast attention wants eight
@@ -87,16 +87,10 @@ class Transformer(ConfiguredBackbone):
         columns = torch.arange(sequences.shape[1], device=sequences.device)
         real = sequences != PADDING
         events = real.sum(1, keepdim=True)
-        inside = torch.cat([each.sum(1, keepdim=True) for each in cut(real, groups)])
-        # Beyond the table where an event follows padding, or is outside of its group: that must not
-        # pass unnoticed.
         places = torch.where(real, columns + (self._places - events), 0)
-        places = places + (events - inside) * self._places
-        items = torch.where(real, sequences, 0)
         # From here on there are no rows, but the positions of all groups, [n].
-        real, places, items = (pack(each, groups) for each in (real, places, items))
-        states = self._place(self.look_up(items), places)
-        states = self.dropout(states).masked_fill(~real[:, None], 0)
+        states = self._place(self.embed(sequences, groups), pack(places, groups))
+        states = self.dropout(states).masked_fill(~pack(real, groups)[:, None], 0)
         missing = self._missing(events)
         for block in self.blocks:
             states = block(states, groups, missing)
