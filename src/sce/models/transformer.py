@@ -18,7 +18,7 @@ from sce.data.batches import PADDING
 from sce.data.length_groups import LengthGroups
 from sce.errors import InputError
 from sce.models.base import BackboneSettings, ConfiguredBackbone
-from sce.models.packing import check_groups, join, pack, unpack
+from sce.models.packing import check_groups, join, pack, split, unpack
 
 _SINKS = 8  # empty events that stand for the missing ones: dropout hits some of them, not all
 _SINK_WIDTH = 8  # dimensions that they add: one is used, fast attention wants eight
@@ -172,26 +172,18 @@ class Block(nn.Module):
         self, queries: Tensor, states: Tensor, groups: LengthGroups, missing: Tensor | None
     ) -> Tensor:
         """Return what attention adds to the queries, [n, d]; keys and values are of states."""
-        positions = [rows * width for rows, width in groups]
-        query = list(self.query(queries).split(positions))
-        key_value = list(self.key_value(states).split(positions))
+        query, key_value = split(self.query(queries), groups), split(self.key_value(states), groups)
         lack = len(groups) * [None] if missing is None else missing.split([n for n, _ in groups])
         # Nobody holds on to queries, keys and values: attention has copies of them, with the sink.
-        attended = [
-            self._attend_in_group(query.pop(0), key_value.pop(0), group, lacking)
-            for group, lacking in zip(groups, lack, strict=True)
-        ]
+        attended = [self._attend_in_group(query.pop(0), key_value.pop(0), each) for each in lack]
         return self.attention_out(join(attended))  # type: ignore[no-any-return]
 
-    def _attend_in_group(
-        self, query: Tensor, key_value: Tensor, group: tuple[int, int], missing: Tensor | None
-    ) -> Tensor:
+    def _attend_in_group(self, query: Tensor, key_value: Tensor, missing: Tensor | None) -> Tensor:
         key, value = key_value.chunk(2, dim=-1)
         del key_value
-        # [n, d] -> [b, heads, l, d / heads]
+        # [b, l, d] -> [b, heads, l, d / heads]
         query, key, value = (
-            each.unflatten(0, group).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for each in (query, key, value)
+            each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in (query, key, value)
         )
         dropout = self.dropout.p if self.training else 0.0
         scale = 1 / math.sqrt(query.shape[-1])
