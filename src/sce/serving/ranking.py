@@ -7,6 +7,8 @@ whatever is that close to the threshold is a candidate, and candidates are score
 ranking does not depend on the other states.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -48,7 +50,9 @@ def top_k(
     chunk_size = chunk_size or max(_SMALLEST_CHUNK, _SCORES_AT_ONCE // rows // _GROUP * _GROUP)
     order = np.argsort(hidden[0], kind="stable")
     items, of = hidden[0][order], hidden[1][order]
-    best = _Best(states, depths, norm)
+    margins, deepest, tight = _margins(states, norm), int(depths.max()), 0
+    thresholds = np.full(rows, -np.inf, np.float32)
+    best: Any = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32)
     grouped = n_items - n_items % _GROUP
     buffer = np.empty(rows * min(chunk_size, n_items), np.float32)
     begins = [*range(0, grouped, chunk_size), *([grouped] if grouped < n_items else [])]
@@ -57,17 +61,43 @@ def top_k(
         np.matmul(table[begin:end], states.T, out=scores)
         some = slice(*np.searchsorted(items, (begin, end)))
         scores[items[some] - begin, of[some]] = -np.inf
-        best.add(scores, begin)
-    return best.ranked(states, table)
+        groups = scores.reshape(_GROUP if (end - begin) % _GROUP == 0 else end - begin, -1, rows)
+        maxima = groups.max(axis=0)
+        known = maxima if len(maxima) >= deepest else scores
+        if begin == 0 and len(known) >= deepest:  # the k-th best is not below that of the maxima
+            place = len(known) - deepest
+            thresholds = np.partition(known.T, place, axis=1)[:, place] - margins
+        group, row = np.nonzero(maxima >= thresholds)
+        values = groups[:, group, row]
+        at, hit = np.nonzero((values >= thresholds[row]) & (values > -np.inf))
+        more = row[hit], begin + at * groups.shape[1] + group[hit], values[at, hit]
+        best = tuple(np.concatenate(pair) for pair in zip(best, more, strict=True))
+        if len(best[0]) > 2 * tight:  # as many more as there were: worth a sort
+            best = _tighten(best, depths, margins, thresholds)
+            tight = len(best[0])
+    return rank(states, table, depths, best, norm)
 
 
 def rank(
     states: Floats, table: Floats, depths: Codes, candidates: Candidates, norm: float
 ) -> list[tuple[Codes, Floats]]:
-    """Rank candidates, of which none is hidden, as `top_k` ranks all items."""
-    best = _Best(states, depths, norm)
-    best.kept = [candidates]
-    return best.ranked(states, table)
+    """Rank candidates, of which none is hidden, as `top_k` ranks all items.
+
+    By scores that depend on state and item alone.
+    """
+    thresholds = np.full(len(states), -np.inf, np.float32)
+    rows, items, _ = _tighten(candidates, depths, _margins(states, norm), thresholds)
+    scores = rescore(states, table, rows, items)
+    order = np.lexsort((items, -scores, rows))
+    begins = np.searchsorted(rows, np.arange(len(states) + 1)).tolist()
+    ends = [b + k for b, k in zip(begins, depths.tolist(), strict=False)]
+    chosen = [order[b : min(e, c)] for b, e, c in zip(begins, ends, begins[1:], strict=False)]
+    return [(items[some], scores[some]) for some in chosen]
+
+
+def _margins(states: Floats, norm: float) -> Floats:
+    norms: Floats = np.linalg.norm(states, axis=1)
+    return (rounding(states.shape[1]) * norm * norms).astype(np.float32)
 
 
 def rounding(dim: int) -> float:
@@ -85,64 +115,23 @@ def warm_up() -> None:
     np.matmul(block, block)
 
 
-class _Best:
-    """Candidates for the best items of each row: flat rows, items and scores."""
+def _tighten(
+    candidates: Candidates, depths: Codes, margins: Floats, thresholds: Floats
+) -> Candidates:
+    """Those that can be among the best, ordered by row and score; thresholds rise to the k-th best.
 
-    def __init__(self, states: Floats, depths: Codes, norm: float) -> None:
-        self.depths, self.deepest = depths, int(depths.max())
-        # Of the k-th best, and of the item that it is compared to.
-        error = rounding(states.shape[1]) * norm
-        self.margins = (error * np.linalg.norm(states, axis=1)).astype(np.float32)
-        self.thresholds = np.full(len(states), -np.inf, np.float32)
-        self.kept = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))]
-        self.pending = 0
-
-    def add(self, scores: Floats, begin: int) -> None:
-        """Add the candidates among the scores [w, b] of items from `begin` on."""
-        width, rows = scores.shape
-        groups = scores.reshape(_GROUP if width % _GROUP == 0 else width, -1, rows)
-        maxima = groups.max(axis=0)
-        if begin == 0:
-            self._begin(scores, maxima)
-        group, row = np.nonzero(maxima >= self.thresholds)
-        values = groups[:, group, row]
-        place, hit = np.nonzero((values >= self.thresholds[row]) & (values > -np.inf))
-        items = begin + place * groups.shape[1] + group[hit]
-        self.kept.append((row[hit], items, values[place, hit]))
-        self.pending += len(hit)
-        if self.pending > len(self.kept[0][0]):  # as many as there were: worth a sort
-            self._tighten()
-
-    def _begin(self, scores: Floats, maxima: Floats) -> None:
-        """The k-th best of the first chunk is not below the k-th best maximum of its groups."""
-        for some in (maxima, scores):
-            place = len(some) - self.deepest
-            if place >= 0:
-                self.thresholds = np.partition(some.T, place, axis=1)[:, place] - self.margins
-                return
-
-    def _tighten(self) -> None:
-        rows, items, scores = (np.concatenate(parts) for parts in zip(*self.kept, strict=True))
-        order = np.lexsort((items, -scores, rows))
-        rows, items, scores = rows[order], items[order], scores[order]
-        begins = np.searchsorted(rows, np.arange(len(self.depths)))
-        last = begins + self.depths - 1
-        full = np.append(rows, -1)[np.minimum(last, len(rows))] == np.arange(len(self.depths))
-        self.thresholds[full] = scores[last[full]] - self.margins[full]
-        ranks = np.arange(len(rows)) - begins[rows]
-        close = (scores >= self.thresholds[rows]) & (ranks < self.depths[rows] + _MOST_TIES)
-        self.kept, self.pending = [(rows[close], items[close], scores[close])], 0
-
-    def ranked(self, states: Floats, table: Floats) -> list[tuple[Codes, Floats]]:
-        """The best of each row, by scores that depend on state and item alone."""
-        self._tighten()
-        ((rows, items, _),) = self.kept
-        scores = rescore(states, table, rows, items)
-        order = np.lexsort((items, -scores, rows))
-        begins = np.searchsorted(rows, np.arange(len(states) + 1)).tolist()
-        ends = [b + k for b, k in zip(begins, self.depths.tolist(), strict=False)]
-        chosen = [order[b : min(e, c)] for b, e, c in zip(begins, ends, begins[1:], strict=False)]
-        return [(items[some], scores[some]) for some in chosen]
+    The margins are of the k-th best, and of the item that it is compared to.
+    """
+    rows, items, scores = candidates
+    order = np.lexsort((items, -scores, rows))
+    rows, items, scores = rows[order], items[order], scores[order]
+    begins = np.searchsorted(rows, np.arange(len(depths)))
+    last = begins + depths - 1
+    full = np.append(rows, -1)[np.minimum(last, len(rows))] == np.arange(len(depths))
+    thresholds[full] = scores[last[full]] - margins[full]
+    ranks = np.arange(len(rows)) - begins[rows]
+    close = (scores >= thresholds[rows]) & (ranks < depths[rows] + _MOST_TIES)
+    return rows[close], items[close], scores[close]
 
 
 def rescore(states: Floats, table: Floats, rows: Codes, items: Codes) -> Floats:
