@@ -129,6 +129,7 @@ def test_the_encoder_knows_no_items(exported: tuple[Run, Path]) -> None:
     assert np.array_equal(table, weights)
     assert table[3].tobytes() not in encoder
     assert str(Path(module.__file__).parent).encode() not in encoder
+    assert b"stack_trace" not in encoder
     assert {*files} == {file.name for file in path.iterdir()} - {"export.json"}
 
 

@@ -263,8 +263,8 @@ def _write_encoder(model: Backbone, file: Path) -> None:
                 import onnxscript  # noqa: F401  # used by torch
             converted = torch.onnx.export(program, dynamo=True, verbose=False)
             assert converted is not None
-            _strip(converted.model_proto)
-            file.write_bytes(converted.model_proto.SerializeToString())
+            _strip(written := converted.model_proto)  # made anew whenever it is asked for
+            file.write_bytes(written.SerializeToString())
 
 
 def _strip(part: Any) -> None:
