@@ -1,6 +1,7 @@
 """Starting and resuming runs: the directory is checked, locked, created."""
 
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -24,8 +25,8 @@ from sce.data.storage import (
     write_json,
 )
 from sce.distributed.ranks import note_start
-from sce.errors import InputError, named
-from sce.training.code import CODE
+from sce.errors import InputError, TrainingWarning, named
+from sce.training.describe import CODE
 from sce.training.run import FILES, MANIFEST, DatasetInfo, Run
 from sce.units import plural
 
@@ -209,14 +210,14 @@ def check_resumable(
             f"{path} cannot be resumed with other settings: {'; '.join(told)}; give those "
             f"that it was begun with{hint if any('loss._' in name for name in refused) else ''}"
         )
-    for section in ("model", "loss"):
-        begun, given = manifest["config"][section], config[section]
-        if any(begun.get(name, given[name]) != given[name] for name in given if CODE in name):
-            known = {name: one for name, one in given.items() if CODE not in name}
-            raise InputError(
-                f"{path} was begun with another body of the {section} {known['name']}, or of what "
-                "it calls: resume with the code that it was begun with, or say that it is the same "
-                f"with fit(..., config={{'{section}': {known}}})"
+    for name in now.keys() & before.keys():
+        if CODE in name and before[name] != now[name]:
+            section = name.partition(".")[0]
+            warnings.warn(
+                f"{path} was begun with other code of the {section} {config[section]['name']}: "
+                "unless it does the same, the result is that of neither",
+                TrainingWarning,
+                stacklevel=2,
             )
     if changed:
         manifest.pop("diverged", None)

@@ -23,8 +23,7 @@ from sce.data.prepared import PreparedDataset, Sequences
 from sce.distributed.checkpoint import LATEST, read_whole
 from sce.errors import InputError, TrainingWarning, checked, named
 from sce.training.checkpoint import FORMAT, VERSION, Trained, read_tensors, with_prefix
-from sce.training.code import CODE
-from sce.training.describe import describe_model, name_model
+from sce.training.describe import CODE, describe_model, name_model
 from sce.training.run import MANIFEST, Run, read_weights, warn_of
 from sce.training.settings import TrainingSettings
 from sce.units import plural
