@@ -193,19 +193,12 @@ def mean_neighbours(
 ) -> tuple[Tensor, NDArray[np.bool_]]:
     """Of each new item, the mean of the known rows that are at most `window` events away.
 
-    Args:
-        sequences: Training sequences of codes.
-        sources: By code, the row of a known item, -1 of a new one.
-        rows: The table.
-        window: Events before and after.
-
-    Returns:
-        Vectors of the new items in turn, in float64, and where there was any known neighbour: the
-        others have the mean of all known items.
+    `sources` has by code the row of a known item, -1 of a new one. Returns vectors of the new items
+    in turn, in float64, and where there was any known neighbour: others have the mean of all known.
     """
     known = sources >= 0
     places, new = np.cumsum(~known) - 1, int((~known).sum())
-    sums, counts = np.zeros((new, rows.shape[1])), np.zeros(new, np.int64)
+    sums, counts = rows.new_zeros(new, rows.shape[1], dtype=torch.float64), np.zeros(new, np.int64)
     items, offsets = sequences.items, sequences.offsets
     for first in range(0, len(items) if new else 0, _EVENTS):
         part = items[first : first + _EVENTS + window]
@@ -218,28 +211,13 @@ def mean_neighbours(
             together = owners[:size] == owners[shift : shift + size]
             for one, other in ((left, right), (right, left)):
                 found = together & ~known[one] & known[other]
-                chosen = rows[torch.from_numpy(sources[other[found]])].double().numpy()
-                _add_rows(sums, counts, places[one[found]], chosen)
-    found = counts > 0
-    if not found.all():
-        every = rows[torch.from_numpy(sources[known])]
-        sums[~found], counts[~found] = every.mean(0, dtype=torch.float64).numpy(), 1
-    return torch.from_numpy(sums / counts[:, None]), found
-
-
-def _add_rows(
-    sums: NDArray[np.float64],
-    counts: NDArray[np.int64],
-    places: NDArray[np.int64],
-    rows: NDArray[np.float64],
-) -> None:
-    """Add rows at places, of which many may be the same, in their order: always the same bits."""
-    if not len(places):
-        return
-    order = np.argsort(places, kind="stable")
-    distinct, begins, times = np.unique(places[order], return_index=True, return_counts=True)
-    sums[distinct] += np.add.reduceat(rows[order], begins)
-    counts[distinct] += times
+                at, chosen = places[one[found]], torch.from_numpy(sources[other[found]])
+                sums.index_add_(0, torch.from_numpy(at), rows[chosen].double())
+                np.add.at(counts, at, 1)
+    near = counts > 0
+    if not near.all():
+        sums[~near] = rows[torch.from_numpy(sources[known])].mean(0, dtype=torch.float64)
+    return sums / torch.from_numpy(counts.clip(min=1)).unsqueeze(1), near
 
 
 def _check_model(run: Run, model: nn.Module) -> None:
