@@ -9,14 +9,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from sce.data import prepared
 from sce.data.interactions import GrowingArrays, Interactions, Parts, Tally, TallyOfParts
-from sce.data.prepared import (
-    MIN_EVALUATED,
-    PreparedDataset,
-    Sequences,
-    fill_prepared,
-    write_prepared,
-)
+from sce.data.prepared import MIN_EVALUATED, PreparedDataset, Sequences
 from sce.data.titles import Titles
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, checked, named
@@ -80,8 +75,8 @@ class Split:
             },
         }
         if directory is not None:
-            return fill_prepared(directory, **content)
-        return write_prepared(path, **content, force=force)
+            return prepared.fill_prepared(directory, **content)
+        return prepared.write_prepared(path, **content, force=force)
 
 
 @checked
@@ -128,7 +123,7 @@ def split_temporal(
         test = part.where(of_test_users)
         late = test.timestamps >= cut
         # What the split leaves out, reason by reason; every row has at most one.
-        early = ~late if test_history == "after-cut" else np.zeros_like(late)
+        early = ~late & (test_history == "after-cut")
         unknown = ~early & ~known.take(test.items)
         usable = ~early & ~unknown
         n_users = len(part.user_ids)
@@ -136,9 +131,7 @@ def split_temporal(
         enough &= np.bincount(test.users[usable & late], minlength=n_users) >= 2  # both targets
         n_enough += int(np.count_nonzero(enough))
         evaluated = usable & enough.take(test.users)
-        left_out = [test.where(unknown), test.where(usable & ~evaluated)]
-        if test_history == "after-cut":
-            left_out.insert(0, test.where(early))
+        left_out = [test.where(rows) for rows in (early, unknown, usable & ~evaluated)]
         return part.where(~of_test_users), test.where(evaluated), left_out
 
     moment = f"the cut at quantile {quantile} ({show_time(cut)})"
@@ -152,11 +145,10 @@ def split_temporal(
             f"{moment}; raise {named('quantile')}, or use {one_out}"
         )
     reasons = [
+        "events of test users before the cut: dropped",
         "test events on items not in training: dropped",
         f"test users without {required}: not evaluated",
     ]
-    if test_history == "after-cut":
-        reasons.insert(0, "events of test users before the cut: dropped")
     options = {"quantile": quantile, "test_history": test_history}
     split = _assemble("temporal", options, parts, divide, known, reasons, **kept)
     if not len(split.test):
@@ -166,7 +158,8 @@ def split_temporal(
         )
     *left_out, too_few = split.left_out
     too_few = replace(too_few, users=n_test_users - n_enough)  # some have no usable event
-    return replace(split, left_out=(*left_out, too_few), cut=cut)
+    some = left_out if test_history == "after-cut" else left_out[1:]
+    return replace(split, left_out=(*some, too_few), cut=cut)
 
 
 @checked
