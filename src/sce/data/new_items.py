@@ -67,9 +67,6 @@ def grow(items: Items, table: NDArray[np.float32], path: Path) -> Grown:
     Returns:
         Them, and how many were "added" by "similar" items and by "content", from how many
         "vectors", and the held-out "error" of the map: 1 is no better than the mean item.
-
-    Raises:
-        InputError: When the file cannot be used.
     """
     found, error = read_new_items(path, items.ids), None
     rows = {one: table[codes].mean(0, np.float64) for one, codes in found.similar.items()}
@@ -95,11 +92,7 @@ def tell_added(added: Mapping[str, Any]) -> str:
 
 
 def read_new_items(path: Path, known: Vocabulary) -> NewItems:
-    """Read a file of new items, and content vectors of known ones.
-
-    Raises:
-        InputError: That names the line of a mistake.
-    """
+    """Read a file of new items, and content vectors of known ones; an error names the line."""
     found, seen, width = NewItems(), set(), None
     for number, record, codes in _records(path, known):
         try:

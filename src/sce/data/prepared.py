@@ -179,8 +179,7 @@ class PreparedDataset:
                 path=path,
                 settings=manifest["settings"],
                 counts=manifest["counts"],
-                content_hash=_content_hash(manifest["files"]),
-                times_hash=_times_hash(manifest["files"]),
+                **_hashes(manifest["files"]),
                 **parts,
             )
             if loaded.titles is not None and len(loaded.titles) != loaded.n_items:
@@ -308,18 +307,13 @@ def fill_prepared(
     return PreparedDataset.load(directory, verify=False)
 
 
-def _content_hash(files: Mapping[str, Any]) -> str:
-    decisive = {
-        name: file
-        for name, file in files.items()
-        if not name.startswith(_BESIDE) and not name.endswith(_TIMES)
-    }
-    return json_checksum({"files": decisive})
-
-
-def _times_hash(files: Mapping[str, Any]) -> str:
+def _hashes(files: Mapping[str, Any]) -> dict[str, Any]:
+    """Of content and times: see above."""
+    names = [n for n in files if not n.startswith(_BESIDE) and not n.endswith(_TIMES)]
+    content = json_checksum({"files": {name: files[name] for name in names}})
     times = [files.get(f"{owner}{_TIMES}") for owner in ("train", "test")]
-    return json_checksum({"files": times}) if None not in times else ""
+    known = json_checksum({"files": times}) if None not in times else ""
+    return {"content_hash": content, "times_hash": known}
 
 
 def _check_codes(dataset: PreparedDataset) -> None:

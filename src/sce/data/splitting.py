@@ -171,23 +171,20 @@ def split_leave_one_out(interactions: Interactions | Parts[Interactions], **kept
     """
     parts = _parts(interactions)
 
-    def evaluated_users(part: Interactions) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        lengths = np.bincount(part.users, minlength=len(part.user_ids))
-        return lengths, lengths >= MIN_EVALUATED
+    def lengths_of(part: Interactions) -> NDArray[np.int64]:
+        return np.bincount(part.users, minlength=len(part.user_ids))
 
     def trained_rows(part: Interactions) -> NDArray[np.bool_]:
-        lengths, is_evaluated = evaluated_users(part)
-        trained = np.ones(len(part), bool)
-        ends = np.cumsum(lengths)[is_evaluated]
-        for target in (ends - 1, ends - 2):
-            trained[target] = False
+        lengths, trained = lengths_of(part), np.ones(len(part), bool)
+        ends = np.cumsum(lengths)[lengths >= MIN_EVALUATED]
+        trained[ends - 1] = trained[ends - 2] = False
         return trained
 
     n_items = _n_items(parts)
     catalogue, seen = np.zeros(n_items, bool), np.zeros(n_items, bool)
     n_users = most = 0
     for part in parts:
-        lengths = evaluated_users(part)[0]
+        lengths = lengths_of(part)
         n_users += int(np.count_nonzero(lengths))
         most = max(most, int(lengths.max(initial=0)))
         catalogue[part.items] = True
@@ -200,7 +197,7 @@ def split_leave_one_out(interactions: Interactions | Parts[Interactions], **kept
     unseen = catalogue & ~seen
 
     def divide(part: Interactions) -> tuple[Interactions, Interactions, list[Interactions]]:
-        of_evaluated = evaluated_users(part)[1].take(part.users)
+        of_evaluated = (lengths_of(part) >= MIN_EVALUATED).take(part.users)
         left_out = [part.where(~of_evaluated), part.where(unseen.take(part.items))]
         return part.where(trained_rows(part)), part.where(of_evaluated), left_out
 

@@ -81,9 +81,6 @@ def choose_start(
     """What training begins with: of the run at `path`, or of that which the resumed one began with.
 
     `begun` says of the resumed run, if there is one, its "start" and whether it is "saved".
-
-    Raises:
-        InputError: When the resumed run began otherwise, or the other does not fit.
     """
     known = begun.get("start")
     given, there = (one and Path(one).resolve() for one in (path, out))
@@ -109,11 +106,7 @@ def choose_start(
 def read_start(
     path: Path, model: nn.Module, dataset: PreparedDataset, settings: TrainingSettings
 ) -> Start:
-    """Read the best weights of a run and its optimizer state, for the items of a dataset.
-
-    Raises:
-        InputError: When there are none, they are of another model, or there is no common item.
-    """
+    """Read the best weights of a run and its optimizer state, for the items of a dataset."""
     run = Run.open(path)
     _check_model(run, model)
     weights = {f"model.{name}": tensor for name, tensor in read_weights(run).items()}
