@@ -13,7 +13,10 @@ RecBole, which has a sample for each target, in batches of as many targets. All 
 in processes of their own. Then each round runs them one after another, so that what else the
 machine does meets all alike; figures are medians of the rounds. An epoch is extrapolated: the mean
 of `--steps` steps after a warm-up, batches included, times the steps of an epoch. Recommending is
-the library's own way to the top 10 for all test users, without items that they had.
+the library's own way from histories in memory to an array of the top 10 for all test users, without
+items that they had. sce and RecTools take and give item ids; RePlay takes a file of codes, which is
+written then, and gives codes; RecBole, which recommends to users of its dataset, has their
+histories before.
 
 With `--epochs` whole epochs are trained instead, of which the first is the warm-up, and the
 recommendations are scored by sce's metrics, unsampled, on the same users and targets. With
@@ -22,7 +25,8 @@ process, or with `--device cuda`, which needs `--epochs`, of what torch allocate
 
 Sampled negatives (ce-) are shared by a sequence in sce, by the batch in RePlay, by nobody in
 RecTools; RecBole has none, and `--shared` changes sce. bf16 is autocast; RecBole has none. RePlay
-has its length buckets on; replay-plain, of the same interpreter, does without.
+has its length buckets on; replay-plain, of the same interpreter, does without. Exact CE is also run
+by sce-chunked, which keeps no logits.
 """
 
 import argparse
@@ -50,8 +54,8 @@ from sce import PreparedDataset
 from sce.evaluation.metrics import METRICS, RankCounts
 
 WORKER = Path(__file__).with_name("train_workers.py")
-LIBRARIES = ["sce", "rectools", "replay", "replay-plain", "recbole"]
-LOSSES = {"ce": LIBRARIES, "ce-": LIBRARIES[:-1], "sce": LIBRARIES[:1]}  # and who has them
+LIBRARIES = ["sce", "sce-chunked", "rectools", "replay", "replay-plain", "recbole"]
+LOSSES = {"ce": LIBRARIES, "ce-": ["sce", *LIBRARIES[2:-1]], "sce": ["sce"]}  # and who has them
 FIGURES = ["epoch s", "peak MiB", "recommend s"]
 
 
@@ -99,7 +103,9 @@ def main() -> None:
     add("--seed", type=int, default=0)
     add("--out", type=Path, help="default: results/train_peers.jsonl")
     options = parser.parse_args()
-    pythons = {"sce": sys.executable} | dict(each.split("=", 1) for each in options.python)
+    pythons = dict.fromkeys(LIBRARIES[:2], sys.executable) | dict(
+        each.split("=", 1) for each in options.python
+    )
     if unknown := sorted(set(pythons) - set(LIBRARIES)):
         sys.exit(f"train_peers: --python {unknown[0]}=...; the libraries are {LIBRARIES}")
     if (options.device == "cuda" or options.together) and not options.epochs:
@@ -271,7 +277,7 @@ SHARED_OPTIONS = ["device", "length", "negatives", "shared", "dropout", "warm_up
 def environment(library: str) -> dict[str, str]:
     """Where sce is imported from is not for the interpreters of others."""
     names = dict(os.environ)
-    if library != "sce":
+    if library not in LIBRARIES[:2]:
         names.pop("PYTHONPATH", None)
     return names
 

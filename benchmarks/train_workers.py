@@ -34,7 +34,8 @@ def sce(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
     dataset = library.PreparedDataset.load(job.data)
     shape = {"dim": job.dim, "blocks": job.blocks, "max_length": job.length, "dropout": job.dropout}
     model = library.SASRec(dataset.n_items, **shape, seed=job.seed)
-    loss = library.CrossEntropy()
+    chunk = 1024 if job.library == "sce-chunked" else None
+    loss = library.CrossEntropy(chunk_size=chunk)
     if job.loss == "ce-":
         loss = library.SampledCrossEntropy(job.negatives, shared=job.shared)
     if job.loss == "sce":
@@ -217,13 +218,16 @@ def replay(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
                 "seen_ids": {"shape": longest, **shape},
             },
         }
-        module = modules.ParquetModule(
-            batch_size={"train": job.batch, "predict": 256},
-            metadata=shapes,
-            transforms={part: steps[part] for part in shapes},
-            train_path=table(log.train_users, log.train, Path(made, "train.parquet")),
-            predict_path=table(log.users, log.histories, Path(made, "predict.parquet")),
-        )
+
+        def module(part: str, batch: int, users: Codes, sequences: list[Codes]) -> Any:
+            return modules.ParquetModule(
+                batch_size=batch,
+                metadata={part: shapes[part]},
+                transforms={part: steps[part]},
+                **{f"{part}_path": table(users, sequences, Path(made, f"{part}.parquet"))},
+            )
+
+        training = module("train", job.batch, log.train_users, log.train)
         learner = wrapped.LightningModule(
             model, optimizer_factory=wrapped.optimizer.OptimizerFactory(learning_rate=job.lr)
         )
@@ -234,11 +238,12 @@ def replay(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
             precision=PRECISIONS[job.precision],
             accelerator=job.device,
             **LIGHTNING,
-        ).fit(learner, datamodule=module)
+        ).fit(learner, datamodule=training)
         yield
+        known = module("predict", 256, log.users, log.histories)
         best = callbacks.TorchTopItemsCallback(job.k, "user_id", [filters.SeenItemsFilter(n_items)])
         trainer = lightning.Trainer(callbacks=[best], accelerator=job.device, **LIGHTNING)
-        trainer.predict(learner, datamodule=module, return_predictions=False)
+        trainer.predict(learner, datamodule=known, return_predictions=False)
         users, found, _ = best.get_result()
     items = np.full((len(log.users), job.k), -1)
     items[log.rows(users.numpy())] = found.numpy()
@@ -323,8 +328,8 @@ def recbole(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
 
 
 LIBRARIES = {"sce": sce, "rectools": rectools, "replay": replay, "recbole": recbole}
-LIBRARIES["replay-plain"] = replay
-PACKAGES = {"replay": "replay-rec", "replay-plain": "replay-rec"}
+LIBRARIES |= {"sce-chunked": sce, "replay-plain": replay}
+PACKAGES = {"replay": "replay-rec", "replay-plain": "replay-rec", "sce-chunked": "sce"}
 
 
 def work(job: Any, wait: Callable[[], object] = lambda: None) -> dict[str, Any]:
@@ -348,7 +353,7 @@ def work(job: Any, wait: Callable[[], object] = lambda: None) -> dict[str, Any]:
         "peak MiB in all": max(clock.peak_mib, clock.peak()),
         "recommend s": seconds,
         "targets": log.targets,
-        "version": version(package) if job.library != "sce" else import_("sce").__version__,
+        "version": import_("sce").__version__ if package == "sce" else version(package),
         "torch": version("torch"),
         "stand-ins": " ".join(sorted(whole)),  # for what is imported and not used
     }

@@ -8,39 +8,36 @@ import math
 import re
 from collections.abc import Iterable
 from statistics import mean, stdev
-from typing import Any
 
-from calls import KERNELS, Claims, call, ends
-from studies import LOGS, paper_rule, seed_spreads, study, to_exact, trained
+from calls import KERNELS, WORDS, Claims, call, ends
+from first_version import PAPER
+from running import LARGE_LOGS, MANY_GPUS, SERVING
+from studies import (
+    LOGS,
+    memory,
+    mib,
+    paper_rule,
+    percent,
+    seed_spreads,
+    study,
+    times,
+    to_exact,
+    trained,
+)
 from trainings import ROWS, Row, against_ce, by_setting, ndcg, of_sasrec, read
 
 from sce.planning import _WORKSPACE, ERROR
 
-WORDS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
-NUMBER = rf"(\d[\d,]*(?:\.\d+)?|{'|'.join(WORDS)})"
+NUMBER = rf"([-+]?\d[\d,]*(?:\.\d+)?|{'|'.join(WORDS)})"
 
 
 def _peak(rows: list[Row]) -> float:
     return mean(row["memory_mib"]["training"] for row in rows)
 
 
-def _percent(ratio: float) -> float:
-    """How much more, or less, in percent."""
-    return 100 * abs(ratio - 1)
-
-
 def _ratio(log: str, loss: str, negatives: str | None = None, to: str = "ce") -> float:
     """Of the mean test NDCG@10 to that of another loss."""
     return mean(ndcg(trained(log, loss, negatives))) / mean(ndcg(trained(log, to)))
-
-
-def _times() -> list[float]:
-    """How many times as long SCE trains as exact CE, log by log."""
-
-    def seconds(log: str, loss: str) -> float:
-        return mean(row["seconds"]["training"] for row in trained(log, loss))
-
-    return [seconds(log, "sce") / seconds(log, "ce") for log in LOGS]
 
 
 def _at_once(rows: Iterable[Row]) -> tuple[float, float]:
@@ -65,7 +62,7 @@ def _drawn() -> tuple[float, float]:
 def _again() -> list[float]:
     """By how many percent a seed that ran again differs."""
     return [
-        _percent(row["test"]["ndcg@10"] / first["test"]["ndcg@10"])
+        percent(row["test"]["ndcg@10"] / first["test"]["ndcg@10"])
         for row in read("experiments/results/again/seed-1.jsonl")
         for first in trained(row["dataset"]["name"], row["settings"]["loss.name"])
         if first["seed"] == row["seed"]
@@ -130,27 +127,13 @@ def _placed(alpha: float) -> list[float]:
     ]  # fmt: skip
 
 
-def _small_buckets() -> float:
-    """The most that 64 items in a bucket lose to exact CE, in percent."""
-    lost = []
-    for log in ("beauty", "food", "beauty2", "union7"):
-        rows = read(f"experiments/results/{log}.jsonl")
-        batch = 1024 if "beauty" in log else 128
-        ce = [r for r in rows if r["settings"]["loss.name"] == "ce"
-              and r["settings"]["training.batch_size"] == batch]  # fmt: skip
-        lost.append(1 - mean(ndcg(paper_rule(log, bucket_size_y=64))) / mean(ndcg(ce)))
-    return 100 * max(lost)
-
-
-def _memory(loss: str, items: int, batch: int = 64, *, row_wise: bool = False) -> Row:
-    wanted = {"loss.name": loss, "training.batch_size": batch, "training.row_wise": row_wise}
-    rows = read("experiments/results/memory.jsonl")
-    return next(row for row in rows if row["dataset"]["n_items"] == items
-                and row["settings"].items() >= wanted.items())  # fmt: skip
-
-
-def _mib(*of: Any, **more: Any) -> float:
-    return float(_memory(*of, **more)["memory_mib"]["training"])
+def _to_ce(log: str, size: int) -> float:
+    """SCE with so many items in a bucket, by the paper's rule, to exact CE."""
+    batch = 1024 if "beauty" in log else 128
+    ce = [row for row in read(f"experiments/results/{log}.jsonl")
+          if (row["settings"]["loss.name"], row["settings"]["training.batch_size"])
+          == ("ce", batch)]  # fmt: skip
+    return mean(ndcg(paper_rule(log, bucket_size_y=size))) / mean(ndcg(ce))
 
 
 def _on_cpu(loss: str) -> tuple[float, float]:
@@ -177,23 +160,23 @@ RESULTS: Claims = {
         len(_again()), mean(_again()), max(_again())],
     "by validation, {} to {} runs at once on one GPU": lambda: _at_once(
         row for log in LOGS for loss in ("sce", "ce") for row in trained(log, loss)),
-    "On reddit SCE's lead of {:.1f} % is beyond both": lambda: [_percent(_ratio("reddit", "sce"))],
+    "On reddit SCE's lead of {:.1f} % is beyond both": lambda: [percent(_ratio("reddit", "sce"))],
     "a mean of {:.4f}, and SCE has {:.4f} here. The ratio by validation is {:.3f}.": lambda: [
         mean(row["test"] for row in study("reddit", "exact", None, None)),
         mean(ndcg(trained("reddit", "sce"))),
         next(one["validation"] for one in against_ce() if one["log"] == "reddit")],
     "training took {:.1f} to {:.1f} times as long, and longer on {} logs of {}.": lambda: [
-        *ends(_times()), WORDS[sum(ratio > 1 for ratio in _times())], WORDS[len(LOGS)]],
+        *ends(times()), WORDS[sum(ratio > 1 for ratio in times())], WORDS[len(LOGS)]],
     "at SCE's memory: {:,} to {:,} negatives a sequence": _drawn,
     "CE⁻ then takes {:.0f} to {:.0f} % more memory than SCE": lambda: map(
-        _percent, ends(_sampled())),
-    "on union7 the best is {:.0f} % behind": lambda: [_percent(max(
+        percent, ends(_sampled())),
+    "on union7 the best is {:.0f} % behind": lambda: [percent(max(
         mean(ndcg(rows)) for (loss, _), rows in of_sasrec()["union7"].items() if loss == "ce-"
     ) / mean(ndcg(trained("union7", "sce"))))],
     "by test and validation, with one seed on {} test users": lambda: [
         trained("ml1m", "bce+", "uniform")[0]["users"]["test"]],
     "ahead of SCE on globo by {:.0f} %": lambda: [
-        _percent(_ratio("globo", "ce-", "popularity", to="sce"))],
+        percent(_ratio("globo", "ce-", "popularity", to="sce"))],
     "seeds of SCE and CE differ by {:.0f} to {:.0f} % there": lambda: ends(
         100 * stdev(some) / mean(some) for some in (
             ndcg(trained("globo", loss)) for loss in ("sce", "ce"))),
@@ -214,18 +197,18 @@ RESULTS: Claims = {
         _pairs("sce")["ml1m"]["test"], _seed("ml1m", 1)],
     "above 1 on {} logs of {}, on reddit by {:.1f} %": lambda: [
         WORDS[sum(row["popular"] > 1 for row in _pairs("sce").values())],
-        WORDS[len(_pairs("sce"))], _percent(_pairs("sce")["reddit"]["popular"])],
+        WORDS[len(_pairs("sce"))], percent(_pairs("sce")["reddit"]["popular"])],
     "On rare ones it is within 3 % of CE on {}.": lambda: [
-        WORDS[sum(_percent(row["rare"]) < 3 for row in _pairs("sce").values())]],
+        WORDS[sum(percent(row["rare"]) < 3 for row in _pairs("sce").values())]],
     "On yelp2019 it has {:.2f} of CE's NDCG@10 on rare targets": lambda: [
         _pairs("sce")["yelp2019"]["rare"]],
     "Popular negatives have {:.2f} of it on the rare targets of reddit, uniform ones {:.2f}":
         lambda: [_pairs("ce-", kind)["reddit"]["rare"] for kind in ("popularity", "uniform")],
     "HSTU is at most {:.1f} % behind it on ml1m, beauty and yelp2019": lambda: [max(
-        _percent(_backbone(log, "hstu") / _backbone(log, "sasrec"))
+        percent(_backbone(log, "hstu") / _backbone(log, "sasrec"))
         for log in ("ml1m", "beauty", "yelp2019"))],
     "it is {:.0f} % behind": lambda: [
-        _percent(_backbone("reddit", "hstu") / _backbone("reddit", "sasrec"))],
+        percent(_backbone("reddit", "hstu") / _backbone("reddit", "sasrec"))],
     "level by validation ({:.4f} and {:.4f}). There are {} test users.": lambda: [
         *(_backbone("ml1m", "ligr", loss, "validation") for loss in ("sce", "ce")),
         trained("ml1m", "ce")[0]["users"]["test"]],
@@ -257,13 +240,18 @@ RESULTS: Claims = {
     "Three epochs of {} steps": lambda: [_scale("union7")["steps"]],
     "after {:,} steps it is where popularity is": lambda: [
         _scale("synthetic")["steps"] * _scale("synthetic")["epochs"]],
+    "would take {:.1f} ms for the backbone, {:.1f} ms for the loss and {:.1f} ms for the optimizer":
+        lambda: [row[f"{part} ms"] for row in read("benchmarks/results/train_step.jsonl")
+                 if (row["items"], row["loop"]) == (10**6, "sce train")
+                 for part in ("backbone", "loss", "optimizer")],
     "On beauty the paper's rule gains more, {:.2f} / {:.2f}.": lambda: to_exact(
         "beauty", study("beauty", "paper", 2.0, 2048)),
     "In the table 256 has {} seeds on ml1m and {} on globo": lambda: [
         WORDS[len(paper_rule(log, bucket_size_y=256))] for log in ("ml1m", "globo")],
     "(α = 2, β = 1: {} on ml1m and {} on globo)": lambda: [
         WORDS[len(paper_rule(log, bucket_size_y=256))] for log in ("ml1m", "globo")],
-    "With 64 items SCE loses up to {:.0f} % to CE": lambda: [_small_buckets()],
+    "With 64 items SCE loses up to {:.0f} % to CE": lambda: [
+        max(100 * (1 - _to_ce(log, 64)) for log in ("beauty", "food", "beauty2", "union7"))],
     "say how much a difference of {:.3f} means there": lambda: [abs(
         mean(ndcg(paper_rule("food", bucket_size_y=1024)))
         - mean(ndcg(paper_rule("food", bucket_size_y=1031))))],
@@ -274,33 +262,33 @@ RESULTS: Claims = {
     "On {} sizes, all but those of GRU4Rec and HSTU, it was off by {:.1f} % on average, and by "
     "{:.1f} % at most.": lambda: [ERROR.sizes, 100 * ERROR.mean, 100 * ERROR.largest],
     "The logits of CE take {:,.0f} of {:,.0f} MiB; at 100 k items {:,.0f} of {:,.0f}.": lambda: [
-        _memory("ce", items, 128)["components_mib"][of]
+        memory("ce", items, 128)["components_mib"][of]
         for items in (20_000, 100_000) for of in ("loss", "peak")],
     "SCE takes {:.0f} MiB at both sizes. BCE takes {:.0f} and {:.0f}, BCE⁺ and gBCE {:.0f} and "
     "{:.0f}, CE⁻ {:.0f} and {:.0f}.": lambda: [
-        _memory("sce", 100_000, 128)["components_mib"]["loss"],
-        *(_memory(loss, items, 128)["components_mib"]["loss"]
+        memory("sce", 100_000, 128)["components_mib"]["loss"],
+        *(memory(loss, items, 128)["components_mib"]["loss"]
           for loss in ("bce", "bce+", "ce-") for items in (20_000, 100_000))],
     "Activations are {:.0f} to {:.0f} MiB": lambda: ends(
         row["components_mib"]["activations"] for row in read("experiments/results/memory.jsonl")
         if row["settings"]["training.batch_size"] == 128),
     "the least at every size: {:.0f}, {:.0f}, {:.0f} and {:.0f} % less": lambda: [
-        _percent(_mib("sce", items, row_wise=True) / min(
-            _mib(loss, items) for loss in ("bce", "bce+", "gbce", "ce-")))
+        percent(mib("sce", items, row_wise=True) / min(
+            mib(loss, items) for loss in ("bce", "bce+", "gbce", "ce-")))
         for items in (40_000, 174_000, 10**6, 10**7)],
     "the least up to 174 k items: {:.0f} to {:.0f} % less than BCE and {:.0f} to {:.0f} % less "
     "than BCE⁺.": lambda: [
         end for loss in ("bce", "bce+") for end in ends(
-            _percent(_mib("sce", items) / _mib(loss, items))
+            percent(mib("sce", items) / mib(loss, items))
             for items in (3_000, 10_000, 40_000, 174_000))],
     "At 174 k items it takes {:.1f} % less than CE, and {:.1f} % less with row-wise": lambda: [
-        _percent(_mib("sce", 174_000, row_wise=of) / _mib("ce", 174_000)) for of in (False, True)],
+        percent(mib("sce", 174_000, row_wise=of) / mib("ce", 174_000)) for of in (False, True)],
 }  # fmt: skip
 CHOOSING: Claims = {
     "Quality was measured on catalogues of {:.0f} k to {:.0f} k items": lambda: [
         items / 1000 for items in ends(one["items"] for one in against_ce())],
     "training with SCE took {:.1f} to {:.1f} times its time on {} logs": lambda: [
-        *ends(_times()), WORDS[len(LOGS)]],
+        *ends(times()), WORDS[len(LOGS)]],
     "took {:.0f} to {:.0f} % of the peak of exact CE.": lambda: ends(
         100 * one["peaks"][0] / one["peaks"][1] for one in against_ce()),
     "for SCE {:.0f} MiB at ten million items": lambda: [
@@ -314,9 +302,23 @@ CHOOSING: Claims = {
         "SCE, tensor code"),
     "On the GPU the latter takes {:.1f} ms and {:,.0f} MiB": lambda: [
         call("SCE, tensor code", 10**6, "float32", of) for of in ("ms", "extra MiB")],
-    "CE⁻ took {:.0f} to {:.0f} % more memory than SCE": lambda: map(_percent, ends(_sampled())),
+    "CE⁻ took {:.0f} to {:.0f} % more memory than SCE": lambda: map(percent, ends(_sampled())),
 }  # fmt: skip
-CLAIMS: dict[str, Claims] = {"results.md": RESULTS, "choosing.md": CHOOSING, "kernels.md": KERNELS}
+HOW: Claims = {
+    "On reddit the paper's rule reaches {:.2f} of the test NDCG@10 of exact CE. Coverage with as "
+    "many buckets reaches {:.2f}. With four times the buckets it reaches {:.2f}": lambda: [
+        to_exact("reddit", study("reddit", *rule, 2048))[0]
+        for rule in (("paper", 2.0), ("coverage", 2.0), ("coverage", 8.0))],
+}  # fmt: skip
+LOSS: Claims = {
+    "or ahead on four logs of six, and {:.0f} and {:.0f} % behind": lambda: [
+        100 * (1 - _to_ce(log, 256)) for log in ("union7", "food")],
+}  # fmt: skip
+CLAIMS: dict[str, Claims] = {
+    "results.md": RESULTS, "choosing.md": CHOOSING, "kernels.md": KERNELS, "paper.md": PAPER,
+    "how.md": HOW, "loss.md": LOSS, "many-gpus.md": MANY_GPUS, "serving.md": SERVING,
+    "large-logs.md": LARGE_LOGS,
+}  # fmt: skip
 
 
 def pattern(sentence: str) -> str:
@@ -349,5 +351,5 @@ def untraced(page: str, text: str) -> list[str]:
     for other in (r"<!-- rows: .*?<!-- end -->", r"```.*?```", r"`[^`\n]*`", r"\]\([^)]*\)"):
         text = re.sub(other, "", text, flags=re.DOTALL)
     told = [part for part in re.split(r"\n\n|\n- ", text) if "no rows kept" not in part]
-    units = r"0\.\d{2,}|\d[\d.,]* (?:%|[MG]iB|m?s|times|minutes)(?!\w)"
+    units = r"(?<!\d)0\.\d{2,}|\d[\d.,]* (?:%|[MG]iB|MB|[mµ]?s|times|minutes)(?!\w)"
     return [one for part in told for one in re.findall(units, part)]

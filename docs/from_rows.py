@@ -13,10 +13,13 @@ from statistics import mean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+import calls
 import first_version
+import running
 import studies
 import trainings
 from claims import put_right
+from running import rounded
 from trainings import ROOT, Row, read, table
 
 LOSSES = {
@@ -26,15 +29,11 @@ LOSSES = {
 }  # fmt: skip
 
 
-def _ms(value: float) -> str:
-    return f"{value:,.{2 if value < 0.995 else 1 if value < 9.95 else 0}f}"
-
-
 def _cost(row: Row | None) -> str:
     """Time and extra memory of a call."""
     if row is None:
         return ""
-    return row.get("failed") or f"{_ms(row['ms'])} ms, {row['extra MiB']:,.0f} MiB"
+    return row.get("failed") or f"{rounded(row['ms'])} ms, {row['extra MiB']:,.0f} MiB"
 
 
 def losses() -> str:
@@ -61,7 +60,8 @@ def _kernels(dtype: str, others: dict[str, str]) -> str:
     changed = {256: "d = 256", 640: "128,000 states, 715 buckets of 715"}
 
     def cells(found: dict[str, Row], loss: str, graph: str) -> list[str]:
-        times = [f"{_ms(found[name]['ms'])} ms" if name in found else "" for name in (loss, graph)]
+        rows = (found.get(name) for name in (loss, graph))
+        times = [f"{rounded(row['ms'])} ms" if row else "" for row in rows]
         return [*times, f"{found[loss]['extra MiB']:,.0f} MiB"]
 
     rows = []
@@ -146,7 +146,7 @@ def scale() -> str:
             return [""] * (4 if first else 3)
         whole = row["epochs"] == (5 if first else 3)
         head = [f"{row['validation'][0]:.3f}"] if first else []
-        return [*head, test if whole else "", _ms(row["ms"]), f"{row['peak MiB']:,}"]
+        return [*head, test if whole else "", rounded(row["ms"]), f"{row['peak MiB']:,}"]
 
     head = ["loss", "synthetic: NDCG@10 after 1 epoch (validation)", "after 5 (test)", "ms a step",
             "peak MiB", "union7: NDCG@10 after 3 (test)", "ms a step", "peak MiB"]  # fmt: skip
@@ -163,8 +163,9 @@ def scale() -> str:
 
 def peers() -> str:
     """SASRec by sce and by others: an epoch and its peak memory, recommending, and quality."""
-    names = {"sce": "sce", "replay": "RePlay", "replay-plain": "RePlay, without length buckets",
-             "rectools": "RecTools", "recbole": "RecBole"}  # fmt: skip
+    names = {"sce": "sce", "sce-chunked": "sce, exact CE without logits", "replay": "RePlay",
+             "replay-plain": "RePlay, without length buckets", "rectools": "RecTools",
+             "recbole": "RecBole"}  # fmt: skip
     kinds = {(loss, on): head + shown for on, head in ((False, ""), (True, "NDCG@10, "))
              for loss, shown in {"ce": "exact CE", "ce-": "CE⁻", "sce": "SCE"}.items()}  # fmt: skip
     found: dict[str, dict[str, dict[Any, list[str]]]] = {}
@@ -176,8 +177,8 @@ def peers() -> str:
         if row["together"]:
             shown = f"{row['ndcg@10']:.4f}, {row['epochs trained']:.0f} epochs"
         else:
-            shown = f"{_ms(row['epoch s'])} s, {row['peak MiB']:,.0f} MiB"
-            cells.setdefault("recommending", [f"{_ms(row['recommend s'])} s"])
+            shown = f"{rounded(row['epoch s'])} s, {row['peak MiB']:,.0f} MiB"
+            cells.setdefault("recommending", [f"{rounded(row['recommend s'])} s"])
         shown += ", the batch's negatives" if row["shared"] == "batch" else ""
         cells.setdefault(kinds[row["loss"], row["together"]], []).append(shown)
     made = [(where, *one) for where, libraries in found.items() for one in libraries.items()]
@@ -185,38 +186,6 @@ def peers() -> str:
     return table(["machine; batch; precision", "library", *heads], (
         [where, names[library], *("; ".join(cells.get(head, [])) for head in heads)]
         for where, library, cells in made
-    ))  # fmt: skip
-
-
-def serving() -> str:
-    """Requests a second, and how long half, 90 % and 99 % of them waited at most, in ms."""
-    servers = {"sce serve": "`sce serve`, exact", "sce serve --index": "with the index",
-               "FastAPI + torch, one at a time": "FastAPI + torch"}  # fmt: skip
-    found: dict[tuple[int, int], dict[str, str]] = {}
-    for row in read("benchmarks/results/serve.jsonl"):
-        if row["server"] in servers and row["seconds"] < 60:
-            waits = (_ms(row[percentile]) for percentile in ("p50", "p90", "p99"))
-            where = found.setdefault((row["items"], row["concurrency"]), {})
-            where[row["server"]] = f"{row['requests/s']:,.0f}; {', '.join(waits)}"
-    return table(["items", "clients", *servers.values()], (
-        [f"{items:,}", f"{clients}", *(cells.get(server, "") for server in servers)]
-        for (items, clients), cells in sorted(found.items())
-    ))  # fmt: skip
-
-
-def ranks() -> str:
-    """The share of one rank."""
-    head = ["items, ranks", "step", "choosing candidates", "the same, modelled", "norms and bounds",
-            "MB sent", "by the formula", "peak memory", "sending by InfiniBand, modelled",
-            "by NVLink, modelled"]  # fmt: skip
-    return table(head, (
-        [f"10{'⁸' if row['items'] == 10**8 else '⁹'}, {row['ranks']}",
-         *(f"{row[f'{what} ms']:.0f} ms"
-           for what in ("step", "selection", "modelled selection", "norm and bounds")),
-         f"{row['MB']:.1f}", f"{row['MB by the formulas']:.1f}",
-         f"{row['peak MiB']:,} MiB", f"{row['ms by InfiniBand']:.1f} ms",
-         f"{row['ms by NVLink']:.1f} ms"]
-        for row in read("benchmarks/results/rank_share.jsonl")
     ))  # fmt: skip
 
 
@@ -243,8 +212,8 @@ def planned() -> str:
 
 
 MADE: list[Callable[[], str]] = [
-    *trainings.MADE, *studies.MADE, *first_version.MADE, losses, kernels_bf16, kernels_float32,
-    exact_ce, catalogues, scale, peers, serving, ranks, planned,
+    *trainings.MADE, *studies.MADE, *first_version.MADE, *running.MADE, calls.profile, losses,
+    kernels_bf16, kernels_float32, exact_ce, catalogues, scale, peers, planned,
 ]  # fmt: skip
 BLOCKS = {made.__name__: made for made in MADE}
 MARK = re.compile(r"(<!-- rows: (\w+) -->\n\n).*?(<!-- end -->)", re.DOTALL)

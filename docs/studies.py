@@ -33,6 +33,33 @@ def _spread(values: list[float]) -> str:
     return f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f}"
 
 
+def percent(ratio: float) -> float:
+    """How much more, or less, in percent."""
+    return 100 * abs(ratio - 1)
+
+
+def times() -> list[float]:
+    """How many times as long SCE trains as exact CE, log by log."""
+
+    def seconds(log: str, loss: str) -> float:
+        return mean(row["seconds"]["training"] for row in trained(log, loss))
+
+    return [seconds(log, "sce") / seconds(log, "ce") for log in LOGS]
+
+
+def memory(loss: str, items: int, batch: int = 64, *, row_wise: bool = False) -> Row:
+    """A training of figure 2 or 5, of memory alone."""
+    wanted = {"loss.name": loss, "training.batch_size": batch, "training.row_wise": row_wise}
+    rows = read("experiments/results/memory.jsonl")
+    return next(row for row in rows if row["dataset"]["n_items"] == items
+                and row["settings"].items() >= wanted.items())  # fmt: skip
+
+
+def mib(*of: Any, **more: Any) -> float:
+    """Its peak."""
+    return float(memory(*of, **more)["memory_mib"]["training"])
+
+
 def logs() -> str:
     """The logs, how they are split, and how many of their steps join events of one time."""
     order = {row["log"]: row for row in read("experiments/results/logs/order.jsonl")}
@@ -274,32 +301,6 @@ def evaluating() -> str:
     )
 
 
-def processes() -> str:
-    """Training by several processes on one GPU, and by one that computes their slices in turn."""
-    return table(["processes", "same bits", "tokens/s", "one process, in turn", "MB sent a step"], (
-        [f"{row['processes']}", "yes" if row["same bits"] else "no", f"{row['tokens/s']:,}",
-         f"{row['tokens/s in turn']:,}", f"{row['MB sent a step']:.1f}"]
-        for row in read("benchmarks/results/rank_processes.jsonl")
-    ))  # fmt: skip
-
-
-def hundred_million() -> str:
-    """Training, evaluation and recommending with a catalogue of 10⁸ items."""
-    (row,) = read("benchmarks/results/hundred_million.jsonl")
-    seconds = row["seconds"]
-    return table(["", ""], [
-        ["a step", f"{row['ms']:.1f} ms, {row['tokens/s']:,} tokens/s"],
-        ["peak memory of training",
-         f"{row['peak MiB']:,} MiB; `sce plan` said {row['planned MiB']:,}"],
-        [f"evaluating {row['test users']:,} users, unsampled",
-         f"{seconds['fit: evaluation']:.1f} s, {row['evaluation MiB']:,} MiB"],
-        [f"recommending for {row['recommended']} users", f"{seconds['recommend']:.1f} s"],
-        *([f"{shown} of {row['test users']:,} test users",
-           f"{row[name]:.3f}, popularity {row[f'popularity {name}']:.3f}"]
-          for name, shown in (("ndcg@10", "NDCG@10"), ("hr@10", "HR@10"))),
-    ])  # fmt: skip
-
-
 def _language() -> dict[str, dict[int, Row]]:
     found: dict[str, dict[int, Row]] = {}
     for row in read("benchmarks/results/language_model.jsonl"):
@@ -336,5 +337,5 @@ def perplexity() -> str:
 
 MADE: list[Callable[[], str]] = [
     logs, cost, noise, news, exact_or_not, coverage, coverage_steps, bucket_size, alpha_beta,
-    train_step, evaluating, processes, hundred_million, language, perplexity,
+    train_step, evaluating, language, perplexity,
 ]  # fmt: skip

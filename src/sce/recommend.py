@@ -50,7 +50,7 @@ from sce.training.run import Run, load_model, read_weights, warn_of
 from sce.units import plural
 
 BATCH_SIZE = 256
-# Histories are collected for so many batches, and those of like length put together: less padding.
+# Histories are collected for so many batches: the model computes those of like length together.
 BATCHES_TOGETHER = 8
 _WINDOW_SECONDS = 10.0  # for these, at most
 _IDS_AT_ONCE = 1 << 12
@@ -203,10 +203,10 @@ class Recommender:
         def each_window() -> Iterator[Recommended]:
             done = 0
             for window in _windows(histories, batch_size):
-                read = read_requests(self.item_ids, window, done, k, keep_seen)
+                queries, read = read_requests(self.item_ids, window, done, k, keep_seen)
                 done += len(window)
-                ranked = self._rank([query for query, _ in read], among, batch_size)
-                for one, (query, found) in zip(ranked, read, strict=True):
+                ranked = self._rank(queries, among, batch_size)
+                for one, query, found in zip(ranked, queries, read, strict=True):
                     one |= {"known": len(query.history), "asked": query.k}
                     yield Recommended(**one, unknown=found.unknown, unlisted=found.unlisted)
 
@@ -293,12 +293,11 @@ class Recommender:
         for row, one in zip(rows, self._named(popular, source), strict=True):
             found[row] = one
         filled = [row for row, query in enumerate(queries) if len(query.history)]
-        by_length = sorted(filled, key=lambda row: len(queries[row].history))
-        for first in range(0, len(by_length), batch_size):
-            rows = by_length[first : first + batch_size]
-            some = rank_queries(self.model, [queries[row] for row in rows], among, self._norm)
-            for row, one in zip(rows, self._named(some), strict=True):
-                found[row] = one
+        filled.sort(key=lambda row: len(queries[row].history))
+        given = [queries[row] for row in filled]
+        ranked = rank_queries(self.model, given, among, self._norm, batch_size) if given else []
+        for row, one in zip(filled, self._named(ranked), strict=True):
+            found[row] = one
         return found
 
     def _most_popular(self, query: Query, among: ItemFilter) -> Found:

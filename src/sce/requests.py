@@ -30,14 +30,15 @@ _OPTIONS = {"k": int | None, "keep_seen": bool | None}
 
 def read_requests(
     item_ids: Vocabulary, given: Sequence[Any], first: int, k: int, keep_seen: bool
-) -> list[tuple[Query, Read]]:
+) -> tuple[list[Query], list[Read]]:
     """Look up histories and requests, of which the first has a number."""
     requests = [one if isinstance(one, Request) else Request(one) for one in given]
     listed = []
     for number, one in enumerate(requests, first):
         try:
             for name, kind in _OPTIONS.items():
-                if not fits(value := getattr(one, name), kind):
+                value = getattr(one, name)
+                if value is not None and not fits(value, kind):
                     raise InputError(f"{name} must be {allowed(kind)}; got {show_value(value)}")
             if one.k is not None:
                 check_depth(one.k, len(item_ids))
@@ -46,18 +47,17 @@ def read_requests(
             raise InputError(
                 f"{one.where or f'history {number} (the first is 0)'}: {error}"
             ) from error
-    return [
-        (
-            Query(
-                read.history,
-                k if one.k is None else one.k,
-                keep_seen if one.keep_seen is None else one.keep_seen,
-                *read[1:4],
-            ),
-            read,
+    read = look_up(item_ids, requests, listed)
+    queries = [
+        Query(
+            found.history,
+            k if one.k is None else one.k,
+            keep_seen if one.keep_seen is None else one.keep_seen,
+            *found[1:4],
         )
-        for one, read in zip(requests, look_up(item_ids, requests, listed), strict=True)
+        for one, found in zip(requests, read, strict=True)
     ]
+    return queries, read
 
 
 def read_filter(item_ids: Vocabulary, allow: Listed, block: Listed) -> ItemFilter:

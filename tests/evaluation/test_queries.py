@@ -15,7 +15,7 @@ from sce.evaluation.queries import (
     rank_queries,
     rank_similar,
 )
-from sce.evaluation.ranking import Ranking, Rows, largest_norm, top_k
+from sce.evaluation.ranking import Ranking, Rows, largest_norm, last_states, top_k
 
 N = 60
 CODES = st.lists(st.integers(0, N - 1), max_size=2 * N)  # with duplicates, in any order
@@ -25,7 +25,7 @@ SHORT = st.lists(st.integers(0, N - 1), max_size=5)
 class Sums:
     """A state is the sum of the last two events' vectors: small integers, so that scores tie."""
 
-    max_length = 2
+    max_length: int | None = 2
 
     def __init__(self, catalogue: Tensor) -> None:
         self.catalogue = catalogue
@@ -76,7 +76,7 @@ def test_as_scoring_everything_and_sorting(
     model = Sums(vectors())
     arrays = None if allow is None else np.array(allow, np.int64), np.array(block, np.int64)
     among = ItemFilter.choose(N, *arrays)
-    found = rank_queries(model, queries, among, largest_norm(model.catalogue))
+    found = rank_queries(model, queries, among, largest_norm(model.catalogue), 4)
     for query, (items, scores) in zip(queries, found, strict=True):
         expected = oracle(query, model.catalogue.numpy(), allow, block)
         assert (items.tolist(), scores.tolist()) == expected
@@ -99,7 +99,7 @@ def test_few_items_alone_are_scored(
     given = None if allow is None else np.array(allow)
     among = ItemFilter.choose(100, given, np.array(block, np.int64))
     model = Sums(vectors(100))
-    rank_queries(model, [Query(np.array([1]), 3, False)], among, largest_norm(model.catalogue))
+    rank_queries(model, [Query(np.array([1]), 3, False)], among, largest_norm(model.catalogue), 1)
     assert counted == [scored]
 
 
@@ -110,16 +110,35 @@ def test_scores_are_the_same_bits_filtered_or_not_alone_or_together(share: float
     norm = largest_norm(model.catalogue)
     allow = np.flatnonzero(random.random(3000) < share)
     queries = [Query(random.integers(3000, size=n % 4 + 1), 20, False) for n in range(30)]
-    every = rank_queries(model, [one._replace(k=3000) for one in queries], ItemFilter(), norm)
+    every = rank_queries(model, [one._replace(k=3000) for one in queries], ItemFilter(), norm, 30)
     among = ItemFilter.choose(3000, allow, module.NONE)
     own = [one._replace(allow=allow) for one in queries]
-    together = rank_queries(model, queries, among, norm)
-    alone = [rank_queries(model, [one], among, norm)[0] for one in queries]
-    for ranked in (together, alone, rank_queries(model, own, ItemFilter(), norm)):
+    together = rank_queries(model, queries, among, norm, 4)
+    alone = [rank_queries(model, [one], among, norm, 4)[0] for one in queries]
+    for ranked in (together, alone, rank_queries(model, own, ItemFilter(), norm, 4)):
         for (items, scores), (all_items, all_scores) in zip(ranked, every, strict=True):
             left = np.isin(all_items, allow)
             assert items.tolist() == all_items[left][:20].tolist()
             assert scores.tobytes() == all_scores[left][:20].tobytes()
+
+
+@pytest.mark.parametrize(("most", "shapes"), [(2, [(6, 2)]), (None, [(4, 2), (2, 90)])])
+def test_states_are_computed_together_but_none_as_wide_as_the_longest_of_all(
+    most: int | None, shapes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+
+    def note(model: Any, histories: Tensor, *others: Any) -> Tensor:
+        given.append(tuple(histories.shape))
+        return last_states(model, histories, *others)
+
+    monkeypatch.setattr(module, "last_states", note)
+    model = Sums(vectors())
+    model.max_length = most
+    queries = [Query(np.arange(n) % 50, 3, False) for n in (1, 1, 2, 2, 3, 90)]
+    found = rank_queries(model, queries, ItemFilter(), largest_norm(model.catalogue), 4)
+    assert given == shapes
+    assert [len(items) for items, _ in found] == [3] * 6
 
 
 @settings(max_examples=60, deadline=None)

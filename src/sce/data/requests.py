@@ -109,19 +109,24 @@ def look_up(
 ) -> list[Read]:
     """Look up requests, of which `list_request` gave the lists; one search for all of them."""
     flat = [*chain.from_iterable(listed)]
-    ends = np.cumsum([len(ids) for ids in flat])[:-1]
-    codes = iter(np.split(item_ids.lookup([*chain.from_iterable(flat)]), ends))
+    codes = item_ids.lookup([*chain.from_iterable(flat)])
+    ends = np.cumsum([len(ids) for ids in flat])
+    parts = [codes[end - len(ids) : end] for ids, end in zip(flat, ends.tolist(), strict=True)]
+    # Few have unknown ids, and numpy takes long for many short arrays: these are found together.
+    holed = {*np.searchsorted(ends[2::3], np.flatnonzero(codes < 0), "right").tolist()}
     read = []
-    for one, lists in zip(requests, listed, strict=True):
-        found = [next(codes) for _ in lists]
-        history, allow, block = (some[some >= 0] for some in found)
-        unknown, *unlisted = (
-            tuple(ids[n] for n in np.flatnonzero(some < 0).tolist())
-            for ids, some in zip(lists, found, strict=True)
-        )
-        times = None if one.times is None else since_first(one.times)[found[0] >= 0]
+    for number, one in enumerate(requests):
+        history, allow, block = found = parts[3 * number : 3 * number + 3]
+        times = None if one.times is None else since_first(one.times)[history >= 0]
+        missing: list[tuple[Id, ...]] = [()] * 3
+        if number in holed:
+            missing = [
+                tuple(ids[n] for n in np.flatnonzero(some < 0).tolist())
+                for ids, some in zip(listed[number], found, strict=True)
+            ]
+            history, allow, block = (some[some >= 0] for some in found)
         allowed = None if one.allow is None else allow
-        read.append(Read(history, allowed, block, times, unknown, unlisted[0] + unlisted[1]))
+        read.append(Read(history, allowed, block, times, missing[0], missing[1] + missing[2]))
     return read
 
 
@@ -129,11 +134,12 @@ def list_ids(given: Any, where: str, *, ordered: bool = True) -> list[Id]:
     """A list of ids; anything else would be looked up as something that nobody meant."""
     if isinstance(given, np.ndarray):
         given = given.tolist()
-    unordered = isinstance(given, Mapping) or (ordered and isinstance(given, Set))
-    if unordered or isinstance(given, str | bytes | int) or not isinstance(given, Iterable):
-        raise InputError(f"{where} must be a list of ids; got {show_value(given)}")
+    if type(given) is not list:  # most are
+        unordered = isinstance(given, Mapping) or (ordered and isinstance(given, Set))
+        if unordered or isinstance(given, str | bytes | int) or not isinstance(given, Iterable):
+            raise InputError(f"{where} must be a list of ids; got {show_value(given)}")
     listed = list(given)
-    for kind in {type(one) for one in listed} - {int, str}:
+    for kind in {*map(type, listed)} - {int, str}:
         if kind is bool or not issubclass(kind, int | str | np.integer):
             wrong = next(one for one in listed if type(one) is kind)
             raise InputError(

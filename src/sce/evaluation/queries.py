@@ -5,7 +5,7 @@ others masked. Items are catalogue indices here, "codes"; lists of them may repe
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ _NORMS_AT_ONCE = 1 << 16
 
 Codes = NDArray[np.integer[Any]]
 NONE: NDArray[np.int64] = np.empty(0, np.int64)
+T = TypeVar("T")
 Found = tuple[NDArray[np.int64], NDArray[np.float32]]  # items and scores, best first
 
 
@@ -97,17 +98,23 @@ class ItemFilter(NamedTuple):
 
 @torch.no_grad()
 def rank_queries(
-    model: Ranker, queries: Sequence[Query], among: ItemFilter, norm: Tensor
+    model: Ranker, queries: Sequence[Query], among: ItemFilter, norm: Tensor, batch_size: int
 ) -> list[Found]:
-    """The best items of a batch of queries, among those that may be ranked for all of them."""
+    """The best items of queries, among those that may be ranked for all of them.
+
+    They are ranked in batches, but the states are computed together: `last_states` computes as many
+    as the device is busy with, though a batch has fewer. Where a model takes histories of any
+    length, all would be as wide as the longest: its states are computed in batches, too.
+    """
     catalogue = model.catalogue.detach()
-    states = _states(model, queries)
+    together = len(queries) if longest_history(model) else batch_size
+    states = torch.cat([_states(model, some) for some in _cut(queries, together)])
     alike: dict[object, list[int]] = {}
     for row, query in enumerate(queries):
         own = None if query.allow is None else np.unique(query.allow).tobytes()
         alike.setdefault((query.k, own), []).append(row)
     found: list[Found] = [(NONE, np.empty(0, np.float32))] * len(queries)
-    for rows in alike.values():
+    for rows in (some for group in alike.values() for some in _cut(group, batch_size)):
         k, allow = queries[rows[0]].k, queries[rows[0]].allow
         some = among if allow is None else among.narrow(len(catalogue), allow)
         never = [
@@ -146,9 +153,15 @@ def inverse_norms(catalogue: Tensor) -> Tensor:
 def split_ranking(ranking: Ranking) -> list[Found]:
     """Items and scores of each row, without what is missing."""
     items, scores = ranking.items.cpu().numpy(), ranking.scores.cpu().numpy()
+    if (items != NOTHING).all():
+        return [*zip(items, scores, strict=True)]
     return [
         (one[one != NOTHING], own[one != NOTHING]) for one, own in zip(items, scores, strict=True)
     ]
+
+
+def _cut(rows: Sequence[T], size: int) -> list[Sequence[T]]:
+    return [rows[first : first + size] for first in range(0, len(rows), size)]
 
 
 def _states(model: Ranker, queries: Sequence[Query]) -> Tensor:

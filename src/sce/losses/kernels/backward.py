@@ -14,7 +14,7 @@ from torch import Tensor
 from sce.losses.kernels.bucketed import packed_value
 from sce.losses.kernels.launch import ceil_div, launch
 from sce.losses.kernels.members import count_tiles, tile_of_bucket
-from sce.losses.kernels.precision import load_rows, product, product_by_slices, weighted_sum
+from sce.losses.kernels.precision import load_rows, product_of_rows, store_rows, weighted_sum
 from sce.losses.kernels.tiles import Tile, Tiles
 
 
@@ -99,31 +99,11 @@ def common_scale(grad_ptr, count_ptr, REDUCTION: tl.constexpr):
 
 @triton.jit
 def _grad_states_kernel(
-    x_ptr,
-    y_ptr,
-    targets_ptr,
-    bucket_items_ptr,
-    positive_ptr,
-    packed_ptr,
-    won_ptr,
-    offsets_ptr,
-    count_ptr,
-    grad_ptr,
-    out_ptr,
-    n_buckets,
-    size_y,
-    d,
-    stride_x,
-    stride_y,
-    REDUCTION: tl.constexpr,
-    BLOCK_X: tl.constexpr,
-    BLOCK_Y: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SLICE: tl.constexpr,
-    ROUND: tl.constexpr,
-    SPLIT: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    x_ptr, y_ptr, targets_ptr, bucket_items_ptr, positive_ptr, packed_ptr, won_ptr, offsets_ptr,
+    count_ptr, grad_ptr, out_ptr, n_buckets, size_y, d, stride_x, stride_y,
+    REDUCTION: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_D: tl.constexpr,
+    SLICE: tl.constexpr, ROUND: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     bucket, first, last = tile_of_bucket(offsets_ptr, n_buckets, BLOCK_X)
     if first < last:
         i_x = first + tl.arange(0, BLOCK_X)
@@ -136,8 +116,7 @@ def _grad_states_kernel(
         scale *= common_scale(grad_ptr, count_ptr, REDUCTION)
         if REDUCTION == "none":
             scale = tl.load(grad_ptr + row, mask=in_x, other=0.0).to(tl.float32)
-        if SLICE == BLOCK_D:
-            x = load_rows(x_ptr, row, in_x, stride_x, 0, d, BLOCK_D, ROUND)
+        x = load_rows(x_ptr, row, in_x, stride_x, 0, d, SLICE, ROUND)
         positive_y = load_rows(y_ptr, target, in_x, stride_y, 0, d, BLOCK_D, ROUND)
         grad = (tl.exp(-loss) - 1.0)[:, None] * positive_y.to(tl.float32)
         for start in range(0, size_y, BLOCK_Y):
@@ -145,59 +124,31 @@ def _grad_states_kernel(
             in_y = i_y < size_y
             item = tl.load(bucket_items_ptr + bucket * size_y + i_y, mask=in_y, other=-1)
             y = load_rows(y_ptr, item, in_y, stride_y, 0, d, BLOCK_D, ROUND)
-            if SLICE == BLOCK_D:
-                logits = product(x, y, PRECISION)
-            else:
-                logits = product_by_slices(
-                    x_ptr, row, in_x, stride_x, y_ptr, item, in_y, stride_y, d,
-                    SLICE, ROUND, ROUND, PRECISION,
-                )  # fmt: skip
+            logits = product_of_rows(
+                x, y, x_ptr, row, in_x, stride_x, y_ptr, item, in_y, stride_y, d,
+                BLOCK_D, SLICE, ROUND, ROUND, PRECISION,
+            )  # fmt: skip
             other = in_y[None, :] & (item[None, :] != target[:, None])
             weights = tl.where(other, tl.exp(logits - positive[:, None] - loss[:, None]), 0.0)
             grad += weighted_sum(weights, y, ROUND, SPLIT, PRECISION)
-        i_d = tl.arange(0, BLOCK_D)
-        tl.store(
-            out_ptr + row[:, None].to(tl.int64) * d + i_d[None, :],
-            (grad * scale[:, None]).to(out_ptr.dtype.element_ty),
-            mask=in_x[:, None] & (i_d < d)[None, :],
-        )
+        store_rows(out_ptr, row, grad * scale[:, None], in_x, d, BLOCK_D)
 
 
 @triton.jit
 def _grad_places_kernel(
-    x_ptr,
-    y_ptr,
-    targets_ptr,
-    bucket_items_ptr,
-    positive_ptr,
-    packed_ptr,
-    won_ptr,
-    offsets_ptr,
-    count_ptr,
-    grad_ptr,
+    x_ptr, y_ptr, targets_ptr, bucket_items_ptr, positive_ptr, packed_ptr, won_ptr, offsets_ptr,
+    count_ptr, grad_ptr,
     out_ptr,  # [·, size_y, d], from the first bucket on
-    first,
-    n_buckets,
-    size_y,
-    d,
-    stride_x,
-    stride_y,
-    REDUCTION: tl.constexpr,
-    BLOCK_X: tl.constexpr,
-    BLOCK_Y: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SLICE: tl.constexpr,
-    ROUND: tl.constexpr,
-    SPLIT: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    first, n_buckets, size_y, d, stride_x, stride_y,
+    REDUCTION: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_D: tl.constexpr,
+    SLICE: tl.constexpr, ROUND: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     tiles = tl.cdiv(size_y, BLOCK_Y)
     bucket = (first + tl.program_id(0) // tiles).to(tl.int64)
     i_y = tl.program_id(0) % tiles * BLOCK_Y + tl.arange(0, BLOCK_Y)
     in_y = i_y < size_y
     item = tl.load(bucket_items_ptr + bucket * size_y + i_y, mask=in_y, other=-1)
-    if SLICE == BLOCK_D:
-        y = load_rows(y_ptr, item, in_y, stride_y, 0, d, BLOCK_D, ROUND)
+    y = load_rows(y_ptr, item, in_y, stride_y, 0, d, SLICE, ROUND)
     last = tl.load(offsets_ptr + bucket + 1)
     grad = tl.zeros((BLOCK_Y, BLOCK_D), tl.float32)
     for start in range(tl.load(offsets_ptr + bucket), last, BLOCK_X):
@@ -208,25 +159,16 @@ def _grad_places_kernel(
         positive = tl.load(positive_ptr + row, mask=in_x, other=0.0)
         loss = packed_value(tl.load(packed_ptr + row, mask=in_x, other=0))
         x = load_rows(x_ptr, row, in_x, stride_x, 0, d, BLOCK_D, ROUND)
-        if SLICE == BLOCK_D:
-            logits = product(y, x, PRECISION)
-        else:
-            logits = product_by_slices(
-                y_ptr, item, in_y, stride_y, x_ptr, row, in_x, stride_x, d,
-                SLICE, ROUND, ROUND, PRECISION,
-            )  # fmt: skip
+        logits = product_of_rows(
+            y, x, y_ptr, item, in_y, stride_y, x_ptr, row, in_x, stride_x, d,
+            BLOCK_D, SLICE, ROUND, ROUND, PRECISION,
+        )  # fmt: skip
         other = in_x[None, :] & (item[:, None] != target[None, :])
         weights = tl.where(other, tl.exp(logits - positive[None, :] - loss[None, :]), 0.0)
         if REDUCTION == "none":
             scale = tl.load(grad_ptr + row, mask=in_x, other=0.0).to(tl.float32)
-            weights *= scale[None, :]
-        if REDUCTION == "none":  # weights of any size
+            weights *= scale[None, :]  # which may be of any size
             grad += tl.dot(weights, x.to(tl.float32), input_precision="tf32x3")
         else:
             grad += weighted_sum(weights, x, ROUND, SPLIT, PRECISION)
-    i_d = tl.arange(0, BLOCK_D)
-    tl.store(
-        out_ptr + ((bucket - first) * size_y + i_y)[:, None] * d + i_d[None, :],
-        grad.to(out_ptr.dtype.element_ty),
-        mask=in_y[:, None] & (i_d < d)[None, :],
-    )
+    store_rows(out_ptr, (bucket - first) * size_y + i_y, grad, in_y, d, BLOCK_D)

@@ -35,10 +35,9 @@ def best(
     n_groups = 0 if groups is None else groups.shape[1]
     arguments = (values, out if groups is None else groups, out, width, k, out.stride(0), n_groups)
     numbering: dict[str, int | bool] = {
-        "GROUP": cut.group,
+        "GROUP": 0 if groups is None else cut.group,
         "INTERLEAVED": cut.interleaved,
         "PART": cut.part,
-        "WITH_GROUPS": groups is not None,
     }
     fold = power_of_2(ceil_div(width, FOLDED_WIDTH))
     while fold > 1:
@@ -67,45 +66,30 @@ def best(
 @triton.jit
 def _best_kernel(
     values_ptr,  # [n, width] float32
-    groups_ptr,  # [n, n_groups], read WITH_GROUPS
+    groups_ptr,  # [n, n_groups], read if GROUP is not 0
     best_ptr,  # [n, k]
-    width,
-    k,
-    stride_best,
-    n_groups,
-    BLOCK: tl.constexpr,
-    GROUP: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    PART: tl.constexpr,
-    WITH_GROUPS: tl.constexpr,
-):
+    width, k, stride_best, n_groups,
+    BLOCK: tl.constexpr, GROUP: tl.constexpr, INTERLEAVED: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     groups_ptr += row * n_groups
     i = tl.arange(0, BLOCK)
     keys = ordered(values_ptr + row * width, i, width)
-    number = number_of(i, i < width, groups_ptr, GROUP, INTERLEAVED, PART, WITH_GROUPS)
+    number = number_of(i, i < width, groups_ptr, GROUP, INTERLEAVED, PART)
     write_largest(best_ptr + row * stride_best, keys, number, k, -2147483648, 2147483647)
 
 
 @triton.jit
 def _best_folded_kernel(
     values_ptr,  # [n, width] float32
-    groups_ptr,  # [n, n_groups], read WITH_GROUPS
+    groups_ptr,  # [n, n_groups], read if GROUP is not 0
     best_ptr,  # [n, k]
-    width,
-    k,
-    stride_best,
-    n_groups,
+    width, k, stride_best, n_groups,
     folds_ptr,  # [n, n_folds]: the best folds, which hold the best values
     n_folds,
-    FOLD: tl.constexpr,
-    BLOCK_FOLDS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GROUP: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    PART: tl.constexpr,
-    WITH_GROUPS: tl.constexpr,
-):
+    FOLD: tl.constexpr, BLOCK_FOLDS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    INTERLEAVED: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     values_ptr += row * width
     groups_ptr += row * n_groups
@@ -121,5 +105,5 @@ def _best_folded_kernel(
     fold = tl.load(folds_ptr + j // FOLD, mask=mask, other=0)
     column = tl.where(mask, fold * FOLD + j % FOLD, width)
     keys = ordered(values_ptr, column, width)
-    number = number_of(column, column < width, groups_ptr, GROUP, INTERLEAVED, PART, WITH_GROUPS)
+    number = number_of(column, column < width, groups_ptr, GROUP, INTERLEAVED, PART)
     write_largest(best_ptr + row * stride_best, keys, number, k, -2147483648, 2147483647)

@@ -14,7 +14,7 @@ from sce.losses.buckets import Members
 from sce.losses.kernels.centres import NOWHERE, Prepared
 from sce.losses.kernels.launch import ceil_div, launch, power_of_2
 from sce.losses.kernels.members import count_tiles, tile_of_bucket
-from sce.losses.kernels.precision import load_rows, product, product_by_slices
+from sce.losses.kernels.precision import load_rows, product_of_rows
 from sce.losses.kernels.tiles import Tiles
 
 _NOWHERE = tl.constexpr(NOWHERE)
@@ -83,26 +83,11 @@ def packed_value(packed):
 
 @triton.jit
 def _losses_kernel(
-    x_ptr,
-    y_ptr,
-    targets_ptr,
-    states_ptr,
-    offsets_ptr,
-    bucket_items_ptr,
-    positive_ptr,
-    packed_ptr,
-    n_buckets,
-    size_y,
-    d,
-    stride_x,
-    stride_y,
-    BLOCK_X: tl.constexpr,
-    BLOCK_Y: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SLICE: tl.constexpr,
-    ROUND: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    x_ptr, y_ptr, targets_ptr, states_ptr, offsets_ptr, bucket_items_ptr, positive_ptr, packed_ptr,
+    n_buckets, size_y, d, stride_x, stride_y,
+    BLOCK_X: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_D: tl.constexpr, SLICE: tl.constexpr,
+    ROUND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     bucket, first, last = tile_of_bucket(offsets_ptr, n_buckets, BLOCK_X)
     if first < last:
         i_x = first + tl.arange(0, BLOCK_X)
@@ -110,8 +95,8 @@ def _losses_kernel(
         row = tl.load(states_ptr + i_x, mask=in_x, other=0)
         target = tl.load(targets_ptr + row, mask=in_x, other=-1)
         counts = in_x & (target >= 0)
+        x = load_rows(x_ptr, row, counts, stride_x, 0, d, SLICE, ROUND)
         if SLICE == BLOCK_D:
-            x = load_rows(x_ptr, row, counts, stride_x, 0, d, BLOCK_D, ROUND)
             positive_y = load_rows(y_ptr, target, counts, stride_y, 0, d, BLOCK_D, ROUND)
             positive = tl.sum(x.to(tl.float32) * positive_y.to(tl.float32), axis=1)
         else:
@@ -126,14 +111,11 @@ def _losses_kernel(
             i_y = start + tl.arange(0, BLOCK_Y)
             in_y = i_y < size_y
             item = tl.load(bucket_items_ptr + bucket * size_y + i_y, mask=in_y, other=-1)
-            if SLICE == BLOCK_D:
-                y = load_rows(y_ptr, item, in_y, stride_y, 0, d, BLOCK_D, ROUND)
-                logits = product(x, y, PRECISION)
-            else:
-                logits = product_by_slices(
-                    x_ptr, row, counts, stride_x, y_ptr, item, in_y, stride_y, d,
-                    SLICE, ROUND, ROUND, PRECISION,
-                )  # fmt: skip
+            y = load_rows(y_ptr, item, in_y, stride_y, 0, d, SLICE, ROUND)
+            logits = product_of_rows(
+                x, y, x_ptr, row, counts, stride_x, y_ptr, item, in_y, stride_y, d,
+                BLOCK_D, SLICE, ROUND, ROUND, PRECISION,
+            )  # fmt: skip
             other = in_y[None, :] & (item[None, :] != target[:, None])
             logits = tl.where(other, logits, float("-inf"))
             now = tl.maximum(largest, tl.max(logits, axis=1))
@@ -156,11 +138,9 @@ def _winners_kernel(
     sums_ptr,  # [parts]
     losses_ptr,  # [n]
     keys_ptr,  # [n_places + n]
-    n,
-    n_buckets,
-    n_places,
+    n, n_buckets, n_places,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     packed = tl.load(packed_ptr + row, mask=row < n, other=_NOWHERE)
     placed = packed != _NOWHERE
@@ -177,15 +157,9 @@ def _winners_kernel(
 
 @triton.jit
 def _reduce_kernel(
-    sums_ptr,
-    counts_ptr,
-    status_ptr,
-    loss_ptr,
-    count_ptr,
-    parts,
-    MEAN: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    sums_ptr, counts_ptr, status_ptr, loss_ptr, count_ptr, parts,
+    MEAN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     i = tl.arange(0, BLOCK)
     total = tl.sum(tl.load(sums_ptr + i, mask=i < parts, other=0.0), axis=0)
     count = tl.sum(tl.load(counts_ptr + i, mask=i < parts, other=0), axis=0)

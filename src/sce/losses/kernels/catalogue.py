@@ -14,8 +14,7 @@ from sce.losses.buckets import MAX_PARTS
 from sce.losses.kernels.backward import Saved, common_scale, grad_places, parts_dtype
 from sce.losses.kernels.bucketed import packed_value
 from sce.losses.kernels.launch import ceil_div, launch, power_of_2
-from sce.losses.kernels.precision import half_name, rounded
-from sce.losses.kernels.tiles import adding_warps
+from sce.losses.kernels.precision import half_name, load_rows
 
 _ENTRIES = 16  # of a program
 _NO_ROW = 2**31 - 1
@@ -102,14 +101,13 @@ def _add(
     item.
     """
     items, order = keys.sort(stable=True)
-    x = saved.x
+    x, block_d = saved.x, power_of_2(saved.x.shape[1])
     launch(
         _add_by_item_kernel, (ceil_div(len(items), _ENTRIES),),
         items, order, places, x, saved.packed, saved.n_won, grad, out,
         len(items), places.shape[0] * places.shape[1], len(saved.y),
         x.shape[1], x.stride(0), REDUCTION=reduction, SPARSE=sparse, MORE=more, BLOCK=_ENTRIES,
-        BLOCK_D=power_of_2(x.shape[1]), ROUND=half_name(saved.autocast_dtype),
-        num_warps=adding_warps(x.shape[1]),
+        BLOCK_D=block_d, ROUND=half_name(saved.autocast_dtype), num_warps=max(2, block_d // 64),
     )  # fmt: skip
     return items
 
@@ -136,65 +134,30 @@ def _as_sparse(items: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
 
 @triton.jit
 def _entries(
-    i,
-    mask,
-    order_ptr,
-    places_ptr,
-    x_ptr,
-    packed_ptr,
-    grad_ptr,
-    n_places,
-    d,
-    stride_x,
-    REDUCTION: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    ROUND: tl.constexpr,
-):
+    i, mask, order_ptr, places_ptr, x_ptr, packed_ptr, grad_ptr, n_places, d, stride_x,
+    REDUCTION: tl.constexpr, BLOCK_D: tl.constexpr, ROUND: tl.constexpr,
+):  # fmt: skip
     """Return the rows that entries add to their items, [i, d]."""
-    i_d = tl.arange(0, BLOCK_D)
-    in_d = (i_d < d)[None, :]
     source = tl.load(order_ptr + i, mask=mask, other=0)
-    part = tl.load(
-        places_ptr + source[:, None] * d + i_d[None, :],
-        mask=(mask & (source < n_places))[:, None] & in_d,
-        other=0.0,
-    )
+    part = load_rows(places_ptr, source, mask & (source < n_places), d, 0, d, BLOCK_D, "")
     is_positive = mask & (source >= n_places)
     state = source - n_places
     loss = packed_value(tl.load(packed_ptr + state, mask=is_positive, other=0))
-    x = tl.load(
-        x_ptr + state[:, None] * stride_x + i_d[None, :],
-        mask=is_positive[:, None] & in_d,
-        other=0.0,
-    )
+    x = load_rows(x_ptr, state, is_positive, stride_x, 0, d, BLOCK_D, ROUND)
     weight = tl.exp(-loss) - 1.0
     if REDUCTION == "none":
         weight *= tl.load(grad_ptr + state, mask=is_positive, other=0.0).to(tl.float32)
-    return part.to(tl.float32) + weight[:, None] * rounded(x, ROUND).to(tl.float32)
+    return part.to(tl.float32) + weight[:, None] * x.to(tl.float32)
 
 
 @triton.jit
 def _add_by_item_kernel(
     items_ptr,  # [n] ascending
     order_ptr,  # [n] where each came from: a place in a bucket, or a state with this target
-    places_ptr,
-    x_ptr,
-    packed_ptr,
-    count_ptr,
-    grad_ptr,
-    out_ptr,
-    n,
-    n_places,
-    n_items,
-    d,
-    stride_x,
-    REDUCTION: tl.constexpr,
-    SPARSE: tl.constexpr,
-    MORE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    ROUND: tl.constexpr,
-):
+    places_ptr, x_ptr, packed_ptr, count_ptr, grad_ptr, out_ptr, n, n_places, n_items, d, stride_x,
+    REDUCTION: tl.constexpr, SPARSE: tl.constexpr, MORE: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_D: tl.constexpr, ROUND: tl.constexpr,
+):  # fmt: skip
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     item = tl.load(items_ptr + i, mask=i < n, other=2147483647)
     mask = item < n_items  # what belongs to no item sorts behind the last

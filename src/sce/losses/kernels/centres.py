@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from sce.losses.buckets import MIXED_STATES, Centres
-from sce.losses.kernels.launch import INTERPRETED, ceil_div, launch, power_of_2
-from sce.losses.kernels.precision import half_name, rounded
+from sce.losses.kernels.launch import IS_INTERPRETED, ceil_div, launch, power_of_2
+from sce.losses.kernels.precision import half_name, load_rows, rounded
 from sce.losses.kernels.tiles import block, mixing_tile
 
 _MULTIPLE = 32  # the states of a program are a multiple of it: most are read so many at a time
@@ -76,11 +76,11 @@ def prepare(
     status = torch.empty(2 + 2 * splits, device=device, dtype=torch.int32)
     sums = torch.empty(splits if mixed else 0, n_buckets, d, device=device, dtype=torch.float32)
     launch(
-        _states_kernel, (splits, ceil_div(n_buckets, tile.centres) if mixed else 1),
+        _states_kernel, (splits, ceil_div(n_buckets, tile.x) if mixed else 1),
         states, targets, seed, marked, packed, losses, keys, status, sums,
         n, n_items, ignore_index, n_buckets, n_buckets * size_y, d, states.stride(0), in_split,
-        MIX=mixed, BLOCK_ROWS=tile.states, BLOCK_N=tile.centres, BLOCK_D=block_d,
-        ROUND=half_name(autocast_dtype), APPROXIMATE=not INTERPRETED, num_warps=tile.warps,
+        MIX=mixed, BLOCK_ROWS=tile.y, BLOCK_N=tile.x, BLOCK_D=block_d,
+        ROUND=half_name(autocast_dtype), num_warps=tile.warps,
     )  # fmt: skip
     if draw and kind == "states":
         launch(
@@ -88,7 +88,6 @@ def prepare(
             states, marked, seed, status, centres, d, states.stride(0), splits, in_split, n,
             NOISE=1 / d**0.5, BLOCK_ROWS=min(1024, power_of_2(in_split)), BLOCK_D=block_d,
             BLOCK_SPLITS=power_of_2(splits), ROUND=half_name(autocast_dtype),
-            APPROXIMATE=not INTERPRETED,
         )  # fmt: skip
     else:
         launch(
@@ -104,11 +103,13 @@ def prepare(
 
 
 @triton.jit
-def _pair_of_normals(a, b, APPROXIMATE: tl.constexpr):
+def _pair_of_normals(a, b):
     """Turn two random integers into two standard normal numbers (Box and Muller)."""
     a, b = tl.uint_to_uniform_float(a), tl.uint_to_uniform_float(b)
     a = tl.maximum(1.0e-7, a)
-    if APPROXIMATE:  # what the chip has for it: right to 20 bits, at a tenth of the time
+    if IS_INTERPRETED:
+        a, b = tl.pair_uniform_to_normal(a, b)
+    else:  # what the chip has for it: right to 20 bits, at a tenth of the time
         radius = tl.inline_asm_elementwise(
             "lg2.approx.f32 $0, $1;", "=f,f", [a], tl.float32, is_pure=True, pack=1
         )
@@ -121,18 +122,16 @@ def _pair_of_normals(a, b, APPROXIMATE: tl.constexpr):
             "cos.approx.f32 $0, $1;", "=f,f", [angle], tl.float32, is_pure=True, pack=1
         )
         a, b = radius * cosine, radius * sine
-    else:
-        a, b = tl.pair_uniform_to_normal(a, b)
     return a, b
 
 
 @triton.jit
-def _normals(seed, column, row, APPROXIMATE: tl.constexpr):
+def _normals(seed, column, row):
     """Draw a standard normal number for each column and row; of each, four rows in a run."""
     zero = column * 0 + row * 0
     a, b, c, d = tl.philox(seed, zero + row // 4, zero + column, zero, zero)
-    a, b = _pair_of_normals(a, b, APPROXIMATE)
-    c, d = _pair_of_normals(c, d, APPROXIMATE)
+    a, b = _pair_of_normals(a, b)
+    c, d = _pair_of_normals(c, d)
     return tl.join(tl.join(a, b), tl.join(c, d))
 
 
@@ -147,21 +146,10 @@ def _states_kernel(
     keys_ptr,  # [n_places + n]
     status_ptr,  # [2 + 2 splits]
     sums_ptr,  # [splits, n_buckets, d]
-    n,
-    n_items,
-    ignore_index,
-    n_buckets,
-    n_places,
-    d,
-    stride,
-    in_split,
-    MIX: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    n, n_items, ignore_index, n_buckets, n_places, d, stride, in_split,
+    MIX: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     ROUND: tl.constexpr,
-    APPROXIMATE: tl.constexpr,
-):
+):  # fmt: skip
     split = tl.program_id(0)
     tile = tl.program_id(1)
     i_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -176,12 +164,7 @@ def _states_kernel(
         counts = mask & (target != ignore_index)
         fits = (target >= 0) & (target < n_items)
         valid = counts & fits
-        x = tl.load(
-            states_ptr + i[:, None].to(tl.int64) * stride + i_d[None, :],
-            mask=valid[:, None] & (i_d < d)[None, :],
-            other=0.0,
-        )
-        x = rounded(x, ROUND).to(tl.float32)
+        x = load_rows(states_ptr, i, valid, stride, 0, d, BLOCK_D, ROUND).to(tl.float32)
         finite = tl.abs(x) < float("inf")
         if tile == 0:
             tl.store(marked_ptr + i, tl.where(valid, target, -1).to(tl.int32), mask=mask)
@@ -196,7 +179,7 @@ def _states_kernel(
             seen += tl.sum(valid.to(tl.int32), axis=0)
         if MIX:
             four = split * in_split + start + 4 * tl.arange(0, BLOCK_ROWS // 4)
-            omega = _normals(tl.load(seed_ptr), i_n[:, None], four[None, :], APPROXIMATE)
+            omega = _normals(tl.load(seed_ptr), i_n[:, None], four[None, :])
             omega = tl.reshape(omega, (BLOCK_N, BLOCK_ROWS))
             total += tl.dot(omega, tl.where(finite, x, 0.0), input_precision="tf32x3")
     if tile == 0:
@@ -235,18 +218,12 @@ def _of_length_one(centres):
 @triton.jit
 def _centres_kernel(
     sums_ptr,  # [splits, n_buckets, d]
-    seed_ptr,
-    status_ptr,
+    seed_ptr, status_ptr,
     centres_ptr,  # [n_buckets, d]
-    n_buckets,
-    d,
-    splits,
-    DRAW: tl.constexpr,
-    MIX: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    n_buckets, d, splits,
+    DRAW: tl.constexpr, MIX: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
-):
+):  # fmt: skip
     if tl.program_id(0) == 0:
         _report_faults(status_ptr, splits, BLOCK_SPLITS)
     if DRAW:
@@ -272,21 +249,12 @@ def _centres_kernel(
 def _few_states_kernel(
     states_ptr,  # [n, d]
     targets_ptr,  # [n], as marked
-    seed_ptr,
-    status_ptr,
+    seed_ptr, status_ptr,
     centres_ptr,  # [n_buckets, d]
-    d,
-    stride,
-    splits,
-    in_split,
-    n,
-    NOISE: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_SPLITS: tl.constexpr,
-    ROUND: tl.constexpr,
-    APPROXIMATE: tl.constexpr,
-):
+    d, stride, splits, in_split, n,
+    NOISE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr, ROUND: tl.constexpr,
+):  # fmt: skip
     bucket = tl.program_id(0)
     if bucket == 0:
         _report_faults(status_ptr, splits, BLOCK_SPLITS)
@@ -298,7 +266,7 @@ def _few_states_kernel(
     centre = tl.zeros((BLOCK_D,), tl.float32)
     for drawn in range(_MIXED_STATES):
         a, b, c, _ = tl.philox(tl.load(seed_ptr), drawn, bucket, 0, 0)
-        weight, _ = _pair_of_normals(b, c, APPROXIMATE)
+        weight, _ = _pair_of_normals(b, c)
         # The chosen one of the valid states: which split has it, and where.
         chosen = a.to(tl.uint32, bitcast=True).to(tl.uint64) * count.to(tl.uint64)
         chosen = (chosen >> 32).to(tl.int32)
@@ -319,7 +287,7 @@ def _few_states_kernel(
         centre += tl.abs(weight) * tl.where(tl.abs(x) < float("inf"), x, 0.0)
     centre = tl.sum(_of_length_one(centre[None, :]), axis=0)
     a, b, _, _ = tl.philox(tl.load(seed_ptr), i_d, bucket + i_d * 0, i_d * 0 + 1, i_d * 0)
-    noise, _ = _pair_of_normals(a, b, APPROXIMATE)
+    noise, _ = _pair_of_normals(a, b)
     centre = tl.where(i_d < d, centre + NOISE * noise, 0.0)
     centre = tl.sum(_of_length_one(centre[None, :]), axis=0)
     tl.store(centres_ptr + bucket * d + i_d, centre.to(centres_ptr.dtype.element_ty), mask=i_d < d)

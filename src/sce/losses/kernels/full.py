@@ -20,7 +20,7 @@ from sce.losses.inputs import apply, once
 from sce.losses.inputs import rounded as round_rows
 from sce.losses.kernels.function import on_device_of, rows_of
 from sce.losses.kernels.launch import ceil_div, launch
-from sce.losses.kernels.precision import half_name, load_rows, product, rounded
+from sce.losses.kernels.precision import half_name, load_rows, product, rounded, store_rows
 from sce.losses.kernels.tiles import block, full_tiles
 
 
@@ -107,26 +107,15 @@ def _add_weighted(total, weights, rows, ROUND: tl.constexpr, SPLIT: tl.constexpr
 
 @triton.jit
 def _forward_kernel(
-    x_ptr,
-    y_ptr,
-    targets_ptr,
+    x_ptr, y_ptr, targets_ptr,
     positives_ptr,  # [n]
     largest_ptr,  # [shares, n]
     totals_ptr,  # [shares, n]
     sums_ptr,  # [shares, n, d]
-    n,
-    n_items,
-    share_size,
-    d,
-    stride_x,
-    stride_y,
-    BLOCK_X: tl.constexpr,
-    BLOCK_Y: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    ROUND: tl.constexpr,
-    SPLIT: tl.constexpr,
-    GRADIENT: tl.constexpr,
-):
+    n, n_items, share_size, d, stride_x, stride_y,
+    BLOCK_X: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_D: tl.constexpr, ROUND: tl.constexpr,
+    SPLIT: tl.constexpr, GRADIENT: tl.constexpr,
+):  # fmt: skip
     share = tl.program_id(1)
     row = tl.program_id(0) * BLOCK_X + tl.arange(0, BLOCK_X)
     in_x = row < n
@@ -158,32 +147,21 @@ def _forward_kernel(
     tl.store(largest_ptr + place, largest, mask=in_x)
     tl.store(totals_ptr + place, total, mask=in_x)
     if GRADIENT:
-        i_d = tl.arange(0, BLOCK_D)
-        inside = in_x[:, None] & (i_d < d)[None, :]
-        tl.store(sums_ptr + place[:, None] * d + i_d[None, :], sums * (1.0 / 4096.0), mask=inside)
+        store_rows(sums_ptr, place, sums * (1.0 / 4096.0), in_x, d, BLOCK_D)
 
 
 @triton.jit
 def _catalogue_kernel(
-    x_ptr,
-    y_ptr,
-    targets_ptr,
+    x_ptr, y_ptr, targets_ptr,
     whole_ptr,  # [n]: the log-sum-exp of all logits
     own_ptr,  # [n]: the probability of the target, less one
     scale_ptr,  # [n]
     most_ptr,
     grad_ptr,  # [n_items, d]
-    n,
-    n_items,
-    d,
-    stride_x,
-    stride_y,
-    BLOCK_X: tl.constexpr,
-    BLOCK_Y: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    ROUND: tl.constexpr,
+    n, n_items, d, stride_x, stride_y,
+    BLOCK_X: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_D: tl.constexpr, ROUND: tl.constexpr,
     SPLIT: tl.constexpr,
-):
+):  # fmt: skip
     item = tl.program_id(0) * BLOCK_Y + tl.arange(0, BLOCK_Y)
     in_y = item < n_items
     y = load_rows(y_ptr, item, in_y, stride_y, 0, d, BLOCK_D, ROUND)
@@ -201,9 +179,4 @@ def _catalogue_kernel(
         weights = tl.where(item[:, None] == target[None, :], own[None, :], weights)
         sums = _add_weighted(sums, weights * scale[None, :], x, ROUND, SPLIT)
     sums = sums * (tl.load(most_ptr) * (1.0 / 4096.0))
-    i_d = tl.arange(0, BLOCK_D)
-    tl.store(
-        grad_ptr + item[:, None].to(tl.int64) * d + i_d[None, :],
-        sums.to(grad_ptr.dtype.element_ty),
-        mask=in_y[:, None] & (i_d < d)[None, :],
-    )
+    store_rows(grad_ptr, item, sums, in_y, d, BLOCK_D)

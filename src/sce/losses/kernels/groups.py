@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sce.losses.kernels.launch import INTERPRETED, ceil_div, launch, power_of_2
-from sce.losses.kernels.precision import half_name, load_rows, product, product_by_slices
+from sce.losses.kernels.launch import IS_INTERPRETED, ceil_div, launch, power_of_2
+from sce.losses.kernels.precision import half_name, load_rows, product_of_rows
 from sce.losses.kernels.tiles import ROWS, again_tile, block, grouping_tile
 
 
@@ -56,7 +56,7 @@ def group_maxima(centres: Tensor, rows: Rows, group: int, n_groups: int, out: Te
         BLOCK_ROWS=tile.y, BLOCK_N=tile.x, BLOCK_D=block(d), SLICE=tile.slice,
         MASKED=targets is not None, ROUND=half_name(rows.dtype),
         PRECISION="ieee" if half else "tf32x3",
-        NAN_WINS=not INTERPRETED, num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
@@ -85,27 +85,14 @@ def _group_maxima_kernel(
     rows_ptr,  # [m, d]
     targets_ptr,  # [m], read when MASKED
     maxima_ptr,  # [n, n_groups]
-    n,
-    m,
-    d,
-    n_groups,
-    stride_row,
-    LOCAL: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    PASSES: tl.constexpr,
-    TILES: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SLICE: tl.constexpr,
-    MASKED: tl.constexpr,
-    ROUND: tl.constexpr,
-    PRECISION: tl.constexpr,
-    NAN_WINS: tl.constexpr,
-):
+    n, m, d, n_groups, stride_row,
+    LOCAL: tl.constexpr, INTERLEAVED: tl.constexpr, PASSES: tl.constexpr, TILES: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SLICE: tl.constexpr,
+    MASKED: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     GROUPS: tl.constexpr = BLOCK_ROWS // LOCAL
     block = tl.program_id(0).to(tl.int64)
-    i_d = tl.arange(0, BLOCK_D)
+    i_d = tl.arange(0, SLICE)
     i_group = block * GROUPS + tl.arange(0, GROUPS)
     i_tile = tl.arange(0, TILES)
     so_far = tl.full((TILES, BLOCK_N), float("-inf"), tl.float32)
@@ -114,41 +101,32 @@ def _group_maxima_kernel(
         mask = i_row < m
         if MASKED:
             mask = mask & (tl.load(targets_ptr + i_row, mask=mask, other=-1) >= 0)
-        if SLICE == BLOCK_D:  # held for all centres
-            rows = load_rows(rows_ptr, i_row, mask, stride_row, 0, d, BLOCK_D, ROUND)
+        rows = load_rows(rows_ptr, i_row, mask, stride_row, 0, d, SLICE, ROUND)
         floor = tl.where(mask, float("inf"), float("-inf"))  # a minimum with it masks a score
         for start in range(0, n, BLOCK_N):
             i_n = start + tl.arange(0, BLOCK_N)
             in_n = i_n < n
-            if SLICE == BLOCK_D:
-                centres = tl.load(
-                    centres_ptr + i_n[:, None] * d + i_d[None, :],
-                    mask=in_n[:, None] & (i_d < d)[None, :],
-                    other=0.0,
-                )
-                scores = product(centres, rows, PRECISION)
-            else:
-                scores = product_by_slices(
-                    centres_ptr, i_n, in_n, d, rows_ptr, i_row, mask, stride_row, d,
-                    SLICE, "", ROUND, PRECISION,
-                )  # fmt: skip
+            at = centres_ptr + i_n[:, None] * d + i_d[None, :]
+            centres = tl.load(at, mask=in_n[:, None] & (i_d < d)[None, :], other=0.0)
+            scores = product_of_rows(
+                centres, rows, centres_ptr, i_n, in_n, d, rows_ptr, i_row, mask, stride_row, d,
+                BLOCK_D, SLICE, "", ROUND, PRECISION,
+            )  # fmt: skip
             # NaN is lost in a common maximum: it must win, reach the loss, and be noticed there.
-            if NAN_WINS:
-                scores = tl.minimum(scores, floor[None, :], propagate_nan=tl.PropagateNan.ALL)
-            else:
+            if IS_INTERPRETED:
                 scores = tl.where(scores == scores, scores, float("inf"))
-                scores = tl.minimum(scores, floor[None, :])
+            scores = tl.minimum(scores, floor[None, :], propagate_nan=tl.PropagateNan.ALL)
             best = scores
             if INTERLEAVED:
                 best = tl.reshape(scores, (BLOCK_N, GROUPS // 4, LOCAL // 2, 4, 2))
-                if NAN_WINS:
-                    best = tl.reduce(tl.reduce(best, 4, _larger), 2, _larger)
-                else:
+                if IS_INTERPRETED:
                     best = tl.max(tl.max(best, axis=4), axis=2)
+                else:
+                    best = tl.reduce(tl.reduce(best, 4, _larger), 2, _larger)
                 best = tl.reshape(best, (BLOCK_N, GROUPS))
             elif LOCAL > 1:
                 best = tl.reshape(scores, (BLOCK_N, GROUPS, LOCAL))
-                best = tl.reduce(best, 2, _larger) if NAN_WINS else tl.max(best, axis=2)
+                best = tl.max(best, axis=2) if IS_INTERPRETED else tl.reduce(best, 2, _larger)
             if PASSES > 1:
                 # One group, and more of it to come: its maxima wait on the chip.
                 its = i_tile[:, None] == start // BLOCK_N
@@ -157,8 +135,7 @@ def _group_maxima_kernel(
                 so_far = tl.where(its, now, so_far)
             else:
                 at = maxima_ptr + i_n[:, None].to(tl.int64) * n_groups + i_group[None, :]
-                inside = (i_n < n)[:, None] & (i_group < n_groups)[None, :]
-                tl.store(at, best, mask=inside)
+                tl.store(at, best, mask=in_n[:, None] & (i_group < n_groups)[None, :])
     if PASSES > 1:
         i_n = i_tile[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
         tl.store(maxima_ptr + i_n.to(tl.int64) * n_groups + block, so_far, mask=i_n < n)
@@ -173,38 +150,13 @@ def rows_of(group, i, GROUP: tl.constexpr, INTERLEAVED: tl.constexpr):
 
 
 @triton.jit
-def _score_again_kernel(
-    centres_ptr,  # [n, d]
-    rows_ptr,  # [m, d]
-    targets_ptr,  # [m], read when MASKED
-    groups_ptr,  # [n, n_rows / GROUP]
-    maxima_ptr,  # [n, n_rows / PART]
-    m,
-    d,
-    n_rows,
-    stride_row,
-    GROUP: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    PART: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SLICE: tl.constexpr,
-    MASKED: tl.constexpr,
-    ROUND: tl.constexpr,
-):
-    PARTS: tl.constexpr = BLOCK_ROWS // PART
-    tiles = tl.cdiv(n_rows, BLOCK_ROWS)  # only one axis of a grid is long
-    bucket = (tl.program_id(0) // tiles).to(tl.int64)
-    tile = tl.program_id(0) % tiles
-    i = tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+def scores_of(
+    centre_ptr, rows_ptr, row, mask, stride_row, d,
+    BLOCK_D: tl.constexpr, SLICE: tl.constexpr, ROUND: tl.constexpr,
+):  # fmt: skip
+    """Return the scores of rows with one centre in float32, where NaN is infinity."""
     i_d = tl.arange(0, SLICE)
-    mask = i < n_rows
-    group = tl.load(groups_ptr + bucket * (n_rows // GROUP) + i // GROUP, mask=mask, other=0)
-    row = rows_of(group, i % GROUP, GROUP, INTERLEAVED)
-    mask = mask & (row < m)
-    if MASKED:
-        mask = mask & (tl.load(targets_ptr + row, mask=mask, other=-1) >= 0)
-    centre_ptr = centres_ptr + bucket * d + i_d
+    centre_ptr += i_d
     centre = tl.load(centre_ptr, mask=i_d < d, other=0.0).to(tl.float32)
     rows = load_rows(rows_ptr, row, mask, stride_row, 0, d, SLICE, ROUND).to(tl.float32)
     scores = tl.sum(rows * centre[None, :], axis=1)
@@ -213,7 +165,33 @@ def _score_again_kernel(
             centre = tl.load(centre_ptr + first, mask=first + i_d < d, other=0.0).to(tl.float32)
             more = load_rows(rows_ptr, row, mask, stride_row, first, d, SLICE, ROUND)
             scores += tl.sum(more.to(tl.float32) * centre[None, :], axis=1)
-    scores = tl.where(scores == scores, scores, float("inf"))
+    return tl.where(scores == scores, scores, float("inf"))
+
+
+@triton.jit
+def _score_again_kernel(
+    centres_ptr,  # [n, d]
+    rows_ptr,  # [m, d]
+    targets_ptr,  # [m], read when MASKED
+    groups_ptr,  # [n, n_rows / GROUP]
+    maxima_ptr,  # [n, n_rows / PART]
+    m, d, n_rows, stride_row,
+    GROUP: tl.constexpr, INTERLEAVED: tl.constexpr, PART: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr, SLICE: tl.constexpr, MASKED: tl.constexpr, ROUND: tl.constexpr,
+):  # fmt: skip
+    PARTS: tl.constexpr = BLOCK_ROWS // PART
+    tiles = tl.cdiv(n_rows, BLOCK_ROWS)  # only one axis of a grid is long
+    bucket = (tl.program_id(0) // tiles).to(tl.int64)
+    tile = tl.program_id(0) % tiles
+    i = tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    mask = i < n_rows
+    group = tl.load(groups_ptr + bucket * (n_rows // GROUP) + i // GROUP, mask=mask, other=0)
+    row = rows_of(group, i % GROUP, GROUP, INTERLEAVED)
+    mask = mask & (row < m)
+    if MASKED:
+        mask = mask & (tl.load(targets_ptr + row, mask=mask, other=-1) >= 0)
+    centre_ptr = centres_ptr + bucket * d
+    scores = scores_of(centre_ptr, rows_ptr, row, mask, stride_row, d, BLOCK_D, SLICE, ROUND)
     scores = tl.where(mask, scores, float("-inf"))
     if PART > 1:
         scores = tl.max(tl.reshape(scores, (PARTS, PART)), axis=1)

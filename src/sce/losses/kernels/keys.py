@@ -17,17 +17,11 @@ def ordered(ptr, i, width):
 
 @triton.jit
 def number_of(
-    column,
-    mask,
-    groups_ptr,
-    GROUP: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    PART: tl.constexpr,
-    WITH_GROUPS: tl.constexpr,
+    column, mask, groups_ptr, GROUP: tl.constexpr, INTERLEAVED: tl.constexpr, PART: tl.constexpr
 ):
-    """Return the numbers of the rows or parts that columns stand for."""
+    """Return the numbers of the rows or parts that columns stand for: without groups their own."""
     number = column
-    if WITH_GROUPS:
+    if GROUP > 0:
         PARTS: tl.constexpr = GROUP // PART
         group = tl.load(groups_ptr + column // PARTS, mask=mask, other=0)
         if PART == 1:

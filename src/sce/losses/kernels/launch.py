@@ -8,10 +8,12 @@ multiples of 16, whether tensors are aligned, and their types.
 from typing import Any
 
 import triton
+import triton.language as tl
 from torch import Tensor
 
 # True if kernels run in Triton's interpreter, which is settled when they are defined.
 INTERPRETED = bool(triton.knobs.runtime.interpret)
+IS_INTERPRETED = tl.constexpr(INTERPRETED)  # for kernels
 
 _compiled: dict[Any, Any] = {}
 

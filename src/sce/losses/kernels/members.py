@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sce.losses.kernels.launch import ceil_div, launch
-from sce.losses.kernels.precision import load_rows, product, product_by_slices
+from sce.losses.kernels.precision import load_rows, product_of_rows
 from sce.losses.kernels.tiles import Tiles
 
 _BUCKETS = tl.constexpr(1024)  # that a program looks at at once
@@ -64,39 +64,23 @@ def tile_of_bucket(offsets_ptr, n_buckets, BLOCK: tl.constexpr):
 
 @triton.jit
 def _nearest_kernel(
-    x_ptr,
-    centres_ptr,
-    targets_ptr,
-    out_ptr,
-    n,
-    n_buckets,
-    d,
-    stride_x,
-    stride_centres,
-    BLOCK_X: tl.constexpr,
-    BLOCK_Y: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SLICE: tl.constexpr,
-    ROUND: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    x_ptr, centres_ptr, targets_ptr, out_ptr, n, n_buckets, d, stride_x, stride_centres,
+    BLOCK_X: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_D: tl.constexpr, SLICE: tl.constexpr,
+    ROUND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0) * BLOCK_X + tl.arange(0, BLOCK_X)
     valid = tl.load(targets_ptr + row, mask=row < n, other=-1) >= 0
-    if SLICE == BLOCK_D:
-        x = load_rows(x_ptr, row, valid, stride_x, 0, d, BLOCK_D, ROUND)
+    x = load_rows(x_ptr, row, valid, stride_x, 0, d, SLICE, ROUND)
     best = tl.full((BLOCK_X,), float("-inf"), tl.float32)
     nearest = tl.zeros((BLOCK_X,), tl.int32)
     for start in range(0, n_buckets, BLOCK_Y):
         i = start + tl.arange(0, BLOCK_Y)
         inside = i < n_buckets
-        if SLICE == BLOCK_D:
-            centres = load_rows(centres_ptr, i, inside, stride_centres, 0, d, BLOCK_D, ROUND)
-            scores = product(x, centres, PRECISION)
-        else:
-            scores = product_by_slices(
-                x_ptr, row, valid, stride_x, centres_ptr, i, inside, stride_centres, d,
-                SLICE, ROUND, ROUND, PRECISION,
-            )  # fmt: skip
+        centres = load_rows(centres_ptr, i, inside, stride_centres, 0, d, SLICE, ROUND)
+        scores = product_of_rows(
+            x, centres, x_ptr, row, valid, stride_x, centres_ptr, i, inside, stride_centres, d,
+            BLOCK_D, SLICE, ROUND, ROUND, PRECISION,
+        )  # fmt: skip
         scores = tl.where(inside[None, :], scores, float("-inf"))
         most = tl.max(scores, axis=1)
         # Of equal scores the lowest bucket has it.

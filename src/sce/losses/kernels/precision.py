@@ -4,9 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
-from sce.losses.kernels.launch import INTERPRETED
+from sce.losses.kernels.launch import IS_INTERPRETED
 
-_INTERPRETED = tl.constexpr(INTERPRETED)
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -21,7 +20,7 @@ def rounded(values, ROUND: tl.constexpr):
     if ROUND == "fp16":
         values = values.to(tl.float16)
     elif ROUND == "bf16":
-        if _INTERPRETED:
+        if IS_INTERPRETED:
             # The interpreter cuts bits off instead of rounding, and multiplies bfloat16 as if they
             # were integers: there they stay float32 numbers.
             values = values.to(tl.float32)
@@ -49,6 +48,14 @@ def load_rows(ptr, rows, mask, stride, first, d, BLOCK_D: tl.constexpr, ROUND: t
 
 
 @triton.jit
+def store_rows(ptr, rows, values, mask, d, BLOCK_D: tl.constexpr):
+    """Write rows of a contiguous matrix by their numbers, in its precision."""
+    i_d = tl.arange(0, BLOCK_D)
+    at = ptr + rows[:, None].to(tl.int64) * d + i_d[None, :]
+    tl.store(at, values.to(ptr.dtype.element_ty), mask=mask[:, None] & (i_d < d)[None, :])
+
+
+@triton.jit
 def product(x, y, PRECISION: tl.constexpr):
     """Return x · yᵀ, by matrix units of their precision, or in float32 where they differ."""
     if x.dtype != y.dtype:
@@ -57,16 +64,23 @@ def product(x, y, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def product_by_slices(
-    x_ptr, x_rows, in_x, stride_x, y_ptr, y_rows, in_y, stride_y, d,
-    SLICE: tl.constexpr, ROUND_X: tl.constexpr, ROUND_Y: tl.constexpr, PRECISION: tl.constexpr,
+def product_of_rows(
+    x, y, x_ptr, x_rows, in_x, stride_x, y_ptr, y_rows, in_y, stride_y, d,
+    BLOCK_D: tl.constexpr, SLICE: tl.constexpr,
+    ROUND_X: tl.constexpr, ROUND_Y: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return x · yᵀ for rows too wide to be held: both are read a slice of columns at a time."""
+    """Return x · yᵀ for rows that are held, or else read once more, a slice of columns at a time.
+
+    What was loaded of rows too wide to be held is then not used, and the compiler drops the load.
+    """
+    if SLICE == BLOCK_D:
+        return product(x, y, PRECISION)
     total = tl.zeros((x_rows.shape[0], y_rows.shape[0]), tl.float32)
     for first in range(0, d, SLICE):
-        x = load_rows(x_ptr, x_rows, in_x, stride_x, first, d, SLICE, ROUND_X)
-        y = load_rows(y_ptr, y_rows, in_y, stride_y, first, d, SLICE, ROUND_Y)
-        total += product(x, y, PRECISION)
+        # Of other shapes than x and y, whose names these must not take.
+        a = load_rows(x_ptr, x_rows, in_x, stride_x, first, d, SLICE, ROUND_X)
+        b = load_rows(y_ptr, y_rows, in_y, stride_y, first, d, SLICE, ROUND_Y)
+        total += product(a, b, PRECISION)
     return total
 
 

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from sce.losses.buckets import score_bytes
 from sce.losses.kernels.best import MAX_WIDTH, best
-from sce.losses.kernels.groups import Cut, Rows, rows_of, score_again
+from sce.losses.kernels.groups import Cut, Rows, rows_of, score_again, scores_of
 from sce.losses.kernels.keys import kth_largest, ordered
-from sce.losses.kernels.launch import INTERPRETED, ceil_div, launch, power_of_2
-from sce.losses.kernels.precision import half_name, load_rows, product, product_by_slices
+from sce.losses.kernels.launch import ceil_div, launch, power_of_2
+from sce.losses.kernels.precision import half_name, load_rows, product_of_rows
 from sce.losses.kernels.tiles import ROWS, again_tile, block, grouping_tile
 
 _GROUPS = 2.5  # for each row wanted: then 1.3 rows pass
@@ -80,7 +80,7 @@ def _maxima(centres: Tensor, rows: Rows, group_tiles: int, out: Tensor) -> None:
         centres, rows.values, out, n, m, d, rows.values.stride(0), group_tiles,
         BLOCK_ROWS=ROWS, BLOCK_N=tile.x, BLOCK_D=block(d), SLICE=tile.slice,
         ROUND=half_name(rows.dtype), PRECISION="ieee" if half else "tf32x3",
-        NAN_WINS=not INTERPRETED, num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
@@ -136,37 +136,14 @@ def _is_half(centres: Tensor, rows: Rows) -> bool:
 
 
 @triton.jit
-def _scores(
-    centres_ptr, i_n, in_n, centres, rows_ptr, i_row, mask, rows, stride_row, d,
-    BLOCK_D: tl.constexpr, SLICE: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Return scores of centres and rows, which are held unless they are too wide."""
-    if SLICE == BLOCK_D:
-        return product(centres, rows, PRECISION)
-    return product_by_slices(
-        centres_ptr, i_n, in_n, d, rows_ptr, i_row, mask, stride_row, d,
-        SLICE, "", ROUND, PRECISION,
-    )  # fmt: skip
-
-
-@triton.jit
 def _maxima_kernel(
     centres_ptr,  # [n, d]
     rows_ptr,  # [m, d]
     maxima_ptr,  # [n, group_tiles * BLOCK_ROWS]
-    n,
-    m,
-    d,
-    stride_row,
-    group_tiles,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SLICE: tl.constexpr,
-    ROUND: tl.constexpr,
-    PRECISION: tl.constexpr,
-    NAN_WINS: tl.constexpr,
-):
+    n, m, d, stride_row, group_tiles,
+    BLOCK_ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SLICE: tl.constexpr,
+    ROUND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     # Programs that read the same rows come one after the other.
     n_tiles = tl.cdiv(n, BLOCK_N)
     group = tl.program_id(0) // n_tiles
@@ -179,16 +156,13 @@ def _maxima_kernel(
         i_row = tl.cast(tile, tl.int64) * BLOCK_ROWS + column
         mask = i_row < m
         rows = load_rows(rows_ptr, i_row, mask, stride_row, 0, d, SLICE, ROUND)
-        scores = _scores(
-            centres_ptr, i_n, in_n, centres, rows_ptr, i_row, mask, rows, stride_row, d,
-            BLOCK_D, SLICE, ROUND, PRECISION,
+        scores = product_of_rows(
+            centres, rows, centres_ptr, i_n, in_n, d, rows_ptr, i_row, mask, stride_row, d,
+            BLOCK_D, SLICE, "", ROUND, PRECISION,
         )  # fmt: skip
         scores = tl.where(mask[None, :], scores, float("-inf"))
         # NaN is lost in a common maximum: it must win, reach the loss, and be noticed there.
-        if NAN_WINS:
-            best = tl.maximum(best, scores, propagate_nan=tl.PropagateNan.ALL)
-        else:
-            best = tl.maximum(best, tl.where(scores == scores, scores, float("inf")))
+        best = tl.maximum(best, scores, propagate_nan=tl.PropagateNan.ALL)
     at = i_n[:, None].to(tl.int64) * (group_tiles * BLOCK_ROWS) + group * BLOCK_ROWS
     tl.store(maxima_ptr + at + column[None, :], best, mask=in_n[:, None])
 
@@ -197,11 +171,9 @@ def _maxima_kernel(
 def _thresholds_kernel(
     values_ptr,  # [n, width]
     thresholds_ptr,  # [n]
-    width,
-    k,
-    BLOCK: tl.constexpr,
-    HELD: tl.constexpr,
-):
+    width, k,
+    BLOCK: tl.constexpr, HELD: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     values_ptr += row * width
     i = tl.arange(0, BLOCK)
@@ -230,19 +202,10 @@ def _mark_kernel(
     rows_ptr,  # [m, d]
     thresholds_ptr,  # [n]
     words_ptr,  # [n, n_words]
-    first,
-    n_words,
-    n,
-    m,
-    d,
-    stride_row,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SLICE: tl.constexpr,
-    ROUND: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    first, n_words, n, m, d, stride_row,
+    BLOCK_ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SLICE: tl.constexpr,
+    ROUND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     WORDS: tl.constexpr = BLOCK_ROWS // 32
     tile = tl.program_id(0)
     column = tl.arange(0, BLOCK_ROWS)
@@ -255,9 +218,9 @@ def _mark_kernel(
         i_n = start + tl.arange(0, BLOCK_N)
         in_n = i_n < n
         centres = load_rows(centres_ptr, i_n, in_n, d, 0, d, SLICE, "")
-        scores = _scores(
-            centres_ptr, i_n, in_n, centres, rows_ptr, i_row, mask, rows, stride_row, d,
-            BLOCK_D, SLICE, ROUND, PRECISION,
+        scores = product_of_rows(
+            centres, rows, centres_ptr, i_n, in_n, d, rows_ptr, i_row, mask, stride_row, d,
+            BLOCK_D, SLICE, "", ROUND, PRECISION,
         )  # fmt: skip
         threshold = tl.load(thresholds_ptr + i_n, mask=in_n, other=0.0)
         fails = scores < threshold[:, None]  # which NaN does not
@@ -274,11 +237,9 @@ def _list_kernel(
     counts_ptr,  # [n]
     n_words,
     first,  # the number of the first word
-    m,
-    room,
-    BLOCK: tl.constexpr,
-    LAST: tl.constexpr,
-):
+    m, room,
+    BLOCK: tl.constexpr, LAST: tl.constexpr,
+):  # fmt: skip
     bucket = tl.program_id(0).to(tl.int64)
     words_ptr += bucket * n_words
     listed_ptr += bucket * room
@@ -315,13 +276,7 @@ def _all_keys(
 ):  # fmt: skip
     """Return the scores of a block of rows as integers of the same order; behind m the lowest."""
     row = start + tl.arange(0, BLOCK_ROWS)
-    i_d = tl.arange(0, SLICE)
-    scores = tl.zeros((BLOCK_ROWS,), tl.float32)
-    for first in range(0, d, SLICE):
-        centre = tl.load(centre_ptr + first + i_d, mask=first + i_d < d, other=0.0).to(tl.float32)
-        rows = load_rows(rows_ptr, row, row < m, stride_row, first, d, SLICE, ROUND).to(tl.float32)
-        scores += tl.sum(rows * centre[None, :], axis=1)
-    scores = tl.where(scores == scores, scores, float("inf"))
+    scores = scores_of(centre_ptr, rows_ptr, row, row < m, stride_row, d, BLOCK_D, SLICE, ROUND)
     bits = (scores + 0.0).to(tl.int32, bitcast=True)
     return tl.where(row < m, tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits), -2147483648)
 
@@ -333,17 +288,9 @@ def _search_kernel(
     thresholds_ptr,  # [n]
     counts_ptr,  # [n]
     out_ptr,  # [n, k]
-    m,
-    d,
-    k,
-    room,
-    stride_row,
-    stride_out,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SLICE: tl.constexpr,
-    ROUND: tl.constexpr,
-):
+    m, d, k, room, stride_row, stride_out,
+    BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr, SLICE: tl.constexpr, ROUND: tl.constexpr,
+):  # fmt: skip
     bucket = tl.program_id(0).to(tl.int64)
     if tl.load(counts_ptr + bucket) > room:
         centre_ptr = centres_ptr + bucket * d

@@ -125,22 +125,12 @@ def full_tiles(states: Tensor, catalogue: Tensor) -> tuple[Tile, Tile]:
     return both, both
 
 
-class Mixing(NamedTuple):
-    """Tile of the pass over the states, where it mixes all of them."""
+def mixing_tile(d: int) -> Tile:
+    """Choose for `centres.py`: x are centres, y states, whose number divides 32.
 
-    centres: int
-    states: int  # at a time; divides 32
-    warps: int
-
-
-def mixing_tile(d: int) -> Mixing:
-    """Choose for `centres.py`: the sums are as wide as rows, and always in float32."""
+    The sums are as wide as rows, and always in float32.
+    """
     d = block(d)
     if d <= 128:
-        return Mixing(64, 32, 4 if d <= 64 else 8)
-    return Mixing(32, 32, 8) if d <= 256 else Mixing(16, 16, 8)
-
-
-def adding_warps(d: int) -> int:
-    """Choose for `catalogue.py`: each thread has as many columns, up to the widest rows."""
-    return max(2, power_of_2(d) // 64)
+        return Tile(64, 32, d, 4 if d <= 64 else 8)
+    return Tile(32, 32, d, 8) if d <= 256 else Tile(16, 16, d, 8)

@@ -30,7 +30,7 @@ MAX_CHUNKS = 1 << 8  # of a row
 
 def best_wide(
     values: Tensor,  # [n, width] float32
-    groups: Tensor,  # [n, n_groups], read WITH_GROUPS
+    groups: Tensor,  # [n, n_groups], read if GROUP is not 0
     out: Tensor,  # [n, k]
     width: int,
     k: int,
@@ -87,11 +87,9 @@ def bracket(width: int, k: int) -> tuple[int, int, int]:
 def _bracket_kernel(
     values_ptr,  # [n, width] float32
     brackets_ptr,  # [n, 2]: what is above all that lies between, and the least that does
-    width,
-    rank_high,
-    rank_low,
+    width, rank_high, rank_low,
     SAMPLE: tl.constexpr,
-):
+):  # fmt: skip
     row = (tl.program_id(0) // 2).to(tl.int64)
     is_low = tl.program_id(0) % 2 == 1
     j = tl.arange(0, SAMPLE).to(tl.int64)
@@ -108,11 +106,9 @@ def _count_kernel(
     values_ptr,  # [n, width] float32
     brackets_ptr,  # [n, 2]
     counts_ptr,  # [n, chunks] int64: how many are above, times 2³², and how many between
-    width,
-    chunks,
-    blocks,
+    width, chunks, blocks,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     row = (tl.program_id(0) // chunks).to(tl.int64)
     chunk = tl.program_id(0) % chunks
     values_ptr += row * width
@@ -149,25 +145,16 @@ def _fits(above, between, k, CAPACITY: tl.constexpr):
 @triton.jit
 def _part_kernel(
     values_ptr,  # [n, width] float32
-    groups_ptr,  # [n, n_groups], read WITH_GROUPS
+    groups_ptr,  # [n, n_groups], read if GROUP is not 0
     best_ptr,  # [n, k]
-    width,
-    k,
-    stride_best,
-    n_groups,
+    width, k, stride_best, n_groups,
     brackets_ptr,  # [n, 2]
     counts_ptr,  # [n, chunks]
     candidates_ptr,  # [n, CAPACITY]: the columns of what is between
-    chunks,
-    blocks,
-    CAPACITY: tl.constexpr,
-    MAX_CHUNKS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GROUP: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    PART: tl.constexpr,
-    WITH_GROUPS: tl.constexpr,
-):
+    chunks, blocks,
+    CAPACITY: tl.constexpr, MAX_CHUNKS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    INTERLEAVED: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
     row = (tl.program_id(0) // chunks).to(tl.int64)
     chunk = tl.program_id(0) % chunks
     values_ptr += row * width
@@ -186,7 +173,7 @@ def _part_kernel(
             sides = _sides(keys, low, high)
             before = tl.cumsum(sides, axis=0) - sides
             first = keys >= high
-            number = number_of(column, first, groups_ptr, GROUP, INTERLEAVED, PART, WITH_GROUPS)
+            number = number_of(column, first, groups_ptr, GROUP, INTERLEAVED, PART)
             candidate = candidates_ptr + between + (before & 65535)
             place = tl.where(first, best_ptr + above + (before >> 16), candidate)
             tl.store(place, tl.where(first, number, column), mask=keys >= low)
@@ -198,24 +185,16 @@ def _part_kernel(
 @triton.jit
 def _finish_kernel(
     values_ptr,  # [n, width] float32
-    groups_ptr,  # [n, n_groups], read WITH_GROUPS
+    groups_ptr,  # [n, n_groups], read if GROUP is not 0
     best_ptr,  # [n, k]
-    width,
-    k,
-    stride_best,
-    n_groups,
+    width, k, stride_best, n_groups,
     brackets_ptr,  # [n, 2]
     counts_ptr,  # [n, chunks]
     candidates_ptr,  # [n, CAPACITY]
     chunks,
-    CAPACITY: tl.constexpr,
-    MAX_CHUNKS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GROUP: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    PART: tl.constexpr,
-    WITH_GROUPS: tl.constexpr,
-):
+    CAPACITY: tl.constexpr, MAX_CHUNKS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    INTERLEAVED: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     values_ptr += row * width
     groups_ptr += row * n_groups
@@ -228,19 +207,19 @@ def _finish_kernel(
         mask = j < between
         column = tl.load(candidates_ptr + row * CAPACITY + j, mask=mask, other=width)
         keys = ordered(values_ptr, column, width)
-        number = number_of(column, mask, groups_ptr, GROUP, INTERLEAVED, PART, WITH_GROUPS)
+        number = number_of(column, mask, groups_ptr, GROUP, INTERLEAVED, PART)
         write_largest(best_ptr + above, keys, number, k - above, low, high)
     else:
         base, reach, above = _search(
             values_ptr, groups_ptr, width, k, 0, False,
-            BLOCK, GROUP, INTERLEAVED, PART, WITH_GROUPS,
+            BLOCK, GROUP, INTERLEAVED, PART,
         )  # fmt: skip
         least = (base - 2147483648).to(tl.int32)
         last = 2147483647
         if reach != k:  # not all that are equal to it fit
             base, reach, above = _search(
                 values_ptr, groups_ptr, width, k - above, least, True,
-                BLOCK, GROUP, INTERLEAVED, PART, WITH_GROUPS,
+                BLOCK, GROUP, INTERLEAVED, PART,
             )  # fmt: skip
             last = (2147483648 - base).to(tl.int32)
         written = 0
@@ -248,7 +227,7 @@ def _finish_kernel(
             column = block * BLOCK + tl.arange(0, BLOCK)
             keys = ordered(values_ptr, column, width)
             taken = keys >= least  # which is above what is not there
-            number = number_of(column, taken, groups_ptr, GROUP, INTERLEAVED, PART, WITH_GROUPS)
+            number = number_of(column, taken, groups_ptr, GROUP, INTERLEAVED, PART)
             taken = taken & ((keys > least) | (number <= last))
             order = written + tl.cumsum(taken.to(tl.int32), axis=0) - 1
             tl.store(best_ptr + order, number, mask=taken)
@@ -257,18 +236,10 @@ def _finish_kernel(
 
 @triton.jit
 def _search(
-    values_ptr,
-    groups_ptr,
-    width,
-    k,
-    least,
-    BY_NUMBER: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GROUP: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
+    values_ptr, groups_ptr, width, k, least,
+    BY_NUMBER: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, INTERLEAVED: tl.constexpr,
     PART: tl.constexpr,
-    WITH_GROUPS: tl.constexpr,
-):
+):  # fmt: skip
     """Return a number that exactly k keys of a row reach, or the k-th largest key.
 
     With it goes how many keys reach it, and how many are larger if that is not k. The keys are the
@@ -289,7 +260,7 @@ def _search(
             keys = ordered(values_ptr, column, width)
             if BY_NUMBER:
                 equal = keys == least
-                number = number_of(column, equal, groups_ptr, GROUP, INTERLEAVED, PART, WITH_GROUPS)
+                number = number_of(column, equal, groups_ptr, GROUP, INTERLEAVED, PART)
                 unsigned = tl.where(equal, 2147483648 - number.to(tl.uint32), 0)
             else:
                 unsigned = keys.to(tl.uint32, bitcast=True) ^ 0x80000000
