@@ -121,7 +121,7 @@ def _digest_source(values: Iterable[Any]) -> dict[str, str]:
     """Digest of the text of functions and classes of the user's own; {} where none is known."""
     texts = []
     for value in values:
-        if value.__module__.partition(".")[0] not in _LIBRARIES:
+        if str(value.__module__).partition(".")[0] not in _LIBRARIES:
             with suppress(OSError, TypeError):  # typed in, or not of Python
                 texts.append(inspect.getsource(value))
     return {f"{CODE}text": digest_bytes("\n".join(texts).encode())[:16]} if texts else {}
