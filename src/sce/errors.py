@@ -9,16 +9,7 @@ from itertools import cycle
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import (
-    Any,
-    Literal,
-    TypeVar,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 _FLAGS = ContextVar("flags", default=False)
 _WORDS: dict[Any, str] = {

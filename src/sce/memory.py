@@ -29,13 +29,7 @@ def free_memory() -> int | None:
     return max(0, min(found)) if found else None
 
 
-def require_memory(
-    needed: float,
-    doing: str,
-    remedy: str = REMEDY,
-    *,
-    mapped: float = 0,
-) -> None:
+def require_memory(needed: float, doing: str, remedy: str = REMEDY, *, mapped: float = 0) -> None:
     """Refuse a step that needs more memory than is free, before it begins.
 
     Args:
