@@ -37,12 +37,11 @@ class ShardedRanker:
         given = KS, self.model.max_length, ranks.device
         tally = Tally(dataset, split, *given, times=ranking.uses_times(self.model))
 
-        def rank(histories: Tensor, seen: SeenItems, times: Tensor | None) -> Tensor:
-            states = self._states(histories, times)
+        def rank(states: Tensor, seen: SeenItems) -> Tensor:
             return sharded_top_k(states, self.table, max(KS), seen=seen, norm=norm).items
 
         with evaluating(self.model), torch.no_grad():
-            tally.count(rank, batch_size, progress, ranks.rank, ranks.size)
+            tally.count(self._states, rank, batch_size, progress, ranks.rank, ranks.size)
         return tally.metrics(self._add_up(tally))
 
     def _states(self, histories: Tensor, times: Tensor | None) -> Tensor:
