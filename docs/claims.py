@@ -24,7 +24,7 @@ from studies import (
     to_exact,
     trained,
 )
-from trainings import ROWS, Row, against_ce, by_setting, ndcg, of_sasrec, read
+from trainings import ROWS, STOPPED, Row, against_ce, by_setting, ndcg, of_sasrec, read
 
 from sce.planning import _WORKSPACE, ERROR
 
@@ -107,10 +107,32 @@ def _peers(machine: str, loss: str, of: str, shared: str = "sequence") -> float:
     """What sce takes, to the least that another library takes."""
     rows = [
         row for row in read("benchmarks/results/train_peers.jsonl")
-        if (row["machine"][:3], row["loss"]) == (machine, loss)
+        if (row["machine"][:3], row["loss"], row["together"]) == (machine, loss, False)
     ]  # fmt: skip
     ours = min(row[of] for row in rows if row["library"] == "sce" and row["shared"] == shared)
     return float(ours / min(row[of] for row in rows if row["library"] != "sce"))
+
+
+def _without_logits() -> float:
+    """Peak memory of exact CE without logits, to that with them, of the sce of the same day."""
+    rows = read("benchmarks/results/train_peers.jsonl")
+    peaks = {
+        row["library"]: row["peak MiB"] for row in rows if row["together"] and row["loss"] == "ce"
+    }
+    return float(peaks["sce-chunked"] / peaks["sce"])
+
+
+def _stopped() -> list[Row]:
+    return [row for row in read(STOPPED) if row["loss"] in ("bce+", "gbce")]
+
+
+def _limited() -> list[int]:
+    """How many trainings of LiGR and GRU4Rec ended at the limit of epochs, and of how many."""
+    rows = [
+        row for settings in by_setting().values() for (model, *_), some in settings.items()
+        if model in ("ligr", "gru4rec") for row in some
+    ]  # fmt: skip
+    return [sum(row["stopped"] == "epochs" for row in rows), len(rows)]
 
 
 def _scale(data: str, loss: str = "SCE") -> Row:
@@ -180,9 +202,12 @@ RESULTS: Claims = {
     "seeds of SCE and CE differ by {:.0f} to {:.0f} % there": lambda: ends(
         100 * stdev(some) / mean(some) for some in (
             ndcg(trained("globo", loss)) for loss in ("sce", "ce"))),
-    "in less memory: {:.0f} to {:.0f} MiB, where SCE takes {:.0f} to {:.0f}": lambda: [
-        end for loss in ("rece", "sce")
-        for end in ends(_peak(trained(log, loss)) for log in ("ml1m", "steam", "yelp2019"))],
+    "It takes {:.0f} to {:.0f} MiB there, where SCE takes {:.0f} to {:.0f}": lambda: [
+        end for loss in ("rece", "sce") for end in ends(
+            _peak(some[loss, None]) for some in of_sasrec().values() if ("rece", None) in some)],
+    "after {} to {} epochs, the best epoch lay {} to {} epochs back": lambda: [
+        *ends(row["epochs"] for row in _stopped()),
+        *ends(row["epochs"] - row["best_epoch"] for row in _stopped())],
     "SCE has {:.2f}, {:.2f} and {:.2f}.": lambda: [
         one["validation"] for log in ("reddit", "yelp2019", "beauty")
         for one in against_ce() if one["log"] == log],
@@ -209,6 +234,7 @@ RESULTS: Claims = {
         for log in ("ml1m", "beauty", "yelp2019"))],
     "it is {:.0f} % behind": lambda: [
         percent(_backbone("reddit", "hstu") / _backbone("reddit", "sasrec"))],
+    "at the limit of 300 epochs in {} of {} trainings": _limited,
     "level by validation ({:.4f} and {:.4f}). There are {} test users.": lambda: [
         *(_backbone("ml1m", "ligr", loss, "validation") for loss in ("sce", "ce")),
         trained("ml1m", "ce")[0]["users"]["test"]],
@@ -232,6 +258,8 @@ RESULTS: Claims = {
         100 * _peers("aar", "ce-", "epoch s", "batch")],
     "On the H200 it takes {:.0f} % of the time, in {:.0f} % of the memory": lambda: [
         100 * _peers("x86", "ce", "epoch s"), 100 * _peers("x86", "ce", "peak MiB")],
+    "Without them exact CE takes {:.0f} % of the memory of the most frugal": lambda: [
+        100 * _peers("x86", "ce", "peak MiB") * _without_logits()],
     "occur in {:.1f} M events": lambda: [_scale("synthetic")["events"] / 1e6],
     "the rules of the log reaches {:.3f}, popularity {:.3f}": lambda: [
         _scale("synthetic")[of] for of in ("known rules", "popularity ndcg@10")],

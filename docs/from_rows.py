@@ -176,6 +176,7 @@ def peers() -> str:
         cells = found.setdefault(where, {}).setdefault(row["library"], {})
         if row["together"]:
             shown = f"{row['ndcg@10']:.4f}, {row['epochs trained']:.0f} epochs"
+            shown += f", {row['peak MiB']:,.0f} MiB"
         else:
             shown = f"{rounded(row['epoch s'])} s, {row['peak MiB']:,.0f} MiB"
             cells.setdefault("recommending", [f"{rounded(row['recommend s'])} s"])

@@ -14,6 +14,7 @@ from sce.report.pairs import setting_of
 
 ROOT = Path(__file__).parent.parent
 ROWS = "experiments/results/default"
+STOPPED = "experiments/results/stopped/field.jsonl"
 Row = dict[str, Any]
 Setting = tuple[Any, ...]  # backbone, loss, source of negatives, whether they are cut
 RIVALS = {
@@ -145,8 +146,16 @@ def summary() -> str:
 
 
 def rivals() -> str:
-    """Ratios to exact CE, means over the seeds of each, test / validation; bold: best on test."""
+    """Ratios to exact CE, means over the seeds of each, test / validation; bold: best on test.
+
+    A training that was stopped has its best validation so far.
+    """
     logs = of_sasrec()
+    stopped = {
+        (row["log"], row["loss"], row["negatives"]): row["validation"]["ndcg@10"]
+        for row in read(STOPPED)
+        if row["model"] == "sasrec"
+    }
     kinds = [kind for kind in RIVALS if any(kind in losses for losses in logs.values())]
     ratios: dict[str, dict[Any, tuple[float, float]]] = {}
     for log, losses in logs.items():
@@ -156,14 +165,16 @@ def rivals() -> str:
                 test, other = (mean(ndcg(rows, on)) / mean(ndcg(ce, on)) for on in of)
                 ratios.setdefault(log, {})[kind] = test, other
 
-    def cell(found: dict[Any, tuple[float, float]], kind: Any) -> str:
+    def cell(log: str, found: dict[Any, tuple[float, float]], kind: Any) -> str:
+        if best := stopped.get((log, *kind)) if kind not in found else None:
+            return f"? / {best / mean(ndcg(logs[log]['ce', None], 'validation')):.2f}"
         if kind not in found:
             return ""
         test, validation = (f"{ratio:.2f}" for ratio in found[kind])
         best = found[kind][0] == max(one[0] for one in found.values())
         return f"{f'**{test}**' if best else test} / {validation}"
 
-    rows = [[log, *(cell(found, kind) for kind in kinds)] for log, found in ratios.items()]
+    rows = [[log, *(cell(log, found, kind) for kind in kinds)] for log, found in ratios.items()]
     last = ["mean (logs)"]
     for kind in kinds:
         some = [found[kind] for found in ratios.values() if kind in found]

@@ -240,6 +240,20 @@ def test_progress_reaches_all_users() -> None:
     assert seen == [2, 4, 5]
 
 
+def test_states_of_several_batches_are_computed_together() -> None:
+    class Counted(LastItem):
+        calls = 0
+
+        def __call__(self, histories: Tensor) -> Tensor:
+            self.calls += 1
+            return super().__call__(histories)
+
+    model, dataset = Counted(9), dataset_of([[1, 2, 3, 4]] * 40, 9)
+    found = evaluate(model, dataset, batch_size=4)
+    assert model.calls == 2  # of eight batches, and of two
+    assert evaluate(model, dataset, batch_size=40) == found
+
+
 def test_memory_does_not_grow_with_users() -> None:
     def bytes_alive(_: int) -> None:
         tensors = [thing for thing in gc.get_objects() if type(thing) is Tensor]

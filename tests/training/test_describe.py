@@ -1,9 +1,11 @@
 """A loss is known by its type and settings: in another process the same, and another is another."""
 
+import importlib.util
 import json
 import math
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sce.data.prepared import PreparedDataset
-from sce.errors import InputError
+from sce.errors import InputError, TrainingWarning
 from sce.losses import (
     BinaryCrossEntropy,
     CrossEntropy,
@@ -27,7 +29,7 @@ from sce.losses import (
 from sce.losses.negatives import Draw
 from sce.models.sasrec import SASRec
 from sce.training.describe import describe_loss, describe_model
-from sce.training.run import Run
+from sce.training.run import MANIFEST, Run
 from tests.cycle_data import make_cycle, train
 
 
@@ -190,3 +192,51 @@ def test_a_model_is_named_with_its_settings() -> None:
     assert describe_model(SASRec(3))["name"] == "sasrec"
     found = describe_model(nn.Linear(2, 3))
     assert (found["name"], found["parameters"]) == ("torch.nn.modules.linear.Linear", 9)
+
+
+TEXT = """
+from torch import nn
+from sce.losses import CrossEntropy
+def loss(states, catalogue, targets):
+    return {} * CrossEntropy()(states, catalogue, targets)
+class Model(nn.Module):
+    scale = {}
+"""
+
+
+def test_a_run_warns_when_its_loss_was_edited(tmp_path: Path) -> None:
+    dataset, out, file = make_cycle(tmp_path / "data"), tmp_path / "run", tmp_path / "own.py"
+
+    def written(factor: int) -> dict[str, Any]:
+        file.write_text(TEXT.format(factor, factor))
+        spec = importlib.util.spec_from_file_location("own", file)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules["own"] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return vars(module)
+
+    try:
+        one = written(2)
+        known = describe_model(one["Model"]())
+        train(dataset, one["loss"], out=out, epochs=1)
+        assert describe_model(written(2)["Model"]()) == known
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", TrainingWarning)
+            train(dataset, written(2)["loss"], out=out, resume=True)
+        other = written(33)
+        assert describe_model(other["Model"]()) != known
+        with pytest.warns(TrainingWarning, match=r"begun with other code of the loss own.loss"):
+            train(dataset, other["loss"], out=out, resume=True, epochs=3)
+    finally:
+        sys.modules.pop("own", None)
+
+
+def test_what_is_of_sce_has_no_code_and_that_of_an_older_run_does_not_count(tmp_path: Path) -> None:
+    assert not any("code" in name for name in describe_loss(CrossEntropy()))
+    dataset, out = make_cycle(tmp_path / "data"), tmp_path / "run"
+    train(dataset, plain, out=out, epochs=1)
+    manifest = MANIFEST.read(out)
+    manifest["config"]["loss"]["code in Python 3.11"] = "0123456789abcdef"
+    MANIFEST.write(out, manifest)
+    train(dataset, plain, out=out, resume=True)

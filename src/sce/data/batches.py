@@ -93,18 +93,15 @@ def trainable_rows(sequences: DeviceSequences) -> Tensor:
 def training_batch(
     sequences: DeviceSequences, rows: Tensor, *, max_length: int, pad_to: int | None = None
 ) -> Batch:
-    """Gather the last `max_length` (event, next event) pairs of each row.
+    """Gather the last `max_length` (event, next event) pairs of the sequences `rows`, on the host.
 
-    Args:
-        sequences: Sequences on the device of the batch.
-        rows: Indices of the sequences, int64 [b], on the host.
-        max_length: Maximum history length.
-        pad_to: Width of the batch, for static shapes, `max_length` or more; the longest row by
-            default.
+    `pad_to` is the width of the batch, for static shapes, `max_length` or more; that of the longest
+    row by default.
     """
     width = _width(sequences.lengths[rows] - 1, max_length, pad_to)
     # The history is all but the last of these events, the targets are all but the first.
-    events, real = _windows(sequences, rows, max_length, width, 1)
+    positions, real = _positions(sequences, rows, max_length, width, 1)
+    events = sequences.items[positions].long()
     histories = events[:, :-1].masked_fill(~real, PADDING)
     return Batch(histories, events[:, 1:].masked_fill(~real, IGNORED))
 
@@ -114,16 +111,11 @@ def history_batch(
 ) -> Batch:
     """Gather the last `max_length` events before the held-out ones, and the first held-out event.
 
-    Args:
-        sequences: Sequences on the device of the batch.
-        rows: Indices of the sequences, int64 [b], on the host.
-        max_length: Maximum history length.
-        held_out: Number of last events that are not in the history; the target is the first of
-            them. With 0 the history is everything, and every target is IGNORED.
+    With none `held_out` the history is everything, and every target is IGNORED.
     """
     width = _width(_known_events(sequences, rows, held_out), max_length, None)
-    events, real = _windows(sequences, rows, max_length, width, held_out)
-    histories = events[:, :-1].masked_fill(~real, PADDING)
+    positions, real = _positions(sequences, rows, max_length, width, held_out)
+    histories = sequences.items[positions[:, :-1]].long().masked_fill(~real, PADDING)
     if held_out == 0:
         return Batch(histories, torch.full_like(histories[:, 0], IGNORED))
     ends = sequences.offsets[_upload(rows, sequences) + 1]
@@ -187,22 +179,14 @@ def _upload(rows: Tensor, sequences: DeviceSequences) -> Tensor:
     return rows.to(sequences.items.device, non_blocking=True)
 
 
-def _windows(
-    sequences: DeviceSequences, rows: Tensor, max_length: int, width: int, held_out: int
-) -> tuple[Tensor, Tensor]:
-    """Gather the last events before the held-out ones of each row, and the one after them.
-
-    Returns events [b, width + 1] and real [b, width], which is true where the history has an event;
-    the event at the next column follows it, and the other events are arbitrary.
-    """
-    positions, real = _positions(sequences, rows, max_length, width, held_out)
-    return sequences.items[positions].long(), real
-
-
 def _positions(
     sequences: DeviceSequences, rows: Tensor, max_length: int, width: int, held_out: int
 ) -> tuple[Tensor, Tensor]:
-    """Where the events of `_windows` are, and which are real."""
+    """Places of the last events before the held-out ones of each row, and of the one after them.
+
+    Returns places [b, width + 1] and real [b, width], which is true where the history has an event;
+    the event at the next column follows it, and the other places are arbitrary.
+    """
     rows = _upload(rows, sequences)
     ends = sequences.offsets[rows + 1] - held_out
     kept = (ends - sequences.offsets[rows]).clamp(0, max_length)

@@ -16,21 +16,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from sce.data import values
 from sce.data.columns import ITEM, TIME, USER
 from sce.data.formats import choose_format, find_files
 from sce.data.interactions import DiskList, Interactions, stored_log
 from sce.data.reading import mapped_to_begin, wanted_columns
 from sce.data.survey import Distinct, LogFile, Sample, Survey, read_batches, survey_file
-from sce.data.values import (
-    Ticks,
-    UnitName,
-    check_fractions,
-    concatenate,
-    encode_ids,
-    guess_unit,
-    sort_rows,
-    to_ticks,
-)
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, named
 from sce.memory import REMEDY, free_memory, require_memory
@@ -80,11 +71,15 @@ def read_parts(
         survey, of_file = survey_file(file, sample)
         items.add(of_file)
         surveys.append(survey)
-    ends = concatenate([survey.ends for survey in surveys], time_unit)
+    ends = values.concatenate([survey.ends for survey in surveys], time_unit)
     types = {name: ends.schema[name] for name in (USER, ITEM, TIME)}
-    to_ticks(ends[TIME], time_unit)  # refuses times out of range
+    values.to_ticks(ends[TIME], time_unit)  # refuses times out of range
     kind = types[TIME]
-    unit = kind.time_unit if isinstance(kind, pl.Datetime) else time_unit or guess_unit(ends[TIME])
+    unit = (
+        kind.time_unit
+        if isinstance(kind, pl.Datetime)
+        else time_unit or values.guess_unit(ends[TIME])
+    )
 
     distinct = items.take(types[ITEM]).sort()
     users = sample.take(types[USER]).sort()
@@ -98,7 +93,7 @@ def read_parts(
         or len({survey.ends.rows.schema[name] for survey in surveys if survey.rows}) > 1
     ]
     if ITEM in unsure:
-        check_fractions("item", distinct)
+        values.check_fractions("item", distinct)
     n_parts = _count_parts(rows, users, distinct, memory)
     needed = rows * (_DISK_BYTES + _mean_bytes(users))
     free = shutil.disk_usage(directory).free
@@ -124,7 +119,7 @@ def read_parts(
                 pending.clear()
     if pending:
         _store(pl.concat(pending), bounds, stored, done)
-    item_ids = encode_ids(distinct)[1]
+    item_ids = values.encode_ids(distinct)[1]
     del distinct, encode
     log = stored_log(directory / "log", "string" if USER in text else "integer", item_ids)
     ticks_unit = "us" if kind == pl.Float64 else unit
@@ -166,7 +161,7 @@ def _encode(
     survey: Survey,
     types: Mapping[str, pl.DataType],
     encode: Callable[[pl.Series], pl.Series],
-    unit: UnitName,
+    unit: values.UnitName,
     first_row: int,
 ) -> pl.DataFrame:
     """Users, codes of items, and ticks."""
@@ -175,7 +170,7 @@ def _encode(
     else:
         times = pl.int_range(first_row, first_row + rows.height, dtype=pl.Int64, eager=True)
     columns = {USER: rows[USER].cast(types[USER]), ITEM: encode(rows[ITEM].cast(types[ITEM]))}
-    return pl.DataFrame(columns | {TIME: to_ticks(times, unit).values})
+    return pl.DataFrame(columns | {TIME: values.to_ticks(times, unit).values})
 
 
 def _store(batch: pl.DataFrame, bounds: pl.Series, directory: Path, number: int) -> None:
@@ -199,14 +194,14 @@ def _encoder(distinct: pl.Series) -> Callable[[pl.Series], pl.Series]:
     return lambda ids: join(ids.to_frame(ITEM))[_CODE]
 
 
-def _sort(paths: Sequence[Path], unit: UnitName, item_ids: Vocabulary) -> Interactions:
+def _sort(paths: Sequence[Path], unit: values.UnitName, item_ids: Vocabulary) -> Interactions:
     """Rows of one range of users, in their order."""
     rows = pl.concat([pl.read_ipc(path) for path in paths])
     for path in paths:
         path.unlink()
-    users, user_ids = encode_ids(rows.drop_in_place(USER))
-    users, items, times = sort_rows(users, rows[ITEM].to_numpy(), rows[TIME].to_numpy())
-    times = Ticks(times, unit).to_microseconds(times)
+    users, user_ids = values.encode_ids(rows.drop_in_place(USER))
+    users, items, times = values.sort_rows(users, rows[ITEM].to_numpy(), rows[TIME].to_numpy())
+    times = values.Ticks(times, unit).to_microseconds(times)
     return Interactions(users, items, times, user_ids, item_ids)
 
 
@@ -241,4 +236,4 @@ def _check_user_fractions(log: DiskList[Interactions]) -> None:
     for part in log if whole else ():
         found = np.flatnonzero(part.user_ids.lookup(whole) >= 0)
         both = [text for place in found for text in (whole[place], fractions[place])]
-        check_fractions("user", pl.Series(both, dtype=pl.String))
+        values.check_fractions("user", pl.Series(both, dtype=pl.String))

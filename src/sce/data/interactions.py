@@ -165,7 +165,7 @@ class GrowingArrays:
 
     def __init__(self, directory: Path | None = None) -> None:
         self._directory = directory
-        self._chunks: dict[str, list[NDArray[Any]]] = {}
+        self._arrays: dict[str, NDArray[Any]] = {}  # in memory; there is one part, as a rule
         self._sizes: dict[str, int] = {}
 
     def append(self, name: str, array: NDArray[Any], *, over: int = 0) -> None:
@@ -173,10 +173,9 @@ class GrowingArrays:
         begins = name not in self._sizes
         self._sizes[name] = len(array) if begins else self._sizes[name] - over + len(array)
         if self._directory is None:
-            chunks = self._chunks.setdefault(name, [])
-            if not begins and over:
-                chunks[-1] = chunks[-1][:-over]
-            chunks.append(array)
+            if not begins:
+                array = np.concatenate([self._arrays[name][: -over or None], array])
+            self._arrays[name] = array
             return
         with self._path(name).open("wb" if begins else "r+b") as file:
             write_header(file, array.dtype, (self._sizes[name],))
@@ -196,8 +195,7 @@ class GrowingArrays:
         for name in self._sizes:
             if name.startswith(f"{owner}_"):
                 if self._directory is None:
-                    chunks = self._chunks.pop(name)
-                    array = chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
+                    array = self._arrays.pop(name)
                 else:
                     with self._path(name).open("rb") as file:
                         array = map_array(file)

@@ -60,9 +60,7 @@ class Items(NamedTuple):
     ) -> tuple["Items", NDArray[np.int64]]:
         """The same with new items, of which there is no event, and of each its index here or -1.
 
-        Args:
-            ids: Of the new items.
-            titles: By id, of new or old items.
+        `titles` are by id, of new or old items.
         """
         united, sources = self.ids.insert(ids)
         named, counts = self.titles, self.popularity

@@ -4,7 +4,7 @@ Of the items that have both a content vector and a row in the table, a linear ma
 the other is learned by ridge regression; it gives new items their rows.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -67,9 +67,6 @@ def grow(items: Items, table: NDArray[np.float32], path: Path) -> Grown:
     Returns:
         Them, and how many were "added" by "similar" items and by "content", from how many
         "vectors", and the held-out "error" of the map: 1 is no better than the mean item.
-
-    Raises:
-        InputError: When the file cannot be used.
     """
     found, error = read_new_items(path, items.ids), None
     rows = {one: table[codes].mean(0, np.float64) for one, codes in found.similar.items()}
@@ -95,11 +92,7 @@ def tell_added(added: Mapping[str, Any]) -> str:
 
 
 def read_new_items(path: Path, known: Vocabulary) -> NewItems:
-    """Read a file of new items, and content vectors of known ones.
-
-    Raises:
-        InputError: That names the line of a mistake.
-    """
+    """Read a file of new items, and content vectors of known ones; an error names the line."""
     found, seen, width = NewItems(), set(), None
     for number, record, codes in _records(path, known):
         try:
@@ -141,50 +134,34 @@ def fit_map(content: Matrix, rows: Matrix) -> LinearMap:
     The penalty is chosen on four fifths of the items, by cross-validation; the error is that of the
     remaining fifth. Then all are learned from. Sums of products are all that is needed of a fold.
     """
-    order = np.random.default_rng(0).permutation(len(content))
-    folds = [
-        _Fold.of(_with_ones(content[part]), rows[part]) for part in np.array_split(order, _FOLDS)
-    ]
-    held_out, others = folds[0], folds[1:]
+    sums: list[Any] = []
+    for part in np.array_split(np.random.default_rng(0).permutation(len(content)), _FOLDS):
+        one, other = _with_ones(content[part]), rows[part]
+        sums.append((one.T @ one, one.T @ other, float((other**2).sum())))
 
-    def errors(penalty: float) -> float:
-        return sum(
-            each.error(_solve([one for one in others if one is not each], penalty))
-            for each in others
-        )
+    def solve(folds: Iterable[int], penalty: float) -> Matrix:
+        gram, products = (sum(sums[n][which] for n in folds) for which in (0, 1))
+        size = gram[-1, -1]
+        spread = (np.diag(gram)[:-1] / size - (gram[-1, :-1] / size) ** 2).mean()
+        ridge = np.full(len(gram), penalty * size * max(float(spread), 1e-30))
+        ridge[-1] = 0.0  # what is added to all costs nothing
+        solved: Matrix = np.linalg.solve(gram + np.diag(ridge), products)
+        return solved
 
-    penalty = min(_PENALTIES, key=errors)
-    mean = np.zeros_like(held_out.products)
-    mean[-1] = sum(each.products[-1] for each in others) / sum(each.gram[-1, -1] for each in others)
-    spread = held_out.error(mean)
-    error = held_out.error(_solve(others, penalty)) / spread if spread > 0 else 1.0
-    return LinearMap(_solve(folds, penalty), max(0.0, float(error)))
-
-
-class _Fold(NamedTuple):
-    gram: Matrix  # [p + 1, p + 1]
-    products: Matrix  # [p + 1, d]
-    squares: float  # of all rows
-
-    @classmethod
-    def of(cls, content: Matrix, rows: Matrix) -> "_Fold":
-        return cls(content.T @ content, content.T @ rows, float((rows**2).sum()))
-
-    def error(self, weights: Matrix) -> float:
+    def error(fold: int, weights: Matrix) -> float:
         """The sum of squares that a map leaves."""
-        fitted = weights * (self.gram @ weights - 2 * self.products)
-        return self.squares + float(fitted.sum())
+        gram, products, squares = sums[fold]
+        return float(squares + (weights * (gram @ weights - 2 * products)).sum())
 
-
-def _solve(folds: Sequence[_Fold], penalty: float) -> Matrix:
-    gram, products = (sum(getattr(f, name) for f in folds) for name in ("gram", "products"))
-    size = gram[-1, -1]
-    means = gram[-1, :-1] / size
-    spread = (np.diag(gram)[:-1] / size - means**2).mean()
-    ridge = np.full(len(gram), penalty * size * max(float(spread), 1e-30))
-    ridge[-1] = 0.0  # what is added to all costs nothing
-    solved: Matrix = np.linalg.solve(gram + np.diag(ridge), products)
-    return solved
+    others = range(1, _FOLDS)
+    penalty = min(
+        _PENALTIES, key=lambda p: sum(error(n, solve({*others} - {n}, p)) for n in others)
+    )
+    mean = np.zeros_like(sums[0][1])
+    mean[-1] = sum(sums[n][1][-1] for n in others) / sum(sums[n][0][-1, -1] for n in others)
+    spread = error(0, mean)
+    left = error(0, solve(others, penalty)) / spread if spread > 0 else 1.0
+    return LinearMap(solve(range(_FOLDS), penalty), max(0.0, left))
 
 
 def _with_ones(content: Matrix) -> Matrix:

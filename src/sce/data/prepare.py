@@ -10,20 +10,13 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack, get_type_hints
 
 import numpy as np
 
+from sce.data import splitting
 from sce.data.columns import NO_TIME, Columns
 from sce.data.filtering import Pairs, drop_repeats, keep_active_parts
 from sce.data.formats import FORMATS
 from sce.data.interactions import DiskList, Interactions, Parts, Tally, tally_parts
 from sce.data.order import count_duplicates, describe_order, order_warning, shuffle_ties
 from sce.data.prepared import FEW_USERS, PreparedDataset, Sequences, check_target
-from sce.data.splitting import (
-    Kind,
-    Split,
-    TestHistory,
-    split_leave_one_out,
-    split_none,
-    split_temporal,
-)
 from sce.data.storage import atomic_directory
 from sce.data.titles import given_titles, match_titles
 from sce.documented import documented
@@ -37,10 +30,10 @@ _FILTERS: dict[str, Any] = {
     "min_user_items": 1,
     "iterate": False,
 }
-_SPLITS: dict[Kind, Callable[..., Split]] = {
-    "temporal": split_temporal,
-    "leave-one-out": split_leave_one_out,
-    "none": split_none,
+_SPLITS: dict[splitting.Kind, Callable[..., splitting.Split]] = {
+    "temporal": splitting.split_temporal,
+    "leave-one-out": splitting.split_leave_one_out,
+    "none": splitting.split_none,
 }
 _EVENTS_AT_ONCE = 1 << 22  # of test sequences
 _MISSING = ("NULL", "Null", "null", "NA", "N/A", "NaN", "nan", "None", "none", "undefined", "\\N")
@@ -85,12 +78,12 @@ class PrepareOptions(TypedDict, total=False):
     """Repeat both filters until nothing changes."""
     drop_repeats: bool | None
     """Keep only a user's first interaction with each item."""
-    split: Kind | None
+    split: splitting.Kind | None
     """Test on users active after an instant, on all last events, or on none: train on everything.
     [default: temporal]"""
     quantile: float | None
     """Temporal: the share of events before the cut. [default: 0.95]"""
-    test_history: TestHistory | None
+    test_history: splitting.TestHistory | None
     """Temporal: what a test user's history holds, events from the cut on, or also those before it.
     Neither is trained on. [default: after-cut]"""
     titles: Path | str | None
@@ -214,7 +207,7 @@ class _Recipe(NamedTuple):
     seed: int
     filters: dict[str, Any]
     report: Callable[[str], None]
-    divide: Callable[..., Split]
+    divide: Callable[..., splitting.Split]
     temporal: dict[str, Any]
 
     def follow(
@@ -223,7 +216,7 @@ class _Recipe(NamedTuple):
         pairs: Parts[Pairs],
         dropped: int,
         directory: Path | None = None,
-    ) -> tuple[Split, dict[str, Any]]:
+    ) -> tuple[splitting.Split, dict[str, Any]]:
         """Filter and split a log, all of its parts; and what `Split.save` wants to know of it."""
         columns, ties, seed, filters, report, divide, temporal = self
         found = describe_order(parts)

@@ -51,6 +51,8 @@ MANIFEST = Manifest(
         "vocabularies": {"user_ids": str, "item_ids": str, "everyone?": str},
     },
 )
+_SEQUENCES = ("train", "test", "whole")
+_PARTS = ("train", "test", "user_ids", "item_ids", "everyone", "whole", "titles")  # as in `files`
 FEW_USERS = 200  # tested: some percent of error in a metric, and no telling of two apart
 _BESIDE = ("everyone_", "whole_", "titles_")  # files that are not part of content_hash
 _TIMES = "_times.npy"  # likewise: runs of older sce are of the same content
@@ -168,28 +170,18 @@ class PreparedDataset:
         for name, array in files.items():
             owner, _, part = Path(name).stem.rpartition("_")
             arrays[owner][part] = array
-        kinds = manifest["vocabularies"]
+        kinds = {"titles": "string", **manifest["vocabularies"]}
         try:
+            parts: dict[str, Any] = {n: Sequences(**arrays[n]) for n in _SEQUENCES if n in arrays}
+            for name in kinds.keys() & arrays.keys():
+                parts[name] = Vocabulary.from_arrays(kinds[name], arrays[name])
             loaded = cls(
                 path=path,
                 settings=manifest["settings"],
                 counts=manifest["counts"],
-                content_hash=_content_hash(manifest["files"]),
-                times_hash=_times_hash(manifest["files"]),
-                train=Sequences(**arrays["train"]),
-                test=Sequences(**arrays["test"]),
-                user_ids=Vocabulary.from_arrays(kinds["user_ids"], arrays["user_ids"]),
-                item_ids=Vocabulary.from_arrays(kinds["item_ids"], arrays["item_ids"]),
+                **_hashes(manifest["files"]),
+                **parts,
             )
-            if "everyone" in kinds:
-                loaded = replace(
-                    loaded,
-                    everyone=Vocabulary.from_arrays(kinds["everyone"], arrays["everyone"]),
-                    whole=Sequences(**arrays["whole"]),
-                )
-            if "titles" in arrays:
-                titles = Vocabulary.from_arrays("string", arrays["titles"])
-                loaded = replace(loaded, titles=titles)
             if loaded.titles is not None and len(loaded.titles) != loaded.n_items:
                 raise ValueError(f"{len(loaded.titles)} titles of {loaded.n_items} items")
             if verify:
@@ -264,18 +256,9 @@ class PreparedDataset:
         codes = item_ids.lookup_all(self.item_ids).astype(np.int32)
         if (codes < 0).any():
             raise InputError(f"{self.path} has items that are not in the catalogue")
-
-        def recode(sequences: Sequences) -> Sequences:
-            return replace(sequences, items=codes[sequences.items])
-
-        return replace(
-            self,
-            train=recode(self.train),
-            test=recode(self.test),
-            whole=None if self.whole is None else recode(self.whole),
-            titles=titles,
-            item_ids=item_ids,
-        )
+        parts = ((name, getattr(self, name)) for name in _SEQUENCES)
+        recoded: Any = {n: replace(p, items=codes[p.items]) for n, p in parts if p is not None}
+        return replace(self, **recoded, titles=titles, item_ids=item_ids)
 
 
 def write_prepared(path: Path | str, *, force: bool = False, **content: Any) -> PreparedDataset:
@@ -294,59 +277,43 @@ def write_prepared(path: Path | str, *, force: bool = False, **content: Any) -> 
 def fill_prepared(
     directory: Path,
     *,
-    train: Sequences,
-    test: Sequences,
-    user_ids: Vocabulary,
-    item_ids: Vocabulary,
     settings: Mapping[str, Any],
     counts: Mapping[str, Any],
-    everyone: Vocabulary | None = None,
-    whole: Sequences | None = None,
-    titles: Vocabulary | None = None,
+    **parts: Sequences | Vocabulary | None,
 ) -> PreparedDataset:
     """Write what a prepared dataset lacks: the manifest, and arrays that are not there yet.
 
-    Test sequences have three events or more each. `settings` of filters and split and `counts`
-    after each step are kept as JSON.
+    `parts` are its sequences and vocabularies, by the names that it has for them. Test sequences
+    have three events or more each. `settings` of filters and split and `counts` after each step are
+    kept as JSON.
     """
-    arrays = {
-        "train": vars(train),
-        "test": vars(test),
-        "user_ids": user_ids.arrays(),
-        "item_ids": item_ids.arrays(),
-    }
-    vocabularies: dict[str, str] = {"user_ids": user_ids.kind, "item_ids": item_ids.kind}
-    if everyone is not None and whole is not None:
-        arrays |= {"everyone": everyone.arrays(), "whole": vars(whole)}
-        vocabularies["everyone"] = everyone.kind
-    if titles is not None:
-        arrays["titles"] = titles.arrays()
-    files = {}
-    for owner, parts in arrays.items():
-        for part, array in parts.items():
+    files: dict[str, Any] = {}
+    kinds: dict[str, str] = {}
+    for owner in _PARTS:
+        part = parts.get(owner)
+        arrays: dict[str, Any] = {} if part is None else vars(part)
+        if isinstance(part, Vocabulary):
+            arrays = part.arrays()
+            kinds |= {owner: part.kind} if owner != "titles" else {}
+        for name, array in arrays.items():
             if array is None:
                 continue
-            file = directory / f"{owner}_{part}.npy"
+            file = directory / f"{owner}_{name}.npy"
             if not file.exists():
                 write_array(file, array)
             files[file.name] = describe_file(file)
     content = {"settings": dict(settings), "counts": dict(counts)}
-    MANIFEST.write(directory, content | {"vocabularies": vocabularies, "files": files})
+    MANIFEST.write(directory, content | {"vocabularies": kinds, "files": files})
     return PreparedDataset.load(directory, verify=False)
 
 
-def _content_hash(files: Mapping[str, Any]) -> str:
-    decisive = {
-        name: file
-        for name, file in files.items()
-        if not name.startswith(_BESIDE) and not name.endswith(_TIMES)
-    }
-    return json_checksum({"files": decisive})
-
-
-def _times_hash(files: Mapping[str, Any]) -> str:
+def _hashes(files: Mapping[str, Any]) -> dict[str, Any]:
+    """Of content and times: see above."""
+    names = [n for n in files if not n.startswith(_BESIDE) and not n.endswith(_TIMES)]
+    content = json_checksum({"files": {name: files[name] for name in names}})
     times = [files.get(f"{owner}{_TIMES}") for owner in ("train", "test")]
-    return json_checksum({"files": times}) if None not in times else ""
+    known = json_checksum({"files": times}) if None not in times else ""
+    return {"content_hash": content, "times_hash": known}
 
 
 def _check_codes(dataset: PreparedDataset) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import polars as pl
 from polars import selectors
 
+from sce.data import faults, values
 from sce.data.columns import (
     ITEM,
     NO_TIME,
@@ -26,31 +27,10 @@ from sce.data.columns import (
     ItemColumn,
     find_columns,
 )
-from sce.data.faults import (
-    check_json_ids,
-    check_json_keys,
-    count_names,
-    explain,
-    first_lines,
-    first_objects,
-    open_log,
-    place_of_row,
-)
 from sce.data.formats import COMPRESSIONS, FORMATS, Format, choose_format, find_files
 from sce.data.frames import open_frame
 from sce.data.interactions import Interactions
-from sce.data.values import (
-    Chosen,
-    Table,
-    UnitName,
-    concatenate,
-    encode_ids,
-    integers_if_all,
-    read_ids,
-    read_times,
-    sort_rows,
-    to_ticks,
-)
+from sce.data.values import Chosen, Table, UnitName
 from sce.errors import InputError, checked, named
 from sce.memory import REMEDY, require_memory
 from sce.units import plural, show_size
@@ -101,19 +81,19 @@ def read_interactions(
             tables.append(table)
     else:
         tables.append(read_frame(open_frame(source), given, drop_incomplete))
-    rows = concatenate(tables, time_unit)
+    rows = values.concatenate(tables, time_unit)
     dropped = sum(table.dropped for table in tables)
     del tables
     doing = f"encoding the ids of {rows.height:,} rows"
     needed = rows.height * (90 if pl.String in rows.dtypes else 60)
     require_memory(needed, doing, _in_parts() if of_files else REMEDY, mapped=2.5 * needed)
     report(doing)
-    ticks = to_ticks(rows[TIME], time_unit)
+    ticks = values.to_ticks(rows[TIME], time_unit)
     with ThreadPoolExecutor(2) as pool:
-        (users, user_ids), (items, item_ids) = pool.map(encode_ids, (rows[USER], rows[ITEM]))
+        (users, user_ids), (items, item_ids) = pool.map(values.encode_ids, (rows[USER], rows[ITEM]))
     del rows  # else the log would be in memory twice while it is sorted
     report(f"sorting {len(users):,} rows by user{'' if order == 'rows' else ' and time'}")
-    users, items, times = sort_rows(users, items, ticks.values)
+    users, items, times = values.sort_rows(users, items, ticks.values)
     return Interactions(users, items, ticks.to_microseconds(times), user_ids, item_ids, dropped)
 
 
@@ -162,7 +142,7 @@ def reading(path: Path, fmt: Format) -> Iterator[None]:
     except pl.exceptions.NoDataError as error:
         raise InputError(f"{path}: the file is empty") from error
     except _UNREADABLE as error:
-        raise explain(path, fmt, error) from error
+        raise faults.explain(path, fmt, error) from error
 
 
 def mapped_to_begin() -> float:
@@ -178,7 +158,7 @@ def _check_memory(path: Path, fmt: Format, *, log: bool) -> None:
         rows, length = pl.scan_parquet(path, glob=False).select(pl.len()).collect().item(), 24.0
         to_begin = 0
     else:
-        lines = first_lines(path)
+        lines = faults.first_lines(path)
         length = max(1.0, sum(map(len, lines)) / max(1, len(lines)))
         packed = path.suffix.lower() in COMPRESSIONS
         rows = path.stat().st_size * (4 if packed else 1) / length
@@ -197,19 +177,19 @@ def read_frame(table: Any, given: Columns, drop_incomplete: bool | None = None) 
     columns = find_columns(table.columns, given, where)
     raw = {}
     for name, column in zip(_NAMES, columns, strict=False):
-        values = table[column]
-        if values.implementation.is_polars():
-            raw[name] = values.to_native()
+        cells = table[column]
+        if cells.implementation.is_polars():
+            raw[name] = cells.to_native()
             continue
-        numbers = values.dtype.is_numeric() and not values.null_count()
+        numbers = cells.dtype.is_numeric() and not cells.null_count()
         try:
-            if values.dtype == "Datetime" or numbers:
-                raw[name] = pl.Series(values.to_numpy())
+            if cells.dtype == "Datetime" or numbers:
+                raw[name] = pl.Series(cells.to_numpy())
             else:  # without pyarrow, polars reads nothing else of pandas
-                listed = values.to_list()
+                listed = cells.to_list()
                 if {bool, int} <= set(map(type, listed)):  # which would become numbers too
                     raise ValueError("True or False among numbers")
-                pairs = zip(listed, values.is_null().to_list(), strict=True)
+                pairs = zip(listed, cells.is_null().to_list(), strict=True)
                 raw[name] = pl.Series([None if missing else value for value, missing in pairs])
         except (TypeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
@@ -219,7 +199,7 @@ def read_frame(table: Any, given: Columns, drop_incomplete: bool | None = None) 
 
 def seconds_of(rows: pl.DataFrame) -> list[int]:
     """Times of rows that were read, in seconds, rounded down."""
-    ticks = to_ticks(rows[TIME])
+    ticks = values.to_ticks(rows[TIME])
     found: list[int] = (ticks.to_microseconds(ticks.values) // 10**6).tolist()
     return found
 
@@ -238,7 +218,7 @@ def complete_rows(
     `drop_incomplete`: nobody can choose it.
     """
     read = []
-    parsers = (read_ids, read_ids, read_times)
+    parsers = (values.read_ids, values.read_ids, values.read_times)
     for name, column, parse in zip(_NAMES, columns, parsers, strict=False):
         try:
             read.append(parse(raw[name]).alias(name))
@@ -266,7 +246,7 @@ def complete_rows(
         fault = f"no {Columns._fields[place]}, column {column!r} is empty"
     least = "" if first_row is None else "at least "
     raise InputError(
-        f"{path}, {place_of_row(path, fmt, (first_row or 0) + bad[0])}: {fault}; "
+        f"{path}, {faults.place_of_row(path, fmt, (first_row or 0) + bad[0])}: {fault}; "
         f"{least}{plural(len(bad), 'row')} of it must be mended or removed"
         + (
             ""
@@ -328,7 +308,7 @@ def type_csv(frame: pl.DataFrame, text: Container[str] = ()) -> pl.DataFrame:
     if frame.drop_in_place(_REST).any():
         raise pl.exceptions.ComputeError("some row has more fields than columns")
     return frame.with_columns(
-        integers_if_all(frame[name], fractions=True)
+        values.integers_if_all(frame[name], fractions=True)
         for name in (USER, ITEM)
         if frame.schema.get(name) == pl.String and name not in text
     )
@@ -342,23 +322,23 @@ def _plain_integer(name: str) -> pl.Expr:
 
 
 def _read_jsonl(path: Path, fmt: Format, wanted: AnyColumns) -> tuple[Chosen, pl.DataFrame]:
-    first = first_objects(path)
+    first = faults.first_objects(path)
     columns = find_columns([*dict.fromkeys(name for one in first for name in one)], wanted, path)
     # As text, since later lines may well have other types than the first.
     schema = dict.fromkeys(columns, pl.String)
     source: str | bytes = glob.escape(str(path))
-    with open_log(path, 1) as file:
+    with faults.open_log(path, 1) as file:
         marked = file.tell() > 0  # which polars takes for a fault
     if marked:
         require_memory(path.stat().st_size, f"reading {path}, which has a byte order mark,")
-        with open_log(path) as file:
+        with faults.open_log(path) as file:
             source = file.read()
     with ThreadPoolExecutor(1) as pool:
-        counting = pool.submit(count_names, path, columns)
+        counting = pool.submit(faults.count_names, path, columns)
         frame = _select(pl.scan_ndjson(source, schema=schema), columns).collect(engine="streaming")
-    values = [frame[name].count() for name in frame.columns]
-    if any(count > least for count, least in zip(counting.result(), values, strict=True)):
-        check_json_keys(path, columns)  # else the first would count, silently
+    known = [frame[name].count() for name in frame.columns]
+    if any(count > least for count, least in zip(counting.result(), known, strict=True)):
+        faults.check_json_keys(path, columns)  # else the first would count, silently
     for name, column in zip((USER, ITEM), columns, strict=False):
         kinds = {type(one.get(column)) for one in first}
         # A list, an object, a truth value, a fraction, half a character: or text that looks so.
@@ -366,9 +346,9 @@ def _read_jsonl(path: Path, fmt: Format, wanted: AnyColumns) -> tuple[Chosen, pl
         if numbers := not kinds.isdisjoint((int, float)):
             odd += rf"|-?\d+(\.|e)|-?\d{{{16 if float in kinds else 20},}}"
         if frame[name].str.contains(odd + ")").any():
-            check_json_ids(path, column)
+            faults.check_json_ids(path, column)
         if numbers:
-            frame = frame.with_columns(integers_if_all(frame[name]))
+            frame = frame.with_columns(values.integers_if_all(frame[name]))
     return columns, frame
 
 

@@ -9,14 +9,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from sce.data import prepared
 from sce.data.interactions import GrowingArrays, Interactions, Parts, Tally, TallyOfParts
-from sce.data.prepared import (
-    MIN_EVALUATED,
-    PreparedDataset,
-    Sequences,
-    fill_prepared,
-    write_prepared,
-)
+from sce.data.prepared import MIN_EVALUATED, PreparedDataset, Sequences
 from sce.data.titles import Titles
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, checked, named
@@ -80,8 +75,8 @@ class Split:
             },
         }
         if directory is not None:
-            return fill_prepared(directory, **content)
-        return write_prepared(path, **content, force=force)
+            return prepared.fill_prepared(directory, **content)
+        return prepared.write_prepared(path, **content, force=force)
 
 
 @checked
@@ -128,7 +123,7 @@ def split_temporal(
         test = part.where(of_test_users)
         late = test.timestamps >= cut
         # What the split leaves out, reason by reason; every row has at most one.
-        early = ~late if test_history == "after-cut" else np.zeros_like(late)
+        early = ~late & (test_history == "after-cut")
         unknown = ~early & ~known.take(test.items)
         usable = ~early & ~unknown
         n_users = len(part.user_ids)
@@ -136,9 +131,7 @@ def split_temporal(
         enough &= np.bincount(test.users[usable & late], minlength=n_users) >= 2  # both targets
         n_enough += int(np.count_nonzero(enough))
         evaluated = usable & enough.take(test.users)
-        left_out = [test.where(unknown), test.where(usable & ~evaluated)]
-        if test_history == "after-cut":
-            left_out.insert(0, test.where(early))
+        left_out = [test.where(rows) for rows in (early, unknown, usable & ~evaluated)]
         return part.where(~of_test_users), test.where(evaluated), left_out
 
     moment = f"the cut at quantile {quantile} ({show_time(cut)})"
@@ -152,11 +145,10 @@ def split_temporal(
             f"{moment}; raise {named('quantile')}, or use {one_out}"
         )
     reasons = [
+        "events of test users before the cut: dropped",
         "test events on items not in training: dropped",
         f"test users without {required}: not evaluated",
     ]
-    if test_history == "after-cut":
-        reasons.insert(0, "events of test users before the cut: dropped")
     options = {"quantile": quantile, "test_history": test_history}
     split = _assemble("temporal", options, parts, divide, known, reasons, **kept)
     if not len(split.test):
@@ -166,7 +158,8 @@ def split_temporal(
         )
     *left_out, too_few = split.left_out
     too_few = replace(too_few, users=n_test_users - n_enough)  # some have no usable event
-    return replace(split, left_out=(*left_out, too_few), cut=cut)
+    some = left_out if test_history == "after-cut" else left_out[1:]
+    return replace(split, left_out=(*some, too_few), cut=cut)
 
 
 @checked
@@ -178,23 +171,20 @@ def split_leave_one_out(interactions: Interactions | Parts[Interactions], **kept
     """
     parts = _parts(interactions)
 
-    def evaluated_users(part: Interactions) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        lengths = np.bincount(part.users, minlength=len(part.user_ids))
-        return lengths, lengths >= MIN_EVALUATED
+    def lengths_of(part: Interactions) -> NDArray[np.int64]:
+        return np.bincount(part.users, minlength=len(part.user_ids))
 
     def trained_rows(part: Interactions) -> NDArray[np.bool_]:
-        lengths, is_evaluated = evaluated_users(part)
-        trained = np.ones(len(part), bool)
-        ends = np.cumsum(lengths)[is_evaluated]
-        for target in (ends - 1, ends - 2):
-            trained[target] = False
+        lengths, trained = lengths_of(part), np.ones(len(part), bool)
+        ends = np.cumsum(lengths)[lengths >= MIN_EVALUATED]
+        trained[ends - 1] = trained[ends - 2] = False
         return trained
 
     n_items = _n_items(parts)
     catalogue, seen = np.zeros(n_items, bool), np.zeros(n_items, bool)
     n_users = most = 0
     for part in parts:
-        lengths = evaluated_users(part)[0]
+        lengths = lengths_of(part)
         n_users += int(np.count_nonzero(lengths))
         most = max(most, int(lengths.max(initial=0)))
         catalogue[part.items] = True
@@ -207,7 +197,7 @@ def split_leave_one_out(interactions: Interactions | Parts[Interactions], **kept
     unseen = catalogue & ~seen
 
     def divide(part: Interactions) -> tuple[Interactions, Interactions, list[Interactions]]:
-        of_evaluated = evaluated_users(part)[1].take(part.users)
+        of_evaluated = (lengths_of(part) >= MIN_EVALUATED).take(part.users)
         left_out = [part.where(~of_evaluated), part.where(unseen.take(part.items))]
         return part.where(trained_rows(part)), part.where(of_evaluated), left_out
 

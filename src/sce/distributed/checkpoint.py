@@ -20,14 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sce.data.storage import (
-    atomic_directory,
-    atomic_file,
-    digest_bytes,
-    read_json,
-    tidy,
-    write_json,
-)
+from sce.data import storage
 from sce.distributed.ranks import Ranks
 from sce.distributed.table import ShardedTable, first_place, rounds
 from sce.errors import InputError, checked
@@ -71,17 +64,17 @@ def save_sharded(
         if ranks.rank:
             return ""
         for left in directory.glob(".state-*"):
-            tidy(directory / left.name.split(".")[1])
-        return stack.enter_context(atomic_directory(place, replace=place.exists())).name
+            storage.tidy(directory / left.name.split(".")[1])
+        return stack.enter_context(storage.atomic_directory(place, replace=place.exists())).name
 
     def write() -> dict[str, str]:
         files, faults = {}, []
         for name, tensors in _collect(table, shards, part_items, rest):
             try:  # the other ranks go on
                 data = save({key: one.detach().cpu().contiguous() for key, one in tensors.items()})
-                with atomic_file(half / name) as partial:
+                with storage.atomic_file(half / name) as partial:
                     partial.write_bytes(data)
-                files[name] = digest_bytes(data)
+                files[name] = storage.digest_bytes(data)
             except InputError as error:
                 faults.append(error)
         if faults:
@@ -102,9 +95,9 @@ def save_sharded(
             "progress": dict(progress or {}),
             "files": dict(sorted(pair for files in written for pair in files.items())),
         }
-        write_json(half / _STATE, content)
+        storage.write_json(half / _STATE, content)
         stack.close()
-        write_json(directory / LATEST, {"state": place.name})
+        storage.write_json(directory / LATEST, {"state": place.name})
         for left in directory.iterdir():
             if re.fullmatch(r"state-\d+", left.name) and left != place:
                 shutil.rmtree(left, ignore_errors=True)
@@ -205,8 +198,8 @@ def _latest(directory: Path) -> str:
     """Name the latest checkpoint, and see that it is in place."""
     if not (directory / LATEST).exists():
         raise InputError(f"{directory} has no checkpoint: {LATEST} is missing")
-    name = str(read_json(directory / LATEST)["state"])
-    tidy(directory / name)  # a save that was killed may have moved it aside
+    name = str(storage.read_json(directory / LATEST)["state"])
+    storage.tidy(directory / name)  # a save that was killed may have moved it aside
     return name
 
 
@@ -214,7 +207,7 @@ def _read_state(place: Path) -> dict[str, Any]:
     """Read what a checkpoint consists of."""
     state = place / _STATE
     try:
-        content = read_json(state)
+        content = storage.read_json(state)
     except OSError as error:
         raise InputError(f"cannot read {state}: {error.strerror}") from error
     if (content.get("format"), content.get("version")) != (_FORMAT, _VERSION):
@@ -280,7 +273,7 @@ def _read(path: Path, files: Mapping[str, str]) -> dict[str, Tensor]:
         data = path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
-    if digest_bytes(data) != files.get(path.name):
+    if storage.digest_bytes(data) != files.get(path.name):
         raise InputError(f"{path} is half-written or altered")
     return load(data)
 

@@ -18,21 +18,7 @@ from sce.distributed.ranks import add_in_order
 from sce.distributed.table import Rows, ShardedTable, Wanted
 from sce.errors import InputError, checked
 from sce.evaluation.ranking import key_items
-from sce.losses import ScalableCrossEntropy
-from sce.losses.buckets import (
-    Buckets,
-    count_placed,
-    draw_centres,
-    of_length_one,
-    round_centres,
-)
-from sce.losses.inputs import (
-    active_autocast_dtype,
-    check_arguments,
-    check_size,
-    check_tensor,
-    rounded,
-)
+from sce.losses import ScalableCrossEntropy, buckets, inputs
 from sce.losses.scalable import check_centres
 
 _IGNORED = -100
@@ -76,7 +62,7 @@ class ShardedCrossEntropy(nn.Module):
 
     def _note(self, targets: Tensor, max_targets: int | None) -> Tensor:
         """Return the number of centres of a batch."""
-        check_tensor("targets", targets)
+        inputs.check_tensor("targets", targets)
         n_buckets, *_ = self._sizes(targets, max_targets)
         return (targets != self.loss.ignore_index).any() * n_buckets
 
@@ -94,7 +80,7 @@ class ShardedCrossEntropy(nn.Module):
         generator: Generator | None = None,
         max_targets: int | None = None,
         centres: Tensor | None = None,
-        count: Callable[[Buckets, Tensor], Any] = count_placed,
+        count: Callable[[buckets.Buckets, Tensor], Any] = buckets.count_placed,
     ) -> tuple[Tensor, Any]:
         """Return the sum of the losses of this rank alone; all ranks call it together.
 
@@ -112,11 +98,11 @@ class ShardedCrossEntropy(nn.Module):
         if not isinstance(rows, Rows):
             raise InputError(f"rows are what `look_up` found; got {type(rows).__name__}")
         likeness = self.table.shard.new_empty(1, self.table.dim)  # the shard may be empty
-        check_arguments(states, likeness, targets)
+        inputs.check_arguments(states, likeness, targets)
         if centres is not None:
             check_centres(centres, likeness)
         valid = targets != self.loss.ignore_index
-        dtype = active_autocast_dtype(states, rows.values)
+        dtype = inputs.active_autocast_dtype(states, rows.values)
         n_buckets, size_x, size_y = self._sizes(targets, max_targets)
         self._local.bucket_size_x = size_x or None
         some = targets.numel()
@@ -125,11 +111,11 @@ class ShardedCrossEntropy(nn.Module):
             if self.loss.centres != "random":  # which follow from no state
                 seen = seen[valid.flatten()]
                 some = len(seen)
-            seen = rounded(seen, dtype)
-            centres = draw_centres(seen, n_buckets, self.loss.centres, generator=generator)
-            centres = round_centres(centres, dtype or self.table.shard.dtype)
+            seen = inputs.rounded(seen, dtype)
+            centres = buckets.draw_centres(seen, n_buckets, self.loss.centres, generator=generator)
+            centres = buckets.round_centres(centres, dtype or self.table.shard.dtype)
         elif self.loss.coverage:
-            centres = of_length_one(centres)
+            centres = buckets.of_length_one(centres)
         centres = centres[: None if some else 0]
         counts = self._counts(len(centres), rows)
         centres = centres[: counts[self.table.ranks.rank]]
@@ -142,7 +128,7 @@ class ShardedCrossEntropy(nn.Module):
 
     def _sizes(self, targets: Tensor, max_targets: int | None) -> tuple[int, int, int]:
         if max_targets is not None:
-            check_size("max_targets", max_targets)
+            inputs.check_size("max_targets", max_targets)
         most, on_cpu = max_targets or max(1, targets.numel()), targets.device.type == "cpu"
         return self.loss.sizes(self.table.n_items, most, cpu=on_cpu)
 

@@ -52,17 +52,8 @@ class NearestItems:
         self.steps = self.fallbacks = 0
 
     @torch.no_grad()
-    def __call__(self, centres: Tensor, k: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return the k items nearest to each centre [n, d] of this rank, ascending: [n, k]."""
-        ranks = self.table.ranks
-        counts = [n for (n,) in ranks.gather_counts(len(centres))]
-        keys, failed = self.guess(centres, counts, k, dtype)
-        counts = ranks.gather(failed.sum().unsqueeze(0), [1] * ranks.size).tolist()
-        return self.settle(centres, keys, failed, counts, dtype)
-
-    @torch.no_grad()
     def guess(
-        self, centres: Tensor, counts: list[int], k: int, dtype: torch.dtype | None = None
+        self, centres: Tensor, counts: list[int], k: int, dtype: torch.dtype | None
     ) -> tuple[Tensor, Tensor]:
         """Return keys [n, k], hardly ever not the largest, and where that is not certain.
 
@@ -86,7 +77,7 @@ class NearestItems:
         keys: Tensor,
         failed: Tensor,
         counts: list[int],
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | None,
     ) -> Tensor:
         """Return the items of a guess, ascending; `counts` are those not certain, by rank."""
         if any(counts):

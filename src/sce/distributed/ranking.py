@@ -8,18 +8,8 @@ from sce.data.batches import SeenItems
 from sce.distributed.nearest import NO_KEY
 from sce.distributed.table import ShardedTable
 from sce.errors import InputError, checked
+from sce.evaluation import ranking
 from sce.evaluation.evaluate import KS, Evaluated, Metrics, Progress, Split, Tally, evaluating
-from sce.evaluation.ranking import (
-    NOTHING,
-    Ranking,
-    key_items,
-    key_scores,
-    largest_norm,
-    last_states,
-    pack_keys,
-    top_k,
-    uses_times,
-)
 from sce.models.base import Backbone
 
 
@@ -43,16 +33,15 @@ class ShardedRanker:
         progress: Progress = None,
     ) -> Metrics:
         """Return what `sce.evaluate` does; all ranks call it, and each ranks for some users."""
-        ranks, norm = self.table.ranks, largest_norm(self.table.shard.detach())
+        ranks, norm = self.table.ranks, ranking.largest_norm(self.table.shard.detach())
         given = KS, self.model.max_length, ranks.device
-        tally = Tally(dataset, split, *given, times=uses_times(self.model))
+        tally = Tally(dataset, split, *given, times=ranking.uses_times(self.model))
 
-        def rank(histories: Tensor, seen: SeenItems, times: Tensor | None) -> Tensor:
-            states = self._states(histories, times)
+        def rank(states: Tensor, seen: SeenItems) -> Tensor:
             return sharded_top_k(states, self.table, max(KS), seen=seen, norm=norm).items
 
         with evaluating(self.model), torch.no_grad():
-            tally.count(rank, batch_size, progress, ranks.rank, ranks.size)
+            tally.count(self._states, rank, batch_size, progress, ranks.rank, ranks.size)
         return tally.metrics(self._add_up(tally))
 
     def _states(self, histories: Tensor, times: Tensor | None) -> Tensor:
@@ -64,7 +53,7 @@ class ShardedRanker:
             states: Tensor = functional_call(self.model, {"catalogue": rows.values}, given, more)
             return states
 
-        return last_states(model, rows.places(histories), self.model.max_length, times)
+        return ranking.last_states(model, rows.places(histories), self.model.max_length, times)
 
     def _add_up(self, tally: Tally) -> list[int]:
         """Give a tally the counts of all ranks; return how many items any of them recommended."""
@@ -98,7 +87,7 @@ def sharded_top_k(
     *,
     seen: tuple[Tensor, Tensor] | None = None,
     norm: Tensor | None = None,
-) -> Ranking:
+) -> ranking.Ranking:
     """Rank the k items with the largest product with each state, as `top_k` does in one process.
 
     Args:
@@ -129,14 +118,14 @@ def sharded_top_k(
     items, rows = ranks.gather(torch.stack([items, rows], dim=1), pairs).unbind(1)
     here = items % ranks.size == ranks.rank
     theirs = items[here] // ranks.size, rows[here]
-    scores, places = top_k(every, table.shard.detach(), k, seen=theirs, norm=norm)
-    keys = pack_keys(scores, places * ranks.size + ranks.rank)
-    keys = keys.masked_fill(places == NOTHING, NO_KEY)
+    scores, places = ranking.top_k(every, table.shard.detach(), k, seen=theirs, norm=norm)
+    keys = ranking.pack_keys(scores, places * ranks.size + ranks.rank)
+    keys = keys.masked_fill(places == ranking.NOTHING, NO_KEY)
     n = len(states)
     merged = ranks.exchange(keys, counts, [n] * ranks.size).unflatten(0, (ranks.size, n))
     merged = merged.transpose(0, 1).flatten(1).topk(k).values
     nothing = merged == NO_KEY
-    return Ranking(
-        scores=key_scores(merged).masked_fill(nothing, -torch.inf),
-        items=key_items(merged).masked_fill(nothing, NOTHING),
+    return ranking.Ranking(
+        scores=ranking.key_scores(merged).masked_fill(nothing, -torch.inf),
+        items=ranking.key_items(merged).masked_fill(nothing, ranking.NOTHING),
     )

@@ -28,10 +28,11 @@ from sce.evaluation.metrics import RankCounts, by_popularity, compute
 from sce.units import plural
 
 Split = Literal["validation", "test"]
-# Of histories [b, l], what was seen, and times: items [b, k].
-Rank = Callable[[Tensor, SeenItems, Tensor | None], Tensor]
+States = Callable[[Tensor, Tensor | None], Tensor]  # of histories [b, l] and times: states [b, d]
+Rank = Callable[[Tensor, SeenItems], Tensor]  # of states, and what was seen: items [b, k]
 Progress = Callable[[int], None] | None
 KS = (1, 5, 10, 20, 50)
+_TOGETHER = 8  # batches whose states are computed at once: `last_states` computes as many anyway
 HELD_OUT = {"validation": 2, "test": 1}  # events at the end that the history must not contain
 
 
@@ -118,13 +119,18 @@ def evaluate(
     tally = Tally(dataset, split, *given, times=ranking.uses_times(model))
     norm = ranking.largest_norm(catalogue)
 
-    def rank(histories: Tensor, seen: SeenItems, times: Tensor | None) -> Tensor:
-        states = ranking.last_states(model, histories, max_length, times)
+    # Without a longest history all would be as wide as the longest of them.
+    together = 1 if max_length is None else _TOGETHER
+
+    def states(histories: Tensor, times: Tensor | None) -> Tensor:
+        return ranking.last_states(model, histories, max_length, times)
+
+    def rank(states: Tensor, seen: SeenItems) -> Tensor:
         left_out = None if keep_seen else seen
         return ranking.top_k(states, catalogue, max(ks), seen=left_out, norm=norm).items
 
     with evaluating(model), torch.no_grad():
-        tally.count(rank, batch_size, progress)
+        tally.count(states, rank, batch_size, progress, together=together)
     return tally.metrics()
 
 
@@ -155,33 +161,51 @@ class Tally:
         self.popular = None if popular is None else popular[targets]
 
     def count(
-        self, rank: Rank, batch_size: int, progress: Progress, number: int = 0, of: int = 1
+        self,
+        states: States,
+        rank: Rank,
+        batch_size: int,
+        progress: Progress,
+        number: int = 0,
+        of: int = 1,
+        together: int = 1,
     ) -> None:
-        """Count the items that `rank` finds; of every `of` batches, the one with this `number`."""
-        given, held_out = self.sequences, self.held_out
+        """Count the items that `rank` finds; of every `of` batches, the one with this `number`.
+
+        The states of so many batches are computed `together`.
+        """
+        given, options = self.sequences, {"max_length": self.longest, "held_out": self.held_out}
         # Users with histories of like length together: less padding.
         by_length = given.lengths.argsort(stable=True)
-        batches = by_length.split(batch_size)
-        for first in range(0, len(batches), of):
-            users = (*batches[first:], *[by_length[:0]] * of)[number]
-            options = {"max_length": self.longest, "held_out": held_out}
+        batches = [*by_length.split(batch_size)]
+        batches += [by_length[:0]] * (-len(batches) % of)
+        own = batches[number::of]
+        for first in range(0, len(own), together):
+            window = own[first : first + together]
+            users, sizes = torch.cat(window), [len(some) for some in window]
             batch = history_batch(given, users, **options)
             times = event_times(given, users, **options, width=batch.histories.shape[1])
-            targets, seen = batch.targets, seen_items(given, users, held_out=held_out)
-            items = rank(batch.histories, seen, times)
-            hits = items == targets[:, None]
-            ranks = torch.where(hits.any(1), hits.int().argmax(1), self.depth)
-            self.at_rank.index_add_(0, ranks, torch.ones_like(ranks))
-            self.ranks[users] = torch.where(ranks < self.depth, ranks + 1, 0).int()
-            items = torch.where(items == ranking.NOTHING, self.n_items, items)
-            for place, k in enumerate(self.ks):
-                self.recommended[place, items[:, :k]] = True
-            repeats = (seen.items == targets[seen.rows]).long()
-            times_seen = torch.zeros_like(targets).index_add_(0, seen.rows, repeats)
-            self.seen_targets += (times_seen > 0).sum()
-            self.users += len(targets)
-            if progress is not None:
-                progress(min((first + of) * batch_size, len(by_length)))
+            found = states(batch.histories, times).split(sizes)
+            parts = zip(window, found, batch.targets.split(sizes), strict=True)
+            for done, (some, after, targets) in enumerate(parts, first + 1):
+                seen = seen_items(given, some, held_out=self.held_out)
+                self._add(some, targets, seen, rank(after, seen))
+                if progress is not None:
+                    progress(min(done * of * batch_size, len(by_length)))
+
+    def _add(self, users: Tensor, targets: Tensor, seen: SeenItems, items: Tensor) -> None:
+        """Count the items of a batch, best first."""
+        hits = items == targets[:, None]
+        ranks = torch.where(hits.any(1), hits.int().argmax(1), self.depth)
+        self.at_rank.index_add_(0, ranks, torch.ones_like(ranks))
+        self.ranks[users] = torch.where(ranks < self.depth, ranks + 1, 0).int()
+        items = torch.where(items == ranking.NOTHING, self.n_items, items)
+        for place, k in enumerate(self.ks):
+            self.recommended[place, items[:, :k]] = True
+        repeats = (seen.items == targets[seen.rows]).long()
+        times_seen = torch.zeros_like(targets).index_add_(0, seen.rows, repeats)
+        self.seen_targets += (times_seen > 0).sum()
+        self.users += len(targets)
 
     def metrics(self, recommended: Sequence[int] | None = None) -> Metrics:
         """Work out the metrics of all rankings counted; `recommended` items by all who counted."""

@@ -18,16 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from sce.data.storage import append_json_line, own_file, tidy, write_text
+from sce.experiments import store
 from sce.experiments.spec import PlannedRun
-from sce.experiments.store import (
-    FAILED,
-    Row,
-    SweepDirectory,
-    can_resume,
-    finished_row,
-    planned_row,
-    read_rows,
-)
+from sce.experiments.store import FAILED, Row, SweepDirectory
 from sce.progress import ProgressDisplay
 from sce.training.signals import Interrupts
 from sce.units import show_duration, show_memory
@@ -79,7 +72,7 @@ class SweepRunner:
         self.signal: int | None = None  # the signal that stopped the sweep
         self._anew: set[str] = set()  # failed before, and left nothing to go on with
         self._alone: set[str] = set()  # found no memory beside others: get all of it once
-        found = {row["key"]: row for row in read_rows(directory.rows)}
+        found = {row["key"]: row for row in store.read_rows(directory.rows)}
         for run in runs:
             row, path = found.get(run.key), directory.runs / run.name
             if row is None and (path / "result.json").is_file():
@@ -90,7 +83,7 @@ class SweepRunner:
                 continue
             self.waiting.append(run)
             # A failure takes its state with it: one that is there is of a later, better attempt.
-            if row is not None and not can_resume(path):
+            if row is not None and not store.can_resume(path):
                 self._anew.add(run.key)
 
     def run(self, display: "SweepDisplay") -> None:
@@ -166,17 +159,17 @@ class SweepRunner:
             self._alone.add(run.key)
             self.waiting.append(run)
             return None
-        if kind == KILLED and can_resume(child.path):  # it was well until then
+        if kind == KILLED and store.can_resume(child.path):  # it was well until then
             message += "; --retry-failed goes on from what it saved"
         else:
             self.directory.trim(child.path, weights=False)
         failure = {"failure": {"kind": kind, "message": message}}
-        return self._keep(planned_row(run, FAILED, at_once, child.seconds) | failure)
+        return self._keep(store.planned_row(run, FAILED, at_once, child.seconds) | failure)
 
     def _finish(
         self, run: PlannedRun, path: Path, *, at_once: int | None, wall: float | None
     ) -> Row:
-        row = self._keep(finished_row(run, path, at_once=at_once, wall=wall))
+        row = self._keep(store.finished_row(run, path, at_once=at_once, wall=wall))
         self.directory.trim(path, weights=self.keep_weights)
         return row
 
@@ -196,7 +189,7 @@ class Child:
         self, run: PlannedRun, runs: Path, *, anew: bool, lock: int | None, jobs: int = 1
     ) -> None:
         self.run, self.path = run, runs / run.name
-        self.resumed = not anew and can_resume(self.path)
+        self.resumed = not anew and store.can_resume(self.path)
         self.at_once = 1
         self._begun = time.monotonic()
         self._asked = math.inf  # when it was asked to stop

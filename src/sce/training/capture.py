@@ -56,10 +56,7 @@ class CapturedSteps:
         self._graphs: dict[_Kind, _Graph] = {}
 
     def __call__(
-        self,
-        inputs: tuple[Tensor, ...],
-        with_statistics: bool,
-        max_targets: int | None = None,
+        self, inputs: tuple[Tensor, ...], with_statistics: bool, max_targets: int | None = None
     ) -> StepResult:
         """Do a step, and return its loss and statistics, on the device."""
         kind = inputs[0].shape, with_statistics, max_targets

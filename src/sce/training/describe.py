@@ -1,7 +1,9 @@
 """Names and settings of model and loss for run.json: a run is resumed with the same alone."""
 
+import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from enum import Enum
 from functools import partial
 from types import MethodType
@@ -16,11 +18,12 @@ from sce.errors import InputError
 from sce.losses import LOSSES
 from sce.models.base import Backbone
 from sce.models.registry import BACKBONES
-from sce.training.code import digest_code
 
 # What `fit` sets itself, and what torch keeps in every module.
 _NOT_SETTINGS = {"sparse_grad", *vars(nn.Module())}
 _PLAIN = (bool, int, float, str)
+_LIBRARIES = ("numpy", "sce", "torch")
+CODE = "code in "  # a setting that begins so may be another when a run is resumed
 
 
 def name_model(model: nn.Module) -> str:
@@ -38,7 +41,7 @@ def describe_model(model: nn.Module) -> dict[str, Any]:
     if name in BACKBONES:
         return found
     # Its parts in the order of their names, which is that of no process.
-    code = digest_code(sorted({type(part) for part in model.modules()}, key=_path))
+    code = _digest_source(sorted({type(part) for part in model.modules()}, key=_path))
     parts = [
         f"{place} {key}={value!r}"
         for place, part in model.named_modules()
@@ -65,7 +68,7 @@ def describe_loss(loss: Callable[..., Tensor], name: str | None = None) -> dict[
             f"a run remembers its loss, to be resumed with the same, and {error} cannot be told "
             'from another like it; name it: fit(..., loss_name="...")'
         ) from error
-    return (found if isinstance(found, dict) else {"name": found}) | digest_code(code)
+    return (found if isinstance(found, dict) else {"name": found}) | _digest_source(code)
 
 
 class _Nameless(Exception):  # noqa: N818 - becomes an InputError
@@ -112,6 +115,16 @@ def _describe(value: Any, code: list[Any]) -> Any:
         for key, one in sorted(attributes.items())
         if key not in _NOT_SETTINGS
     }
+
+
+def _digest_source(values: Iterable[Any]) -> dict[str, str]:
+    """Digest of the text of functions and classes of the user's own; {} where none is known."""
+    texts = []
+    for value in values:
+        if str(value.__module__).partition(".")[0] not in _LIBRARIES:
+            with suppress(OSError, TypeError):  # typed in, or not of Python
+                texts.append(inspect.getsource(value))
+    return {f"{CODE}text": digest_bytes("\n".join(texts).encode())[:16]} if texts else {}
 
 
 def _path(kind: Any) -> str:

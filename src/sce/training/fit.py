@@ -99,8 +99,8 @@ def fit(
             known ones near them. A loss with weights of its own keeps those. The evaluation before
             any step is epoch 0, and may remain the best.
         config: The settings of model and loss to be kept with the run.
-        loss_name: The loss in run.json, by which resuming knows it, if its class, attributes and
-            code do not say all. A partial, a lambda or a closure needs one, if there is `out`.
+        loss_name: The loss in run.json, by which resuming knows it, if its class and attributes do
+            not say all. A partial, a lambda or a closure needs one, if there is `out`.
         on_epoch: Called with the record of each epoch, which is a line of metrics.jsonl.
         progress: Show progress on stderr.
 

@@ -5,16 +5,10 @@ from typing import Any
 
 import torch
 
+from sce.data import storage
 from sce.data.items import Items
 from sce.data.manifest import describe_file
 from sce.data.new_items import Grown, grow
-from sce.data.storage import (
-    atomic_directory,
-    check_writable,
-    digest_bytes,
-    json_checksum,
-    write_json,
-)
 from sce.errors import InputError
 from sce.models.registry import BACKBONES
 from sce.training.checkpoint import read_tensors, write_tensors
@@ -45,7 +39,7 @@ def add_items(path: Path | str, items: Path | str, out: Path | str) -> dict[str,
     run = Run.open(path)
     if run.model not in BACKBONES:
         raise InputError(f"the model of {path} is {run.model}, whose item table sce does not know")
-    check_writable(out)
+    storage.check_writable(out)
     if out.exists():
         raise InputError(f"{out} exists; choose another directory")
     weights = read_weights(run)
@@ -53,7 +47,7 @@ def add_items(path: Path | str, items: Path | str, out: Path | str) -> dict[str,
     table = weights["catalogue"]
     grown = grow(Items(run.item_ids, run.titles, run.popularity), table.numpy(), items)
     rows = torch.from_numpy(grown.rows)
-    with atomic_directory(out) as directory:
+    with storage.atomic_directory(out) as directory:
         identity = _write_manifest(run, directory, grown)
         weights["catalogue"] = place_rows(table, grown.sources, rows)
         write_tensors(directory / run.best_weights.name, weights, {"run": identity})
@@ -61,7 +55,7 @@ def add_items(path: Path | str, items: Path | str, out: Path | str) -> dict[str,
         unknown = dict.fromkeys(("best_epoch", "epochs", "tokens_per_second"))
         result = (run.result() or unknown).items()
         kept = {name: value for name, value in result if name not in _OUTCOMES}
-        write_json(directory / run.result_file.name, kept)
+        storage.write_json(directory / run.result_file.name, kept)
     return grown.added
 
 
@@ -69,8 +63,8 @@ def _write_manifest(run: Run, directory: Path, grown: Grown) -> str:
     """Write run.json and its arrays; return the identity of the new run."""
     manifest = MANIFEST.read(run.path)
     files = {file.name: describe_file(file) for file in grown.items.write(directory)}
-    digest = digest_bytes(grown.rows.tobytes())
-    identity = json_checksum({"run": run.identity, "rows": digest, "files": files})
+    digest = storage.digest_bytes(grown.rows.tobytes())
+    identity = storage.json_checksum({"run": run.identity, "rows": digest, "files": files})
     manifest.pop("diverged", None)
     added = {"run": str(run.path.resolve()), **grown.added}
     changes = {

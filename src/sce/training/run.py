@@ -23,18 +23,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sce.data import storage
 from sce.data.columns import Columns
 from sce.data.items import Items
 from sce.data.manifest import FILE, Manifest, describe_file, map_array, write_array
 from sce.data.prepared import PreparedDataset
-from sce.data.storage import (
-    append_json_line,
-    atomic_file,
-    json_line,
-    read_json,
-    read_json_lines,
-    write_text,
-)
 from sce.data.vocabulary import Vocabulary
 from sce.distributed.checkpoint import LATEST, read_whole
 from sce.errors import InputError, TrainingWarning, named
@@ -197,19 +190,20 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the records of the epochs so far."""
-        return read_json_lines(self.metrics_file, _EPOCH) if self.metrics_file.is_file() else []
+        file = self.metrics_file
+        return storage.read_json_lines(file, _EPOCH) if file.is_file() else []
 
     def write_metrics(self, history: Iterable[Mapping[str, Any]]) -> None:
         """Write the records so far, whatever was there: after a crash that may be ahead of them."""
-        write_text(self.metrics_file, "".join(map(json_line, history)))
+        storage.write_text(self.metrics_file, "".join(map(storage.json_line, history)))
 
     def add_metrics(self, record: Mapping[str, Any]) -> None:
         """Add the record of an epoch."""
-        append_json_line(self.metrics_file, record)
+        storage.append_json_line(self.metrics_file, record)
 
     def result(self) -> dict[str, Any] | None:
         """Return the outcome, or None while training has not ended."""
-        return read_json(self.result_file, RESULT) if self.result_file.is_file() else None
+        return storage.read_json(self.result_file, RESULT) if self.result_file.is_file() else None
 
     def load_dataset(self, path: Path | str | None = None, verify: bool = True) -> PreparedDataset:
         """Open the dataset that the run was trained on, which lies at `path` if it was moved."""
@@ -307,7 +301,7 @@ def resume_hint(run: Run) -> str:
 
 def write_ranks(directory: Path, ranks: NDArray[np.int32]) -> dict[str, Any]:
     """Store the ranks of test users in the dataset's order; return size and digest."""
-    with atomic_file(directory / RANKS) as file:
+    with storage.atomic_file(directory / RANKS) as file:
         write_array(file, ranks)
     return describe_file(directory / RANKS)
 

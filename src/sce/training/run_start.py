@@ -1,6 +1,7 @@
 """Starting and resuming runs: the directory is checked, locked, created."""
 
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -9,23 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from sce import __version__
+from sce.data import storage
 from sce.data.items import Items
 from sce.data.manifest import describe_file
 from sce.data.popular import count_items
 from sce.data.prepared import PreparedDataset
 from sce.data.shapes import misfit
-from sce.data.storage import (
-    LOCK,
-    atomic_directory,
-    check_writable,
-    json_checksum,
-    locked,
-    partial_directory,
-    write_json,
-)
 from sce.distributed.ranks import note_start
-from sce.errors import InputError, named
-from sce.training.code import CODE
+from sce.errors import InputError, TrainingWarning, named
+from sce.training.describe import CODE
 from sce.training.run import FILES, MANIFEST, DatasetInfo, Run
 from sce.units import plural
 
@@ -51,7 +44,7 @@ def check_target(
     if force and resume:
         given = named("force", True), named("resume", True)
         raise InputError("{} replaces a run and {} goes on with it: choose one".format(*given))
-    check_writable(path, replaced=not resume)
+    storage.check_writable(path, replaced=not resume)
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         if not needed:
             return False
@@ -71,8 +64,8 @@ def check_target(
             f"{named('force', True)}, or choose another directory"
         )
     files = MANIFEST.read(path)["files"]
-    known = {MANIFEST.file, LOCK, *files, *FILES}
-    known |= {partial_directory(path / name).name for name in (MANIFEST.file, *FILES)}
+    known = {MANIFEST.file, storage.LOCK, *files, *FILES}
+    known |= {storage.partial_directory(path / name).name for name in (MANIFEST.file, *FILES)}
     others = sorted({file.name for file in path.iterdir()} - known)
     if force and others:
         raise InputError(
@@ -112,14 +105,14 @@ def run_target(
     exists = check_target(path, force=force, resume=resume)
     with ExitStack() as locks:
         if exists:
-            locks.enter_context(locked(path))
+            locks.enter_context(storage.locked(path))
         manifest = None
         if exists and resume:
             manifest = check_resumable(path, dataset, config=config, model=model)
 
         def open_run(derived: Mapping[str, Any]) -> Run:
             if manifest is not None:
-                write_json(path / MANIFEST.file, manifest)
+                storage.write_json(path / MANIFEST.file, manifest)
                 return Run.open(path)
             note_start(path)
             given: Any = {"config": config, "derived": derived, "model": model, "replace": exists}
@@ -146,9 +139,9 @@ def start_run(
     locks: ExitStack | None = None,
 ) -> Run:
     """Create the directory of a run; with `locks`, it is locked before others can see it."""
-    with atomic_directory(path, replace=replace) as directory:
+    with storage.atomic_directory(path, replace=replace) as directory:
         if locks is not None:
-            locks.enter_context(locked(directory, place=path))
+            locks.enter_context(storage.locked(directory, place=path))
         counts = count_items(dataset.train.items, dataset.n_items)
         items = Items(dataset.item_ids, dataset.titles, counts)
         files = {file.name: describe_file(file) for file in items.write(directory)}
@@ -156,9 +149,10 @@ def start_run(
         info = DatasetInfo(*about, dataset.settings.get("columns", {}), dataset.times_hash)
         free = (*_FREE, "training.epochs")
         fixed = {name: value for name, value in _flatten(config).items() if name not in free}
+        known = {"dataset": dataset.content_hash, "model": model}
         manifest = {
             "sce": __version__,
-            "identity": json_checksum({"dataset": dataset.content_hash, "model": model, **fixed}),
+            "identity": storage.json_checksum(known | fixed),
             "model": model,
             "config": dict(config),
             "derived": dict(derived),
@@ -209,14 +203,14 @@ def check_resumable(
             f"{path} cannot be resumed with other settings: {'; '.join(told)}; give those "
             f"that it was begun with{hint if any('loss._' in name for name in refused) else ''}"
         )
-    for section in ("model", "loss"):
-        begun, given = manifest["config"][section], config[section]
-        if any(begun.get(name, given[name]) != given[name] for name in given if CODE in name):
-            known = {name: one for name, one in given.items() if CODE not in name}
-            raise InputError(
-                f"{path} was begun with another body of the {section} {known['name']}, or of what "
-                "it calls: resume with the code that it was begun with, or say that it is the same "
-                f"with fit(..., config={{'{section}': {known}}})"
+    for name in now.keys() & before.keys():
+        if CODE in name and before[name] != now[name]:
+            section = name.partition(".")[0]
+            warnings.warn(
+                f"{path} was begun with other code of the {section} {config[section]['name']}: "
+                "unless it does the same, the result is that of neither",
+                TrainingWarning,
+                stacklevel=2,
             )
     if changed:
         manifest.pop("diverged", None)
@@ -229,7 +223,7 @@ def note_divergence(run: Run, *, epoch: int, step: int) -> None:
     """Write into a run that its loss was not finite: resuming then allows remedies."""
     manifest = MANIFEST.read(run.path)
     manifest["diverged"] = {"epoch": epoch, "step": step}
-    write_json(run.path / MANIFEST.file, manifest)
+    storage.write_json(run.path / MANIFEST.file, manifest)
 
 
 def _flatten(nested: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,8 +23,7 @@ from sce.data.prepared import PreparedDataset, Sequences
 from sce.distributed.checkpoint import LATEST, read_whole
 from sce.errors import InputError, TrainingWarning, checked, named
 from sce.training.checkpoint import FORMAT, VERSION, Trained, read_tensors, with_prefix
-from sce.training.code import CODE
-from sce.training.describe import describe_model, name_model
+from sce.training.describe import CODE, describe_model, name_model
 from sce.training.run import MANIFEST, Run, read_weights, warn_of
 from sce.training.settings import TrainingSettings
 from sce.units import plural
@@ -82,9 +81,6 @@ def choose_start(
     """What training begins with: of the run at `path`, or of that which the resumed one began with.
 
     `begun` says of the resumed run, if there is one, its "start" and whether it is "saved".
-
-    Raises:
-        InputError: When the resumed run began otherwise, or the other does not fit.
     """
     known = begun.get("start")
     given, there = (one and Path(one).resolve() for one in (path, out))
@@ -110,11 +106,7 @@ def choose_start(
 def read_start(
     path: Path, model: nn.Module, dataset: PreparedDataset, settings: TrainingSettings
 ) -> Start:
-    """Read the best weights of a run and its optimizer state, for the items of a dataset.
-
-    Raises:
-        InputError: When there are none, they are of another model, or there is no common item.
-    """
+    """Read the best weights of a run and its optimizer state, for the items of a dataset."""
     run = Run.open(path)
     _check_model(run, model)
     weights = {f"model.{name}": tensor for name, tensor in read_weights(run).items()}
@@ -194,19 +186,12 @@ def mean_neighbours(
 ) -> tuple[Tensor, NDArray[np.bool_]]:
     """Of each new item, the mean of the known rows that are at most `window` events away.
 
-    Args:
-        sequences: Training sequences of codes.
-        sources: By code, the row of a known item, -1 of a new one.
-        rows: The table.
-        window: Events before and after.
-
-    Returns:
-        Vectors of the new items in turn, in float64, and where there was any known neighbour: the
-        others have the mean of all known items.
+    `sources` has by code the row of a known item, -1 of a new one. Returns vectors of the new items
+    in turn, in float64, and where there was any known neighbour: others have the mean of all known.
     """
     known = sources >= 0
     places, new = np.cumsum(~known) - 1, int((~known).sum())
-    sums, counts = np.zeros((new, rows.shape[1])), np.zeros(new, np.int64)
+    sums, counts = rows.new_zeros(new, rows.shape[1], dtype=torch.float64), np.zeros(new, np.int64)
     items, offsets = sequences.items, sequences.offsets
     for first in range(0, len(items) if new else 0, _EVENTS):
         part = items[first : first + _EVENTS + window]
@@ -219,28 +204,13 @@ def mean_neighbours(
             together = owners[:size] == owners[shift : shift + size]
             for one, other in ((left, right), (right, left)):
                 found = together & ~known[one] & known[other]
-                chosen = rows[torch.from_numpy(sources[other[found]])].double().numpy()
-                _add_rows(sums, counts, places[one[found]], chosen)
-    found = counts > 0
-    if not found.all():
-        every = rows[torch.from_numpy(sources[known])]
-        sums[~found], counts[~found] = every.mean(0, dtype=torch.float64).numpy(), 1
-    return torch.from_numpy(sums / counts[:, None]), found
-
-
-def _add_rows(
-    sums: NDArray[np.float64],
-    counts: NDArray[np.int64],
-    places: NDArray[np.int64],
-    rows: NDArray[np.float64],
-) -> None:
-    """Add rows at places, of which many may be the same, in their order: always the same bits."""
-    if not len(places):
-        return
-    order = np.argsort(places, kind="stable")
-    distinct, begins, times = np.unique(places[order], return_index=True, return_counts=True)
-    sums[distinct] += np.add.reduceat(rows[order], begins)
-    counts[distinct] += times
+                at, chosen = places[one[found]], torch.from_numpy(sources[other[found]])
+                sums.index_add_(0, torch.from_numpy(at), rows[chosen].double())
+                np.add.at(counts, at, 1)
+    near = counts > 0
+    if not near.all():
+        sums[~near] = rows[torch.from_numpy(sources[known])].mean(0, dtype=torch.float64)
+    return sums / torch.from_numpy(counts.clip(min=1)).unsqueeze(1), near
 
 
 def _check_model(run: Run, model: nn.Module) -> None:

@@ -83,7 +83,7 @@ def test_a_target_that_is_nearly_certain_keeps_its_digits() -> None:
     states = (catalogue.detach()[:8] * 1.25).requires_grad_()  # logits 20, and 0: losses 3e-8
     inputs = (states, catalogue, torch.arange(8, device=DEVICE))
     found, wanted = run(inputs, torch.bfloat16, "sum"), exact(inputs, torch.bfloat16, "sum")
-    assert found[0] == pytest.approx(wanted[0].item(), rel=1e-5)
+    assert found[0].item() == pytest.approx(wanted[0].item(), rel=1e-5)
     assert_close(found, wanted, 1e-5)
 
 

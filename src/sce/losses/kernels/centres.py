@@ -97,8 +97,7 @@ def prepare(
         )  # fmt: skip
     # Asserted on the device: as loud as an exception, and the host does not wait for it.
     torch._assert_async(
-        status[0],
-        f"targets must lie in [0, {n_items}) or equal ignore_index ({ignore_index})",
+        status[0], f"targets must lie in [0, {n_items}) or equal ignore_index ({ignore_index})"
     )
     return Prepared(marked, packed, keys, losses, status, centres)
 
