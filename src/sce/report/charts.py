@@ -9,6 +9,7 @@ from typing import NamedTuple
 import altair as alt
 import polars as pl
 
+from sce import units
 from sce.experiments.figure_spec import CHARTS, HISTORY, MEASURES, FigureSpec
 from sce.losses import LOSSES
 from sce.report.drawing import (
@@ -45,16 +46,6 @@ from sce.report.frame import (
     with_most_seeds,
 )
 from sce.report.record import PHASES
-from sce.units import (
-    is_number,
-    show_count,
-    show_digits,
-    show_duration,
-    show_memory,
-    show_metric,
-    show_share,
-    show_spread,
-)
 
 COMPONENTS = {"weights": "weights", "optimizer": "optimizer state", "activations": "activations",
               "gradients": "gradients", "loss": "loss (logits)", "backward": "rest of backward",
@@ -76,27 +67,29 @@ class Course(NamedTuple):
 
 # A new chart of epochs is an entry here, by the name that sweeps know it by.
 COURSES = {
-    "loss": Course("training loss", {"loss": HISTORY["loss"]}, show_digits, Axis("loss"),
+    "loss": Course("training loss", {"loss": HISTORY["loss"]}, units.show_digits, Axis("loss"),
                    "Mean of the epoch", "Learning"),
-    SCORE: Course("validation NDCG@10", {"NDCG@10": HISTORY[SCORE]}, show_metric,
+    SCORE: Course("validation NDCG@10", {"NDCG@10": HISTORY[SCORE]}, units.show_metric,
                   Axis("NDCG@10", zero=True),
                   "Each test user's last event but one, in a ranking of the whole catalogue",
                   "Learning"),
     "seconds": Course("time per epoch", {phase: ("seconds", phase) for phase in PHASES},
-                      show_duration, Axis("seconds", zero=True), "Seconds", "Memory and time"),
-    "speed": Course("training speed", {"tokens per second": ("tokens_per_second",)}, show_count,
-                    Axis("tokens per second", "s", zero=True), "Tokens without padding",
-                    "Memory and time"),
+                      units.show_duration, Axis("seconds", zero=True), "Seconds",
+                      "Memory and time"),
+    "speed": Course("training speed", {"tokens per second": ("tokens_per_second",)},
+                    units.show_count, Axis("tokens per second", "s", zero=True),
+                    "Tokens without padding", "Memory and time"),
     "picked_once": Course("states picked once",
                           {"in exactly one bucket": HISTORY["picked_once"],
-                           "in any bucket": HISTORY["placed"]}, show_share, _SHARE,
+                           "in any bucket": HISTORY["placed"]}, units.show_share, _SHARE,
                           "Share of a batch's states; one that is in many buckets takes others' "
                           "places", "Buckets"),
-    "occupied": Course("buckets with any state", {"any state": HISTORY["occupied"]}, show_share,
-                       _SHARE, "Share of the buckets that any state of the batch is in", "Buckets"),
-    "placed": Course("states in any bucket", {}, show_share, _SHARE),
+    "occupied": Course("buckets with any state", {"any state": HISTORY["occupied"]},
+                       units.show_share, _SHARE,
+                       "Share of the buckets that any state of the batch is in", "Buckets"),
+    "placed": Course("states in any bucket", {}, units.show_share, _SHARE),
     "correct_in_bucket": Course("correct items in their buckets",
-                                {"correct item": HISTORY["correct_in_bucket"]}, show_share,
+                                {"correct item": HISTORY["correct_in_bucket"]}, units.show_share,
                                 _SHARE, "Share of bucket rows whose own correct item is among the "
                                 "bucket's items", "Buckets"),
 }  # fmt: skip
@@ -160,7 +153,7 @@ def line(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figure 
     several = False
     for group, members in named.items():
         by_x: dict[float, list[SeedGroup]] = {}
-        placed = [member for member in members if is_number(member.value(spec.x))]
+        placed = [member for member in members if units.is_number(member.value(spec.x))]
         for member in placed or members:
             by_x.setdefault(member.value(spec.x) if placed else math.nan, []).append(member)
         points, level = [], None
@@ -169,7 +162,7 @@ def line(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figure 
             one = max(with_most_seeds(here), key=lambda one: (one.score, one.mean(spec.y) or 0.0))
             value = one.mean(spec.y)
             if value is not None:
-                told.append(tell(one, names, "" if dataset else f"{show_count(at)} items"))
+                told.append(tell(one, names, "" if dataset else f"{units.show_count(at)} items"))
                 point = Point(at, value, _hover(told[-1]), one.spread(spec.y) or 0.0)
                 if math.isnan(at):  # a loss without this setting is a level across
                     level = point
@@ -213,7 +206,7 @@ def epochs(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figur
         return None
     cells = [
         {
-            p.x: " ± ".join(filter(None, show_spread(p.y, p.spread or None, show)))
+            p.x: " ± ".join(filter(None, units.show_spread(p.y, p.spread or None, show)))
             for p in curve.points
         }
         for curve in curves
@@ -240,25 +233,25 @@ def components(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> F
             bars[name_group(spec.by, group, named)] = max(parts, key=sum)
     if not bars:
         return None
-    text = f"At the peak of a step; {show_count(groups[0].value('items'))} items."
+    text = f"At the peak of a step; {units.show_count(groups[0].value('items'))} items."
     if is_resident(row for one in groups for row in one.rows):
         text += " Bytes of live tensors, not of the process: there was no GPU."
-    sums = {bar: show_memory(sum(sizes)) for bar, sizes in bars.items()}
+    sums = {bar: units.show_memory(sum(sizes)) for bar, sizes in bars.items()}
     return Figure(
         spec.title or f"{dataset}: memory by component",
         spec.text or text,
         "; ".join(f"{bar} {total}" for bar, total in sums.items()) + ".",
         _stack(bars, sums),
         ["loss", *COMPONENTS.values(), "sum"],
-        [[bar, *map(show_memory, sizes), sums[bar]] for bar, sizes in bars.items()],
+        [[bar, *map(units.show_memory, sizes), sums[bar]] for bar, sizes in bars.items()],
     )
 
 
 def _stack(bars: Mapping[str, list[float]], sums: Mapping[str, str]) -> alt.TopLevelMixin:
     frame = pl.DataFrame(
         [
-            {"bar": bar, "name": name, "order": order, "share": size / sum(sizes),
-             "told": f"{bar}, {name}: {show_memory(size)}, {show_share(size / sum(sizes))}"}
+            {"bar": bar, "name": name, "order": order, "share": (share := size / sum(sizes)),
+             "told": f"{bar}, {name}: {units.show_memory(size)}, {units.show_share(share)}"}
             for bar, sizes in bars.items()
             for order, (name, size) in enumerate(zip(COMPONENTS.values(), sizes, strict=True))
         ]
@@ -312,7 +305,7 @@ def _curve(
     return Curve(name_group(spec.by, group, named), points, colour, dash, level)
 
 
-def in_words(curves: Sequence[Curve], measure: str, show: Show = show_digits) -> str:
+def in_words(curves: Sequence[Curve], measure: str, show: Show = units.show_digits) -> str:
     """The reach of each curve."""
     words = []
     for curve in curves:

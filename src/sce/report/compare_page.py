@@ -7,21 +7,11 @@ from typing import Any
 
 from sce.experiments.figure_spec import FigureSpec
 from sce.experiments.store import Row
+from sce.report import frame
 from sce.report.charts import make_figures
 from sce.report.comparison import Comparison, all_rows, count_runs, name_failed
 from sce.report.drawing import Figure
 from sce.report.field import ABOUT, make_field
-from sce.report.frame import (
-    TEST,
-    SeedGroup,
-    above,
-    comparable,
-    group_seeds,
-    is_resident,
-    number,
-    relative,
-    show_change,
-)
 from sce.report.pages import render
 from sce.report.pairs import chosen, ranks_of, relative_interval
 from sce.report.tables import NO_END, ComparisonTable, Duel, all_settings, make_table, show_score
@@ -36,7 +26,7 @@ _NO_RANKS = "¹ The ranks of the test users are not stored; sce evaluate RUN sto
 
 def make_page(comparisons: Sequence[Comparison], *, written: datetime) -> str:
     """Make the page of comparisons, in their order; `written` is the time in the footer."""
-    rows, told = comparable(all_rows(comparisons))
+    rows, told = frame.comparable(all_rows(comparisons))
     failed = name_failed(rows)
     return render(
         "compare.html",
@@ -48,15 +38,15 @@ def make_page(comparisons: Sequence[Comparison], *, written: datetime) -> str:
         failed=failed,
         failed_title=f"{plural(len(failed), 'run')} that failed",
         field=_field(trainings(comparisons)),
-        everything=all_settings(group_seeds(rows)),
+        everything=all_settings(frame.group_seeds(rows)),
         circumstances=" ".join([*told, *_circumstances(rows)]),
     )
 
 
-def trainings(comparisons: Sequence[Comparison]) -> list[SeedGroup]:
+def trainings(comparisons: Sequence[Comparison]) -> list[frame.SeedGroup]:
     """The groups of whole trainings that finished, of all comparisons."""
-    rows = comparable(all_rows(comparisons))[0]
-    return [one for one in group_seeds(rows) if one.value("measure") == "training"]
+    rows = frame.comparable(all_rows(comparisons))[0]
+    return [one for one in frame.group_seeds(rows) if one.value("measure") == "training"]
 
 
 def make_markdown(comparisons: Sequence[Comparison]) -> str:
@@ -67,7 +57,7 @@ def make_markdown(comparisons: Sequence[Comparison]) -> str:
     return render("compare.md", "", written=datetime.now(), parts=parts, field=field, **headlines)
 
 
-def _field(groups: Sequence[SeedGroup]) -> dict[str, Any]:
+def _field(groups: Sequence[frame.SeedGroup]) -> dict[str, Any]:
     """A table of all settings over the datasets that have the reference, if it has several rows."""
     heads, rows = make_field(chosen(groups))
     several = len(rows) > 1 and any(int(row[2]) > 1 for row in rows)
@@ -180,16 +170,19 @@ def _headline_table(comparisons: Sequence[Comparison]) -> tuple[Comparison, Comp
 def _verdict(duel: Duel) -> tuple[str, str]:
     """A change only where it is more than chance, as far as seeds and users can tell."""
     ours, theirs = duel.ours, duel.theirs
-    change = relative(ours.mean(TEST), theirs.mean(TEST))
-    text = f"{ours.dataset}: test NDCG@10 of {duel.name} ({ours.show(TEST, show_score)}) against "
-    text += f"{duel.rival} ({theirs.show(TEST, show_score)}), the best other by validation"
+    change = frame.relative(ours.mean(frame.TEST), theirs.mean(frame.TEST))
+    mine, other = (one.show(frame.TEST, show_score) for one in (ours, theirs))
+    text = f"{ours.dataset}: test NDCG@10 of {duel.name} ({mine}) against {duel.rival} ({other}), "
+    text += "the best other by validation"
     text += f"; also differ in: {duel.differ}" if duel.differ else ""
     for name, one in duel.sides:
-        if popular := above(one):
+        if popular := frame.above(one):
             text += f"; {name} is worse than popularity ({show_score(popular)})"
-    spreads = [one.spread(TEST) for one in (ours, theirs)]
+    spreads = [one.spread(frame.TEST) for one in (ours, theirs)]
     known = [spread for spread in spreads if spread is not None]
-    within = abs((ours.mean(TEST) or 0.0) - (theirs.mean(TEST) or 0.0)) < max(known, default=0.0)
+    within = abs((ours.mean(frame.TEST) or 0.0) - (theirs.mean(frame.TEST) or 0.0)) < max(
+        known, default=0.0
+    )
     if len(known) < len(spreads):
         text += "; a single seed has no spread"
     elif within:
@@ -197,18 +190,18 @@ def _verdict(duel: Duel) -> tuple[str, str]:
     seeds = [{row["seed"] for row in one.rows} for one in (ours, theirs)]
     if seeds[0] != seeds[1]:
         text += "; their seeds differ"
-    users = number(ours.rows[0], "users", "test")
+    users = frame.number(ours.rows[0], "users", "test")
     among = f"{show_count(users)} test users" if users else "test users"
     ranks = ranks_of(ours), ranks_of(theirs)
     interval = relative_interval(*ranks) if all(ranks) else None
     text += f"; over {among} "
     if isinstance(interval, tuple):
-        text += f"{' to '.join(map(show_change, interval))} (95%)"
+        text += f"{' to '.join(map(frame.show_change, interval))} (95%)"
     else:
         text += f"no interval: {interval}" if interval else "no interval¹"
-    saved = relative(ours.mean("memory"), theirs.mean("memory"))
-    if saved is not None and not is_resident([*ours.rows, *theirs.rows]):
-        text += f"; memory {show_change(saved)}"
+    saved = frame.relative(ours.mean("memory"), theirs.mean("memory"))
+    if saved is not None and not frame.is_resident([*ours.rows, *theirs.rows]):
+        text += f"; memory {frame.show_change(saved)}"
     if duel.unconverged:
         text += f"; of {plural(duel.unconverged, 'run')} {NO_END}"
     if doubt := duel.doubt():
@@ -219,7 +212,7 @@ def _verdict(duel: Duel) -> tuple[str, str]:
         return text, "no clear difference"
     if len(known) < len(spreads):
         return text, "one seed"
-    return text, "too few users" if isinstance(interval, str) else show_change(change)
+    return text, "too few users" if isinstance(interval, str) else frame.show_change(change)
 
 
 def _circumstances(rows: Sequence[Row]) -> Iterator[str]:
