@@ -68,7 +68,8 @@ SMALL = [(items, dtype) for items in (100 * K, M) for dtype in ("bfloat16", "flo
 KERNELS: Claims = {
     "takes {:.0f} ms and {:.1f} GiB at 100 k items in bfloat16": lambda: [
         call("CE, torch", 100 * K), call("CE, torch", 100 * K, of="extra MiB") / 1024],
-    "its own choice of chunks it takes {:.0f} s at a million": lambda: [call("CE, Liger", M) / 1000],
+    "its own choice of chunks it takes {:.0f} s at a million": lambda: [
+        call("CE, Liger", M) / 1000],
     "SCE is {:.1f} times faster eager and {:.0f} times as a graph; at ten million {:.0f} and "
     "{:.0f} times": lambda: [
         _faster(loss, TENSORS, items) for items in (M, 10 * M) for loss in ("SCE", GRAPH)],
