@@ -57,7 +57,7 @@ def _kernels(dtype: str, others: dict[str, str]) -> str:
         if row["dtype"] == dtype:
             shape = row["items"], (row["batch"], row["dim"], row["bucket_size_y"])
             shapes.setdefault(shape, {})[row["loss"]] = row
-    changed = {256: "d = 256", 640: "128,000 states, 715 buckets of 715"}
+    changed = {256: "d = 256", 640: "128,000 states, 715 buckets"}
 
     def cells(found: dict[str, Row], loss: str, graph: str) -> list[str]:
         rows = (found.get(name) for name in (loss, graph))

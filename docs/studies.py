@@ -126,8 +126,8 @@ def news() -> str:
     return (
         f"On globo, the one log of news, sampled softmax with popular negatives (CE⁻) has "
         f"{found / ce:.2f} times the NDCG@10 of exact CE, and {found / sce:.2f} times that of SCE."
-        f"\nIt was trained with **{seeds}**, the others with three, of which the best of SCE is "
-        f"{100 * (max(ndcg(trained('globo', 'sce'))) / sce - 1):.0f} % above their mean."
+        f"\nIt was trained with **{seeds}**, the others with three. The best seed of SCE is "
+        f"{100 * (max(ndcg(trained('globo', 'sce'))) / sce - 1):.0f} % above the mean of its three."
     )
 
 
@@ -203,6 +203,7 @@ def coverage_steps() -> str:
         "states left over go to their nearest bucket": ("left-over to nearest", 2.0, 2048),
         "every state in its nearest bucket alone": ("coverage", 2.0, 2048),
         "four times the buckets": ("coverage", 8.0, 2048),
+        "the paper's rule, twice the buckets": ("paper", 4.0, 2048),
         **{
             f"4 √targets buckets, {size:,} items in each": ("coverage", 4.0, size)
             for size in (512, 1024, 4096)

@@ -1,5 +1,6 @@
 """README and the pages of the site: their code as it is printed there, their tables and links."""
 
+import importlib
 import json
 import re
 import runpy
@@ -125,6 +126,14 @@ def test_a_changed_or_typed_number_row_or_sentence_is_noticed(
     assert untraced("results.md", "It takes 1,234 MiB and 0.77 of it.") == ["1,234 MiB", "0.77"]
     monkeypatch.setitem(read("benchmarks/results/scale.jsonl")[0], "events", 7_700_000)
     assert "occur in 7.7 M events" in put_right("results.md", text)
+
+
+def test_the_figure_is_that_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails: python benchmarks/plot_losses.py."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    plot: Any = importlib.import_module("plot_losses")
+    figure = (DOCS / "figures" / "losses.svg").read_text(encoding="utf-8")
+    assert plot.digest(plot.rows_shown()) in figure
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -92,14 +92,16 @@ def test_the_ranks_of_users_are_kept_with_the_run(run: Path, capsys: Capture) ->
 
 
 @pytest.mark.parametrize(
-    ("users", "end"),
-    [(200, ": 1.00 times as much, worse than popularity"),
-     (199, ": on 199 test users, too few to tell")],
+    ("users", "value", "end"),
+    [(200, 0.0499, ": 1.00 times as much, worse than popularity"),
+     (199, 0.0499, ": on 199 test users, too few to tell"),
+     (30, 0.1, ": on 30 test users, too few to tell"),
+     (30, 0.5, ": 10.00 times as much")],
 )  # fmt: skip
-def test_worse_than_popularity_is_said(users: int, end: str, capsys: Capture) -> None:
+def test_worse_than_popularity_is_said(users: int, value: float, end: str, capsys: Capture) -> None:
     rows = {
         name: {f"{metric}@10": value for metric in ("ndcg", "hr", "mrr", "cov")}
-        for name, value in [("ce", 0.0499), ("popularity", 0.05)]
+        for name, value in [("ce", value), ("popularity", 0.05)]
     }
     show_metrics(rows, title="test", users=users, apart={})
     assert capsys.readouterr().out.splitlines()[0].endswith(f"of popularity{end}")

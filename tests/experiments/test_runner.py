@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import sce
 from sce.data.storage import json_line, locked
 from sce.errors import InputError
 from sce.experiments import runner
@@ -139,6 +140,7 @@ def test_every_run_has_a_row_and_none_is_repeated(play: Play) -> None:
     assert row["test"] == {"ndcg@10": 0.1}
     assert row["at_once"] == 2
     assert row["versions"]["torch"]
+    assert row["versions"]["sce"] == sce.__version__
     before = play.place.rows.read_text()
     assert play.sweep().count("finished") == 4
     assert play.place.rows.read_text() == before

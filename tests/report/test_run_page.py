@@ -281,7 +281,7 @@ def test_worse_than_popularity_is_not_hidden(run: Run) -> None:
 
 
 def test_few_users_cannot_tell_from_popularity(run: Run) -> None:
-    words = finished(run, users={"test": 199}).words
+    words = finished(run, users={"test": 100}).words
     assert "too few users to tell from popularity (0.0459)" in words
     assert "×" not in words.partition("trained with")[0]
 

@@ -6,7 +6,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from sce.data.prepared import FEW_USERS
+from sce.evaluation.metrics import too_few
 from sce.progress import PipedConsole
 from sce.units import plural
 
@@ -50,7 +50,7 @@ def show_metrics(
     value, other = model[name], popularity[name]
     times = f": {value / other:.2f} times as much" if other else ""
     times += ", worse than popularity" if value < other else ""
-    if users < FEW_USERS:
+    if too_few(users, value, other):
         times = f": on {plural(users, f'{title} user')}, too few to tell"
     table = plain_table(title, "")
     for depth in depths:

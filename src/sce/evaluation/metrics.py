@@ -5,6 +5,7 @@ is 1 / (rank + 1), and HR@k is 1. All of them depend on the ranks only through h
 which, so that is what is kept: it does not grow with the users.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sce.data.prepared import FEW_USERS
 from sce.errors import InputError
 
 
@@ -30,6 +32,15 @@ class RankCounts:
         if self.users < 1:
             raise InputError("there are no users to average over")
         return self.at[:k]
+
+
+def too_few(users: float, value: float, other: float) -> bool:
+    """True if users are few, and two means over them no further apart than chance could bring.
+
+    A metric between 0 and 1 varies at most as hit or miss would.
+    """
+    spread = math.sqrt((value * (1 - value) + other * (1 - other)) / max(1, users))
+    return users < FEW_USERS and abs(value - other) < 3 * spread
 
 
 def ndcg(counts: RankCounts, k: int) -> float:

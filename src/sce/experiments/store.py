@@ -21,6 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from sce import __version__
 from sce.data.shapes import misfit
 from sce.data.storage import atomic_file, check_writable, read_json, read_json_lines, write_json
 from sce.errors import InputError
@@ -235,7 +236,8 @@ def result_of(
 def planned_row(run: PlannedRun, status: str, at_once: int | None, wall: float | None) -> Row:
     """The part of a row that the sweep says."""
     versions: dict[str, str | None] = {"python": platform.python_version()}
-    for name in ("scalable-cross-entropy", "torch", "triton", "numpy"):
+    versions["sce"] = __version__
+    for name in ("torch", "triton", "numpy"):
         versions[name] = None
         with suppress(PackageNotFoundError):
             versions[name] = version(name)

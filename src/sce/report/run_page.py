@@ -10,11 +10,11 @@ import altair as alt
 import polars as pl
 
 from sce.data.new_items import tell_added
-from sce.data.prepared import FEW_USERS, PreparedDataset
+from sce.data.prepared import PreparedDataset
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 from sce.evaluation.evaluate import KS
-from sce.evaluation.metrics import METRICS
+from sce.evaluation.metrics import METRICS, too_few
 from sce.models.registry import BACKBONES
 from sce.recommend import Recommender
 from sce.report.charts import COURSES, Course, in_words
@@ -129,7 +129,7 @@ def _headline(record: Record) -> dict[str, Any]:
     users = number(record.result, "users", split)
     told = f"popularity ({show_metric(other)})"
     factor = f"{show_digits(value / other)}× {told}" if value is not None and other else None
-    if factor and users is not None and users < FEW_USERS:
+    if factor and users is not None and too_few(users, value or 0.0, other or 0.0):
         factor = f"too few users to tell from {told}"
     done = max((one["epoch"] for one in record.epochs), default=0)
     start, added = (record.run.config.get(name) for name in ("start", "added"))
