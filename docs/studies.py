@@ -319,9 +319,10 @@ def language() -> str:
         ratio = steps[last]["perplexity"] / found["ce"][500]["perplexity"]
         memory = f"{steps[last]['loss MiB']:,.0f} MiB"
         shown = f"{ratio:.2f}" if last == 500 else ""
-        rows.append([f"`{loss}`", f"{steps[100]['perplexity']:,.0f}", end, shown, memory])
+        took = f"{steps[last]['ms a step']:.0f} ms"
+        rows.append([f"`{loss}`", f"{steps[100]['perplexity']:,.0f}", end, shown, memory, took])
     head = ["loss", "perplexity after 100 steps", "after 500", "to exact", "memory of the loss"]
-    return table(head, rows)
+    return table([*head, "a step"], rows)
 
 
 def perplexity() -> str:
