@@ -357,6 +357,7 @@ def test_k_larger_than_the_catalogue_names_both(run: Run, capsys: Capture) -> No
         (["--users", "1", "--users-file", "-"], "--users and --users-file exclude each other"),
         (["--histories", "-", "--data", "data"], "leave out --data"),
         (["--users"], "--users names nobody"),
+        (["--users", __file__], f"is a file: --users-file {__file__}"),
         (["--out", "found.txt"], "found.txt ends in none of .csv, .jsonl, .parquet"),
         (["--out", "."], "is not a file"),
         (["--out", "nowhere/found.csv"], "there is no directory nowhere"),

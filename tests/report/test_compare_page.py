@@ -126,7 +126,7 @@ def test_a_change_is_claimed_where_users_and_seeds_bear_it_out(tmp_path: Path) -
     ("changes", "word", "told"),
     [
         ({"best_epoch": 5, "epochs": 5}, "not converged",
-         "; of 4 runs the best epoch was the last, or the first of few"),
+         "; of 4 runs the best epoch was the last, or the first with too few after it"),
         ({"rate": 1e-9}, "other settings",
          ", the best other by validation; also differ in: learning_rate 0.05 / 1e-09; over "),
         ({"popularity": {"test": {"ndcg@10": 0.3}}}, "CE worse than popularity",

@@ -196,7 +196,8 @@ def test_what_was_best_in_its_last_epoch_is_not_compared() -> None:
     assert line(table, "NDCG@10").change == "not converged"
     assert line(table, "peak training memory").change == "+0% (CE)"
     assert list(table.caveats()) == [
-        "Not converged, as the best epoch was the last, or the first of few: ml1m CE; train longer."
+        "Not converged, as the best epoch was the last, or the first with too few after it: "
+        "ml1m CE; train longer."
     ]
 
 

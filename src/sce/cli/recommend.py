@@ -226,6 +226,8 @@ def _check_options(
     given = {"--users": users, "--users-file": users_file, "--histories": histories}
     if users is not None and not users:
         raise InputError("--users names nobody; leave it out for all users of the dataset")
+    if users and Path(users[0]).suffix and Path(users[0]).is_file():
+        raise InputError(f"--users takes ids, and {users[0]} is a file: --users-file {users[0]}")
     names = [name for name, value in given.items() if value]
     if len(names) > 1:
         raise InputError(f"{' and '.join(names)} exclude each other; choose one")

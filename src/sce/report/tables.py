@@ -37,7 +37,7 @@ from sce.units import plural, show_duration, show_memory, show_spread
 
 FIRST, SECOND = 1, 2
 APART = "by_popularity.test.{}.ndcg@10"
-NO_END = "the best epoch was the last, or the first of few"
+NO_END = "the best epoch was the last, or the first with too few after it"
 
 
 class Cell(NamedTuple):
