@@ -20,6 +20,8 @@ LOGS = {
     "union7": "seven Amazon categories of 2014 side by side, the paper's filter",
 }
 DEFAULTS = ("sce", "ce")
+CENTRES = {"random": "random centres", "states": "near states", "mix": "the paper's Mix"}
+TO_THE_END = ("ml1m", "globo", "beauty", "food", "beauty2", "union7")  # by the paper's rule
 
 
 def trained(log: str, loss: str, negatives: str | None = None) -> list[Row]:
@@ -216,15 +218,31 @@ def coverage_steps() -> str:
     return table(["", "ratio to CE, test / validation (trainings)"], rows)
 
 
-def paper_rule(log: str, **wanted: Any) -> list[Row]:
-    """Trainings by the paper's rule with the centres of `experiments/*.toml`, the whole batch."""
+def placed() -> str:
+    """Share of the states in any bucket by the paper's rule: at first, at its lowest, at last."""
+    rows = []
+    for log in LOGS:
+        cells = [log]
+        for name in CENTRES:
+            shares = [row["history"]["placed"] for row in paper_rule(log, name, bucket_size_y=256)]
+            ends = ([a[0] for a in shares], [min(a) for a in shares], [a[-1] for a in shares])
+            shown = " → ".join(f"{100 * mean(end):.0f}" for end in ends if end)
+            cells.append(f"{shown} % ({len(shares)})" if shares else "")
+        rows.append(cells)
+    return table(["log", *CENTRES.values()], rows)
+
+
+def paper_rule(log: str, centres: str = "", **wanted: Any) -> list[Row]:
+    """Trainings by the paper's rule, the whole batch; by default with the centres of the sweeps."""
     wanted = {"alpha": 2.0, "beta": 1.0, "coverage": False} | wanted
-    wanted["centres"] = "states" if log in ("ml1m", "globo") else "random"
-    whole = 1024 if log in ("beauty", "beauty2") else 128
+    wanted["centres"] = centres or ("states" if log in ("ml1m", "globo") else "random")
+    whole = 128 if log in ("ml1m", "globo", "food", "union7") else 1024
+    name = f"{log}.jsonl" if log in TO_THE_END else "coverage/placed.jsonl"
     return [
         row
-        for row in read(f"experiments/results/{log}.jsonl")
-        if row["status"] == "finished"
+        for row in read(f"experiments/results/{name}")
+        if row["dataset"]["name"] == log
+        and row["status"] == "finished"
         and (row["settings"]["loss.name"], row["settings"]["training.batch_size"]) == ("sce", whole)
         and all(row["settings"].get(f"loss.{name}") == value for name, value in wanted.items())
     ]
@@ -232,9 +250,8 @@ def paper_rule(log: str, **wanted: Any) -> list[Row]:
 
 def bucket_size() -> str:
     """Quality by the paper's rule against the items in a bucket."""
-    names = ("ml1m", "globo", "beauty", "food", "beauty2", "union7")
     rows = []
-    for log in names:
+    for log in TO_THE_END:
         every = read(f"experiments/results/{log}.jsonl")
         ce = [
             row
@@ -338,6 +355,6 @@ def perplexity() -> str:
 
 
 MADE: list[Callable[[], str]] = [
-    logs, cost, noise, news, exact_or_not, coverage, coverage_steps, bucket_size, alpha_beta,
-    train_step, evaluating, language, perplexity,
+    logs, cost, noise, news, exact_or_not, coverage, coverage_steps, placed, bucket_size,
+    alpha_beta, train_step, evaluating, language, perplexity,
 ]  # fmt: skip
