@@ -199,7 +199,7 @@ def _both(values: tuple[float, float], digits: int, count: int) -> str:
 
 
 def coverage_steps() -> str:
-    """The same on reddit, one change after another."""
+    """The same on four logs, one change after another."""
     steps = {
         "the paper's rule": ("paper", 2.0, 2048),
         "states left over go to their nearest bucket": ("left-over to nearest", 2.0, 2048),
@@ -213,9 +213,13 @@ def coverage_steps() -> str:
     }
     rows = []
     for name, one in steps.items():
-        found = study("reddit", *one)
-        rows.append([name, _both(to_exact("reddit", found), 2, len(found))])
-    return table(["", "ratio to CE, test / validation (trainings)"], rows)
+        each = {log: study(log, *one) for log in ("reddit", "steam", "beauty", "globo")}
+        cells = [
+            _both(to_exact(log, found), 2, len(found)) if found else ""
+            for log, found in each.items()
+        ]
+        rows.append([name, *cells])
+    return table(["ratio to CE, test / validation (trainings)", *each], rows)
 
 
 def placed() -> str:
