@@ -37,7 +37,6 @@ _UNITS: dict[UnitName, tuple[float, int]] = {
     "us": (1e17, 1_000),
     "ns": (float("inf"), 1),
 }
-_INT64 = np.iinfo(np.int64)
 
 # Tried in turn on what the ones before could not read; the common ones first. "%.f" reads an
 # absent fraction too; "%#z" reads Z, +02, +0200 and +02:00.
