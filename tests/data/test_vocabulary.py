@@ -79,6 +79,8 @@ def test_a_string_vocabulary_accepts_numbers() -> None:
 def test_unsigned_numbers_beyond_64_bits_are_unknown() -> None:
     vocabulary = Vocabulary.from_integers([-1, 3])
     assert vocabulary.lookup(np.array([2**64 - 1, 3], np.uint64)).tolist() == [-1, 1]
+    with pytest.raises(OverflowError, match="18446744073709551615"):
+        Vocabulary.from_integers(np.array([2**64 - 1], np.uint64))
 
 
 def test_a_lone_surrogate_is_unknown_rather_than_an_error() -> None:
@@ -110,6 +112,11 @@ def test_text_out_of_order_is_refused(
     forged.check(titles=True)
     Vocabulary.from_strings(text).check()
     Vocabulary.from_strings([]).check()
+
+
+def test_take_refuses_unsorted_codes() -> None:
+    with pytest.raises(ValueError, match="ascending"):
+        Vocabulary.from_strings("abc").take([1, 0])
 
 
 def test_take_refuses_what_does_not_fit_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,6 +173,11 @@ def test_vocabularies_are_equal_by_content() -> None:
     assert Vocabulary.from_strings("ab") != Vocabulary.from_strings("ac")
     assert Vocabulary.from_strings(["1"]) != Vocabulary.from_integers([1])
     assert Vocabulary.from_strings("ab") != "ab"
+
+
+def test_integers_must_be_integers() -> None:
+    with pytest.raises(TypeError, match="float64"):
+        Vocabulary.from_integers(np.array([1.5]))
 
 
 @pytest.mark.parametrize("seed", range(4))

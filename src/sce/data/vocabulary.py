@@ -47,7 +47,12 @@ class Vocabulary:
     @classmethod
     def from_integers(cls, ids: Iterable[int] | NDArray[np.integer[Any]]) -> "Vocabulary":
         """Sort integers, each kept once."""
-        array = np.array(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
+        array = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids))
+        if array.size and array.dtype.kind not in "iu":
+            raise TypeError(f"integer ids expected, got an array of {array.dtype}")
+        if array.size and int(array.max()) > _INT64.max:
+            raise OverflowError(f"id {array.max()} does not fit 64 bits with a sign")
+        array = array.astype(np.int64)
         if np.any(array[1:] <= array[:-1]):
             array = np.unique(array)
         return cls("integer", array)
@@ -137,6 +142,8 @@ class Vocabulary:
     def take(self, codes: NDArray[np.integer[Any]] | Sequence[int]) -> "Vocabulary":
         """Vocabulary of the ids at strictly ascending codes."""
         chosen = self._checked(codes)
+        if np.any(chosen[1:] <= chosen[:-1]):
+            raise ValueError("codes must be strictly ascending")
         if self.offsets is None:
             return Vocabulary("integer", self.values[chosen])
         ids = f"choosing {len(chosen):,} of {len(self):,} ids"
