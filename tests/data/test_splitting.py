@@ -1,13 +1,17 @@
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sce.data.interactions import Interactions, Tally, tally_parts
+from sce.data.prepare import prepare
 from sce.data.prepared import Sequences
+from sce.data.reading import read_interactions
 from sce.data.splitting import Split, show_time, split_leave_one_out, split_temporal
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
@@ -98,6 +102,16 @@ def test_leave_one_out_by_hand() -> None:
         Tally("users with fewer than 3 events: trained on whole, not evaluated", 1, 2, 2),
         Tally("items that occur only as targets: kept in the catalogue, never trained on", 3, 2, 3),
     )
+
+
+@pytest.mark.filterwarnings("ignore::sce.data.prepare.PrepareWarning")
+def test_the_steps_one_by_one_write_the_dataset_of_prepare(tmp_path: Path) -> None:
+    frame = pl.DataFrame(WORKED, ["user", "item", "time"], orient="row")
+    options: dict[str, Any] = {"quantile": 0.5, "test_history": "full"}
+    saved = split_temporal(read_interactions(frame), **options).save(tmp_path / "saved")
+    prepared = prepare(frame, tmp_path / "prepared", **options)
+    assert (saved.path, saved.content_hash) == (tmp_path / "saved", prepared.content_hash)
+    assert saved.counts["left_out"] == prepared.counts["left_out"]
 
 
 def test_ties_in_time_keep_their_order() -> None:

@@ -60,11 +60,8 @@ class DeviceSequences:
         with warnings.catch_warnings():
             # A read-only memory map: nothing here ever writes to the items.
             warnings.filterwarnings("ignore", message=".*not writable", category=UserWarning)
-            items, known = (
-                None if each is None else torch.from_numpy(np.asarray(each)).to(device)
-                for each in (sequences.items, seconds)
-            )
-        assert items is not None
+            items = torch.from_numpy(np.asarray(sequences.items)).to(device)
+            known = None if seconds is None else torch.from_numpy(np.asarray(seconds)).to(device)
         return cls(items, offsets.to(device), offsets.diff(), known)
 
     def __len__(self) -> int:

@@ -22,7 +22,7 @@ from sce.data.formats import choose_format, find_files
 from sce.data.interactions import DiskList, Interactions, stored_log
 from sce.data.reading import mapped_to_begin, wanted_columns
 from sce.data.survey import Distinct, LogFile, Sample, Survey, read_batches, survey_file
-from sce.data.vocabulary import Vocabulary
+from sce.data.vocabulary import Kind, Vocabulary
 from sce.errors import InputError, named
 from sce.memory import REMEDY, free_memory, require_memory
 from sce.units import plural, show_size
@@ -71,7 +71,7 @@ def read_parts(
         survey, of_file = survey_file(file, sample)
         items.add(of_file)
         surveys.append(survey)
-    ends = values.concatenate([survey.ends for survey in surveys], time_unit)
+    ends, unsure = values.concatenate([survey.ends for survey in surveys], time_unit)
     types = {name: ends.schema[name] for name in (USER, ITEM, TIME)}
     values.to_ticks(ends[TIME], time_unit)  # refuses times out of range
     kind = types[TIME]
@@ -84,14 +84,6 @@ def read_parts(
     distinct = items.take(types[ITEM]).sort()
     users = sample.take(types[USER]).sort()
     rows = sum(survey.rows for survey in surveys)
-    text = [name for name in (USER, ITEM) if types[name] == pl.String]
-    # Where ids have no type of their own, or files have several: is 12.0 another id than 12?
-    unsure = [
-        name
-        for name in text
-        if any(file.format.layout == "csv" for file in files)
-        or len({survey.ends.rows.schema[name] for survey in surveys if survey.rows}) > 1
-    ]
     if ITEM in unsure:
         values.check_fractions("item", distinct)
     n_parts = _count_parts(rows, users, distinct, memory)
@@ -121,7 +113,8 @@ def read_parts(
         _store(pl.concat(pending), bounds, stored, done)
     item_ids = values.encode_ids(distinct)[1]
     del distinct, encode
-    log = stored_log(directory / "log", "string" if USER in text else "integer", item_ids)
+    user_kind: Kind = "string" if types[USER] == pl.String else "integer"
+    log = stored_log(directory / "log", user_kind, item_ids)
     ticks_unit = "us" if kind == pl.Float64 else unit
     for part in range(len(bounds) + 1):
         if paths := sorted(stored.glob(f"{part:06}-*")):

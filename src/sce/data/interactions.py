@@ -149,13 +149,12 @@ def stored_log(directory: Path, user_kind: Kind, item_ids: Vocabulary) -> DiskLi
     """A list for parts of one log, each with a vocabulary of its own users."""
 
     def pack(part: Interactions) -> Arrays:
-        ids = {f"id_{name}": array for name, array in part.user_ids.arrays().items()}
+        ids = part.user_ids.arrays("id_")
         return {"users": part.users, "items": part.items, "timestamps": part.timestamps, **ids}
 
     def unpack(arrays: Arrays) -> Interactions:
-        ids = {name[3:]: array for name, array in arrays.items() if name.startswith("id_")}
         rows = (arrays["users"], arrays["items"], arrays["timestamps"])
-        return Interactions(*rows, Vocabulary.from_arrays(user_kind, ids), item_ids)
+        return Interactions(*rows, Vocabulary.from_arrays(user_kind, arrays, "id_"), item_ids)
 
     return DiskList(directory, pack, unpack)
 

@@ -5,7 +5,6 @@ DIR/titles_*.npy    titles by catalogue index, laid out as the strings of a voca
 DIR/popularity.npy  training events of each item, by catalogue index; older ones have none
 """
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,33 +26,28 @@ class Items(NamedTuple):
     @classmethod
     def read(cls, kind: Kind, files: Mapping[str, NDArray[Any]]) -> "Items":
         """The items in arrays by the names of their files; ValueError when they are of none."""
-        owners: dict[str, dict[str, NDArray[Any]]] = defaultdict(dict)
-        for name, array in files.items():
-            owner, _, part = name.removesuffix(".npy").partition("_")
-            owners[owner][part] = array
-        ids = Vocabulary.from_arrays(kind, owners["items"])
-        titles = Vocabulary.from_arrays("string", owners["titles"]) if owners["titles"] else None
-        if titles is not None and len(titles) != len(ids):
-            raise ValueError(f"there are {len(titles):,} titles of {len(ids):,} items")
-        counts = owners["popularity"].get("")
+        arrays = {name.removesuffix(".npy"): array for name, array in files.items()}
+        ids, titles = Vocabulary.from_arrays(kind, arrays, "items_"), None
+        if "titles_values" in arrays:
+            titles = Vocabulary.from_arrays("string", arrays, "titles_")
+            if len(titles) != len(ids):
+                raise ValueError(f"there are {len(titles):,} titles of {len(ids):,} items")
+        counts = arrays.get("popularity")
         if counts is not None and (counts.shape != (len(ids),) or counts.dtype != np.int64):
             raise ValueError(f"popularity.npy is not a count of {len(ids)} items")
         return cls(ids, titles, counts)
 
     def write(self, directory: Path) -> list[Path]:
         """Write all there is; return the files."""
-        owners = {"items": self.ids, "titles": self.titles}
-        arrays = {
-            f"{owner}_{part}.npy": array
-            for owner, vocabulary in owners.items()
-            if vocabulary is not None
-            for part, array in vocabulary.arrays().items()
-        }
+        arrays = self.ids.arrays("items_")
+        if self.titles is not None:
+            arrays |= self.titles.arrays("titles_")
         if self.popularity is not None:
-            arrays["popularity.npy"] = self.popularity
-        for name, array in arrays.items():
-            write_array(directory / name, array)
-        return [directory / name for name in arrays]
+            arrays["popularity"] = self.popularity
+        files = {directory / f"{name}.npy": array for name, array in arrays.items()}
+        for file, array in files.items():
+            write_array(file, array)
+        return [*files]
 
     def insert(
         self, ids: Sequence[int | str], titles: Mapping[int | str, str]

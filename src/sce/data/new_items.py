@@ -41,17 +41,6 @@ class NewItems:
     titles: dict[int | str, str] = field(default_factory=dict)  # by id, new or not
 
 
-class LinearMap(NamedTuple):
-    """A map from content vectors to rows of the table."""
-
-    weights: Matrix  # [p + 1, d]; the last row is added
-    error: float  # squared, on held-out items, of that of their mean
-
-    def __call__(self, vectors: Matrix) -> Matrix:
-        """Rows for content vectors [n, p]."""
-        return _with_ones(vectors) @ self.weights
-
-
 class Grown(NamedTuple):
     """A catalogue with new items."""
 
@@ -73,10 +62,10 @@ def grow(items: Items, table: NDArray[np.float32], path: Path) -> Grown:
     if found.vectors:
         known = table[list(found.content)].astype(np.float64)
         try:
-            learned = fit_map(np.stack(list(found.content.values())), known)
+            weights, error = fit_map(np.stack(list(found.content.values())), known)
         except np.linalg.LinAlgError as fault:
             raise InputError(f"no map can be learned from the vectors of {path}: {fault}") from None
-        mapped, error = learned(np.stack(list(found.vectors.values()))), learned.error
+        mapped = with_ones(np.stack(list(found.vectors.values()))) @ weights
         rows |= dict(zip(found.vectors, mapped, strict=True))
     grown, sources = items.insert(list(rows), found.titles)
     new = [rows[one] for one in grown.ids.decode(np.flatnonzero(sources < 0))]
@@ -128,15 +117,15 @@ def read_new_items(path: Path, known: Vocabulary) -> NewItems:
     return found
 
 
-def fit_map(content: Matrix, rows: Matrix) -> LinearMap:
-    """Learn a linear map [p] to [d] by ridge regression.
+def fit_map(content: Matrix, rows: Matrix) -> tuple[Matrix, float]:
+    """Learn a linear map [p + 1] to [d] by ridge regression, of vectors `with_ones`.
 
     The penalty is chosen on four fifths of the items, by cross-validation; the error is that of the
     remaining fifth. Then all are learned from. Sums of products are all that is needed of a fold.
     """
     sums: list[Any] = []
     for part in np.array_split(np.random.default_rng(0).permutation(len(content)), _FOLDS):
-        one, other = _with_ones(content[part]), rows[part]
+        one, other = with_ones(content[part]), rows[part]
         sums.append((one.T @ one, one.T @ other, float((other**2).sum())))
 
     def solve(folds: Iterable[int], penalty: float) -> Matrix:
@@ -161,10 +150,11 @@ def fit_map(content: Matrix, rows: Matrix) -> LinearMap:
     mean[-1] = sum(sums[n][1][-1] for n in others) / sum(sums[n][0][-1, -1] for n in others)
     spread = error(0, mean)
     left = error(0, solve(others, penalty)) / spread if spread > 0 else 1.0
-    return LinearMap(solve(range(_FOLDS), penalty), max(0.0, left))
+    return solve(range(_FOLDS), penalty), max(0.0, left)
 
 
-def _with_ones(content: Matrix) -> Matrix:
+def with_ones(content: Matrix) -> Matrix:
+    """Content vectors with a 1 at the end of each, whose weights are added."""
     return np.hstack([content, np.ones((len(content), 1))])
 
 

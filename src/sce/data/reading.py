@@ -81,7 +81,9 @@ def read_interactions(
             tables.append(table)
     else:
         tables.append(read_frame(open_frame(source), given, drop_incomplete))
-    rows = values.concatenate(tables, time_unit)
+    rows, unsure = values.concatenate(tables, time_unit)
+    for name, role in unsure.items():
+        values.check_fractions(role, rows[name])
     dropped = sum(table.dropped for table in tables)
     del tables
     doing = f"encoding the ids of {rows.height:,} rows"

@@ -37,7 +37,6 @@ _UNITS: dict[UnitName, tuple[float, int]] = {
     "us": (1e17, 1_000),
     "ns": (float("inf"), 1),
 }
-_INT64 = np.iinfo(np.int64)
 
 # Tried in turn on what the ones before could not read; the common ones first. "%.f" reads an
 # absent fraction too; "%#z" reads Z, +02, +0200 and +02:00.
@@ -292,8 +291,10 @@ class Table(NamedTuple):
     dropped: int  # rows left out: blank lines, and if wanted those without user, item or time
 
 
-def concatenate(tables: Sequence[Table], time_unit: UnitName | None) -> pl.DataFrame:
-    """Rows of all files, their columns of one type each."""
+def concatenate(
+    tables: Sequence[Table], time_unit: UnitName | None
+) -> tuple[pl.DataFrame, dict[str, str]]:
+    """Rows of all files, their columns of one type each; roles of columns to `check_fractions`."""
     _check_agreement(tables, time_unit)
     frames = [table.rows for table in tables if table.rows.height]
     if not frames:
@@ -301,13 +302,13 @@ def concatenate(tables: Sequence[Table], time_unit: UnitName | None) -> pl.DataF
         dropped = sum(table.dropped for table in tables)
         lack = f"all {dropped:,} rows lack a user, an item or a time" if dropped else "no rows"
         raise InputError(f"{which}: there are columns, but {lack}")
-    untyped = any(table.format.layout == "csv" for table in tables)
+    untyped, unsure = any(table.format.layout == "csv" for table in tables), {}
     for role, name in zip(Columns._fields, (USER, ITEM), strict=False):
         mixed = len({frame.schema[name] for frame in frames}) > 1
         if mixed:
             frames = [frame.with_columns(pl.col(name).cast(pl.String)) for frame in frames]
         if (mixed or untyped) and frames[0].schema[name] == pl.String:
-            check_fractions(role, pl.concat([frame[name] for frame in frames]))
+            unsure[name] = role
     if len({frame.schema.get(TIME) for frame in frames}) > 1:
         # Integers beside floats, or instants of two units; _check_agreement refused the rest.
         kind = pl.Float64 if frames[0].schema[TIME].is_numeric() else pl.Datetime("us")
@@ -315,7 +316,7 @@ def concatenate(tables: Sequence[Table], time_unit: UnitName | None) -> pl.DataF
     rows = pl.concat(frames)
     if TIME not in rows.columns:
         rows = rows.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias(TIME))
-    return rows
+    return rows, unsure
 
 
 def check_fractions(role: str, ids: pl.Series) -> None:

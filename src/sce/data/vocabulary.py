@@ -71,8 +71,11 @@ class Vocabulary:
         return cls("string", np.frombuffer(text + bytes(WORD), np.uint8), offsets)
 
     @classmethod
-    def from_arrays(cls, kind: Kind, arrays: Mapping[str, NDArray[Any]]) -> "Vocabulary":
+    def from_arrays(
+        cls, kind: Kind, arrays: Mapping[str, NDArray[Any]], prefix: str = ""
+    ) -> "Vocabulary":
         """Wrap what `arrays` gave, without a copy; ValueError for what it cannot have given."""
+        arrays = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
         types = {"values": "int64" if kind == "integer" else "uint8"}
         if kind == "string":
             types["offsets"] = "int64"
@@ -101,11 +104,10 @@ class Vocabulary:
             if not ascends.all():
                 raise ValueError("ids must ascend")
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Arrays to save, for `from_arrays`."""
-        if self.offsets is None:
-            return {"values": self.values}
-        return {"values": self.values, "offsets": self.offsets}
+    def arrays(self, prefix: str = "") -> dict[str, NDArray[Any]]:
+        """Arrays to save, for `from_arrays`; their names begin with the prefix."""
+        values = {f"{prefix}values": self.values}
+        return values if self.offsets is None else values | {f"{prefix}offsets": self.offsets}
 
     def __len__(self) -> int:
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
