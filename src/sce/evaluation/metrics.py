@@ -82,8 +82,14 @@ METRICS: dict[str, Metric] = {
 }
 
 
-def compute(counts: RankCounts, ks: Sequence[int]) -> dict[str, float]:
-    """Every metric at each depth; where coverage was not counted, every mean over users."""
+def compute(
+    ranks: NDArray[np.int32], ks: Sequence[int], covered: Mapping[int, float] | None = None
+) -> dict[str, float]:
+    """Every metric at each depth; where coverage was not counted, every mean over users.
+
+    Ranks are those of each user's target, from 1; 0 where it was not among the first max(ks).
+    """
+    counts = RankCounts(np.bincount(ranks, minlength=max(ks) + 1)[1:], len(ranks), covered or {})
     return {
         f"{name}@{k}": metric.compute(counts, k)
         for k in ks
@@ -97,13 +103,10 @@ def by_popularity(
 ) -> dict[str, dict[str, float]]:
     """Metrics of users with "popular" targets, and with "rare" ones, and how many "users" each are.
 
-    Args:
-        ranks: Rank of each user's target, from 1; 0 where it was not among the first max(ks).
-        popular: Whether each user's target is popular.
-        ks: The depths of the metrics.
+    `popular` says it of each user's target; the others are as for `compute`.
     """
-    found: dict[str, dict[str, float]] = {}
-    for name, part in (("popular", ranks[popular]), ("rare", ranks[~popular])):
-        counts = RankCounts(np.bincount(part, minlength=max(ks) + 1)[1:], len(part))
-        found[name] = {"users": len(part), **(compute(counts, ks) if len(part) else {})}
-    return found
+    parts = {"popular": ranks[popular], "rare": ranks[~popular]}
+    return {
+        name: {"users": len(part), **(compute(part, ks) if len(part) else {})}
+        for name, part in parts.items()
+    }
