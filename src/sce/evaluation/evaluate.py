@@ -58,9 +58,7 @@ class Metrics:
     """Users evaluated."""
     seen_targets: int
     """Users whose target had occurred in their history: misses, unless seen items are kept."""
-    ranks: NDArray[np.int32] = field(
-        default_factory=lambda: np.empty(0, np.int32), compare=False, repr=False
-    )
+    ranks: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32), compare=False)
     """Rank of each user's target, from 1; 0 where it was not among the first max(ks)."""
     by_popularity: dict[str, dict[str, float]] = field(default_factory=dict)
     """The values, but for coverage, and the users, apart for "popular" targets, which are those
