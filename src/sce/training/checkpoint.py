@@ -203,8 +203,9 @@ def write_tensors(
     for name in sorted(kinds, key=lambda name: (-kinds[name][0].itemsize, name)):
         dtype, shape = kinds[name]
         begin, end = end, end + math.prod(shape) * dtype.itemsize
-        empty = json.loads(save({name: torch.empty(0, dtype=dtype)})[8:])  # a header, and no data
-        header[name] = empty[name] | {"shape": shape, "data_offsets": [begin, end]}
+        empty = {name: torch.empty(0, dtype=dtype, device="cpu")}
+        alike = json.loads(save(empty)[8:])[name]  # of a file without data: names the type
+        header[name] = alike | {"shape": shape, "data_offsets": [begin, end]}
     digest = new_digest(json.dumps(metadata, sort_keys=True).encode())
 
     def head(checksum: str) -> bytes:
