@@ -221,7 +221,7 @@ def our_loop(items: int, device: torch.device, options: argparse.Namespace) -> L
         seeds = seeds_of_epoch(0, 1, steps)[1]
         order = torch.from_numpy(generator.integers(users, size=steps * options.batch))
         order = order.pin_memory() if device.type == "cuda" else order
-        watch = LossMonitor(EpochSoFar(), epoch=1, device=device, explain=lambda what, rows: what)
+        watch = LossMonitor(EpochSoFar(), epoch=1, device=device)
         for number, rows in enumerate(order.split(options.batch)):
             watch.add(step(rows, seeds[number]), number + 1, rows, len(rows) * options.length)
             if watch.full:

@@ -4,7 +4,6 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from sce.errors import InputError
 from sce.evaluation.metrics import (
     METRICS,
     RankCounts,
@@ -66,12 +65,3 @@ def test_coverage_by_hand() -> None:
         "mrr": "MRR",
         "cov": "COV",
     }
-
-
-def test_what_was_not_counted_is_refused() -> None:
-    with pytest.raises(InputError, match="k=4, but the targets were looked for at ranks 1 to 3"):
-        hit_rate(count_ranks([0], depth=3), 4)
-    with pytest.raises(InputError, match="k=0"):
-        mrr(count_ranks([0], depth=3), 0)
-    with pytest.raises(InputError, match="no users"):
-        ndcg(count_ranks(np.array([], dtype=np.int64), depth=3), 1)

@@ -24,6 +24,7 @@ from sce.training.checkpoint import (
     read_tensors,
     write_tensors,
 )
+from sce.training.trainer import make_record
 
 
 def make_trained(seed: int = 0, *, amsgrad: bool = False) -> Trained:
@@ -66,7 +67,7 @@ def test_training_goes_on_as_if_nothing_had_been(amsgrad: bool, tmp_path: Path) 
 def test_progress_and_best_weights_come_back_to_the_bit(tmp_path: Path) -> None:
     trained = make_trained()
     progress = Progress(
-        history=[EpochSoFar(step=1, loss_sum=0.1 + 0.2, targets=1).record(1, 0.5, None)],
+        history=[make_record(1, EpochSoFar(step=1, loss_sum=0.1 + 0.2, targets=1))],
         current=EpochSoFar(
             step=3, loss_sum=1 / 3, targets=7, statistics={"placed": 0.1 + 0.2}, samples=1
         ),
@@ -265,16 +266,6 @@ def test_a_tensor_that_comes_by_rows_is_read_as_any_other(
         assert all(torch.equal(found[key], value) for key, value in others.items())
         assert torch.equal(found[name], table)
         assert found[name].dtype == dtype
-
-
-def test_an_epoch_sums_up() -> None:
-    sums = {"once": 1.0, "all": 2.0}
-    so_far = EpochSoFar(step=3, loss_sum=6.0, targets=4, statistics=sums, samples=2)
-    record = so_far.record(7, 0.5, 2.0)
-    assert (record["epoch"], record["loss"], record["steps"]) == (7, 1.5, 3)
-    assert record["buckets"] == {"once": 0.5, "all": 1.0}
-    start = EpochSoFar().record(0, 0.5, 2.0)
-    assert [start[name] for name in ("loss", "buckets", "tokens_per_second")] == [None] * 3
 
 
 def test_equal_content_gives_equal_files(tmp_path: Path) -> None:

@@ -67,15 +67,13 @@ class ShardedRanker:
         recommended = (
             theirs.view(size, len(self.table.shard), len(tally.ks)).amax(0).sum(0).tolist()
         )
-        own = [len(hits), tally.users, int(tally.seen_targets), *tally.at_rank.tolist()]
-        every = ranks.gather_counts(*own, *recommended)
-        _, tally.users, repeated, *totals = map(sum, zip(*every, strict=True))
+        every = ranks.gather_counts(len(hits), int(tally.seen_targets), *recommended)
+        _, repeated, *totals = map(sum, zip(*every, strict=True))
         tally.seen_targets = torch.tensor(repeated)
-        tally.at_rank = torch.tensor(totals[: len(tally.at_rank)])
         found = torch.stack([hits, tally.ranks[hits].long()], dim=1)
         users, places = ranks.gather(found, [n for n, *_ in every]).unbind(1)
         tally.ranks[users] = places.int()
-        return totals[len(tally.at_rank) :]
+        return totals
 
 
 @checked

@@ -1,7 +1,7 @@
 """Unsampled metrics of a model on held-out events, batch after batch of users.
 
-What is kept is how many targets stood at which rank, the rank of each (four bytes a user), and one
-bit per item and k. Both are the same for any order of the users, and so the result.
+What is kept is the rank of each target, four bytes a user, and one bit per item and k: the same for
+any order of the users, and so the result.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ from sce.data.batches import (
 )
 from sce.errors import InputError, checked, named
 from sce.evaluation import ranking
-from sce.evaluation.metrics import RankCounts, by_popularity, compute
+from sce.evaluation.metrics import by_popularity, compute
 from sce.units import plural
 
 Split = Literal["validation", "test"]
@@ -58,9 +58,7 @@ class Metrics:
     """Users evaluated."""
     seen_targets: int
     """Users whose target had occurred in their history: misses, unless seen items are kept."""
-    ranks: NDArray[np.int32] = field(
-        default_factory=lambda: np.empty(0, np.int32), compare=False, repr=False
-    )
+    ranks: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32), compare=False)
     """Rank of each user's target, from 1; 0 where it was not among the first max(ks)."""
     by_popularity: dict[str, dict[str, float]] = field(default_factory=dict)
     """The values, but for coverage, and the users, apart for "popular" targets, which are those
@@ -148,11 +146,10 @@ class Tally:
         times: bool,
     ) -> None:
         self.sequences = DeviceSequences.place(dataset.test, device, times=times)
-        self.held_out, self.n_items, self.users = HELD_OUT[split], dataset.n_items, 0
+        self.held_out, self.n_items = HELD_OUT[split], dataset.n_items
         self.longest = int(self.sequences.lengths.max()) if max_length is None else max_length
-        self.ks, self.depth = tuple(ks), max(ks)
-        # One place more in each: for targets that are not ranked, and for ranks without an item.
-        self.at_rank = torch.zeros(self.depth + 1, dtype=torch.int64, device=device)
+        self.ks = tuple(ks)
+        # One place more: for ranks without an item.
         self.recommended = torch.zeros(len(ks), self.n_items + 1, dtype=torch.bool, device=device)
         self.seen_targets = torch.zeros((), dtype=torch.int64, device=device)
         self.ranks = torch.zeros(len(self.sequences), dtype=torch.int32, device=device)
@@ -196,26 +193,22 @@ class Tally:
     def _add(self, users: Tensor, targets: Tensor, seen: SeenItems, items: Tensor) -> None:
         """Count the items of a batch, best first."""
         hits = items == targets[:, None]
-        ranks = torch.where(hits.any(1), hits.int().argmax(1), self.depth)
-        self.at_rank.index_add_(0, ranks, torch.ones_like(ranks))
-        self.ranks[users] = torch.where(ranks < self.depth, ranks + 1, 0).int()
+        self.ranks[users] = torch.where(hits.any(1), hits.int().argmax(1) + 1, 0).int()
         items = torch.where(items == ranking.NOTHING, self.n_items, items)
         for place, k in enumerate(self.ks):
             self.recommended[place, items[:, :k]] = True
         repeats = (seen.items == targets[seen.rows]).long()
         times_seen = torch.zeros_like(targets).index_add_(0, seen.rows, repeats)
         self.seen_targets += (times_seen > 0).sum()
-        self.users += len(targets)
 
     def metrics(self, recommended: Sequence[int] | None = None) -> Metrics:
         """Work out the metrics of all rankings counted; `recommended` items by all who counted."""
         found = self.recommended[:, :-1].sum(dim=1).tolist() if recommended is None else recommended
         covered = {k: count / self.n_items for k, count in zip(self.ks, found, strict=True)}
-        counts = RankCounts(self.at_rank[:-1].cpu().numpy(), self.users, covered)
         ranks = self.ranks.cpu().numpy()
         apart = {} if self.popular is None else by_popularity(ranks, self.popular, self.ks)
-        values = compute(counts, self.ks)
-        return Metrics(values, self.users, int(self.seen_targets), ranks, apart)
+        values = compute(ranks, self.ks, covered)
+        return Metrics(values, len(ranks), int(self.seen_targets), ranks, apart)
 
 
 @contextmanager

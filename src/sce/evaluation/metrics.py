@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sce.data.prepared import FEW_USERS
-from sce.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,14 +23,6 @@ class RankCounts:
     at: NDArray[np.int64]  # [depth], how many users' targets stood at each rank, from 0
     users: int  # all of them, with or without the target in the ranking
     covered: Mapping[int, float] = field(default_factory=dict)  # for each k, as a share of items
-
-    def first(self, k: int) -> NDArray[np.int64]:
-        """Return the counts at the first k ranks."""
-        if not 1 <= k <= len(self.at):
-            raise InputError(f"k={k}, but the targets were looked for at ranks 1 to {len(self.at)}")
-        if self.users < 1:
-            raise InputError("there are no users to average over")
-        return self.at[:k]
 
 
 def too_few(users: float, value: float, other: float) -> bool:
@@ -46,18 +37,18 @@ def too_few(users: float, value: float, other: float) -> bool:
 def ndcg(counts: RankCounts, k: int) -> float:
     """NDCG@k: a hit counts 1 at the first rank, and less the lower it stands."""
     gains = 1 / np.log2(np.arange(k) + 2)
-    return float(counts.first(k) @ gains) / counts.users
+    return float(counts.at[:k] @ gains) / counts.users
 
 
 def hit_rate(counts: RankCounts, k: int) -> float:
     """HR@k: the share of users whose target is among the first k."""
-    return float(counts.first(k).sum()) / counts.users
+    return float(counts.at[:k].sum()) / counts.users
 
 
 def mrr(counts: RankCounts, k: int) -> float:
     """MRR@k: a hit at the n-th rank counts 1 / n."""
     gains = 1 / (np.arange(k) + 1)
-    return float(counts.first(k) @ gains) / counts.users
+    return float(counts.at[:k] @ gains) / counts.users
 
 
 def coverage(counts: RankCounts, k: int) -> float:
@@ -82,8 +73,14 @@ METRICS: dict[str, Metric] = {
 }
 
 
-def compute(counts: RankCounts, ks: Sequence[int]) -> dict[str, float]:
-    """Every metric at each depth; where coverage was not counted, every mean over users."""
+def compute(
+    ranks: NDArray[np.int32], ks: Sequence[int], covered: Mapping[int, float] | None = None
+) -> dict[str, float]:
+    """Every metric at each depth; where coverage was not counted, every mean over users.
+
+    Ranks are those of each user's target, from 1; 0 where it was not among the first max(ks).
+    """
+    counts = RankCounts(np.bincount(ranks, minlength=max(ks) + 1)[1:], len(ranks), covered or {})
     return {
         f"{name}@{k}": metric.compute(counts, k)
         for k in ks
@@ -97,13 +94,10 @@ def by_popularity(
 ) -> dict[str, dict[str, float]]:
     """Metrics of users with "popular" targets, and with "rare" ones, and how many "users" each are.
 
-    Args:
-        ranks: Rank of each user's target, from 1; 0 where it was not among the first max(ks).
-        popular: Whether each user's target is popular.
-        ks: The depths of the metrics.
+    `popular` says it of each user's target; the others are as for `compute`.
     """
-    found: dict[str, dict[str, float]] = {}
-    for name, part in (("popular", ranks[popular]), ("rare", ranks[~popular])):
-        counts = RankCounts(np.bincount(part, minlength=max(ks) + 1)[1:], len(part))
-        found[name] = {"users": len(part), **(compute(counts, ks) if len(part) else {})}
-    return found
+    parts = {"popular": ranks[popular], "rare": ranks[~popular]}
+    return {
+        name: {"users": len(part), **(compute(part, ks) if len(part) else {})}
+        for name, part in parts.items()
+    }

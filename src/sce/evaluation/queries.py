@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sce.data.batches import DeviceSequences, event_times, history_batch
-from sce.data.prepared import Sequences
+from sce.data.batches import PADDING
 from sce.evaluation.ranking import (
     NOTHING,
     Ranker,
@@ -166,24 +165,23 @@ def _cut(rows: Sequence[T], size: int) -> list[Sequence[T]]:
 
 def states_after(model: Ranker, queries: Sequence[Query]) -> Tensor:
     """The hidden state after the history of each query, [b, d]."""
-    histories, timed = [query.history for query in queries], uses_times(model)
-    lengths = [len(history) for history in histories]
-    times = (np.zeros(len(one.history)) if one.times is None else one.times for one in queries)
-    sequences = DeviceSequences.place(
-        Sequences(
-            items=np.concatenate(histories).astype(np.int32, copy=False),
-            offsets=np.cumsum([0, *lengths], dtype=np.int64),
-            users=np.arange(len(histories), dtype=np.int32),
-            times=np.concatenate([*times]).astype(np.int32) if timed else None,
-        ),
-        model.catalogue.device,
-        times=timed,
-    )
-    most, rows = longest_history(model), torch.arange(len(histories))
-    options = {"max_length": most or max(lengths), "held_out": 0}
-    given = history_batch(sequences, rows, **options).histories
-    known = event_times(sequences, rows, **options, width=given.shape[1])
-    return last_states(model, given, most, known)
+    device, most, times = model.catalogue.device, longest_history(model), None
+    last = slice(None if most is None else -most, None)
+    histories = _pad([query.history[last] for query in queries], PADDING)
+    if uses_times(model):
+        known = [np.zeros_like(one.history) if one.times is None else one.times for one in queries]
+        # Behind the last event comes the moment that is asked about: its own.
+        times = _pad([np.append(some[last], some[-1:]) for some in known], 0).int().to(device)
+    return last_states(model, histories.to(device), most, times)
+
+
+def _pad(rows: Sequence[Codes], value: int) -> Tensor:
+    """Rows as a batch, int64 [b, l], with the value behind those that are shorter."""
+    lengths = np.array([len(row) for row in rows])
+    real = np.arange(lengths.max()) < lengths[:, None]
+    padded = np.full(real.shape, value)
+    padded[real] = np.concatenate(rows)
+    return torch.from_numpy(padded)
 
 
 def _pairs(items: Sequence[Codes], states: Tensor) -> tuple[Tensor, Tensor] | None:

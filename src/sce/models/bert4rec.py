@@ -76,7 +76,7 @@ class BERT4RecBlock(Block):
 
     @staticmethod
     def kept_bytes(settings: Any, width: int) -> float:
-        """Return the bytes kept for the backward pass: see `Block.kept_bytes`."""
+        """Return bytes kept for the backward pass besides attention's, by position and `dim`."""
         # Inputs of query, attention_out and inner; of both norms; two dropout masks. Under autocast
         # key_value has a copy of its input as well. What GELU takes and gives.
         narrow = 3 * width + 2 * 4 + 2 * 1 + (width if width < 4 else 0)

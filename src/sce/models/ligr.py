@@ -52,7 +52,7 @@ class LiGRBlock(Block):
 
     @staticmethod
     def kept_bytes(settings: Any, width: int) -> float:
-        """Return the bytes kept for the backward pass: see `Block.kept_bytes`."""
+        """Return bytes kept for the backward pass besides attention's, by position and `dim`."""
         # Inputs of both norms, which gates have too; dropout masks; of each residual its gate and
         # branch; inputs of attention_out, of query with key_value, and of both inner layers. Under
         # autocast each layer and gate has a copy of its input.

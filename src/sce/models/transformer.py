@@ -128,7 +128,11 @@ class Transformer(ConfiguredBackbone):
 
 
 class Block(nn.Module):
-    """Attention, by default causal; a feed-forward layer follows in those derived from it."""
+    """Attention, by default causal; a feed-forward layer follows in those derived from it.
+
+    These have `kept_bytes`, of the settings and the bytes of a number in products, for the memory;
+    and `initialise`, to draw new weights, where the model does not.
+    """
 
     def __init__(self, settings: Any, epsilon: float) -> None:
         super().__init__()
@@ -156,16 +160,6 @@ class Block(nn.Module):
 
     def _behind(self, states: Tensor, normed: Tensor, attended: Tensor) -> Tensor:
         """Map states, given the queries of attention and what it gives."""
-        raise NotImplementedError
-
-    @staticmethod
-    def kept_bytes(settings: Any, width: int) -> float:
-        """Return the bytes kept for the backward pass besides attention's, by position and `dim`.
-
-        Args:
-            settings: Those of the model.
-            width: Bytes of a number that a matrix product takes or gives.
-        """
         raise NotImplementedError
 
     def attend(
@@ -221,10 +215,6 @@ class Block(nn.Module):
         key = torch.cat([first_keys, F.pad(key, (0, _SINK_WIDTH))], dim=2)
         value = F.pad(torch.cat([empty_value, value], dim=2), (0, _SINK_WIDTH))
         return query, key, value
-
-    def initialise(self, generator: torch.Generator) -> None:
-        """Draw new weights."""
-        raise NotImplementedError
 
 
 def linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from sce.data.shapes import misfit, parse_json
@@ -27,15 +28,6 @@ _METADATA = "sce"  # the one key of a header: the library lays several out by ch
 # Saving takes no more than one part in so many of the time: at most that much work is lost.
 _SHARE = 20
 _CHUNK = 2**22  # numbers looked at together
-_FAMILIES = {  # of numbers, as the format names them
-    "F": (torch.float64, torch.float32, torch.float16),
-    "BF": (torch.bfloat16,),
-    "I": (torch.int64, torch.int32, torch.int16, torch.int8),
-    "U": (torch.uint64, torch.uint32, torch.uint16, torch.uint8),
-    "C": (torch.complex64,),
-}
-_TYPES = {kind: f"{name}{8 * kind.itemsize}" for name, kinds in _FAMILIES.items() for kind in kinds}
-_TYPES |= {torch.bool: "BOOL", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2"}
 _NUMBER = int | float
 _CURRENT = {
     **dict.fromkeys(("step", "targets", "samples"), int),
@@ -71,20 +63,6 @@ class EpochSoFar:
     samples: int = 0  # of the statistics
     seconds: float = 0.0
     memory_mib: float = 0.0
-
-    def record(self, epoch: int, seconds: float, mib: float | None) -> dict[str, Any]:
-        """The record of an epoch; its loss and statistics are means, and None before any step."""
-        means = {name: total / self.samples for name, total in self.statistics.items()}
-        return {
-            "epoch": epoch,
-            "loss": self.loss_sum / max(1, self.targets) if self.step else None,
-            "buckets": means or None,
-            "steps": self.step,
-            "targets": self.targets,
-            "seconds": {"training": self.seconds, "evaluation": seconds},
-            "tokens_per_second": self.targets / max(self.seconds, 1e-9) if self.step else None,
-            "memory_mib": {"training": self.memory_mib if self.step else None, "evaluation": mib},
-        }
 
 
 @dataclass
@@ -225,7 +203,9 @@ def write_tensors(
     for name in sorted(kinds, key=lambda name: (-kinds[name][0].itemsize, name)):
         dtype, shape = kinds[name]
         begin, end = end, end + math.prod(shape) * dtype.itemsize
-        header[name] = {"dtype": _TYPES[dtype], "shape": shape, "data_offsets": [begin, end]}
+        empty = {name: torch.empty(0, dtype=dtype, device="cpu")}
+        alike = json.loads(save(empty)[8:])[name]  # of a file without data: names the type
+        header[name] = alike | {"shape": shape, "data_offsets": [begin, end]}
     digest = new_digest(json.dumps(metadata, sort_keys=True).encode())
 
     def head(checksum: str) -> bytes:

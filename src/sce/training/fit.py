@@ -3,6 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
@@ -34,7 +35,7 @@ from sce.training.preflight import explained_errors, preflight
 from sce.training.progress import TrainingProgress
 from sce.training.result import FitResult, conclude
 from sce.training.run import Run
-from sce.training.run_start import check_sections, note_divergence, run_target
+from sce.training.run_start import note_divergence, run_target
 from sce.training.settings import TrainingSettings
 from sce.training.shards import ShardedStep, begun_with, settle, sharded_catalogue
 from sce.training.signals import Interrupts, StopRequested, TrainingInterrupted
@@ -108,17 +109,19 @@ def fit(
         InputError: When what was given cannot work, or the loss stops being a number.
         TrainingInterrupted: After Ctrl-C or SIGTERM, when the state has been saved in `out`.
     """
-    given = locals().copy()
+    arguments = locals().copy()
     settings = TrainingSettings() if settings is None else settings
     _check_arguments(model, loss, dataset, settings)
-    check_types(given, get_type_hints(fit))
+    check_types(arguments, get_type_hints(fit))
     if not uses_times(model):
         dataset = replace(dataset, times_hash="")  # other times are then no other dataset
     if out is not None and was_started(out):
         resume, force = True, False
     described = {"model": describe_model(model), "loss": {}, "training": asdict(settings)}
     described |= config or {}
-    check_sections(described)
+    for section in ("model", "loss", "training"):
+        if not isinstance(given := described[section], Mapping):
+            raise InputError(f"config[{section!r}] must be a dictionary; got {given!r}")
     if out is not None and (loss_name is not None or not described["loss"]):
         described["loss"] = describe_loss(loss, loss_name)
     launched = settings.device in ("auto", "cuda") and in_torchrun()  # a GPU for each
@@ -129,13 +132,18 @@ def fit(
         settled = {name: now for name, now in asdict(settings).items() if now != before[name]}
         described["training"] = {**described["training"], **settled}
         start = choose_start(start_from, begun, model, dataset, settings, out)
+        notes = [note] if note else []
+        if resume and not begun.get("saved"):
+            notes.append(f"nothing to resume in {out}: starting")
         if start is not None:
             described["start"] = start.summary
+            notes.append(tell_start(start.summary))
         if ranks.rank:  # the first one writes, shows and asks
             out, resume, force, on_epoch, progress = None, False, False, None, False
-        target = {"path": out, "resume": resume, "force": force}
-        trained = model, loss, dataset, settings, described, start, target
-        return _Training(ranks, *trained, on_epoch, progress, note).run()
+        options: Any = {"config": described, "model": name_model(model)}
+        target = run_target(out, dataset, **options, resume=resume, force=force)
+        trained = model, loss, dataset, settings, start
+        return _Training(ranks, *trained, target, on_epoch, progress, notes).run()
 
 
 class _Training(NamedTuple):
@@ -146,12 +154,11 @@ class _Training(NamedTuple):
     loss: Callable[..., Tensor]
     dataset: PreparedDataset
     settings: TrainingSettings
-    described: Mapping[str, Any]
     start: Start | None
-    target: Mapping[str, Any]  # path, resume and force
+    target: AbstractContextManager[Callable[[Mapping[str, Any]], Run | None]]
     on_epoch: Callable[[Record], object] | None
     progress: bool
-    note: str  # to be said first
+    notes: list[str]  # to be said first
 
     def run(self) -> FitResult:
         """Train and conclude."""
@@ -163,9 +170,7 @@ class _Training(NamedTuple):
         # Training draws from the default generators; what comes after it must not notice.
         gpus = [device.index] if device.type == "cuda" else []
         with (
-            run_target(
-                dataset=dataset, config=self.described, model=name_model(model), **self.target
-            ) as opened,
+            self.target as opened,
             torch.random.fork_rng(devices=gpus),
             same_bits(device) if settings.deterministic else spare_workspace(device),
             quiet_torch(),
@@ -232,25 +237,23 @@ class _Training(NamedTuple):
                 resume_from=written,
                 continued=start is not None,
             )
-            if self.note:
-                bar.print(f"sce: {self.note}")
-            if run is not None and self.target["resume"] and not run.resume_state.exists():
-                bar.print(f"sce: nothing to resume in {run.path}: starting")
+            for note in self.notes:
+                bar.print(f"sce: {note}")
             if start is not None:
-                bar.print(f"sce: {tell_start(start.summary)}")
                 start.give(trained)
             try:
                 trainer.resume()
                 trainer.run_epochs(self.on_epoch)
                 return conclude(trainer, start.summary if start else None)
             except StopRequested as stop:
-                where = f"training has ended, saved in {self.target['path']}"
+                where = f"training has ended, saved in {trainer.checkpointer.place}"
                 what = f"{where}; its last evaluation is not done"
                 raise TrainingInterrupted(what, stop.signal_number) from stop
             except DivergenceError as error:
                 trainer.checkpointer.save_best(trainer.progress)
                 if run is not None:
                     note_divergence(run, epoch=error.epoch, step=error.step)
+                error.args = (trainer.explain(error),)
                 raise
 
 

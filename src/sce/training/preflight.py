@@ -16,6 +16,7 @@ from sce.evaluation.evaluate import evaluating
 from sce.losses import LOSSES, BatchShape, CrossEntropy, DataSummary, Loss, ScalableCrossEntropy
 from sce.memory import ran_out
 from sce.models.registry import BACKBONES
+from sce.training.describe import name_model
 from sce.training.device import free_memory
 from sce.training.settings import TrainingSettings
 from sce.units import plural
@@ -82,7 +83,8 @@ def _about_future(model: nn.Module, dataset: PreparedDataset, max_length: int) -
     catalogue: Any = model.catalogue
     length = int(dataset.train.lengths.max(initial=0)) - 1
     masks = getattr(model, "draws", False)  # the targets that it is trained on
-    if masks or _is_ours(model) or length < 2 or dataset.n_items < 2 or catalogue.is_meta:
+    ours = name_model(model) in BACKBONES
+    if masks or ours or length < 2 or dataset.n_items < 2 or catalogue.is_meta:
         return
     events = dataset.train[int(dataset.train.lengths.argmax())][: min(length, max_length, 32)]
     histories = torch.tensor(events.tolist(), device=catalogue.device).repeat(3, 1)
@@ -170,6 +172,7 @@ def explained_errors(model: nn.Module, loss: object, *, compiled: bool) -> Itera
         yield
     except (IndexError, RuntimeError, MemoryError) as error:
         first = " ".join(str(error).split()).partition(". ")[0]
+        ours = name_model(model) in BACKBONES
         # Dynamo and Inductor have many errors of their own, which are all RuntimeErrors.
         by_compiler = type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
         if reason := ran_out(error):
@@ -178,7 +181,7 @@ def explained_errors(model: nn.Module, loss: object, *, compiled: bool) -> Itera
         elif compiled and by_compiler:
             compiling = named("training.compile")
             text = f"the model could not be compiled ({first}); leave out {compiling}"
-        elif isinstance(error, IndexError) and not _is_ours(model) and _raised_in(model, error):
+        elif isinstance(error, IndexError) and not ours and _raised_in(model, error):
             text = (
                 f"{type(model).__name__} failed on a batch of histories ({error}): they are padded "
                 f"with sce.PADDING, which is {PADDING} and no row of a table; look items up with "
@@ -187,10 +190,6 @@ def explained_errors(model: nn.Module, loss: object, *, compiled: bool) -> Itera
         else:
             raise
         raise InputError(text) from error
-
-
-def _is_ours(model: nn.Module) -> bool:
-    return type(model) in {entry.backbone for entry in BACKBONES.values()}
 
 
 def _raised_in(model: nn.Module, error: BaseException) -> bool:

@@ -121,13 +121,6 @@ def run_target(
         yield open_run
 
 
-def check_sections(config: Mapping[str, Any]) -> None:
-    """Refuse sections that hold no settings."""
-    for section in ("model", "loss", "training"):
-        if not isinstance(config[section], Mapping):
-            raise InputError(f"config[{section!r}] must be a dictionary; got {config[section]!r}")
-
-
 def start_run(
     path: Path,
     dataset: PreparedDataset,

@@ -39,18 +39,15 @@ CHECK_EVERY = 50  # steps: at most so many are done on broken weights
 
 
 class DivergenceError(InputError):
-    """The loss or the weights are not finite any more."""
+    """The loss or the weights are not finite any more; `rows` are those of the batch, if known."""
 
-    def __init__(self, message: str, *, epoch: int, step: int) -> None:
+    def __init__(self, message: str, *, epoch: int, step: int, rows: Sequence[int] = ()) -> None:
         super().__init__(message)
-        self.epoch, self.step = epoch, step
+        self.epoch, self.step, self.rows = epoch, step, rows
 
 
 class LossMonitor:
-    """Keeps the losses of steps on the device; `check` adds them to the epoch's sums, or raises.
-
-    `explain` makes a message from what happened and the rows of the batch.
-    """
+    """Keeps the losses of steps on the device; `check` adds them to the epoch's sums, or raises."""
 
     def __init__(
         self,
@@ -59,9 +56,8 @@ class LossMonitor:
         epoch: int,
         device: torch.device,
         statistics: Sequence[str] = (),
-        explain: Callable[[str, Sequence[int]], str],
     ) -> None:
-        self.so_far, self.epoch, self._names, self._explain = so_far, epoch, statistics, explain
+        self.so_far, self.epoch, self._names = so_far, epoch, statistics
         self.last = math.nan  # the latest loss that was checked
         self._losses = torch.zeros(CHECK_EVERY, device=device)
         self._statistics: list[Tensor] = []
@@ -85,8 +81,7 @@ class LossMonitor:
         for loss, (step, rows, targets) in zip(losses, self._pending, strict=True):
             if not math.isfinite(loss):
                 what = f"the loss became {loss} at step {step} of epoch {self.epoch}"
-                message = self._explain(what, rows.tolist())
-                raise DivergenceError(message, epoch=self.epoch, step=step)
+                raise DivergenceError(what, epoch=self.epoch, step=step, rows=rows.tolist())
             self.so_far.loss_sum += loss * targets
             self.so_far.targets += targets
             self.so_far.step = step
@@ -195,7 +190,7 @@ class Trainer:
         if not len(self.dataset.test):
             return
         measured = self.measure(self.ranker, "validation")
-        self.progress.start = _record(0, EpochSoFar(), measured, best=True)
+        self.progress.start = make_record(0, EpochSoFar(), measured, best=True)
         self.progress.best_score = measured.metrics.values[SCORE]
         self.checkpointer.keep_best()
         self._close(self.progress.start, on_epoch)
@@ -220,13 +215,8 @@ class Trainer:
         settings, so_far, epoch = self.settings, self.progress.current, self.progress.epoch + 1
         order_seed, seeds = seeds_of_epoch(settings.seed, epoch, self.steps)
         batches, targets = self._batches(order_seed)
-        monitor = LossMonitor(
-            so_far,
-            epoch=epoch,
-            device=self.step.device,
-            statistics=self.step.statistics,
-            explain=self._explain_divergence,
-        )
+        given: Any = {"device": self.step.device, "statistics": self.step.statistics}
+        monitor = LossMonitor(so_far, epoch=epoch, **given)
         steps = self._steps()
         statistics_every = -(-self.steps // _STATISTICS_PER_EPOCH)
         self.trained.model.train()
@@ -304,7 +294,7 @@ class Trainer:
             self.checkpointer.keep_best()
         elif score is not None:
             progress.stale += 1
-        record = _record(epoch, so_far, measured, best=is_best)
+        record = make_record(epoch, so_far, measured, best=is_best)
         progress.history.append(record)
         progress.current = EpochSoFar()
         if self.settings.patience and progress.stale >= self.settings.patience:
@@ -323,10 +313,12 @@ class Trainer:
     def _check_weights(self) -> None:
         if not self.trained.finite():
             epoch, step = self.progress.epoch + 1, self.progress.current.step
-            what = self._explain_divergence(f"the weights stopped being numbers in epoch {epoch}")
+            what = f"the weights stopped being numbers in epoch {epoch}"
             raise DivergenceError(what, epoch=epoch, step=step)
 
-    def _explain_divergence(self, what: str, rows: Sequence[int] = ()) -> str:
+    def explain(self, error: DivergenceError) -> str:
+        """What happened, in which batch, and what may help."""
+        what, rows = str(error), error.rows
         if rows:
             train, ids = self.dataset.train, self.dataset.user_ids
             users = ", ".join(repr(ids[int(train.users[row])]) for row in rows[:3])
@@ -353,11 +345,26 @@ class Trainer:
         return float((self.total - done) * spent / max(done, 1))
 
 
-def _record(epoch: int, so_far: EpochSoFar, measured: Measured | None, *, best: bool) -> Record:
+def make_record(
+    epoch: int, so_far: EpochSoFar, measured: Measured | None = None, *, best: bool = False
+) -> Record:
+    """The record of an epoch; its loss and statistics are means, and None before any step."""
     validation, seconds, mib = measured or (None, 0.0, None)
-    record = so_far.record(epoch, seconds, mib) | {"validation": None, "best": best}
+    stepped, speed = so_far.step > 0, so_far.targets / max(so_far.seconds, 1e-9)
+    means = {name: total / so_far.samples for name, total in so_far.statistics.items()}
+    record: Record = {
+        "epoch": epoch,
+        "loss": so_far.loss_sum / max(1, so_far.targets) if stepped else None,
+        "buckets": means or None,
+        "steps": so_far.step,
+        "targets": so_far.targets,
+        "seconds": {"training": so_far.seconds, "evaluation": seconds},
+        "tokens_per_second": speed if stepped else None,
+        "memory_mib": {"training": so_far.memory_mib if stepped else None, "evaluation": mib},
+        "validation": None if validation is None else validation.values,
+        "best": best,
+    }
     if validation is not None:
-        record["validation"] = validation.values
         record["by_popularity"] = {"validation": validation.by_popularity}
     return record
 
