@@ -7,7 +7,7 @@ import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -324,6 +324,18 @@ def shared_device(rows: Iterable[Row]) -> bool:
 def is_resident(rows: Iterable[Row]) -> bool:
     """True if any memory is that of a whole process: most of it is not the loss's."""
     return any("resident" in (_conditions(row) or "") for row in rows)
+
+
+def measured_on(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Sentences: the devices of runs, and what their memory is."""
+    devices, measures = (
+        sorted({str(one[name]) for one in records if one.get(name)})
+        for name in ("device", "memory_measured")
+    )
+    if devices:
+        yield f"Measured on {' and '.join(devices)}."
+    if measures:
+        yield f"Memory is the {' or the '.join(measures)}."
 
 
 def comparable(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:

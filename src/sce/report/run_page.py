@@ -33,7 +33,7 @@ from sce.report.drawing import (
     colours,
     draw_curves,
 )
-from sce.report.frame import SCORE, Show, lookup, name_metric, number
+from sce.report.frame import SCORE, Show, lookup, measured_on, name_metric, number
 from sce.report.pages import render
 from sce.report.record import METRIC, PHASES, RANKERS, SHOWN, Record, Sample, draw_samples
 from sce.training.run import Run, caveat
@@ -94,7 +94,7 @@ def make_page(
             if record.metric(split, METRIC) is not None
         ],
         apart=_apart(record),
-        measured=" ".join(_measured(record)),
+        measured=" ".join(measured_on([record.result])),
         samples=samples,
         told=told,
         shown=SHOWN,
@@ -205,14 +205,6 @@ def _apart(record: Record) -> dict[str, Any]:
             for kind, part in found.items()
         ],
     }
-
-
-def _measured(record: Record) -> Iterator[str]:
-    device, measured = (record.result.get(name) for name in ("device", "memory_measured"))
-    if device:
-        yield f"Measured on {device}."
-    if measured:
-        yield f"Memory is the {measured}."
 
 
 def _steps(counts: Mapping[str, Any]) -> Iterator[list[str]]:
