@@ -28,7 +28,6 @@ from sce.training.device import matmul_precision, resolve_device
 from sce.training.fit import fit
 from sce.training.optimizer import make_optimizer
 
-COMPONENTS = ("weights", "optimizer", "activations", "gradients", "loss", "backward")
 _MIB = 2**20
 
 

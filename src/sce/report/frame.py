@@ -15,7 +15,7 @@ from sce import units
 from sce.evaluation.metrics import METRICS
 from sce.experiments.figure_spec import MEASURES
 from sce.experiments.spec import differing
-from sce.experiments.store import FINISHED, Row
+from sce.experiments.store import FINISHED, Row, lookup
 from sce.losses import LOSSES
 from sce.training.settings import TrainingSettings
 
@@ -36,13 +36,6 @@ _NAMED = {name: one.keys for name, one in MEASURES.items()} | {"items": ("datase
 _NEUTRAL = ("training.save_minutes", "training.evaluation_batch_size")  # they change no result
 _COSTS = ("memory_mib", "seconds", "tokens_per_second", "components_mib", "memory_measured",
           "device")  # fmt: skip
-
-
-def lookup(record: Any, *keys: str) -> Any:
-    """The value deep in a record; None where there is none."""
-    for key in keys:
-        record = record.get(key) if isinstance(record, Mapping) else None
-    return record
 
 
 def number(record: Any, *keys: str) -> float | None:

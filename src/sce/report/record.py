@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sce.data.prepared import PreparedDataset
+from sce.experiments.store import lookup
 from sce.recommend import Id, Recommender
-from sce.report.frame import lookup, name_loss, number
+from sce.report.frame import name_loss, number
 from sce.training.run import Run
 from sce.units import plural
 

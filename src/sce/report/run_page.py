@@ -15,6 +15,7 @@ from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 from sce.evaluation.evaluate import KS
 from sce.evaluation.metrics import METRICS, too_few
+from sce.experiments.store import lookup
 from sce.models.registry import BACKBONES
 from sce.recommend import Recommender
 from sce.report.charts import COURSES, Course, in_words
@@ -33,7 +34,7 @@ from sce.report.drawing import (
     colours,
     draw_curves,
 )
-from sce.report.frame import SCORE, Show, lookup, measured_on, name_metric, number
+from sce.report.frame import SCORE, Show, measured_on, name_metric, number
 from sce.report.pages import render
 from sce.report.record import METRIC, PHASES, RANKERS, SHOWN, Record, Sample, draw_samples
 from sce.training.run import Run, caveat

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sce.experiments.figure_spec import MEASURES, FigureSpec
-from sce.experiments.store import FAILED, Row
+from sce.experiments.store import FAILED, Row, lookup
 from sce.report.frame import (
     TEST,
     TOLD,
@@ -23,7 +23,6 @@ from sce.report.frame import (
     group_seeds,
     is_exact,
     is_ranked,
-    lookup,
     name_group,
     name_metric,
     other_settings,
