@@ -220,14 +220,19 @@ def paper_rule(log: str, **wanted: Any) -> list[Row]:
     """Trainings by the paper's rule with the centres of `experiments/*.toml`, the whole batch."""
     wanted = {"alpha": 2.0, "beta": 1.0, "coverage": False} | wanted
     wanted["centres"] = "states" if log in ("ml1m", "globo") else "random"
-    whole = 1024 if log in ("beauty", "beauty2") else 128
     return [
         row
-        for row in read(f"experiments/results/{log}.jsonl")
+        for row in whole_batch(log, "sce")
         if row["status"] == "finished"
-        and (row["settings"]["loss.name"], row["settings"]["training.batch_size"]) == ("sce", whole)
         and all(row["settings"].get(f"loss.{name}") == value for name, value in wanted.items())
     ]
+
+
+def whole_batch(log: str, loss: str) -> list[Row]:
+    """Trainings with a loss by the settings of the paper, not with half the batch."""
+    wanted = {"loss.name": loss, "training.batch_size": 1024 if "beauty" in log else 128}
+    rows = read(f"experiments/results/{log}.jsonl")
+    return [row for row in rows if row["settings"].items() >= wanted.items()]
 
 
 def bucket_size() -> str:
@@ -235,13 +240,7 @@ def bucket_size() -> str:
     names = ("ml1m", "globo", "beauty", "food", "beauty2", "union7")
     rows = []
     for log in names:
-        every = read(f"experiments/results/{log}.jsonl")
-        ce = [
-            row
-            for row in every
-            if row["settings"]["loss.name"] == "ce"
-            and row["settings"]["training.batch_size"] == (1024 if "beauty" in log else 128)
-        ]
+        every, ce = read(f"experiments/results/{log}.jsonl"), whole_batch(log, "ce")
         items = ce[0]["dataset"]["n_items"]
         trained = {row["settings"].get("loss.bucket_size_y") or 0 for row in every}
         fortieth = min(trained, key=lambda size: abs(size - items / 40))
