@@ -27,7 +27,7 @@ from torch import Tensor
 
 import peers
 from hundred_million import METRICS, events_of, write
-from rows import keep, provenance, show
+from rows import keep, parser_of, provenance, show
 from sce import CrossEntropy, SASRec, ScalableCrossEntropy, TrainingSettings, fit
 from sce.data import synthetic
 from sce.data.prepared import PreparedDataset
@@ -40,9 +40,7 @@ Integers = NDArray[np.int64]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, "scale")
     parser.add_argument("--items", type=int, default=1_000_000)
     parser.add_argument("--live", type=int, default=50_000, help="items that may occur")
     parser.add_argument("--users", type=int, default=40_000)
@@ -55,7 +53,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--only", nargs="+", choices=contenders(), default=list(contenders()))
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path, help="default: results/scale.jsonl")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         log = SyntheticSettings(items=options.live, users=options.users)
