@@ -63,10 +63,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         with timed("log"):
             log = SyntheticSettings(items=options.live, users=options.users)
-            parts = os.cpu_count() or 1
-            with get_context("fork").Pool(parts) as pool:
-                apart = options.items // options.live
-                made = pool.map(partial(events_of, log, apart, parts), range(parts), chunksize=1)
+            made = make_events(log, options.items // options.live)
         with timed("dataset"):
             dataset = write(Path(directory, "data"), made, options)
             del made
@@ -118,6 +115,13 @@ def main() -> None:
     }
     keep("hundred_million", [row], to=options.out, beside=("items", "live", "users", "machine"))
     print("\n".join(f"{name}: {value}" for name, value in row.items()))
+
+
+def make_events(log: SyntheticSettings, apart: int) -> list[list[Part]]:
+    """Make the log by all cores; its items lie so far apart in the catalogue."""
+    parts = os.cpu_count() or 1
+    with get_context("fork").Pool(parts) as pool:
+        return pool.map(partial(events_of, log, apart, parts), range(parts), chunksize=1)
 
 
 def events_of(log: SyntheticSettings, apart: int, parts: int, part: int) -> list[Part]:

@@ -12,11 +12,9 @@ several sizes, as every row in a bucket is touched there.
 """
 
 import argparse
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import peers
-from hundred_million import METRICS, events_of, write
+from hundred_million import METRICS, make_events, write
 from rows import keep, parser_of, provenance, show
 from sce import CrossEntropy, SASRec, ScalableCrossEntropy, TrainingSettings, fit
 from sce.data import synthetic
@@ -56,9 +54,11 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         log = SyntheticSettings(items=options.live, users=options.users)
-        dataset = (
-            PreparedDataset.load(options.data) if options.data else make(directory, log, options)
-        )
+        if options.data:
+            dataset = PreparedDataset.load(options.data)
+        else:
+            made = make_events(log, options.items // options.live)
+            dataset = write(Path(directory, "data"), made, options)
         known = {} if options.data else {"known rules": reached(log, dataset, options)}
         print(f"{dataset.n_items:,} items, {len(dataset.train.items):,} events", known, flush=True)
         rows = []
@@ -128,15 +128,6 @@ def train(
 
 
 # --- the synthetic log
-
-
-def make(directory: str, log: SyntheticSettings, options: argparse.Namespace) -> PreparedDataset:
-    """Write the log as a prepared dataset; its items lie apart in the catalogue."""
-    parts = os.cpu_count() or 1
-    with get_context("fork").Pool(parts) as pool:
-        apart = options.items // options.live
-        made = pool.map(partial(events_of, log, apart, parts), range(parts), chunksize=1)
-    return write(Path(directory, "data"), made, options)
 
 
 def reached(log: SyntheticSettings, dataset: PreparedDataset, options: argparse.Namespace) -> float:
