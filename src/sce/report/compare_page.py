@@ -36,7 +36,7 @@ def make_page(comparisons: Sequence[Comparison], *, written: datetime) -> str:
         parts=[_part(comparison) for comparison in comparisons],
         failed=failed,
         failed_title=f"{plural(len(failed), 'run')} that failed",
-        field=_field(trainings(comparisons)),
+        field=_field(comparisons),
         everything=all_settings(frame.group_seeds(rows)),
         circumstances=" ".join([*told, *frame.measured_on(rows), *_versions(rows)]),
     )
@@ -52,13 +52,13 @@ def make_markdown(comparisons: Sequence[Comparison]) -> str:
     """The headlines and tables of all comparisons as Markdown."""
     parts = map(_part, comparisons)
     headlines = _headlines(comparisons)
-    field = _field(trainings(comparisons))
+    field = _field(comparisons)
     return render("compare.md", "", written=datetime.now(), parts=parts, field=field, **headlines)
 
 
-def _field(groups: Sequence[frame.SeedGroup]) -> dict[str, Any]:
+def _field(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     """A table of all settings over the datasets that have the reference, if it has several rows."""
-    heads, rows = make_field(chosen(groups))
+    heads, rows = make_field(chosen(trainings(comparisons)))
     several = len(rows) > 1 and any(int(row[2]) > 1 for row in rows)
     return {"heads": heads, "rows": rows if several else [], "about": ABOUT}
 

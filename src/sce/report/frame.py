@@ -82,7 +82,7 @@ class SeedGroup:
 
     def show(self, name: str, show: Show) -> str:
         """The mean, and the standard deviation where there is one."""
-        return " ± ".join(filter(None, units.show_spread(self.mean(name), self.spread(name), show)))
+        return show_around(self.mean(name), self.spread(name), show)
 
     @property
     def score(self) -> float:
@@ -264,6 +264,11 @@ def front(groups: Iterable[SeedGroup], cost: str) -> list[SeedGroup]:
 def relative(value: float | None, other: float | None) -> float | None:
     """By which share a value is above another."""
     return None if value is None or not other else value / other - 1
+
+
+def show_around(mean: float | None, spread: float | None, show: Show) -> str:
+    """A mean and, where there is one, the spread around it."""
+    return " ± ".join(filter(None, units.show_spread(mean, spread, show)))
 
 
 def show_change(change: float | None) -> str:

@@ -34,7 +34,7 @@ from sce.report.drawing import (
     colours,
     draw_curves,
 )
-from sce.report.frame import SCORE, Show, measured_on, name_metric, number
+from sce.report.frame import SCORE, Show, measured_on, name_loss, name_metric, number
 from sce.report.pages import render
 from sce.report.record import METRIC, PHASES, RANKERS, SHOWN, Record, Sample, draw_samples
 from sce.training.run import Run, caveat
@@ -135,10 +135,10 @@ def _headline(record: Record) -> dict[str, Any]:
     done = max((one["epoch"] for one in record.epochs), default=0)
     start, added = (record.run.config.get(name) for name in ("start", "added"))
     items = show_count(record.run.dataset.n_items)
-    model = record.run.model
+    model, loss = record.run.model, name_loss(record.run.loss)
     backbone = BACKBONES[model].label if model in BACKBONES else model
     clauses = [
-        f"{backbone} trained with {record.loss_name} on a catalogue of {items} items",
+        f"{backbone} trained with {loss} on a catalogue of {items} items",
         f"measured on {show_count(users)} {split} users" if users else "",
         tell_start(start) if start else "",
         f"items added to {added['run']} without training: {tell_added(added)}" if added else "",
