@@ -120,12 +120,12 @@ def make_table(groups: Sequence[SeedGroup], spec: FigureSpec) -> ComparisonTable
     table.heads += [] if judged is None else [f"{columns[judged]} against best other by validation"]
     unfinished, notes = [], []
     for dataset in datasets:
-        here = [[one for one in of if one.dataset == dataset] for of in named.values()]
-        picked = [best(members) for members in here]
+        found = [[one for one in of if one.dataset == dataset] for of in named.values()]
+        picked = [best(members) for members in found]
         real = [one for one in picked if one is not None]
         table.groups += real
         rows = [row for one in real for row in one.rows]
-        tried = [[one, *of] if one else [] for one, of in zip(picked, here, strict=True)]
+        tried = [[one, *of] if one else [] for one, of in zip(picked, found, strict=True)]
         duel = _duel(columns, tried, judged, spec)
         table.duels += [duel] if duel else []
         if len(real) > 2 and (differ := _differ(tried, spec)):
