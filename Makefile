@@ -65,7 +65,11 @@ docs: $(STAMP)
 	$(BIN)/python -m sphinx -W --keep-going -q -E -a -b html -d build/doctrees docs build/site
 	@echo "site: $(CURDIR)/build/site/index.html"
 
-unit: $(STAMP)
+$(VENV)/.examples: $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[examples]'
+	@touch $@
+
+unit: $(VENV)/.examples
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 pages: $(STAMP)

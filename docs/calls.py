@@ -25,11 +25,14 @@ def call(loss: str, items: int, dtype: str = "bfloat16", of: str = "ms", **shape
     return float(next(row for row in rows if row.items() >= wanted.items())[of])
 
 
-def _profiles() -> dict[tuple[int, str, int], Row]:
-    """With 2 √targets buckets, the newest of each size."""
+def _profiles() -> dict[tuple[int, str, int, float], Row]:
+    """The newest of each size, and of each number of buckets: α √targets."""
     rows = read("benchmarks/results/kernel_profile.jsonl")
-    found = (row for row in rows if row.get("alpha", 2) == 2)
-    return {(row["items"], row["dtype"], row["bucket_size_y"]): row for row in found}
+    keys = ("items", "dtype", "bucket_size_y")
+    return {(*(row[key] for key in keys), row.get("alpha", 2.0)): row for row in rows}
+
+
+LONGEST = "us, times, kernel"
 
 
 def profile() -> str:
@@ -38,6 +41,7 @@ def profile() -> str:
         "passes over the catalogue": "_group_maxima|_maxima|_mark", "scoring again": "_score",
         "selecting": "_best|_list|_thresholds", "sorting": ".*radix_sort", "logits": "_losses",
         "gradients": "_grad", "adding by item": "_add", "zeros": ".*FillFunc",
+        "nearest centre of each state": "_nearest",
         "looking at the states, drawing centres": "_states|_few_states",
     }  # fmt: skip
     rows = [row for _, row in sorted(_profiles().items())]
@@ -45,16 +49,19 @@ def profile() -> str:
     def name(row: Row) -> str:
         size = f"{row['items'] // M} M" if row["items"] >= M else f"{row['items'] // K} k"
         size += f", b_y = {row['bucket_size_y']:,}" if row["bucket_size_y"] > 256 else ""
+        size += ", 1,280 buckets" if row.get("alpha") == 8 else ""
         return f"{size}, {row['dtype']}{', sparse gradient' if row['sparse_grad'] else ''}"
 
     def taken(row: Row, part: str) -> str:
-        kernels = (us for us, _, kernel in row["us, times, kernel"] if re.match(part, kernel))
+        kernels = (us for us, _, kernel in row[LONGEST] if re.match(part, kernel))
         return f"{sum(kernels) / 1000:.2f}"
 
     return table(["", *map(name, rows)], [
         *([shown, *(f"{row[of]:.2f}" for row in rows)]
           for shown, of in (("eager", "ms"), ("as a graph", "graph ms"), ("GPU busy", "busy ms"))),
         *([shown, *(taken(row, part) for row in rows)] for shown, part in parts.items()),
+        ["launches", *(f"{sum(times for _, times, _ in row[LONGEST])}" for row in rows)],
+        ["extra memory, MiB", *(f"{row['extra MiB']:.0f}" for row in rows)],
     ])  # fmt: skip
 
 
@@ -86,9 +93,12 @@ KERNELS: Claims = {
         call("CE, fused", 20 * M) / call("SCE, default", 20 * M, bucket_size_y=2048)],
     "They take {:.2f}, {:.2f} and {:.2f} ms": lambda: [
         call(GRAPH, M, bucket_size_y=size) for size in LARGE],
+    "which is what coverage adds, takes {:.2f} ms": lambda: [
+        us / 1000 for us, _, kernel in _profiles()[M, "bfloat16", 2048, 2.0][LONGEST]
+        if kernel.startswith("_nearest")],
     "Extra memory is {:.0f}, {:.0f} and {:.0f} MiB": lambda: [
         call(GRAPH, M, of="extra MiB", bucket_size_y=size) for size in LARGE],
     "call takes {:.1f} to {:.1f} ms, and the GPU is busy for {:.2f} to {:.2f} ms": lambda: [
         *ends(call("SCE", *size) for size in SMALL),
-        *ends(_profiles()[*size, 256]["busy ms"] for size in SMALL)],
+        *ends(_profiles()[*size, 256, 2.0]["busy ms"] for size in SMALL)],
 }  # fmt: skip

@@ -20,6 +20,8 @@ LOGS = {
     "union7": "seven Amazon categories of 2014 side by side, the paper's filter",
 }
 DEFAULTS = ("sce", "ce")
+CENTRES = {"random": "random centres", "states": "near states", "mix": "the paper's Mix"}
+TO_THE_END = ("ml1m", "globo", "beauty", "food", "beauty2", "union7")  # by the paper's rule
 
 
 def trained(log: str, loss: str, negatives: str | None = None) -> list[Row]:
@@ -197,7 +199,7 @@ def _both(values: tuple[float, float], digits: int, count: int) -> str:
 
 
 def coverage_steps() -> str:
-    """The same on reddit, one change after another."""
+    """The same on four logs, one change after another."""
     steps = {
         "the paper's rule": ("paper", 2.0, 2048),
         "states left over go to their nearest bucket": ("left-over to nearest", 2.0, 2048),
@@ -211,15 +213,33 @@ def coverage_steps() -> str:
     }
     rows = []
     for name, one in steps.items():
-        found = study("reddit", *one)
-        rows.append([name, _both(to_exact("reddit", found), 2, len(found))])
-    return table(["", "ratio to CE, test / validation (trainings)"], rows)
+        each = {log: study(log, *one) for log in ("reddit", "steam", "beauty", "globo")}
+        cells = [
+            _both(to_exact(log, found), 2, len(found)) if found else ""
+            for log, found in each.items()
+        ]
+        rows.append([name, *cells])
+    return table(["ratio to CE, test / validation (trainings)", *each], rows)
 
 
-def paper_rule(log: str, **wanted: Any) -> list[Row]:
-    """Trainings by the paper's rule with the centres of `experiments/*.toml`, the whole batch."""
+def placed() -> str:
+    """Share of the states in any bucket by the paper's rule: at first, at its lowest, at last."""
+    rows = []
+    for log in LOGS:
+        cells = [log]
+        for name in CENTRES:
+            shares = [row["history"]["placed"] for row in paper_rule(log, name, bucket_size_y=256)]
+            ends = ([a[0] for a in shares], [min(a) for a in shares], [a[-1] for a in shares])
+            shown = " → ".join(f"{100 * mean(end):.0f}" for end in ends if end)
+            cells.append(f"{shown} % ({len(shares)})" if shares else "")
+        rows.append(cells)
+    return table(["log", *CENTRES.values()], rows)
+
+
+def paper_rule(log: str, centres: str = "", **wanted: Any) -> list[Row]:
+    """Trainings by the paper's rule, the whole batch; by default with the centres of the sweeps."""
     wanted = {"alpha": 2.0, "beta": 1.0, "coverage": False} | wanted
-    wanted["centres"] = "states" if log in ("ml1m", "globo") else "random"
+    wanted["centres"] = centres or ("states" if log in ("ml1m", "globo") else "random")
     return [
         row
         for row in whole_batch(log, "sce")
@@ -229,17 +249,21 @@ def paper_rule(log: str, **wanted: Any) -> list[Row]:
 
 
 def whole_batch(log: str, loss: str) -> list[Row]:
-    """Trainings with a loss by the settings of the paper, not with half the batch."""
-    wanted = {"loss.name": loss, "training.batch_size": 1024 if "beauty" in log else 128}
-    rows = read(f"experiments/results/{log}.jsonl")
-    return [row for row in rows if row["settings"].items() >= wanted.items()]
+    """Trainings with a loss by the paper's settings, not with half the batch."""
+    batch = 128 if log in ("ml1m", "globo", "food", "union7") else 1024
+    wanted = {"loss.name": loss, "training.batch_size": batch}
+    name = f"{log}.jsonl" if log in TO_THE_END else "coverage/placed.jsonl"
+    return [
+        row
+        for row in read(f"experiments/results/{name}")
+        if row["dataset"]["name"] == log and row["settings"].items() >= wanted.items()
+    ]
 
 
 def bucket_size() -> str:
     """Quality by the paper's rule against the items in a bucket."""
-    names = ("ml1m", "globo", "beauty", "food", "beauty2", "union7")
     rows = []
-    for log in names:
+    for log in TO_THE_END:
         every, ce = read(f"experiments/results/{log}.jsonl"), whole_batch(log, "ce")
         items = ce[0]["dataset"]["n_items"]
         trained = {row["settings"].get("loss.bucket_size_y") or 0 for row in every}
@@ -337,6 +361,6 @@ def perplexity() -> str:
 
 
 MADE: list[Callable[[], str]] = [
-    logs, cost, noise, news, exact_or_not, coverage, coverage_steps, bucket_size, alpha_beta,
-    train_step, evaluating, language, perplexity,
+    logs, cost, noise, news, exact_or_not, coverage, coverage_steps, placed, bucket_size,
+    alpha_beta, train_step, evaluating, language, perplexity,
 ]  # fmt: skip

@@ -139,7 +139,7 @@ def summary() -> str:
     return (
         f"On {len(found)} logs of {min(items):,} to {max(items):,} items, the test NDCG@10 of SCE "
         f"is {min(ratios):.2f} to {max(ratios):.2f} times that of exact CE.\n"
-        f"The median is {median(ratios):.2f}, the mean {mean(ratios):.2f}.\n"
+        f"The median is {median(ratios):.2f}, the mean {mean(ratios):.3f}.\n"
         f"SCE takes {min(shares):.0f} to {max(shares):.0f} % of the peak "
         "training memory of exact CE that keeps all logits."
     )

@@ -1,6 +1,6 @@
 """Scalable Cross-Entropy in Hugging Face's Trainer: python examples/hugging_face.py novels.txt.gz.
 
-Needs transformers and accelerate. Evaluation is exact: the perplexity is exp(eval_loss).
+Needs the extra `examples`. Evaluation is exact: the perplexity is exp(eval_loss).
 """
 
 import math

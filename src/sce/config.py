@@ -113,8 +113,8 @@ def _make(section: str, name: str, given: Mapping[str, Any]) -> Any:
 def is_exact_faster(n_items: int, device: torch.device) -> bool:
     """True if `EXACT_LOSS` takes less time than SCE, and no more memory.
 
-    By benchmarks/results/loss_cpu.jsonl, with 900, 6,000 and 25,600 hidden states.
-    In all rows of loss_gpu.jsonl SCE is faster.
+    By benchmarks/results/loss_cpu.jsonl, with 900, 6,000 and 25,600 hidden states. On a GPU SCE
+    was faster in all rows of loss_gpu.jsonl; below a million items these have no exact kernels.
     """
     return device.type == "cpu" and n_items <= EXACT_ITEMS
 

@@ -16,8 +16,8 @@ FILES = sorted(FOLDER.glob("*.toml"))
 def test_there_is_one_for_each_figure_and_table() -> None:
     assert {file.stem for file in FILES} == {
         "alpha-beta", "beauty-table", "bert4rec", "bucket-size", "catalogue-memory", "centres",
-        "coverage", "default", "field", "hard-negatives", "hstu", "main-table", "memory-components",
-        "mix", "pareto",
+        "coverage", "default", "field", "hard-negatives", "hstu", "ligr", "main-table",
+        "memory-components", "mix", "pareto",
     }  # fmt: skip
 
 

@@ -14,7 +14,8 @@ from sce.losses.buckets import MAX_SCORES, Buckets, count_buckets
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 # Small: without a GPU the kernels run in an interpreter.
-SIZES: dict[str, Any] = {"n_buckets": 2, "coverage": False, "bucket_size_x": 8, "bucket_size_y": 9}
+SIZES: dict[str, Any] = {"n_buckets": 2, "bucket_size_y": 9}
+PAPER: dict[str, Any] = {"coverage": False, "bucket_size_x": 8}
 HALF = [torch.bfloat16, torch.float16]
 
 
@@ -75,7 +76,7 @@ def test_buckets_and_value_are_those_of_inputs_in_half_precision(
     monkeypatch.setattr(scalable, "count_buckets", spy)
     settings = dict(settings)
     given: dict[str, Any] = {"centres": centres()} if settings.pop("given", False) else {}
-    sizes, (states, catalogue, targets) = SIZES, problem()
+    sizes, (states, catalogue, targets) = SIZES | PAPER, problem()
     if GPU or backend == "torch":  # so many that rounded centres, too, make a difference
         sizes = {"n_buckets": 30, "coverage": False, "bucket_size_x": 100, "bucket_size_y": 500}
         states, catalogue, targets = problem(n=400, c=6000)
@@ -107,17 +108,13 @@ def test_buckets_and_value_are_those_of_inputs_in_half_precision(
 @each_backend
 @each_half
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("rule", [{}, {"coverage": False, "bucket_size_x": 12}], ids=str)
 def test_gradients_are_those_of_rounded_values_and_not_rounded(
-    backend: Any, dtype: torch.dtype, reduction: str
+    backend: Any, dtype: torch.dtype, reduction: str, rule: dict[str, Any]
 ) -> None:
     *inputs, targets = problem(1, n=30, c=60)
     exact = [in_half(x, dtype).detach().double().requires_grad_() for x in inputs]
-    options: dict[str, Any] = {
-        "coverage": False,
-        "bucket_size_x": 12,
-        "bucket_size_y": 20,
-        "reduction": reduction,
-    }
+    options: dict[str, Any] = {"bucket_size_y": 20, "reduction": reduction, **rule}
     middle = centres(3)
     expected = ScalableCrossEntropy(backend="torch", **options)(
         *exact, targets, centres=middle.double()
@@ -133,10 +130,13 @@ def test_gradients_are_those_of_rounded_values_and_not_rounded(
 
 @each_backend
 @each_half
-def test_a_sparse_gradient_is_the_dense_one(backend: Any, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("rule", [{}, PAPER], ids=["coverage", "paper"])
+def test_a_sparse_gradient_is_the_dense_one(
+    backend: Any, dtype: torch.dtype, rule: dict[str, Any]
+) -> None:
     *inputs, targets = problem(2, n=8)
     losses = [
-        ScalableCrossEntropy(backend=backend, sparse_grad=sparse, **SIZES)
+        ScalableCrossEntropy(backend=backend, sparse_grad=sparse, **SIZES, **rule)
         for sparse in (False, True)
     ]
     dense, sparse = (run(loss, *inputs, targets, under=dtype)[2] for loss in losses)

@@ -24,8 +24,12 @@ def problem(
     return states, catalogue, targets, buckets
 
 
-def test_gradcheck_with_frozen_buckets() -> None:
+@pytest.mark.parametrize("coverage", [False, True])
+def test_gradcheck_with_frozen_buckets(coverage: bool) -> None:
     states, catalogue, targets, buckets = problem()
+    if coverage:
+        nearest = torch.randint(6, (20,), generator=torch.Generator().manual_seed(1))
+        buckets = Buckets(group_by_bucket(nearest, 6), buckets.items)
 
     def losses(x: Tensor, y: Tensor) -> Tensor:
         return bucketed_cross_entropy(x, y, targets, buckets)[0]

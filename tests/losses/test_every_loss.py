@@ -17,6 +17,7 @@ from sce.losses import (
     GeneralizedBinaryCrossEntropy,
     InBatchNegatives,
     Loss,
+    MixedNegatives,
     PopularityNegatives,
     SampledCrossEntropy,
     ScalableCrossEntropy,
@@ -37,6 +38,8 @@ EVERY: dict[str, Loss] = {name: entry.settings().build(DATA) for name, entry in 
     "ce- by position": SampledCrossEntropy(5, shared="position"),
     "ce- by batch": SampledCrossEntropy(5, shared="batch"),
     "ce- in batch": SampledCrossEntropy(5, negatives=InBatchNegatives()),
+    "ce- mixed": SampledCrossEntropy(5, negatives=MixedNegatives()),
+    "ce- scaled": SampledCrossEntropy(5, negatives=UniformNegatives(correct=True)),
     "ce- cut": SampledCrossEntropy(5, cut=True),
     "ce- cut by position": SampledCrossEntropy(5, cut=True, shared="position"),
     "ce- cut by batch": SampledCrossEntropy(5, cut=True, shared="batch"),
@@ -44,9 +47,10 @@ EVERY: dict[str, Loss] = {name: entry.settings().build(DATA) for name, entry in 
     "sce by mix": ScalableCrossEntropy(centres="mix", **SIZES),
 }
 every_loss = pytest.mark.parametrize("loss", EVERY.values(), ids=EVERY)
-# In-batch negatives take no max_targets.
+# Negatives of the batch take no max_targets.
+OF_THE_BATCH = EVERY["ce- in batch"], EVERY["ce- mixed"]
 with_max_targets = pytest.mark.parametrize(
-    "name", [name for name in EVERY if name != "ce- in batch"]
+    "name", [name for name, loss in EVERY.items() if loss not in OF_THE_BATCH]
 )
 
 
@@ -296,7 +300,8 @@ def test_a_module_as_the_catalogue(loss: Loss) -> None:
 
 def by_row(self: Any, rows: int, k: int, n_items: int, *_: Any, generator: Any = None) -> Draw:
     """Draw the same negatives for the first rows, however many there are."""
-    return Draw((torch.arange(rows)[:, None] * 7 + torch.arange(k) * 3) % n_items, None)
+    items = (torch.arange(rows)[:, None] * 7 + torch.arange(k) * 3) % n_items
+    return Draw(items, torch.full((rows, k), -1.5) if self.correct else None)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -326,7 +331,7 @@ def test_max_targets_change_nothing(
 def test_the_gradient_of_a_bias_has_its_dtype_with_max_targets_too(
     loss: Loss, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if loss is EVERY["ce- in batch"]:
+    if loss in OF_THE_BATCH:
         return  # takes none
     monkeypatch.setattr(UniformNegatives, "forward", by_row)
     bias = torch.randn(30, dtype=torch.bfloat16, requires_grad=True)
@@ -350,7 +355,7 @@ def test_max_targets_where_there_are_no_positions(name: str) -> None:
 
 @every_loss
 def test_too_few_max_targets_are_refused(loss: Loss) -> None:
-    if loss is EVERY["ce- in batch"]:
+    if loss in OF_THE_BATCH:
         return  # takes none
     with pytest.raises(ValueError, match="max_targets must be at least 1, got 0"):
         loss(*problem(), max_targets=0)

@@ -26,13 +26,15 @@ from tests.losses.reference import reference_scalable_cross_entropy
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
+@pytest.mark.parametrize("coverage", [False, True])
 @pytest.mark.parametrize("seed", range(12))
-def test_scalable_equals_the_reference(seed: int) -> None:
+def test_scalable_equals_the_reference(seed: int, coverage: bool) -> None:
     g = torch.Generator().manual_seed(seed)
     n, c, d, b, size_x, size_y = (int(torch.randint(1, 40, (), generator=g)) for _ in range(6))
     states, catalogue, targets = problem(seed, n, c, d)
     centres = torch.randn(b, d, generator=g)
-    sizes: dict[str, Any] = {"coverage": False, "bucket_size_x": size_x, "bucket_size_y": size_y}
+    sizes: dict[str, Any] = {"coverage": coverage, "bucket_size_y": size_y}
+    sizes["bucket_size_x"] = None if coverage else size_x
     loss = ScalableCrossEntropy(**sizes)
     found = loss(states, catalogue, targets, centres=centres.cuda())
     exact_x = states.detach().cpu().double().requires_grad_()

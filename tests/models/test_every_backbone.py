@@ -103,3 +103,12 @@ def test_training_knows_the_class_of_the_table(name: str) -> None:
     assert (model.max_length, model.settings.dim) == (8, 16)
     restored: Tensor = model.settings.build(12, seed=2).eval()(HISTORIES)
     assert not torch.allclose(restored, model(HISTORIES))
+
+
+@every_backbone
+def test_compiled_it_has_the_same_states(name: str) -> None:
+    model = make(name)
+    torch._dynamo.reset()
+    # cuDNN's recurrent layers are called as they are, between two graphs.
+    compiled = torch.compile(model, backend="eager", fullgraph=name != "gru4rec")
+    torch.testing.assert_close(compiled(HISTORIES), model(HISTORIES))

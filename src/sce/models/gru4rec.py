@@ -2,7 +2,8 @@
 
 One table holds the items at the input and at the output, as in the authors' "constrained
 embedding". All events of a history are trained on at once, instead of event after event with a
-hidden state that is carried over: the same gradients, but for those cut off there.
+hidden state that is carried over: the same gradients, but for those cut off there. Items have no
+bias at the output, which theirs have.
 """
 
 import math

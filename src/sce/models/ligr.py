@@ -2,7 +2,8 @@
 
 In each block attention and a SwiGLU feed-forward work on normalised states, and what they give is
 added to the states as far as a gate of these lets it (LiGR, arXiv 2502.03417). Embeddings are
-neither scaled before nor normalised behind the blocks, as in the code of eSASRec's authors.
+neither scaled before nor normalised behind the blocks, as in the code of eSASRec's authors. They
+mask padding: `sink=False`.
 """
 
 from dataclasses import dataclass

@@ -18,7 +18,8 @@ pytest.importorskip("triton")
 from sce.losses.kernels import operator
 from sce.losses.kernels.function import Computed
 
-SIZES: dict[str, Any] = {"n_buckets": 3, "coverage": False, "bucket_size_x": 6, "bucket_size_y": 7}
+SIZES: dict[str, Any] = {"n_buckets": 3, "bucket_size_y": 7}
+PAPER: dict[str, Any] = {"coverage": False, "bucket_size_x": 6}
 CENTRES = torch.randn(2, 8, generator=torch.Generator().manual_seed(1)).to(DEVICE)
 
 
@@ -62,14 +63,15 @@ def _compile_anew() -> None:
 @pytest.mark.parametrize(
     ("backend", "dynamic"), [("eager", False), ("aot_eager", False), ("aot_eager", True)]
 )
-def test_one_graph_gives_the_same_bits(backend: str, dynamic: bool) -> None:
-    check(Net(), fullgraph=True, backend=backend, dynamic=dynamic)
+@pytest.mark.parametrize("rule", [{}, PAPER], ids=["coverage", "paper"])
+def test_one_graph_gives_the_same_bits(backend: str, dynamic: bool, rule: dict[str, Any]) -> None:
+    check(Net(**rule), fullgraph=True, backend=backend, dynamic=dynamic)
 
 
 @pytest.mark.parametrize(
     ("settings", "options"),
     [
-        ({"reduction": "none", "centres": "mix"}, {}),
+        ({"reduction": "none", "centres": "mix", **PAPER}, {}),
         ({"n_buckets": None}, {"max_targets": 20}),
         ({"reduction": "sum"}, {"centres": CENTRES}),
         ({}, {"statistics": True}),
@@ -94,9 +96,10 @@ def test_every_call_draws_buckets_of_its_own() -> None:
     [
         ({}, {"generator": torch.Generator(DEVICE)}),
         ({"sparse_grad": True}, {"centres": CENTRES}),
+        ({"sparse_grad": True, **PAPER}, {"centres": CENTRES}),
         ({"backend": "torch"}, {"centres": CENTRES}),
     ],
-    ids=["generator", "sparse gradient", "plain path"],
+    ids=["generator", "sparse gradient", "paper's, sparse", "plain path"],
 )
 def test_where_the_graph_breaks_the_result_is_the_same(
     settings: dict[str, Any], options: dict[str, Any]

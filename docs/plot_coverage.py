@@ -1,12 +1,13 @@
-"""Draw quality against the number of buckets on each log, as a ratio to exact cross-entropy.
+"""Draw quality against the number of buckets on each log, and the share of states in any bucket.
 
-python benchmarks/plot_coverage.py    # experiments/results/coverage -> docs/figures/coverage.svg
+python docs/plot_coverage.py    # experiments/results -> docs/figures/{coverage,placed}.svg
 """
 
 from pathlib import Path
 
 import altair as alt
 import polars as pl
+from studies import CENTRES, LOGS, paper_rule
 
 from sce.report.drawing import Figure
 
@@ -19,7 +20,47 @@ RULES = {
 }
 
 
-def main() -> None:
+def _save(name: str, figure: Figure) -> None:
+    path = ROOT / "docs" / "figures" / name
+    path.write_text(figure.file, encoding="utf-8")
+    print(path)
+
+
+def draw_placed() -> None:
+    """Share of the states in any bucket over training, by the paper's rule with 256 items."""
+    shares = {
+        (log, name): rows[0]["history"]["placed"]  # of the first seed
+        for log in LOGS
+        for centres, name in CENTRES.items()
+        if (rows := paper_rule(log, centres, bucket_size_y=256))
+    }
+    curves = pl.DataFrame(
+        [
+            {"log": log, "centres": name, "epoch": epoch, "placed": share}
+            for (log, name), history in shares.items()
+            for epoch, share in enumerate(history, 1)
+        ]
+    )
+    chart = (
+        alt.Chart(curves)
+        .mark_line()
+        .encode(
+            x=alt.X("epoch:Q", title="epoch")
+            .scale(type="log", domain=[1, 300])
+            .axis(values=[1, 10, 100], grid=False),
+            y=alt.Y("placed:Q", title=None).axis(format="%", tickCount=4),
+            color=alt.Color("centres:N", title=None, sort=[*CENTRES.values()]).legend(
+                orient="bottom"
+            ),
+        )
+        .properties(width=120, height=100)
+        .facet(alt.Facet("log:N", title=None), columns=5)
+    )
+    _save("placed.svg", Figure("Share of the states in any bucket", "", "", chart))
+
+
+def draw_quality() -> None:
+    """Ratios to exact cross-entropy for each rule and number of buckets."""
     rows = pl.read_ndjson(ROOT / "experiments" / "results" / "coverage" / "study.jsonl")
     usual = pl.col("bucket_size_y").fill_null(2048) == 2048, pl.col("nearest").is_null()
     metrics = pl.col("test", "validation").mean()
@@ -53,11 +94,12 @@ def main() -> None:
         (marks + level).transform_filter(alt.datum.of == of).properties(title=of, width=280)
         for of in ("validation", "test")
     ]
-    figure = Figure("Quality against the number of buckets", "", "", alt.hconcat(*panels))
-    path = ROOT / "docs" / "figures" / "coverage.svg"
-    path.write_text(figure.file, encoding="utf-8")
-    print(path)
+    _save(
+        "coverage.svg",
+        Figure("Quality against the number of buckets", "", "", alt.hconcat(*panels)),
+    )
 
 
 if __name__ == "__main__":
-    main()
+    draw_quality()
+    draw_placed()
