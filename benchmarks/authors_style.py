@@ -6,11 +6,10 @@ padded on the left, and an evaluation that takes users one at a time.
 
 import math
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sce.data.prepared import Sequences
 from sce.models.sasrec import SASRec
 
 
@@ -65,11 +64,9 @@ class MultiheadSASRec(nn.Module):
 
 
 @torch.no_grad()
-def evaluate_one_by_one(
-    model: SASRec, test: "tuple[NDArray[np.int32], NDArray[np.int64]]", length: int
-) -> float:
+def evaluate_one_by_one(model: SASRec, test: Sequences, length: int) -> float:
     """NDCG@10 of the last events, user after user; what was seen is not ranked."""
-    items, offsets = test
+    items, offsets = test.items, test.offsets
     device = model.catalogue.device
     gains = []
     for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):

@@ -8,7 +8,6 @@ are temporal. Epochs are measured on the test users of the whole log, whose even
 are later than the first part. A row for each training goes to benchmarks/results/going_on.jsonl.
 """
 
-import argparse
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -18,7 +17,7 @@ from typing import Any
 
 import polars as pl
 
-from rows import keep, provenance, show
+from rows import keep, parser_of, provenance, show
 from sce import CrossEntropy, PreparedDataset, SASRec, TrainingSettings, fit, prepare, unite_items
 from sce.evaluation.evaluate import evaluate
 
@@ -28,9 +27,7 @@ METRIC, SPLITS, WAYS = "ndcg@10", ("validation", "test"), ("on", "anew")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("log", type=Path, help="csv file with a column of times")
     parser.add_argument("--time-column", default="timestamp")
     parser.add_argument("--before", type=int, default=4, help="epochs on the first part")

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from rows import commit
+from rows import commit, parser_of
 from sce.units import parse_duration
 
 HERE = Path(__file__).parent
@@ -73,7 +73,7 @@ def stages(out: Path, data: Path | None, jobs: int, options: list[str]) -> list[
         ):
             command = [*_sweep(files, out), *several, "--data", *(str(data / d) for d in named)]
             found.append(Stage(name, command, True))
-    found.append(Stage("plan", measure("plan_grid", "--fit", *rows("plan_grid"))))
+    found.append(Stage("plan", measure("plan_grid", *rows("plan_grid"))))
     for name in ("rank_share", "rank_processes", "hundred_million"):
         found.append(Stage(name.replace("_", "-"), measure(name, *rows(name))))
     found.append(Stage("memory", _sweep(["catalogue-memory", "memory-components"], out)))
@@ -107,9 +107,7 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--out", type=Path, required=True, help="rows, logs and sweeps")
     parser.add_argument("--data", type=Path, help="prepared beauty, ml1m and globo")
     parser.add_argument("--budget", type=parse_duration, help="such as 9m; default: until done")

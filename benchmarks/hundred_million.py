@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rows import keep, provenance
+from rows import keep, parser_of, provenance
 from sce import Recommender, SASRec, ScalableCrossEntropy, TrainingSettings, fit
 from sce.data.prepared import PreparedDataset, Sequences, write_prepared
 from sce.data.synthetic import SyntheticSettings, generate
@@ -39,9 +39,7 @@ Part = tuple[NDArray[np.int32], NDArray[np.int64]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, "hundred_million")
     parser.add_argument("--items", type=int, default=100_000_000)
     parser.add_argument("--live", type=int, default=1_000_000, help="items that may occur")
     parser.add_argument("--users", type=int, default=1_000_000)
@@ -52,7 +50,6 @@ def main() -> None:
     parser.add_argument("--max-steps", type=int, help="default: all of the epochs")
     parser.add_argument("--recommend", type=int, default=500, help="users")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path, help="default: results/hundred_million.jsonl")
     options = parser.parse_args()
     seconds: dict[str, float] = {}
 
@@ -66,10 +63,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         with timed("log"):
             log = SyntheticSettings(items=options.live, users=options.users)
-            parts = os.cpu_count() or 1
-            with get_context("fork").Pool(parts) as pool:
-                apart = options.items // options.live
-                made = pool.map(partial(events_of, log, apart, parts), range(parts), chunksize=1)
+            made = make_events(log, options.items // options.live)
         with timed("dataset"):
             dataset = write(Path(directory, "data"), made, options)
             del made
@@ -121,6 +115,13 @@ def main() -> None:
     }
     keep("hundred_million", [row], to=options.out, beside=("items", "live", "users", "machine"))
     print("\n".join(f"{name}: {value}" for name, value in row.items()))
+
+
+def make_events(log: SyntheticSettings, apart: int) -> list[list[Part]]:
+    """Make the log by all cores; its items lie so far apart in the catalogue."""
+    parts = os.cpu_count() or 1
+    with get_context("fork").Pool(parts) as pool:
+        return pool.map(partial(events_of, log, apart, parts), range(parts), chunksize=1)
 
 
 def events_of(log: SyntheticSettings, apart: int, parts: int, part: int) -> list[Part]:

@@ -7,17 +7,15 @@ memory beyond inputs and gradients, how long the GPU is busy in it, how many ker
 and the kernels that keep it busy the longest. All of it is kept as a row too, one for each size.
 """
 
-import argparse
 import statistics
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from rows import keep, provenance
+from rows import keep, parser_of, provenance
 from sce.losses import ScalableCrossEntropy
 
 # What makes a row another one: with the same it is replaced.
@@ -25,9 +23,7 @@ SIZES = ("items", "states", "dim", "bucket_size_y", "alpha", "dtype", "sparse_gr
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, "kernel_profile")
     parser.add_argument("--items", type=int, default=1_000_000)
     parser.add_argument("--states", type=int, default=25_600)
     parser.add_argument("--dim", type=int, default=64)
@@ -35,7 +31,6 @@ def main() -> None:
     parser.add_argument("--alpha", type=float, default=2.0)
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
     parser.add_argument("--sparse-grad", action="store_true")
-    parser.add_argument("--out", type=Path, help="default: results/kernel_profile.jsonl")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("kernel_profile: there is no CUDA device here")

@@ -11,7 +11,6 @@ seen.
 import importlib
 import os
 import pkgutil
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
@@ -22,13 +21,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from sce.experiments.step_memory import MemoryMeter
 
 _ROUNDED = 512  # the allocator of a GPU gives multiples of it
 _PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(MemoryMeter):
     """Counts the bytes of all tensors alive, and remembers the most there were.
 
     Args:
@@ -38,10 +38,8 @@ class LiveBytes(TorchDispatchMode):
     """
 
     def __init__(self, parameters: Sequence[Tensor] = (), present: object = ()) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._now = self._peak = 0
+        super().__init__(torch.device("cpu"))
         self._shapes = {parameter.shape for parameter in parameters}
-        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._count([list(parameters), present])
 
     def __torch_dispatch__(
@@ -58,18 +56,6 @@ class LiveBytes(TorchDispatchMode):
         self._count(out)
         return out
 
-    def alive(self) -> int:
-        """Bytes of the tensors alive."""
-        return self._now
-
-    def highest(self) -> int:
-        """The most there were since the last restart."""
-        return self._peak
-
-    def restart(self) -> None:
-        """Forget the peak."""
-        self._peak = self._now
-
     def _adds_gradients(self, one: object, other: object) -> bool:
         return (
             torch._C._current_graph_task_id() != -1
@@ -84,21 +70,8 @@ class LiveBytes(TorchDispatchMode):
             if isinstance(tensor, Tensor):
                 parts = [tensor._indices(), tensor._values()] if tensor.is_sparse else [tensor]
                 for part in parts:
-                    self._add(part.untyped_storage())
-        self._peak = max(self._peak, self._now)
-
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        key = id(storage)
-        if key in self._alive:
-            return
-        size = -(-storage.nbytes() // _ROUNDED) * _ROUNDED
-
-        def freed(_: object) -> None:
-            del self._alive[key]
-            self._now -= size
-
-        self._alive[key] = weakref.ref(storage, freed)
-        self._now += size
+                    storage = part.untyped_storage()
+                    self._add(storage, -(-storage.nbytes() // _ROUNDED) * _ROUNDED)
 
 
 @contextmanager

@@ -16,7 +16,6 @@ with one thread they can be compared on a busy machine.
 What is chosen with --only and --items replaces its own rows in the results, and leaves the others.
 """
 
-import argparse
 import os
 import resource
 import statistics
@@ -27,16 +26,14 @@ import torch
 
 from cells import Row, measure_cells
 from contenders import NOT_ON_CPU, ROOM_CPU, contenders
-from rows import show
+from rows import parser_of, show
 
 SHAPE = ("batch", "length", "dim", "bucket_size_y")
 MAX_SECONDS = 20.0  # after which a slow cell is not repeated again
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, "loss_cpu")
     names = [name for name in contenders(1) if name not in NOT_ON_CPU]
     parser.add_argument("--items", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="LOSS")
@@ -46,7 +43,6 @@ def main() -> None:
     parser.add_argument("--bucket-size-y", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--limit-gib", type=float, default=16.0, help="give up beyond this memory")
-    parser.add_argument("--out", type=Path, default=None, help="default: results/loss_cpu.jsonl")
     options = parser.parse_args()
 
     def measure(cell: Row) -> Row:

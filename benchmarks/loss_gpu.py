@@ -22,7 +22,6 @@ import statistics
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from torch import Tensor
 
 from cells import Row, measure_cells
 from contenders import contenders, is_exact
-from rows import commit, kept, show
+from rows import commit, kept, parser_of, show
 from sce.losses import CrossEntropy
 
 MAX_MILLISECONDS = 5000  # after which a slow cell is not repeated again
@@ -152,9 +151,7 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, "loss_gpu")
     names = list(contenders(1))
     parser.add_argument("--only", nargs="+", choices=names, metavar="LOSS", help=" | ".join(names))
     parser.add_argument("--items", type=int, nargs="+")
@@ -173,7 +170,6 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--list", action="store_true", help="print the cells, and measure nothing")
-    parser.add_argument("--out", type=Path, default=None, help="default: results/loss_gpu.jsonl")
     return parser.parse_args()
 
 

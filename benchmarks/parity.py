@@ -10,7 +10,6 @@ puts the mean beside the reference: the authors' model and losses, run once per 
 numbers are given) with the same settings.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -22,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rows import keep, provenance, show
+from rows import keep, parser_of, provenance, show
 
 
 class Case(NamedTuple):
@@ -53,9 +52,7 @@ CASES = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, "parity")
     parser.add_argument("data", type=Path, help="directory with prepared beauty, ml1m and globo")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", help="cases such as beauty/sce")
@@ -63,7 +60,6 @@ def main() -> None:
     parser.add_argument("--tag", default="", help="added to the rows")
     parser.add_argument("--extra", default="", help="more options of sce train, for all")
     parser.add_argument("--runs", type=Path, help="keep the runs here")
-    parser.add_argument("--out", type=Path, help="default: results/parity.jsonl")
     options = parser.parse_args()
     cases = [c for c in CASES if not options.only or f"{c.data}/{c.loss}" in options.only]
     with tempfile.TemporaryDirectory() as made:

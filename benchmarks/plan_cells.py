@@ -1,5 +1,6 @@
 """The cells that `plan_grid.py` measures: two grids of sizes, "fit" and "held out"."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,21 +47,19 @@ _ORDER = list(PLANNED)
 def grid(losses: Sequence[str], counts: tuple[int, int], at_most: int) -> list[Row]:
     """Draw so many cells of each loss, alternately in both precisions; the same every time."""
     cells = []
-    for part, values, count in zip(("fit", "held out"), (FIT, HELD_OUT), counts, strict=True):
-        for loss in losses:
-            generator = np.random.default_rng([SEEDS[part], _ORDER.index(loss), 0])
+    bucketed = [loss for loss in losses if loss in _BUCKETED]
+    parts = list(zip(("fit", "held out"), (FIT, HELD_OUT), counts, strict=True))
+    # Large buckets are drawn apart, so that the others stay as they are.
+    for large, (part, values, count) in itertools.product((0, 1), parts):
+        for loss in bucketed if large else losses:
+            generator = np.random.default_rng([SEEDS[part], _ORDER.index(loss), large])
             for number in range(count):
                 precision = ("float32", "bf16")[number % 2]
-                cells.append(_draw(generator, values, loss, precision, at_most) | {"part": part})
-    # Drawn apart, so that the others stay as they are.
-    for part, values, count in zip(("fit", "held out"), (FIT, HELD_OUT), counts, strict=True):
-        for loss in (loss for loss in losses if loss in _BUCKETED):
-            generator = np.random.default_rng([SEEDS[part], _ORDER.index(loss), 1])
-            for number in range(count):
-                precision = ("float32", "bf16")[number % 2]
-                cell = _draw(generator, values, loss, precision, at_most)
-                size = min(generator.choice(LARGE[part]).item(), cell["items"] // 2)
-                cells.append(cell | {"bucket_size_y": size, "part": part})
+                cell = _draw(generator, values, loss, precision, at_most) | {"part": part}
+                if large:
+                    size = generator.choice(LARGE[part]).item()
+                    cell["bucket_size_y"] = min(size, cell["items"] // 2)
+                cells.append(cell)
     return cells
 
 

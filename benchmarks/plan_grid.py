@@ -22,18 +22,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from cells import Row
 from live_bytes import LiveBytes, gpu_like
 from plan_cells import grid, job_of, lengths_of
-from rows import keep, provenance, show
+from rows import keep, parser_of, provenance, show
 from sce.data.batches import DeviceSequences
+from sce.data.prepared import Sequences
+from sce.experiments.step_memory import MemoryMeter
 from sce.losses import ScalableCrossEntropy
 from sce.models.base import Backbone
 from sce.models.registry import BACKBONES, DEFAULT_BACKBONE
@@ -47,49 +48,14 @@ from sce.units import parse_size
 MIB = 2**20
 
 
-class Ragged(NamedTuple):
-    """Sequences laid end to end."""
-
-    items: NDArray[np.int32]
-    offsets: NDArray[np.int64]
-    times: NDArray[np.int32]
-
-
-class Meter(Protocol):
-    """Bytes of tensors alive now, and the most since the last restart."""
-
-    def alive(self) -> int: ...  # noqa: D102
-    def highest(self) -> int: ...  # noqa: D102
-    def restart(self) -> None: ...  # noqa: D102
-
-
-class GpuMeter:
-    """What torch's allocator counts."""
-
-    def alive(self) -> int:
-        """Bytes allocated."""
-        return torch.cuda.memory_allocated()
-
-    def highest(self) -> int:
-        """The most there were since the last restart."""
-        return torch.cuda.max_memory_allocated()
-
-    def restart(self) -> None:
-        """Forget the peak."""
-        torch.cuda.reset_peak_memory_stats()
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, "plan_grid")
     parser.add_argument("--losses", nargs="+", choices=PLANNED, default=list(PLANNED))
     parser.add_argument("--backbone", choices=BACKBONES, default=DEFAULT_BACKBONE)
     parser.add_argument("--cells", type=int, nargs=2, default=(9, 6), metavar=("FIT", "HELD-OUT"))
     parser.add_argument("--at-most", default=None, help="leave out what takes more; default: 40GB")
     parser.add_argument("--rows", type=Path, default=None, help="measured before")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--out", type=Path, default=None, help="default: results/plan_grid.jsonl")
     options = parser.parse_args()
     if options.rows is not None:
         rows = [json.loads(line) for line in options.rows.read_text().splitlines()]
@@ -176,20 +142,22 @@ def measure_cell(cell: Row, device: torch.device) -> Row:
         stack.enter_context(matmul_precision(device, job.precision))
         with torch.device(device):
             model = job.backbone.build(job.items).train()
-        ragged = Ragged(events, np.concatenate([[0], lengths.cumsum()]), events)
-        sequences = DeviceSequences.place(ragged, device, times=model.uses_times)
+        offsets = np.concatenate([[0], lengths.cumsum()])
+        users = np.arange(len(lengths), dtype=np.int32)
+        made = Sequences(events, offsets, users, times=events)
+        sequences = DeviceSequences.place(made, device, times=model.uses_times)
         step = _step(cell, job, model, sequences, device)
-        meter: Meter = GpuMeter()
+        meter = MemoryMeter(device)
         if device.type == "cpu":
             counter = LiveBytes([*model.parameters()], [sequences.items, sequences.offsets])
             meter = stack.enter_context(counter)
-        meter.restart()
+        meter.forget_peak()
         rows = torch.arange(job.batch)
         rows = rows.pin_memory() if device.type == "cuda" else rows
         # As an epoch goes: statistics first; then warm-up, recording, replay.
         for number, seeds in enumerate(seeds_of_epoch(0, 1, 6 if step.captured else 3)[1]):
             step(rows, seeds, with_statistics=number == 0)
-        peak = meter.highest()
+        peak = meter.peak()
         found: Row = {
             "peak MiB": round(peak / MIB, 2),
             "predicted MiB": round(predict(job, cell["loss"]).total / MIB, 2),
@@ -232,30 +200,30 @@ def _step(
     )
 
 
-def moments(step: TrainingStep, rows: Tensor, meter: Meter) -> dict[str, int]:
+def moments(step: TrainingStep, rows: Tensor, meter: MemoryMeter) -> dict[str, int]:
     """Take one step as it is, and note the bytes beyond those between steps at each moment."""
     model: Any = step.model
     step.optimizer.zero_grad(set_to_none=True)
     batch = step.batch(rows)
-    between = meter.alive()
+    between = meter.now()
     found = {"between": between}
 
     def mark(name: str) -> None:
-        found[name] = meter.highest() - between
-        meter.restart()
+        found[name] = meter.peak() - between
+        meter.forget_peak()
 
     # When the gradient of the states is there, the loss has done its part; when that of the first
     # block's input is, all blocks have.
     hook = model.blocks[0].register_forward_pre_hook(
         lambda _, inputs: inputs[0].register_hook(lambda _: mark("model backward")) and None
     )
-    meter.restart()
+    meter.forget_peak()
     with torch.autocast(step.device.type, torch.bfloat16, enabled=step.autocast):
         targets, given = step.draw(batch)
         states = model(batch.histories, **given)
-        found["activations"] = meter.alive() - between
+        found["activations"] = meter.now() - between
         states.register_hook(lambda _: mark("loss backward"))
-        meter.restart()
+        meter.forget_peak()
         options = {} if step.generator is None else {"generator": step.generator}
         loss = step.loss(states, model.catalogue, targets, **options)
         del states

@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
+from rows import commit, parser_of
+
 if TYPE_CHECKING:
     import polars as pl
 
@@ -36,9 +38,7 @@ SPEEDUP_WANTED = 5.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, rows in [("scale", 20_000_000), ("pandas", 5_000_000)]:
         command = commands.add_parser(name)
@@ -256,13 +256,6 @@ def environment() -> dict[str, Any]:
         "versions": {name: version(name) for name in names},
         "commit": commit(),
     }
-
-
-def commit() -> str | None:
-    """The commit that was measured, with a mark when the tree differs from it."""
-    command = ["git", "-C", str(HERE), "describe", "--always", "--dirty", "--abbrev=12"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    return answer.stdout.strip() or None
 
 
 if __name__ == "__main__":

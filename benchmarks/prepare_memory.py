@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from prepare import Run, busy_seconds, environment, run
+from rows import parser_of
 
 RESULTS = Path(__file__).resolve().parent / "results" / "prepare_memory.jsonl"
 CHUNK, ITEMS, EVENTS = 5_000_000, 1_000_000, 50
@@ -38,9 +39,7 @@ database.execute(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--rows", type=int, default=20_000_000)
     parser.add_argument("--memory", default="1GB")
     parser.add_argument("--whole", action="store_true", help="in memory too")

@@ -17,13 +17,12 @@ import sys
 import time
 import warnings
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from rows import keep, kept, provenance, show
+from rows import keep, kept, parser_of, provenance, show
 from sce import RowwiseAdagrad, SASRec, ScalableCrossEntropy
 from sce.distributed import Ranks, ShardedCrossEntropy, ShardedTable, start_ranks
 from sce.training.device import same_bits
@@ -33,16 +32,13 @@ SIZES = ("items", "batch", "length", "steps")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, "rank_processes")
     # A mean over slices is exact for powers of two.
     parser.add_argument("--processes", type=int, nargs="+", choices=[1, 2, 4], default=[1, 2, 4])
     parser.add_argument("--items", type=int, default=1_000_000)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--length", type=int, default=100)
     parser.add_argument("--steps", type=int, default=20, help=f"after {WARM_UP} of warm-up")
-    parser.add_argument("--out", type=Path, help="default: results/rank_processes.jsonl")
     parser.add_argument("--one-of-them", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one_of_them:

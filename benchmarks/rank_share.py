@@ -12,21 +12,19 @@ time of scoring and selecting, and of sending with two kinds of network. Bytes a
 they would be sent, and compared with the formulas, in which no row is asked for twice.
 """
 
-import argparse
 import gc
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from rows import keep, provenance, show
+from rows import keep, parser_of, provenance, show
 from sce import RowwiseAdagrad, SASRec, ScalableCrossEntropy
 from sce.distributed import Ranks, ShardedCrossEntropy, ShardedTable, nearest
 from sce.distributed.plan import LINKS, RankPlan, plan_ranks
@@ -116,9 +114,7 @@ class Clock:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, "rank_share")
     parser.add_argument("--items", type=int, nargs="+", default=[10**8, 10**9])
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64])
     parser.add_argument("--batch", type=int, default=128)
@@ -127,7 +123,6 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=nearest._CENTRES_AT_ONCE, help="centres")
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path, help="default: results/rank_share.jsonl")
     options = parser.parse_args()
     device, found = resolve_device(options.device), []
     nearest._CENTRES_AT_ONCE = options.at_once

@@ -1,5 +1,6 @@
 """Measured rows: kept as JSON lines with machine, versions and commit, and printed as a table."""
 
+import argparse
 import json
 import os
 import platform
@@ -11,6 +12,15 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+
+
+def parser_of(about: str | None, name: str | None = None) -> argparse.ArgumentParser:
+    """A parser with a script's docstring as its help; with a name, also for where its rows go."""
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=about, formatter_class=style)
+    if name is not None:
+        parser.add_argument("--out", type=Path, help=f"default: results/{name}.jsonl")
+    return parser
 
 
 def provenance(*packages: str) -> dict[str, Any]:

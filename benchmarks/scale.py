@@ -12,11 +12,9 @@ several sizes, as every row in a bucket is touched there.
 """
 
 import argparse
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import peers
-from hundred_million import METRICS, events_of, write
-from rows import keep, provenance, show
+from hundred_million import METRICS, make_events, write
+from rows import keep, parser_of, provenance, show
 from sce import CrossEntropy, SASRec, ScalableCrossEntropy, TrainingSettings, fit
 from sce.data import synthetic
 from sce.data.prepared import PreparedDataset
@@ -40,9 +38,7 @@ Integers = NDArray[np.int64]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, "scale")
     parser.add_argument("--items", type=int, default=1_000_000)
     parser.add_argument("--live", type=int, default=50_000, help="items that may occur")
     parser.add_argument("--users", type=int, default=40_000)
@@ -55,13 +51,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--only", nargs="+", choices=contenders(), default=list(contenders()))
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path, help="default: results/scale.jsonl")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         log = SyntheticSettings(items=options.live, users=options.users)
-        dataset = (
-            PreparedDataset.load(options.data) if options.data else make(directory, log, options)
-        )
+        if options.data:
+            dataset = PreparedDataset.load(options.data)
+        else:
+            made = make_events(log, options.items // options.live)
+            dataset = write(Path(directory, "data"), made, options)
         known = {} if options.data else {"known rules": reached(log, dataset, options)}
         print(f"{dataset.n_items:,} items, {len(dataset.train.items):,} events", known, flush=True)
         rows = []
@@ -131,15 +128,6 @@ def train(
 
 
 # --- the synthetic log
-
-
-def make(directory: str, log: SyntheticSettings, options: argparse.Namespace) -> PreparedDataset:
-    """Write the log as a prepared dataset; its items lie apart in the catalogue."""
-    parts = os.cpu_count() or 1
-    with get_context("fork").Pool(parts) as pool:
-        apart = options.items // options.live
-        made = pool.map(partial(events_of, log, apart, parts), range(parts), chunksize=1)
-    return write(Path(directory, "data"), made, options)
 
 
 def reached(log: SyntheticSettings, dataset: PreparedDataset, options: argparse.Namespace) -> float:

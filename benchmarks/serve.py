@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from rows import keep, provenance, show
+from rows import keep, parser_of, provenance, show
 
 SCE, INDEX, PLAIN = "sce serve", "sce serve --index", "FastAPI + torch, one at a time"
 _WARM = 1.0  # seconds that are not counted
@@ -78,9 +78,7 @@ def main() -> None:
 
 
 def read_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, "serve")
     servers = [SCE, INDEX, PLAIN]
     parser.add_argument("--items", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16, 128])
@@ -90,7 +88,6 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--soak", type=float, default=0, metavar="MINUTES")
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--length", type=int, default=50)
-    parser.add_argument("--out", type=Path, default=None, help="default: results/serve.jsonl")
     parser.add_argument("--plain", type=Path, help=argparse.SUPPRESS)  # the other server itself
     return parser.parse_args()
 

@@ -49,7 +49,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rows import keep, provenance, show
+from rows import keep, parser_of, provenance, show
 from sce import PreparedDataset
 from sce.evaluation.metrics import METRICS, RankCounts
 
@@ -73,9 +73,7 @@ IDENTITY += ["device", "machine"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, "train_peers")
     add = parser.add_argument
     add("data", type=Path, help="of sce prepare --split leave-one-out")
     add("--python", action="append", default=[], metavar="NAME=PATH", help="who has a library")
@@ -101,7 +99,6 @@ def main() -> None:
     add("--shared", choices=["position", "sequence", "batch"], default="sequence")
     add("--dropout", type=float, default=0.2)
     add("--seed", type=int, default=0)
-    add("--out", type=Path, help="default: results/train_peers.jsonl")
     options = parser.parse_args()
     pythons = dict.fromkeys(LIBRARIES[:2], sys.executable) | dict(
         each.split("=", 1) for each in options.python

@@ -21,20 +21,19 @@ import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from authors_style import MultiheadSASRec, evaluate_one_by_one
 from cells import Row, measure_cells
 from contenders import tensor_sce
-from rows import show
+from rows import parser_of, show
 from sce.data.batches import DeviceSequences, training_batch
+from sce.data.prepared import Sequences
 from sce.evaluation.evaluate import evaluate
 from sce.losses import ScalableCrossEntropy, suggest_sizes
 from sce.models.sasrec import SASRec, SASRecSettings
@@ -50,24 +49,15 @@ WARM_UP = 10
 LARGE = 10_000_000  # items of which a few steps are enough: each is long
 
 
-class Ragged(NamedTuple):
-    """Sequences laid end to end."""
-
-    items: NDArray[np.int32]
-    offsets: NDArray[np.int64]
-
-
 class TestUsers(NamedTuple):
     """What evaluation needs of a dataset."""
 
-    test: Ragged
+    test: Sequences
     n_items: int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, "train_step")
     parser.add_argument("--items", type=int, nargs="+", default=[100_000, 1_000_000, LARGE])
     parser.add_argument("--loops", nargs="+", choices=LOOPS, default=LOOPS)
     parser.add_argument("--batch", type=int, default=128)
@@ -86,7 +76,6 @@ def main() -> None:
     parser.add_argument("--evaluation-items", type=int, default=100_000)
     parser.add_argument("--single-users", type=int, default=200, help="timed one by one")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--out", type=Path, default=None, help="default: results/train_step.jsonl")
     options = parser.parse_args()
     # Counts devices without making a CUDA context, which could not be carried into a fork.
     if options.device == "cuda" and torch.cuda.device_count() == 0:
@@ -347,14 +336,15 @@ def measure_evaluation(cell: Row, options: argparse.Namespace) -> Row:
     }
 
 
-def _sequences(generator: np.random.Generator, count: int, length: int, items: int) -> Ragged:
+def _sequences(generator: np.random.Generator, count: int, length: int, items: int) -> Sequences:
     drawn = generator.integers(items, size=count * length, dtype=np.int32)
-    return Ragged(drawn, np.arange(count + 1, dtype=np.int64) * length)
+    users = np.arange(count, dtype=np.int32)
+    return Sequences(drawn, np.arange(count + 1, dtype=np.int64) * length, users)
 
 
-def _first(sequences: Ragged, count: int) -> Ragged:
+def _first(sequences: Sequences, count: int) -> Sequences:
     offsets = sequences.offsets[: count + 1]
-    return Ragged(sequences.items[: offsets[-1]], offsets)
+    return Sequences(sequences.items[: offsets[-1]], offsets, sequences.users[:count])
 
 
 def _wait(device: torch.device) -> None:

@@ -23,6 +23,7 @@ from studies import (
     times,
     to_exact,
     trained,
+    whole_batch,
 )
 from trainings import ROWS, STOPPED, Row, against_ce, by_setting, ndcg, of_sasrec, read
 
@@ -161,11 +162,7 @@ def _placed(alpha: float) -> list[float]:
 
 def _to_ce(log: str, size: int) -> float:
     """SCE with so many items in a bucket, by the paper's rule, to exact CE."""
-    batch = 1024 if "beauty" in log else 128
-    ce = [row for row in read(f"experiments/results/{log}.jsonl")
-          if (row["settings"]["loss.name"], row["settings"]["training.batch_size"])
-          == ("ce", batch)]  # fmt: skip
-    return mean(ndcg(paper_rule(log, bucket_size_y=size))) / mean(ndcg(ce))
+    return mean(ndcg(paper_rule(log, bucket_size_y=size))) / mean(ndcg(whole_batch(log, "ce")))
 
 
 def _on_cpu(loss: str) -> tuple[float, float]:

@@ -240,15 +240,23 @@ def paper_rule(log: str, centres: str = "", **wanted: Any) -> list[Row]:
     """Trainings by the paper's rule, the whole batch; by default with the centres of the sweeps."""
     wanted = {"alpha": 2.0, "beta": 1.0, "coverage": False} | wanted
     wanted["centres"] = centres or ("states" if log in ("ml1m", "globo") else "random")
-    whole = 128 if log in ("ml1m", "globo", "food", "union7") else 1024
+    return [
+        row
+        for row in whole_batch(log, "sce")
+        if row["status"] == "finished"
+        and all(row["settings"].get(f"loss.{name}") == value for name, value in wanted.items())
+    ]
+
+
+def whole_batch(log: str, loss: str) -> list[Row]:
+    """Trainings with a loss by the paper's settings, not with half the batch."""
+    batch = 128 if log in ("ml1m", "globo", "food", "union7") else 1024
+    wanted = {"loss.name": loss, "training.batch_size": batch}
     name = f"{log}.jsonl" if log in TO_THE_END else "coverage/placed.jsonl"
     return [
         row
         for row in read(f"experiments/results/{name}")
-        if row["dataset"]["name"] == log
-        and row["status"] == "finished"
-        and (row["settings"]["loss.name"], row["settings"]["training.batch_size"]) == ("sce", whole)
-        and all(row["settings"].get(f"loss.{name}") == value for name, value in wanted.items())
+        if row["dataset"]["name"] == log and row["settings"].items() >= wanted.items()
     ]
 
 
@@ -256,13 +264,7 @@ def bucket_size() -> str:
     """Quality by the paper's rule against the items in a bucket."""
     rows = []
     for log in TO_THE_END:
-        every = read(f"experiments/results/{log}.jsonl")
-        ce = [
-            row
-            for row in every
-            if row["settings"]["loss.name"] == "ce"
-            and row["settings"]["training.batch_size"] == (1024 if "beauty" in log else 128)
-        ]
+        every, ce = read(f"experiments/results/{log}.jsonl"), whole_batch(log, "ce")
         items = ce[0]["dataset"]["n_items"]
         trained = {row["settings"].get("loss.bucket_size_y") or 0 for row in every}
         fortieth = min(trained, key=lambda size: abs(size - items / 40))

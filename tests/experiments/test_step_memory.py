@@ -8,13 +8,8 @@ from sce.config import Config
 from sce.data.batches import DeviceSequences, training_batch
 from sce.data.prepared import PreparedDataset
 from sce.experiments.datasets import Synthetic, synthesize
-from sce.experiments.step_memory import (
-    COMPONENTS,
-    MemoryMeter,
-    main,
-    measure_components,
-    measure_steps,
-)
+from sce.experiments.step_memory import MemoryMeter, main, measure_components, measure_steps
+from sce.report.charts import COMPONENTS
 
 BATCH, LENGTH, ITEMS, DIM = 8, 20, 1000, 16
 MIB = 2**20

@@ -186,7 +186,7 @@ def test_fewer_seeds_in_a_column_are_said() -> None:
     rows = [make_row(f"c{seed}", {"loss.name": "ce"}, seed=seed) for seed in range(3)]
     rows.append(make_row("s", {"loss.name": "sce"}))
     table = make_table(group_seeds(rows), FigureSpec("table"))
-    assert list(table.caveats()) == ["Not all columns have as many seeds: 1 to 3."]
+    assert table.caveats == ["Not all columns have as many seeds: 1 to 3."]
 
 
 def test_what_was_best_in_its_last_epoch_is_not_compared() -> None:
@@ -195,7 +195,7 @@ def test_what_was_best_in_its_last_epoch_is_not_compared() -> None:
     table = make_table(group_seeds(rows), FigureSpec("table"))
     assert line(table, "NDCG@10").change == "not converged"
     assert line(table, "peak training memory").change == "+0% (CE)"
-    assert list(table.caveats()) == [
+    assert table.caveats == [
         "Not converged, as the best epoch was the last, or the first with too few after it: "
         "ml1m CE; train longer."
     ]
@@ -209,11 +209,11 @@ def test_settings_that_validation_did_not_choose_are_named() -> None:
         for loss, dim in (("ce", 16), ("bce", 16), ("sce", 32)) for rate in (0.1, 0.2)
     ]  # fmt: skip
     table = make_table(group_seeds(rows), FigureSpec("table"))
-    assert list(table.caveats()) == ["Columns on ml1m also differ in: dim 16 / 16 / 32."]
+    assert table.caveats == ["Columns on ml1m also differ in: dim 16 / 16 / 32."]
     assert [duel.differ for duel in table.duels] == ["dim 32 / 16"]
     assert {one.change for one in table.lines} == {"other settings"}
     alike = make_table(group_seeds(rows[:4]), FigureSpec("table"))
-    assert (list(alike.caveats()), alike.duels[0].differ) == ([], "")
+    assert (alike.caveats, alike.duels[0].differ) == ([], "")
     rates = FigureSpec("table", by=("training.learning_rate",))
     assert make_table(group_seeds(rows[:2]), rates).duels[0].differ == ""  # what is compared
 
@@ -222,7 +222,7 @@ def test_what_is_below_popularity_is_noted() -> None:
     rows = [make_row(loss, {"loss.name": loss}, test=test)
             for loss, test in (("bce", 0.005), ("gbce", 0.005), ("ce", 0.06))]  # fmt: skip
     table = make_table(group_seeds(rows), FigureSpec("table"))
-    assert list(table.caveats()) == [
+    assert table.caveats == [
         f"Worse than popularity (0.0051) on test events: ml1m {name}." for name in ("BCE", "gBCE")
     ]
 
@@ -244,7 +244,7 @@ def test_each_row_is_judged_by_its_own_metric() -> None:
 )  # fmt: skip
 def test_buckets_of_the_whole_catalogue_are_said(derived: dict[str, int], exact: bool) -> None:
     rows = [make_row("a", {"loss.name": "sce"}, derived=derived)]
-    told = list(make_table(group_seeds(rows), FigureSpec("table")).caveats())
+    told = make_table(group_seeds(rows), FigureSpec("table")).caveats
     whole = "SCE was exact cross-entropy on ml1m: every bucket held the whole catalogue."
     assert told == ([whole] if exact else [])
 

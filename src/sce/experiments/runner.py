@@ -327,7 +327,7 @@ def describe(sweep: SweepRunner) -> str:
     words += [f"{failed} failed"] if (failed := sweep.count(FAILED)) else []
     best: dict[str, tuple[float, str]] = {}  # of each dataset, by validation
     for row in sweep.rows.values():
-        name, score = row["dataset"]["name"], _score(row, "validation") or -1.0
+        name, score = row["dataset"]["name"], store.lookup(row, "validation", _SCORE) or -1.0
         best[name] = max(best.get(name, (0.0, "")), (score, row["settings"]["loss.name"]))
     scores = [f"{name} {score:.4f} by {loss}" for name, (score, loss) in best.items() if loss]
     words += [f"best validation {_SCORE}: {', '.join(scores)}"] if scores else []
@@ -342,7 +342,7 @@ def _course(child: Child) -> str:
     except (OSError, ValueError, IndexError):
         return "starting"
     words = f"epoch {record['epoch']}/{child.run.settings['training.epochs']}"
-    score = _score(record, "validation")
+    score = store.lookup(record, "validation", _SCORE)
     return words if score is None else f"{words} {_SCORE} {score:.4f}"
 
 
@@ -351,15 +351,11 @@ def _outcome(row: Row | None) -> str:
         return "stopped for now"
     if row["status"] == FAILED:
         return f"{row['failure']['kind']}: {row['failure']['message']}"
-    scores = {split: _score(row, split) for split in ("validation", "test")}
     words = [
-        f"{split} {_SCORE} {value:.4f}" for split, value in scores.items() if value is not None
+        f"{split} {_SCORE} {value:.4f}"
+        for split in ("validation", "test")
+        if (value := store.lookup(row, split, _SCORE)) is not None
     ]
-    words.append(show_memory((row.get("memory_mib") or {}).get("training")))
+    words.append(show_memory(store.lookup(row, "memory_mib", "training")))
     words += [show_duration(row["wall_seconds"])] if row.get("wall_seconds") is not None else []
     return ", ".join(words)
-
-
-def _score(record: Row, split: str) -> float | None:
-    found: float | None = (record.get(split) or {}).get(_SCORE)
-    return found

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 from sce.config import DEFAULT_NAMES, SECTIONS, Config, Layer, check_layer, classes_with, read_toml
 from sce.data.storage import digest_bytes
@@ -27,13 +27,6 @@ _KEYS = ("title", "measure", "steps", "seeds", "base", "datasets", "grid", "figu
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%\s*of\s+(\w+)")
 _SHARES = {"loss.bucket_size_y": "items", "training.batch_size": "batch"}
 _ANY_ITEMS = 10**12  # in a catalogue that nobody has: shares of it are no plain sizes
-
-
-class Share(NamedTuple):
-    """A value of a grid like "50% of items"."""
-
-    fraction: float
-    of: str
 
 
 @dataclass(frozen=True)
@@ -245,7 +238,7 @@ def _read_grid(where: str, given: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def _read_value(section: str, name: str, value: Any, where: str) -> Any:
-    """Check a value of a grid; a text like "50% of items" is a share."""
+    """Check a value of a grid; a text like "50% of items" becomes a fraction of that whole."""
     whole = _SHARES.get(f"{section}.{name}")
     if whole is None or not isinstance(value, str):
         return _layer({section: {name: value}}, where)[section][name]
@@ -255,7 +248,7 @@ def _read_value(section: str, name: str, value: Any, where: str) -> Any:
             f"{where}: {section}.{name} is a whole number, or a share above 0 and up to 100, like "
             f"'50% of {whole}'; got {value!r}"
         )
-    return Share(float(found[1]) / 100, whole)
+    return float(found[1]) / 100
 
 
 def _layer(given: Mapping[str, Any], where: str) -> Layer:
@@ -295,9 +288,9 @@ def _points(
             for dotted, value in zip(grid, values, strict=True):
                 section, _, setting = dotted.partition(".")
                 layer = point
-                if isinstance(value, Share):
-                    layer = last if value.of == "batch" else point
-                    value = max(1, round(value.fraction * wholes[value.of]))
+                if dotted in _SHARES and isinstance(value, float):
+                    layer = last if _SHARES[dotted] == "batch" else point
+                    value = max(1, round(value * wholes[_SHARES[dotted]]))
                 layer.setdefault(section, {})[setting] = value
             size = point.get("loss", {}).get("bucket_size_y") or 0
             if size > n_items:  # as good as the catalogue itself

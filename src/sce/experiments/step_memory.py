@@ -28,7 +28,6 @@ from sce.training.device import matmul_precision, resolve_device
 from sce.training.fit import fit
 from sce.training.optimizer import make_optimizer
 
-COMPONENTS = ("weights", "optimizer", "activations", "gradients", "loss", "backward")
 _MIB = 2**20
 
 
@@ -155,11 +154,12 @@ class MemoryMeter(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, tuple | list) else (out,):
             if isinstance(tensor, Tensor):
-                self._add(tensor.untyped_storage())
+                storage = tensor.untyped_storage()
+                self._add(storage, storage.nbytes())
         return out
 
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        key, size = id(storage), storage.nbytes()
+    def _add(self, storage: torch.UntypedStorage, size: int) -> None:
+        key = id(storage)
         if key not in self._known:
             self._known.add(key)
             self._now += size

@@ -165,6 +165,13 @@ class SweepDirectory:
                         partial.hardlink_to(shared)
 
 
+def lookup(record: Any, *keys: str) -> Any:
+    """The value deep in a record; None where there is none."""
+    for key in keys:
+        record = record.get(key) if isinstance(record, Mapping) else None
+    return record
+
+
 def can_resume(directory: Path) -> bool:
     """True if a run left a state to go on from."""
     return any((directory / name).exists() for name in ("resume.safetensors", "resume"))
@@ -260,13 +267,12 @@ def planned_row(run: PlannedRun, status: str, at_once: int | None, wall: float |
 
 def _history(epochs: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
     """The course of training, column by column, in the digits that a figure can show."""
-    columns: dict[str, list[float | None]] = {}
-    for name, (first, *rest) in HISTORY.items():
-        found = [epoch.get(first) for epoch in epochs]
-        for key in rest:
-            found = [(value or {}).get(key) for value in found]
-        columns[name] = [None if value is None else float(f"{value:.5g}") for value in found]
-    return {name: found for name, found in columns.items() if set(found) != {None}}
+    columns = {name: [lookup(one, *keys) for one in epochs] for name, keys in HISTORY.items()}
+    return {
+        name: [None if value is None else float(f"{value:.5g}") for value in found]
+        for name, found in columns.items()
+        if set(found) != {None}
+    }
 
 
 def _read_sweep(file: Path, *, figures: bool = True) -> Sweep:

@@ -41,6 +41,7 @@ from sce.report.frame import (
     is_resident,
     name_group,
     name_metric,
+    show_around,
     tell,
     varied,
     with_most_seeds,
@@ -205,11 +206,7 @@ def epochs(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figur
     if not curves:
         return None
     cells = [
-        {
-            p.x: " ± ".join(filter(None, units.show_spread(p.y, p.spread or None, show)))
-            for p in curve.points
-        }
-        for curve in curves
+        {p.x: show_around(p.y, p.spread or None, show) for p in curve.points} for curve in curves
     ]
     return Figure(
         spec.title or f"{dataset}: {title}",

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from sce.experiments.figure_spec import FigureSpec
 from sce.experiments.store import Row
 from sce.report import frame
 from sce.report.charts import make_figures
@@ -13,8 +12,8 @@ from sce.report.comparison import Comparison, all_rows, count_runs, name_failed
 from sce.report.drawing import Figure
 from sce.report.field import ABOUT, make_field
 from sce.report.pages import render
-from sce.report.pairs import chosen, ranks_of, relative_interval
-from sce.report.tables import NO_END, ComparisonTable, Duel, all_settings, make_table, show_score
+from sce.report.pairs import chosen, interval_of
+from sce.report.tables import NO_END, ComparisonTable, Duel, all_settings, show_score
 from sce.units import plural, show_count, show_metric
 
 _ABOUT = (
@@ -37,9 +36,9 @@ def make_page(comparisons: Sequence[Comparison], *, written: datetime) -> str:
         parts=[_part(comparison) for comparison in comparisons],
         failed=failed,
         failed_title=f"{plural(len(failed), 'run')} that failed",
-        field=_field(trainings(comparisons)),
+        field=_field(comparisons),
         everything=all_settings(frame.group_seeds(rows)),
-        circumstances=" ".join([*told, *_circumstances(rows)]),
+        circumstances=" ".join([*told, *frame.measured_on(rows), *_versions(rows)]),
     )
 
 
@@ -53,33 +52,28 @@ def make_markdown(comparisons: Sequence[Comparison]) -> str:
     """The headlines and tables of all comparisons as Markdown."""
     parts = map(_part, comparisons)
     headlines = _headlines(comparisons)
-    field = _field(trainings(comparisons))
+    field = _field(comparisons)
     return render("compare.md", "", written=datetime.now(), parts=parts, field=field, **headlines)
 
 
-def _field(groups: Sequence[frame.SeedGroup]) -> dict[str, Any]:
+def _field(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     """A table of all settings over the datasets that have the reference, if it has several rows."""
-    heads, rows = make_field(chosen(groups))
+    heads, rows = make_field(chosen(trainings(comparisons)))
     several = len(rows) > 1 and any(int(row[2]) > 1 for row in rows)
     return {"heads": heads, "rows": rows if several else [], "about": ABOUT}
 
 
-def make_summary(comparisons: Sequence[Comparison]) -> tuple[list[list[str]], Iterator[str]]:
+def make_summary(comparisons: Sequence[Comparison]) -> tuple[list[list[str]], list[str]]:
     """For a terminal: the settings that were chosen under their heads, and paragraphs about them.
 
     They are those of the verdicts; where there is no table, all settings of the first comparison.
     """
     one, table = _headline_table(comparisons) or (comparisons[0], ComparisonTable([]))
     heads, rows = all_settings(table.groups or one.groups)
-
-    def paragraphs() -> Iterator[str]:
-        told = _headlines(comparisons)
-        for text, word in told["verdicts"]:
-            yield f"{word}\n  " + text.replace("; ", "\n  ")
-        known = [told["note"], *table.caveats(), *_popularity(one), *one.caveats()]
-        yield "\n".join(filter(None, known))
-
-    return [heads, *rows], filter(None, paragraphs())
+    told = _headlines(comparisons)
+    verdicts = [f"{word}\n  " + text.replace("; ", "\n  ") for text, word in told["verdicts"]]
+    notes = filter(None, [told["note"], *table.caveats, *_popularity(one), *one.caveats()])
+    return [heads, *rows], [one for one in (*verdicts, "\n".join(notes)) if one]
 
 
 def make_files(comparisons: Sequence[Comparison]) -> dict[str, str]:
@@ -102,20 +96,15 @@ def _figures(comparison: Comparison) -> list[Figure]:
 
 def _part(comparison: Comparison) -> dict[str, Any]:
     """One section: its tables, then its figures."""
-    tables = [
-        _table(comparison, spec)
-        for spec in comparison.sweep.figures
-        if spec.kind == "table" and comparison.groups_of(spec)
-    ]
     figures = _figures(comparison)
     notice = ""
-    if not (tables or figures):
+    if not (comparison.tables or figures):
         done = "measured what its figures show" if comparison.groups else "finished yet"
         notice = f"No run of this sweep has {done}."
     return {
         "title": comparison.sweep.title,
         "lead": count_runs([comparison]),
-        "tables": tables,
+        "tables": [_table(comparison, *named) for named in comparison.tables],
         "figures": figures,
         "caveats": " ".join(comparison.caveats()),
         "notice": notice,
@@ -124,15 +113,13 @@ def _part(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _table(comparison: Comparison, spec: FigureSpec) -> dict[str, Any]:
-    made = make_table(comparison.groups_of(spec), spec)
+def _table(comparison: Comparison, name: str, table: ComparisonTable) -> dict[str, Any]:
+    width = len(table.heads)
     return {
-        "table": made,
-        "rows": [
-            [one.dataset, one.name, *one.cells, one.change][: len(made.heads)] for one in made.lines
-        ],
-        "name": spec.title or comparison.sweep.title,
-        "about": " ".join([_ABOUT, *made.caveats(), *_popularity(comparison)]),
+        "table": table,
+        "rows": [[one.dataset, one.name, *one.cells, one.change][:width] for one in table.lines],
+        "name": name,
+        "about": " ".join([_ABOUT, *table.caveats, *_popularity(comparison)]),
     }
 
 
@@ -158,74 +145,59 @@ def _headlines(comparisons: Sequence[Comparison]) -> dict[str, Any]:
 
 def _headline_table(comparisons: Sequence[Comparison]) -> tuple[Comparison, ComparisonTable] | None:
     """The first table that has duels, else the first."""
-    tables = [
-        (one, make_table(groups, spec))
-        for one in comparisons
-        for spec in one.sweep.figures
-        if spec.kind == "table" and (groups := one.groups_of(spec))
-    ]
+    tables = [(one, table) for one in comparisons for _, table in one.tables]
     return next((pair for pair in tables if pair[1].duels), tables[0] if tables else None)
 
 
 def _verdict(duel: Duel) -> tuple[str, str]:
     """A change only where it is more than chance, as far as seeds and users can tell."""
-    ours, theirs = duel.ours, duel.theirs
-    change = frame.relative(ours.mean(frame.TEST), theirs.mean(frame.TEST))
-    mine, other = (one.show(frame.TEST, show_score) for one in (ours, theirs))
-    text = f"{ours.dataset}: test NDCG@10 of {duel.name} ({mine}) against {duel.rival} ({other}), "
-    text += "the best other by validation"
-    text += f"; also differ in: {duel.differ}" if duel.differ else ""
-    for name, one in duel.sides:
-        if popular := frame.above(one):
-            text += f"; {name} is worse than popularity ({show_score(popular)})"
-    spreads = [one.spread(frame.TEST) for one in (ours, theirs)]
-    known = [spread for spread in spreads if spread is not None]
-    within = abs((ours.mean(frame.TEST) or 0.0) - (theirs.mean(frame.TEST) or 0.0)) < max(
-        known, default=0.0
-    )
-    if len(known) < len(spreads):
-        text += "; a single seed has no spread"
-    elif within:
-        text += "; the difference is within the spread of seeds"
-    seeds = [{row["seed"] for row in one.rows} for one in (ours, theirs)]
-    if seeds[0] != seeds[1]:
-        text += "; their seeds differ"
+    ours, theirs = sides = duel.ours, duel.theirs
+    mine, other = (one.show(frame.TEST, show_score) for one in sides)
+    means = [one.mean(frame.TEST) or 0.0 for one in sides]
+    spreads = [spread for one in sides if (spread := one.spread(frame.TEST)) is not None]
+    single, within = len(spreads) < len(sides), abs(means[0] - means[1]) < max(spreads, default=0.0)
+    seeds = [{row["seed"] for row in one.rows} for one in sides]
     users = frame.number(ours.rows[0], "users", "test")
-    among = f"{show_count(users)} test users" if users else "test users"
-    ranks = ranks_of(ours), ranks_of(theirs)
-    interval = relative_interval(*ranks) if all(ranks) else None
-    text += f"; over {among} "
+    interval = interval_of(ours, theirs)
+    told = f"no interval: {interval}" if interval else "no interval¹"
     if isinstance(interval, tuple):
-        text += f"{' to '.join(map(frame.show_change, interval))} (95%)"
-    else:
-        text += f"no interval: {interval}" if interval else "no interval¹"
+        told = f"{' to '.join(map(frame.show_change, interval))} (95%)"
     saved = frame.relative(ours.mean("memory"), theirs.mean("memory"))
-    if saved is not None and not frame.is_resident([*ours.rows, *theirs.rows]):
-        text += f"; memory {frame.show_change(saved)}"
-    if duel.unconverged:
-        text += f"; of {plural(duel.unconverged, 'run')} {NO_END}"
+    whole_process = frame.is_resident([*ours.rows, *theirs.rows])
+    clauses = [
+        f"{ours.dataset}: test NDCG@10 of {duel.name} ({mine}) against {duel.rival} ({other}), "
+        "the best other by validation",
+        f"also differ in: {duel.differ}" if duel.differ else "",
+        *(
+            f"{name} is worse than popularity ({show_score(popular)})"
+            for name, one in duel.sides
+            if (popular := frame.above(one))
+        ),
+        "a single seed has no spread" if single else "",
+        "the difference is within the spread of seeds" if within and not single else "",
+        "their seeds differ" if seeds[0] != seeds[1] else "",
+        f"over {f'{show_count(users)} ' if users else ''}test users {told}",
+        f"memory {frame.show_change(saved)}" if saved is not None and not whole_process else "",
+        f"of {plural(duel.unconverged, 'run')} {NO_END}" if duel.unconverged else "",
+    ]
+    word = frame.show_change(frame.relative(*means))
     if doubt := duel.doubt():
-        return text, doubt
-    if seeds[0] != seeds[1]:
-        return text, "other seeds"
-    if within or (isinstance(interval, tuple) and interval[0] <= 0 <= interval[1]):
-        return text, "no clear difference"
-    if len(known) < len(spreads):
-        return text, "one seed"
-    return text, "too few users" if isinstance(interval, str) else frame.show_change(change)
+        word = doubt
+    elif seeds[0] != seeds[1]:
+        word = "other seeds"
+    elif within or (isinstance(interval, tuple) and interval[0] <= 0 <= interval[1]):
+        word = "no clear difference"
+    elif single:
+        word = "one seed"
+    elif isinstance(interval, str):
+        word = "too few users"
+    return "; ".join(filter(None, clauses)), word
 
 
-def _circumstances(rows: Sequence[Row]) -> Iterator[str]:
-    versions = {
+def _versions(rows: Sequence[Row]) -> Iterator[str]:
+    found = {
         ", ".join(f"{name} {value}" for name, value in row["versions"].items() if value)
         for row in rows
     }
-    devices, measured = (
-        {str(row[name]) for row in rows if row.get(name)} for name in ("device", "memory_measured")
-    )
-    if devices:
-        yield f"Measured on {' and '.join(sorted(devices))}."
-    if measured:
-        yield f"Memory is the {' or the '.join(sorted(measured))}."
-    if any(versions):
-        yield f"With {'; or '.join(sorted(versions))}."
+    if any(found):
+        yield f"With {'; or '.join(sorted(found))}."

@@ -11,6 +11,7 @@ from sce.errors import InputError
 from sce.experiments.figure_spec import COSTS, FigureSpec
 from sce.experiments.store import FAILED, FINISHED, Row, Sweep, SweepDirectory, read_rows, row_of
 from sce.report import frame
+from sce.report.tables import ComparisonTable, make_table
 from sce.training.run import MANIFEST
 from sce.units import plural
 
@@ -31,14 +32,19 @@ class Comparison:
         """The finished runs, over seeds; memory and time as far as they compare."""
         return frame.group_seeds(self._comparable[0])
 
-    def groups_of(self, spec: FigureSpec) -> list[frame.SeedGroup]:
-        """The groups that a table is about: whole trainings."""
-        return [
-            group
-            for group in self.groups
-            if (not spec.losses or group.loss in spec.losses)
-            and group.value("measure") == "training"
-        ]
+    @cached_property
+    def tables(self) -> list[tuple[str, ComparisonTable]]:
+        """Tables of whole trainings, with their titles."""
+        found = []
+        for spec in self.sweep.figures:
+            groups = [
+                one
+                for one in self.groups
+                if one.value("measure") == "training" and one.loss in (spec.losses or [one.loss])
+            ]
+            if spec.kind == "table" and groups:
+                found.append((spec.title or self.sweep.title, make_table(groups, spec)))
+        return found
 
     def caveats(self) -> Iterator[str]:
         """Sentences that a reader of the data, of memory and of time needs."""

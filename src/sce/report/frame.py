@@ -7,7 +7,7 @@ import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from sce import units
 from sce.evaluation.metrics import METRICS
 from sce.experiments.figure_spec import MEASURES
 from sce.experiments.spec import differing
-from sce.experiments.store import FINISHED, Row
+from sce.experiments.store import FINISHED, Row, lookup
 from sce.losses import LOSSES
 from sce.training.settings import TrainingSettings
 
@@ -36,13 +36,6 @@ _NAMED = {name: one.keys for name, one in MEASURES.items()} | {"items": ("datase
 _NEUTRAL = ("training.save_minutes", "training.evaluation_batch_size")  # they change no result
 _COSTS = ("memory_mib", "seconds", "tokens_per_second", "components_mib", "memory_measured",
           "device")  # fmt: skip
-
-
-def lookup(record: Any, *keys: str) -> Any:
-    """The value deep in a record; None where there is none."""
-    for key in keys:
-        record = record.get(key) if isinstance(record, Mapping) else None
-    return record
 
 
 def number(record: Any, *keys: str) -> float | None:
@@ -89,7 +82,7 @@ class SeedGroup:
 
     def show(self, name: str, show: Show) -> str:
         """The mean, and the standard deviation where there is one."""
-        return " ± ".join(filter(None, units.show_spread(self.mean(name), self.spread(name), show)))
+        return show_around(self.mean(name), self.spread(name), show)
 
     @property
     def score(self) -> float:
@@ -273,6 +266,11 @@ def relative(value: float | None, other: float | None) -> float | None:
     return None if value is None or not other else value / other - 1
 
 
+def show_around(mean: float | None, spread: float | None, show: Show) -> str:
+    """A mean and, where there is one, the spread around it."""
+    return " ± ".join(filter(None, units.show_spread(mean, spread, show)))
+
+
 def show_change(change: float | None) -> str:
     """A share as a change in percent.
 
@@ -324,6 +322,18 @@ def shared_device(rows: Iterable[Row]) -> bool:
 def is_resident(rows: Iterable[Row]) -> bool:
     """True if any memory is that of a whole process: most of it is not the loss's."""
     return any("resident" in (_conditions(row) or "") for row in rows)
+
+
+def measured_on(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Sentences: the devices of runs, and what their memory is."""
+    devices, measures = (
+        sorted({str(one[name]) for one in records if one.get(name)})
+        for name in ("device", "memory_measured")
+    )
+    if devices:
+        yield f"Measured on {' and '.join(devices)}."
+    if measures:
+        yield f"Memory is the {' or the '.join(measures)}."
 
 
 def comparable(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:

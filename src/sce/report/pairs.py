@@ -56,8 +56,7 @@ class Pair(NamedTuple):
 
     def row(self) -> Row:
         """What is kept when the ranks are gone: ratios, and the interval over users."""
-        ranks = ranks_of(self.ours), ranks_of(self.theirs)
-        found = relative_interval(*ranks) if all(ranks) else "the ranks are not stored"
+        found = interval_of(self.ours, self.theirs) or "the ranks are not stored"
         ends = None if isinstance(found, str) else [1 + end for end in found]
         return {
             "dataset": {
@@ -122,6 +121,12 @@ def ranks_of(group: SeedGroup) -> list[NDArray[np.int32]]:
     ]
     real = [ranks for ranks in found if ranks is not None]
     return real if len(real) == len(group.rows) else []
+
+
+def interval_of(ours: SeedGroup, theirs: SeedGroup) -> tuple[float, float] | str | None:
+    """The interval over users, or why there is none; None where the ranks are not stored."""
+    ranks = ranks_of(ours), ranks_of(theirs)
+    return relative_interval(*ranks) if all(ranks) else None
 
 
 def relative_interval(ours: Ranks, theirs: Ranks, seed: int = 0) -> tuple[float, float] | str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from sce.data.prepared import PreparedDataset
 from sce.recommend import Id, Recommender
-from sce.report.frame import lookup, name_loss, number
+from sce.report.frame import number
 from sce.training.run import Run
 from sce.units import plural
 
@@ -41,11 +41,6 @@ class Record:
         so_far |= {name: last.get(name) for name in ("memory_mib", "tokens_per_second")}
         written = {name: value for name, value in (result or {}).items() if value is not None}
         return cls(run, epochs, so_far | written, ended=result is not None)
-
-    @property
-    def loss_name(self) -> str:
-        """The label of the loss."""
-        return name_loss(lookup(self.run.config, "loss", "name") or "another loss")
 
     @property
     def split(self) -> str:

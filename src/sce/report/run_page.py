@@ -15,6 +15,7 @@ from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 from sce.evaluation.evaluate import KS
 from sce.evaluation.metrics import METRICS, too_few
+from sce.experiments.store import lookup
 from sce.models.registry import BACKBONES
 from sce.recommend import Recommender
 from sce.report.charts import COURSES, Course, in_words
@@ -33,7 +34,7 @@ from sce.report.drawing import (
     colours,
     draw_curves,
 )
-from sce.report.frame import SCORE, Show, lookup, name_metric, number
+from sce.report.frame import SCORE, Show, measured_on, name_loss, name_metric, number
 from sce.report.pages import render
 from sce.report.record import METRIC, PHASES, RANKERS, SHOWN, Record, Sample, draw_samples
 from sce.training.run import Run, caveat
@@ -94,7 +95,7 @@ def make_page(
             if record.metric(split, METRIC) is not None
         ],
         apart=_apart(record),
-        measured=" ".join(_measured(record)),
+        measured=" ".join(measured_on([record.result])),
         samples=samples,
         told=told,
         shown=SHOWN,
@@ -134,10 +135,10 @@ def _headline(record: Record) -> dict[str, Any]:
     done = max((one["epoch"] for one in record.epochs), default=0)
     start, added = (record.run.config.get(name) for name in ("start", "added"))
     items = show_count(record.run.dataset.n_items)
-    model = record.run.model
+    model, loss = record.run.model, name_loss(record.run.loss)
     backbone = BACKBONES[model].label if model in BACKBONES else model
     clauses = [
-        f"{backbone} trained with {record.loss_name} on a catalogue of {items} items",
+        f"{backbone} trained with {loss} on a catalogue of {items} items",
         f"measured on {show_count(users)} {split} users" if users else "",
         tell_start(start) if start else "",
         f"items added to {added['run']} without training: {tell_added(added)}" if added else "",
@@ -205,14 +206,6 @@ def _apart(record: Record) -> dict[str, Any]:
             for kind, part in found.items()
         ],
     }
-
-
-def _measured(record: Record) -> Iterator[str]:
-    device, measured = (record.result.get(name) for name in ("device", "memory_measured"))
-    if device:
-        yield f"Measured on {device}."
-    if measured:
-        yield f"Memory is the {measured}."
 
 
 def _steps(counts: Mapping[str, Any]) -> Iterator[list[str]]:

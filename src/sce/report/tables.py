@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sce.experiments.figure_spec import MEASURES, FigureSpec
-from sce.experiments.store import FAILED, Row
+from sce.experiments.store import FAILED, Row, lookup
 from sce.report.frame import (
     TEST,
     TOLD,
@@ -23,7 +23,6 @@ from sce.report.frame import (
     group_seeds,
     is_exact,
     is_ranked,
-    lookup,
     name_group,
     name_metric,
     other_settings,
@@ -105,19 +104,7 @@ class ComparisonTable:
     chosen: list[str] = field(default_factory=list)  # the settings, in words
     groups: list[SeedGroup] = field(default_factory=list)  # the same, with their runs
     duels: list[Duel] = field(default_factory=list)
-    unfinished: list[str] = field(default_factory=list)
-    """Settings with runs that show no end of learning."""
-    notes: list[str] = field(default_factory=list)
-
-    def caveats(self) -> Iterator[str]:
-        """Sentences that a reader of the table needs."""
-        seeds = {len(one.rows) for one in self.groups}
-        if len(seeds) > 1:
-            yield f"Not all columns have as many seeds: {min(seeds)} to {max(seeds)}."
-        if self.unfinished:
-            those = ", ".join(self.unfinished)
-            yield f"Not converged, as {NO_END}: {those}; train longer."
-        yield from self.notes
+    caveats: list[str] = field(default_factory=list)  # sentences that a reader needs
 
 
 def make_table(groups: Sequence[SeedGroup], spec: FigureSpec) -> ComparisonTable:
@@ -131,31 +118,30 @@ def make_table(groups: Sequence[SeedGroup], spec: FigureSpec) -> ComparisonTable
     table = ComparisonTable(["data", "", *columns])
     table.heads += [str(one.get("name", "published")) for one in published]
     table.heads += [] if judged is None else [f"{columns[judged]} against best other by validation"]
+    unfinished, notes = [], []
     for dataset in datasets:
-        picked = [best(s for s in members if s.dataset == dataset) for members in named.values()]
+        found = [[one for one in of if one.dataset == dataset] for of in named.values()]
+        picked = [best(members) for members in found]
         real = [one for one in picked if one is not None]
         table.groups += real
         rows = [row for one in real for row in one.rows]
-        tried = [
-            [] if one is None else [one, *(other for other in members if other.dataset == dataset)]
-            for one, members in zip(picked, named.values(), strict=True)
-        ]
+        tried = [[one, *of] if one else [] for one, of in zip(picked, found, strict=True)]
         duel = _duel(columns, tried, judged, spec)
         table.duels += [duel] if duel else []
         if len(real) > 2 and (differ := _differ(tried, spec)):
-            table.notes.append(f"Columns on {dataset} also differ in: {differ}.")
+            notes.append(f"Columns on {dataset} also differ in: {differ}.")
         for name, one in zip(columns, picked, strict=True):
             if one is None:
                 continue
             words = f"{describe(one, differing)} ({plural(len(one.rows), 'seed')})"
             table.chosen.append(f"{dataset}: {words}")
-            table.unfinished += [f"{dataset} {name}"] if unconverged(one) else []
+            unfinished += [f"{dataset} {name}"] if unconverged(one) else []
             if popular := above(one):
                 worse = f"Worse than popularity ({show_score(popular)}) on test events"
-                table.notes.append(f"{worse}: {dataset} {name}.")
+                notes.append(f"{worse}: {dataset} {name}.")
             if is_exact(one):
                 whole = "every bucket held the whole catalogue"
-                table.notes.append(f"{name} was exact cross-entropy on {dataset}: {whole}.")
+                notes.append(f"{name} was exact cross-entropy on {dataset}: {whole}.")
         for name, measure, show, higher in _measured(spec):
             fair = is_ranked(measure, rows)
             cells = _rank(picked, measure, show, higher=higher, fair=fair)
@@ -165,6 +151,13 @@ def make_table(groups: Sequence[SeedGroup], spec: FigureSpec) -> ComparisonTable
             change = duel.change(measure) if duel and fair else ""
             if any(cell.text != "–" for cell in cells):
                 table.lines.append(Line(dataset, name, cells, change))
+    seeds = {len(one.rows) for one in table.groups}
+    if len(seeds) > 1:
+        many = f"{min(seeds)} to {max(seeds)}"
+        table.caveats.append(f"Not all columns have as many seeds: {many}.")
+    if unfinished:
+        table.caveats.append(f"Not converged, as {NO_END}: {', '.join(unfinished)}; train longer.")
+    table.caveats += notes
     return table
 
 
