@@ -106,15 +106,10 @@ def training_batch(
 def history_batch(
     sequences: DeviceSequences, rows: Tensor, *, max_length: int, held_out: int
 ) -> Batch:
-    """Gather the last `max_length` events before the held-out ones, and the first held-out event.
-
-    With none `held_out` the history is everything, and every target is IGNORED.
-    """
+    """Gather the last `max_length` events before the held-out ones, and the first of these."""
     width = _width(_known_events(sequences, rows, held_out), max_length, None)
     positions, real = _positions(sequences, rows, max_length, width, held_out)
     histories = sequences.items[positions[:, :-1]].long().masked_fill(~real, PADDING)
-    if held_out == 0:
-        return Batch(histories, torch.full_like(histories[:, 0], IGNORED))
     ends = sequences.offsets[_upload(rows, sequences) + 1]
     return Batch(histories, targets=sequences.items[ends - held_out].long())
 
@@ -127,14 +122,13 @@ def event_times(
     The arguments are those of the batch, and its width.
 
     Returns:
-        [b, width + 1]: the event of a column is followed by that of the next. After the last of a
-        user's events comes its own time, and the rest is arbitrary. None where none were placed.
+        [b, width + 1]: the event of a column is followed by that of the next, and the rest is
+        arbitrary. None where none were placed.
     """
     if sequences.times is None:
         return None
     positions, _ = _positions(sequences, rows, max_length, width, held_out)
-    last = sequences.offsets[_upload(rows, sequences) + 1] - 1
-    return sequences.times[torch.minimum(positions, last.clamp(min=0)[:, None])]
+    return sequences.times[positions]
 
 
 def seen_items(sequences: DeviceSequences, rows: Tensor, *, held_out: int) -> SeenItems:
