@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from sce import __version__
 from sce.data.items import Items
 from sce.data.prepared import check_target
+from sce.data.requests import Query
 from sce.data.storage import atomic_directory
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, checked, needing
-from sce.evaluation.queries import Query, states_after
+from sce.evaluation.queries import states_after
 from sce.models.base import Backbone
 from sce.recommend import Recommender
 from sce.serving.engine import Encode, Engine, Request
@@ -148,7 +149,7 @@ def compare(
     pairs = zip(histories, known, strict=True)
     with torch.no_grad():
         states = states_after(model, [Query(one, 1, True, times=some) for one, some in pairs])
-        found = engine.states([one.astype(np.int64) for one in histories], times)
+        found = engine.states(histories, times)
         other, exact = torch.from_numpy(found), _exact_states(model, histories, times)
         scales, differences, rounding = (
             _largest(each, catalogue) for each in (states, other - states, exact - states)
