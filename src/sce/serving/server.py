@@ -21,8 +21,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sce import __version__
+from sce.data.requests import Request as Asked
 from sce.errors import InputError, show_value
-from sce.serving.asking import Asked, Limits, read_k, read_requests
+from sce.serving.asking import Limits, read_k, read_requests
 from sce.serving.batching import Batcher, OverloadError
 from sce.serving.catalogue import Catalogue, Source, Work
 from sce.serving.metrics import Metrics
