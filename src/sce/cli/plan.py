@@ -155,7 +155,7 @@ def _as_dict(found: MemoryPlan) -> dict[str, object]:
         "most_sequences": most_sequences(found.job),
         "largest_bucket_size_y": found.largest_bucket,
         "largest_dim": found.largest_dim,
-        "calibration": {"source": ERROR.source, "largest_error": ERROR.largest},
+        "calibration": {"source": ERROR["source"], "largest_error": ERROR["largest"]},
     }
 
 
@@ -212,9 +212,9 @@ def _closing_lines(found: MemoryPlan, wide: bool) -> Iterator[tuple[str, str]]:
         plain = f"with {job.backbone.dim:,} it runs in plain PyTorch"
         most = f"of sce take up to {MAX_DIM} dimensions"
         yield "kernels", f"{most}: {plain}, which is slower and counted here"
-    off = f"{ERROR.mean:.1%} on average and {ERROR.largest:.1%} at most"
-    sizes = f"on {ERROR.sizes} sizes of transformers the peak was off by {off}"
-    yield "numbers", f"{ERROR.source}; {sizes}"
+    off = f"{ERROR['mean']:.1%} on average and {ERROR['largest']:.1%} at most"
+    sizes = f"on {ERROR['sizes']} sizes of transformers the peak was off by {off}"
+    yield "numbers", f"{ERROR['source']}; {sizes}"
 
 
 def _next(found: MemoryPlan, data: Path | None, length: int | None) -> list[tuple[str, str]]:
