@@ -84,7 +84,7 @@ def export(
         table = model.catalogue.detach().numpy()
         graph = Index.build(table) if index else None
         if graph is not None:
-            graph.save(directory / INDEX)
+            (directory / INDEX).write_bytes(graph.graph.as_bytes())
         items = Items(opened.item_ids, opened.titles, opened.popularity)
         content: dict[str, Any] = {
             "sce": __version__,

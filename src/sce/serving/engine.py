@@ -26,7 +26,7 @@ from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, show_value
 from sce.serving.exported import MANIFEST, Exported, open_export
 from sce.serving.index import FROM, Index
-from sce.serving.onnx_graph import needed, onnx_encoder
+from sce.serving.onnx_graph import needed, onnx_function
 from sce.serving.ranking import Codes, Floats, rank, rescore, rounding, top_k, warm_up
 from sce.serving.screen import Screen, exact_here
 
@@ -91,7 +91,7 @@ class Engine:
         if not name.endswith(".onnx"):
             raise InputError(f"{path} has {name}, which needs torch; export with --format onnx")
         try:
-            encode = onnx_encoder(exported.encoder, threads=threads)
+            encode = onnx_function(exported.encoder, threads=threads)
         except RuntimeError as error:
             raise MANIFEST.damaged(path, f"{name} cannot be read") from error
         if index and exported.graph is None:

@@ -9,7 +9,6 @@ with 12 links, where this finds 74 %.)
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,12 +53,8 @@ class Index:
 
     @classmethod
     def read(cls, data: bytes, effort: int) -> "Index":
-        """What was saved."""
+        """A graph of which these are the bytes."""
         return cls(needed("voyager", "index").Index.load(BytesIO(data)), effort)
-
-    def save(self, file: Path) -> None:
-        """Write the graph."""
-        file.write_bytes(self.graph.as_bytes())
 
     def near(self, states: Floats, depths: Codes, hidden: Sequence[Codes]) -> list[Codes | None]:
         """Items of large products with each state, none of them hidden.
