@@ -37,8 +37,7 @@ def read_requests(
     for number, one in enumerate(requests, first):
         try:
             for name, kind in _OPTIONS.items():
-                value = getattr(one, name)
-                if value is not None and not fits(value, kind):
+                if not fits(value := getattr(one, name), kind):
                     raise InputError(f"{name} must be {allowed(kind)}; got {show_value(value)}")
             if one.k is not None:
                 check_depth(one.k, len(item_ids))
