@@ -233,17 +233,16 @@ class Recommender:
         counted = self
         if self.popularity is None:  # an older run
             counted = replace(self, popularity=count_items(dataset.train.items, self.n_items))
-        among = read_filter(self.item_ids, allow, block)
+        among, timed = read_filter(self.item_ids, allow, block), uses_times(self.model)
 
         def each_window() -> Iterator[tuple[Id, Recommended]]:
             chosen = each_id(dataset.all_users) if users is None else users
             for window in _windows(chosen, batch_size):
                 ids = list_ids(window, "users")
                 codes = dataset.all_users.lookup(ids)
-                queries = [Query(events, k, keep_seen) for events in dataset.histories(codes)]
-                if uses_times(self.model):
-                    pairs = zip(queries, dataset.histories(codes, "times"), strict=True)
-                    queries = [query._replace(times=some) for query, some in pairs]
+                times = dataset.histories(codes, "times") if timed else [None] * len(ids)
+                pairs = zip(dataset.histories(codes), times, strict=True)
+                queries = [Query(events, k, keep_seen, times=some) for events, some in pairs]
                 found = counted._rank(queries, among, batch_size)
                 for user, code, one in zip(ids, codes, found, strict=True):
                     yield user, one if code >= 0 else Recommended([], one.scores[:0], 0)
