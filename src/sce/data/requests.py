@@ -96,6 +96,11 @@ class Query(NamedTuple):
     unknown: tuple[Id, ...] = ()  # of the history
     unlisted: tuple[Id, ...] = ()  # of allow and block
 
+    @property
+    def hidden(self) -> Codes:
+        """Items that are not to be ranked."""
+        return self.block if self.keep_seen else np.concatenate([self.block, self.history])
+
     def answer(
         self, items: list[Id], scores: NDArray[np.float32], titles: Any = None, *, popular: bool
     ) -> Recommended:

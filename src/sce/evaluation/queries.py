@@ -105,10 +105,7 @@ def rank_queries(
     for rows in (some for group in alike.values() for some in _cut(group, batch_size)):
         k, allow = queries[rows[0]].k, queries[rows[0]].allow
         some = among if allow is None else among.narrow(len(catalogue), allow)
-        never = [
-            query.block if query.keep_seen else np.concatenate([query.history, query.block])
-            for query in (queries[row] for row in rows)
-        ]
+        never = [queries[row].hidden for row in rows]
         ranking = some.rank(states[rows], catalogue, k, seen=_pairs(never, states), norm=norm)
         for row, one in zip(rows, split_ranking(ranking), strict=True):
             found[row] = one

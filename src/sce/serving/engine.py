@@ -218,10 +218,7 @@ class Engine:
     def _rank(self, queries: Sequence[Query]) -> list[tuple[Codes, Floats]]:
         """Rank the catalogue for all queries together, and lists of allowed items one by one."""
         ranked: list[tuple[Codes, Floats]] = [(NONE, np.empty(0, np.float32))] * len(queries)
-        hidden = [
-            one.block if one.keep_seen else np.concatenate([one.block, one.history])
-            for one in queries
-        ]
+        hidden = [one.hidden for one in queries]
         filled = [row for row, one in enumerate(queries) if len(one.history)]
         given = [queries[row].history for row in filled], [queries[row].times for row in filled]
         states = dict(zip(filled, self.states(*given), strict=True))
