@@ -363,10 +363,8 @@ def test_an_index_that_finds_little_tries_harder(tmp_path: Path, dataset: Prepar
     class Lazy(Index):
         def near(self, states: Any, depths: Any, hidden: Any) -> Any:
             skipped = 0 if self.effort == 400 else 2
-            return [
-                None if items is None else items[skipped:]
-                for items in super().near(states, depths + skipped, hidden)
-            ]
+            near = super().near(states, depths + skipped, hidden)
+            return {row: items[skipped:] for row, items in near.items()}
 
     given = [Query(np.array(one), 10, False) for one in ([1, 2, 3], [7])]
     lazy = Lazy(Index.build(engine.table).graph)

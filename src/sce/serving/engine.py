@@ -249,30 +249,27 @@ class Engine:
         self, states: Floats, depths: Codes, hidden: Sequence[Codes]
     ) -> list[tuple[Codes, Floats]]:
         """The best of the catalogue for each state, given how many, and which not."""
-        near: list[Codes | None] = [None] * len(states)
-        if self.index is not None and self.offered is None:
-            near = self.index.near(states, depths, hidden)
-        all_ = [row for row, items in enumerate(near) if items is None]
-        found = dict(zip(all_, self._exact(states, depths, hidden, all_), strict=True))
-        of = [(row, items) for row, items in enumerate(near) if items is not None]
-        if of:
-            rows = np.repeat(np.arange(len(of)), [len(items) for _, items in of])
-            items, some = np.concatenate([items for _, items in of]), [row for row, _ in of]
-            scores = rescore(states[some], self.table, rows, items)
-            candidates = rows, items, scores
+        if self.index is None or self.offered is not None:
+            return self._exact(states, depths, hidden)
+        near = self.index.near(states, depths, hidden)
+        found, some = {}, [*near]
+        if near:
+            rows = np.repeat(np.arange(len(near)), [len(items) for items in near.values()])
+            items = np.concatenate([*near.values()])
+            candidates = rows, items, rescore(states[some], self.table, rows, items)
             ranked = rank(states[some], self.table, depths[some], candidates, self._norm)
-            found |= dict(zip(some, ranked, strict=True))
+            found = dict(zip(some, ranked, strict=True))
+        if rest := [row for row in range(len(states)) if row not in near]:
+            exact = self._exact(states[rest], depths[rest], [hidden[row] for row in rest])
+            found |= dict(zip(rest, exact, strict=True))
         return [found[row] for row in range(len(states))]
 
     def _exact(
-        self, states: Floats, depths: Codes, hidden: Sequence[Codes], rows: Sequence[int]
+        self, states: Floats, depths: Codes, hidden: Sequence[Codes]
     ) -> list[tuple[Codes, Floats]]:
-        """The best for some rows, out of all items."""
-        if not rows:
-            return []
-        states, depths, table = states[rows], depths[rows], self._shelf
-        of = np.repeat(np.arange(len(rows)), [len(hidden[row]) for row in rows])
-        flat = np.concatenate([hidden[row] for row in rows]), of
+        """The best out of all items."""
+        table, of = self._shelf, np.repeat(np.arange(len(states)), [len(one) for one in hidden])
+        flat = np.concatenate(hidden), of
         if self.offered is not None:
             places = self._places[flat[0]]
             flat = places[places >= 0], of[places >= 0]

@@ -56,12 +56,13 @@ class Index:
         """A graph of which these are the bytes."""
         return cls(needed("voyager", "index").Index.load(BytesIO(data)), effort)
 
-    def near(self, states: Floats, depths: Codes, hidden: Sequence[Codes]) -> list[Codes | None]:
-        """Items of large products with each state, none of them hidden.
+    def near(self, states: Floats, depths: Codes, hidden: Sequence[Codes]) -> dict[int, Codes]:
+        """Items of large products with states, by row; none of them hidden.
 
-        None where fewer are found than are wanted, or so many are that scoring all is no slower.
+        Without the rows of which fewer are found than are wanted, or so many are wanted that
+        scoring all is no slower.
         """
-        found: list[Codes | None] = [None] * len(states)
+        found: dict[int, Codes] = {}
         wanted = depths + [len(codes) for codes in hidden]
         rows = np.flatnonzero(wanted <= min(_MOST, len(self.graph)))
         if not len(rows):
@@ -78,5 +79,6 @@ class Index:
             return found
         for row, near in zip(rows.tolist(), items.astype(np.int64), strict=True):
             left = near[~np.isin(near, hidden[row])]
-            found[row] = left if len(left) >= depths[row] else None
+            if len(left) >= depths[row]:
+                found[row] = left
         return found
