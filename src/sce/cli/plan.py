@@ -183,8 +183,7 @@ def _show(found: MemoryPlan, rank: RankPlan | None, advice: list[tuple[str, str]
 
 
 def _closing_lines(found: MemoryPlan, wide: bool) -> Iterator[tuple[str, str]]:
-    job, options = found.job, found.job.options
-    mean = job.length if job.mean_length is None else job.mean_length
+    job, options, mean = found.job, found.job.options, found.job.mean_events
     shape = (f"{name} {getattr(job.backbone, name)}" for name in _shape_of(job.backbone)[:-1])
     batch = f"{job.batch:,} sequences of up to {job.length:,} events, {mean:,.4g} on average"
     losses = f"{options['n_negatives']:,} negatives; chunks of {options['chunk_size']:,} items"
