@@ -33,13 +33,7 @@ from sce.data.requests import Recommended as Recommended
 from sce.data.requests import Request as Request
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, check_types, checked, named
-from sce.evaluation.queries import (
-    Found,
-    ItemFilter,
-    inverse_norms,
-    rank_queries,
-    rank_similar,
-)
+from sce.evaluation.queries import Found, ItemFilter, inverse_norms, rank_queries, rank_similar
 from sce.evaluation.ranking import Ranker, check_depth, check_memory, largest_norm, uses_times
 from sce.memory import require_memory
 from sce.requests import SIMILAR, Recommendations, read_filter, read_requests

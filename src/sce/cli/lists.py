@@ -5,6 +5,7 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+from cyclopts import Parameter
 from numpy.typing import NDArray
 
 from sce.cli import say
@@ -16,6 +17,8 @@ from sce.data.titles import given_titles, match_titles, tell_titles
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, needing
 from sce.units import plural
+
+MAY_BE_STDIN = Parameter(allow_leading_hyphen=True)
 
 
 def read_items(path: Path | None, option: str, column: str | None = None) -> list[Id] | None:

@@ -65,7 +65,7 @@ def plan(
     chunk_size: int = 1024,
     memory: str | None = None,
     gpus: int = 1,
-    as_json: Annotated[bool, Parameter(name="--json", show_default=False)] = False,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> None:
     """Predict the peak memory of training with each loss, and say what fits on a GPU.
 
