@@ -190,7 +190,7 @@ class Service:
         found = await self.batcher.do(asked)
         if many:
             return _json({"results": found})
-        strange = not isinstance(asked[0], OfUser) and asked[0].history  # ids of another catalogue
+        strange = asked[0].history  # ids of another catalogue
         if not found[0]["known"] and (strange or found[0]["source"] == "model"):
             raise HTTPException(422, _why_nothing(asked[0]))
         return _json(found[0])
