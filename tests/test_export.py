@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 from sce import export as module
 from sce.cli import main
 from sce.data.prepared import PreparedDataset
+from sce.data.requests import Query
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 from sce.export import by_torch, compare, export, load_pt2, measure_index
@@ -233,12 +234,12 @@ def test_what_differs_from_the_run_is_not_left_behind(
 def test_items_out_of_place_are_noticed(tmp_path: Path, dataset: PreparedDataset) -> None:
     run = make_run(tmp_path / "run", dataset)
     engine, recommender = run_engine(run), Recommender.load(run, "cpu")
-    given = [np.array([1, 2, 3]), np.array([7])]
+    given = [Query(np.array(one), 10, False) for one in ([1, 2, 3], [7])]
     assert compare(engine, recommender, given)["overlap@10"] == 1
     table = engine.table[::-1].copy()
     with pytest.raises(InputError, match="scores differ"):
         compare(replace(engine, table=table), recommender, given)
-    states = dict(zip((3, 1), engine.states(given), strict=True))
+    states = dict(zip((3, 1), engine.states([one.history for one in given]), strict=True))
 
     def remembered(_: Any, lengths: Any) -> Any:
         return np.stack([states[int(n)] for n in lengths])
@@ -256,7 +257,8 @@ def test_large_weights_are_no_fault(seed: int, tmp_path: Path, dataset: Prepared
     weights = {name: weight * sharp[name] for name, weight in weights.items()}
     write_tensors(run.best_weights, weights, metadata)
     random = np.random.default_rng(0)
-    given = [random.integers(ITEMS, size=1 + n % MAX_LENGTH) for n in range(256)]
+    sizes = (1 + n % MAX_LENGTH for n in range(256))
+    given = [Query(random.integers(ITEMS, size=n), 10, False) for n in sizes]
     found = compare(run_engine(run), Recommender.load(run, "cpu"), given)
     assert 1e-5 <= found["allowed"] <= 1e-3
 
@@ -266,7 +268,7 @@ def test_what_is_allowed_follows_from_the_runs_own_rounding(
 ) -> None:
     run = make_run(tmp_path / "run", dataset)
     engine, recommender = run_engine(run), Recommender.load(run, "cpu")
-    given = [np.array([1, 2, 3]), np.array([7])]
+    given = [Query(np.array(one), 10, False) for one in ([1, 2, 3], [7])]
 
     def off(part: float) -> Engine:
         return replace(engine, encode=lambda *given: engine.encode(*given) * np.float32(1 + part))
@@ -361,12 +363,10 @@ def test_an_index_that_finds_little_tries_harder(tmp_path: Path, dataset: Prepar
     class Lazy(Index):
         def near(self, states: Any, depths: Any, hidden: Any) -> Any:
             skipped = 0 if self.effort == 400 else 2
-            return [
-                None if items is None else items[skipped:]
-                for items in super().near(states, depths + skipped, hidden)
-            ]
+            near = super().near(states, depths + skipped, hidden)
+            return {row: items[skipped:] for row, items in near.items()}
 
-    given = [np.array([1, 2, 3]), np.array([7])]
+    given = [Query(np.array(one), 10, False) for one in ([1, 2, 3], [7])]
     lazy = Lazy(Index.build(engine.table).graph)
     assert measure_index(engine, lazy, given) == {"effort": 400, "recall@10": 1}
 

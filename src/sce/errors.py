@@ -102,15 +102,10 @@ def checked(function: F) -> F:
 def check_types(
     given: Mapping[str, Any], hints: Mapping[str, Any], prefix: str = ""
 ) -> dict[str, Any]:
-    """Refuse values of other types than annotated: True is no number, and 2.5 no whole one.
+    """Refuse values of other types than annotated: see `fits`.
 
-    Args:
-        given: Values by name.
-        hints: Annotations by name, as `get_type_hints` gives them.
-        prefix: Of the settings' names on the command line.
-
-    Returns:
-        The values, numbers of numpy as Python's, which JSON can hold.
+    The `prefix` is of the settings' names on the command line. Returns the values, numbers of numpy
+    as Python's, which JSON can hold.
     """
     for name, value in given.items():
         if not fits(value, hints.get(name, Any)):

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from sce import __version__
 from sce.data.items import Items
 from sce.data.prepared import check_target
+from sce.data.requests import Query
 from sce.data.storage import atomic_directory
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, checked, needing
-from sce.evaluation.queries import Query, states_after
+from sce.evaluation.queries import states_after
 from sce.models.base import Backbone
 from sce.recommend import Recommender
 from sce.serving.engine import Encode, Engine, Request
@@ -42,8 +43,6 @@ _BATCH, _LENGTH = 5, 7  # of the trace: any but 0 and 1, which would be taken fo
 _ITEMS_AT_ONCE = 1 << 16
 
 Format = Literal["onnx", "pt2"]
-Codes = NDArray[np.integer[Any]]
-Times = Sequence[NDArray[np.int32]] | None
 
 
 @checked
@@ -83,7 +82,7 @@ def export(
         table = model.catalogue.detach().numpy()
         graph = Index.build(table) if index else None
         if graph is not None:
-            graph.save(directory / INDEX)
+            (directory / INDEX).write_bytes(graph.graph.as_bytes())
         items = Items(opened.item_ids, opened.titles, opened.popularity)
         content: dict[str, Any] = {
             "sce": __version__,
@@ -96,10 +95,10 @@ def export(
         content = write_export(directory, table, items, content)
         load = partial(Engine.load, index=False) if format == "onnx" else load_pt2
         engine = load(directory)
-        given, source = _histories(opened, data, model)
-        found: dict[str, Any] = {"check": {"of": source, **compare(engine, recommender, *given)}}
+        queries, source = _queries(opened, data, model)
+        found: dict[str, Any] = {"check": {"of": source, **compare(engine, recommender, queries)}}
         if graph is not None:
-            found["index"] = measure_index(engine, graph, *given)
+            found["index"] = measure_index(engine, graph, queries)
         MANIFEST.write(directory, content | found)
     return {**found.pop("check"), **found}
 
@@ -111,12 +110,9 @@ def load_pt2(path: Path | str) -> Engine:
     return Engine.of(exported, by_torch(program.module()), index=False)
 
 
-def measure_index(
-    engine: Engine, index: Index, histories: Sequence[Codes], times: Times = None
-) -> dict[str, Any]:
+def measure_index(engine: Engine, index: Index, queries: Sequence[Query]) -> dict[str, Any]:
     """The least effort of an index that reaches its goal, and its recall@10."""
-    k = min(_K, engine.n_items)
-    asked = _asked(engine.item_ids, histories, times, k)
+    asked = _asked(engine.item_ids, queries)
     exact = [{*found.items} for found in engine.recommend(asked)]
     for effort in EFFORTS:
         searching = replace(engine, index=replace(index, effort=effort))
@@ -128,12 +124,8 @@ def measure_index(
     return {"effort": effort, "recall@10": recall}
 
 
-def compare(
-    engine: Engine, recommender: Recommender, histories: Sequence[Codes], times: Times = None
-) -> dict[str, Any]:
+def compare(engine: Engine, recommender: Recommender, queries: Sequence[Query]) -> dict[str, Any]:
     """Compare an engine with the run: the scores of all items, and the ten best.
-
-    `times` are those of the events of the histories, for a model that uses them.
 
     Differences are measured against the largest score of their history. `TOLERANCE` is allowed, or
     some times the largest difference between the run and the same weights in float64.
@@ -144,12 +136,10 @@ def compare(
     """
     model = _exportable(recommender)
     catalogue = model.catalogue.detach()
-    known: Sequence[Any] = times or [None] * len(histories)
-    pairs = zip(histories, known, strict=True)
     with torch.no_grad():
-        states = states_after(model, [Query(one, 1, True, times=some) for one, some in pairs])
-        found = engine.states([one.astype(np.int64) for one in histories], times)
-        other, exact = torch.from_numpy(found), _exact_states(model, histories, times)
+        states = states_after(model, queries)
+        found = engine.states([one.history for one in queries], [one.times for one in queries])
+        other, exact = torch.from_numpy(found), _exact_states(model, queries)
         scales, differences, rounding = (
             _largest(each, catalogue) for each in (states, other - states, exact - states)
         )
@@ -161,13 +151,12 @@ def compare(
             f"{part:.1e} of the largest of their history, and {allowed:.1e} is allowed (float32 "
             f"makes {own:.1e} of the run's own); nothing was written"
         )
-    k = min(_K, engine.n_items)
-    asked = _asked(recommender.item_ids, histories, times, k)
-    ours = engine.recommend(asked)
-    shared = total = 0
+    asked, shared, total = _asked(recommender.item_ids, queries), 0, 0
+    both = zip(
+        engine.recommend(asked), recommender.stream(asked, 1), strict=True
+    )  # with their own k
     slack = (allowed * scales).tolist()
-    both = zip(states, slack, ours, recommender.stream(asked, k), strict=True)
-    for state, most_off, mine, theirs in both:
+    for state, most_off, (mine, theirs) in zip(states, slack, both, strict=True):
         codes = torch.from_numpy(recommender.item_ids.lookup(mine.items))
         scores = catalogue[codes] @ state
         least = float(theirs.scores[-1]) if len(theirs) else 0.0
@@ -175,14 +164,14 @@ def compare(
         off = float(np.abs(scores.numpy() - mine.scores).max(initial=0))
         if len(mine.items) != len(theirs) or max(worse, off) > most_off:
             raise InputError(
-                f"the export is not the run: other items are the best {k}, {mine.items} instead "
-                f"of {theirs.items}; their scores are up to {max(worse, off):.3g} off, and "
+                f"the export is not the run: other items are the best {mine.asked}, {mine.items} "
+                f"instead of {theirs.items}; their scores are up to {max(worse, off):.3g} off, and "
                 f"{most_off:.3g} is allowed; nothing was written"
             )
         shared += len({*mine.items} & {*theirs.items})
         total += len(theirs)
     return {
-        "histories": len(histories),
+        "histories": len(queries),
         "difference": float(differences.max()),
         "scale": float(scales.max()),
         "allowed": allowed,
@@ -205,22 +194,22 @@ class _Encoder(nn.Module):
         return self.model.encode(embedded, lengths, *more)  # type: ignore[no-any-return]
 
 
-def _exact_states(model: Backbone, histories: Sequence[Codes], times: Times) -> Tensor:
+def _exact_states(model: Backbone, queries: Sequence[Query]) -> Tensor:
     """The states after histories, computed in float64, one by one."""
     encode, most, found = _Encoder(model).double(), model.max_length, []
-    for number, one in enumerate(histories):
-        embedded = model.catalogue[torch.tensor(one[-most:])][None].double()
+    for one in queries:
+        embedded = model.catalogue[torch.tensor(one.history[-most:])][None].double()
         # The next event is right after the last.
-        seconds = [] if times is None else [[*times[number][-most:], times[number][-1]]]
+        seconds = [] if one.times is None else [[*one.times[-most:], one.times[-1]]]
         more = [torch.tensor([each], dtype=torch.int32) for each in seconds]
         found.append(encode(embedded, torch.tensor([embedded.shape[1]]), *more))
     return torch.cat(found).float()
 
 
-def _asked(item_ids: Vocabulary, histories: Sequence[Codes], times: Times, k: int) -> list[Request]:
-    known = [None] * len(histories) if times is None else [one.tolist() for one in times]
-    pairs = zip(histories, known, strict=True)
-    return [Request(item_ids.decode(one), k, times=some) for one, some in pairs]
+def _asked(item_ids: Vocabulary, queries: Sequence[Query]) -> list[Request]:
+    times = (None if one.times is None else one.times.tolist() for one in queries)
+    pairs = zip(queries, times, strict=True)
+    return [Request(item_ids.decode(one.history), one.k, times=some) for one, some in pairs]
 
 
 def _exportable(recommender: Recommender) -> Backbone:
@@ -290,11 +279,13 @@ def _quiet() -> Iterator[None]:
         logging.disable(disabled)
 
 
-def _histories(
-    run: Run, data: Path | str | None, model: Backbone
-) -> tuple[tuple[list[Codes], Times], str]:
-    """Histories to compare, their times, and where they are from: the dataset, or chance."""
-    timed, max_length = model.uses_times, model.max_length
+def _queries(run: Run, data: Path | str | None, model: Backbone) -> tuple[list[Query], str]:
+    """Queries to compare, and where their histories are from: the dataset, or chance."""
+    random, source, n_items = np.random.default_rng(0), "random", len(run.item_ids)
+    lengths = np.linspace(1, model.max_length, HISTORIES).astype(np.int64)
+    found: list[Any] = [random.integers(n_items, size=n) for n in lengths]
+    gaps = (random.integers(1 << 17, size=n) for n in lengths)
+    times: list[Any] = [np.cumsum(one, dtype=np.int32) for one in gaps]
     try:
         dataset = run.load_dataset(data, verify=False)
     except InputError:
@@ -305,13 +296,13 @@ def _histories(
         users = np.unique(users)
         users = users[[len(one) > 0 for one in dataset.histories(users)]][:HISTORIES]
         if len(users):
-            times = dataset.histories(users, "times") if timed else None
-            return ([*dataset.histories(users)], times), "dataset"
-    random = np.random.default_rng(0)
-    lengths = np.linspace(1, max_length, HISTORIES).astype(np.int64)
-    found: list[Codes] = [random.integers(len(run.item_ids), size=n) for n in lengths]
-    gaps = (random.integers(1 << 17, size=n) for n in lengths)
-    return (found, [np.cumsum(one, dtype=np.int32) for one in gaps] if timed else None), "random"
+            found, source = dataset.histories(users), "dataset"
+            times = dataset.histories(users, "times") if model.uses_times else []
+    queries = [Query(one, min(_K, n_items), False) for one in found]
+    if model.uses_times:
+        both = zip(queries, times, strict=True)
+        queries = [one._replace(times=some) for one, some in both]
+    return queries, source
 
 
 def _largest(states: Tensor, catalogue: Tensor) -> Tensor:

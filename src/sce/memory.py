@@ -30,17 +30,10 @@ def free_memory() -> int | None:
 
 
 def require_memory(needed: float, doing: str, remedy: str = REMEDY, *, mapped: float = 0) -> None:
-    """Refuse a step that needs more memory than is free, before it begins.
+    """Refuse a step such as "sorting 20,000,000 rows" that needs more bytes than are free.
 
-    Args:
-        needed: Bytes.
-        doing: The step, as the subject of a sentence: "sorting 20,000,000 rows".
-        remedy: What the user can do.
-        mapped: Bytes of address space, which `ulimit -v` limits; some libraries map much more of it
-            than they use, and end the process where they cannot.
-
-    Raises:
-        InputError: When it does not fit.
+    `mapped` are bytes of address space, which `ulimit -v` limits; some libraries map much more of
+    it than they use, and end the process where they cannot.
     """
     wanted = [(needed, free_memory()), *((mapped, left) for left in _address_space())]
     for size, free in wanted:

@@ -8,7 +8,7 @@ row gathers gradients.
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,12 +74,8 @@ class RowwiseAdagrad(torch.optim.Optimizer):
             sums = torch.full((len(table),), begin, dtype=_wide(table), device=table.device)
             self.state[table]["sum"] = sums
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Move the rows that have a gradient."""
         loss = None
         if closure is not None:

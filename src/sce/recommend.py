@@ -27,21 +27,13 @@ from sce.data.columns import BY_NAME, ITEM, Columns
 from sce.data.frames import histories_of
 from sce.data.popular import MostPopular, count_items
 from sce.data.prepared import PreparedDataset
+from sce.data.requests import NONE, Listed, Query, list_ids
 from sce.data.requests import Id as Id
-from sce.data.requests import Listed, list_ids
 from sce.data.requests import Recommended as Recommended
 from sce.data.requests import Request as Request
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, check_types, checked, named
-from sce.evaluation.queries import (
-    NONE,
-    Found,
-    ItemFilter,
-    Query,
-    inverse_norms,
-    rank_queries,
-    rank_similar,
-)
+from sce.evaluation.queries import Found, ItemFilter, inverse_norms, rank_queries, rank_similar
 from sce.evaluation.ranking import Ranker, check_depth, check_memory, largest_norm, uses_times
 from sce.memory import require_memory
 from sce.requests import SIMILAR, Recommendations, read_filter, read_requests
@@ -203,12 +195,9 @@ class Recommender:
         def each_window() -> Iterator[Recommended]:
             done = 0
             for window in _windows(histories, batch_size):
-                queries, read = read_requests(self.item_ids, window, done, k, keep_seen)
+                queries = read_requests(self.item_ids, window, done, k, keep_seen)
                 done += len(window)
-                ranked = self._rank(queries, among, batch_size)
-                for one, query, found in zip(ranked, queries, read, strict=True):
-                    one |= {"known": len(query.history), "asked": query.k}
-                    yield Recommended(**one, unknown=found.unknown, unlisted=found.unlisted)
+                yield from self._rank(queries, among, batch_size)
 
         return each_window()
 
@@ -238,23 +227,19 @@ class Recommender:
         counted = self
         if self.popularity is None:  # an older run
             counted = replace(self, popularity=count_items(dataset.train.items, self.n_items))
-        among = read_filter(self.item_ids, allow, block)
+        among, timed = read_filter(self.item_ids, allow, block), uses_times(self.model)
 
         def each_window() -> Iterator[tuple[Id, Recommended]]:
             chosen = each_id(dataset.all_users) if users is None else users
             for window in _windows(chosen, batch_size):
                 ids = list_ids(window, "users")
                 codes = dataset.all_users.lookup(ids)
-                known = dataset.histories(codes)
-                queries = [Query(events, k, keep_seen) for events in known]
-                if uses_times(self.model):
-                    times = dataset.histories(codes, "times")
-                    pairs = zip(queries, times, strict=True)
-                    queries = [query._replace(times=some) for query, some in pairs]
+                times = dataset.histories(codes, "times") if timed else [None] * len(ids)
+                pairs = zip(dataset.histories(codes), times, strict=True)
+                queries = [Query(events, k, keep_seen, times=some) for events, some in pairs]
                 found = counted._rank(queries, among, batch_size)
-                for user, code, one, events in zip(ids, codes, found, known, strict=True):
-                    answer = Recommended(**one, known=len(events), asked=k)
-                    yield user, answer if code >= 0 else Recommended([], answer.scores[:0], 0)
+                for user, code, one in zip(ids, codes, found, strict=True):
+                    yield user, one if code >= 0 else Recommended([], one.scores[:0], 0)
 
         return each_window()
 
@@ -278,27 +263,21 @@ class Recommender:
         for first in range(0, len(codes), BATCH_SIZE):
             some = codes[first : first + BATCH_SIZE]
             found += rank_similar(catalogue, self._inverse_norms, some, k, among)
-        ranked = (Recommended(**one, known=1, asked=k) for one in self._named(found))
+        ranked = self._named([Query(codes[n : n + 1], k, False) for n in range(len(codes))], found)
         ids = self.item_ids.decode(codes)
         return Recommendations(ranked, ids, cast("Any", "polars"), (ITEM, SIMILAR))
 
     def _rank(
         self, queries: Sequence[Query], among: ItemFilter, batch_size: int
-    ) -> list[dict[str, Any]]:
+    ) -> list[Recommended]:
         """Rank for queries; those of empty histories get what is popular."""
-        found: list[dict[str, Any]] = [{}] * len(queries)
-        rows = [row for row, query in enumerate(queries) if not len(query.history)]
-        popular = [self._most_popular(queries[row], among) for row in rows]
-        source = "model" if self._popular is None else "popular"
-        for row, one in zip(rows, self._named(popular, source), strict=True):
-            found[row] = one
         filled = [row for row, query in enumerate(queries) if len(query.history)]
         filled.sort(key=lambda row: len(queries[row].history))
         given = [queries[row] for row in filled]
         ranked = rank_queries(self.model, given, among, self._norm, batch_size) if given else []
-        for row, one in zip(filled, self._named(ranked), strict=True):
-            found[row] = one
-        return found
+        by_row = dict(zip(filled, ranked, strict=True))
+        found = (by_row.get(n) or self._most_popular(one, among) for n, one in enumerate(queries))
+        return self._named(queries, [*found])
 
     def _most_popular(self, query: Query, among: ItemFilter) -> Found:
         if self._popular is None:
@@ -308,17 +287,18 @@ class Recommender:
         never = np.union1d(query.block, NONE if among.masked is None else among.masked)
         return self._popular.best(query.k, kept=among.kept, masked=never)
 
-    def _named(self, found: Sequence[Found], source: str = "model") -> Iterator[dict[str, Any]]:
-        """Fields of `Recommended`, of items by catalogue index; decoded together."""
-        codes = np.concatenate([NONE, *(items for items, _ in found)])
+    def _named(self, queries: Sequence[Query], found: Sequence[Found]) -> list[Recommended]:
+        """The answers to queries, of items by catalogue index; decoded together."""
+        codes, answers = np.concatenate([NONE, *(items for items, _ in found)]), []
         ids = self.item_ids.decode(codes)
         texts = ids if self.titles is None else self.titles.decode(codes)
         titles = (str(text or one) for text, one in zip(texts, ids, strict=True))
         rest = iter(ids)
-        for items, scores in found:
+        for query, (items, scores) in zip(queries, found, strict=True):
             own = None if self.titles is None else list(islice(titles, len(items)))
-            listed = list(islice(rest, len(items)))
-            yield {"items": listed, "scores": scores, "titles": own, "source": source}
+            listed, popular = list(islice(rest, len(items))), self._popular is not None
+            answers.append(query.answer(listed, scores, own, popular=popular))
+        return answers
 
     def _check(self, k: int, batch_size: int) -> None:
         check_depth(k, self.n_items)

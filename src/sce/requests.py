@@ -11,7 +11,7 @@ from sce.data.requests import (
     SHOWN,
     Id,
     Listed,
-    Read,
+    Query,
     Recommended,
     Request,
     list_ids,
@@ -20,7 +20,7 @@ from sce.data.requests import (
 )
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, InputWarning, allowed, checked, fits, named, show_value
-from sce.evaluation.queries import ItemFilter, Query
+from sce.evaluation.queries import ItemFilter
 from sce.evaluation.ranking import check_depth
 from sce.units import plural
 
@@ -30,15 +30,14 @@ _OPTIONS = {"k": int | None, "keep_seen": bool | None}
 
 def read_requests(
     item_ids: Vocabulary, given: Sequence[Any], first: int, k: int, keep_seen: bool
-) -> tuple[list[Query], list[Read]]:
+) -> list[Query]:
     """Look up histories and requests, of which the first has a number."""
     requests = [one if isinstance(one, Request) else Request(one) for one in given]
     listed = []
     for number, one in enumerate(requests, first):
         try:
             for name, kind in _OPTIONS.items():
-                value = getattr(one, name)
-                if value is not None and not fits(value, kind):
+                if not fits(value := getattr(one, name), kind):
                     raise InputError(f"{name} must be {allowed(kind)}; got {show_value(value)}")
             if one.k is not None:
                 check_depth(one.k, len(item_ids))
@@ -47,17 +46,7 @@ def read_requests(
             raise InputError(
                 f"{one.where or f'history {number} (the first is 0)'}: {error}"
             ) from error
-    read = look_up(item_ids, requests, listed)
-    queries = [
-        Query(
-            found.history,
-            k if one.k is None else one.k,
-            keep_seen if one.keep_seen is None else one.keep_seen,
-            *found[1:4],
-        )
-        for one, found in zip(requests, read, strict=True)
-    ]
-    return queries, read
+    return look_up(item_ids, requests, listed, k, keep_seen)
 
 
 def read_filter(item_ids: Vocabulary, allow: Listed, block: Listed) -> ItemFilter:

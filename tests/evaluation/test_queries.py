@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from sce.data.requests import NONE, Query
 from sce.evaluation import queries as module
 from sce.evaluation.queries import (
     ItemFilter,
-    Query,
     inverse_norms,
     rank_queries,
     rank_similar,
@@ -111,7 +111,7 @@ def test_scores_are_the_same_bits_filtered_or_not_alone_or_together(share: float
     allow = np.flatnonzero(random.random(3000) < share)
     queries = [Query(random.integers(3000, size=n % 4 + 1), 20, False) for n in range(30)]
     every = rank_queries(model, [one._replace(k=3000) for one in queries], ItemFilter(), norm, 30)
-    among = ItemFilter.choose(3000, allow, module.NONE)
+    among = ItemFilter.choose(3000, allow, NONE)
     own = [one._replace(allow=allow) for one in queries]
     together = rank_queries(model, queries, among, norm, 4)
     alone = [rank_queries(model, [one], among, norm, 4)[0] for one in queries]

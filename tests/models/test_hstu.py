@@ -25,7 +25,7 @@ from sce.recommend import Recommender, Request
 from sce.serving.catalogue import Catalogue
 from sce.serving.engine import Engine
 from sce.serving.engine import Request as EngineRequest
-from sce.serving.users import OfUser, Users
+from sce.serving.users import OfUser
 from sce.training.checkpoint import read_tensors
 from sce.training.fit import TrainingSettings, fit
 from sce.training.run import Run
@@ -344,14 +344,15 @@ def test_from_a_log_to_recommendations_by_commands(
     scores = [of["scores"] for of in (near, far, without)]
     assert scores[0] != scores[1]
     # A server answers as the run does, for users of the log too.
-    users = Users(PreparedDataset.load("data"))
     run, loaded = Run.open("run"), Recommender.load("run")
     model: Any = loaded.model
     given = by_torch(model.encode), model.catalogue.detach().numpy(), run.item_ids, 6, run.identity
-    catalogue = replace(Catalogue.of(Engine(*given, uses_times=True)), users=users)
+    catalogue = replace(
+        Catalogue.of(Engine(*given, uses_times=True)), users=PreparedDataset.load("data")
+    )
     for line in (tmp_path / "users.jsonl").read_text().splitlines():
         wanted = json.loads(line)
-        (found,) = catalogue.recommend([OfUser(wanted["user_id"], EngineRequest(()))])
+        (found,) = catalogue.recommend([OfUser(user=wanted["user_id"])])
         assert [one["item"] for one in found["items"]] == wanted["items"]
     timed = [EngineRequest(**one) for one in asked]
     for mine, theirs in zip(catalogue.engine.recommend(timed), scores, strict=True):

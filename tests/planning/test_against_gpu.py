@@ -79,9 +79,9 @@ def test_the_error_that_is_stated_is_that_of_the_grid() -> None:
         assert len(theirs) == 12
         assert lowest < min(theirs) < max(theirs) < highest
     errors = [abs(error) for row, error in found if row.get("backbone") not in others]
-    assert len(errors) == ERROR.sizes
-    assert max(errors) == pytest.approx(ERROR.largest, abs=1e-3)
-    assert mean(errors) == pytest.approx(ERROR.mean, abs=1e-3)
+    assert len(errors) == ERROR["sizes"]
+    assert max(errors) == pytest.approx(ERROR["largest"], abs=1e-3)
+    assert mean(errors) == pytest.approx(ERROR["mean"], abs=1e-3)
 
 
 @pytest.mark.parametrize("loss", ["ce", "sce"])

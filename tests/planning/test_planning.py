@@ -165,7 +165,6 @@ def test_what_is_trained_on_of_the_sequences() -> None:
         ),
         ({"items": 9, "batch": -3}, "batch must be at least 1; got -3"),
         ({"items": 9, "heads": 3}, "64 is not a multiple of 3 heads"),
-        ({"items": 9, "precision": "fp8"}, "precision is one of float32, tf32, bf16; got 'fp8'"),
         ({"items": 9, "length": 10, "mean_length": 11.0}, "no more than length, 10; got 11"),
         ({"items": 9, "mean_length": 0.0}, "mean_length lies above 0"),
         ({"items": 9, "chunk_size": 0}, "chunk_size must be at least 1"),

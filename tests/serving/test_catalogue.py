@@ -9,6 +9,7 @@ import pytest
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 from sce.serving.catalogue import Source
+from sce.serving.users import known_of
 from tests.serving.tiny_export import ITEM_IDS, listed, write_export
 from tests.tiny_run import make_dataset
 
@@ -40,7 +41,7 @@ def test_users_are_those_of_the_right_dataset(tmp_path: Path) -> None:
     users = source.load().users
     assert users is not None
     codes = dataset.histories(np.array([2, 4]))
-    assert [one["history"] for one in users.known([4, 99, "2"], times=False)] == [
+    assert [one["history"] for one in known_of(users, [4, 99, "2"], times=False)] == [
         ITEM_IDS.decode(codes[1]),
         [],
         ITEM_IDS.decode(codes[0]),
@@ -97,7 +98,7 @@ def test_a_run_is_exported_by_a_process_of_its_own(
     loaded = source.load()
     assert loaded.similar(101, 1)
     assert loaded.users is not None
-    (known,) = loaded.users.known([8], times=False)
+    (known,) = known_of(loaded.users, [8], times=False)
     assert known == {"history": ITEM_IDS.decode(dataset.test[0]), "times": None}
     *asked, out = (tmp_path / "asked").read_text().split()
     assert asked == ["-m", "sce", "export", str(run), "--out"]

@@ -13,7 +13,7 @@ from sce.data.requests import Id, Recommended, Request
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 from sce.serving.engine import Engine, one_core_a_call
-from sce.serving.onnx_graph import onnx_encoder
+from sce.serving.onnx_graph import onnx_function
 from sce.serving.ranking import Codes, Floats
 
 NAMES = [f"item {n:03d}" for n in range(200)]
@@ -164,7 +164,7 @@ def test_one_core_a_call() -> None:
 def test_a_library_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(InputError, match=r"needs onnxruntime, .* pip install .*\[serve\]"):
-        onnx_encoder(b"")
+        onnx_function(b"")
 
 
 def test_similar_items_are_by_cosine() -> None:

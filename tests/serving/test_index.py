@@ -100,13 +100,11 @@ def test_too_few_are_left() -> None:
     assert shared([Request([7])], replace(EXACT, index=Index(Same()))) == 1
 
 
-def test_what_was_saved_is_read(tmp_path: Any) -> None:
-    INDEX.save(tmp_path / "items.voyager")
-    again = Index.read((tmp_path / "items.voyager").read_bytes(), INDEX.effort)
+def test_an_index_is_read_from_its_bytes() -> None:
+    again = Index.read(INDEX.graph.as_bytes(), INDEX.effort)
     states, depths = TABLE[:9].copy(), np.full(9, 10)
     nothing = [np.empty(0, np.int64)] * 9
-    found = again.near(states, depths, nothing)
-    for items, as_before in zip(found, INDEX.near(states, depths, nothing), strict=True):
-        assert items is not None
-        assert as_before is not None
-        assert items.tolist() == as_before.tolist()
+    found, before = (one.near(states, depths, nothing) for one in (again, INDEX))
+    assert [*found] == [*before] == [*range(9)]
+    for row, items in found.items():
+        assert items.tolist() == before[row].tolist()

@@ -14,13 +14,13 @@ from sce.serving.onnx_graph import INT8, INT32, Graph
 
 def test_a_graph_is_onnx_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     models: list[bytes] = []
-    make_session = module.make_session
+    onnx_function = module.onnx_function
 
     def kept(model: bytes) -> Any:
         models.append(model)
-        return make_session(model)
+        return onnx_function(model)
 
-    monkeypatch.setattr(module, "make_session", kept)
+    monkeypatch.setattr(module, "onnx_function", kept)
     graph = Graph()
     weights = np.arange(-300, 300, dtype=np.int64).astype(np.int8).reshape(3, 200)
     product = graph.node("MatMulInteger", "given", graph.constant(weights))

@@ -23,7 +23,6 @@ from sce.serving.catalogue import Catalogue, Source
 from sce.serving.engine import Request
 from sce.serving.exported import add_items
 from sce.serving.server import ServerSettings, Service
-from sce.serving.users import Users
 from tests.cycle_data import lay_out
 from tests.serving.tiny_export import TITLED, make_engine, write_export
 
@@ -80,7 +79,7 @@ def test_users_of_the_log_are_asked_for_by_their_ids(tmp_path: Path) -> None:
         whole=lay_out([[5, 1, 9]], [1]),
     )
     popular = make_engine(popularity=np.arange(40)[::-1].copy())
-    catalogue = replace(Catalogue.of(popular), users=Users(dataset))
+    catalogue = replace(Catalogue.of(popular), users=dataset)
     with TestClient(Service(NOWHERE, catalogue, ServerSettings(), print).app()) as client:
 
         def ask(**body: Any) -> dict[str, Any]:

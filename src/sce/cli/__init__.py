@@ -98,6 +98,10 @@ def _convert(kind: Any, tokens: Sequence[cyclopts.Token]) -> Any:
     return value
 
 
+def _show_default(value: Any) -> str | None:
+    return None if value is None or value is False else str(value)
+
+
 class _HelpFormatter(DefaultFormatter):
     """Wraps help to the page: docstrings are wrapped to the width of their file."""
 
@@ -116,7 +120,9 @@ app = cyclopts.App(
     help_epilogue="sce COMMAND --help explains a command by example. Every command takes --debug, "
     "which shows the traceback behind an error.",
     version=f"sce {__version__}",
-    default_parameter=cyclopts.Parameter(negative=(), converter=_convert),
+    default_parameter=cyclopts.Parameter(
+        negative=(), converter=_convert, show_default=_show_default
+    ),
     suppress_keyboard_interrupt=False,
 )
 for position, (verb, text) in enumerate(VERBS.items()):

@@ -21,7 +21,7 @@ def add_items(
     /,
     *,
     out: Path,
-    force: Annotated[bool, Parameter(show_default=False)] = False,
+    force: bool = False,
 ) -> None:
     """Write a run, or an export, that also ranks new items; scores of the others stay as they are.
 

@@ -78,9 +78,7 @@ DATASETS = (
 )  # fmt: skip
 
 
-def datasets(
-    *, as_json: Annotated[bool, Parameter(name="--json", show_default=False)] = False
-) -> None:
+def datasets(*, as_json: Annotated[bool, Parameter(name="--json")] = False) -> None:
     """List the paper's datasets, where their owners publish them, and how to prepare each.
 
     Args:

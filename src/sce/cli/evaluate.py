@@ -27,12 +27,12 @@ def evaluate(
     /,
     *,
     split: Literal["test", "validation"] = "test",
-    keep_seen: Annotated[bool, Parameter(show_default=False)] = False,
+    keep_seen: bool = False,
     k: Annotated[list[int] | None, Parameter(consume_multiple=True)] = None,
     data: Path | None = None,
     device: str = "auto",
     batch_size: int = 512,
-    as_json: Annotated[bool, Parameter(name="--json", show_default=False)] = False,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> None:
     """Rank the whole catalogue for every test user, and see where the held-out items stand.
 

@@ -17,9 +17,9 @@ def export(
     *,
     out: Path,
     format: Format = "onnx",  # noqa: A002
-    index: Annotated[bool, Parameter(show_default=False)] = False,
+    index: bool = False,
     data: Path | None = None,
-    force: Annotated[bool, Parameter(show_default=False)] = False,
+    force: bool = False,
 ) -> None:
     """Write the encoder, the item table and the ids of a run, and compare them with it.
 

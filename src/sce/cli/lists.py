@@ -5,18 +5,20 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+from cyclopts import Parameter
 from numpy.typing import NDArray
 
 from sce.cli import say
 from sce.data.columns import ITEM, TitleColumns
 from sce.data.formats import COMPRESSIONS, ENDINGS, choose_format
 from sce.data.lines import name_of, read_lines
+from sce.data.requests import Id
 from sce.data.titles import given_titles, match_titles, tell_titles
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, needing
 from sce.units import plural
 
-Id = int | str
+MAY_BE_STDIN = Parameter(allow_leading_hyphen=True)
 
 
 def read_items(path: Path | None, option: str, column: str | None = None) -> list[Id] | None:

@@ -65,7 +65,7 @@ def plan(
     chunk_size: int = 1024,
     memory: str | None = None,
     gpus: int = 1,
-    as_json: Annotated[bool, Parameter(name="--json", show_default=False)] = False,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> None:
     """Predict the peak memory of training with each loss, and say what fits on a GPU.
 
@@ -155,7 +155,7 @@ def _as_dict(found: MemoryPlan) -> dict[str, object]:
         "most_sequences": most_sequences(found.job),
         "largest_bucket_size_y": found.largest_bucket,
         "largest_dim": found.largest_dim,
-        "calibration": {"source": ERROR.source, "largest_error": ERROR.largest},
+        "calibration": {"source": ERROR["source"], "largest_error": ERROR["largest"]},
     }
 
 
@@ -183,8 +183,7 @@ def _show(found: MemoryPlan, rank: RankPlan | None, advice: list[tuple[str, str]
 
 
 def _closing_lines(found: MemoryPlan, wide: bool) -> Iterator[tuple[str, str]]:
-    job, options = found.job, found.job.options
-    mean = job.length if job.mean_length is None else job.mean_length
+    job, options, mean = found.job, found.job.options, found.job.mean_events
     shape = (f"{name} {getattr(job.backbone, name)}" for name in _shape_of(job.backbone)[:-1])
     batch = f"{job.batch:,} sequences of up to {job.length:,} events, {mean:,.4g} on average"
     losses = f"{options['n_negatives']:,} negatives; chunks of {options['chunk_size']:,} items"
@@ -212,9 +211,9 @@ def _closing_lines(found: MemoryPlan, wide: bool) -> Iterator[tuple[str, str]]:
         plain = f"with {job.backbone.dim:,} it runs in plain PyTorch"
         most = f"of sce take up to {MAX_DIM} dimensions"
         yield "kernels", f"{most}: {plain}, which is slower and counted here"
-    off = f"{ERROR.mean:.1%} on average and {ERROR.largest:.1%} at most"
-    sizes = f"on {ERROR.sizes} sizes of transformers the peak was off by {off}"
-    yield "numbers", f"{ERROR.source}; {sizes}"
+    off = f"{ERROR['mean']:.1%} on average and {ERROR['largest']:.1%} at most"
+    sizes = f"on {ERROR['sizes']} sizes of transformers the peak was off by {off}"
+    yield "numbers", f"{ERROR['source']}; {sizes}"
 
 
 def _next(found: MemoryPlan, data: Path | None, length: int | None) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ from cyclopts import Parameter
 
 from sce import __version__
 from sce.cli import say
-from sce.cli.lists import read_items, titles_for
+from sce.cli.lists import MAY_BE_STDIN, read_items, titles_for
 from sce.cli.rows import Format, open_rows
 from sce.data.lines import STDIN, name_of, parse_line, read_lines
 from sce.data.prepared import MANIFEST, PreparedDataset
@@ -43,7 +43,6 @@ _SAVED_EVERY = 2048  # users, or more
 _SAVED_AFTER = 10.0  # seconds, if so many users take longer
 T = TypeVar("T")
 _MEMBERS = {"user_id", "history", "k", "keep_seen", "allow", "block", "times"}
-_MAY_BE_STDIN = Parameter(allow_leading_hyphen=True)
 
 
 def recommend(
@@ -51,20 +50,20 @@ def recommend(
     /,
     *,
     users: Annotated[tuple[str, ...] | None, Parameter(consume_multiple=True)] = None,
-    users_file: Annotated[Path | None, _MAY_BE_STDIN] = None,
-    histories: Annotated[Path | None, _MAY_BE_STDIN] = None,
+    users_file: Annotated[Path | None, MAY_BE_STDIN] = None,
+    histories: Annotated[Path | None, MAY_BE_STDIN] = None,
     data: Path | None = None,
     titles: Path | None = None,
     titles_columns: tuple[str, str] | None = None,
     k: Annotated[int, Parameter(name=["-k", "--k"])] = 10,
     out: Path | None = None,
     format: Format | None = None,  # noqa: A002 - the name of the option
-    keep_seen: Annotated[bool, Parameter(show_default=False)] = False,
-    allow: Annotated[Path | None, _MAY_BE_STDIN] = None,
-    block: Annotated[Path | None, _MAY_BE_STDIN] = None,
+    keep_seen: bool = False,
+    allow: Annotated[Path | None, MAY_BE_STDIN] = None,
+    block: Annotated[Path | None, MAY_BE_STDIN] = None,
     device: str = "auto",
     batch_size: int = BATCH_SIZE,
-    force: Annotated[bool, Parameter(show_default=False)] = False,
+    force: bool = False,
 ) -> None:
     """Recommend items: columns user_id, item_id, score, rank (from 1), source, and title if known.
 

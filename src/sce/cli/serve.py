@@ -42,7 +42,7 @@ def serve(
     allow: Path | None = None,
     block: Path | None = None,
     index: Annotated[bool | None, Parameter(negative="--no-index")] = None,
-    watch: Annotated[bool, Parameter(show_default=False)] = False,
+    watch: bool = False,
     token_file: Path | None = None,
     batch: int = 64,
     queue: int = 512,

@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from sce.cli import say
-from sce.cli.lists import read_items, titles_for
+from sce.cli.lists import MAY_BE_STDIN, read_items, titles_for
 from sce.cli.rows import Format, open_rows
 from sce.data.columns import ITEM
 from sce.data.lines import STDIN
@@ -15,22 +15,20 @@ from sce.errors import InputError
 from sce.recommend import Recommender
 from sce.units import plural
 
-_MAY_BE_STDIN = Parameter(allow_leading_hyphen=True)
-
 
 def similar(
     run: Annotated[Path, Parameter(name="RUN")],
     /,
     *items: Annotated[str, Parameter(name="ITEM", required=True)],
     k: Annotated[int, Parameter(name=["-k", "--k"])] = 10,
-    allow: Annotated[Path | None, _MAY_BE_STDIN] = None,
-    block: Annotated[Path | None, _MAY_BE_STDIN] = None,
+    allow: Annotated[Path | None, MAY_BE_STDIN] = None,
+    block: Annotated[Path | None, MAY_BE_STDIN] = None,
     out: Path | None = None,
     format: Format | None = None,  # noqa: A002 - the name of the option
     titles: Path | None = None,
     titles_columns: tuple[str, str] | None = None,
     device: str = "auto",
-    force: Annotated[bool, Parameter(show_default=False)] = False,
+    force: bool = False,
 ) -> None:
     """Name similar items: columns item_id, similar_id, score (a cosine), rank, title if known.
 

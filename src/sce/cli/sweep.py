@@ -16,7 +16,6 @@ from sce.experiments.spec import PlannedRun, join_plans, load_sweep, make_plan, 
 from sce.experiments.store import FAILED, FINISHED, Sweep, SweepDirectory, can_resume, read_rows
 from sce.units import parse_duration, plural, show_duration
 
-_FLAG = Annotated[bool, Parameter(show_default=False)]
 _SEVERAL = Parameter(consume_multiple=True)
 _PATIENCE = 15.0  # seconds that runs of an earlier sweep get to save
 _NOTHING = 1  # exit code: no run finished
@@ -32,9 +31,9 @@ def sweep(
     time_budget: str | None = None,
     seeds: Annotated[list[int] | None, _SEVERAL] = None,
     over: Annotated[list[str] | None, Parameter(name="--set", consume_multiple=True)] = None,
-    retry_failed: _FLAG = False,
-    keep_weights: _FLAG = False,
-    dry_run: _FLAG = False,
+    retry_failed: bool = False,
+    keep_weights: bool = False,
+    dry_run: bool = False,
 ) -> int:
     """Train with every combination of settings, each in a fresh process, and keep a row of each.
 

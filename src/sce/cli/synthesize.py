@@ -4,9 +4,7 @@ import math
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any
 
 from sce.cli import telling
 from sce.data.columns import ITEM, TIME, USER
@@ -29,7 +27,7 @@ def synthesize(
     seed: int = 0,
     mean_events: float = 40.0,
     titles: Path | None = None,
-    force: Annotated[bool, Parameter(show_default=False)] = False,
+    force: bool = False,
 ) -> None:
     """Write a synthetic log of interactions with popular items and sequences worth learning.
 

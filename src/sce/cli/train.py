@@ -103,7 +103,6 @@ def _show_default(value: object) -> str:
 
 
 _USUAL = (DEFAULT_LOSS, str(EXACT_LOSS["loss"]["name"]))  # losses that are chosen unasked
-_FLAG = Annotated[bool, Parameter(show_default=False)]
 
 
 def train(  # noqa: D417 - the settings document themselves
@@ -117,8 +116,8 @@ def train(  # noqa: D417 - the settings document themselves
     config: Path | None = None,
     start_from: Annotated[Path | None, Parameter(name="--from")] = None,
     like: Path | None = None,
-    resume: _FLAG = False,
-    force: _FLAG = False,
+    resume: bool = False,
+    force: bool = False,
 ) -> int:
     """Train a model on a prepared dataset, and measure it on the test users.
 

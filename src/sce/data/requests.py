@@ -13,7 +13,8 @@ from sce.errors import InputError, show_value
 from sce.units import plural
 
 Id = int | str
-Codes = NDArray[np.int64]
+Codes = NDArray[np.integer[Any]]
+NONE: NDArray[np.int64] = np.empty(0, np.int64)
 Listed = Iterable[Id] | None  # None: nothing is said
 SHOWN = 3  # in a repr or a message
 
@@ -83,15 +84,30 @@ class Recommended:
         return np.arange(1, len(self.items) + 1)
 
 
-class Read(NamedTuple):
+class Query(NamedTuple):
     """A request in codes, and the ids that are not in the catalogue."""
 
     history: Codes
-    allow: Codes | None  # None: all
-    block: Codes
-    times: NDArray[np.int32] | None  # seconds since the first event; None: all of one moment
-    unknown: tuple[Id, ...]  # of the history
-    unlisted: tuple[Id, ...]  # of allow and block
+    k: int
+    keep_seen: bool
+    allow: Codes | None = None  # None: all
+    block: Codes = NONE
+    times: Codes | None = None  # seconds since the first event; None: all of one moment
+    unknown: tuple[Id, ...] = ()  # of the history
+    unlisted: tuple[Id, ...] = ()  # of allow and block
+
+    @property
+    def hidden(self) -> Codes:
+        """Items that are not to be ranked."""
+        return self.block if self.keep_seen else np.concatenate([self.block, self.history])
+
+    def answer(
+        self, items: list[Id], scores: NDArray[np.float32], titles: Any = None, *, popular: bool
+    ) -> Recommended:
+        """What was found for it; for an empty history, what is `popular` if that is known."""
+        known, facts = len(self.history), (self.unknown, self.k, self.unlisted, titles)
+        source: Any = "popular" if popular and not known else "model"
+        return Recommended(items, scores, known, *facts, source)
 
 
 def list_request(one: Request) -> list[list[Id]]:
@@ -105,16 +121,23 @@ def list_request(one: Request) -> list[list[Id]]:
 
 
 def look_up(
-    item_ids: Vocabulary, requests: Sequence[Request], listed: Sequence[Sequence[Sequence[Id]]]
-) -> list[Read]:
-    """Look up requests, of which `list_request` gave the lists; one search for all of them."""
+    item_ids: Vocabulary,
+    requests: Sequence[Request],
+    listed: Sequence[Sequence[Sequence[Id]]],
+    k: int = 10,
+    keep_seen: bool = False,
+) -> list[Query]:
+    """Look up requests, of which `list_request` gave the lists; one search for all of them.
+
+    `k` and `keep_seen` are for those that do not say.
+    """
     flat = [*chain.from_iterable(listed)]
     codes = item_ids.lookup([*chain.from_iterable(flat)])
     ends = np.cumsum([len(ids) for ids in flat])
     parts = [codes[end - len(ids) : end] for ids, end in zip(flat, ends.tolist(), strict=True)]
     # Few have unknown ids, and numpy takes long for many short arrays: these are found together.
     holed = {*np.searchsorted(ends[2::3], np.flatnonzero(codes < 0), "right").tolist()}
-    read = []
+    queries = []
     for number, one in enumerate(requests):
         history, allow, block = found = parts[3 * number : 3 * number + 3]
         times = None if one.times is None else since_first(one.times)[history >= 0]
@@ -125,9 +148,12 @@ def look_up(
                 for ids, some in zip(listed[number], found, strict=True)
             ]
             history, allow, block = (some[some >= 0] for some in found)
+        depth = k if one.k is None else one.k
+        seen = keep_seen if one.keep_seen is None else one.keep_seen
         allowed = None if one.allow is None else allow
-        read.append(Read(history, allowed, block, times, missing[0], missing[1] + missing[2]))
-    return read
+        query = Query(history, depth, seen, allowed, block, times)
+        queries.append(query._replace(unknown=missing[0], unlisted=missing[1] + missing[2]))
+    return queries
 
 
 def list_ids(given: Any, where: str, *, ordered: bool = True) -> list[Id]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sce.data.batches import PADDING
+from sce.data.requests import NONE, Codes, Query
 from sce.evaluation.ranking import (
     NOTHING,
     Ranker,
@@ -30,21 +31,8 @@ from sce.evaluation.ranking import (
 _GATHERED_SHARE = 0.5
 _NORMS_AT_ONCE = 1 << 16
 
-Codes = NDArray[np.integer[Any]]
-NONE: NDArray[np.int64] = np.empty(0, np.int64)
 T = TypeVar("T")
 Found = tuple[NDArray[np.int64], NDArray[np.float32]]  # items and scores, best first
-
-
-class Query(NamedTuple):
-    """What is to be ranked for one history, which is not empty."""
-
-    history: Codes
-    k: int
-    keep_seen: bool
-    allow: Codes | None = None  # None: all
-    block: Codes = NONE
-    times: Codes | None = None  # seconds, of each event; None: all at once
 
 
 class ItemFilter(NamedTuple):
@@ -99,7 +87,7 @@ class ItemFilter(NamedTuple):
 def rank_queries(
     model: Ranker, queries: Sequence[Query], among: ItemFilter, norm: Tensor, batch_size: int
 ) -> list[Found]:
-    """The best items of queries, among those that may be ranked for all of them.
+    """The best items of queries, of which no history is empty, among those for all of them.
 
     They are ranked in batches, but the states are computed together: `last_states` computes as many
     as the device is busy with, though a batch has fewer. Where a model takes histories of any
@@ -116,10 +104,7 @@ def rank_queries(
     for rows in (some for group in alike.values() for some in _cut(group, batch_size)):
         k, allow = queries[rows[0]].k, queries[rows[0]].allow
         some = among if allow is None else among.narrow(len(catalogue), allow)
-        never = [
-            query.block if query.keep_seen else np.concatenate([query.history, query.block])
-            for query in (queries[row] for row in rows)
-        ]
+        never = [queries[row].hidden for row in rows]
         ranking = some.rank(states[rows], catalogue, k, seen=_pairs(never, states), norm=norm)
         for row, one in zip(rows, split_ranking(ranking), strict=True):
             found[row] = one

@@ -9,7 +9,6 @@ from sce.errors import InputError, show_value
 from sce.serving.users import OfUser
 
 _KNOWN = {"user", "history", "k", "allow", "block", "keep_seen", "times"}
-Asked = Request | OfUser
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Limits:
                 raise InputError(f"--limits.{name} must be at least 1; got {value}")
 
 
-def read_requests(body: bytes, limits: Limits) -> tuple[list[Asked], bool]:
+def read_requests(body: bytes, limits: Limits) -> tuple[list[Request], bool]:
     """The requests in a body of JSON: one, or a list of them (True)."""
     try:
         given = json.loads(body)
@@ -53,7 +52,7 @@ def read_requests(body: bytes, limits: Limits) -> tuple[list[Asked], bool]:
             found.append(read_request(one, limits))
         except InputError as error:
             raise InputError(f"request {number}: {error}") from None
-    wanted = sum((one.request if isinstance(one, OfUser) else one).k or 0 for one in found)
+    wanted = sum(one.k or 0 for one in found)
     if wanted > limits.items:
         raise InputError(
             f"a list asks for up to {limits.items:,} items in all (--limits.items); got {wanted:,}"
@@ -61,7 +60,7 @@ def read_requests(body: bytes, limits: Limits) -> tuple[list[Asked], bool]:
     return found, True
 
 
-def read_request(given: Any, limits: Limits) -> Asked:
+def read_request(given: Any, limits: Limits) -> Request:
     """One request, checked."""
     if not isinstance(given, dict):
         raise InputError(
@@ -90,9 +89,8 @@ def read_request(given: Any, limits: Limits) -> Asked:
         check_times(times, given.get("history", ()))
     if not isinstance(keep_seen := given.get("keep_seen", False), bool):
         raise InputError(f"keep_seen is true or false; got {show_value(keep_seen)}")
-    wishes = {name: value for name, value in given.items() if name != "user"}
-    request = Request(**{"history": (), **wishes, "k": read_k(given.get("k", 10), limits)})
-    return OfUser(given["user"], request) if "user" in given else request
+    kind = OfUser if "user" in given else Request
+    return kind(**given | {"k": read_k(given.get("k", 10), limits)})
 
 
 def read_k(given: Any, limits: Limits) -> int:

@@ -5,7 +5,6 @@ all compute, the next batch gathers: nobody waits for company.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
@@ -29,22 +28,16 @@ class Batcher(Generic[Work]):
         threads: int = 1,
         on_batch: Callable[[int], object] = lambda size: None,
     ) -> None:
-        """Make an empty queue.
+        """Make an empty queue, with room for so many works; at most so many are a batch.
 
-        Args:
-            compute: From works to their results; a result that is an exception is raised.
-            most: Works computed at once.
-            room: Works that may wait.
-            threads: Batches computed at the same time.
-            on_batch: Told the size of every batch.
+        A result that is an exception is raised. `on_batch` is told the size of every batch.
         """
         self.compute, self.most, self.room = compute, most, room
         self.threads, self.on_batch = threads, on_batch
-        self._waiting: deque[tuple[Work, asyncio.Future[Any]]] = deque()
-        self._wake = asyncio.Event()
+        self._waiting: asyncio.Queue[tuple[Work, asyncio.Future[Any]]] = asyncio.Queue()
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return self._waiting.qsize()
 
     async def do(self, works: Sequence[Work]) -> list[Any]:
         """Results of works, in their order.
@@ -56,8 +49,8 @@ class Batcher(Generic[Work]):
             raise OverloadError
         loop = asyncio.get_running_loop()
         results = [loop.create_future() for _ in works]
-        self._waiting.extend(zip(works, results, strict=True))
-        self._wake.set()
+        for pair in zip(works, results, strict=True):
+            self._waiting.put_nowait(pair)
         try:
             return [await result for result in results]
         finally:  # of one that was given up, the others are not computed either
@@ -71,14 +64,12 @@ class Batcher(Generic[Work]):
 
     async def _run_in(self, pool: ThreadPoolExecutor) -> None:
         loop = asyncio.get_running_loop()
-        while await self._wake.wait():
-            batch: list[tuple[Work, asyncio.Future[Any]]] = []
-            while self._waiting and len(batch) < self.most:
-                if not self._waiting[0][1].done():
-                    batch.append(self._waiting[0])
-                self._waiting.popleft()
+        while True:
+            batch = [await self._waiting.get()]
+            while len(self) and len(batch) < self.most:
+                batch.append(self._waiting.get_nowait())
+            batch = [(work, result) for work, result in batch if not result.done()]
             if not batch:
-                self._wake.clear()
                 continue
             self.on_batch(len(batch))
             works = [work for work, _ in batch]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from sce.data.prepared import MANIFEST as PREPARED
+from sce.data.prepared import PreparedDataset
 from sce.data.requests import Id, Recommended, Request
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
@@ -22,9 +23,9 @@ from sce.serving.engine import Engine
 from sce.serving.exported import MANIFEST
 from sce.serving.ranking import Codes
 from sce.serving.search import Search
-from sce.serving.users import NO_USERS, OfUser, Users
+from sce.serving.users import NO_USERS, OfUser, known_of, load_users
 
-Work = Request | OfUser | Callable[["Catalogue"], Any]
+Work = Request | Callable[["Catalogue"], Any]
 _OF_RUN = ("run.json", "best.safetensors")
 _LOOK = 0.2  # seconds between looks whether an export is still wanted
 Named = dict[str, Any]  # an item: its id, its title if it has one, its score
@@ -36,7 +37,7 @@ class Catalogue:
 
     engine: Engine
     search: Search
-    users: Users | None = None
+    users: PreparedDataset | None = None
     state: tuple[object, object] = (None, ())
     """That of its source before it was loaded: files that are replaced meanwhile have another."""
 
@@ -64,27 +65,19 @@ class Catalogue:
         except Exception as error:
             return error
 
-    def recommend(self, asked: Sequence[Request | OfUser]) -> list[dict[str, Any]]:
+    def recommend(self, asked: Sequence[Request]) -> list[dict[str, Any]]:
         """Answers to requests; never more items than there are."""
-        most = self.engine.n_items
-        found = self.engine.recommend(
-            [replace(one, k=min(one.k or 10, most)) for one in self._requests(asked)]
-        )
-        version = self.engine.version
+        users = [one.user for one in asked if isinstance(one, OfUser)]
+        if users and self.users is None:
+            raise InputError(NO_USERS)
+        timed, most, version = self.engine.uses_times, self.engine.n_items, self.engine.version
+        known = iter(known_of(self.users, users, times=timed) if self.users else ())
+        asked = [replace(one, **next(known)) if isinstance(one, OfUser) else one for one in asked]
+        found = self.engine.recommend([replace(one, k=min(one.k or 10, most)) for one in asked])
         return [
             {"items": items, "source": one.source, "known": one.known}
             | {"unknown": one.unknown, "ignored": one.unlisted, "version": version}
             for one, items in zip(found, self.named(found), strict=True)
-        ]
-
-    def _requests(self, asked: Sequence[Request | OfUser]) -> list[Request]:
-        """Requests with the histories of their users."""
-        users = [one.user for one in asked if isinstance(one, OfUser)]
-        if users and self.users is None:
-            raise InputError(NO_USERS)
-        known = iter(self.users.known(users, times=self.engine.uses_times) if self.users else ())
-        return [
-            replace(one.request, **next(known)) if isinstance(one, OfUser) else one for one in asked
         ]
 
     def similar(self, item: Id, k: int) -> list[Named]:
@@ -141,7 +134,7 @@ class Source:
         state = self.state()
         if not self.is_run:
             engine = Engine.load(self.path, index=self.index)
-            users = None if self.data is None else Users.load(self.data, engine.dataset)
+            users = None if self.data is None else load_users(self.data, engine.dataset)
             return self._catalogue(engine, users, state)
         users = self._users_of_run()  # which may be refused: before what takes long
         with TemporaryDirectory(prefix="sce-export-") as place:
@@ -174,18 +167,18 @@ class Source:
             raise InputError(lines[-1].removeprefix("sce: error: "))
 
     def _catalogue(
-        self, engine: Engine, users: Users | None, state: tuple[object, object]
+        self, engine: Engine, users: PreparedDataset | None, state: tuple[object, object]
     ) -> Catalogue:
         titles = self.read_titles(engine.item_ids)
         named = engine if titles is None else replace(engine, titles=titles)
         offered = self.read_offered(engine.item_ids)
         return replace(Catalogue.of(replace(named, offered=offered)), users=users, state=state)
 
-    def _users_of_run(self) -> Users | None:
+    def _users_of_run(self) -> PreparedDataset | None:
         """Those of its dataset; none if that is not where it was, unless it was given."""
         try:
             trained = json.loads((self.path / "run.json").read_bytes())["dataset"]
-            return Users.load(self.data or Path(trained["path"]), trained["content_hash"])
+            return load_users(self.data or Path(trained["path"]), trained["content_hash"])
         except InputError:
             if self.data is not None:
                 raise

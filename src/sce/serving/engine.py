@@ -19,19 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sce.data.popular import MostPopular
+from sce.data.requests import NONE, Query, Recommended, list_request, look_up
 from sce.data.requests import Id as Id
-from sce.data.requests import Read, Recommended, list_request, look_up
 from sce.data.requests import Request as Request
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, show_value
 from sce.serving.exported import MANIFEST, Exported, open_export
 from sce.serving.index import FROM, Index
-from sce.serving.onnx_graph import needed, onnx_encoder
+from sce.serving.onnx_graph import needed, onnx_function
 from sce.serving.ranking import Codes, Floats, rank, rescore, rounding, top_k, warm_up
 from sce.serving.screen import Screen, exact_here
 
 _SCREENED = 1 << 15  # items, from which on integers rule out most: below, all are scored sooner
-Times = NDArray[np.int32] | None  # seconds since the first event; None: all of one moment
 Encode = Callable[..., Floats]
 """From embedded histories [b, l, d], their lengths [b] and, if the model uses them, the times of
 events [b, l + 1] to states [b, d]."""
@@ -92,7 +91,7 @@ class Engine:
         if not name.endswith(".onnx"):
             raise InputError(f"{path} has {name}, which needs torch; export with --format onnx")
         try:
-            encode = onnx_encoder(exported.encoder, threads=threads)
+            encode = onnx_function(exported.encoder, threads=threads)
         except RuntimeError as error:
             raise MANIFEST.damaged(path, f"{name} cannot be read") from error
         if index and exported.graph is None:
@@ -156,7 +155,7 @@ class Engine:
         Raises:
             InputError: `recommend` raises it too, for all requests that are given together.
         """
-        k = _depth(request)
+        k = 10 if request.k is None else request.k
         if type(k) is not int or not 1 <= k <= self.n_items:
             raise InputError(
                 f"k is a whole number from 1 to {self.n_items:,}, the items of the catalogue; got "
@@ -166,17 +165,11 @@ class Engine:
 
     def recommend(self, requests: Sequence[Request]) -> list[Recommended]:
         """Recommend for histories; results are in the order of the requests."""
-        read = look_up(self.item_ids, requests, [self.check(one) for one in requests])
+        queries = look_up(self.item_ids, requests, [self.check(one) for one in requests])
+        found, popular = self._rank(queries), self._popular is not None
         return [
-            Recommended(
-                items=self.item_ids.decode(items),
-                scores=scores,
-                known=len(one.history),
-                unknown=one.unknown,
-                unlisted=one.unlisted,
-                source="model" if len(one.history) or self._popular is None else "popular",
-            )
-            for one, (items, scores) in zip(read, self._rank(requests, read), strict=True)
+            query.answer(self.item_ids.decode(items), scores, popular=popular)
+            for query, (items, scores) in zip(queries, found, strict=True)
         ]
 
     def similar(self, item: Id, k: int = 10) -> Recommended:
@@ -199,7 +192,9 @@ class Engine:
         order = np.lexsort((close, -exact))[:k]
         return Recommended(self.item_ids.decode(close[order]), exact[order], known=1)
 
-    def states(self, histories: Sequence[Codes], times: Sequence[Times] | None = None) -> Floats:
+    def states(
+        self, histories: Sequence[Codes], times: Sequence[Codes | None] | None = None
+    ) -> Floats:
         """States [b, d] after histories of catalogue indices, none of them empty.
 
         Those of like length are computed together. `times` are seconds of the events.
@@ -220,20 +215,15 @@ class Engine:
             states[rows] = self.encode(self.table[codes], lengths[rows], *more)
         return states
 
-    def _rank(
-        self, requests: Sequence[Request], read: Sequence[Read]
-    ) -> list[tuple[Codes, Floats]]:
-        """Rank the catalogue for all requests together, and lists of allowed items one by one."""
-        ranked = [(np.empty(0, np.int64), np.empty(0, np.float32)) for _ in requests]
-        hidden = [
-            one.block if request.keep_seen else np.concatenate([one.block, one.history])
-            for request, one in zip(requests, read, strict=True)
-        ]
-        filled = [row for row, one in enumerate(read) if len(one.history)]
-        given = [read[row].history for row in filled], [read[row].times for row in filled]
+    def _rank(self, queries: Sequence[Query]) -> list[tuple[Codes, Floats]]:
+        """Rank the catalogue for all queries together, and lists of allowed items one by one."""
+        ranked: list[tuple[Codes, Floats]] = [(NONE, np.empty(0, np.float32))] * len(queries)
+        hidden = [one.hidden for one in queries]
+        filled = [row for row, one in enumerate(queries) if len(one.history)]
+        given = [queries[row].history for row in filled], [queries[row].times for row in filled]
         states = dict(zip(filled, self.states(*given), strict=True))
-        for row, (request, one) in enumerate(zip(requests, read, strict=True)):
-            codes, k = one.allow, _depth(request)
+        for row, one in enumerate(queries):
+            codes, k = one.allow, one.k
             if codes is not None:
                 codes = np.setdiff1d(codes, hidden[row])
                 codes = codes if self.offered is None else codes[self._places[codes] >= 0]
@@ -241,14 +231,13 @@ class Engine:
                 if self._popular is not None:
                     ranked[row] = self._popular.best(k, kept=codes, masked=hidden[row])
             elif codes is not None and len(codes):
-                depth, nothing = np.array([k]), np.empty(0, np.int64)
                 ((places, scores),) = top_k(
-                    states[row][None], self.table[codes], depth, (nothing, nothing), self._norm
+                    states[row][None], self.table[codes], np.array([k]), (NONE, NONE), self._norm
                 )
                 ranked[row] = codes[places], scores
-        rows = [row for row in filled if read[row].allow is None]
+        rows = [row for row in filled if queries[row].allow is None]
         if rows:
-            depths = np.array([_depth(requests[row]) for row in rows], np.int64)
+            depths = np.array([queries[row].k for row in rows], np.int64)
             found = self._best(
                 np.stack([states[row] for row in rows]), depths, [hidden[row] for row in rows]
             )
@@ -260,30 +249,27 @@ class Engine:
         self, states: Floats, depths: Codes, hidden: Sequence[Codes]
     ) -> list[tuple[Codes, Floats]]:
         """The best of the catalogue for each state, given how many, and which not."""
-        near: list[Codes | None] = [None] * len(states)
-        if self.index is not None and self.offered is None:
-            near = self.index.near(states, depths, hidden)
-        all_ = [row for row, items in enumerate(near) if items is None]
-        found = dict(zip(all_, self._exact(states, depths, hidden, all_), strict=True))
-        of = [(row, items) for row, items in enumerate(near) if items is not None]
-        if of:
-            rows = np.repeat(np.arange(len(of)), [len(items) for _, items in of])
-            items, some = np.concatenate([items for _, items in of]), [row for row, _ in of]
-            scores = rescore(states[some], self.table, rows, items)
-            candidates = rows, items, scores
+        if self.index is None or self.offered is not None:
+            return self._exact(states, depths, hidden)
+        near = self.index.near(states, depths, hidden)
+        found, some = {}, [*near]
+        if near:
+            rows = np.repeat(np.arange(len(near)), [len(items) for items in near.values()])
+            items = np.concatenate([*near.values()])
+            candidates = rows, items, rescore(states[some], self.table, rows, items)
             ranked = rank(states[some], self.table, depths[some], candidates, self._norm)
-            found |= dict(zip(some, ranked, strict=True))
+            found = dict(zip(some, ranked, strict=True))
+        if rest := [row for row in range(len(states)) if row not in near]:
+            exact = self._exact(states[rest], depths[rest], [hidden[row] for row in rest])
+            found |= dict(zip(rest, exact, strict=True))
         return [found[row] for row in range(len(states))]
 
     def _exact(
-        self, states: Floats, depths: Codes, hidden: Sequence[Codes], rows: Sequence[int]
+        self, states: Floats, depths: Codes, hidden: Sequence[Codes]
     ) -> list[tuple[Codes, Floats]]:
-        """The best for some rows, out of all items."""
-        if not rows:
-            return []
-        states, depths, table = states[rows], depths[rows], self._shelf
-        of = np.repeat(np.arange(len(rows)), [len(hidden[row]) for row in rows])
-        flat = np.concatenate([hidden[row] for row in rows]), of
+        """The best out of all items."""
+        table, of = self._shelf, np.repeat(np.arange(len(states)), [len(one) for one in hidden])
+        flat = np.concatenate(hidden), of
         if self.offered is not None:
             places = self._places[flat[0]]
             flat = places[places >= 0], of[places >= 0]
@@ -295,10 +281,6 @@ class Engine:
         if self.offered is None:
             return best
         return [(self.offered[places], scores) for places, scores in best]
-
-
-def _depth(request: Request) -> int:
-    return 10 if request.k is None else request.k
 
 
 def one_core_a_call() -> None:

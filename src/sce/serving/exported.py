@@ -105,14 +105,8 @@ def add_items(
 ) -> dict[str, Any]:
     """Write an export with new items beside those of another, and the same encoder.
 
-    Args:
-        path: The export.
-        items: As those for a run: see `sce.training.new_items.add_items`.
-        out: The directory to write; that of the export too, if it is to be replaced.
-        force: Replace an export that is there.
-
-    Returns:
-        What was added: see `grow`.
+    Items are as those for a run: see `sce.training.new_items.add_items`. With `force` an export
+    that is there is replaced, also that of the path itself. Returns what was added: see `grow`.
     """
     exported = open_export(path)
     if exported.graph is not None:

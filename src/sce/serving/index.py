@@ -9,7 +9,6 @@ with 12 links, where this finds 74 %.)
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,19 +53,16 @@ class Index:
 
     @classmethod
     def read(cls, data: bytes, effort: int) -> "Index":
-        """What was saved."""
+        """A graph of which these are the bytes."""
         return cls(needed("voyager", "index").Index.load(BytesIO(data)), effort)
 
-    def save(self, file: Path) -> None:
-        """Write the graph."""
-        file.write_bytes(self.graph.as_bytes())
+    def near(self, states: Floats, depths: Codes, hidden: Sequence[Codes]) -> dict[int, Codes]:
+        """Items of large products with states, by row; none of them hidden.
 
-    def near(self, states: Floats, depths: Codes, hidden: Sequence[Codes]) -> list[Codes | None]:
-        """Items of large products with each state, none of them hidden.
-
-        None where fewer are found than are wanted, or so many are that scoring all is no slower.
+        Without the rows of which fewer are found than are wanted, or so many are wanted that
+        scoring all is no slower.
         """
-        found: list[Codes | None] = [None] * len(states)
+        found: dict[int, Codes] = {}
         wanted = depths + [len(codes) for codes in hidden]
         rows = np.flatnonzero(wanted <= min(_MOST, len(self.graph)))
         if not len(rows):
@@ -83,5 +79,6 @@ class Index:
             return found
         for row, near in zip(rows.tolist(), items.astype(np.int64), strict=True):
             left = near[~np.isin(near, hidden[row])]
-            found[row] = left if len(left) >= depths[row] else None
+            if len(left) >= depths[row]:
+                found[row] = left
         return found

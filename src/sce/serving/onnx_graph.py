@@ -8,7 +8,6 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from sce.errors import needing
@@ -17,7 +16,7 @@ INT8, INT32, INT64 = 3, 6, 7  # ONNX's numbers of types
 _TYPES = {"int8": INT8, "int64": INT64}
 _OPSET, _IR = 18, 8
 
-Run = Callable[[NDArray[Any]], NDArray[Any]]
+Run = Callable[..., NDArray[Any]]
 Tensor = tuple[str, int, int]  # name, type, and width: it is [any, width]
 
 
@@ -49,13 +48,7 @@ class Graph:
         parts = [*self._parts, _field(2, "graph"), _field(11, _tensor(*given))]
         graph = b"".join([*parts, _field(12, _tensor(*made))])
         model = _field(1, _IR) + _field(8, _field(1, "") + _field(2, _OPSET)) + _field(7, graph)
-        session = make_session(model)
-
-        def run(array: NDArray[Any]) -> NDArray[Any]:
-            found: NDArray[Any] = session.run(None, {given[0]: array})[0]
-            return found
-
-        return run
+        return onnx_function(model)
 
     def _name(self) -> str:
         return f"n{len(self._parts)}"
@@ -83,28 +76,24 @@ def _tensor(name: str, kind: int, width: int) -> bytes:
     return _field(1, name) + _field(2, _field(1, _field(1, kind) + _field(2, shape)))
 
 
-def make_session(model: bytes, *, threads: int = 1) -> Any:
-    """A session of onnxruntime, which from 1.29 on would else report to its makers."""
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read when it is imported
+def onnx_function(model: bytes, *, threads: int = 1) -> Run:
+    """The function of arrays that a model computes, of one result."""
+    # Read when it is imported: from 1.29 on it would else report to its makers.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     onnxruntime = needed("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     # Threads that wait busily would take the cores from numpy, which ranks between two batches.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-
-
-def onnx_encoder(model: bytes, *, threads: int = 1) -> Callable[..., NDArray[np.float32]]:
-    """The encoder in an ONNX file."""
-    session = make_session(model, threads=threads)
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
 
-    def encode(*given: NDArray[Any]) -> NDArray[np.float32]:
-        states: NDArray[np.float32]
-        (states,) = session.run(None, dict(zip(names, given, strict=True)))
-        return states
+    def run(*given: NDArray[Any]) -> NDArray[Any]:
+        found: NDArray[Any]
+        (found,) = session.run(None, dict(zip(names, given, strict=True)))
+        return found
 
-    return encode
+    return run
 
 
 def needed(module: str, extra: str = "serve") -> Any:

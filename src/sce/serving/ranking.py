@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
-Codes = NDArray[np.int64]
+Codes = NDArray[np.integer[Any]]
 Candidates = tuple[Codes, Codes, Floats]
 """Flat rows, items and scores."""
 

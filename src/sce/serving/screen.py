@@ -47,10 +47,7 @@ class Screen:
     ) -> Candidates | None:
         """All items that can be among the best of each state; None if too many can.
 
-        Args:
-            states: [b, d].
-            depths: Items wanted for each row, [b].
-            hidden: Items never to be ranked: flat items, and the row of each.
+        The arguments are those of `top_k`.
         """
         places, norms = self.n_groups - depths, np.linalg.norm(states, axis=1)
         if places.min() < 0 or not np.isfinite(norms).all():

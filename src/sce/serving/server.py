@@ -21,8 +21,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sce import __version__
+from sce.data.requests import Request as Asked
 from sce.errors import InputError, show_value
-from sce.serving.asking import Asked, Limits, read_k, read_requests
+from sce.serving.asking import Limits, read_k, read_requests
 from sce.serving.batching import Batcher, OverloadError
 from sce.serving.catalogue import Catalogue, Source, Work
 from sce.serving.metrics import Metrics
@@ -189,7 +190,7 @@ class Service:
         found = await self.batcher.do(asked)
         if many:
             return _json({"results": found})
-        strange = not isinstance(asked[0], OfUser) and asked[0].history  # ids of another catalogue
+        strange = asked[0].history  # ids of another catalogue
         if not found[0]["known"] and (strange or found[0]["source"] == "model"):
             raise HTTPException(422, _why_nothing(asked[0]))
         return _json(found[0])

@@ -1,6 +1,6 @@
 """Users of the log, by their own ids: what they have had, from the dataset of the run."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,33 +21,28 @@ _OTHER = (
 
 
 @dataclass(frozen=True)
-class OfUser:
-    """A request for a user of the log."""
+class OfUser(Request):
+    """A request for a user of the log, whose history is looked up."""
 
-    user: Id
-    request: Request
-    """What is asked for, without a history."""
+    history: Iterable[Id] = ()
+    user: Id = ""
 
 
-@dataclass(frozen=True)
-class Users:
-    """Whole histories of users, memory-mapped."""
+def load_users(path: Path, content: str | None) -> PreparedDataset:
+    """Open the dataset that an export's run was trained on, given the hash of its content."""
+    dataset = PreparedDataset.load(path)
+    dataset.check_content(content, "what is served", _OTHER)
+    return dataset
 
-    dataset: PreparedDataset
 
-    @classmethod
-    def load(cls, path: Path, content: str | None) -> "Users":
-        """Open the dataset that an export's run was trained on, given the hash of its content."""
-        dataset = PreparedDataset.load(path)
-        dataset.check_content(content, "what is served", _OTHER)
-        return cls(dataset)
-
-    def known(self, users: Sequence[Id], *, times: bool) -> list[dict[str, Any]]:
-        """The history of each user, of a `Request`, and its times; none of one not in the log."""
-        codes = self.dataset.all_users.lookup(users)
-        found, seconds = self.dataset.histories(codes), [None] * len(users)
-        if times:
-            seconds = [some.tolist() for some in self.dataset.histories(codes, "times")]
-        ids = iter(self.dataset.item_ids.decode(np.concatenate([*found, np.empty(0, np.int32)])))
-        pairs = zip(found, seconds, strict=True)
-        return [{"history": [next(ids) for _ in events], "times": at} for events, at in pairs]
+def known_of(
+    dataset: PreparedDataset, users: Sequence[Id], *, times: bool
+) -> Iterator[dict[str, Any]]:
+    """The history of each user, of a `Request`, and its times; none of one not in the log."""
+    codes = dataset.all_users.lookup(users)
+    found, seconds = dataset.histories(codes), [None] * len(users)
+    if times:
+        seconds = [some.tolist() for some in dataset.histories(codes, "times")]
+    ids = iter(dataset.item_ids.decode(np.concatenate([*found, np.empty(0, np.int32)])))
+    for events, at in zip(found, seconds, strict=True):
+        yield {"history": [next(ids) for _ in events], "times": at}
