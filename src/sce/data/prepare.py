@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, TypedDict, Unpack, get_type_hints
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, get_type_hints
 
 import numpy as np
 
@@ -171,59 +171,83 @@ def prepare(
         from sce.data.survey import find_partitions
 
     titles = given_titles(given.pop("titles", None), given.pop("titles_columns", None))
-    with atomic_directory(Path(out), replace=exists) as directory:
-        with TemporaryDirectory(dir=directory) as scratch:
-            log: Parts[Interactions]
-            pairs: Parts[Pairs] = []
-            if memory is None and not partitions:
-                log = [read_interactions(source, report=report, **given)]
-                dropped = log[0].dropped
-            else:
-                files = find_partitions(source) if partitions else source
+    recipe = _Recipe(columns, ties, seed or 0, filters, report, _SPLITS[split], temporal)
+    if memory is None and not partitions:
+        parts = [read_interactions(source, report=report, **given)]
+        in_memory: list[Pairs] = []
+        sequences, description = recipe.follow(parts, in_memory, parts[0].dropped)
+        parts.clear()
+        if titles is not None:
+            description["titles"] = match_titles(titles, sequences.item_ids)
+        report(f"writing {out}")
+        dataset = sequences.save(out, **description, force=force)
+    else:
+        files = find_partitions(source) if partitions else source
+        with atomic_directory(Path(out), replace=exists) as directory:
+            with TemporaryDirectory(dir=directory) as scratch:
                 some = min(_MEMORY, (free_memory() or 2 * _MEMORY) // 2)
                 budget = some if memory is None else parse_size(memory)
                 log, dropped = read_parts(files, Path(scratch), budget, report=report, **given)
-                pairs = DiskList(Path(scratch, "pairs"), dict, dict)
-            order = _describe_order(log, by_row, ties, seed or 0)
-            steps = [tally_parts("read", log)]
-            report(f"filtering {steps[0].interactions:,} interactions")
-            if dropped:
-                steps.insert(0, Tally("rows without user, item or time: left out", 0, 0, dropped))
-            known = {role: name for role, name in columns._asdict().items() if name is not None}
-            settings = filters | ({"columns": known} if known else {})
-            if filters.pop("drop_repeats"):
-                for number in range(len(log)):
-                    log[number] = drop_repeats(log[number])
-                steps.append(tally_parts("first interaction of each user with each item", log))
-            everyone = log.copy()
-            keep_active_parts(log, pairs, **filters, report=steps.append)
-            report(f"splitting {sum(map(len, log)):,} interactions")
-            kept = {"everyone": everyone, "directory": directory, "times": not by_row}
-            sequences = _SPLITS[split](log, **temporal, **kept)
-            del log, everyone, kept  # a log in memory is not needed any more
-        matched = None if titles is None else match_titles(titles, sequences.item_ids)
-        report(f"writing {out}")
-        told: Any = {"settings": settings, "steps": steps, "order": order, "titles": matched}
-        dataset = sequences.save(out, **told, directory=directory)
-    dataset = replace(dataset, path=Path(out))
+                pairs: DiskList[Pairs] = DiskList(Path(scratch, "pairs"), dict, dict)
+                sequences, description = recipe.follow(log, pairs, dropped, directory)
+            if titles is not None:
+                description["titles"] = match_titles(titles, sequences.item_ids)
+            report(f"writing {out}")
+            dataset = sequences.save(out, **description, directory=directory)
+        dataset = replace(dataset, path=Path(out))
     for text in remarks(dataset).values():
         warnings.warn(text, PrepareWarning, stacklevel=2)
     return dataset
 
 
-def _describe_order(log: Parts[Interactions], by_row: bool, ties: str, seed: int) -> dict[str, Any]:
-    """Shuffle ties, if wanted; what is kept of the order that was found."""
-    found = describe_order(log)
-    if ties == "shuffle":
-        shuffle_ties(log, seed)
-    return {
-        "by": "rows" if by_row else "time",
-        "ties": ties,
-        "seed": seed if ties == "shuffle" else None,
-        "found": found,
-        "warning": order_warning(found, ties=ties),
-        "duplicates": sum(map(count_duplicates, log)),
-    }
+class _Recipe(NamedTuple):
+    """How a log is filtered and split."""
+
+    columns: Columns
+    ties: str
+    seed: int
+    filters: dict[str, Any]
+    report: Callable[[str], None]
+    divide: Callable[..., splitting.Split]
+    temporal: dict[str, Any]
+
+    def follow(
+        self,
+        parts: Parts[Interactions],
+        pairs: Parts[Pairs],
+        dropped: int,
+        directory: Path | None = None,
+    ) -> tuple[splitting.Split, dict[str, Any]]:
+        """Filter and split a log, all of its parts; and what `Split.save` wants to know of it."""
+        columns, ties, seed, filters, report, divide, temporal = self
+        found = describe_order(parts)
+        warning = order_warning(found, ties=ties)
+        if ties == "shuffle":
+            shuffle_ties(parts, seed)
+        order = {
+            "by": "rows" if columns.time == NO_TIME else "time",
+            "ties": ties,
+            "seed": seed if ties == "shuffle" else None,
+            "found": found,
+            "warning": warning,
+            "duplicates": sum(map(count_duplicates, parts)),
+        }
+        steps = [tally_parts("read", parts)]
+        report(f"filtering {steps[0].interactions:,} interactions")
+        if dropped:
+            steps.insert(0, Tally("rows without user, item or time: left out", 0, 0, dropped))
+        named_ones = {role: name for role, name in columns._asdict().items() if name is not None}
+        settings = {**filters, **({"columns": named_ones} if named_ones else {})}
+        if filters.pop("drop_repeats"):
+            for number, part in enumerate(parts):
+                parts[number] = drop_repeats(part)
+            steps.append(tally_parts("first interaction of each user with each item", parts))
+        everyone = parts.copy()
+        keep_active_parts(parts, pairs, **filters, report=steps.append)
+        report(f"splitting {sum(map(len, parts)):,} interactions")
+        kept: Any = {"everyone": everyone, "directory": directory, "times": order["by"] == "time"}
+        sequences = divide(parts, **temporal, **kept)
+        return sequences, {"settings": settings, "steps": steps, "order": order}
 
 
 def remarks(dataset: PreparedDataset) -> dict[str, str]:
