@@ -16,7 +16,6 @@ from sce.data.filtering import Pairs, drop_repeats, keep_active_parts
 from sce.data.formats import FORMATS
 from sce.data.interactions import DiskList, Interactions, Parts, Tally, tally_parts
 from sce.data.order import count_duplicates, describe_order, order_warning, shuffle_ties
-from sce.data.popular import count_items
 from sce.data.prepared import FEW_USERS, PreparedDataset, Sequences, check_target
 from sce.data.storage import atomic_directory
 from sce.data.titles import given_titles, match_titles
@@ -295,7 +294,9 @@ def _missing_ids(dataset: PreparedDataset) -> Iterator[str]:
             if role == "user":
                 events = int(train.lengths[train.users == code].sum())
             else:
-                events = int(count_items(train.items, dataset.n_items)[code])
+                starts = range(0, len(train.items), _EVENTS_AT_ONCE)
+                parts = (train.items[start : start + _EVENTS_AT_ONCE] for start in starts)
+                events = sum(int((part == code).sum()) for part in parts)
             yield f"the {role} {name!r} ({plural(events, 'training event')})"
 
 
