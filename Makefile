@@ -48,7 +48,9 @@ serve: $(STAMP) demo/export/export.json
 	@(sleep 3; $(BIN)/python -m webbrowser -t http://localhost:8000 > /dev/null 2>&1 < /dev/null || true) &
 	$(BIN)/sce serve demo/export --data demo/data
 
-test: lint types imports docs unit
+test: $(STAMP)
+	@$(MAKE) --no-print-directory -j2 lint types imports docs
+	@$(MAKE) --no-print-directory unit
 
 lint: $(STAMP)
 	$(BIN)/ruff check --quiet .
