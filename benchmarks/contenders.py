@@ -102,12 +102,14 @@ ROOM_CPU, ROOM_GPU = 25_600 * 1024, 1 << 28
 NOT_ON_CPU = {
     "SCE, CUDA graph",
     "SCE, graphed callable",
+    "SCE, default, autocast, CUDA graph",
     "SCE, sparse gradient",
     "SCE, plain path",
     "SCE, tensor code, TF32",
     "SCE, RePlay",
     "CE, fused",
     "CE, fused, autocast",
+    "CE, fused, autocast, CUDA graph",
     "CE, cut-cross-entropy",
     "CE, cut-cross-entropy, unfiltered",
     "CE, Liger",
@@ -139,6 +141,7 @@ def contenders(
     return {
         "SCE": lambda: ScalableCrossEntropy(**ours),
         "SCE, default": ScalableCrossEntropy,
+        "SCE, default, autocast, CUDA graph": lambda: under_autocast(ScalableCrossEntropy()),
         "SCE, paper": lambda: ScalableCrossEntropy.paper(**paper),
         "SCE, CUDA graph": lambda: ScalableCrossEntropy(**ours),
         "SCE, graphed callable": lambda: ScalableCrossEntropy(**ours),
@@ -150,6 +153,9 @@ def contenders(
         "CE": CrossEntropy,
         "CE, fused": lambda: CrossEntropy(chunk_size=1024),
         "CE, fused, autocast": lambda: under_autocast(CrossEntropy(chunk_size=1024)),
+        "CE, fused, autocast, CUDA graph": lambda: under_autocast(
+            partial(CrossEntropy(chunk_size=1024), max_targets=n_states)
+        ),
         "CE, chunked": lambda: in_chunks(1024),
         "CE, chunked, tuned": lambda: in_chunks(max(1, room // n_states)),
         "CE, torch": lambda: peers.torch_cross_entropy,

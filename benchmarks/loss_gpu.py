@@ -87,6 +87,12 @@ def exact() -> list[Row]:
         cells += combine(("CE, fused", CUT[0], "CE, Liger, tuned"), million, half, dim=dim)
     for dim in (256, 128, 512):
         cells += default(million, half, bucket_size_y=2048, dim=dim)
+    # Which of the two a training in half precision takes, by items and states.
+    for batch in (128, 32):
+        for items in (3000, 10_000, 30_000, 100_000, 300_000):
+            captured = partial(combine, sizes=[items], dtypes=["float32"], batch=batch)
+            cells += captured(["CE, fused, autocast, CUDA graph"])
+            cells += captured(["SCE, default, autocast, CUDA graph"], bucket_size_y=2048)
     return cells
 
 
@@ -187,9 +193,8 @@ def measure_cell(cell: Row, repeats: int) -> Row:
     if cell["loss"].endswith("graphed callable"):  # as one would in a loop that is not captured
         loss = torch.cuda.make_graphed_callables(loss, (states, catalogue, targets))
 
-    def step(**settings: object) -> tuple[Tensor, ...]:
-        value = loss(states, catalogue, targets, **settings)
-        return torch.autograd.grad(value, (states, catalogue))
+    def step() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(loss(states, catalogue, targets), (states, catalogue))
 
     before = torch.cuda.memory_allocated()
     for _ in range(2):  # compiles the kernels, makes the handles of the libraries
@@ -233,21 +238,19 @@ def _forward_peak(forward: Callable[[], Tensor]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def _warm_graph(step: Callable[..., object]) -> Callable[[], Callable[[], object]]:
+def _warm_graph(step: Callable[[], object]) -> Callable[[], Callable[[], object]]:
     """Return what records the step in a CUDA graph, and gives the call that replays it."""
-    generator = torch.Generator("cuda").manual_seed(0)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):  # as torch.cuda.graph wants it
         for _ in range(3):
-            step(generator=generator)
+            step()
     torch.cuda.current_stream().wait_stream(side)
 
     def record() -> Callable[[], object]:
         graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(generator)  # each replay draws other centres
-        with torch.cuda.graph(graph):
-            step(generator=generator)
+        with torch.cuda.graph(graph):  # each replay draws other centres
+            step()
         return graph.replay
 
     return record

@@ -16,7 +16,6 @@ from sce.losses.kernels.bucketed import packed_value
 from sce.losses.kernels.launch import ceil_div, launch, power_of_2
 from sce.losses.kernels.precision import half_name, load_rows
 
-_ENTRIES = 16  # of a program
 _NO_ROW = 2**31 - 1
 
 
@@ -47,19 +46,16 @@ def grad_catalogue(saved: Saved, grad: Tensor, reduction: str, *, sparse: bool) 
 def _add_in_groups(
     saved: Saved, keys: Tensor, grad: Tensor, reduction: str, out: Tensor, at_once: int
 ) -> None:
-    """Add up to the rows of `out` that keys name, so many buckets at once, then the targets."""
+    """Add up to the rows of `out` that keys name, so many buckets at once; targets come last."""
     n_buckets, size_y = saved.items.shape
     for first in range(0, n_buckets, at_once):
         last = min(n_buckets, first + at_once)
         # Parts have no name here: they must be gone before the next.
         _add(
-            saved, keys[first * size_y : last * size_y],
+            saved, keys[first * size_y : last * size_y if last < n_buckets else None],
             grad_places(saved, grad, reduction, first, last), grad, reduction, out,
             more=first > 0,
         )  # fmt: skip
-    nothing = saved.positive_logits.new_empty(0, 0, out.shape[1])
-    target_keys = keys[n_buckets * size_y :]
-    _add(saved, target_keys, nothing, grad, reduction, out, more=True)
 
 
 def _compact(keys: Tensor, n_items: int) -> tuple[Tensor, Tensor]:
@@ -102,12 +98,14 @@ def _add(
     """
     items, order = keys.sort(stable=True)
     x, block_d = saved.x, power_of_2(saved.x.shape[1])
+    entries = 8 if len(items) <= 4 * len(out) else 16  # of a program: more where items have many
     launch(
-        _add_by_item_kernel, (ceil_div(len(items), _ENTRIES),),
+        _add_by_item_kernel, (ceil_div(len(items), entries),),
         items, order, places, x, saved.packed, saved.n_won, grad, out,
         len(items), places.shape[0] * places.shape[1], len(saved.y),
-        x.shape[1], x.stride(0), REDUCTION=reduction, SPARSE=sparse, MORE=more, BLOCK=_ENTRIES,
-        BLOCK_D=block_d, ROUND=half_name(saved.autocast_dtype), num_warps=max(2, block_d // 64),
+        x.shape[1], x.stride(0), REDUCTION=reduction, SPARSE=sparse, MORE=more, BLOCK=entries,
+        BLOCK_D=block_d, ROUND=half_name(saved.autocast_dtype),
+        num_warps=max(entries // 8, block_d // 64),
     )  # fmt: skip
     return items
 

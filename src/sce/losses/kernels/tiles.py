@@ -1,7 +1,7 @@
 """Sizes of the tiles on the chip, for each kernel, width and precision.
 
-Up to 64 columns they were tuned on an H200. Wider rows were chosen by what the compiler makes of
-them, for sm_90 and sm_86: no registers spill to memory, and shared memory stays below the 99 KiB
+Up to 64 columns they were tuned on an H200, those of `full.py` also at 256 and 512. Other wide rows
+were chosen by what the compiler makes of them, for sm_90 and sm_86: no registers spill to memory, and shared memory stays below the 99 KiB
 that small chips have. What grows with the width is either cut into slices of columns, read again
 for each tile (a product of float32 rows is slow enough for the cache to keep up), or spread over
 more warps.
@@ -93,8 +93,8 @@ class Tiles:
         self.precision = "ieee" if half else "tf32x3"
         if _whole(d, states.device, half=half):
             self.forward = Tile(64, 128, d) if half else Tile(128, 64, d)
-            self.states = Tile(64, 128, d) if half else Tile(32, 64, d)
-            self.places = Tile(32, 64, d)
+            self.states = Tile(32, 128, d, stages=3) if half else Tile(32, 64, d)
+            self.places = Tile(16 if half else 32, 64, d)
             return
         if half:
             self.forward = Tile(64, 64, d if d <= 128 else 64)
@@ -115,13 +115,18 @@ def full_tiles(states: Tensor, catalogue: Tensor) -> tuple[Tile, Tile]:
     Both in half precision, once rounded. The sums are as wide as rows: the wider, the fewer.
     """
     d = block(states.shape[1])
+    # Weights in two halves take as many registers again.
+    whole = torch.float32 not in (states.dtype, catalogue.dtype)
+    if d <= 64:
+        if whole:
+            return Tile(128, 64, d, 8, 3), Tile(128, 128, d, 8)
+        return Tile(128, 64, d, 4, 3), Tile(64, 64, d, 4, 3)
     if d <= 128:
         return Tile(128, 64, d, 8, 3), Tile(64, 64, d, 4, 3)
-    # Weights in two halves take as many registers again.
-    if _is_small(states.device) or torch.float32 in (states.dtype, catalogue.dtype):
+    if _is_small(states.device) or (d > 256 and not whole):
         both = Tile(32, 32 if d <= 256 else 16, d, 8)
     else:
-        both = Tile(64, 64 if d <= 256 else 32, d, 8)
+        both = Tile(128, 64, d, 8, 3) if d <= 256 else Tile(64, 64, d, 8)
     return both, both
 
 
