@@ -17,7 +17,7 @@ from sce.losses.base import TINY_DATA
 from sce.models.base import Backbone, BackboneSettings
 from sce.models.registry import BACKBONES, DEFAULT_BACKBONE
 from sce.planning import summarize_data
-from sce.training.device import resolve_device
+from sce.training.device import Precision, resolve_device
 from sce.training.optimizer import needs_sce
 from sce.training.run import Run
 from sce.training.settings import TrainingSettings
@@ -31,7 +31,8 @@ SECTIONS: dict[str, dict[str, Any]] = {
 }
 DEFAULT_NAMES = {"model": DEFAULT_BACKBONE, "loss": DEFAULT_LOSS, "training": ""}
 EXACT_LOSS = {"loss": {"name": "ce", "chunk_size": 512}}
-EXACT_ITEMS = 4096
+EXACT_ITEMS = 4096  # up to which a CPU takes it unasked
+EXACT_ITEMS_IN_HALF = 30_000  # and a GPU, in half precision
 # Of training: how long, which draw, on which machine.
 _OF_ONE_RUN = {"epochs", "max_steps", "patience", "seed", "device", "shard_catalogue"}
 _LONGEST = 2**20  # bytes of a file of settings
@@ -110,13 +111,15 @@ def _make(section: str, name: str, given: Mapping[str, Any]) -> Any:
         raise InputError(f"{prefix}{error}") from error
 
 
-def is_exact_faster(n_items: int, device: torch.device) -> bool:
+def is_exact_faster(n_items: int, device: torch.device, precision: Precision) -> bool:
     """True if `EXACT_LOSS` takes less time than SCE, and no more memory.
 
-    By benchmarks/results/loss_cpu.jsonl, with 900, 6,000 and 25,600 hidden states. On a GPU SCE
-    was faster in all rows of loss_gpu.jsonl; below a million items these have no exact kernels.
+    By benchmarks/results/loss_cpu.jsonl, with 900, 6,000 and 25,600 hidden states; on a GPU in half
+    precision by loss_gpu.jsonl, with 6,400 and 25,600. Otherwise SCE was faster in all its rows.
     """
-    return device.type == "cpu" and n_items <= EXACT_ITEMS
+    if device.type == "cpu":
+        return n_items <= EXACT_ITEMS
+    return device.type == "cuda" and precision == "bf16" and n_items <= EXACT_ITEMS_IN_HALF
 
 
 def classes_with(section: str, setting: str) -> dict[str, Any]:

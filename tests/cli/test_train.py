@@ -22,6 +22,7 @@ from sce.errors import TrainingWarning
 from sce.losses import LOSSES
 from sce.recommend import Recommender
 from sce.training.checkpoint import read_tensors
+from sce.training.device import Precision
 from sce.training.run import Run
 from sce.training.step import TrainingStep
 from tests.complaint import complaint
@@ -206,12 +207,20 @@ def test_killed_before_its_first_save_a_run_begins_again_with_its_settings(
 
 
 @pytest.mark.parametrize(
-    ("items", "device", "faster"), [(4096, "cpu", True), (4097, "cpu", False), (12, "cuda", False)]
+    ("items", "device", "precision", "faster"),
+    [
+        (4096, "cpu", "float32", True),
+        (4097, "cpu", "float32", False),
+        (12, "cuda", "float32", False),
+        (12, "cuda", "tf32", False),
+        (30_000, "cuda", "bf16", True),
+        (30_001, "cuda", "bf16", False),
+    ],
 )
-def test_exact_cross_entropy_is_chosen_by_items_and_device(
-    items: int, device: str, faster: bool
+def test_exact_cross_entropy_is_chosen_by_items_device_and_precision(
+    items: int, device: str, precision: Precision, faster: bool
 ) -> None:
-    assert is_exact_faster(items, torch.device(device)) is faster
+    assert is_exact_faster(items, torch.device(device), precision) is faster
 
 
 def test_warnings_are_one_line_each(tmp_path: Path, capsys: Capture) -> None:

@@ -14,6 +14,7 @@ from sce.cli.output import show_lines, show_metrics
 from sce.config import (
     DEFAULT_NAMES,
     EXACT_ITEMS,
+    EXACT_ITEMS_IN_HALF,
     EXACT_LOSS,
     SECTIONS,
     Config,
@@ -80,7 +81,10 @@ def _help(section: str, name: str) -> str:
         choices = ", ".join(f"{key} ({entry.summary})" for key, entry in table.items())
         default = DEFAULT_NAMES[section]
         if section == "loss":
-            default += f", on a CPU ce in chunks up to {EXACT_ITEMS:,} items: as fast, and exact"
+            default += (
+                f", or ce in chunks up to {EXACT_ITEMS:,} items on a CPU, up to "
+                f"{EXACT_ITEMS_IN_HALF:,} in half precision on a GPU: as fast, and exact"
+            )
         return f"{choices}. [default: {default}]"
     owners = classes_with(section, name)
     text = str([fields_of(settings)[name].description for settings in owners.values()][-1])
@@ -174,10 +178,11 @@ def train(  # noqa: D417 - the settings document themselves
             "--epochs N, or take a measured run's settings and best epoch with --like RUN"
         )
     if not (kept.get("loss") or file.get("loss") or options["loss"] or chosen.training.row_wise):
-        if is_exact_faster(dataset.n_items, device):
+        if is_exact_faster(dataset.n_items, device, chosen.training.precision):
             chosen = Config.compose(kept, EXACT_LOSS, file, options)
         if first and not needed and chosen.loss_name == "ce":
-            why = f"with {plural(dataset.n_items, 'item')} it takes less time than SCE on a CPU"
+            where = "a CPU" if device.type == "cpu" else "a GPU in half precision"
+            why = f"with {plural(dataset.n_items, 'item')} it takes less time than SCE on {where}"
             say(f"exact cross-entropy: {why}; --loss sce takes the latter")
     if out is None:
         out = place.with_name(f"{place.name}-{chosen.loss_name}")
