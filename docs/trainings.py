@@ -21,7 +21,8 @@ RIVALS = {
     ("sce", None): "SCE", ("ce-", "uniform"): "CE⁻, uniform",
     ("ce-", "popularity"): "CE⁻, popularity", ("ce-", "in-batch"): "CE⁻, in-batch",
     ("ce-", "mixed"): "CE⁻, mixed", ("ce-", "scaled"): "CE⁻, scaled",
-    ("bce+", "uniform"): "BCE⁺", ("gbce", "uniform"): "gBCE", ("rece", None): "RECE",
+    ("cce-", "popularity"): "CCE⁻", ("bce+", "uniform"): "BCE⁺",
+    ("gbce", "uniform"): "gBCE", ("rece", None): "RECE",
 }  # fmt: skip
 
 
@@ -58,12 +59,12 @@ def by_setting() -> dict[str, dict[Setting, list[Row]]]:
 
 
 def of_sasrec() -> dict[str, dict[tuple[str, str | None], list[Row]]]:
-    """Trainings of SASRec on each log, by loss and source of negatives."""
+    """Trainings of SASRec on each log, by loss and source of negatives; cut, it is CCE⁻."""
     return {
         log: {
-            (loss, negatives): rows
+            (f"c{loss}" if cut else loss, negatives): rows
             for (model, loss, negatives, cut), rows in settings.items()
-            if model == "sasrec" and not cut
+            if model == "sasrec"
         }
         for log, settings in by_setting().items()
     }
@@ -231,15 +232,19 @@ def _published(file: str, ours: Iterable[tuple[str, list[Row]]]) -> str:
 def beauty() -> str:
     """Amazon Beauty: backbones and losses."""
     found = by_setting()["beauty"].items()
-    ours = ((" + ".join(name_setting(setting)), rows) for setting, rows in found)
+    ours = [(" + ".join(name_setting(setting)), rows) for setting, rows in found]
+    for row in read("experiments/results/published/beauty.jsonl"):
+        name = f"LiGR + CE⁻, {row['settings']['loss.negatives']}, with eSASRec's settings"
+        ours.append((name, [row]))
     return _published("beauty-table.toml", ours)
 
 
 def movies() -> str:
-    """MovieLens-1M, leave-one-out: HSTU that knows past times, or that of what it predicts."""
+    """MovieLens-1M, leave-one-out: HSTU that knows past times or the next, and BERT4Rec."""
     rows = read("experiments/results/published/ml1m-loo.jsonl")
+    names = {"past": "HSTU, `--model.times past`", "next": "HSTU, `--model.times next`"}
     return _published("hstu.toml", (
-        (f"HSTU, `--model.times {row['settings']['model.times']}`", [row]) for row in rows
+        (names.get(row["settings"].get("model.times"), "BERT4Rec"), [row]) for row in rows
     ))  # fmt: skip
 
 
