@@ -223,8 +223,8 @@ RESULTS: Claims = {
     "seeds of SCE and CE differ by {:.0f} to {:.0f} % there": lambda: ends(
         100 * stdev(some) / mean(some) for some in (
             ndcg(trained("globo", loss)) for loss in ("sce", "ce"))),
-    "It is {:.0f} to {:.0f} % behind SCE on beauty, reddit, yelp2019 and union7, and {:.0f} % ahead "
-    "on globo, in {:.0f} to {:.0f} % of SCE's memory": lambda: [
+    "It is {:.0f} to {:.0f} % behind SCE on beauty, reddit, yelp2019 and union7, and {:.0f} % "
+    "ahead on globo, in {:.0f} to {:.0f} % of SCE's memory": lambda: [
         *ends(percent(_cut(log)) for log in FOUR), percent(_cut("globo")),
         *ends(100 * _peak(trained(log, "cce-", "popularity")) / _peak(trained(log, "sce"))
               for log in (*FOUR, "globo"))],

@@ -10,7 +10,7 @@ from tests.losses.kernels.made_problem import DEVICE, GPU
 pytest.importorskip("triton")
 from sce.losses.kernels.centres import Prepared, draw_seed, prepare
 
-N = 4000 if GPU else 250  # buckets
+N = 4000 if GPU else 150  # buckets
 
 
 def prepared(
@@ -70,7 +70,7 @@ def test_centres_are_distributed_as_in_the_plain_path(
     states, targets = problem
     valid = targets >= 0
     g = torch.Generator().manual_seed(0)
-    expected = draw_centres(states[valid].double(), 200_000, kind, generator=g)
+    expected = draw_centres(states[valid].double(), 50_000, kind, generator=g)
     expected = torch.nn.functional.normalize(expected, dim=1)
     spoiled = states.masked_fill(~valid[:, None], float("nan"))
     found = prepared(spoiled, targets, kind, n_buckets=N)

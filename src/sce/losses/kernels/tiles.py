@@ -1,10 +1,10 @@
 """Sizes of the tiles on the chip, for each kernel, width and precision.
 
 Up to 64 columns they were tuned on an H200, those of `full.py` also at 256 and 512. Other wide rows
-were chosen by what the compiler makes of them, for sm_90 and sm_86: no registers spill to memory, and shared memory stays below the 99 KiB
-that small chips have. What grows with the width is either cut into slices of columns, read again
-for each tile (a product of float32 rows is slow enough for the cache to keep up), or spread over
-more warps.
+were chosen by what the compiler makes of them, for sm_90 and sm_86: no registers spill to memory,
+and shared memory stays below the 99 KiB that small chips have. What grows with the width is either
+cut into slices of columns, read again for each tile (a product of float32 rows is slow enough for
+the cache to keep up), or spread over more warps.
 """
 
 import functools
