@@ -8,15 +8,15 @@ r"""The same SASRec trained by sce and by other libraries: time, memory, quality
     python benchmarks/train_peers.py data/beauty --python rectools=rectools/bin/python \
         --python replay=replay/bin/python --python recbole=recbole/bin/python
 
-Each library trains 64 dimensions, 2 blocks, 1 head, length 50 in batches of 128 sequences;
-RecBole, which has a sample for each target, in batches of as many targets. All are imported first,
-in processes of their own. Then each round runs them one after another, so that what else the
-machine does meets all alike; figures are medians of the rounds. An epoch is extrapolated: the mean
-of `--steps` steps after a warm-up, batches included, times the steps of an epoch. Recommending is
-the library's own way from histories in memory to an array of the top 10 for all test users, without
-items that they had. sce and RecTools take and give item ids; RePlay takes a file of codes, which is
-written then, and gives codes; RecBole, which recommends to users of its dataset, has their
-histories before.
+Each library trains SASRec of 64 dimensions, 2 blocks, 1 head, length 50 in batches of 128
+sequences; RecBole, which has a sample for each target, in batches of as many targets. All are
+imported first, in processes of their own. Then each round runs them one after another, so that what
+else the machine does meets all alike; figures are medians of the rounds. An epoch is extrapolated:
+the mean of `--steps` steps after a warm-up, batches included, times the steps of an epoch.
+Recommending is the library's own way from histories in memory to an array of the top 10 for all
+test users, without items that they had. sce and RecTools take and give item ids; RePlay takes a
+file of codes, which is written then, and gives codes; RecBole, which recommends to users of its
+dataset, has their histories before.
 
 With `--epochs` whole epochs are trained instead, of which the first is the warm-up, and the
 recommendations are scored by sce's metrics, unsampled, on the same users and targets. With
@@ -68,7 +68,17 @@ class Cell(NamedTuple):
     library: str
 
 
-IDENTITY = ["data", *Cell._fields, "length", "shared", "epochs", "together", "version"]
+IDENTITY = [
+    "data",
+    *Cell._fields,
+    "length",
+    "blocks",
+    "ligr",
+    "shared",
+    "epochs",
+    "together",
+    "version",
+]
 IDENTITY += ["device", "machine"]
 
 
@@ -95,6 +105,8 @@ def main() -> None:
     add("--precision", nargs="+", choices=["float32", "bf16"], default=["float32"])
     add("--batch", nargs="+", type=int, default=[128])
     add("--length", type=int, default=50)
+    add("--blocks", type=int, default=2)
+    add("--ligr", action="store_true", help="LiGR blocks in place of SASRec's; sce and rectools")
     add("--negatives", type=int, default=256)
     add("--shared", choices=["position", "sequence", "batch"], default="sequence")
     add("--dropout", type=float, default=0.2)
@@ -137,6 +149,7 @@ def cells_of(options: argparse.Namespace, pythons: Mapping[str, str]) -> list[Ce
         cell
         for cell in cells
         if cell.library in pythons
+        and (not options.ligr or cell.library in ("sce", "rectools"))
         and cell.library in LOSSES[cell.loss]
         and (cell.library, cell.precision) != ("recbole", "bf16")
     ]
@@ -200,7 +213,6 @@ class Worker:
             "steps": None if options.epochs else options.steps,
             "epochs": options.epochs or 1000,
             "dim": 64,
-            "blocks": 2,
             "lr": 1e-3,
             "k": 10,
             "seed": seed,
@@ -268,7 +280,8 @@ class Worker:
         return told
 
 
-SHARED_OPTIONS = ["device", "length", "negatives", "shared", "dropout", "warm_up", "seconds"]
+SHARED_OPTIONS = ["device", "length", "blocks", "ligr", "negatives", "shared", "dropout", "warm_up"]
+SHARED_OPTIONS += ["seconds"]
 
 
 def environment(library: str) -> dict[str, str]:
@@ -311,8 +324,9 @@ def summary(
         else:
             middle = statistics.median(run[name] for run in runs)
             row[name] = round(middle, 4 if "@" in name or name.endswith(" s") else 1)
-    if "epoch s" in row:
-        row["each epoch s"] = [round(run["epoch s"], 3) for run in runs]
+    for name in ("epoch s", "ndcg@10"):
+        if name in row:
+            row[f"each {name}"] = [round(run[name], 4) for run in runs]
     return row
 
 

@@ -33,7 +33,10 @@ def sce(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
     fit, recommender = library.fit, library.Recommender  # which imports them
     dataset = library.PreparedDataset.load(job.data)
     shape = {"dim": job.dim, "blocks": job.blocks, "max_length": job.length, "dropout": job.dropout}
-    model = library.SASRec(dataset.n_items, **shape, seed=job.seed)
+    if job.ligr:
+        model = library.LiGR(dataset.n_items, **shape, sink=False, seed=job.seed)
+    else:
+        model = library.SASRec(dataset.n_items, **shape, seed=job.seed)
     chunk = 1024 if job.library == "sce-chunked" else None
     loss = library.CrossEntropy(chunk_size=chunk)
     if job.loss == "ce-":
@@ -108,7 +111,12 @@ def rectools(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
         return datasets.Dataset.construct(pandas.DataFrame(columns))
 
     lightning.seed_everything(job.seed)
+    blocks = {}
+    if job.ligr:
+        layers = import_("rectools.models.nn.transformers.ligr").LiGRLayers
+        blocks = {"transformer_layers_type": layers, "use_key_padding_mask": True}
     model = Watched(
+        **blocks,
         n_blocks=job.blocks,
         n_heads=1,
         n_factors=job.dim,

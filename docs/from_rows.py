@@ -186,8 +186,9 @@ def peers() -> str:
              for loss, shown in {"ce": "exact CE", "ce-": "CE⁻", "sce": "SCE"}.items()}  # fmt: skip
     found: dict[str, dict[str, dict[Any, list[str]]]] = {}
     for row in read("benchmarks/results/train_peers.jsonl"):
-        if "failed" in row or (row["shared"] == "batch" and row["library"] != "sce"):
-            continue  # or a choice that is not theirs
+        theirs = row["shared"] != "batch" or row["library"] == "sce"
+        if "failed" in row or row["ligr"] or row["data"] == "steam" or not theirs:
+            continue
         where = f"{row['machine']}; {row['batch']:,}; {row['precision']}"
         cells = found.setdefault(where, {}).setdefault(row["library"], {})
         if row["together"]:
@@ -203,6 +204,17 @@ def peers() -> str:
     return table(["machine; batch; precision", "library", *heads], (
         [where, names[library], *("; ".join(cells.get(head, [])) for head in heads)]
         for where, library, cells in made
+    ))  # fmt: skip
+
+
+def peers_equal() -> str:
+    """Test NDCG@10 of exact CE by sce and by others after as many epochs, each seed."""
+    names = {"sce": "sce", "sce-chunked": "sce, without logits", "rectools": "RecTools",
+             "replay": "RePlay", "recbole": "RecBole"}  # fmt: skip
+    return table(["library", "NDCG@10", "peak memory of the process"], (
+        [names[row["library"]], ", ".join(f"{one:.4f}" for one in row["each ndcg@10"]),
+         f"{row['peak MiB']:,.0f} MiB"]
+        for row in read("benchmarks/results/train_peers.jsonl") if row["data"] == "steam"
     ))  # fmt: skip
 
 
@@ -230,7 +242,8 @@ def planned() -> str:
 
 MADE: list[Callable[[], str]] = [
     *trainings.MADE, *studies.MADE, *first_version.MADE, *running.MADE, calls.profile, losses,
-    kernels_bf16, kernels_float32, exact_ce, captured, catalogues, scale, peers, planned,
+    kernels_bf16, kernels_float32, exact_ce, captured, catalogues, scale, peers, peers_equal,
+    planned,
 ]  # fmt: skip
 BLOCKS = {made.__name__: made for made in MADE}
 MARK = re.compile(r"(<!-- rows: (\w+) -->\n\n).*?(<!-- end -->)", re.DOTALL)

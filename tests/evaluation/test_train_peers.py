@@ -58,19 +58,21 @@ def do(job: dict[str, Any], dataset: PreparedDataset, out: Path) -> dict[str, An
     }
     usual |= {"negatives": 4, "shared": "sequence", "steps": None, "warm_up": 1, "epochs": 10}
     usual |= {"dim": 8, "blocks": 1, "length": 6, "dropout": 0.1, "lr": 1e-3, "batch": 16}
-    usual |= {"device": "cpu", "precision": "float32", "seconds": 60, "loss": "ce"}
+    usual |= {"device": "cpu", "precision": "float32", "seconds": 60, "loss": "ce", "ligr": False}
     told: dict[str, Any] = workers.work(SimpleNamespace(**usual | job))
     assert told["peak MiB in all"] >= told["peak MiB"] > 0
     return told
 
 
 @pytest.mark.filterwarnings("ignore")  # of what a tiny dataset is too small for
-@pytest.mark.parametrize("loss", ["ce", "ce-", "sce"])
+@pytest.mark.parametrize(
+    "job", [{"loss": "ce"}, {"loss": "ce-"}, {"loss": "sce"}, {"ligr": True}], ids=str
+)
 def test_sce_makes_the_steps_that_were_asked_for(
-    dataset: PreparedDataset, loss: str, tmp_path: Path
+    dataset: PreparedDataset, job: dict[str, Any], tmp_path: Path
 ) -> None:
     out = tmp_path / "items.npy"
-    told = do({"loss": loss, "steps": 3}, dataset, out)
+    told = do({**job, "steps": 3}, dataset, out)
     assert len(told["begun"]) == 1 + 3 + 1
     items = np.load(out)
     assert items.shape == (len(dataset.test), K)
@@ -91,7 +93,7 @@ def test_whole_epochs_have_a_mark_before_the_first_and_after_each(
 OPTIONS: dict[str, Any] = {"epochs": 2, "steps": 0, "rounds": 1, "together": False, "seed": 0}
 OPTIONS |= {"warm_up": 0, "length": 6, "negatives": 4, "shared": "sequence", "dropout": 0.1}
 OPTIONS |= {"batch": [16], "precision": ["float32", "bf16"], "losses": ["ce", "ce-"]}
-OPTIONS |= {"device": "cpu", "seconds": 60, "until": 60, "limit": 60}
+OPTIONS |= {"device": "cpu", "seconds": 60, "until": 60, "limit": 60, "blocks": 1, "ligr": False}
 
 
 def test_cells_are_those_that_the_libraries_have(dataset: PreparedDataset) -> None:
@@ -104,6 +106,8 @@ def test_cells_are_those_that_the_libraries_have(dataset: PreparedDataset) -> No
         ("bf16", "ce", "sce"),
         ("bf16", "ce-", "sce"),
     ]
+    with_ligr = driver.cells_of(SimpleNamespace(**OPTIONS | {"ligr": True}), {"recbole": "python"})
+    assert with_ligr == []
 
 
 def test_a_library_that_fails_stops_no_other(dataset: PreparedDataset, tmp_path: Path) -> None:
