@@ -234,7 +234,7 @@ def beauty() -> str:
     found = by_setting()["beauty"].items()
     ours = [(" + ".join(name_setting(setting)), rows) for setting, rows in found]
     for row in read("experiments/results/published/beauty.jsonl"):
-        name = f"LiGR + CE⁻, {row['settings']['loss.negatives']}, with eSASRec's settings"
+        name = f"LiGR of 256 dimensions + CE⁻, {row['settings']['loss.negatives']}"
         ours.append((name, [row]))
     return _published("beauty-table.toml", ours)
 

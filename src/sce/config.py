@@ -13,11 +13,12 @@ import torch
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError, TrainingWarning, allowed, fits
 from sce.losses import DEFAULT_LOSS, LOSSES, Loss, LossSettings
+from sce.losses.backend import has_kernels
 from sce.losses.base import TINY_DATA
 from sce.models.base import Backbone, BackboneSettings
 from sce.models.registry import BACKBONES, DEFAULT_BACKBONE
 from sce.planning import summarize_data
-from sce.training.device import Precision, resolve_device
+from sce.training.device import resolve_device
 from sce.training.optimizer import needs_sce
 from sce.training.run import Run
 from sce.training.settings import TrainingSettings
@@ -32,7 +33,8 @@ SECTIONS: dict[str, dict[str, Any]] = {
 DEFAULT_NAMES = {"model": DEFAULT_BACKBONE, "loss": DEFAULT_LOSS, "training": ""}
 EXACT_LOSS = {"loss": {"name": "ce", "chunk_size": 512}}
 EXACT_ITEMS = 4096  # up to which a CPU takes it unasked
-EXACT_ITEMS_IN_HALF = 30_000  # and a GPU, in half precision
+EXACT_ITEMS_IN_HALF = 30_000  # and a GPU with the kernels, in half precision
+_MEASURED = {"positions": 25_600, "dim": 64}  # up to which that was measured
 # Of training: how long, which draw, on which machine.
 _OF_ONE_RUN = {"epochs", "max_steps", "patience", "seed", "device", "shard_catalogue"}
 _LONGEST = 2**20  # bytes of a file of settings
@@ -111,15 +113,21 @@ def _make(section: str, name: str, given: Mapping[str, Any]) -> Any:
         raise InputError(f"{prefix}{error}") from error
 
 
-def is_exact_faster(n_items: int, device: torch.device, precision: Precision) -> bool:
-    """True if `EXACT_LOSS` takes less time than SCE, and no more memory.
+def is_exact_faster(n_items: int, config: Config, device: torch.device) -> bool:
+    """True if `EXACT_LOSS` was seen to take less time than SCE, and no more memory.
 
     By benchmarks/results/loss_cpu.jsonl, with 900, 6,000 and 25,600 hidden states; on a GPU in half
-    precision by loss_gpu.jsonl, with 6,400 and 25,600. Otherwise SCE was faster in all its rows.
+    precision by loss_gpu.jsonl, with 6,400 and 25,600 of 64 dimensions.
     """
     if device.type == "cpu":
         return n_items <= EXACT_ITEMS
-    return device.type == "cuda" and precision == "bf16" and n_items <= EXACT_ITEMS_IN_HALF
+    return (
+        n_items <= EXACT_ITEMS_IN_HALF
+        and config.training.precision == "bf16"
+        and config.training.batch_size * config.model.max_length <= _MEASURED["positions"]
+        and config.model.dim <= _MEASURED["dim"]
+        and has_kernels(device)
+    )
 
 
 def classes_with(section: str, setting: str) -> dict[str, Any]:

@@ -178,6 +178,11 @@ def test_a_loss_that_holds_nothing_at_the_peak_is_explained(capsys: Capture) -> 
             "",
         ),
         (
+            "--items 3e4 --dtype bf16 --memory 9GB",
+            "DATA --loss sce --training.precision bf16",
+            "as it",
+        ),
+        (
             "--items 3e5 --model gru4rec --alpha 4 --memory 9GB",
             "DATA --model.name gru4rec --model.blocks 2 --loss.alpha 4.0",
             "",

@@ -16,13 +16,12 @@ from rich.console import Console
 from sce import training
 from sce.cli import app, main
 from sce.cli.train import _DAILY
-from sce.config import is_exact_faster, setting_names
+from sce.config import Config, is_exact_faster, setting_names
 from sce.data.vocabulary import Vocabulary
 from sce.errors import TrainingWarning
 from sce.losses import LOSSES
 from sce.recommend import Recommender
 from sce.training.checkpoint import read_tensors
-from sce.training.device import Precision
 from sce.training.run import Run
 from sce.training.step import TrainingStep
 from tests.complaint import complaint
@@ -206,21 +205,29 @@ def test_killed_before_its_first_save_a_run_begins_again_with_its_settings(
     assert final(run) == result
 
 
+HALF = {"training": {"precision": "bf16"}}
+
+
 @pytest.mark.parametrize(
-    ("items", "device", "precision", "faster"),
+    ("items", "device", "settings", "faster"),
     [
-        (4096, "cpu", "float32", True),
-        (4097, "cpu", "float32", False),
-        (12, "cuda", "float32", False),
-        (12, "cuda", "tf32", False),
-        (30_000, "cuda", "bf16", True),
-        (30_001, "cuda", "bf16", False),
+        (4096, "cpu", {}, True),
+        (4097, "cpu", {}, False),
+        (12, "cuda", {}, False),
+        (12, "cuda", {"training": {"precision": "tf32"}}, False),
+        (30_000, "cuda", HALF, True),
+        (30_001, "cuda", HALF, False),
+        (12, "cuda", HALF | {"model": {"dim": 65}}, False),
+        (12, "cuda", {"training": {"precision": "bf16", "batch_size": 129}}, False),
     ],
 )
-def test_exact_cross_entropy_is_chosen_by_items_device_and_precision(
-    items: int, device: str, precision: Precision, faster: bool
+def test_exact_cross_entropy_is_chosen_where_it_was_measured(
+    items: int, device: str, settings: Any, faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert is_exact_faster(items, torch.device(device), precision) is faster
+    for kernels in (True, False):
+        monkeypatch.setattr("sce.config.has_kernels", lambda _, kernels=kernels: kernels)
+        found = is_exact_faster(items, Config.compose(settings), torch.device(device))
+        assert found is (faster and (kernels or device == "cpu"))
 
 
 def test_warnings_are_one_line_each(tmp_path: Path, capsys: Capture) -> None:

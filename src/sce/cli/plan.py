@@ -11,6 +11,7 @@ import torch
 from cyclopts import Parameter
 
 from sce.cli.output import output_console, plain_table, show_lines
+from sce.config import EXACT_ITEMS_IN_HALF
 from sce.data.prepared import PreparedDataset
 from sce.distributed.plan import LINKS, RankPlan, plan_ranks
 from sce.errors import InputError
@@ -230,6 +231,8 @@ def _next(found: MemoryPlan, data: Path | None, length: int | None) -> list[tupl
     elif not one.fits:
         why = "a batch that has room"
     flags = ["--training.row-wise"] * (one is by_rows)
+    if job.items <= EXACT_ITEMS_IN_HALF and job.precision == "bf16" and one is plain:
+        flags = ["--loss sce"]  # which a GPU might not take unasked
     flags += _flags(replace(job, batch=job.batch if one.fits else one.largest_batch), length)
     command = " ".join(["sce train", shlex.quote(str(data or "DATA")), *flags])
     return [("next", command), ("", f"{why}; the largest batch is what has room, no advice")]

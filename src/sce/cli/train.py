@@ -81,10 +81,8 @@ def _help(section: str, name: str) -> str:
         choices = ", ".join(f"{key} ({entry.summary})" for key, entry in table.items())
         default = DEFAULT_NAMES[section]
         if section == "loss":
-            default += (
-                f", or ce in chunks up to {EXACT_ITEMS:,} items on a CPU, up to "
-                f"{EXACT_ITEMS_IN_HALF:,} in half precision on a GPU: as fast, and exact"
-            )
+            few = f"{EXACT_ITEMS:,} items on a CPU or {EXACT_ITEMS_IN_HALF:,} in bf16 on a GPU"
+            default += f"; ce up to {few}"
         return f"{choices}. [default: {default}]"
     owners = classes_with(section, name)
     text = str([fields_of(settings)[name].description for settings in owners.values()][-1])
@@ -178,7 +176,7 @@ def train(  # noqa: D417 - the settings document themselves
             "--epochs N, or take a measured run's settings and best epoch with --like RUN"
         )
     if not (kept.get("loss") or file.get("loss") or options["loss"] or chosen.training.row_wise):
-        if is_exact_faster(dataset.n_items, device, chosen.training.precision):
+        if is_exact_faster(dataset.n_items, chosen, device):
             chosen = Config.compose(kept, EXACT_LOSS, file, options)
         if first and not needed and chosen.loss_name == "ce":
             where = "a CPU" if device.type == "cpu" else "a GPU in half precision"

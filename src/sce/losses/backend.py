@@ -39,6 +39,11 @@ def why_not_triton(states: Tensor, catalogue: Tensor, backend: Backend) -> str |
     return None
 
 
+def has_kernels(device: torch.device) -> bool:
+    """True if the kernels run on this device, for inputs that suit them."""
+    return device.type == "cuda" and _HAS_TRITON and _remembered(device) is None
+
+
 def _why_not_on(device: torch.device) -> str | None:
     """Return the reason why the kernels do not run on a GPU: they hold PTX, TF32 and bfloat16."""
     if torch.version.hip is not None:

@@ -60,6 +60,24 @@ def test_a_sparse_gradient_of_large_buckets_adds_up_in_groups(
         assert torch.equal(rows, touched)
 
 
+@pytest.mark.parametrize("recording", [False, True])
+def test_sparse_or_dense_it_has_the_same_bits(
+    recording: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where items have many entries, but there are fewer than four for each of all."""
+    monkeypatch.setattr(catalogue_kernels, "_capturing", lambda: recording)
+    found = []
+    for sparse in (False, True):
+        states, catalogue, targets = problem(5, 100, 40, 16)
+        loss = ScalableCrossEntropy(
+            n_buckets=3, bucket_size_y=8, backend="triton", sparse_grad=sparse
+        )
+        generator = torch.Generator(DEVICE).manual_seed(0)
+        value = loss(states, catalogue, targets % 9, generator=generator)
+        found.append(torch.autograd.grad(value, catalogue)[0].to_dense())
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("sparse", [False, True])
 def test_an_item_that_most_states_want(sparse: bool) -> None:
     states, catalogue, targets = problem(5, 90, C, 16)

@@ -98,7 +98,8 @@ def _add(
     """
     items, order = keys.sort(stable=True)
     x, block_d = saved.x, power_of_2(saved.x.shape[1])
-    entries = 8 if len(items) <= 4 * len(out) else 16  # of a program: more where items have many
+    # Of a program: more where items have many. Dense or sparse, recorded or not, they are as many.
+    entries = 8 if len(items) <= 4 * len(saved.y) else 16
     launch(
         _add_by_item_kernel, (ceil_div(len(items), entries),),
         items, order, places, x, saved.packed, saved.n_won, grad, out,
