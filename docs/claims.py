@@ -134,7 +134,9 @@ def _without_logits() -> float:
     """Peak memory of exact CE without logits, to that with them, of the sce of the same day."""
     rows = read("benchmarks/results/train_peers.jsonl")
     peaks = {
-        row["library"]: row["peak MiB"] for row in rows if row["together"] and row["loss"] == "ce"
+        row["library"]: row["peak MiB"]
+        for row in rows
+        if (row["together"], row["loss"], row["device"]) == (True, "ce", "cuda")
     }
     return float(peaks["sce-chunked"] / peaks["sce"])
 
