@@ -186,7 +186,8 @@ def test_values(name: str, write: Write) -> None:
     frame = FRAME.with_columns(**{name: pl.Series(column) for name, column in VALUES[name].items()})
     if name == "bytes" and write is as_csv:
         pytest.skip("csv has none")
-    for options in ({}, {"drop_incomplete": True}):
+    every: list[dict[str, Any]] = [{}, {"drop_incomplete": True}]
+    for options in every if write is as_csv else every[:1]:
         assert_same(frame, write, 7, options)
 
 

@@ -10,7 +10,7 @@ from tests.losses.kernels.made_problem import DEVICE, GPU
 pytest.importorskip("triton")
 from sce.losses.kernels.centres import Prepared, draw_seed, prepare
 
-N = 4000 if GPU else 150  # buckets
+N = 4000 if GPU else 80  # buckets
 
 
 def prepared(
