@@ -39,7 +39,7 @@ def hide(rows: int, items: int, most: int) -> tuple[Codes, Codes]:
 def test_candidates_have_all_of_the_best(table: Floats, hidden: int, rows: int) -> None:
     norm = float(np.linalg.norm(table, axis=1).max())
     screen, screened = Screen(table), 0
-    for _ in range(10):
+    for _ in range(40):
         states, depths = normal(rows, table.shape[1]), RANDOM.integers(1, 20, rows)
         states[0] = table[45]
         hides = hide(rows, len(table), hidden)
