@@ -74,6 +74,9 @@ def test_the_ranks_of_users_are_kept_with_the_run(run: Path, capsys: Capture) ->
     ranks = read_ranks(run, result["test_ranks"])  # as training left them
     assert ranks is not None
     assert ((ranks > 0) & (ranks <= 10)).mean() == pytest.approx(result["test"]["hr@10"])
+    before = read_ranks(run, result["validation_ranks"], "validation")  # of the best epoch
+    assert before is not None
+    assert ((before > 0) & (before <= 10)).mean() == pytest.approx(result["validation"]["hr@10"])
     (run / "test_ranks.npy").unlink()
     write_json(run / "result.json", {k: v for k, v in result.items() if k != "test_ranks"})
     assert main(["evaluate", str(run), "--device", "cpu", "--k", "5"]) == 0  # not deep enough

@@ -134,10 +134,14 @@ def test_a_pair_has_its_interval_where_ranks_are_stored(tmp_path: Path) -> None:
     for loss, share in [("ce", 0.5), ("sce", 0.8)]:
         place = tmp_path / loss
         place.mkdir()
-        stored = write_ranks(place, ranks(900, share, 1))
-        rows.append(row("sasrec", loss, share, directory=str(place), test_ranks=stored))
-    change = relative_interval([ranks(900, 0.8, 1)], [ranks(900, 0.5, 1)])
-    assert isinstance(change, tuple)
+        stored = {
+            f"{split}_ranks": write_ranks(place, ranks(900, share, seed), split)
+            for seed, split in enumerate(("test", "validation"))
+        }
+        rows.append(row("sasrec", loss, share, directory=str(place), **stored))
     _, one = make_pairs(group_seeds(rows))
-    assert one["interval"] == [1 + end for end in change]
+    for seed, name in enumerate(("interval", "validation_interval")):
+        change = relative_interval([ranks(900, 0.8, seed)], [ranks(900, 0.5, seed)])
+        assert isinstance(change, tuple)
+        assert one[name] == [1 + end for end in change]
     assert one["no_interval"] is None

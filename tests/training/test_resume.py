@@ -245,7 +245,7 @@ def test_a_crash_at_any_write_and_resuming_is_exact(
             assert outcome(out) == unbroken, f"crash {crashes}"
         else:
             break
-    assert crashes == 24  # two for each of twelve calls
+    assert crashes == 26  # two for each of thirteen calls
     assert sorted(file.name for file in out.iterdir()) == [
         "best.safetensors",
         "items_values.npy",
@@ -255,6 +255,7 @@ def test_a_crash_at_any_write_and_resuming_is_exact(
         "resume.safetensors",
         "run.json",
         "test_ranks.npy",
+        "validation_ranks.npy",
     ]
 
 

@@ -42,7 +42,7 @@ _REMOVED = (
 _RESULT = (
     *("best_epoch", "epochs", "stopped", "validation", "test", "users"),
     *("by_popularity", "popularity", "seconds", "memory_mib", "memory_measured", "components_mib"),
-    *("tokens_per_second", "device", "test_ranks"),
+    *("tokens_per_second", "device", "test_ranks", "validation_ranks"),
 )
 
 _ROW = RESULT | {

@@ -56,8 +56,14 @@ class Pair(NamedTuple):
 
     def row(self) -> Row:
         """What is kept when the ranks are gone: ratios, and the interval over users."""
-        found = interval_of(self.ours, self.theirs) or "the ranks are not stored"
-        ends = None if isinstance(found, str) else [1 + end for end in found]
+        found = {
+            split: interval_of(self.ours, self.theirs, split) or "the ranks are not stored"
+            for split in ("test", "validation")
+        }
+        ends = {
+            split: None if isinstance(one, str) else [1 + end for end in one]
+            for split, one in found.items()
+        }
         return {
             "dataset": {
                 name: self.ours.rows[0]["dataset"][name]
@@ -68,9 +74,10 @@ class Pair(NamedTuple):
             "seeds": [row["seed"] for row in self.ours.rows],
             "users": number(self.ours.rows[0], "users", "test"),
             "test": self.ratio(TEST),
-            "interval": ends,
-            "no_interval": found if ends is None else None,
+            "interval": ends["test"],
+            "no_interval": None if ends["test"] else found["test"],
             "validation": self.ratio(SCORE),
+            "validation_interval": ends["validation"],
             **{kind: self.ratio(APART.format(kind)) for kind in ("popular", "rare")},
             "runs": [row["key"] for row in self.ours.rows],
             "against_runs": [row["key"] for row in self.theirs.rows],
@@ -112,20 +119,22 @@ def make_pairs(groups: Iterable[SeedGroup]) -> Iterator[Row]:
                     yield pair.row()
 
 
-def ranks_of(group: SeedGroup) -> list[NDArray[np.int32]]:
+def ranks_of(group: SeedGroup, split: str) -> list[NDArray[np.int32]]:
     """The ranks of the test users in each run; empty if any run has not stored them."""
     found = [
-        read_ranks(Path(row["directory"]), row["test_ranks"])
+        read_ranks(Path(row["directory"]), row[f"{split}_ranks"], split)
         for row in group.rows
-        if row.get("test_ranks") and row.get("directory")
+        if row.get(f"{split}_ranks") and row.get("directory")
     ]
     real = [ranks for ranks in found if ranks is not None]
     return real if len(real) == len(group.rows) else []
 
 
-def interval_of(ours: SeedGroup, theirs: SeedGroup) -> tuple[float, float] | str | None:
+def interval_of(
+    ours: SeedGroup, theirs: SeedGroup, split: str = "test"
+) -> tuple[float, float] | str | None:
     """The interval over users, or why there is none; None where the ranks are not stored."""
-    ranks = ranks_of(ours), ranks_of(theirs)
+    ranks = ranks_of(ours, split), ranks_of(theirs, split)
     return relative_interval(*ranks) if all(ranks) else None
 
 

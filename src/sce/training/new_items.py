@@ -16,7 +16,8 @@ from sce.training.run import MANIFEST, Run, read_weights, warn_of
 from sce.training.start import place_rows
 
 # Of fewer items.
-_OUTCOMES = ("test", "validation", "by_popularity", "popularity", "test_ranks", "users")
+_OUTCOMES = ("test", "validation", "by_popularity", "popularity", "users",
+             "test_ranks", "validation_ranks")  # fmt: skip
 
 
 def add_items(path: Path | str, items: Path | str, out: Path | str) -> dict[str, Any]:

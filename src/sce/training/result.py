@@ -73,8 +73,10 @@ def conclude(trainer: Trainer, start: dict[str, Any] | None = None) -> FitResult
     best = next((r for r in history if r["epoch"] == progress.best_epoch), {})
     by_popularity = dict(best.get("by_popularity", {}))
     test = trainer.measure(trainer.ranker, "test") if len(dataset.test) else None
-    popularity = None
+    popularity, ranks = None, {}
     if test is not None:
+        again = trainer.measure(trainer.ranker, "validation")
+        ranks = {"test": test.metrics.ranks, "validation": again.metrics.ranks}
         by_popularity["test"] = test.metrics.by_popularity
         popular = Popularity(dataset.train, dataset.n_items, device=trainer.step.device)
         popularity = {
@@ -108,7 +110,7 @@ def conclude(trainer: Trainer, start: dict[str, Any] | None = None) -> FitResult
     if trainer.run is not None:
         content: dict[str, Any] = asdict(result)
         del content["history"]
-        if test is not None:
-            content["test_ranks"] = write_ranks(trainer.run.path, test.metrics.ranks)
+        for split, one in ranks.items():
+            content[f"{split}_ranks"] = write_ranks(trainer.run.path, one, split)
         write_json(trainer.run.result_file, content)
     return result

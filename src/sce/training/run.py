@@ -8,6 +8,7 @@ RUN/resume.safetensors  the checkpoint to resume from: see checkpoint.py
 RUN/resume              the same of a sharded catalogue: see distributed/checkpoint.py
 RUN/result.json         the outcome, once training has ended
 RUN/test_ranks.npy      rank of each test user's target, from 1 (0: not ranked)
+RUN/validation_ranks.npy  the same of validation targets, with the weights of the best epoch
 RUN/report.html         written by `sce report`
 """
 
@@ -36,10 +37,16 @@ from sce.models.registry import BACKBONES
 from sce.training.checkpoint import are_finite, forms, read_tensors, with_prefix
 from sce.units import plural
 
-RANKS = "test_ranks.npy"
+RANKS = "{}_ranks.npy"  # of a split
 # Beside run.json and the vocabulary.
 _TENSORS = ("best.safetensors", "resume.safetensors", "resume")
-FILES = ("metrics.jsonl", "result.json", "report.html", RANKS, *_TENSORS)
+FILES = (
+    "metrics.jsonl",
+    "result.json",
+    "report.html",
+    *map(RANKS.format, ("validation", "test")),
+    *_TENSORS,
+)
 START = {  # as start.py has it
     **dict.fromkeys(("run", "identity", "optimizer"), str),
     **dict.fromkeys(("carried", "new", "from_neighbours", "unseen?"), int),
@@ -86,6 +93,7 @@ RESULT = {
     "popularity?": _METRICS,
     "components_mib?": _NUMBERS,
     "test_ranks?": FILE,
+    "validation_ranks?": FILE,
     "start?": START,
     **_METRICS,
     **_APART,
@@ -299,16 +307,19 @@ def resume_hint(run: Run) -> str:
     return f"with {named('force', True)} to begin anew: there is no state to resume from yet"
 
 
-def write_ranks(directory: Path, ranks: NDArray[np.int32]) -> dict[str, Any]:
+def write_ranks(directory: Path, ranks: NDArray[np.int32], split: str = "test") -> dict[str, Any]:
     """Store the ranks of test users in the dataset's order; return size and digest."""
-    with storage.atomic_file(directory / RANKS) as file:
+    path = directory / RANKS.format(split)
+    with storage.atomic_file(path) as file:
         write_array(file, ranks)
-    return describe_file(directory / RANKS)
+    return describe_file(path)
 
 
-def read_ranks(directory: Path, written: Mapping[str, Any]) -> NDArray[np.int32] | None:
+def read_ranks(
+    directory: Path, written: Mapping[str, Any], split: str = "test"
+) -> NDArray[np.int32] | None:
     """Read ranks of this size and digest; None where they were taken away."""
-    file, found = directory / RANKS, None
+    file, found = directory / RANKS.format(split), None
     if not file.is_file():
         return None
     if describe_file(file) == written:
