@@ -70,6 +70,7 @@ def grid() -> list[Row]:
     # Which loss when.
     cells += combine((*OURS, "CE, chunked", "CE-", "BCE", "gBCE"), SIZES, single)
     cells += combine(["CE"], SIZES[:3], single)
+    cells += combine(["SCE, default"], SIZES[:3], single, bucket_size_y=2048)
     cells += combine(["SCE, paper"], SIZES[1:3], DTYPES)
     return [*cells, *combine(["SCE"], [100_000_000], half)]
 
