@@ -114,7 +114,7 @@ def noise() -> str:
     few = [log for log, share in spread.items() if share < 3]
     rest = [f"{share:.0f} % on {log}" for log, share in spread.items() if share >= 3]
     return (
-        f"The standard deviation over three seeds, the mean of SCE's and CE's, is "
+        f"The standard deviation over six seeds, the mean of SCE's and CE's, is "
         f"{min(spread.values()):.1f} to {max(spread[log] for log in few):.1f} % of NDCG@10 on "
         f"{len(few)} of the {len(spread)} logs.\nIt is {', '.join(rest[:-1])} and {rest[-1]}."
     )
@@ -128,8 +128,8 @@ def news() -> str:
     return (
         f"On globo, the one log of news, sampled softmax with popular negatives (CE⁻) has "
         f"{found / ce:.2f} times the NDCG@10 of exact CE, and {found / sce:.2f} times that of SCE."
-        f"\nIt was trained with **{seeds}**, the others with three. The best seed of SCE is "
-        f"{100 * (max(ndcg(trained('globo', 'sce'))) / sce - 1):.0f} % above the mean of its three."
+        f"\nIt was trained with **{seeds}**, the others with six. The best seed of SCE is "
+        f"{100 * (max(ndcg(trained('globo', 'sce'))) / sce - 1):.0f} % above the mean of its six."
     )
 
 

@@ -14,7 +14,6 @@ from sce.report.pairs import setting_of
 
 ROOT = Path(__file__).parent.parent
 ROWS = "experiments/results/default"
-STOPPED = "experiments/results/stopped/field.jsonl"
 Row = dict[str, Any]
 Setting = tuple[Any, ...]  # backbone, loss, source of negatives, whether they are cut
 RIVALS = {
@@ -87,17 +86,14 @@ def against_ce() -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def _intervals() -> dict[str, str]:
-    """Over test users, by `sce compare --pairs`: the ranks of runs are too large to keep."""
-    pairs = sorted(read(f"{ROWS}/pairs"), key=lambda row: len(row["seeds"]))
-    sides = [("sasrec", "sce"), ("sasrec", "ce")]
+def default_pairs(seeds: list[int]) -> dict[str, Row]:
+    """SCE against exact CE on each log, by `sce compare --pairs`: ranks are too large to keep."""
     return {
-        row["dataset"]["name"]: "–".join(f"{end:.3f}" for end in row["interval"])
-        for row in pairs
-        if row["interval"] and sides == [
-            (side["model.name"], side["loss.name"]) for side in (row["setting"], row["against"])
-        ]
-    }  # fmt: skip
+        row["dataset"]["name"]: row
+        for row in read(f"{ROWS}/pairs")
+        if (row["setting"]["loss.name"], row["against"]["loss.name"], row["seeds"])
+        == ("sce", "ce", seeds)
+    }
 
 
 def _spread(values: list[float]) -> str:
@@ -106,18 +102,23 @@ def _spread(values: list[float]) -> str:
 
 def default() -> str:
     """SCE by default against exact CE, log by log."""
-    head = ["log", "items", "test users", "CE, test NDCG@10", "SCE", "ratio, test", "interval",
-            "ratio, validation"]  # fmt: skip
-    found, intervals = list(against_ce()), _intervals()
+    head = ["log", "items", "test users", "CE, test NDCG@10", "SCE", "ratio, test",
+            "interval, seeds 0–2", "seeds 3–5", "ratio, validation", "seeds 3–5"]  # fmt: skip
+    found, first, second = list(against_ce()), default_pairs([0, 1, 2]), default_pairs([3, 4, 5])
+
+    def shown(ends: list[float]) -> str:
+        return "–".join(f"{end:.3f}" for end in ends)
+
     rows = [
         [one["log"], f"{one['items']:,}", f"{one['users']:,}", _spread(one["ce"]),
-         _spread(one["sce"]), f"{one['test']:.3f}", intervals.get(one["log"], ""),
-         f"{one['validation']:.3f}"]
+         _spread(one["sce"]), f"{one['test']:.3f}", shown(first[one["log"]]["interval"]),
+         shown(second[one["log"]]["interval"]), f"{one['validation']:.3f}",
+         shown(second[one["log"]]["validation_interval"])]
         for one in found
     ]  # fmt: skip
     for name, of in (("mean", mean), ("median", median)):
         both = [f"**{of(one[on] for one in found):.3f}**" for on in ("test", "validation")]
-        rows.append([name, "", "", "", "", both[0], "", both[1]])
+        rows.append([name, "", "", "", "", both[0], "", "", both[1], ""])
     return table(head, rows)
 
 
@@ -147,16 +148,8 @@ def summary() -> str:
 
 
 def rivals() -> str:
-    """Ratios to exact CE, means over the seeds of each, test / validation; bold: best on test.
-
-    A training that was stopped has its best validation so far.
-    """
+    """Ratios to exact CE, means over the seeds of each, test / validation; bold: best on test."""
     logs = of_sasrec()
-    stopped = {
-        (row["log"], row["loss"], row["negatives"]): row["validation"]["ndcg@10"]
-        for row in read(STOPPED)
-        if row["model"] == "sasrec"
-    }
     kinds = [kind for kind in RIVALS if any(kind in losses for losses in logs.values())]
     ratios: dict[str, dict[Any, tuple[float, float]]] = {}
     for log, losses in logs.items():
@@ -166,16 +159,14 @@ def rivals() -> str:
                 test, other = (mean(ndcg(rows, on)) / mean(ndcg(ce, on)) for on in of)
                 ratios.setdefault(log, {})[kind] = test, other
 
-    def cell(log: str, found: dict[Any, tuple[float, float]], kind: Any) -> str:
-        if best := stopped.get((log, *kind)) if kind not in found else None:
-            return f"? / {best / mean(ndcg(logs[log]['ce', None], 'validation')):.2f}"
+    def cell(found: dict[Any, tuple[float, float]], kind: Any) -> str:
         if kind not in found:
             return ""
         test, validation = (f"{ratio:.2f}" for ratio in found[kind])
         best = found[kind][0] == max(one[0] for one in found.values())
         return f"{f'**{test}**' if best else test} / {validation}"
 
-    rows = [[log, *(cell(log, found, kind) for kind in kinds)] for log, found in ratios.items()]
+    rows = [[log, *(cell(found, kind) for kind in kinds)] for log, found in ratios.items()]
     last = ["mean (logs)"]
     for kind in kinds:
         some = [found[kind] for found in ratios.values() if kind in found]

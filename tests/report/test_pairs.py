@@ -134,7 +134,7 @@ def test_a_pair_has_its_interval_where_ranks_are_stored(tmp_path: Path) -> None:
     for loss, share in [("ce", 0.5), ("sce", 0.8)]:
         place = tmp_path / loss
         place.mkdir()
-        stored = {
+        stored: dict[str, Any] = {
             f"{split}_ranks": write_ranks(place, ranks(900, share, seed), split)
             for seed, split in enumerate(("test", "validation"))
         }
