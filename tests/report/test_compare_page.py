@@ -1,6 +1,7 @@
 import math
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -210,12 +211,28 @@ def test_a_sweep_without_a_finished_run() -> None:
 
 def test_a_summary_without_a_table_or_a_finished_run(whole: Comparison) -> None:
     rows = [make_row(loss, {"loss.name": loss}) for loss in ("ce", "sce")]
-    (heads, *lines), told = make_summary([comparison(rows, FigureSpec("pareto", x="memory"))])
+    lead, (heads, *lines), told = make_summary([comparison(rows, FigureSpec("pareto", x="memory"))])
+    assert lead == "2 runs on 1 dataset, all finished."
     assert heads[:3] == ["data", "setting", "seeds"]
     assert [line[1] for line in lines] == ["CE", "SCE"]
     assert list(told) == ["Popularity reaches test NDCG@10 0.0051 on ml1m."]
-    (heads, *lines), told = make_summary([comparison([whole.rows[-1]], *DEFAULT_FIGURES)])
+    _, (heads, *lines), told = make_summary([comparison([whole.rows[-1]], *DEFAULT_FIGURES)])
     assert (heads, lines, list(told)) == ([], [], [])
+
+
+def test_of_several_sweeps_that_with_the_most_comparisons_is_told_and_named(
+    whole: Comparison,
+) -> None:
+    rows = [make_row(loss, {"loss.name": loss}, test=0.02) for loss in ("bce", "gbce")]
+    few = comparison(rows, FigureSpec("table"))
+    few = replace(few, sweep=replace(few.sweep, name="few", title="Few"))
+    lead, (_, *lines), told = make_summary([few, whole])
+    assert lead.endswith("\nOf main (Mine & yours); --only tells of another: few.")
+    assert len({line[0] for line in lines}) == 3  # datasets
+    assert "ml1m: test NDCG@10 of SCE (" in told[0]
+    for text in (make_page([few, whole], written=WRITTEN), make_markdown([few, whole])):
+        assert "This is of main (Mine &amp; yours) alone." in text
+    assert "alone." not in make_markdown([whole])
 
 
 def test_bars_in_names_do_not_break_a_markdown_table() -> None:

@@ -75,9 +75,9 @@ def compare(
         write_page(path if path == page_file else path.resolve(), text)
     # Not before all are written: whoever reads this may stop reading after the first line.
     with telling():
-        (heads, *lines), paragraphs = page.make_summary(comparisons)
+        lead, (heads, *lines), paragraphs = page.make_summary(comparisons)
         console = output_console()
-        console.print(f"{rows.count_runs(comparisons)} Best validation NDCG@10 first:\n")
+        console.print(f"{lead} Best validation NDCG@10 first:\n", soft_wrap=True, markup=False)
         table = plain_table(*heads)
         for line in lines:
             table.add_row(*map(escape, line))

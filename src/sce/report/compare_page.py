@@ -63,17 +63,21 @@ def _field(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     return {"heads": heads, "rows": rows if several else [], "about": ABOUT}
 
 
-def make_summary(comparisons: Sequence[Comparison]) -> tuple[list[list[str]], list[str]]:
-    """For a terminal: the settings that were chosen under their heads, and paragraphs about them.
+def make_summary(comparisons: Sequence[Comparison]) -> tuple[str, list[list[str]], list[str]]:
+    """For a terminal: a lead, the chosen settings under their heads, and paragraphs about them.
 
     They are those of the verdicts; where there is no table, all settings of the first comparison.
     """
     one, table = _headline_table(comparisons) or (comparisons[0], ComparisonTable([]))
+    lead = count_runs(comparisons)
+    if len(comparisons) > 1:
+        others = ", ".join(other.sweep.name for other in comparisons if other is not one)
+        lead += f"\nOf {_name(one)}; --only tells of another: {others}."
     heads, rows = all_settings(table.groups or one.groups)
     told = _headlines(comparisons)
     verdicts = [f"{word}\n  " + text.replace("; ", "\n  ") for text, word in told["verdicts"]]
     notes = filter(None, [told["note"], *table.caveats, *_popularity(one), *one.caveats()])
-    return [heads, *rows], [one for one in (*verdicts, "\n".join(notes)) if one]
+    return lead, [heads, *rows], [one for one in (*verdicts, "\n".join(notes)) if one]
 
 
 def make_files(comparisons: Sequence[Comparison]) -> dict[str, str]:
@@ -139,14 +143,20 @@ def _headlines(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     """The verdicts, in words and each in a few, and what the reader needs to know of them."""
     found = _headline_table(comparisons)
     verdicts = [_verdict(duel) for duel in found[1].duels] if found else []
-    note = _NO_RANKS if any("no interval¹" in text for text, _ in verdicts) else ""
-    return {"verdicts": verdicts, "note": note}
+    notes = [_NO_RANKS] if any("no interval¹" in text for text, _ in verdicts) else []
+    if found and verdicts and len(comparisons) > 1:
+        notes.append(f"This is of {_name(found[0])} alone.")
+    return {"verdicts": verdicts, "note": " ".join(notes)}
+
+
+def _name(comparison: Comparison) -> str:
+    return f"{comparison.sweep.name} ({comparison.sweep.title})"
 
 
 def _headline_table(comparisons: Sequence[Comparison]) -> tuple[Comparison, ComparisonTable] | None:
-    """The first table that has duels, else the first."""
+    """The table with the most duels, of equals the first."""
     tables = [(one, table) for one in comparisons for _, table in one.tables]
-    return next((pair for pair in tables if pair[1].duels), tables[0] if tables else None)
+    return max(tables, key=lambda pair: len(pair[1].duels), default=None)
 
 
 def _verdict(duel: Duel) -> tuple[str, str]:
