@@ -75,8 +75,10 @@ def conclude(trainer: Trainer, start: dict[str, Any] | None = None) -> FitResult
     test = trainer.measure(trainer.ranker, "test") if len(dataset.test) else None
     popularity, ranks = None, {}
     if test is not None:
-        again = trainer.measure(trainer.ranker, "validation")
-        ranks = {"test": test.metrics.ranks, "validation": again.metrics.ranks}
+        before = trainer.best_ranks
+        if before is None:  # the best epoch was that of an interrupted process
+            before = trainer.measure(trainer.ranker, "validation").metrics.ranks
+        ranks = {"test": test.metrics.ranks, "validation": before}
         by_popularity["test"] = test.metrics.by_popularity
         popular = Popularity(dataset.train, dataset.n_items, device=trainer.step.device)
         popularity = {

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sce.data.batches import trainable_rows
@@ -131,6 +132,7 @@ class Trainer:
         self.epochs = bar.epochs = math.ceil(self.total / self.steps)
         self.validation = _sample_users(dataset, settings.validation_users)
         self.progress = Progress()
+        self.best_ranks: NDArray[np.int32] | None = None  # of validation, if found in this process
         keep, model = Checkpointer, cast("Any", trained.model)
         self.ranker: Any = model
         if trained.table is not None:
@@ -192,6 +194,7 @@ class Trainer:
         measured = self.measure(self.ranker, "validation")
         self.progress.start = make_record(0, EpochSoFar(), measured, best=True)
         self.progress.best_score = measured.metrics.values[SCORE]
+        self.best_ranks = measured.metrics.ranks
         self.checkpointer.keep_best()
         self._close(self.progress.start, on_epoch)
 
@@ -291,6 +294,7 @@ class Trainer:
         if is_best:
             progress.best_epoch, progress.stale = epoch, 0
             progress.best_score = -1.0 if score is None else score
+            self.best_ranks = None if measured is None else measured.metrics.ranks
             self.checkpointer.keep_best()
         elif score is not None:
             progress.stale += 1
