@@ -9,6 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.losses.kernels.interpreter import hasten
 
+# A process compiles for itself: others would first import torch, for the few graphs there are.
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 # Without a GPU the kernels are tested in Triton's interpreter; it must be told before it is
 # imported.
 if not torch.cuda.is_available():
