@@ -10,8 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.losses.kernels.interpreter import hasten
 
 os.fsync = lambda fd: None  # takes much of the time, and shows in no test
-# A process compiles for itself: others would first import torch, for the few graphs there are.
-os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 # Without a GPU the kernels are tested in Triton's interpreter; it must be told before it is
 # imported.
 if not torch.cuda.is_available():
