@@ -72,7 +72,7 @@ $(VENV)/.examples: $(STAMP)
 	@touch $@
 
 unit: $(VENV)/.examples
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 pages: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m browser tests

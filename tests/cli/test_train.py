@@ -402,7 +402,8 @@ def _literal(node: ast.AST) -> str:
 DRIVER = """
 import json, os, pathlib, random, signal, sys, time
 
-import sce.cli.train  # torch is imported once, for all the processes below
+import torch._dynamo  # once, for all the processes below
+import sce.cli.train
 from sce.cli import main
 
 command, directory = json.loads(sys.argv[1]), pathlib.Path(sys.argv[2])

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from sce.distributed import Ranks
+from tests.losses.kernels.interpreter import hasten
 
 KILLED = "killed"
 Run = Callable[..., list[Any]]
@@ -22,6 +23,7 @@ Run = Callable[..., list[Any]]
 
 def _serve(rank: int, most: int, meeting: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
+    hasten()
     os.fsync = lambda fd: None  # takes most of the time, and shows in no test
     patience = timedelta(seconds=30)
     dist.init_process_group(

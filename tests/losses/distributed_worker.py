@@ -1,10 +1,9 @@
-"""One of two processes that train together: `python distributed_worker.py RANK FOLDER`.
+"""One of two processes that train together.
 
 Writes FOLDER/RANK.pt: for each case, the gradients of this process alone, and those that
 DistributedDataParallel leaves.
 """
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sce.losses import ScalableCrossEntropy
+from tests.losses.kernels.interpreter import hasten
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # both on one GPU: gloo does not mind
 CASES: dict[str, dict[str, Any]] = {
@@ -56,6 +56,7 @@ def gradients(net: Net, call: nn.Module, rank: int) -> dict[str, Tensor]:
 def main(rank: int, folder: Path) -> None:
     """Run every case, alone and together."""
     torch.set_num_threads(1)
+    hasten()
     dist.init_process_group(
         "gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=2
     )
@@ -68,7 +69,3 @@ def main(rank: int, folder: Path) -> None:
         }
     torch.save(found, folder / f"{rank}.pt")
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))

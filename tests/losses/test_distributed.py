@@ -1,8 +1,5 @@
 """Two processes that train one model: DistributedDataParallel over gloo."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +7,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from tests.distributed.pool import forks
 from tests.losses import distributed_worker
 from tests.losses.distributed_worker import CASES
 
@@ -19,15 +17,15 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
 
 def run_both(folder: Path) -> list[dict[str, Any]]:
     """Return what each of the processes wrote."""
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    if not torch.cuda.is_available():
-        env["TRITON_INTERPRET"] = "1"
     workers = [
-        subprocess.Popen([sys.executable, distributed_worker.__file__, str(rank), folder], env=env)
-        for rank in range(2)
+        forks().Process(target=distributed_worker.main, args=(rank, folder)) for rank in range(2)
     ]
+    for worker in workers:
+        worker.start()
     try:
-        assert [worker.wait(timeout=240) for worker in workers] == [0, 0]
+        for worker in workers:
+            worker.join(timeout=240)
+        assert [worker.exitcode for worker in workers] == [0, 0]
     finally:
         for worker in workers:
             worker.kill()

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -13,6 +14,12 @@ from sce.serving.ranking import Codes, Floats, rank, top_k
 from sce.serving.screen import GROUP, Screen, exact_here, largest_products
 
 RANDOM = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def _random_numbers_of_its_own(request: pytest.FixtureRequest) -> None:
+    seed = crc32(request.node.name.encode())
+    RANDOM.bit_generator.state = np.random.PCG64(seed).state
 
 
 def normal(*shape: int) -> Floats:
