@@ -227,6 +227,9 @@ def beauty() -> str:
     for row in read("experiments/results/published/beauty.jsonl"):
         name = f"LiGR of 256 dimensions + CE⁻, {row['settings']['loss.negatives']}"
         ours.append((name, [row]))
+    for row in read("experiments/results/published/s3_beauty.jsonl"):
+        name = "LiGR" if row["settings"]["model.name"] == "ligr" else "SASRec"
+        ours.append((f"{name} + CE⁻, uniform, in the order of S³-Rec's file", [row]))
     return _published("beauty-table.toml", ours)
 
 
