@@ -86,6 +86,9 @@ def test_the_ranks_of_users_are_kept_with_the_run(run: Path, capsys: Capture) ->
     again = read_ranks(run, result["test_ranks"])
     assert again is not None
     assert (again == ranks).all()
+    (run / "validation_ranks.npy").write_bytes(b"altered")
+    assert main(["evaluate", str(run), "--device", "cpu", "--split", "validation"]) == 0
+    assert Run.open(run).result() == result
     with locked(run):
         (run / "test_ranks.npy").unlink()
         capsys.readouterr()

@@ -91,6 +91,7 @@ def test_the_peak_of_a_training(data: str, loss: str) -> None:
         row
         for row in read(TRAININGS / f"{data}.jsonl")
         if (row["settings"]["model.name"], row["settings"]["loss.name"]) == ("sasrec", loss)
+        and row["seed"] > 2  # in those before, a captured batch of CE had room for more targets
     ]
     assert len(rows) == 3
     settings, items = rows[0]["settings"], rows[0]["dataset"]["n_items"]
@@ -107,9 +108,7 @@ def test_the_peak_of_a_training(data: str, loss: str) -> None:
         users=users,
         events=events,
     )
-    # When these ran, a captured batch of CE had room for up to a fifth more targets.
-    off = {"ce": 0.13, "sce": 0.05}[loss]
-    assert predict(job, loss).total / 2**20 == pytest.approx(median(peaks), rel=off)
+    assert predict(job, loss).total / 2**20 == pytest.approx(median(peaks), rel=0.06)
 
 
 def test_recorded_steps_of_every_loss() -> None:

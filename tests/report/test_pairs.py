@@ -144,4 +144,7 @@ def test_a_pair_has_its_interval_where_ranks_are_stored(tmp_path: Path) -> None:
         change = relative_interval([ranks(900, 0.8, seed)], [ranks(900, 0.5, seed)])
         assert isinstance(change, tuple)
         assert one[name] == [1 + end for end in change]
+    rows[0]["validation_ranks"] = write_ranks(tmp_path / "ce", ranks(800, 0.5, 1), "validation")
+    _, one = make_pairs(group_seeds(rows))  # of another sample
+    assert (one["interval"] is None, one["validation_interval"]) == (False, None)
     assert one["no_interval"] is None

@@ -65,8 +65,8 @@ def evaluate(
             measured(ranker, progress=partial(tell, f"evaluating {name}"))
             for name, ranker in rankers.items()
         )
-    if split == "test" and k is None and not keep_seen:
-        _keep_ranks(opened, model.ranks)
+    if k is None and not keep_seen:
+        _keep_ranks(opened, model.ranks, split)
     if as_json:
         facts = {"run": str(run), "split": split, "keep_seen": keep_seen}
         facts |= {"users": model.users, "seen_targets": model.seen_targets}
@@ -82,16 +82,17 @@ def evaluate(
     output_console().print(line, soft_wrap=True, markup=False)
 
 
-def _keep_ranks(run: Run, ranks: NDArray[np.int32]) -> None:
+def _keep_ranks(run: Run, ranks: NDArray[np.int32], split: str) -> None:
     """Store the users' ranks with a finished run that has none; "sce compare" needs them."""
     result = run.result()
     if result is None:
         return
     with suppress(InputError):  # what was altered is written anew
-        if read_ranks(run.path, result.get("test_ranks") or {}) is not None:
+        if read_ranks(run.path, result.get(f"{split}_ranks") or {}, split) is not None:
             return
     try:
         with locked(run.path):
-            write_json(run.result_file, result | {"test_ranks": write_ranks(run.path, ranks)})
+            stored = {f"{split}_ranks": write_ranks(run.path, ranks, split)}
+            write_json(run.result_file, result | stored)
     except (InputError, OSError) as error:
-        say(f"warning: the ranks of the test users were not stored: {error}")
+        say(f"warning: the ranks of the {split} users were not stored: {error}")

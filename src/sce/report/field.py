@@ -24,7 +24,8 @@ ABOUT = (
     "seeds and logs. Better and worse are those whose interval excludes 1. It is by a "
     "bootstrap of logs, and of seeds within them, with the t distribution for their number: with "
     "few logs it is wide, with fewer than five there is none. Ranks are among the settings "
-    "trained on a log; memory and time are medians over logs."
+    "trained on a log; memory and time are medians over logs. Popular and rare targets are of as "
+    "many logs as are in brackets, where not of all."
 )
 
 
@@ -59,11 +60,11 @@ class Standing:
         low, high = self.interval
         return "better" if low > 1 else "worse" if high < 1 else "within the spread"
 
-    def part(self, kind: str) -> float | None:
-        """The ratio for popular or rare targets, over the logs where they were told apart."""
+    def part(self, kind: str) -> tuple[float, int] | None:
+        """The ratio for popular or rare targets, and of how many logs: where they are apart."""
         found = [pair.changes(APART.format(kind)) for pair in self.pairs]
         means = [fmean(changes) for changes in found if changes]
-        return math.exp(fmean(means)) if means else None
+        return (math.exp(fmean(means)), len(means)) if means else None
 
 
 def spread_over_logs(changes: Sequence[Sequence[float]]) -> float:
@@ -138,7 +139,14 @@ def _tell(one: Standing) -> list[str]:
         f"{one.ratio:.3f}",
         "–".join(f"{end:.3f}" for end in one.interval or ()),
         one.verdict,
-        *("" if part is None else f"{part:.3f}" for part in map(one.part, ("popular", "rare"))),
+        *(_tell_part(one.part(kind), len(one.pairs)) for kind in ("popular", "rare")),
         show_memory(median(peaks) if peaks else None),
         show_duration(median(epochs) if epochs else None),
     ]
+
+
+def _tell_part(part: tuple[float, int] | None, logs: int) -> str:
+    if part is None:
+        return ""
+    ratio, count = part
+    return f"{ratio:.3f}" + (f" ({count})" if count < logs else "")

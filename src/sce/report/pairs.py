@@ -120,7 +120,7 @@ def make_pairs(groups: Iterable[SeedGroup]) -> Iterator[Row]:
 
 
 def ranks_of(group: SeedGroup, split: str) -> list[NDArray[np.int32]]:
-    """The ranks of the test users in each run; empty if any run has not stored them."""
+    """The ranks of a split's targets in each run; empty if any run has not stored them."""
     found = [
         read_ranks(Path(row["directory"]), row[f"{split}_ranks"], split)
         for row in group.rows
@@ -135,6 +135,8 @@ def interval_of(
 ) -> tuple[float, float] | str | None:
     """The interval over users, or why there is none; None where the ranks are not stored."""
     ranks = ranks_of(ours, split), ranks_of(theirs, split)
+    if len({len(one) for side in ranks for one in side}) > 1:
+        return "they were evaluated on other users"
     return relative_interval(*ranks) if all(ranks) else None
 
 

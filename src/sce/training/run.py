@@ -308,7 +308,7 @@ def resume_hint(run: Run) -> str:
 
 
 def write_ranks(directory: Path, ranks: NDArray[np.int32], split: str = "test") -> dict[str, Any]:
-    """Store the ranks of test users in the dataset's order; return size and digest."""
+    """Store the ranks of a split's targets, in the order of users; return size and digest."""
     path = directory / RANKS.format(split)
     with storage.atomic_file(path) as file:
         write_array(file, ranks)
@@ -326,5 +326,6 @@ def read_ranks(
         with suppress(ValueError), file.open("rb") as opened:
             found = map_array(opened)
     if found is None or found.dtype != np.int32 or found.ndim != 1:
-        raise InputError(f"{file} was altered; sce evaluate {directory} writes it again")
+        again = f"sce evaluate {directory} --split {split}"
+        raise InputError(f"{file} was altered; {again} writes it again")
     return found
