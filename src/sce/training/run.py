@@ -326,6 +326,6 @@ def read_ranks(
         with suppress(ValueError), file.open("rb") as opened:
             found = map_array(opened)
     if found is None or found.dtype != np.int32 or found.ndim != 1:
-        again = f"sce evaluate {directory} --split {split}"
+        again = f"sce evaluate {directory} of the {split} split"
         raise InputError(f"{file} was altered; {again} writes it again")
     return found
