@@ -1,13 +1,15 @@
 """Draw quality against the number of buckets on each log, and the share of states in any bucket.
 
-python docs/plot_coverage.py    # experiments/results -> docs/figures/{coverage,placed}.svg
+python docs/plot_coverage.py    # experiments/results -> docs/figures/{coverage,sizes,placed}.svg
 """
 
 from pathlib import Path
+from statistics import mean, stdev
 
 import altair as alt
 import polars as pl
-from studies import CENTRES, LOGS, paper_rule
+from studies import CENTRES, LOGS, paper_rule, study, trained
+from trainings import ndcg
 
 from sce.report.drawing import Figure
 
@@ -100,6 +102,47 @@ def draw_quality() -> None:
     )
 
 
+def draw_sizes() -> None:
+    """Ratios to exact cross-entropy against the number of buckets, and of items in each."""
+    tried = {
+        "items in a bucket": [(8.0, size) for size in (256, 512, 1024, 2048, 4096)],
+        "buckets": [(alpha, 2048) for alpha in (1.0, 1.4, 2.0, 4.0, 8.0)],
+    }
+    points, bands = [], []
+    for log in LOGS:
+        exact = ndcg(trained(log, "ce"), "validation")
+        spread = stdev(exact) / mean(exact)
+        bands += [{"log": log, "low": 1 - spread, "high": 1 + spread}]
+        for name, some in tried.items():
+            for alpha, size in some:
+                found = [row["validation"] for row in study(log, "coverage", alpha, size)]
+                if (alpha, size) == (8.0, 2048):
+                    found = ndcg(trained(log, "sce"), "validation")
+                if found:
+                    times = alpha / 8 * size / 2048
+                    ratio = mean(found) / mean(exact)
+                    points.append({"log": log, "what": name, "times": times, "ratio": ratio})
+    x = (
+        alt.X("times:Q", title="times the default")
+        .scale(type="log", base=2, domain=[1 / 8, 2])
+        .axis(values=[1 / 8, 1 / 4, 1 / 2, 1, 2], format=".3~g", grid=False)
+    )
+    y = alt.Y("ratio:Q", title=None).scale(zero=False).axis(tickCount=4)
+    colour = alt.Color("what:N", title=None, sort=[*tried]).legend(orient="bottom")
+    lines = alt.Chart(pl.DataFrame(points)).mark_line(point=True).encode(x=x, y=y, color=colour)
+    band = alt.Chart(pl.DataFrame(bands)).mark_rect(opacity=0.2).encode(y="low:Q", y2="high:Q")
+    panels = [
+        alt.layer(
+            band.transform_filter(alt.datum.log == log),
+            lines.transform_filter(alt.datum.log == log),
+        ).properties(title=log, width=120, height=100)
+        for log in LOGS
+    ]
+    chart = alt.vconcat(alt.hconcat(*panels[:5]), alt.hconcat(*panels[5:]))
+    _save("sizes.svg", Figure("Quality against the number of buckets and items", "", "", chart))
+
+
 if __name__ == "__main__":
     draw_quality()
+    draw_sizes()
     draw_placed()

@@ -222,6 +222,48 @@ def coverage_steps() -> str:
     return table(["ratio to CE, test / validation (trainings)", *each], rows)
 
 
+def size_ratios() -> dict[str, dict[str, tuple[float, ...]]]:
+    """Ratios to six seeds of exact CE, with other numbers of buckets and of items than by default.
+
+    For each log and what was tried, on test and on validation.
+    """
+    tried = {"α = 1": (1.0, 2048), "α = 1.4": (1.4, 2048), "256 items": (8.0, 256),
+             "512": (8.0, 512), "1,024": (8.0, 1024), "4,096": (8.0, 4096)}  # fmt: skip
+    ratios = {}
+    for log in LOGS:
+        ce, sce = ([ndcg(trained(log, loss), on) for on in ("test", "validation")]
+                   for loss in ("ce", "sce"))  # fmt: skip
+        found = {name: [_means(rows)] for name, one in tried.items()
+                 if (rows := study(log, "coverage", *one))}  # fmt: skip
+        seeds = list(zip(*sce, strict=True))
+        found |= {"default, seed 0": seeds[:1], "default, six seeds": seeds}
+        ratios[log] = {
+            name: tuple(
+                mean(one) / mean(exact)
+                for one, exact in zip(zip(*some, strict=True), ce, strict=True)
+            )
+            for name, some in found.items()
+        }
+    return ratios
+
+
+def sizes() -> str:
+    """The same as a table."""
+    ratios = size_ratios()
+    names = list(ratios["beauty"])  # of more than 4,096 items
+
+    def cell(log: str, name: str) -> str:
+        return " / ".join(f"{ratio:.2f}" for ratio in ratios[log].get(name, ()))
+
+    last = []
+    for name in names:
+        some = [one[name] for one in ratios.values() if name in one]
+        test, validation = (mean(of) for of in zip(*some, strict=True))
+        last.append(_both((test, validation), 3, len(some)))
+    rows = ([log, *(cell(log, name) for name in names)] for log in LOGS)
+    return table(["log", *names], [*rows, ["mean (logs)", *last]])
+
+
 def placed() -> str:
     """Share of the states in any bucket by the paper's rule: at first, at its lowest, at last."""
     rows = []
@@ -325,7 +367,8 @@ def evaluating() -> str:
     )
 
 
-def _language() -> dict[str, dict[int, Row]]:
+def language_rows() -> dict[str, dict[int, Row]]:
+    """Trainings of the language model: by loss, then by step."""
     found: dict[str, dict[int, Row]] = {}
     for row in read("benchmarks/results/language_model.jsonl"):
         found.setdefault(row["loss"], {})[row["step"]] = row
@@ -334,7 +377,7 @@ def _language() -> dict[str, dict[int, Row]]:
 
 def language() -> str:
     """Perplexity of a language model trained with each loss."""
-    found = _language()
+    found = language_rows()
     rows = []
     for loss, steps in sorted(found.items(), key=lambda one: one[1][max(one[1])]["perplexity"]):
         last = max(steps)
@@ -350,17 +393,18 @@ def language() -> str:
 
 def perplexity() -> str:
     """The same in a sentence."""
-    found = _language()
+    found = language_rows()
     ratio = {loss: steps[500]["perplexity"] / found["ce"][500]["perplexity"]
              for loss, steps in found.items() if 500 in steps}  # fmt: skip
     return (
         f"A language model trained with the default has {ratio['sce']:.1f} times the perplexity of "
         f"one trained with exact cross-entropy, and with 256 words in a bucket "
-        f"{ratio['sce:bucket_size_y=256']:.1f} times (86,073 words, 500 steps, one seed)."
+        f"{ratio['sce:bucket_size_y=256']:.1f} times "
+        f"({found['ce'][500]['words']:,} words, 500 steps, one seed)."
     )
 
 
 MADE: list[Callable[[], str]] = [
-    logs, cost, noise, news, exact_or_not, coverage, coverage_steps, placed, bucket_size,
+    logs, cost, noise, news, exact_or_not, coverage, coverage_steps, sizes, placed, bucket_size,
     alpha_beta, train_step, evaluating, language, perplexity,
 ]  # fmt: skip

@@ -232,6 +232,7 @@ def beauty() -> str:
         ours.append((name, [row]))
     for row in read("experiments/results/published/s3_beauty.jsonl"):
         name = "LiGR" if row["settings"]["model.name"] == "ligr" else "SASRec"
+        name = f"{name} of {row['settings']['model.dim']} dimensions"
         ours.append((f"{name} + CE⁻, uniform, in the order of S³-Rec's file", [row]))
     return _published("beauty-table.toml", ours)
 
@@ -246,20 +247,20 @@ def movies() -> str:
 
 
 def backbones() -> str:
-    """Test NDCG@10 of each backbone with SCE and with exact CE, of seed 0."""
+    """Test NDCG@10 of each backbone with SCE and with exact CE, means over seeds."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for log, settings in by_setting().items():
         for (model, loss, *_), rows in settings.items():
-            if loss in ("sce", "ce") and rows[0]["seed"] == 0:
-                found.setdefault(log, {}).setdefault(model, {})[loss] = ndcg(rows)[0]
+            if loss in ("sce", "ce"):
+                found.setdefault(log, {}).setdefault(model, {})[loss] = mean(ndcg(rows))
     names = {"sasrec": "SASRec", "ligr": "LiGR", "hstu": "HSTU", "gru4rec": "GRU4Rec",
              "bert4rec": "BERT4Rec"}  # fmt: skip
 
     def cell(of: dict[str, float]) -> str:
-        return " / ".join(f"{of[loss]:.4f}" if loss in of else "–" for loss in ("sce", "ce"))
+        return " / ".join(f"{of[loss]:.4f}" for loss in ("sce", "ce"))
 
     return table(["log", *names.values()], (
-        [log, *(cell(models.get(name, {})) for name in names)]
+        [log, *(cell(models[name]) for name in names)]
         for log, models in found.items() if len(models) > 1
     ))  # fmt: skip
 
