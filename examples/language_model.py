@@ -215,7 +215,7 @@ def train(args: argparse.Namespace, name: str, words: Tensor, n_words: int) -> I
     while done < 1:
         starts = torch.randint(len(text) - args.length, (args.batch, 1), generator=draw)
         batch = text[(starts + torch.arange(args.length + 1)).to(text.device)]
-        if name.endswith("+ce") and done >= 1 - FINISH:
+        if name.endswith("+ce") and done + 1 / args.steps > 1 - FINISH:
             loss = finish
         for group in optimizer.param_groups:
             group["lr"] = args.lr * min(1.0, (step + 1) / 50, (1 - done) / FINISH)

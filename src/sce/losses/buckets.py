@@ -69,8 +69,8 @@ def suggest_sizes(
 def auto_alpha(n_items: int, targets: float, beta: float = 1.0) -> float:
     """Return how many buckets there are by default where every state is in its nearest one.
 
-    Eight times the square root of the targets: the more, the better the model. Fewer, but at least
-    twice it, where centres times items would be more than `MAX_SEARCH` products.
+    Eight times the square root of the targets: more make the model a little better. Fewer, but at
+    least twice it, where centres times items would be more than `MAX_SEARCH` products.
 
     >>> auto_alpha(100_000, 25_600), auto_alpha(1_000_000, 25_600)
     (8.0, 2.0)
