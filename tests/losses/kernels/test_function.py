@@ -102,6 +102,17 @@ def test_the_front_door_gives_the_same_with_either_backend(
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("sizes", [{}, {"coverage": False, "bucket_size_x": 10}], ids=str)
+def test_what_is_given_to_ignored_positions_goes_nowhere(sizes: dict[str, Any]) -> None:
+    states, catalogue, targets = problem(1, 25, 40, 16)
+    kernels_alone: Any = {"backend": "triton", "reduction": "none"}
+    loss = ScalableCrossEntropy(bucket_size_y=12, n_buckets=4, **kernels_alone, **sizes)
+    weights = torch.where(targets >= 0, 1.0, torch.inf)
+    value = loss(states, catalogue, targets)
+    for grad in torch.autograd.grad(value, (states, catalogue), weights):
+        assert grad.isfinite().all()
+
+
 @pytest.mark.parametrize("sizes", [{}, {"coverage": False, "bucket_size_x": 3}], ids=str)
 def test_given_items_are_those_of_the_buckets(sizes: dict[str, Any]) -> None:
     states, catalogue, targets = problem(1, *((60, 150) if GPU else (25, 40)), 16)
