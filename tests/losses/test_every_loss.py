@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from sce.losses import (
     LOSSES,
@@ -91,6 +92,21 @@ def test_a_generator_repeats_value_and_gradients_bit_for_bit(loss: Loss) -> None
     if loss is not EVERY["sce"]:  # whose buckets hold all items here
         other_seed = loss(*problem(), generator=torch.Generator().manual_seed(4))
         assert torch.equal(runs[0][0], other_seed) is isinstance(loss, CrossEntropy)
+
+
+@every_loss
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing_changes_nothing(loss: Loss, reentrant: bool) -> None:
+    inputs = problem()
+
+    def call(*given: Tensor) -> Any:
+        return loss(*given, generator=torch.Generator().manual_seed(3))
+
+    value = checkpoint(call, *inputs, use_reentrant=reentrant)
+    value.backward()
+    own = run(loss, *inputs)
+    for found, expected in zip((value, *(i.grad for i in inputs[:2])), own, strict=True):
+        assert torch.equal(found, expected)
 
 
 @every_loss

@@ -82,8 +82,8 @@ class _BucketedCrossEntropy(torch.autograd.Function):
     @once
     def backward(ctx: Any, grad_losses: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """Push the gradient of each state's loss through the bucket that won, and no other."""
-        states, catalogue, targets, bucket_items, positive_logits = ctx.saved_tensors[:5]
-        largest, winners = ctx.saved_tensors[5:]
+        saved = ctx.saved_tensors  # asked for once: gradient checkpointing allows no more
+        states, catalogue, targets, bucket_items, positive_logits, largest, winners = saved
         d, dtype = states.shape[1], positive_logits.dtype
         factors = _Factors(states, catalogue, ctx.autocast_dtype, dtype)
         grad_losses = grad_losses.to(dtype)
