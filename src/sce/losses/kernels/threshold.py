@@ -249,8 +249,10 @@ def _list_kernel(
     chunks_ptr += bucket * n_chunks
     count = 0
     if WRITE:
-        i = tl.arange(0, ALL)
-        count = tl.sum(tl.load(chunks_ptr + i, mask=i < before + chunk, other=0), axis=0)
+        earlier = tl.arange(0, ALL)
+        count = tl.sum(
+            tl.load(chunks_ptr + earlier, mask=earlier < before + chunk, other=0), axis=0
+        )
     size = tl.cdiv(n_words, CHUNKS * BLOCK) * BLOCK
     for start in range(chunk * size, tl.minimum((chunk + 1) * size, n_words), BLOCK):
         i = start + tl.arange(0, BLOCK)
