@@ -1,0 +1,97 @@
+"""Compile what a call of the losses would launch on an H200, without one: python -m, and cases.
+
+Triton's interpreter runs kernels as Python: it sees no types, and no limits of a chip. Here each
+launch is compiled instead of run; buffers stay as they are made, which is of zeros.
+"""
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from sce.losses import kernels
+
+TARGET = GPUTarget("cuda", 90, 32)
+SHARED_BYTES = 227 << 10  # that a program may have there
+_POINTERS = {
+    torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16",
+    torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64", torch.bool: "*i1",
+}  # fmt: skip
+_compiled: set[Any] = set()
+
+
+def compile_launch(
+    kernel: Any,
+    grid: tuple[int, ...],
+    *arguments: Tensor | int,
+    num_warps: int = 4,
+    num_stages: int = 2,
+    **constants: Any,
+) -> None:
+    signature, values, attributes = {}, {}, {}
+    for place, (name, given) in enumerate(zip(kernel.arg_names, arguments, strict=False)):
+        if isinstance(given, Tensor):
+            signature[name], aligned = _POINTERS[given.dtype], True
+        elif given == 1:
+            signature[name], values[(place,)], aligned = "constexpr", 1, False
+        else:
+            signature[name], aligned = "i32" if abs(given) < 1 << 31 else "i64", given % 16 == 0
+        if aligned:
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    for name, value in constants.items():
+        signature[name], values[(kernel.arg_names.index(name),)] = "constexpr", value
+    key = (kernel.fn.__name__, *signature.items(), *values.items(), num_warps, num_stages)
+    if key in _compiled:
+        return
+    _compiled.add(key)
+    source = ASTSource(kernel, signature, values, attributes)
+    options = {"num_warps": num_warps, "num_stages": num_stages}
+    shared = triton.compile(source, target=TARGET, options=options).metadata.shared
+    assert shared <= SHARED_BYTES, (kernel.fn.__name__, constants, shared)
+
+
+def run(dtype: str, d: int, kind: str) -> None:
+    """Call a loss, forward and backward, as a case says."""
+    half = torch.float16 if dtype == "float16" else torch.bfloat16
+    cast = half if dtype == "autocast" else None
+    made = torch.float32 if dtype in ("autocast", "float32") else half
+    # So many items and, in a bucket, so many of them that each way to choose them is taken.
+    n, c = 300, {"paper": 100_000, "wide": 40_000}.get(kind, 20_000)
+    states, items = (torch.zeros(m, d, dtype=made, requires_grad=True) for m in (n, c))
+    targets = torch.zeros(n, dtype=torch.int64)
+    if kind == "exact":
+        kernels.fused_full_cross_entropy(states, items, targets, cast or made).sum().backward()
+        return
+    choices: dict[str, tuple[list[int], Any, str]] = {
+        "coverage": ([40, 0, 1100], "random", "mean"),
+        "paper": ([40, 100, 256], "mix", "none"),
+        "wide": ([4, 100, 6000], "states", "sum"),
+    }
+    sizes, centres, reduction = choices[kind]
+    options = kernels.FusedOptions(sizes, centres, reduction=reduction, autocast_dtype=cast)
+    seed = torch.zeros(1, dtype=torch.int64)
+    given = (states, items, targets, options, None, seed, kind == "paper")
+    kernels.fused_cross_entropy(*given).loss.sum().backward()
+
+
+def main() -> None:
+    for name, module in list(sys.modules.items()):
+        if name.startswith("sce.losses.kernels.") and hasattr(module, "launch"):
+            vars(module)["launch"] = compile_launch
+    vars(torch).update(empty=torch.zeros, empty_like=torch.zeros_like)
+    vars(torch)["_assert_async"] = lambda *_: None  # of what no kernel has looked at
+    for case in sys.argv[1:]:
+        dtype, d, kind = case.split(",")
+        run(dtype, int(d), kind)
+    print("compiled:", *sorted({key[0] for key in _compiled}))
+
+
+if __name__ == "__main__":
+    main()
