@@ -39,6 +39,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
+@cache
 def by_setting() -> dict[str, dict[Setting, list[Row]]]:
     """Finished trainings of each log by setting, each seed once; small catalogues first.
 

@@ -106,7 +106,7 @@ def test_tables_and_numbers_are_those_of_the_rows(from_rows: dict[str, Any]) -> 
         text = page.read_text(encoding="utf-8")
         stale = re.sub(r"(?<=<!-- rows: )(\w+) -->\n\n", r"\g<0>9", text)
         with_tables += stale != text
-        assert rewritten(page.name, text) == rewritten(page.name, stale) == text, page.name
+        assert rewritten(page.name, stale) == text, page.name
     assert with_tables > 3
 
 

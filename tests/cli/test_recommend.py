@@ -25,6 +25,7 @@ from sce.models.sasrec import SASRec
 from sce.recommend import Id, Recommender
 from sce.training.checkpoint import write_tensors
 from sce.training.run import Run
+from tests.complaint import complaint
 from tests.tiny_run import MODEL, make_dataset, make_run
 
 Capture = pytest.CaptureFixture[str]
@@ -80,14 +81,6 @@ def rows_for(recommender: Recommender, histories: dict[Id, list[Id]], k: int = 1
         for found in recommender.recommend([history], k)
         for item, score, rank in zip(found.items, found.scores, found.ranks, strict=True)
     ]
-
-
-def complaint(arguments: list[str], capsys: Capture) -> str:
-    assert main(arguments) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith("sce: error: ")
-    assert captured.err.count("\n") == 1
-    return captured.err
 
 
 HISTORIES: dict[Id, list[Id]] = {"ann": [NAMES[1], NAMES[2]], "żółw, b": [NAMES[3]] * 9}
@@ -567,16 +560,16 @@ def test_without_a_terminal_there_are_lines_now_and_then(
     assert re.match(rf"sce: {doing}: 1?\d of {of} users  .*left", lines[1])
 
 
-def test_rows_are_utf_8_where_the_terminal_is_not(run: Run, tmp_path: Path) -> None:
-    given = tmp_path / "given"
-    given.write_text(lines_of(HISTORIES | {"ł": ["ż"]}), encoding="utf-8")
-    arguments = ["-m", "sce", "recommend", str(run.path), "--histories", str(given)]
-    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(
-        [sys.executable, *arguments], env=environment, capture_output=True, check=True
-    )
-    assert '"żółw, b",' in done.stdout.decode()
-    assert rb"(\u0142: \u017c)" in done.stderr
+def test_rows_are_utf_8_where_the_terminal_is_not(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(monkeypatch, lines_of(HISTORIES | {"ł": ["ż"]}))
+    out, err = io.BytesIO(), io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, "ascii"))
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(err, "ascii", "backslashreplace"))
+    assert main(["recommend", str(run.path), "--histories", "-"]) == 0
+    assert '"żółw, b",' in out.getvalue().decode()
+    assert rb"(\u0142: \u017c)" in err.getvalue()
 
 
 @pytest.mark.timeout(60)

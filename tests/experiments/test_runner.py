@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import sce
-from sce.data.storage import json_line, locked
+from sce.data.storage import locked
 from sce.errors import InputError
 from sce.experiments import runner
 from sce.experiments.datasets import Dataset
@@ -22,11 +22,10 @@ from sce.experiments.runner import SweepDisplay, SweepRunner
 from sce.experiments.spec import PlannedRun, load_sweep, make_plan
 from sce.experiments.store import Row, SweepDirectory, read_rows
 from tests.cycle_data import make_cycle
+from tests.experiments.pretended import RESULT
 
 pytestmark = pytest.mark.timeout(60)
 
-RESULT = json_line({"best_epoch": 1, "test": {"ndcg@10": 0.1}, "seconds": {"training": 1.5},
-                    "memory_mib": {"training": 5000.0, "evaluation": None}})  # fmt: skip
 # Tells its starts and ends into a file; saves when it is told to stop, and goes on from there.
 PRETENDER = (
     f"RESULT = {RESULT!r}"
