@@ -112,7 +112,7 @@ def test_a_dry_run_makes_no_data(file: Path, tmp_path: Path, capsys: Capture) ->
     out = tmp_path / "sweep"
     assert main(["sweep", str(file), "--out", str(out), "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert (lines[0], lines[-1]) == ("not yet made  made ce", "4 runs")
+    assert (lines[0], lines[-1]) == ("no key yet  made ce", "4 runs")
     assert not out.exists()
 
 

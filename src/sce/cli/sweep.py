@@ -119,7 +119,7 @@ def _list(runs: Sequence[PlannedRun], notes: Iterable[str], directory: SweepDire
         if stage != FINISHED and can_resume(directory.runs / run.name):
             stage = _HALF
         stages.append(stage)
-        key = run.key if run.dataset.path.exists() else "not yet made"  # no content, no key
+        key = run.key if run.dataset.path.exists() else "no key yet"  # no content, no key
         print(f"{key}  {run.label}" + (f": {stage}" if stage else ""))
     for note in notes:
         print(f"left out: {note}")
