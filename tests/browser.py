@@ -155,6 +155,9 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         self.wait_for("Page.loadEventFired")
+        # What scrolling animates begins with a frame.
+        drawn = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        self.call("Runtime.evaluate", expression=drawn, awaitPromise=True)
 
     def evaluate(self, expression: str) -> Any:
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)

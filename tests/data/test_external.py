@@ -131,7 +131,7 @@ MOMENT = datetime(2020, 5, 17)
 
 
 @pytest.mark.parametrize(
-    ("n_parts", "options"), zip([1, 7, 32, 7, 32, 7, 32], OPTIONS, strict=True)
+    ("n_parts", "options"), list(zip([1, 7, 32, 7, 32, 7, 32], OPTIONS, strict=True))
 )
 def test_options(n_parts: int, options: dict[str, Any]) -> None:
     assert isinstance(assert_same(FRAME, as_partitions, n_parts, options), dict)
