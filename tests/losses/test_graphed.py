@@ -27,9 +27,10 @@ class Again:
 
 class Rerun(graphed._Recorded):
     def __init__(self, loss: nn.Module, *given: Any) -> None:
-        states, catalogue, targets, options = given
+        states, catalogue, targets, most = given
         self._states = states.detach().clone().requires_grad_(states.requires_grad)
         self._targets, self._last = targets.clone(), lambda: None
+        self.address = catalogue.data_ptr()
         self._inputs = self._states, catalogue.detach().requires_grad_(catalogue.requires_grad)
         wanted = [each for each in self._inputs if each.requires_grad]
         shape = targets.shape if loss.reduction == "none" else ()
@@ -38,7 +39,7 @@ class Rerun(graphed._Recorded):
 
         @torch.enable_grad()
         def forward() -> None:
-            made = loss(*self._inputs, self._targets, **options)
+            made = loss(*self._inputs, self._targets, max_targets=most)
             self._value.copy_(made.detach())
             self._made = made
 
@@ -48,6 +49,10 @@ class Rerun(graphed._Recorded):
                 kept.copy_(each)
 
         self._forward, self._backward = Again(forward), Again(backward)  # type: ignore[assignment]
+
+
+class WithParameter(ScalableCrossEntropy):
+    pass
 
 
 @pytest.fixture(autouse=True)
@@ -137,6 +142,7 @@ def test_two_forward_passes_before_the_backward_pass() -> None:
 def test_a_result_that_nobody_wants_does_not_wait() -> None:
     loss, catalogue = recorded()
     (only,) = loss._recorded.values()
+    assert only is not None
     value = loss(*batch(3, catalogue))
     assert only.waits()
     del value
@@ -181,6 +187,11 @@ def test_what_no_graph_can_stand_in_for() -> None:
     ):
         for _ in range(3):
             close(loss(*inputs, **options), loss.loss(*inputs, **options))
+    loss.loss.register_forward_hook(lambda *_: seen.append(1))
+    seen: list[int] = []
+    for _ in range(3):
+        loss(states, catalogue, targets)
+    assert len(seen) == 3
     biased = nn.Linear(16, 60, device=DEVICE)
     for _ in range(3):
         with pytest.raises(ValueError, match="no bias"):
@@ -196,6 +207,14 @@ def test_only_so_many_kinds_are_recorded() -> None:
     assert len(loss._recorded) == 2
 
 
+def test_moved_it_lets_go_of_what_was_recorded() -> None:
+    loss, catalogue = recorded()
+    loss.to(DEVICE)
+    assert loss._recorded == {}
+    for seed in range(3):
+        check(loss, batch(seed, catalogue))
+
+
 def test_a_copy_records_its_own() -> None:
     loss, catalogue = recorded()
     other = copy.deepcopy(loss)
@@ -208,6 +227,8 @@ def test_a_copy_records_its_own() -> None:
 def test_what_cannot_be_recorded_is_refused() -> None:
     with pytest.raises(TypeError, match="takes a ScalableCrossEntropy"):
         GraphedLoss(CrossEntropy())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="takes a ScalableCrossEntropy"):
+        GraphedLoss(WithParameter())
     with pytest.raises(ValueError, match="sparse gradient"):
         GraphedLoss(ScalableCrossEntropy(sparse_grad=True))
     with pytest.raises(ValueError, match="most must be at least 1"):

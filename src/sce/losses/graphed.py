@@ -7,25 +7,28 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from sce.losses.backend import why_not_triton
 from sce.losses.inputs import Catalogue, apply, check_size, once, unwrap_catalogue
 from sce.losses.scalable import ScalableCrossEntropy
 
 _WARM_UP = 3  # eager calls before one is recorded: kernels compile, libraries make buffers
+_REMEMBERED = 64  # kinds that came once
 
 
 class GraphedLoss(nn.Module):
     """Scalable Cross-Entropy for eager loops on a GPU, where the host launches kernels too slowly.
 
-    It is called as the loss is, and gives the same. Inputs of a kind (shapes, types, the same
-    catalogue in memory, the settings of the loss) are recorded as CUDA graphs when they come for
-    the second time, for up to `most` kinds. The loss itself is called for all others, and where a
-    graph cannot stand in: on a CPU, without gradients, with a `generator` or `centres`, with a
-    catalogue that is computed, in another graph, in a compiled model, with saved-tensor hooks such
-    as those of gradient checkpointing, and while the last result of that kind waits for its
-    backward pass, of which each result has one.
+    Make one, and keep it: it is called as the loss is, and gives the same. Inputs of a kind
+    (shapes, types, `max_targets`, the same catalogue in memory, the settings of the loss) are
+    recorded as CUDA graphs when they come for the second time, for up to `most` kinds. The loss
+    itself is called for all others, and where a graph cannot stand in: where its kernels do not
+    run, without gradients, with a `generator` or `centres`, with a catalogue that is computed, in
+    another graph, in a compiled model, with hooks, with saved-tensor hooks such as those of
+    gradient checkpointing, and while the last result of that kind waits for its backward pass.
 
-    Nothing that it returns is overwritten later. A graph keeps the memory of both passes, and of
-    the gradients once more: that is why it is asked for, and not the default.
+    Each result has one backward pass, and nothing that is returned is overwritten later. A graph
+    keeps the catalogue and the memory of both passes, and of the gradients once more: that is why
+    it is asked for, and not the default. Calls from several host threads need one each.
 
     Example:
         >>> from sce import GraphedLoss, ScalableCrossEntropy
@@ -36,32 +39,50 @@ class GraphedLoss(nn.Module):
 
     def __init__(self, loss: ScalableCrossEntropy, most: int = 4) -> None:
         super().__init__()
-        if not isinstance(loss, ScalableCrossEntropy):
+        if type(loss) is not ScalableCrossEntropy:  # another may have parameters of its own
             raise TypeError(f"GraphedLoss takes a ScalableCrossEntropy, got {type(loss)}")
         if loss.sparse_grad:
             raise ValueError("a graph does not know how many rows a sparse gradient has")
         check_size("most", most)
         self.loss, self.most = loss, most
         self._seen: set[Any] = set()
-        self._recorded: dict[Any, _Recorded] = {}
+        self._recorded: dict[Any, _Recorded | None] = {}  # None: it failed
 
     def forward(
         self, states: Tensor, catalogue: Catalogue, targets: Tensor, **options: Any
     ) -> Tensor:
         """Return the loss; see `Loss.forward`."""
         weight, bias = unwrap_catalogue(catalogue)
-        given = (states, weight, targets)
-        if bias is None and options.keys() <= {"max_targets"} and _is_recordable(*given):
-            kind = (repr(self.loss), *map(_kind, given), *options.values(), *_surroundings(weight))
-            recorded = self._recorded.get(kind)
-            if recorded is None and kind in self._seen and len(self._recorded) < self.most:
-                recorded = self._recorded[kind] = _Recorded(self.loss, *given, options)
+        given, asked = (
+            (states, weight, targets),
+            {k: v for k, v in options.items() if v is not None},
+        )
+        most = asked.pop("max_targets", None)
+        plain = bias is None and not asked and isinstance(most, int | None)
+        if plain and _is_recordable(self.loss, *given):
+            kind = (repr(self.loss), *map(_kind, given), most, *_surroundings(weight))
+            if kind in self._seen and kind not in self._recorded and self._has_room():
+                self._recorded[kind] = None
+                self._recorded[kind] = _Recorded(self.loss, *given, most)
+            if len(self._seen) == _REMEMBERED:
+                self._seen.clear()
             self._seen.add(kind)
+            recorded = self._recorded.get(kind)
             if recorded is not None and not recorded.waits():
                 value: Tensor = apply(_Replay, *given, recorded)
                 return value
         found: Tensor = self.loss(states, catalogue, targets, **options)
         return found
+
+    def _has_room(self) -> bool:
+        return len(self._recorded) < self.most
+
+    def _apply(self, *given: Any, **options: Any) -> "GraphedLoss":
+        """Move, and let go of what was recorded before."""
+        self._seen.clear()
+        self._recorded.clear()
+        moved: GraphedLoss = super()._apply(*given, **options)  # type: ignore[no-untyped-call]
+        return moved
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the graphs: a copy records its own."""
@@ -81,23 +102,32 @@ def _autocast_dtype() -> torch.dtype | None:
     return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
 
 
-def _is_recordable(states: Tensor, catalogue: Tensor, targets: Tensor) -> bool:
+def _is_recordable(loss: nn.Module, *given: Any) -> bool:
     """True for what a step calls a loss with; the loss itself refuses what does not fit."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    if not all(isinstance(each, Tensor) for each in given):
+        return False
+    states, catalogue, targets = given
     return (
-        not torch.compiler.is_compiling()
-        and torch.is_grad_enabled()
+        torch.is_grad_enabled()
         and catalogue.is_leaf
         and (states.requires_grad or catalogue.requires_grad)
-        and torch.float64 not in (states.dtype, catalogue.dtype)
+        and not (loss._forward_hooks or loss._forward_pre_hooks or loss._backward_hooks)
         and targets.numel() > 0
         and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
-        and _on_one_gpu(states, catalogue, targets)
+        and _on_one_gpu(loss, states, catalogue, targets)
     )
 
 
-def _on_one_gpu(states: Tensor, *others: Tensor) -> bool:
-    same = states.is_cuda and all(other.device == states.device for other in others)
-    return same and not torch.cuda.is_current_stream_capturing()
+def _on_one_gpu(loss: Any, states: Tensor, catalogue: Tensor, targets: Tensor) -> bool:
+    """True if the kernels run, and may be recorded now."""
+    return (
+        states.is_cuda
+        and states.device == catalogue.device == targets.device
+        and why_not_triton(states, catalogue, loss.backend) is None
+        and not torch.cuda.is_current_stream_capturing()
+    )
 
 
 class _Call:
@@ -115,7 +145,7 @@ class _Recorded:
         states: Tensor,
         catalogue: Tensor,
         targets: Tensor,
-        options: dict[str, Any],
+        max_targets: int | None,
     ) -> None:
         self._states, self._targets = states.detach().clone(), targets.clone()
         self._inputs = self._states, catalogue.detach()  # which is the catalogue's memory
@@ -123,24 +153,29 @@ class _Recorded:
             held.requires_grad_(given.requires_grad)
         wanted = [held for held in self._inputs if held.requires_grad]
         self._last: Any = lambda: None
+        self.address = catalogue.data_ptr()
         self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         current, stream = torch.cuda.current_stream(states.device), torch.cuda.Stream(states.device)
         dtype = _autocast_dtype()
 
         def call() -> Tensor:
             with torch.autocast("cuda", dtype, enabled=dtype is not None, cache_enabled=False):
-                value: Tensor = loss(*self._inputs, self._targets, **options)
+                value: Tensor = loss(*self._inputs, self._targets, max_targets=max_targets)
             return value
 
         # Other threads, such as those of a data loader, go on meanwhile.
         record: Any = {"stream": stream, "capture_error_mode": "thread_local"}
-        with torch.cuda.device(states.device), torch.autocast("cuda", enabled=False):
+        # The current stream is that of before again, also if recording fails.
+        device, before = torch.cuda.device(states.device), torch.cuda.stream(current)
+        with device, before, torch.autocast("cuda", enabled=False):
+            random = torch.cuda.get_rng_state()
             stream.wait_stream(current)
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UP):
                     value = call()
                     torch.autograd.grad(value, wanted, torch.ones_like(value))
             current.wait_stream(stream)
+            torch.cuda.set_rng_state(random)
             with torch.cuda.graph(self._forward, **record):
                 value = call()
             self._value, self._grad = value, torch.ones_like(value)
@@ -187,5 +222,7 @@ class _Replay(Function):
     @staticmethod
     @once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        _ = ctx.saved_tensors  # refused if it has changed since
+        (catalogue,) = ctx.saved_tensors  # refused if it has changed since
+        if catalogue.data_ptr() != ctx.recorded.address:
+            raise RuntimeError("the catalogue has moved in memory since the forward pass")
         return *ctx.recorded.backward(ctx.call, grad), None, None
