@@ -1,4 +1,4 @@
-"""Compile what a call of the losses would launch on an H200, without one: python -m, and cases.
+"""Compile what calls of the losses would launch on a GPU, without one: python -m, chip, cases.
 
 Triton's interpreter runs kernels as Python: it sees no types, and no limits of a chip. Here each
 launch is compiled instead of run; buffers stay as they are made, which is of zeros.
@@ -17,9 +17,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from sce.losses import kernels
+from sce.losses.kernels import tiles
 
-TARGET = GPUTarget("cuda", 90, 32)
-SHARED_BYTES = 227 << 10  # that a program may have there
+SHARED_BYTES = {90: 227 << 10, 86: 99 << 10}  # that a program may have on a chip
+chip = 90
 _POINTERS = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16",
     torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64", torch.bool: "*i1",
@@ -55,8 +56,9 @@ def compile_launch(
     _compiled.add(key)
     source = ASTSource(kernel, signature, values, attributes)
     options = {"num_warps": num_warps, "num_stages": num_stages}
-    shared = triton.compile(source, target=TARGET, options=options).metadata.shared
-    assert shared <= SHARED_BYTES, (kernel.fn.__name__, constants, shared)
+    target = GPUTarget("cuda", chip, 32)
+    shared = triton.compile(source, target=target, options=options).metadata.shared
+    assert shared <= SHARED_BYTES[chip], (kernel.fn.__name__, constants, shared)
 
 
 def run(dtype: str, d: int, kind: str) -> None:
@@ -84,13 +86,16 @@ def run(dtype: str, d: int, kind: str) -> None:
 
 
 def main() -> None:
+    global chip
+    chip = int(sys.argv[1])
+    vars(tiles)["_is_small"] = lambda _: chip == 86
     for name, module in list(sys.modules.items()):
         if name.startswith("sce.losses.kernels.") and hasattr(module, "launch"):
             vars(module)["launch"] = compile_launch
     vars(torch).update(empty=torch.zeros, empty_like=torch.zeros_like)
     Tensor.new_empty = Tensor.new_zeros  # type: ignore[method-assign]
     vars(torch)["_assert_async"] = lambda *_: None  # of what no kernel has looked at
-    for case in sys.argv[1:]:
+    for case in sys.argv[2:]:
         dtype, d, kind = case.split(",")
         run(dtype, int(d), kind)
     print("compiled:", *sorted({key[0] for key in _compiled}))
