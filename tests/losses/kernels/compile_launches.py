@@ -19,7 +19,7 @@ from triton.compiler import ASTSource
 from sce.losses import kernels
 from sce.losses.kernels import tiles
 
-SHARED_BYTES = {90: 227 << 10, 86: 99 << 10}  # that a program may have on a chip
+SHARED_BYTES = {90: 227 << 10, 86: 99 << 10, 100: 227 << 10}  # that a program may have on a chip
 chip = 90
 _POINTERS = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16",
@@ -88,7 +88,7 @@ def run(dtype: str, d: int, kind: str) -> None:
 def main() -> None:
     global chip
     chip = int(sys.argv[1])
-    vars(tiles)["_is_small"] = lambda _: chip == 86
+    vars(tiles).update(_is_small=lambda _: chip == 86, _is_blackwell=lambda _: chip == 100)
     for name, module in list(sys.modules.items()):
         if name.startswith("sce.losses.kernels.") and hasattr(module, "launch"):
             vars(module)["launch"] = compile_launch

@@ -33,5 +33,11 @@ def test_every_kernel_compiles(tmp_path: Path) -> None:
     assert compiled(90, CASES, tmp_path) == sorted(expected)
 
 
-def test_a_chip_with_little_shared_memory_has_enough(tmp_path: Path) -> None:
-    assert "_mark_kernel" in compiled(86, ["float32,64,coverage"], tmp_path)
+@pytest.mark.parametrize(
+    ("chip", "case", "kernel"),
+    [(86, "float32,64,coverage", "_mark_kernel"), (100, "bfloat16,512,exact", "_forward_kernel")],
+)
+def test_other_chips_have_enough_shared_memory(
+    chip: int, case: str, kernel: str, tmp_path: Path
+) -> None:
+    assert kernel in compiled(chip, [case], tmp_path)

@@ -57,6 +57,11 @@ def _shared_memory(index: int) -> int:
     return found
 
 
+def _is_blackwell(device: torch.device) -> bool:
+    """True for chips whose matrix units take both operands from shared memory."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 10
+
+
 def grouping_tile(rows: Tensor, *, half: bool) -> Tile:
     """Choose for `group_maxima`: x are centres, y rows; half: both are, once rounded."""
     d = block(rows.shape[1])
@@ -125,8 +130,10 @@ def full_tiles(states: Tensor, catalogue: Tensor) -> tuple[Tile, Tile]:
         return Tile(128, 64, d, 8, 3), Tile(64, 64, d, 4, 3)
     if _is_small(states.device) or (d > 256 and not whole):
         both = Tile(32, 32 if d <= 256 else 16, d, 8)
-    else:
-        both = Tile(128, 64, d, 8, 3) if d <= 256 else Tile(64, 64, d, 8)
+    elif d <= 256:
+        both = Tile(128, 64, d, 8, 3)
+    else:  # two stages would take 257 KiB on a Blackwell
+        both = Tile(64, 64, d, 8, 1 if _is_blackwell(states.device) else 2)
     return both, both
 
 
