@@ -130,10 +130,9 @@ def full_tiles(states: Tensor, catalogue: Tensor) -> tuple[Tile, Tile]:
         return Tile(128, 64, d, 8, 3), Tile(64, 64, d, 4, 3)
     if _is_small(states.device) or (d > 256 and not whole):
         both = Tile(32, 32 if d <= 256 else 16, d, 8)
-    elif d <= 256:
-        both = Tile(128, 64, d, 8, 3)
-    else:  # two stages would take 257 KiB on a Blackwell
-        both = Tile(64, 64, d, 8, 1 if _is_blackwell(states.device) else 2)
+    else:  # a stage more would take 228 and 257 KiB on a Blackwell
+        stages = (3 if d <= 256 else 2) - _is_blackwell(states.device)
+        both = Tile(128 if d <= 256 else 64, 64, d, 8, stages)
     return both, both
 
 
