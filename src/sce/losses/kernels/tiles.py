@@ -58,7 +58,7 @@ def _shared_memory(index: int) -> int:
 
 
 def _is_blackwell(device: torch.device) -> bool:
-    """True for chips whose matrix units take both operands from shared memory."""
+    """True for chips newer than Hopper, on which Triton takes more shared memory for a product."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 10
 
 
