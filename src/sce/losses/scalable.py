@@ -258,8 +258,14 @@ class ScalableCrossEntropy(Loss):
                 seed = kernels.draw_seed(states.device, generator)
             else:
                 sizes, seed = (len(centres), *sizes[1:]), None
+            with_grads = torch.is_grad_enabled() and states.requires_grad
             options = kernels.FusedOptions(
-                list(sizes), self.centres, self.ignore_index, self.reduction, autocast_dtype
+                list(sizes),
+                self.centres,
+                self.ignore_index,
+                with_grads,
+                self.reduction,
+                autocast_dtype,
             )
             x = states if states.dim() == 2 else states.reshape(-1, states.shape[-1])
             given = (x, catalogue, targets.reshape(-1), options, centres, seed)
@@ -319,14 +325,19 @@ class ScalableCrossEntropy(Loss):
         # For each state: target, loss and bucket, own logit, key, and its number in the list by
         # bucket; for each place in a bucket: one.
         kept = 28 * n + 4 * (members + places)
+        # With each state in one bucket, the gradients of their own losses.
+        kept += 0 if members else shape.state_bytes
         # The largest scores of groups of items, for large buckets of every item.
         scored = shape.n_items if size_y > LARGE_K else math.sqrt(shape.n_items * size_y)
         scores = min(4 * n_buckets * scored, score_bytes(shape.n_items, d, size_y))
         forward = kept + 24 * n + 4 * n_buckets * d + scores
-        # The gradient of the states; parts of the catalogue's, of as many buckets as have room, and
-        # their keys, sorted with their order, of which the sort makes copies.
+        # Of the catalogue's gradient: the states once more, in the order of the buckets; parts, of
+        # as many buckets as have room, and their keys, sorted with their order, of which the sort
+        # makes copies. Then the gradient of the states.
+        ordered = n * (12 + (2 if shape.half else 4) * d)
         parts = min(4 * places * d, max(MAX_PARTS, 4 * size_y * d))
-        backward = kept + shape.state_bytes + parts + 32 * (parts / (4 * d) + n)
+        summed = ordered + parts + 32 * (parts / (4 * d) + n)
+        backward = kept + max(shape.state_bytes, summed)
         if d > MAX_DIM:  # the plain path, in tiles of scores
             forward, backward = forward + 16 * MAX_SCORES, backward + 16 * MAX_SCORES
         if not self.sparse_grad:

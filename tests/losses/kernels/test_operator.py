@@ -119,12 +119,14 @@ def test_where_the_graph_breaks_the_result_is_the_same(
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float16])
-def test_the_operations_keep_their_contracts(dtype: torch.dtype | None) -> None:
+@pytest.mark.parametrize("size_x", [9, 0])
+def test_the_operations_keep_their_contracts(size_x: int, dtype: torch.dtype | None) -> None:
     # One bucket of all states, all valid: no number of the result is left as it was in memory.
     states, catalogue, targets = problem(3, 9, 20, 8)
     targets = targets.abs() % 20
     seed = torch.tensor([5], device=DEVICE)
-    call = (states, catalogue, targets, None, seed, [1, 9, 4], "states", -100, "mean", dtype)
+    sizes = [1, size_x, 4]
+    call = (states, catalogue, targets, None, seed, sizes, "states", -100, True, "mean", dtype)
     torch.library.opcheck(operator.scalable_cross_entropy, call)
     computed = Computed(*operator.scalable_cross_entropy(*call))
     saved = [tensor.detach() for tensor in (states, catalogue, *computed[2:])]

@@ -31,19 +31,21 @@ def drawn(n: int, m: int, d: int, kind: str) -> tuple[Tensor, Tensor]:
     return centres, rows
 
 
-def found(centres: Tensor, rows: Tensor, k: int, room: float = 1.75) -> Tensor:
+def found(centres: Tensor, rows: Tensor, k: int, room: float = 2.0) -> Tensor:
     out = torch.empty(len(centres), k, dtype=torch.int32, device=DEVICE)
     given = Rows(rows.to(DEVICE), None, rows.dtype)
     top_rows_by_threshold(centres.to(DEVICE), given, k, spare(k), out, room)
     return out.long().sort(dim=1).values.cpu()
 
 
-@pytest.fixture(autouse=True)
-def few_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def small_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     if not GPU:
-        monkeypatch.setattr(threshold, "_LEAST_TILES", 2)
+        for name, value in (("_GROUP_TILES", 2), ("_SAMPLED", 16), ("_DEVIATIONS", 1.0)):
+            monkeypatch.setattr(threshold, name, value)
 
 
+@pytest.mark.usefixtures("small_sample")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", SIZES if GPU else SIZES[:1], ids=str)
 def test_exact_top_rows(size: tuple[int, int, int, int], kind: str) -> None:
@@ -54,6 +56,7 @@ def test_exact_top_rows(size: tuple[int, int, int, int], kind: str) -> None:
     )
 
 
+@pytest.mark.usefixtures("small_sample")
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("kilobytes", [8, 64])
 def test_slabs_of_rows_and_centres(
@@ -74,8 +77,18 @@ def test_a_list_that_is_too_short(kind: str) -> None:
     assert torch.equal(found(centres, rows, 40, room=1.0), expected)
 
 
-def test_thresholds_of_more_numbers_than_a_program_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threshold, "MAX_WIDTH", 64)
+@pytest.mark.parametrize("kind", ["as drawn", "by norm"])
+def test_a_sample_is_enough(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threshold, "_search", lambda *_: None)
+    centres, rows = drawn(2, 12_000, 8, kind)
+    expected = buckets.top_rows(centres.double(), rows.double(), 1200)
+    assert torch.equal(found(centres, rows, 1200), expected)
+
+
+@pytest.mark.usefixtures("small_sample")
+def test_a_sample_that_misleads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threshold, "_DEVIATIONS", -1.0)
+    monkeypatch.setattr(threshold, "_SAMPLED", 16)
     centres, rows = drawn(2, 900, 8, "as drawn")
     expected = buckets.top_rows(centres.double(), rows.double(), 40)
     assert torch.equal(found(centres, rows, 40), expected)

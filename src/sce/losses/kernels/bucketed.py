@@ -14,7 +14,7 @@ from sce.losses.buckets import Members
 from sce.losses.kernels.centres import NOWHERE, Prepared
 from sce.losses.kernels.launch import ceil_div, launch, power_of_2
 from sce.losses.kernels.members import count_tiles, tile_of_bucket
-from sce.losses.kernels.precision import load_rows, product_of_rows
+from sce.losses.kernels.precision import load_rows, product_of_rows, store_rows, weighted_sum
 from sce.losses.kernels.tiles import Tiles
 
 _NOWHERE = tl.constexpr(NOWHERE)
@@ -27,12 +27,14 @@ def forward(
     prepared: Prepared,
     members: Members,
     items: Tensor,  # [n_buckets, size_y]
+    own_grads: Tensor,  # [n, d] float32, zeros, if each state is in one bucket; or [0, d]
     reduction: str,
     autocast_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the loss, positive logits [n], the bucket that won each state [n], and their count.
 
-    A state that is in no bucket has the bucket n_buckets.
+    A state that is in no bucket has the bucket n_buckets. The gradient of each
+    state's loss goes to `own_grads`, by one more product of the tile at hand.
     """
     n, device = len(x), x.device
     (n_buckets, size_y), d = items.shape, x.shape[1]
@@ -44,11 +46,12 @@ def forward(
     sums = torch.empty(parts, device=device, dtype=torch.float32)
     counts = torch.empty(parts, device=device, dtype=torch.int32)
     tiles = Tiles(x, y, autocast_dtype)
-    tile = tiles.forward
+    tile = tiles.states if len(own_grads) else tiles.forward
     launch(
         _losses_kernel, (count_tiles(*members, tile.x),),
         x, y, prepared.targets, *members, items, positive_logits, prepared.packed,
-        n_buckets, size_y, d, x.stride(0), y.stride(0),
+        own_grads, n_buckets, size_y, d, x.stride(0), y.stride(0),
+        GRADIENT=len(own_grads) > 0, SPLIT=autocast_dtype is not None,
         BLOCK_X=tile.x, BLOCK_Y=tile.y, BLOCK_D=tiles.d, SLICE=tile.slice, ROUND=tiles.round,
         PRECISION=tiles.precision, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
@@ -84,7 +87,9 @@ def packed_value(packed):
 @triton.jit
 def _losses_kernel(
     x_ptr, y_ptr, targets_ptr, states_ptr, offsets_ptr, bucket_items_ptr, positive_ptr, packed_ptr,
+    own_grads_ptr,  # [n, d], where GRADIENT
     n_buckets, size_y, d, stride_x, stride_y,
+    GRADIENT: tl.constexpr, SPLIT: tl.constexpr,
     BLOCK_X: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_D: tl.constexpr, SLICE: tl.constexpr,
     ROUND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -107,11 +112,12 @@ def _losses_kernel(
                 positive += tl.sum(part.to(tl.float32) * positive_y.to(tl.float32), axis=1)
         largest = positive  # the target always counts; the negatives come on top
         total = tl.full((BLOCK_X,), 1.0, tl.float32)
+        sums = tl.zeros((BLOCK_X, BLOCK_D), tl.float32)  # of the others, by their weights
         for start in range(0, size_y, BLOCK_Y):
             i_y = start + tl.arange(0, BLOCK_Y)
             in_y = i_y < size_y
             item = tl.load(bucket_items_ptr + bucket * size_y + i_y, mask=in_y, other=-1)
-            y = load_rows(y_ptr, item, in_y, stride_y, 0, d, SLICE, ROUND)
+            y = load_rows(y_ptr, item, in_y, stride_y, 0, d, BLOCK_D if GRADIENT else SLICE, ROUND)
             logits = product_of_rows(
                 x, y, x_ptr, row, counts, stride_x, y_ptr, item, in_y, stride_y, d,
                 BLOCK_D, SLICE, ROUND, ROUND, PRECISION,
@@ -119,13 +125,20 @@ def _losses_kernel(
             other = in_y[None, :] & (item[None, :] != target[:, None])
             logits = tl.where(other, logits, float("-inf"))
             now = tl.maximum(largest, tl.max(logits, axis=1))
-            total = total * tl.exp(largest - now) + tl.sum(tl.exp(logits - now[:, None]), axis=1)
+            weights, less = tl.exp(logits - now[:, None]), tl.exp(largest - now)
+            total = total * less + tl.sum(weights, axis=1)
+            if GRADIENT:
+                sums = sums * less[:, None] + weighted_sum(weights, y, ROUND, SPLIT, PRECISION)
             largest = now
         loss = (largest - positive) + tl.log(total)
         # A maximum does not depend on the order: the same bucket wins in every run.
         tl.atomic_max(packed_ptr + row, _pack(loss, bucket), mask=counts, sem="relaxed")
         # Several buckets write the same number to the same place: a state has one positive logit.
         tl.store(positive_ptr + row, positive, mask=counts)
+        if GRADIENT:
+            positive_y = load_rows(y_ptr, target, counts, stride_y, 0, d, BLOCK_D, ROUND)
+            grad = (tl.exp(-loss) - 1.0)[:, None] * positive_y.to(tl.float32)
+            store_rows(own_grads_ptr, row, grad + sums / total[:, None], counts, d, BLOCK_D)
 
 
 @triton.jit

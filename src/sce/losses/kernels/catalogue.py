@@ -11,7 +11,14 @@ import triton.language as tl
 from torch import Tensor
 
 from sce.losses.buckets import MAX_PARTS
-from sce.losses.kernels.backward import Saved, common_scale, grad_places, parts_dtype
+from sce.losses.kernels.backward import (
+    Ordered,
+    Saved,
+    common_scale,
+    grad_places,
+    order_states,
+    parts_dtype,
+)
 from sce.losses.kernels.bucketed import packed_value
 from sce.losses.kernels.launch import ceil_div, launch, power_of_2
 from sce.losses.kernels.precision import half_name, load_rows
@@ -23,19 +30,19 @@ def grad_catalogue(saved: Saved, grad: Tensor, reduction: str, *, sparse: bool) 
     """Return the gradient of the catalogue [c, d]: dense, or sparse with the touched rows alone."""
     y, (n_buckets, size_y) = saved.y, saved.items.shape
     at_once = max(1, MAX_PARTS // (size_y * y.shape[1] * parts_dtype(saved).itemsize))
-    whole = at_once >= n_buckets
+    whole, states = at_once >= n_buckets, order_states(saved, grad, reduction)
     if sparse and whole and len(saved.keys) <= len(y):
         out = y.new_zeros(len(saved.keys), y.shape[1])
-        places = grad_places(saved, grad, reduction, 0, n_buckets)
+        places = grad_places(saved, states, reduction, 0, n_buckets)
         items = _add(saved, saved.keys, places, grad, reduction, out, sparse=True)
         return _as_sparse(items, out, y.shape)
     # Where it is sparse: rows for all entries would be more than items, or entries come in groups.
     rows, keys = _compact(saved.keys, len(y)) if sparse else (None, saved.keys)
     out = y.new_zeros(len(y) if rows is None else len(rows), y.shape[1])
     if whole:
-        _add(saved, keys, grad_places(saved, grad, reduction, 0, n_buckets), grad, reduction, out)
+        _add(saved, keys, grad_places(saved, states, reduction, 0, n_buckets), grad, reduction, out)
     else:
-        _add_in_groups(saved, keys, grad, reduction, out, at_once)
+        _add_in_groups(saved, states, keys, grad, reduction, out, at_once)
     if rows is None:
         return out
     return torch.sparse_coo_tensor(
@@ -44,8 +51,9 @@ def grad_catalogue(saved: Saved, grad: Tensor, reduction: str, *, sparse: bool) 
 
 
 def _add_in_groups(
-    saved: Saved, keys: Tensor, grad: Tensor, reduction: str, out: Tensor, at_once: int
-) -> None:
+    saved: Saved, states: Ordered, keys: Tensor, grad: Tensor, reduction: str, out: Tensor,
+    at_once: int,
+) -> None:  # fmt: skip
     """Add up to the rows of `out` that keys name, so many buckets at once; targets come last."""
     n_buckets, size_y = saved.items.shape
     for first in range(0, n_buckets, at_once):
@@ -53,7 +61,7 @@ def _add_in_groups(
         # Parts have no name here: they must be gone before the next.
         _add(
             saved, keys[first * size_y : last * size_y if last < n_buckets else None],
-            grad_places(saved, grad, reduction, first, last), grad, reduction, out,
+            grad_places(saved, states, reduction, first, last), grad, reduction, out,
             more=first > 0,
         )  # fmt: skip
 

@@ -23,6 +23,7 @@ class FusedOptions(NamedTuple):
     sizes: list[int]  # n_buckets, bucket_size_x (0: each state in its nearest), bucket_size_y
     centres: Centres = "random"  # where they are not given
     ignore_index: int = -100
+    with_grads: bool = True  # finds the states' in the forward pass, if each is in one bucket
     reduction: str = "mean"
     autocast_dtype: torch.dtype | None = None  # of float32 inputs in matrix products
 
@@ -39,6 +40,7 @@ class Computed(NamedTuple):
     won: Tensor  # [n]: the states, by the bucket that won them
     offsets: Tensor  # [n_buckets + 1]: where those of each bucket begin
     n_won: Tensor  # [1]: states that any bucket won
+    own_grads: Tensor  # [n, d] float32: each state's, of its own loss; [0, d]: not found yet
 
     @property
     def buckets(self) -> Buckets:
@@ -105,8 +107,10 @@ def compute(
             chosen = items.new_empty(n_buckets, 0)
             nearest = nearest_buckets(x, prepared.centres, prepared.targets, dtype)
             members = group_by_bucket(nearest, n_buckets)
+        found = len(x) if options.with_grads and not size_x else 0
+        own_grads = torch.zeros(found, x.shape[1], device=x.device, dtype=torch.float32)
         loss, positive_logits, winners, count = bucketed.forward(
-            x, y, prepared, members, items, options.reduction, dtype
+            x, y, prepared, members, items, own_grads, options.reduction, dtype
         )
         if size_x:
             members = group_by_bucket(winners, n_buckets)
@@ -119,6 +123,7 @@ def compute(
         positive_logits,
         *members,
         count,
+        own_grads,
     )
 
 
@@ -133,7 +138,7 @@ def differentiate(
     """Return the gradient of the states or of the catalogue, from that of the loss."""
     with on_device_of(grad):
         states, catalogue, *computed = saved
-        targets, _, keys, _, _, offsets, _ = computed
+        targets, _, keys, _, _, offsets, *_ = computed
         items = bucket_items(keys, len(offsets) - 1, targets)
         known = Saved(rows_of(states), rows_of(catalogue), *computed, items, autocast_dtype)
         return gradient(known, grad.contiguous(), reduction, **options)
@@ -170,10 +175,10 @@ class _FusedCrossEntropy(torch.autograd.Function):
         grad_x = grad_y = None
         if grad is not None:
             given = (grad, ctx.saved_tensors, *ctx.options[-2:])
+            if ctx.needs_input_grad[1]:  # first: it takes memory for a while
+                grad_y = differentiate(grad_catalogue, *given, sparse=ctx.sparse_grad)
             if ctx.needs_input_grad[0]:
                 grad_x = differentiate(grad_states, *given)
-            if ctx.needs_input_grad[1]:
-                grad_y = differentiate(grad_catalogue, *given, sparse=ctx.sparse_grad)
         return grad_x, grad_y, *[None] * 6
 
 

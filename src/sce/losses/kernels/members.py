@@ -25,7 +25,9 @@ def nearest_buckets(
 ) -> Tensor:
     """Return the bucket with the nearest centre for each state [n]; n_buckets if not valid."""
     (n, d), n_buckets = x.shape, len(centres)
-    out = torch.empty(n, device=x.device, dtype=torch.int32)
+    # They are sorted, in half the time if they are short.
+    dtype = torch.int16 if n_buckets < 1 << 15 else torch.int32
+    out = torch.empty(n, device=x.device, dtype=dtype)
     tiles = Tiles(x, centres, autocast_dtype)
     tile = tiles.forward
     launch(
@@ -87,4 +89,5 @@ def _nearest_kernel(
         lowest = tl.min(tl.where(scores == most[:, None], i[None, :], 2147483647), axis=1)
         nearest = tl.where(most > best, lowest, nearest)
         best = tl.maximum(most, best)
-    tl.store(out_ptr + row, tl.where(valid, nearest, n_buckets), mask=row < n)
+    nearest = tl.where(valid, nearest, n_buckets)
+    tl.store(out_ptr + row, nearest.to(out_ptr.dtype.element_ty), mask=row < n)

@@ -32,17 +32,18 @@ def scalable_cross_entropy(
     sizes: list[int],
     kind: str,
     ignore_index: int,
+    with_grads: bool,
     reduction: str,
     autocast_dtype: torch.dtype | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Run the forward pass. The result is a `Computed`: a schema knows only its parts."""
-    options = FusedOptions(sizes, kind, ignore_index, reduction, autocast_dtype)
+    options = FusedOptions(sizes, kind, ignore_index, with_grads, reduction, autocast_dtype)
     return compute(states, catalogue, targets, centres, seed, options)
 
 
 @scalable_cross_entropy.register_fake
 def _(states: Tensor, catalogue: Tensor, *others: Any) -> Computed:
-    sizes, _, _, reduction, _ = others[3:]
+    sizes, _, _, with_grads, reduction, _ = others[3:]
     n, (n_buckets, size_x, size_y) = states.shape[0], sizes
     size_x = torch.sym_min(size_x, n)
     size_y = torch.sym_min(size_y, catalogue.shape[0])
@@ -60,6 +61,9 @@ def _(states: Tensor, catalogue: Tensor, *others: Any) -> Computed:
         won=empty(n, dtype=torch.int64),
         offsets=empty(n_buckets + 1),
         n_won=empty(1),
+        own_grads=empty(
+            n if with_grads and not sizes[1] else 0, states.shape[1], dtype=torch.float32
+        ),
     )
 
 
@@ -94,11 +98,11 @@ def _backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, .
     grad_x = grad_y = None
     if grad is not None:
         saved = list(ctx.saved_tensors)
+        if ctx.needs_input_grad[1]:  # first: it takes memory for a while
+            grad_y = grad_catalogue(grad, saved, *ctx.options)
         if ctx.needs_input_grad[0]:
             grad_x = grad_states(grad, saved, *ctx.options)
-        if ctx.needs_input_grad[1]:
-            grad_y = grad_catalogue(grad, saved, *ctx.options)
-    return grad_x, grad_y, *[None] * 8
+    return grad_x, grad_y, *[None] * 9
 
 
 scalable_cross_entropy.register_autograd(_backward, setup_context=_setup_context)

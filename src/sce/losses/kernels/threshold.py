@@ -1,14 +1,15 @@
 """Exact top-k rows of a catalogue for each centre where k is large: those that pass a threshold.
 
-The rows are cut into groups, spread over the catalogue, and one pass keeps the maximum of each. The
-k-th largest of these is a threshold that at least k rows reach, and few more. A second pass, by the
-same products, marks them, a bit each. They are listed, scored again, and the k best are taken.
-Scoring all rows twice by matrix units takes less time than gathering the rows of k groups.
+A sample of the rows, one of every few, says which score about 1.3 k of them reach: a threshold. One
+pass by matrix units marks the rows that do, a bit each. They are listed, scored again, and the k
+best are taken.
 
-Nothing is random, and the host never waits. The list has room for more rows than usually pass. It
-has not where many scores are equal, as in a catalogue of zeros: one program then looks at all rows
-of its centre until it has the k best.
+Nothing is random, and the host never waits. The list has room for more rows than usually pass.
+Where it has not, since many scores are equal, as in a catalogue of zeros, or where fewer than k
+pass, since the sample misled, one program looks at all rows of its centre until it has the k best.
 """
+
+import math
 
 import torch
 import triton
@@ -16,16 +17,18 @@ import triton.language as tl
 from torch import Tensor
 
 from sce.losses.buckets import score_bytes
-from sce.losses.kernels.best import MAX_WIDTH, best
+from sce.losses.kernels.best import best
 from sce.losses.kernels.groups import Cut, Rows, rows_of, score_again, scores_of
 from sce.losses.kernels.keys import kth_largest, ordered
 from sce.losses.kernels.launch import ceil_div, launch, power_of_2
 from sce.losses.kernels.precision import half_name, load_rows, product_of_rows
 from sce.losses.kernels.tiles import ROWS, again_tile, block, grouping_tile
 
-_GROUPS = 2.5  # for each row wanted: then 1.3 rows pass
-_LEAST_TILES = 128  # of groups, so that all processors have work
-_WORDS = 2048  # that a program reads at once
+_SAMPLED = 256  # of the rows wanted, at least
+_DEVIATIONS = 5.5  # that the sample may be wrong by: too few pass for one bucket in 10 million
+_GROUP_TILES = 64  # of groups of the sample: so many that few of its best rows share one
+_CHUNKS = 16  # of the words of a centre, each for a program
+_WORDS = 1024  # that it reads at once
 
 
 def sparse_enough(m: int, k: int) -> bool:
@@ -37,14 +40,17 @@ def top_rows_by_threshold(
     centres: Tensor,  # [n, d]
     rows: Rows,
     k: int,
-    spare: int,  # groups taken beyond k: they absorb that two passes round differently
+    spare: int,  # rows that must pass beyond k: they absorb that two passes round differently
     out: Tensor,  # [n, k] int32
-    room: float = 1.75,  # of the list, for each row wanted
+    room: float = 2.0,  # of the list, for each row wanted
 ) -> None:
     """Write the k rows with the largest dot product with each centre, in any order."""
     n, (m, d) = len(centres), rows.values.shape
     tiles = ceil_div(m, ROWS)
-    group_tiles = min(max(ceil_div(int(_GROUPS * (k + spare)), ROWS), _LEAST_TILES), tiles)
+    every = power_of_2(max(1, (k + spare) // _SAMPLED) + 1) // 2  # one row of so many is sampled
+    expected = (k + spare) / every
+    rank = math.ceil(expected + _DEVIATIONS * math.sqrt(expected * (1 - 1 / every)))
+    group_tiles = min(_GROUP_TILES, ceil_div(m, ROWS * every))
     room_k = min(m, 16 * ceil_div(int(room * k), 16))
     budget = score_bytes(m, d, k) // 4
     at_once = min(n, max(1, budget // (max(group_tiles * ROWS, room_k) + room_k)))
@@ -54,42 +60,37 @@ def top_rows_by_threshold(
         width = max(group_tiles * ROWS, slab * (ROWS // 32), room_k)
         values = torch.empty(len(some) * width, device=out.device, dtype=torch.float32)
         listed = torch.empty(len(some), room_k, device=out.device, dtype=torch.int32)
-        counts = torch.zeros(len(some), device=out.device, dtype=torch.int32)
+        counts = torch.empty(len(some), device=out.device, dtype=torch.int32)
+        chunks = counts.new_empty(len(some), _CHUNKS * ceil_div(tiles, slab))
         thresholds = torch.empty(len(some), device=out.device, dtype=torch.float32)
-        _maxima(some, rows, group_tiles, values)
-        _find_thresholds(values, group_tiles * ROWS, k + spare, thresholds)
+        _maxima(some, rows, every, group_tiles, values)
+        launch(
+            _thresholds_kernel, (len(some),), values, thresholds, group_tiles * ROWS, rank,
+            BLOCK=power_of_2(group_tiles * ROWS), num_warps=8,
+        )  # fmt: skip
         words = values.view(torch.int32)
-        for first in range(0, tiles, slab):
+        for number, first in enumerate(range(0, tiles, slab)):
             last = min(tiles, first + slab)
             _mark(some, rows, thresholds, first, last, words)
-            _list(words, first, last, m, listed, counts)
+            _list(words, first, last, m, listed, chunks, number * _CHUNKS, counts)
         score_again(some, rows, listed, Cut(1, 1, False), values)
         best(values, room_k, k, its, listed, Cut(1, 1, False))
-        _search(some, rows, thresholds, counts, room_k, its)
+        _search(some, rows, thresholds, counts, k + spare, room_k, its)
 
 
-def _maxima(centres: Tensor, rows: Rows, group_tiles: int, out: Tensor) -> None:
-    """Write the largest score of each group, [n, group_tiles * ROWS].
+def _maxima(centres: Tensor, rows: Rows, every: int, group_tiles: int, out: Tensor) -> None:
+    """Write the largest score of each group of the sample, [n, group_tiles * ROWS].
 
-    A group has one row of every tile from a first one on, `group_tiles` tiles apart.
+    A group has one row of every tile of the sample from a first one on, `group_tiles` tiles apart.
     """
     (n, d), m, half = centres.shape, len(rows.values), _is_half(centres, rows)
     tile = grouping_tile(rows.values, half=half)
     launch(
         _maxima_kernel, (group_tiles * ceil_div(n, tile.x),),
         centres, rows.values, out, n, m, d, rows.values.stride(0), group_tiles,
-        BLOCK_ROWS=ROWS, BLOCK_N=tile.x, BLOCK_D=block(d), SLICE=tile.slice,
+        EVERY=every, BLOCK_ROWS=ROWS, BLOCK_N=tile.x, BLOCK_D=block(d), SLICE=tile.slice,
         ROUND=half_name(rows.dtype), PRECISION="ieee" if half else "tf32x3",
         num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
-
-
-def _find_thresholds(values: Tensor, width: int, k: int, out: Tensor) -> None:
-    """Write the k-th largest of each row of numbers, or one below it that only k reach."""
-    held = min(power_of_2(width), MAX_WIDTH)
-    launch(
-        _thresholds_kernel, (len(out),), values, out, width, k, BLOCK=held,
-        HELD=width <= held, num_warps=16 if held > 8192 else 8,
     )  # fmt: skip
 
 
@@ -108,24 +109,34 @@ def _mark(
     )  # fmt: skip
 
 
-def _list(words: Tensor, first: int, last: int, m: int, listed: Tensor, counts: Tensor) -> None:
-    """Append the rows that have a bit to the lists; behind them comes m, which is no row."""
-    launch(
-        _list_kernel, (len(listed),),
-        words, listed, counts, (last - first) * (ROWS // 32), first * (ROWS // 32), m,
-        listed.shape[1], BLOCK=_WORDS, LAST=last * ROWS >= m, num_warps=8,
-    )  # fmt: skip
+def _list(
+    words: Tensor, first: int, last: int, m: int, listed: Tensor, chunks: Tensor, before: int,
+    counts: Tensor,
+) -> None:  # fmt: skip
+    """Append the rows that have a bit to the lists; behind them comes m, which is no row.
+
+    Each program has a chunk of a centre's words: it counts them first, and writes them when the
+    counts of all chunks before it are known. Those of earlier tiles are so many in `chunks`.
+    """
+    for write in (False, True):
+        launch(
+            _list_kernel, (len(listed) * _CHUNKS,),
+            words, listed, chunks, counts, (last - first) * (ROWS // 32), first * (ROWS // 32), m,
+            listed.shape[1], chunks.shape[1], before, CHUNKS=_CHUNKS,
+            ALL=power_of_2(chunks.shape[1]), BLOCK=_WORDS, WRITE=write, LAST=last * ROWS >= m,
+        )  # fmt: skip
 
 
 def _search(
-    centres: Tensor, rows: Rows, thresholds: Tensor, counts: Tensor, room: int, out: Tensor
-) -> None:
-    """Write the best rows where more passed than the list has room for."""
+    centres: Tensor, rows: Rows, thresholds: Tensor, counts: Tensor, least: int, room: int,
+    out: Tensor,
+) -> None:  # fmt: skip
+    """Write the best rows where fewer passed than must, or more than the list has room for."""
     (n, d), m = centres.shape, len(rows.values)
     block_rows, columns = again_tile(d, 1)
     launch(
         _search_kernel, (n,),
-        centres, rows.values, thresholds, counts, out, m, d, out.shape[1], room,
+        centres, rows.values, thresholds, counts, out, m, d, out.shape[1], least, room,
         rows.values.stride(0), out.stride(0), BLOCK_ROWS=block_rows, BLOCK_D=power_of_2(d),
         SLICE=columns, ROUND=half_name(rows.dtype), num_warps=8,
     )  # fmt: skip
@@ -141,6 +152,7 @@ def _maxima_kernel(
     rows_ptr,  # [m, d]
     maxima_ptr,  # [n, group_tiles * BLOCK_ROWS]
     n, m, d, stride_row, group_tiles,
+    EVERY: tl.constexpr,  # a power of two
     BLOCK_ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SLICE: tl.constexpr,
     ROUND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -152,8 +164,10 @@ def _maxima_kernel(
     column = tl.arange(0, BLOCK_ROWS)
     centres = load_rows(centres_ptr, i_n, in_n, d, 0, d, SLICE, "")
     best = tl.full((BLOCK_N, BLOCK_ROWS), float("-inf"), tl.float32)
-    for tile in range(group, tl.cdiv(m, BLOCK_ROWS), group_tiles):
-        i_row = tl.cast(tile, tl.int64) * BLOCK_ROWS + column
+    for tile in range(group, tl.cdiv(m, BLOCK_ROWS * EVERY), group_tiles):
+        # One row of each stretch, by the golden section: whatever repeats in the catalogue.
+        stretch = tile * BLOCK_ROWS + column
+        i_row = stretch.to(tl.int64) * EVERY + ((stretch % 65536 * 40503 >> 8) & (EVERY - 1))
         mask = i_row < m
         rows = load_rows(rows_ptr, i_row, mask, stride_row, 0, d, SLICE, ROUND)
         scores = product_of_rows(
@@ -171,26 +185,12 @@ def _maxima_kernel(
 def _thresholds_kernel(
     values_ptr,  # [n, width]
     thresholds_ptr,  # [n]
-    width, k,
-    BLOCK: tl.constexpr, HELD: tl.constexpr,
+    width, rank,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    values_ptr += row * width
-    i = tl.arange(0, BLOCK)
-    if HELD:
-        least = kth_largest(ordered(values_ptr, i, width), k, -2147483648, 2147483647)
-    else:
-        least = tl.cast(-2147483648, tl.int32)
-        high = tl.cast(2147483647, tl.int32)
-        reach = k + 1
-        while (reach != k) & (least + 1 < high):
-            middle = (least >> 1) + (high >> 1) + (least & high & 1)
-            reach = k * 0
-            for start in range(0, width, BLOCK):
-                keys = ordered(values_ptr, start + i, width)
-                reach += tl.sum((keys >= middle).to(tl.int32), axis=0)
-            high = tl.where(reach < k, middle, high)
-            least = tl.where(reach < k, least, middle)
+    keys = ordered(values_ptr + row * width, tl.arange(0, BLOCK), width)
+    least = kth_largest(keys, rank, -2147483648, 2147483647)
     bits = tl.where(least < 0, least ^ 0x7FFFFFFF, least)
     value = bits.to(tl.float32, bitcast=True)
     tl.store(thresholds_ptr + row, tl.where(value == value, value, float("-inf")))
@@ -234,39 +234,53 @@ def _mark_kernel(
 def _list_kernel(
     words_ptr,  # [n, n_words]
     listed_ptr,  # [n, room]
+    chunks_ptr,  # [n, n_chunks]
     counts_ptr,  # [n]
     n_words,
     first,  # the number of the first word
-    m, room,
-    BLOCK: tl.constexpr, LAST: tl.constexpr,
+    m, room, n_chunks, before,
+    CHUNKS: tl.constexpr, ALL: tl.constexpr, BLOCK: tl.constexpr, WRITE: tl.constexpr,
+    LAST: tl.constexpr,
 ):  # fmt: skip
-    bucket = tl.program_id(0).to(tl.int64)
+    bucket = (tl.program_id(0) // CHUNKS).to(tl.int64)
+    chunk = tl.program_id(0) % CHUNKS
     words_ptr += bucket * n_words
     listed_ptr += bucket * room
-    count = tl.load(counts_ptr + bucket)
-    for start in range(0, n_words, BLOCK):
+    chunks_ptr += bucket * n_chunks
+    count = 0
+    if WRITE:
+        earlier = tl.arange(0, ALL)
+        count = tl.sum(
+            tl.load(chunks_ptr + earlier, mask=earlier < before + chunk, other=0), axis=0
+        )
+    size = tl.cdiv(n_words, CHUNKS * BLOCK) * BLOCK
+    for start in range(chunk * size, tl.minimum((chunk + 1) * size, n_words), BLOCK):
         i = start + tl.arange(0, BLOCK)
         word = tl.load(words_ptr + i, mask=i < n_words, other=0)
         ones = word - ((word >> 1) & 0x55555555)
         ones = (ones & 0x33333333) + ((ones >> 2) & 0x33333333)
         ones = (((ones + (ones >> 4)) & 0x0F0F0F0F) * 0x01010101 >> 24) & 0x3F
-        at = count + tl.cumsum(ones, axis=0) - ones
+        if WRITE:
+            at = count + tl.cumsum(ones, axis=0) - ones
+            left = tl.max(ones, axis=0)
+            while left > 0:
+                lowest = word & -word
+                # A power of two is known by the exponent of its float; the sign is that of bit 31.
+                exponent = (lowest.to(tl.float32).to(tl.int32, bitcast=True) >> 23) & 0xFF
+                row = rows_of(first + i, exponent - 127, 32, True)
+                tl.store(listed_ptr + at, row.to(tl.int32), mask=(word != 0) & (at < room))
+                at += (word != 0).to(tl.int32)
+                word = word & (word - 1)
+                left -= 1
         count += tl.sum(ones, axis=0)
-        left = tl.max(ones, axis=0)
-        while left > 0:
-            lowest = word & -word
-            # A power of two is known by the exponent of its float; the sign is that of bit 31.
-            exponent = (lowest.to(tl.float32).to(tl.int32, bitcast=True) >> 23) & 0xFF
-            row = rows_of(first + i, exponent - 127, 32, True)
-            tl.store(listed_ptr + at, row.to(tl.int32), mask=(word != 0) & (at < room))
-            at += (word != 0).to(tl.int32)
-            word = word & (word - 1)
-            left -= 1
-    if LAST:
-        for start in range(tl.minimum(count, room), room, BLOCK):
+    if not WRITE:
+        tl.store(chunks_ptr + before + chunk, count)
+    elif LAST:
+        end = tl.where(chunk == CHUNKS - 1, room, 0)
+        for start in range(tl.minimum(count, room), end, BLOCK):
             i = start + tl.arange(0, BLOCK)
             tl.store(listed_ptr + i, tl.full((BLOCK,), m, tl.int32), mask=i < room)
-    tl.store(counts_ptr + bucket, count)
+        tl.store(counts_ptr + bucket, count, mask=end > 0)
 
 
 @triton.jit
@@ -288,15 +302,16 @@ def _search_kernel(
     thresholds_ptr,  # [n]
     counts_ptr,  # [n]
     out_ptr,  # [n, k]
-    m, d, k, room, stride_row, stride_out,
+    m, d, k, least, room, stride_row, stride_out,
     BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr, SLICE: tl.constexpr, ROUND: tl.constexpr,
 ):  # fmt: skip
     bucket = tl.program_id(0).to(tl.int64)
-    if tl.load(counts_ptr + bucket) > room:
+    count = tl.load(counts_ptr + bucket)
+    if (count < least) | (count > room):
         centre_ptr = centres_ptr + bucket * d
         out_ptr += bucket * stride_out
         # As in `kth_largest`, over all rows; the threshold and what follows it are tried first,
-        # since many equal scores are why the list is too short.
+        # since many equal scores are why a list is too short.
         bits = tl.load(thresholds_ptr + bucket).to(tl.int32, bitcast=True)
         middle = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
         low = tl.cast(-2147483648, tl.int32)

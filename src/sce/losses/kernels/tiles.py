@@ -99,7 +99,7 @@ class Tiles:
         if _whole(d, states.device, half=half):
             self.forward = Tile(64, 128, d) if half else Tile(128, 64, d)
             self.states = Tile(32, 128, d, stages=3) if half else Tile(32, 64, d)
-            self.places = Tile(16 if half else 32, 64, d)
+            self.places = Tile(32, 64, d)
             return
         if half:
             self.forward = Tile(64, 64, d if d <= 128 else 64)
@@ -111,7 +111,8 @@ class Tiles:
         elif d <= 256:
             self.states = self.places = Tile(32, 32, 32, 8)
         else:
-            self.states, self.places = Tile(32, 16, 32, 8), Tile(16, 32, 32, 8)
+            self.places = Tile(16, 32, 32, 8)
+            self.states = Tile(32, 16, 32, 8) if half else self.places
 
 
 def full_tiles(states: Tensor, catalogue: Tensor) -> tuple[Tile, Tile]:
