@@ -18,6 +18,7 @@ from sce.losses import (
     BinaryCrossEntropy,
     CrossEntropy,
     GeneralizedBinaryCrossEntropy,
+    GraphedLoss,
     SampledCrossEntropy,
     ScalableCrossEntropy,
     full,
@@ -101,7 +102,7 @@ ROOM_CPU, ROOM_GPU = 25_600 * 1024, 1 << 28
 # What a CPU has no kernels for, or what is the same there.
 NOT_ON_CPU = {
     "SCE, CUDA graph",
-    "SCE, graphed callable",
+    "SCE, GraphedLoss",
     "SCE, default, autocast, CUDA graph",
     "SCE, sparse gradient",
     "SCE, plain path",
@@ -144,7 +145,7 @@ def contenders(
         "SCE, default, autocast, CUDA graph": lambda: under_autocast(ScalableCrossEntropy()),
         "SCE, paper": lambda: ScalableCrossEntropy.paper(**paper),
         "SCE, CUDA graph": lambda: ScalableCrossEntropy(**ours),
-        "SCE, graphed callable": lambda: ScalableCrossEntropy(**ours),
+        "SCE, GraphedLoss": lambda: GraphedLoss(ScalableCrossEntropy(**ours)),
         "SCE, sparse gradient": lambda: ScalableCrossEntropy(**ours | {"sparse_grad": True}),
         "SCE, plain path": lambda: ScalableCrossEntropy(**ours, backend="torch"),
         "SCE, tensor code": lambda: partial(tensor_sce, **theirs),

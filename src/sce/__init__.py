@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # read by type checkers and editors, and, as text, below
     from sce.losses import BinaryCrossEntropy as BinaryCrossEntropy
     from sce.losses import CrossEntropy as CrossEntropy
     from sce.losses import GeneralizedBinaryCrossEntropy as GeneralizedBinaryCrossEntropy
+    from sce.losses import GraphedLoss as GraphedLoss
     from sce.losses import ReducedCrossEntropy as ReducedCrossEntropy
     from sce.losses import SampledCrossEntropy as SampledCrossEntropy
     from sce.losses import ScalableCrossEntropy as ScalableCrossEntropy

@@ -48,25 +48,6 @@ def test_scalable_equals_the_reference(seed: int, coverage: bool) -> None:
             torch.testing.assert_close(g1.cpu().double(), g2, rtol=1e-4, atol=1e-4)
 
 
-def test_a_graphed_callable_gives_the_bits_of_a_call() -> None:
-    """Eager loops that wait for the host can have the loss as a graph, by torch's own function."""
-    centres = torch.randn(8, 16, generator=torch.Generator().manual_seed(0)).cuda()
-    loss = ScalableCrossEntropy(bucket_size_y=32)
-
-    def call(states: Tensor, catalogue: Tensor, targets: Tensor) -> Tensor:
-        value: Tensor = loss(states, catalogue, targets, centres=centres)
-        return value
-
-    graphed: Any = torch.cuda.make_graphed_callables(call, problem(0, 200, 300, 16))
-    for seed in (1, 2):
-        inputs = problem(seed, 200, 300, 16)
-        found, expected = graphed(*inputs), call(*inputs)
-        assert found == expected
-        own = torch.autograd.grad(expected, inputs[:2])
-        for g1, g2 in zip(torch.autograd.grad(found, inputs[:2]), own, strict=True):
-            assert torch.equal(g1, g2)
-
-
 @pytest.mark.parametrize("max_scores", [1 << 12, 1 << 16, 1 << 23])
 def test_exact_sets_with_ties(max_scores: int) -> None:
     g = torch.Generator().manual_seed(0)

@@ -12,6 +12,7 @@ from sce.losses.base import LossSettings as LossSettings
 from sce.losses.buckets import BucketStatistics as BucketStatistics
 from sce.losses.buckets import suggest_sizes as suggest_sizes
 from sce.losses.full import CrossEntropy as CrossEntropy
+from sce.losses.graphed import GraphedLoss as GraphedLoss
 from sce.losses.negatives import InBatchNegatives as InBatchNegatives
 from sce.losses.negatives import MixedNegatives as MixedNegatives
 from sce.losses.negatives import PopularityNegatives as PopularityNegatives

@@ -16,7 +16,9 @@ from sce.losses.inputs import check_number, rounded
 MAX_SCORES = 1 << 23  # held at once (32 MiB in float32)
 # Rows of a run; only runs whose maximum passes a bucket's threshold are looked at row by row.
 RUN = 32
-MAX_PARTS = 32 << 20  # bytes of parts of the catalogue's gradient that the kernels hold at once
+MAX_PARTS = 16 << 20  # bytes of parts of the catalogue's gradient that the kernels hold at once
+MAX_SORTING = 48 << 20  # bytes for sorting places in buckets by item, and for the list of them
+SORTING = 40  # bytes for each place that is sorted
 LARGE_K = 1024  # items of a bucket beyond which the kernels find a threshold first
 MAX_SEARCH = 1 << 28  # products of centres and items, for which there are more than a few buckets
 MIXED_STATES = 4  # in a centre of the kind "states"
@@ -78,10 +80,9 @@ def auto_alpha(n_items: int, targets: float, beta: float = 1.0) -> float:
     return min(8.0, max(2.0, MAX_SEARCH / (n_items * math.sqrt(max(1.0, targets) / beta))))
 
 
-def score_bytes(n_items: int, dim: int, k: int) -> int:
+def score_bytes(n_items: int, dim: int) -> int:
     """Return the most bytes of scores that the kernels hold: groups of items stay small."""
-    least = 24 << 20 if k <= LARGE_K else 44 << 20
-    return max(least, min(192 << 20, int(0.04 * n_items * dim * 2)))
+    return max(28 << 20, min(192 << 20, int(0.04 * n_items * dim * 2)))
 
 
 def draw_centres(

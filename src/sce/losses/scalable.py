@@ -19,6 +19,8 @@ from sce.losses.buckets import (
     LARGE_K,
     MAX_PARTS,
     MAX_SCORES,
+    MAX_SORTING,
+    SORTING,
     Buckets,
     BucketStatistics,
     Centres,
@@ -329,14 +331,16 @@ class ScalableCrossEntropy(Loss):
         kept += 0 if members else shape.state_bytes
         # The largest scores of groups of items, for large buckets of every item.
         scored = shape.n_items if size_y > LARGE_K else math.sqrt(shape.n_items * size_y)
-        scores = min(4 * n_buckets * scored, score_bytes(shape.n_items, d, size_y))
+        scores = min(4 * n_buckets * scored, score_bytes(shape.n_items, d))
         forward = kept + 24 * n + 4 * n_buckets * d + scores
-        # Of the catalogue's gradient: the states once more, in the order of the buckets; parts, of
-        # as many buckets as have room, and their keys, sorted with their order, of which the sort
-        # makes copies. Then the gradient of the states.
-        ordered = n * (12 + (2 if shape.half else 4) * d)
+        # Of the catalogue's gradient: the states once more, in the order of the buckets; keys,
+        # sorted with their order, of which the sort makes copies; then parts, of as many buckets
+        # as have room. Then the gradient of the states.
+        ordered = n * (8 + (2 if shape.half else 4) * d)
         parts = min(4 * places * d, max(MAX_PARTS, 4 * size_y * d))
-        summed = ordered + parts + 32 * (parts / (4 * d) + n)
+        entries = max(parts / (4 * d), (MAX_SORTING - 4 * (places + n)) / SORTING)
+        entries = min(places, entries) + n
+        summed = ordered + max(SORTING * entries, 12 * entries + parts)
         backward = kept + max(shape.state_bytes, summed)
         if d > MAX_DIM:  # the plain path, in tiles of scores
             forward, backward = forward + 16 * MAX_SCORES, backward + 16 * MAX_SCORES

@@ -34,6 +34,7 @@ def compile_launch(
     *arguments: Tensor | int,
     num_warps: int = 4,
     num_stages: int = 2,
+    registers: int | None = None,
     **constants: Any,
 ) -> None:
     signature, values, attributes = {}, {}, {}
@@ -49,13 +50,13 @@ def compile_launch(
     for name, value in constants.items():
         signature[name], values[(kernel.arg_names.index(name),)] = "constexpr", value
     assert [*signature] == kernel.arg_names, "arguments and constants in the order of the kernel"
-    numbers = (num_warps, num_stages, *attributes)
+    numbers = (num_warps, num_stages, registers, *attributes)
     key = (kernel.fn.__name__, *signature.items(), *values.items(), *numbers)
     if key in _compiled:
         return
     _compiled.add(key)
     source = ASTSource(kernel, signature, values, attributes)
-    options = {"num_warps": num_warps, "num_stages": num_stages}
+    options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": registers}
     target = GPUTarget("cuda", chip, 32)
     shared = triton.compile(source, target=target, options=options).metadata.shared
     assert shared <= SHARED_BYTES[chip], (kernel.fn.__name__, constants, shared)

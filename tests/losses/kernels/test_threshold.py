@@ -31,7 +31,7 @@ def drawn(n: int, m: int, d: int, kind: str) -> tuple[Tensor, Tensor]:
     return centres, rows
 
 
-def found(centres: Tensor, rows: Tensor, k: int, room: float = 2.0) -> Tensor:
+def found(centres: Tensor, rows: Tensor, k: int, room: int | None = None) -> Tensor:
     out = torch.empty(len(centres), k, dtype=torch.int32, device=DEVICE)
     given = Rows(rows.to(DEVICE), None, rows.dtype)
     top_rows_by_threshold(centres.to(DEVICE), given, k, spare(k), out, room)
@@ -74,7 +74,7 @@ def test_slabs_of_rows_and_centres(
 def test_a_list_that_is_too_short(kind: str) -> None:
     centres, rows = drawn(2, 900, 8, kind)
     expected = buckets.top_rows(centres.double(), rows.double(), 40)
-    assert torch.equal(found(centres, rows, 40, room=1.0), expected)
+    assert torch.equal(found(centres, rows, 40, room=40), expected)
 
 
 @pytest.mark.parametrize("kind", ["as drawn", "by norm"])

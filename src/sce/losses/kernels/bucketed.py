@@ -14,7 +14,14 @@ from sce.losses.buckets import Members
 from sce.losses.kernels.centres import NOWHERE, Prepared
 from sce.losses.kernels.launch import ceil_div, launch, power_of_2
 from sce.losses.kernels.members import count_tiles, tile_of_bucket
-from sce.losses.kernels.precision import load_rows, product_of_rows, store_rows, weighted_sum
+from sce.losses.kernels.precision import (
+    add_weighted,
+    added,
+    exponential,
+    load_rows,
+    product_of_rows,
+    store_rows,
+)
 from sce.losses.kernels.tiles import Tiles
 
 _NOWHERE = tl.constexpr(NOWHERE)
@@ -46,14 +53,15 @@ def forward(
     sums = torch.empty(parts, device=device, dtype=torch.float32)
     counts = torch.empty(parts, device=device, dtype=torch.int32)
     tiles = Tiles(x, y, autocast_dtype)
-    tile = tiles.states if len(own_grads) else tiles.forward
+    tile = tiles.both if len(own_grads) else tiles.forward
     launch(
         _losses_kernel, (count_tiles(*members, tile.x),),
         x, y, prepared.targets, *members, items, positive_logits, prepared.packed,
         own_grads, n_buckets, size_y, d, x.stride(0), y.stride(0),
-        GRADIENT=len(own_grads) > 0, SPLIT=autocast_dtype is not None,
+        GRADIENT=len(own_grads) > 0, SPLIT=autocast_dtype is not None, EVEN=size_y % tile.y == 0,
         BLOCK_X=tile.x, BLOCK_Y=tile.y, BLOCK_D=tiles.d, SLICE=tile.slice, ROUND=tiles.round,
         PRECISION=tiles.precision, num_warps=tile.warps, num_stages=tile.stages,
+        registers=tile.registers,
     )  # fmt: skip
     launch(
         _winners_kernel, (parts,),
@@ -90,6 +98,7 @@ def _losses_kernel(
     own_grads_ptr,  # [n, d], where GRADIENT
     n_buckets, size_y, d, stride_x, stride_y,
     GRADIENT: tl.constexpr, SPLIT: tl.constexpr,
+    EVEN: tl.constexpr,  # tiles of items are full
     BLOCK_X: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_D: tl.constexpr, SLICE: tl.constexpr,
     ROUND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -115,20 +124,22 @@ def _losses_kernel(
         sums = tl.zeros((BLOCK_X, BLOCK_D), tl.float32)  # of the others, by their weights
         for start in range(0, size_y, BLOCK_Y):
             i_y = start + tl.arange(0, BLOCK_Y)
-            in_y = i_y < size_y
+            in_y = (i_y < size_y) | EVEN
             item = tl.load(bucket_items_ptr + bucket * size_y + i_y, mask=in_y, other=-1)
             y = load_rows(y_ptr, item, in_y, stride_y, 0, d, BLOCK_D if GRADIENT else SLICE, ROUND)
             logits = product_of_rows(
                 x, y, x_ptr, row, counts, stride_x, y_ptr, item, in_y, stride_y, d,
                 BLOCK_D, SLICE, ROUND, ROUND, PRECISION,
             )  # fmt: skip
-            other = in_y[None, :] & (item[None, :] != target[:, None])
+            other = item[None, :] != target[:, None]
+            if not EVEN:
+                other &= in_y[None, :]
             logits = tl.where(other, logits, float("-inf"))
             now = tl.maximum(largest, tl.max(logits, axis=1))
-            weights, less = tl.exp(logits - now[:, None]), tl.exp(largest - now)
+            weights, less = exponential(logits - now[:, None]), exponential(largest - now)
             total = total * less + tl.sum(weights, axis=1)
             if GRADIENT:
-                sums = sums * less[:, None] + weighted_sum(weights, y, ROUND, SPLIT, PRECISION)
+                sums = add_weighted(sums * less[:, None], weights, y, ROUND, SPLIT, PRECISION)
             largest = now
         loss = (largest - positive) + tl.log(total)
         # A maximum does not depend on the order: the same bucket wins in every run.
@@ -138,7 +149,9 @@ def _losses_kernel(
         if GRADIENT:
             positive_y = load_rows(y_ptr, target, counts, stride_y, 0, d, BLOCK_D, ROUND)
             grad = (tl.exp(-loss) - 1.0)[:, None] * positive_y.to(tl.float32)
-            store_rows(own_grads_ptr, row, grad + sums / total[:, None], counts, d, BLOCK_D)
+            store_rows(
+                own_grads_ptr, row, grad + added(sums, ROUND) / total[:, None], counts, d, BLOCK_D
+            )
 
 
 @triton.jit

@@ -20,7 +20,15 @@ from sce.losses.inputs import apply, once
 from sce.losses.inputs import rounded as round_rows
 from sce.losses.kernels.function import on_device_of, rows_of
 from sce.losses.kernels.launch import ceil_div, launch
-from sce.losses.kernels.precision import half_name, load_rows, product, rounded, store_rows
+from sce.losses.kernels.precision import (
+    add_weighted,
+    added,
+    exponential,
+    half_name,
+    load_rows,
+    product,
+    store_rows,
+)
 from sce.losses.kernels.tiles import block, full_tiles
 
 
@@ -95,17 +103,6 @@ class _FusedFullCrossEntropy(torch.autograd.Function):
 
 
 @triton.jit
-def _add_weighted(total, weights, rows, ROUND: tl.constexpr, SPLIT: tl.constexpr):
-    """Add 2¹² weights · rows: float16 has few bits below 1; in two halves for a float32 result."""
-    scaled = weights * 4096.0
-    high = rounded(scaled, ROUND)
-    total = tl.dot(high, rows, total)
-    if SPLIT:
-        total = tl.dot(rounded(scaled - high.to(tl.float32), ROUND), rows, total)
-    return total
-
-
-@triton.jit
 def _forward_kernel(
     x_ptr, y_ptr, targets_ptr,
     positives_ptr,  # [n]
@@ -137,17 +134,17 @@ def _forward_kernel(
         other = (item < last)[None, :] & (item[None, :] != target[:, None])
         logits = tl.where(other, logits, float("-inf"))
         now = tl.maximum(largest, tl.max(logits, axis=1))
-        weights = tl.exp(logits - now[:, None])
-        less = tl.exp(largest - now)
+        weights = exponential(logits - now[:, None])
+        less = exponential(largest - now)
         total = total * less + tl.sum(weights, axis=1)
         if GRADIENT:
-            sums = _add_weighted(sums * less[:, None], weights, y, ROUND, SPLIT)
+            sums = add_weighted(sums * less[:, None], weights, y, ROUND, SPLIT, "ieee")
         largest = now
     place = share.to(tl.int64) * n + row
     tl.store(largest_ptr + place, largest, mask=in_x)
     tl.store(totals_ptr + place, total, mask=in_x)
     if GRADIENT:
-        store_rows(sums_ptr, place, sums * (1.0 / 4096.0), in_x, d, BLOCK_D)
+        store_rows(sums_ptr, place, added(sums, ROUND), in_x, d, BLOCK_D)
 
 
 @triton.jit
@@ -174,9 +171,9 @@ def _catalogue_kernel(
         whole = tl.load(whole_ptr + row, mask=in_x, other=0.0)
         scale = tl.load(scale_ptr + row, mask=in_x, other=0.0)
         logits = product(y, x, "ieee")
-        weights = tl.exp(logits - whole[None, :])
+        weights = exponential(logits - whole[None, :])
         own = tl.load(own_ptr + row, mask=in_x, other=0.0)
         weights = tl.where(item[:, None] == target[None, :], own[None, :], weights)
-        sums = _add_weighted(sums, weights * scale[None, :], x, ROUND, SPLIT)
-    sums = sums * (tl.load(most_ptr) * (1.0 / 4096.0))
+        sums = add_weighted(sums, weights * scale[None, :], x, ROUND, SPLIT, "ieee")
+    sums = added(sums, ROUND) * tl.load(most_ptr)
     store_rows(grad_ptr, item, sums, in_y, d, BLOCK_D)

@@ -24,6 +24,7 @@ def launch(
     *arguments: Tensor | int,
     num_warps: int = 4,
     num_stages: int = 2,
+    registers: int | None = None,
     **constants: float | str | bool,
 ) -> None:
     """Launch a kernel, with its constants by name in the order of its signature."""
@@ -33,6 +34,7 @@ def launch(
         device,
         num_warps,
         num_stages,
+        registers,
         *constants.values(),
         *[
             (a.dtype, a.data_ptr() % 16)
@@ -45,7 +47,8 @@ def launch(
     if found is None:
         # Compiled kernels take their constants by place.
         assert list(constants) == kernel.arg_names[-len(constants) :]
-        found = kernel[grid](*arguments, **constants, num_warps=num_warps, num_stages=num_stages)
+        options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": registers}
+        found = kernel[grid](*arguments, **constants, **options)
         if found is not None:  # the interpreter compiles nothing
             _compiled[key] = found
     else:

@@ -85,20 +85,36 @@ def product_of_rows(
 
 
 @triton.jit
-def weighted_sum(weights, rows, ROUND: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr):
-    """Return weights · rows for weights of at most one, by matrix units of the rows' precision.
+def exponential(values):
+    """Return e to the power of each number, by one instruction; 0 for what is below 2⁻¹²⁶."""
+    if IS_INTERPRETED:
+        return tl.exp(values)
+    return tl.inline_asm_elementwise(
+        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [values * 1.4426950408889634], tl.float32, True, 1
+    )
+
+
+@triton.jit
+def add_weighted(
+    total, weights, rows, ROUND: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr
+):
+    """Add weights · rows for weights of at most one, by matrix units of the rows' precision.
 
     Weights in half precision are good enough for a sum that is itself kept in it. Split into two
-    halves, they have the bits that one in float32 deserves.
+    halves, they have the bits that one in float32 deserves. `added` gives what was added up.
     """
     if ROUND == "":
-        total = tl.dot(weights, rows.to(tl.float32), input_precision=PRECISION)
-    else:
-        # float16 has few bits below 1: 2¹² moves small weights up into its range.
-        scaled = weights * 4096.0
-        high = rounded(scaled, ROUND)
-        total = tl.dot(high, rows)
-        if SPLIT:
-            total += tl.dot(rounded(scaled - high.to(tl.float32), ROUND), rows)
-        total = total * (1.0 / 4096.0)
+        return tl.dot(weights, rows.to(tl.float32), total, input_precision=PRECISION)
+    if ROUND == "fp16":
+        weights = weights * 4096.0  # it has few bits below 1
+    high = rounded(weights, ROUND)
+    total = tl.dot(high, rows, total)
+    if SPLIT:
+        total = tl.dot(rounded(weights - high.to(tl.float32), ROUND), rows, total)
     return total
+
+
+@triton.jit
+def added(total, ROUND: tl.constexpr):
+    """Return a sum of weighted rows."""
+    return total * (1.0 / 4096.0) if ROUND == "fp16" else total

@@ -38,7 +38,7 @@ class Plan:
 def make_plan(n: int, m: int, d: int, k: int) -> Plan:
     """Choose the cuts such that selecting takes little time and memory."""
     # As many groups as rows to look at again, if memory allows: one pass for all centres.
-    taken, values = k + spare(k), score_bytes(m, d, k) // 4
+    taken, values = k + spare(k), score_bytes(m, d) // 4
     group = 1
     while group < 4096 and (2 * group) ** 2 * taken <= 2 * m:
         group *= 2

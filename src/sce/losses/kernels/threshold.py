@@ -24,9 +24,11 @@ from sce.losses.kernels.launch import ceil_div, launch, power_of_2
 from sce.losses.kernels.precision import half_name, load_rows, product_of_rows
 from sce.losses.kernels.tiles import ROWS, again_tile, block, grouping_tile
 
+_CENTRES = 64  # of a tile, which is best full
 _SAMPLED = 256  # of the rows wanted, at least
 _DEVIATIONS = 5.5  # that the sample may be wrong by: too few pass for one bucket in 10 million
 _GROUP_TILES = 64  # of groups of the sample: so many that few of its best rows share one
+_SHARED = 1.05  # times as many rows pass, since some do
 _CHUNKS = 16  # of the words of a centre, each for a program
 _WORDS = 1024  # that it reads at once
 
@@ -42,24 +44,28 @@ def top_rows_by_threshold(
     k: int,
     spare: int,  # rows that must pass beyond k: they absorb that two passes round differently
     out: Tensor,  # [n, k] int32
-    room: float = 2.0,  # of the list, for each row wanted
+    room: int | None = None,  # of the list; None: for all that pass, almost surely
 ) -> None:
     """Write the k rows with the largest dot product with each centre, in any order."""
     n, (m, d) = len(centres), rows.values.shape
     tiles = ceil_div(m, ROWS)
-    every = power_of_2(max(1, (k + spare) // _SAMPLED) + 1) // 2  # one row of so many is sampled
+    sampled = max(_SAMPLED, k // 32)
+    every = power_of_2(max(1, (k + spare) // sampled) + 1) // 2  # one row of so many is sampled
     expected = (k + spare) / every
     rank = math.ceil(expected + _DEVIATIONS * math.sqrt(expected * (1 - 1 / every)))
     group_tiles = min(_GROUP_TILES, ceil_div(m, ROWS * every))
-    room_k = min(m, 16 * ceil_div(int(room * k), 16))
-    budget = score_bytes(m, d, k) // 4
-    at_once = min(n, max(1, budget // (max(group_tiles * ROWS, room_k) + room_k)))
+    if room is None:
+        room = max(k + spare, int(every * (_SHARED * rank + _DEVIATIONS * math.sqrt(rank))))
+    room = min(m, 16 * ceil_div(room, 16))
+    budget = score_bytes(m, d) // 4
+    at_once = max(1, budget // (max(group_tiles * ROWS, room) + room))
+    at_once = min(n, max(at_once // _CENTRES * _CENTRES, min(at_once, _CENTRES)))
     slab = min(tiles, max(1, budget // (at_once * (ROWS // 32))))  # tiles whose bits are held
     for start in range(0, n, at_once):
         some, its = centres[start : start + at_once], out[start : start + at_once]
-        width = max(group_tiles * ROWS, slab * (ROWS // 32), room_k)
+        width = max(group_tiles * ROWS, slab * (ROWS // 32), room)
         values = torch.empty(len(some) * width, device=out.device, dtype=torch.float32)
-        listed = torch.empty(len(some), room_k, device=out.device, dtype=torch.int32)
+        listed = torch.empty(len(some), room, device=out.device, dtype=torch.int32)
         counts = torch.empty(len(some), device=out.device, dtype=torch.int32)
         chunks = counts.new_empty(len(some), _CHUNKS * ceil_div(tiles, slab))
         thresholds = torch.empty(len(some), device=out.device, dtype=torch.float32)
@@ -74,8 +80,8 @@ def top_rows_by_threshold(
             _mark(some, rows, thresholds, first, last, words)
             _list(words, first, last, m, listed, chunks, number * _CHUNKS, counts)
         score_again(some, rows, listed, Cut(1, 1, False), values)
-        best(values, room_k, k, its, listed, Cut(1, 1, False))
-        _search(some, rows, thresholds, counts, k + spare, room_k, its)
+        best(values, room, k, its, listed, Cut(1, 1, False))
+        _search(some, rows, thresholds, counts, k + spare, room, its)
 
 
 def _maxima(centres: Tensor, rows: Rows, every: int, group_tiles: int, out: Tensor) -> None:

@@ -31,6 +31,7 @@ class Tile(NamedTuple):
     slice: int  # columns at a time; where these are all, the outer rows are read once and held
     warps: int = 4
     stages: int = 2
+    registers: int | None = None  # of a thread, at most: fewer let more programs run at once
 
 
 def block(d: int) -> int:
@@ -94,12 +95,19 @@ class Tiles:
         self.d = d = block(states.shape[1])
         same = states.dtype if states.dtype == catalogue.dtype else None
         self.round = half_name(autocast_dtype or same)  # both in this half precision, if any
-        half = bool(self.round)
+        half, rounds = bool(self.round), autocast_dtype is not None
+        ample = not _is_small(states.device)
         self.precision = "ieee" if half else "tf32x3"
+        # Both: the losses with the gradients of the states.
         if _whole(d, states.device, half=half):
             self.forward = Tile(64, 128, d) if half else Tile(128, 64, d)
             self.states = Tile(32, 128, d, stages=3) if half else Tile(32, 64, d)
-            self.places = Tile(32, 64, d)
+            self.both, self.places = self.states, Tile(32, 64, d, stages=1 if half else 2)
+            if rounds and ample:
+                self.both = Tile(32, 128, d, registers=128)
+            elif half:
+                self.both = Tile(64, 128, d, stages=3, registers=168)
+                self.places = Tile(16, 128, d, stages=1)
             return
         if half:
             self.forward = Tile(64, 64, d if d <= 128 else 64)
@@ -113,6 +121,10 @@ class Tiles:
         else:
             self.places = Tile(16, 32, 32, 8)
             self.states = Tile(32, 16, 32, 8) if half else self.places
+        self.both = self.states
+        if half and not rounds and ample and d <= 256:
+            self.both = Tile(64, 128 if d <= 128 else 64, d)
+            self.places = Tile(16 if d <= 128 else 32, 64, d, stages=1)
 
 
 def full_tiles(states: Tensor, catalogue: Tensor) -> tuple[Tile, Tile]:
