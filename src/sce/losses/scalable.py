@@ -19,8 +19,7 @@ from sce.losses.buckets import (
     LARGE_K,
     MAX_PARTS,
     MAX_SCORES,
-    MAX_SORTING,
-    SORTING,
+    MAX_SORTED,
     Buckets,
     BucketStatistics,
     Centres,
@@ -260,7 +259,9 @@ class ScalableCrossEntropy(Loss):
                 seed = kernels.draw_seed(states.device, generator)
             else:
                 sizes, seed = (len(centres), *sizes[1:]), None
-            with_grads = torch.is_grad_enabled() and states.requires_grad
+            # Of few states among many positions it is not worth the memory.
+            dense = max_targets is None or 2 * max_targets >= targets.numel()
+            with_grads = dense and torch.is_grad_enabled() and states.requires_grad
             options = kernels.FusedOptions(
                 list(sizes),
                 self.centres,
@@ -327,8 +328,8 @@ class ScalableCrossEntropy(Loss):
         # For each state: target, loss and bucket, own logit, key, and its number in the list by
         # bucket; for each place in a bucket: one.
         kept = 28 * n + 4 * (members + places)
-        # With each state in one bucket, the gradients of their own losses.
-        kept += 0 if members else shape.state_bytes
+        # With each state in one bucket, and most positions with one, the gradients of their losses.
+        kept += shape.state_bytes if not members and 2 * shape.max_targets >= n else 0
         # The largest scores of groups of items, for large buckets of every item.
         scored = shape.n_items if size_y > LARGE_K else math.sqrt(shape.n_items * size_y)
         scores = min(4 * n_buckets * scored, score_bytes(shape.n_items, d))
@@ -338,9 +339,8 @@ class ScalableCrossEntropy(Loss):
         # as have room. Then the gradient of the states.
         ordered = n * (8 + (2 if shape.half else 4) * d)
         parts = min(4 * places * d, max(MAX_PARTS, 4 * size_y * d))
-        entries = max(parts / (4 * d), (MAX_SORTING - 4 * (places + n)) / SORTING)
-        entries = min(places, entries) + n
-        summed = ordered + max(SORTING * entries, 12 * entries + parts)
+        entries = min(places, max(MAX_SORTED, parts / (4 * d))) + n
+        summed = ordered + max(40 * entries, 12 * entries + parts)
         backward = kept + max(shape.state_bytes, summed)
         if d > MAX_DIM:  # the plain path, in tiles of scores
             forward, backward = forward + 16 * MAX_SCORES, backward + 16 * MAX_SCORES

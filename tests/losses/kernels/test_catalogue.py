@@ -30,12 +30,31 @@ def gradient(size_y: int = SIZE_Y, **options: Any) -> Tensor:
     return torch.autograd.grad(value, catalogue)[0]
 
 
-def test_large_buckets_add_up_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("buckets", [1, 2])  # of a group
+@pytest.mark.parametrize("groups", [0, 2, 9])  # that are sorted together; 0: one is too large
+def test_large_buckets_add_up_in_groups(
+    buckets: int, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = gradient(reduction="sum")
-    monkeypatch.setattr(
-        catalogue_kernels, "MAX_PARTS", 2 * SIZE_Y * 16 * 4
-    )  # two buckets at a time
+    monkeypatch.setattr(catalogue_kernels, "MAX_PARTS", buckets * SIZE_Y * 16 * 4)
+    monkeypatch.setattr(catalogue_kernels, "MAX_SORTED", groups * buckets * SIZE_Y)
     torch.testing.assert_close(gradient(reduction="sum"), whole)
+
+
+def test_numbers_of_groups_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = gradient(reduction="sum")
+    monkeypatch.setattr(catalogue_kernels, "MAX_PARTS", SIZE_Y * 16 * 4)
+    monkeypatch.setattr(catalogue_kernels, "_NO_ROW", 2 * (C + 1))  # of two groups at most
+    sorts = catalogue_kernels._sort_in_groups
+    together: list[int] = []
+
+    def spy(*given: Any) -> tuple[Tensor, Tensor]:
+        together.append(given[3])
+        return sorts(*given)
+
+    monkeypatch.setattr(catalogue_kernels, "_sort_in_groups", spy)
+    torch.testing.assert_close(gradient(reduction="sum"), whole)
+    assert together == [2, 1]
 
 
 @pytest.mark.parametrize("recording", [False, True])

@@ -15,6 +15,7 @@ from tests.losses.noisy_problem import rows_touched
 
 pytest.importorskip("triton")
 from sce.losses import kernels
+from sce.losses.kernels import function
 from tests.losses.reference import scalable_cross_entropy
 
 WIDTHS = [24, 72, 136, 264, 512]  # one for each way to cut rows into tiles
@@ -154,6 +155,31 @@ def test_a_generator_repeats_bit_for_bit_and_leaves_the_global_one_alone(kind: A
     assert all(map(torch.equal, runs[0], runs[1]))
     assert not torch.equal(runs[0][0], runs[2][0])
     assert torch.equal(before, torch.cuda.get_rng_state() if GPU else torch.get_rng_state())
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_the_gradient_of_the_states_in_either_pass(
+    reduction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where most positions have a target it is found in the forward pass."""
+    states, catalogue, targets = problem(3, 40, 60, 16)
+    loss = ScalableCrossEntropy(n_buckets=4, bucket_size_y=9, reduction=reduction, backend="triton")
+    found, before = [], []
+    later = function.grad_states
+
+    def spy(saved: Any, *given: Any) -> Tensor:
+        before.append(len(saved.own_grads))
+        return later(saved, *given)
+
+    monkeypatch.setattr(function, "grad_states", spy)
+    for most in (None, 20, 19):
+        generator = torch.Generator(DEVICE).manual_seed(0)
+        value = loss(states, catalogue, targets, max_targets=most, generator=generator)
+        weights = torch.linspace(1, 2, value.numel(), device=DEVICE).view(value.shape)
+        found.append(torch.autograd.grad(value, states, weights)[0])
+    assert before == [40, 40, 0]
+    assert torch.equal(found[0], found[1])
+    torch.testing.assert_close(found[1], found[2])
 
 
 def test_no_valid_position_and_strided_inputs() -> None:

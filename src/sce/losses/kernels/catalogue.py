@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sce.losses.buckets import MAX_PARTS, MAX_SORTING, SORTING
+from sce.losses.buckets import MAX_PARTS, MAX_SORTED
 from sce.losses.kernels.backward import (
     Saved,
     common_scale,
@@ -40,8 +40,7 @@ def grad_catalogue(saved: Saved, grad: Tensor, reduction: str, *, sparse: bool) 
     rows, keys = _compact(saved.keys, len(y)) if sparse else (None, saved.keys)
     out = y.new_zeros(len(y) if rows is None else len(rows), y.shape[1])
     # Groups are sorted together: a sort takes long, however little it sorts.
-    sorted_places = (MAX_SORTING - 4 * len(keys)) // SORTING
-    groups = min(sorted_places // (at_once * size_y), _NO_ROW // (len(y) + 1))
+    groups = min(MAX_SORTED // (at_once * size_y), _NO_ROW // (len(y) + 1))
     together = max(1, groups) * at_once
     for first in range(0, n_buckets, together):
         last = min(n_buckets, first + together)
