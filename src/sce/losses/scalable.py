@@ -262,14 +262,8 @@ class ScalableCrossEntropy(Loss):
             # Of few states among many positions it is not worth the memory.
             dense = max_targets is None or 2 * max_targets >= targets.numel()
             with_grads = dense and torch.is_grad_enabled() and states.requires_grad
-            options = kernels.FusedOptions(
-                list(sizes),
-                self.centres,
-                self.ignore_index,
-                with_grads,
-                self.reduction,
-                autocast_dtype,
-            )
+            said = (self.centres, self.ignore_index, with_grads, self.reduction, autocast_dtype)
+            options = kernels.FusedOptions(list(sizes), *said)
             x = states if states.dim() == 2 else states.reshape(-1, states.shape[-1])
             given = (x, catalogue, targets.reshape(-1), options, centres, seed)
             if compiling:

@@ -15,7 +15,7 @@ from tests.losses.noisy_problem import rows_touched
 
 pytest.importorskip("triton")
 from sce.losses import kernels
-from sce.losses.kernels import function
+from sce.losses.kernels import backward, function
 from tests.losses.reference import scalable_cross_entropy
 
 WIDTHS = [24, 72, 136, 264, 512]  # one for each way to cut rows into tiles
@@ -165,7 +165,7 @@ def test_the_gradient_of_the_states_in_either_pass(
     states, catalogue, targets = problem(3, 40, 60, 16)
     loss = ScalableCrossEntropy(n_buckets=4, bucket_size_y=9, reduction=reduction, backend="triton")
     found, before = [], []
-    later = function.grad_states
+    later = backward.grad_states
 
     def spy(saved: Any, *given: Any) -> Tensor:
         before.append(len(saved.own_grads))

@@ -60,28 +60,47 @@ def top_rows_by_threshold(
     budget = score_bytes(m, d) // 4
     at_once = max(1, budget // (max(group_tiles * ROWS, room) + room))
     at_once = min(n, max(at_once // _CENTRES * _CENTRES, min(at_once, _CENTRES)))
-    slab = min(tiles, max(1, budget // (at_once * (ROWS // 32))))  # tiles whose bits are held
-    for start in range(0, n, at_once):
-        some, its = centres[start : start + at_once], out[start : start + at_once]
-        width = max(group_tiles * ROWS, slab * (ROWS // 32), room)
-        values = torch.empty(len(some) * width, device=out.device, dtype=torch.float32)
-        listed = torch.empty(len(some), room, device=out.device, dtype=torch.int32)
-        counts = torch.empty(len(some), device=out.device, dtype=torch.int32)
-        chunks = counts.new_empty(len(some), _CHUNKS * ceil_div(tiles, slab))
-        thresholds = torch.empty(len(some), device=out.device, dtype=torch.float32)
-        _maxima(some, rows, every, group_tiles, values)
-        launch(
-            _thresholds_kernel, (len(some),), values, thresholds, group_tiles * ROWS, rank,
-            BLOCK=power_of_2(group_tiles * ROWS), num_warps=8,
-        )  # fmt: skip
-        words = values.view(torch.int32)
-        for number, first in enumerate(range(0, tiles, slab)):
-            last = min(tiles, first + slab)
-            _mark(some, rows, thresholds, first, last, words)
-            _list(words, first, last, m, listed, chunks, number * _CHUNKS, counts)
-        score_again(some, rows, listed, Cut(1, 1, False), values)
-        best(values, room, k, its, listed, Cut(1, 1, False))
-        _search(some, rows, thresholds, counts, k + spare, room, its)
+    slab = min(tiles, max(1, (budget - at_once * room) // (at_once * (ROWS // 32))))
+    for start in range(0, n, at_once):  # nothing of one part is there in the next
+        some = slice(start, start + at_once)
+        _top_rows(
+            centres[some], rows, k, k + spare, every, rank, group_tiles, room, slab, out[some]
+        )
+
+
+def _top_rows(
+    centres: Tensor,
+    rows: Rows,
+    k: int,
+    least: int,  # rows that must pass
+    every: int,  # of these rows one is sampled
+    rank: int,  # of the threshold in the sample
+    group_tiles: int,
+    room: int,
+    slab: int,  # tiles whose bits are held
+    out: Tensor,
+) -> None:
+    n, m, device = len(centres), len(rows.values), out.device
+    tiles = ceil_div(m, ROWS)
+    width = max(group_tiles * ROWS, slab * (ROWS // 32), room)
+    values = torch.empty(n * width, device=device, dtype=torch.float32)
+    listed = torch.empty(n, room, device=device, dtype=torch.int32)
+    counts = torch.empty(n, device=device, dtype=torch.int32)
+    chunks = counts.new_empty(n, _CHUNKS * ceil_div(tiles, slab))
+    thresholds = torch.empty(n, device=device, dtype=torch.float32)
+    _maxima(centres, rows, every, group_tiles, values)
+    launch(
+        _thresholds_kernel, (n,), values, thresholds, group_tiles * ROWS, rank,
+        BLOCK=power_of_2(group_tiles * ROWS), num_warps=8,
+    )  # fmt: skip
+    words = values.view(torch.int32)
+    for number, first in enumerate(range(0, tiles, slab)):
+        last = min(tiles, first + slab)
+        _mark(centres, rows, thresholds, first, last, words)
+        _list(words, first, last, m, listed, chunks, number * _CHUNKS, counts)
+    score_again(centres, rows, listed, Cut(1, 1, False), values)
+    best(values, room, k, out, listed, Cut(1, 1, False))
+    _search(centres, rows, thresholds, counts, least, room, out)
 
 
 def _maxima(centres: Tensor, rows: Rows, every: int, group_tiles: int, out: Tensor) -> None:
