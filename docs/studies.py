@@ -223,28 +223,30 @@ def coverage_steps() -> str:
     return table(["ratio to CE, test / validation (trainings)", *each], rows)
 
 
-def size_ratios() -> dict[str, dict[str, tuple[float, ...]]]:
+def size_ratios() -> dict[str, dict[str, tuple[float, float, int]]]:
     """Ratios to six seeds of exact CE, with other numbers of buckets and of items than by default.
 
-    For each log and what was tried, on test and on validation.
+    For each log and what was tried: on test, on validation, and the number of trainings.
     """
     tried = {"α = 1": (1.0, 2048), "α = 1.4": (1.4, 2048), "256 items": (8.0, 256),
              "512": (8.0, 512), "1,024": (8.0, 1024), "4,096": (8.0, 4096)}  # fmt: skip
-    ratios = {}
+    ratios: dict[str, dict[str, tuple[float, float, int]]] = {}
     for log in LOGS:
-        ce, sce = ([ndcg(trained(log, loss), on) for on in ("test", "validation")]
-                   for loss in ("ce", "sce"))  # fmt: skip
-        found = {name: [_means(rows)] for name, one in tried.items()
-                 if (rows := study(log, "coverage", *one))}  # fmt: skip
+        ce, sce = (
+            [ndcg(trained(log, loss), on) for on in ("test", "validation")]
+            for loss in ("ce", "sce")
+        )
+        found = {}
+        for name, one in tried.items():
+            if rows := study(log, "coverage", *one):
+                found[name] = [(row["test"], row["validation"]) for row in rows]
         seeds = list(zip(*sce, strict=True))
-        found |= {"default, seed 0": seeds[:1], "default, six seeds": seeds}
-        ratios[log] = {
-            name: tuple(
-                mean(one) / mean(exact)
-                for one, exact in zip(zip(*some, strict=True), ce, strict=True)
-            )
-            for name, some in found.items()
-        }
+        found |= {"default, seeds 0 to 2": seeds[:3], "default, six seeds": seeds}
+        exact = [mean(seeds) for seeds in ce]
+        ratios[log] = {}
+        for name, some in found.items():
+            test, validation = (mean(one) for one in zip(*some, strict=True))
+            ratios[log][name] = test / exact[0], validation / exact[1], len(some)
     return ratios
 
 
@@ -254,12 +256,12 @@ def sizes() -> str:
     names = list(ratios["beauty"])  # of more than 4,096 items
 
     def cell(log: str, name: str) -> str:
-        return " / ".join(f"{ratio:.2f}" for ratio in ratios[log].get(name, ()))
+        return _both(ratio[:2], 2, ratio[2]) if (ratio := ratios[log].get(name)) else ""
 
     last = []
     for name in names:
         some = [one[name] for one in ratios.values() if name in one]
-        test, validation = (mean(of) for of in zip(*some, strict=True))
+        test, validation, _ = (mean(of) for of in zip(*some, strict=True))
         last.append(_both((test, validation), 3, len(some)))
     rows = ([log, *(cell(log, name) for name in names)] for log in LOGS)
     return table(["log", *names], [*rows, ["mean (logs)", *last]])
