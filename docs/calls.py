@@ -105,6 +105,8 @@ KERNELS: Claims = {
     "which is what coverage adds, takes {:.2f} ms": lambda: [
         us / 1000 for us, _, kernel in _profiles()[M, "bfloat16", 2048, 2.0][LONGEST]
         if kernel.startswith("_nearest")],
+    "when there are no gradients yet, took {:.0f} MiB": lambda: [
+        call(GRAPH, M, of="forward MiB", bucket_size_y=16_384)],
     "Extra memory is {:.0f}, {:.0f} and {:.0f} MiB": lambda: [
         call(GRAPH, M, of="extra MiB", bucket_size_y=size) for size in LARGE],
     "call takes {:.1f} to {:.1f} ms, and the GPU is busy for {:.2f} to {:.2f} ms": lambda: [

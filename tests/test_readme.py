@@ -23,11 +23,11 @@ README, DOCS = ROOT / "README.md", ROOT / "docs"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
 # Published figures, levels, limits and settings, and what another test asserts.
 NOT_MEASURED = {
-    "results": ["95 %", "29 %", "95 %", "95 %", "0.1516", "0.2821", "2.5 %", "5 %",
-                "13 %", "93.7 %"],
+    "results": ["95 %", "29 %", "95 %", "95 %", "0.1516", "0.2821", "2.5 %", "6 %",
+                "93.7 %"],
     "paper": ["0.0544", "0.0935", "18 %", "6 %", "5.5 %", "4.3 %", "17.4 %", "37.1 %", "93.7 %",
               "88 %", "100 times", "6.7 times"],
-    "kernels": ["32 MiB", "300 ms", "1.0 ms", "0.9 ms"], "service": ["95 %", "40 %"],
+    "kernels": ["16 MiB", "300 ms", "1.0 ms", "0.9 ms"], "service": ["95 %", "40 %"],
     "serving": ["1 MiB", "95 %", "90 %", "99 %"], "beyond": ["2 %"],
 }  # fmt: skip
 RUN = [README, *(DOCS / f"{name}.md" for name in ("quickstart", "loss", "service"))]
