@@ -17,7 +17,7 @@ MAX_SCORES = 1 << 23  # held at once (32 MiB in float32)
 # Rows of a run; only runs whose maximum passes a bucket's threshold are looked at row by row.
 RUN = 32
 MAX_PARTS = 16 << 20  # bytes of parts of the catalogue's gradient that the kernels hold at once
-MAX_SORTED = 3 << 18  # places in buckets that they sort at once, in 30 MiB
+MAX_SORTED = 3 << 18  # places in buckets that they sort at once, in 27 MiB
 LARGE_K = 1024  # items of a bucket beyond which the kernels find a threshold first
 MAX_SEARCH = 1 << 28  # products of centres and items, for which there are more than a few buckets
 MIXED_STATES = 4  # in a centre of the kind "states"

@@ -331,10 +331,10 @@ class ScalableCrossEntropy(Loss):
         # Of the catalogue's gradient: the states once more, in the order of the buckets; keys,
         # sorted with their order, of which the sort makes copies; then parts, of as many buckets
         # as have room. Then the gradient of the states.
-        ordered = n * (8 + (2 if shape.half else 4) * d)
+        ordered = n * (12 + (2 if shape.half else 4) * d)
         parts = min(4 * places * d, max(MAX_PARTS, 4 * size_y * d))
         entries = min(places, max(MAX_SORTED, parts / (4 * d))) + n
-        summed = ordered + max(40 * entries, 12 * entries + parts)
+        summed = ordered + max(36 * entries, 12 * entries + parts)
         backward = kept + max(shape.state_bytes, summed)
         if d > MAX_DIM:  # the plain path, in tiles of scores
             forward, backward = forward + 16 * MAX_SCORES, backward + 16 * MAX_SCORES

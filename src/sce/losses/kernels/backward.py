@@ -87,7 +87,8 @@ class Ordered(NamedTuple):
 
     x: Tensor  # [n, d], rounded
     targets: Tensor  # [n]
-    whole: Tensor  # [n]: the log-sum-exp of all logits
+    positive_logits: Tensor  # [n]
+    losses: Tensor  # [n]
     scales: Tensor  # [n], of each loss; empty where all are alike
 
 
@@ -97,7 +98,7 @@ def order_states(saved: Saved, grad: Tensor, reduction: str) -> Ordered:
     tiles = Tiles(saved.x, saved.y, saved.autocast_dtype)
     x = torch.empty(n, d, device=device, dtype=saved.autocast_dtype or saved.x.dtype)
     targets = torch.empty(n, device=device, dtype=torch.int32)
-    ordered = Ordered(x, targets, *(torch.empty(m, device=device) for m in (n, n * own)))
+    ordered = Ordered(x, targets, *(torch.empty(m, device=device) for m in (n, n, n * own)))
     launch(
         _order_kernel, (ceil_div(n, _ROWS),),
         saved.x, saved.targets, saved.positive_logits, saved.packed, saved.won, grad, *ordered,
@@ -185,7 +186,7 @@ def _grad_states_kernel(
             )  # fmt: skip
             other = in_y[None, :] & (item[None, :] != target[:, None])
             logits = tl.where(other, logits, float("-inf"))
-            weights = exponential(logits - positive[:, None] - loss[:, None])
+            weights = exponential(logits - positive[:, None], loss[:, None])
             sums = add_weighted(sums, weights, y, ROUND, SPLIT, PRECISION)
         positive_y = load_rows(y_ptr, target, in_x, stride_y, 0, d, BLOCK_D, ROUND)
         grad = added(sums, ROUND) + (tl.exp(-loss) - 1.0)[:, None] * positive_y.to(tl.float32)
@@ -195,7 +196,7 @@ def _grad_states_kernel(
 @triton.jit
 def _order_kernel(
     x_ptr, targets_ptr, positive_ptr, packed_ptr, won_ptr, grad_ptr,
-    ordered_ptr, ordered_targets_ptr, whole_ptr, scales_ptr, n, d, stride_x,
+    ordered_ptr, ordered_targets_ptr, ordered_positive_ptr, losses_ptr, scales_ptr, n, d, stride_x,
     OWN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, ROUND: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -204,8 +205,9 @@ def _order_kernel(
     x = load_rows(x_ptr, row, mask, stride_x, 0, d, BLOCK_D, ROUND)
     store_rows(ordered_ptr, i, x, mask, d, BLOCK_D)
     tl.store(ordered_targets_ptr + i, tl.load(targets_ptr + row, mask=mask), mask=mask)
+    tl.store(ordered_positive_ptr + i, tl.load(positive_ptr + row, mask=mask), mask=mask)
     loss = packed_value(tl.load(packed_ptr + row, mask=mask, other=0))
-    tl.store(whole_ptr + i, tl.load(positive_ptr + row, mask=mask) + loss, mask=mask)
+    tl.store(losses_ptr + i, loss, mask=mask)
     if OWN:
         scale = tl.load(grad_ptr + row, mask=mask, other=0.0).to(tl.float32)
         tl.store(scales_ptr + i, scale, mask=mask)
@@ -213,7 +215,7 @@ def _order_kernel(
 
 @triton.jit
 def _grad_places_kernel(
-    x_ptr, targets_ptr, whole_ptr, scales_ptr,  # of `Ordered`
+    x_ptr, targets_ptr, positive_ptr, losses_ptr, scales_ptr,  # of `Ordered`
     y_ptr, bucket_items_ptr, offsets_ptr,
     out_ptr,  # [·, size_y, d], from the first bucket on
     first, size_y, d, stride_y,
@@ -232,14 +234,15 @@ def _grad_places_kernel(
         i_x = start + tl.arange(0, BLOCK_X)
         in_x = i_x < last
         target = tl.load(targets_ptr + i_x, mask=in_x, other=0)
-        whole = tl.load(whole_ptr + i_x, mask=in_x, other=float("inf"))  # of weight 0
+        positive = tl.load(positive_ptr + i_x, mask=in_x, other=0.0)
+        loss = tl.load(losses_ptr + i_x, mask=in_x, other=float("inf"))  # of weight 0
         x = load_rows(x_ptr, i_x, in_x, d, 0, d, BLOCK_D, ROUND)
         logits = product_of_rows(
             y, x, y_ptr, item, in_y, stride_y, x_ptr, i_x, in_x, d, d,
             BLOCK_D, SLICE, ROUND, ROUND, PRECISION,
         )  # fmt: skip
         logits = tl.where(item[:, None] != target[None, :], logits, float("-inf"))
-        weights = exponential(logits - whole[None, :])
+        weights = exponential(logits - positive[None, :], loss[None, :])
         if OWN:
             scale = tl.load(scales_ptr + i_x, mask=in_x, other=0.0)
             weights *= scale[None, :]  # which may be of any size

@@ -58,6 +58,7 @@ def grad_catalogue(saved: Saved, grad: Tensor, reduction: str, *, sparse: bool) 
                 grad_places(saved, states, reduction, begin, end), grad, reduction, out,
                 more=begin > 0, before=group * (len(y) + 1), place=place,
             )  # fmt: skip
+        del items, order  # before the next are sorted
     if rows is None:
         return out
     return torch.sparse_coo_tensor(

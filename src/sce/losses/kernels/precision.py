@@ -85,12 +85,16 @@ def product_of_rows(
 
 
 @triton.jit
-def exponential(values):
-    """Return e to the power of each number, by one instruction; 0 for what is below 2⁻¹²⁶."""
+def exponential(values, less=0.0):
+    """Return e to the power of values - less, by one instruction; 0 for what is below 2⁻¹²⁶.
+
+    `less` is scaled before it is subtracted, in one instruction with the scaling of the values.
+    """
     if IS_INTERPRETED:
-        return tl.exp(values)
+        return tl.exp(values - less)
+    powers = values * 1.4426950408889634 - less * 1.4426950408889634
     return tl.inline_asm_elementwise(
-        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [values * 1.4426950408889634], tl.float32, True, 1
+        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [powers], tl.float32, True, 1
     )
 
 
