@@ -3,6 +3,7 @@
 import copy
 import inspect
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -92,6 +93,28 @@ def test_a_generator_repeats_value_and_gradients_bit_for_bit(loss: Loss) -> None
     if loss is not EVERY["sce"]:  # whose buckets hold all items here
         other_seed = loss(*problem(), generator=torch.Generator().manual_seed(4))
         assert torch.equal(runs[0][0], other_seed) is isinstance(loss, CrossEntropy)
+
+
+@pytest.fixture(params=[torch.bfloat16, torch.float64], ids=str)
+def default_dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
+    yield request.param
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("name", [*EVERY, "sce, kernels"])
+def test_the_default_dtype_changes_nothing(
+    name: str, reduction: str, default_dtype: torch.dtype
+) -> None:
+    loss = EVERY.get(name) or ScalableCrossEntropy(n_buckets=3, bucket_size_y=9, backend="triton")
+    loss, inputs = with_reduction(loss, reduction), problem()
+    if name == "sce, kernels":
+        pytest.importorskip("triton")
+        if torch.cuda.is_available():
+            pytest.skip("inputs are on the CPU")
+    expected = run(loss, *inputs)
+    torch.set_default_dtype(default_dtype)
+    assert all(map(torch.equal, expected, run(loss, *inputs)))
 
 
 @every_loss

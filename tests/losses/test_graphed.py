@@ -100,11 +100,21 @@ def test_a_graph_gives_what_the_loss_gives(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize("frozen", [0, 1], ids=["states", "catalogue"])
 def test_one_of_both_wants_a_gradient(frozen: int) -> None:
     loss = GraphedLoss(ScalableCrossEntropy(**SIZES))
-    catalogue = problem(0, 40, 60, 16)[1].detach().requires_grad_(frozen != 1)
+    catalogue = nn.Parameter(problem(0, 40, 60, 16)[1].detach(), requires_grad=frozen != 1)
     for seed in range(4):
         inputs = batch(seed, catalogue)
         check(loss, (inputs[0].detach().requires_grad_(frozen != 0), *inputs[1:]))
     assert len(loss._recorded) == 1
+
+
+def test_random_centres_are_those_of_the_loss() -> None:
+    loss, catalogue = recorded(bucket_size_y=20)
+    for seed in range(3, 6):
+        inputs, values = batch(seed, catalogue), []
+        for call in (loss, loss.loss):
+            torch.manual_seed(seed)
+            values.append(call(*inputs))
+        close(*values)
 
 
 def test_it_follows_the_catalogue_and_the_settings() -> None:
@@ -183,6 +193,7 @@ def test_what_no_graph_can_stand_in_for() -> None:
     for inputs, options in (
         ((states, catalogue, targets), {"generator": generator}),
         ((states, catalogue * 2, targets), {}),
+        ((states, catalogue.detach().clone(), targets), {}),
         ((states[:0], catalogue, targets[:0]), {}),
     ):
         for _ in range(3):

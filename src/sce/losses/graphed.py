@@ -22,9 +22,10 @@ class GraphedLoss(nn.Module):
     (shapes, types, `max_targets`, the same catalogue in memory, the settings of the loss) are
     recorded as CUDA graphs when they come for the second time, for up to `most` kinds. The loss
     itself is called for all others, and where a graph cannot stand in: where its kernels do not
-    run, without gradients, with a `generator` or `centres`, with a catalogue that is computed, in
-    another graph, in a compiled model, with hooks, with saved-tensor hooks such as those of
-    gradient checkpointing, and while the last result of that kind waits for its backward pass.
+    run, without gradients, with a `generator` or `centres`, with a catalogue that is computed or
+    no parameter, in another graph, in a compiled model, with hooks, with saved-tensor hooks such as
+    those of gradient checkpointing, and while the last result of that kind waits for its backward
+    pass.
 
     Each result has one backward pass, and nothing that is returned is overwritten later. A graph
     keeps the catalogue and the memory of both passes, and of the gradients once more: that is why
@@ -112,8 +113,10 @@ def _is_recordable(loss: nn.Module, *given: Any) -> bool:
     return (
         torch.is_grad_enabled()
         and catalogue.is_leaf
+        and (catalogue.requires_grad or isinstance(catalogue, nn.Parameter))  # not made anew
         and (states.requires_grad or catalogue.requires_grad)
-        and not (loss._forward_hooks or loss._forward_pre_hooks or loss._backward_hooks)
+        and not (loss._forward_hooks or loss._forward_pre_hooks)
+        and not (loss._backward_hooks or loss._backward_pre_hooks)
         and targets.numel() > 0
         and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
         and _on_one_gpu(loss, states, catalogue, targets)

@@ -115,7 +115,7 @@ class UniformNegatives(nn.Module):
         items = torch.randint(n_items, (rows, k), device=targets.device, generator=generator)
         if not self.correct:
             return Draw(items, None)
-        expected = torch.full((rows, k), math.log(k / n_items), device=targets.device)
+        expected = targets.new_full((rows, k), math.log(k / n_items), dtype=torch.float32)
         return Draw(items, expected)
 
     def extra_repr(self) -> str:
@@ -193,7 +193,7 @@ class InBatchNegatives(nn.Module):
     def share(self, items: Tensor, n_items: int, targets: Tensor) -> Tensor:
         """Return the share of each item among all that may be drawn."""
         if self.log_share is None:
-            return torch.bincount(targets, minlength=n_items)[items] / len(targets)
+            return torch.bincount(targets, minlength=n_items)[items].float() / len(targets)
         _check_items(self.log_share, n_items)
         self.log_share = self.log_share.to(targets.device)
         return self.log_share[items].exp()
@@ -231,7 +231,7 @@ class MixedNegatives(nn.Module):
         items = torch.cat([drawn, uniform], dim=1)
         if not self.correct:
             return Draw(items, None)
-        alike = torch.full((), (k - half) / n_items, device=targets.device)
+        alike = targets.new_full((), (k - half) / n_items, dtype=torch.float32)
         if not half:
             return Draw(items, alike.log().expand(rows, k))
         return Draw(items, (half * self.in_batch.share(items, n_items, targets) + alike).log())

@@ -132,7 +132,7 @@ class _Hashed(NamedTuple):
                 absent = ~(is_row.unsqueeze(2) & is_item.unsqueeze(1))
                 offset = None
                 if rounds > 1:  # what several bring counts once
-                    times = torch.zeros(absent.shape, device=absent.device)
+                    times = absent.new_zeros(absent.shape, dtype=torch.float32)
                     for of_x, of_y in zip(chunk_x, chunk_y, strict=True):
                         apart = of_x[rows].unsqueeze(2) - of_y[items].unsqueeze(1)
                         times += apart.abs_() <= self.extra

@@ -75,7 +75,7 @@ def run(dtype: str, d: int, kind: str) -> None:
         kernels.fused_full_cross_entropy(states, items, targets, cast or made).sum().backward()
         return
     choices: dict[str, tuple[list[int], Any, str]] = {
-        "coverage": ([40, 0, 1100], "random", "mean"),
+        "coverage": ([40, 0, 1152], "random", "mean"),
         "paper": ([40, 100, 256], "mix", "none"),
         "wide": ([4, 100, 6000], "states", "sum"),
     }

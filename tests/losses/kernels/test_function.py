@@ -85,6 +85,12 @@ def test_every_width_against_the_plain_path(d: int, dtype: torch.dtype) -> None:
         check_against_the_plain_path(d, n, c, d, b, size, size_y, dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size_x", [0, 20])
+def test_full_tiles_of_items(size_x: int, dtype: torch.dtype) -> None:
+    check_against_the_plain_path(5, 40, 300, 16, 2, size_x, 128, dtype)
+
+
 @pytest.mark.parametrize("sizes", [{}, {"coverage": False, "bucket_size_x": 10}], ids=str)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_the_front_door_gives_the_same_with_either_backend(
@@ -112,6 +118,9 @@ def test_what_is_given_to_ignored_positions_goes_nowhere(sizes: dict[str, Any]) 
     value = loss(states, catalogue, targets)
     for grad in torch.autograd.grad(value, (states, catalogue), weights):
         assert grad.isfinite().all()
+    loss.reduction = "sum"
+    (grad,) = torch.autograd.grad(loss(states, catalogue, targets) * torch.inf, states)
+    assert (grad[targets < 0] == 0).all()
 
 
 @pytest.mark.parametrize("sizes", [{}, {"coverage": False, "bucket_size_x": 3}], ids=str)

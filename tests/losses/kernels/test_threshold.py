@@ -1,5 +1,6 @@
 """The best rows by a threshold, against the plain function."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ def found(centres: Tensor, rows: Tensor, k: int, room: int | None = None) -> Ten
 @pytest.fixture
 def small_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     if not GPU:
-        for name, value in (("_GROUP_TILES", 2), ("_SAMPLED", 16), ("_DEVIATIONS", 1.0)):
+        for name, value in (("_GROUP_TILES", 2), ("_SAMPLED", (16, 16)), ("_DEVIATIONS", 1.0)):
             monkeypatch.setattr(threshold, name, value)
 
 
@@ -85,10 +86,26 @@ def test_a_sample_is_enough(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(found(centres, rows, 1200), expected)
 
 
+@pytest.mark.parametrize("k", [1025, 2048, 6000, 16_384, 65_536, 250_000])
+@pytest.mark.parametrize("times", [8, 40])
+def test_so_many_pass_whatever_is_wanted(k: int, times: int) -> None:
+    """In draws without kernels: all that are wanted, and no more than the list has room for."""
+    m, rng = k * times, np.random.default_rng(k + times)
+    every, tiles, rank, most = threshold.sample(m, k)
+    assert most < 2 * k
+    stretches, width = m // every, tiles * threshold.ROWS
+    for _ in range(5):
+        scores = rng.random(m, dtype=np.float32)
+        best = scores[np.arange(stretches) * every + rng.integers(every, size=stretches)]
+        groups = np.append(best, np.zeros(-stretches % width)).reshape(-1, width).max(axis=0)
+        limit = np.partition(groups, width - rank)[width - rank]
+        assert k <= (scores >= limit).sum() <= most
+
+
 @pytest.mark.usefixtures("small_sample")
 def test_a_sample_that_misleads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threshold, "_DEVIATIONS", -1.0)
-    monkeypatch.setattr(threshold, "_SAMPLED", 16)
+    monkeypatch.setattr(threshold, "_SAMPLED", (16, 16))
     centres, rows = drawn(2, 900, 8, "as drawn")
     expected = buckets.top_rows(centres.double(), rows.double(), 40)
     assert torch.equal(found(centres, rows, 40), expected)

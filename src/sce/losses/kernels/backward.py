@@ -98,7 +98,8 @@ def order_states(saved: Saved, grad: Tensor, reduction: str) -> Ordered:
     tiles = Tiles(saved.x, saved.y, saved.autocast_dtype)
     x = torch.empty(n, d, device=device, dtype=saved.autocast_dtype or saved.x.dtype)
     targets = torch.empty(n, device=device, dtype=torch.int32)
-    ordered = Ordered(x, targets, *(torch.empty(m, device=device) for m in (n, n, n * own)))
+    numbers = (x.new_empty(m, dtype=torch.float32) for m in (n, n, n * own))
+    ordered = Ordered(x, targets, *numbers)
     launch(
         _order_kernel, (ceil_div(n, _ROWS),),
         saved.x, saved.targets, saved.positive_logits, saved.packed, saved.won, grad, *ordered,
@@ -123,7 +124,7 @@ def grad_places(saved: Saved, states: Ordered, reduction: str, first: int, last:
         *states, saved.y, saved.items, saved.offsets, out, first, size_y, d, saved.y.stride(0),
         OWN=reduction == "none", BLOCK_X=tile.x, BLOCK_Y=tile.y, BLOCK_D=tiles.d, SLICE=tile.slice,
         ROUND=tiles.round, SPLIT=saved.autocast_dtype is not None, PRECISION=tiles.precision,
-        num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=tile.stages, registers=tile.registers,
     )  # fmt: skip
     return out
 
@@ -146,10 +147,10 @@ def _scale_kernel(
 ):  # fmt: skip
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     grads = load_rows(own_ptr, i, i < n, d, 0, d, BLOCK_D, "")
-    scale = tl.full((BLOCK,), 1.0, tl.float32) * common_scale(grad_ptr, count_ptr, REDUCTION)
+    # That of an ignored position may be anything, and counts for nothing.
+    counts = tl.load(targets_ptr + i, mask=i < n, other=-1) >= 0
+    scale = tl.where(counts, common_scale(grad_ptr, count_ptr, REDUCTION), 0.0)
     if REDUCTION == "none":
-        # That of an ignored position may be anything, and counts for nothing.
-        counts = tl.load(targets_ptr + i, mask=i < n, other=-1) >= 0
         scale = tl.load(grad_ptr + i, mask=counts, other=0.0).to(tl.float32)
     store_rows(out_ptr, i, grads * scale[:, None], i < n, d, BLOCK_D)
 

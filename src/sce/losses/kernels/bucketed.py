@@ -3,6 +3,7 @@
 The forward kernel leaves two numbers for each state: its positive logit, and the largest loss over
 its buckets, packed with the bucket that has it into one integer whose maximum is taken. A loss is
 how far a log-sum-exp is above the positive logit; of large logits the sum itself would be rounded.
+Where each state is in one bucket, it leaves the gradient of the state's loss as well.
 """
 
 import torch
@@ -40,8 +41,8 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the loss, positive logits [n], the bucket that won each state [n], and their count.
 
-    A state that is in no bucket has the bucket n_buckets. The gradient of each
-    state's loss goes to `own_grads`, by one more product of the tile at hand.
+    A state that is in no bucket has the bucket n_buckets. The gradient of each state's loss goes to
+    `own_grads`, by one more product of the tile at hand.
     """
     n, device = len(x), x.device
     (n_buckets, size_y), d = items.shape, x.shape[1]

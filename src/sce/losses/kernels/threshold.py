@@ -25,10 +25,9 @@ from sce.losses.kernels.precision import half_name, load_rows, product_of_rows
 from sce.losses.kernels.tiles import ROWS, again_tile, block, grouping_tile
 
 _CENTRES = 64  # of a tile, which is best full
-_SAMPLED = 256  # of the rows wanted, at least
+_SAMPLED = 256, 512  # of the rows wanted: at least, and from 16,384 on
 _DEVIATIONS = 5.5  # that the sample may be wrong by: too few pass for one bucket in 10 million
 _GROUP_TILES = 64  # of groups of the sample: so many that few of its best rows share one
-_SHARED = 1.05  # times as many rows pass, since some do
 _CHUNKS = 16  # of the words of a centre, each for a program
 _WORDS = 1024  # that it reads at once
 
@@ -36,6 +35,23 @@ _WORDS = 1024  # that it reads at once
 def sparse_enough(m: int, k: int) -> bool:
     """True if k of m rows are few enough for a threshold to leave out most."""
     return 8 * k <= m
+
+
+def sample(m: int, least: int) -> tuple[int, int, int, int]:
+    """Choose a sample of m rows whose threshold almost surely lets so many pass, or some more.
+
+    One row of so many, tiles of groups, the threshold's rank among the groups' best, and the most
+    rows that pass.
+    """
+    wanted = min(max(_SAMPLED[0], least // 32), _SAMPLED[1])
+    every = power_of_2(max(1, least // wanted) + 1) // 2
+    expected = least / every
+    rank = math.ceil(expected + _DEVIATIONS * math.sqrt(expected * (1 - 1 / every)))
+    tiles = min(_GROUP_TILES, ceil_div(m, ROWS * every))
+    # Rows of the sample share groups: more of them pass than groups do.
+    passing = -tiles * ROWS * math.log1p(-rank / (tiles * ROWS))
+    most = int(every * (passing + _DEVIATIONS * math.sqrt(rank)))
+    return every, tiles, rank, max(least, most)
 
 
 def top_rows_by_threshold(
@@ -49,18 +65,14 @@ def top_rows_by_threshold(
     """Write the k rows with the largest dot product with each centre, in any order."""
     n, (m, d) = len(centres), rows.values.shape
     tiles = ceil_div(m, ROWS)
-    sampled = max(_SAMPLED, k // 32)
-    every = power_of_2(max(1, (k + spare) // sampled) + 1) // 2  # one row of so many is sampled
-    expected = (k + spare) / every
-    rank = math.ceil(expected + _DEVIATIONS * math.sqrt(expected * (1 - 1 / every)))
-    group_tiles = min(_GROUP_TILES, ceil_div(m, ROWS * every))
-    if room is None:
-        room = max(k + spare, int(every * (_SHARED * rank + _DEVIATIONS * math.sqrt(rank))))
-    room = min(m, 16 * ceil_div(room, 16))
+    every, group_tiles, rank, expected = sample(m, k + spare)
+    room = min(m, 16 * ceil_div(expected if room is None else room, 16))
     budget = score_bytes(m, d) // 4
     at_once = max(1, budget // (max(group_tiles * ROWS, room) + room))
     at_once = min(n, max(at_once // _CENTRES * _CENTRES, min(at_once, _CENTRES)))
-    slab = min(tiles, max(1, (budget - at_once * room) // (at_once * (ROWS // 32))))
+    # Words of bits, which stand where scores of the list do later.
+    words = max(budget // at_once - room, room)
+    slab = min(tiles, max(1, words // (ROWS // 32)))
     for start in range(0, n, at_once):  # nothing of one part is there in the next
         some = slice(start, start + at_once)
         _top_rows(

@@ -1,10 +1,11 @@
 """Sizes of the tiles on the chip, for each kernel, width and precision.
 
-Up to 64 columns they were tuned on an H200, those of `full.py` also at 256 and 512. Other wide rows
-were chosen by what the compiler makes of them, for sm_90 and sm_86: no registers spill to memory,
-and shared memory stays below the 99 KiB that small chips have. What grows with the width is either
-cut into slices of columns, read again for each tile (a product of float32 rows is slow enough for
-the cache to keep up), or spread over more warps.
+Up to 64 columns they were tuned on an H200, those of `full.py` also at 256 and 512, those inside
+buckets at 128 and 256 for inputs in half precision. Other wide rows were chosen by what the
+compiler makes of them, for sm_90 and sm_86: no registers spill to memory, and shared memory stays
+below the 99 KiB that small chips have. What grows with the width is either cut into slices of
+columns, read again for each tile (a product of float32 rows is slow enough for the cache to keep
+up), or spread over more warps.
 """
 
 import functools
@@ -102,12 +103,13 @@ class Tiles:
         if _whole(d, states.device, half=half):
             self.forward = Tile(64, 128, d) if half else Tile(128, 64, d)
             self.states = Tile(32, 128, d, stages=3) if half else Tile(32, 64, d)
-            self.both, self.places = self.states, Tile(32, 64, d, stages=1 if half else 2)
+            self.both, self.places = self.states, Tile(32, 64, d)
+            if half:
+                self.places = Tile(32 if rounds else 16, 64 if rounds else 128, d, 4, 1, 128)
             if rounds and ample:
                 self.both = Tile(32, 128, d, registers=128)
             elif half:
-                self.both = Tile(64, 128, d, stages=3, registers=168)
-                self.places = Tile(16, 128, d, stages=1)
+                self.both = Tile(64, 128, d, stages=3, registers=168 if ample else None)
             return
         if half:
             self.forward = Tile(64, 64, d if d <= 128 else 64)
