@@ -7,7 +7,6 @@ memory beyond inputs and gradients, how long the GPU is busy in it, how many ker
 and the kernels that keep it busy the longest. All of it is kept as a row too, one for each size.
 """
 
-import statistics
 import sys
 from collections.abc import Callable
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from loss_gpu import forward_peak, median_ms, warm_graph
 from rows import keep, parser_of, provenance
 from sce.losses import ScalableCrossEntropy
 
@@ -50,9 +50,9 @@ def main() -> None:
     def step() -> tuple[Tensor, ...]:
         return torch.autograd.grad(forward(), inputs)
 
-    eager = median_ms(step)
+    eager = settled_ms(step)
     extra = extra_mib(forward, step)
-    recorded = median_ms(record(step))
+    recorded = settled_ms(warm_graph(step)())
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as watched:
         step()
         torch.cuda.synchronize()
@@ -77,44 +77,22 @@ def main() -> None:
     keep("kernel_profile", [row | provenance("torch", "triton")], to=options.out, beside=SIZES)
 
 
-def median_ms(call: Callable[[], object]) -> float:
-    """How long a call takes, by the GPU's clock."""
-    times = []
-    for number in range(28):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
+def settled_ms(call: Callable[[], object]) -> float:
+    """How long a call takes, once kernels are compiled and the GPU is warm."""
+    for _ in range(8):
         call()
-        end.record()
-        end.synchronize()
-        if number >= 8:  # the first compile the kernels
-            times.append(start.elapsed_time(end))
-    return float(statistics.median(times))
+    torch.cuda.synchronize()
+    return median_ms(call, 20)
 
 
 def extra_mib(forward: Callable[[], Tensor], step: Callable[[], tuple[Tensor, ...]]) -> float:
     """What a call takes at most: forward, and beyond the gradients that it returns."""
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    forward()
-    highest = torch.cuda.max_memory_allocated() - before
+    highest, before = forward_peak(forward), torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     values = [grad._values() if grad.is_sparse else grad for grad in step()]
     peak = torch.cuda.max_memory_allocated() - before
     peak -= sum(value.numel() * value.element_size() for value in values)
     return max(highest, peak) / 2**20
-
-
-def record(step: Callable[[], object]) -> Callable[[], None]:
-    """Record a call as a CUDA graph, and return what replays it."""
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        step()
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
 
 
 if __name__ == "__main__":

@@ -13,15 +13,20 @@ benchmarks/results/prepare_memory.jsonl.
 
 import argparse
 import json
+import os
+import platform
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from prepare import Run, busy_seconds, environment, run
-from rows import parser_of
+import psutil
+
+from rows import commit, parser_of
 
 RESULTS = Path(__file__).resolve().parent / "results" / "prepare_memory.jsonl"
 CHUNK, ITEMS, EVENTS = 5_000_000, 1_000_000, 50
@@ -104,6 +109,50 @@ def measure(options: argparse.Namespace, directory: Path) -> None:
         file.write(json.dumps(row | where) + "\n")
     if not same:
         sys.exit("parts and the whole differ")
+
+
+class Run(NamedTuple):
+    """What one process took."""
+
+    seconds: float
+    cpu_seconds: float
+    peak_bytes: int
+
+    def __str__(self) -> str:
+        sizes = f"{self.cpu_seconds:8.2f} s of processor {self.peak_bytes / 1e9:8.2f} GB"
+        return f"{self.seconds:8.2f} s {sizes}"
+
+
+def run(command: list[str]) -> Run:
+    start = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    errors = process.stderr.read().decode()
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - start
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{errors}")
+    # Linux counts in KiB, macOS in bytes.
+    peak_bytes = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return Run(seconds, usage.ru_utime + usage.ru_stime, peak_bytes)
+
+
+def busy_seconds() -> float:
+    """Processor time that the whole machine has spent on anything."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system)
+
+
+def environment() -> dict[str, Any]:
+    names = ["numpy", "polars", "scalable-cross-entropy"]
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in names},
+        "commit": commit(),
+    }
 
 
 def write_log(directory: Path, rows: int) -> None:
