@@ -94,7 +94,8 @@ KERNELS: Claims = {
     "times faster than cut-cross-entropy": lambda: [
         _wide("CE, Liger, tuned", 256), 100 / _wide("CE, Liger, tuned", 256, "extra MiB"),
         _wide(CUT, 256)],
-    "At 512 dimensions both are {:.1f} times faster**, Liger in {:.0f} times the memory": lambda: [
+    "At 512 dimensions Liger and cut-cross-entropy are {:.1f} times faster than ours**, Liger in "
+    "{:.0f} times the memory": lambda: [
         1 / _wide(CUT, 512), _wide("CE, Liger, tuned", 512, "extra MiB")],
     "It takes {:.2f} ms with 256 items in a bucket and {:.2f} with 2,048": lambda: [
         call("SCE, GraphedLoss", M, bucket_size_y=size) for size in (256, 2048)],
@@ -107,9 +108,8 @@ KERNELS: Claims = {
         if kernel.startswith("_nearest")],
     "when there are no gradients yet, took {:.0f} MiB": lambda: [
         call(GRAPH, M, of="forward MiB", bucket_size_y=16_384)],
-    "Extra memory is {:.0f}, {:.0f} and {:.0f} MiB": lambda: [
-        call(GRAPH, M, of="extra MiB", bucket_size_y=size) for size in LARGE],
-    "call takes {:.1f} to {:.1f} ms, and the GPU is busy for {:.2f} to {:.2f} ms": lambda: [
+    "call takes {:.1f} to {:.1f} ms, and the GPU is busy for {:.2f} to {:.2f} ms in such a "
+    "call": lambda: [
         *ends(call("SCE", *size) for size in SMALL),
         *ends(_profiles()[*size, 256, 2.0]["busy ms"] for size in SMALL)],
 }  # fmt: skip
