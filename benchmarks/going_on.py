@@ -63,7 +63,7 @@ def sizes(first: PreparedDataset, whole: PreparedDataset) -> dict[str, Any]:
         "events": [len(each.train.items) for each in (first, whole)],
         "items": [each.n_items for each in (first, whole)],
         "test_users": len(tested),
-        "test_users_in_first": int((first.all_users.lookup(tested) >= 0).sum()),
+        "test_users_in_first": int((first.everyone.lookup(tested) >= 0).sum()),
     }
 
 

@@ -10,11 +10,9 @@ GIB = 2**30
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A system with 8 GiB available, no limits, and a process that maps 1 GiB."""
+    """A system with 8 GiB available, and no limits."""
     monkeypatch.setattr(memory, "_ROOT", tmp_path)
     put(tmp_path, "proc/meminfo", f"MemTotal: 9 kB\nMemAvailable:    {8 * GIB // 1024} kB\n")
-    put(tmp_path, "proc/self/status", f"VmPeak:  9 kB\nVmSize:\t  {GIB // 1024} kB\n")
-    limits(tmp_path, "unlimited")
     return tmp_path
 
 
@@ -24,19 +22,8 @@ def put(root: Path, name: str, text: str) -> None:
     file.write_text(text)
 
 
-def limits(root: Path, address_space: str) -> None:
-    put(root, "proc/self/limits", f"Max address space     {address_space}   unlimited  bytes\n")
-
-
 def test_the_host_has_what_is_available(root: Path) -> None:
     assert memory.free_memory() == 8 * GIB
-
-
-def test_a_limit_of_the_address_space_counts_what_is_mapped(root: Path) -> None:
-    limits(root, str(4 * GIB))
-    assert memory.free_memory() == 3 * GIB
-    limits(root, str(GIB // 2))
-    assert memory.free_memory() == 0
 
 
 @pytest.mark.parametrize(
@@ -77,10 +64,3 @@ def test_a_system_that_does_not_tell_refuses_nothing(
     monkeypatch.setattr(memory, "_ROOT", tmp_path)
     assert memory.free_memory() is None
     memory.require_memory(1e30, "anything")
-
-
-def test_address_space_may_be_needed_beyond_what_is_used(root: Path) -> None:
-    memory.require_memory(GIB, "reading", mapped=99 * GIB)
-    limits(root, str(4 * GIB))
-    with pytest.raises(InputError, match=r"reading needs about 3\.50 GiB .* and 3\.00 GiB is free"):
-        memory.require_memory(GIB, "reading", mapped=3.5 * GIB)

@@ -292,7 +292,7 @@ def _queries(run: Run, data: Path | str | None, model: Backbone) -> tuple[list[Q
         if data is not None:
             raise
     else:
-        users = np.linspace(0, len(dataset.all_users) - 1, 2 * HISTORIES).astype(np.int64)
+        users = np.linspace(0, len(dataset.everyone) - 1, 2 * HISTORIES).astype(np.int64)
         users = np.unique(users)
         users = users[[len(one) > 0 for one in dataset.histories(users)]][:HISTORIES]
         if len(users):

@@ -12,43 +12,26 @@ _RAN_OUT = re.compile(
     r"(?i)out of memory|not enough memory|can.?t allocate memory|memory allocation"
     r"|failed to map segment"
 )
-_NO_THREAD = re.compile(r"(?i)can.?t start new thread|spawn worker thread|kind: WouldBlock")
-_FAILED = "an allocation failed"
-_LITTLE = 2**24  # bytes of address space, with which anything may fail
 _ROOT = Path("/")  # of the system's files; tests have their own
 
 
 def free_memory() -> int | None:
     """Bytes that this process could still allocate; None where the system does not tell.
 
-    The least of what the host has, what every control group above this process may still take, and
-    what `ulimit -v` leaves.
+    The least of what the host has, and what every control group above this process may still take.
     """
     found = [*_numbers("proc/meminfo", r"MemAvailable:\s+(\d+) kB", unit=1024), *_groups()]
-    found += _address_space()
     return max(0, min(found)) if found else None
 
 
-def require_memory(needed: float, doing: str, remedy: str = REMEDY, *, mapped: float = 0) -> None:
-    """Refuse a step such as "sorting 20,000,000 rows" that needs more bytes than are free.
-
-    `mapped` are bytes of address space, which `ulimit -v` limits; some libraries map much more of
-    it than they use, and end the process where they cannot.
-    """
-    wanted = [(needed, free_memory()), *((mapped, left) for left in _address_space())]
-    for size, free in wanted:
-        if free is not None and size > free:
-            raise InputError(
-                f"{doing} needs about {show_size(size)} of memory, and {show_size(free)} is free; "
-                f"{remedy}"
-            )
-
-
-def _address_space() -> list[int]:
-    """Bytes that this process may still map under `ulimit -v`; nothing without a limit."""
-    limits = _numbers("proc/self/limits", r"Max address space\s+(\d+)")
-    mapped = _numbers("proc/self/status", r"VmSize:\s+(\d+) kB", unit=1024)
-    return [limit - used for limit, used in zip(limits, mapped, strict=False)]
+def require_memory(needed: float, doing: str, remedy: str = REMEDY) -> None:
+    """Refuse a step such as "sorting 20,000,000 rows" that needs more bytes than are free."""
+    free = free_memory()
+    if free is not None and needed > free:
+        raise InputError(
+            f"{doing} needs about {show_size(needed)} of memory, and {show_size(free)} is free; "
+            f"{remedy}"
+        )
 
 
 def ran_out(error: BaseException) -> str | None:
@@ -60,17 +43,10 @@ def ran_out(error: BaseException) -> str | None:
         error = error.__cause__
     said = str(error).strip().partition("\n")[0].rstrip(".")
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return said or _FAILED
-    if isinstance(error, SystemError) and any(left < _LITTLE for left in _address_space()):
-        return _FAILED  # within C code of Python, which then forgets to say so
+        return said or "an allocation failed"
     panic = type(error).__name__ == "PanicException"
     known = panic or isinstance(error, RuntimeError | ImportError)  # a library is mapped too
     return said if known and _RAN_OUT.search(said) else None
-
-
-def lacks_threads(error: BaseException) -> bool:
-    """True for an error, or a panic of polars, which says that no thread could be started."""
-    return _NO_THREAD.search(str(error)) is not None
 
 
 def _groups() -> Iterator[int]:

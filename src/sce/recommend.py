@@ -11,7 +11,7 @@ the number of histories nor that of users × items, when the `stream` methods ar
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from sce.data.columns import BY_NAME, ITEM, Columns
 from sce.data.frames import histories_of
-from sce.data.popular import MostPopular, count_items
+from sce.data.popular import MostPopular
 from sce.data.prepared import PreparedDataset
 from sce.data.requests import NONE, Listed, Query, list_ids
 from sce.data.requests import Id as Id
@@ -216,28 +216,25 @@ class Recommender:
         """Yield what may come next for users of the log, after all that is known of them.
 
         The dataset is the one that the run was trained on. Users are given by their own ids; by
-        default they are all of the log, of an older dataset those of its split. One who is not
-        there gets no items. The other options are those of `recommend`.
+        default they are all of the log. One who is not there gets no items. The other options are
+        those of `recommend`.
         """
         self._check(k, batch_size)
         if self.content_hash is not None:
             dataset.check_content(self.content_hash, "the run")
         if dataset.n_items != self.n_items:  # by sce add-items, or of an earlier run
             dataset = dataset.with_items(self.item_ids)
-        counted = self
-        if self.popularity is None:  # an older run
-            counted = replace(self, popularity=count_items(dataset.train.items, self.n_items))
         among, timed = read_filter(self.item_ids, allow, block), uses_times(self.model)
 
         def each_window() -> Iterator[tuple[Id, Recommended]]:
-            chosen = each_id(dataset.all_users) if users is None else users
+            chosen = each_id(dataset.everyone) if users is None else users
             for window in _windows(chosen, batch_size):
                 ids = list_ids(window, "users")
-                codes = dataset.all_users.lookup(ids)
+                codes = dataset.everyone.lookup(ids)
                 times = dataset.histories(codes, "times") if timed else [None] * len(ids)
                 pairs = zip(dataset.histories(codes), times, strict=True)
                 queries = [Query(events, k, keep_seen, times=some) for events, some in pairs]
-                found = counted._rank(queries, among, batch_size)
+                found = self._rank(queries, among, batch_size)
                 for user, code, one in zip(ids, codes, found, strict=True):
                     yield user, one if code >= 0 else Recommended([], one.scores[:0], 0)
 

@@ -11,8 +11,6 @@ import pytest
 
 from sce.cli import main
 from sce.data.prepare import prepare
-from sce.data.prepared import MANIFEST, PreparedDataset
-from sce.data.storage import write_json
 from tests.tiny_run import make_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::sce.data.prepare.PrepareWarning")
@@ -62,21 +60,6 @@ def test_everybody_is_served_and_nobody_gets_what_they_had(
         "items is in the catalogue\n"
         "sce: wrote 1,005 rows for 201 users\n"
     )
-
-
-def test_an_older_dataset_says_what_it_lacks(tmp_path: Path, capsys: Capture) -> None:
-    make_log(tmp_path / "log.csv")
-    dataset = prepare(tmp_path / "log.csv", tmp_path / "data")
-    run = make_run(tmp_path / "run", dataset, ended=True)
-    manifest = MANIFEST.read(dataset.path)
-    del manifest["vocabularies"]["everyone"]
-    write_json(dataset.path / MANIFEST.file, manifest)
-    assert PreparedDataset.load(dataset.path).everyone is None
-    assert main(["recommend", str(run.path), "--out", str(tmp_path / "found.csv")]) == 0
-    line = capsys.readouterr().err.splitlines()[-1]
-    missing = 201 - len(dataset.user_ids)
-    assert f"{missing} of 201 users of the log are not among them, and of others" in line
-    assert line.endswith("has no more than its split; prepare it again")
 
 
 def test_titles_of_the_dataset_and_of_a_file(tmp_path: Path, capsys: Capture) -> None:

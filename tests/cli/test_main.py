@@ -143,27 +143,6 @@ def test_memory_that_runs_out_while_a_command_is_imported_is_one_line(
     error.__cause__ = ImportError("lib.so: failed to map segment from shared object")
     monkeypatch.setattr(cli, "app", Mock(side_effect=error))
     assert "memory ran out (lib.so: failed to map segment" in complaint(["plan"], capsys)
-    cli.app.side_effect = SystemError("error return without exception set")  # type: ignore[attr-defined]
-    with pytest.raises(SystemError):
-        main(["plan"])
-    monkeypatch.setattr("sce.memory._address_space", lambda: [2**20])
-    assert "memory ran out (an allocation failed)" in complaint(["plan"], capsys)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("can't start new thread"),
-        PanicException("OS can't spawn worker thread: Resource temporarily unavailable"),
-    ],
-)
-def test_too_few_threads_are_one_line(
-    error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    monkeypatch.setattr(cli, "app", Mock(side_effect=error))
-    assert "no thread could be started" in complaint(["prepare"], capsys)
-    with pytest.raises(type(error)):
-        main(["prepare", "--debug"])
 
 
 def test_what_a_terminal_would_obey_is_shown_and_not_sent(capsys: Capture) -> None:

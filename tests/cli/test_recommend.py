@@ -244,11 +244,11 @@ def test_fewer_items_than_asked_for_are_said(
     assert capsys.readouterr().err == ""
 
 
-def test_nothing_usable_is_an_error_of_an_older_run(
+def test_nothing_usable_is_an_error_where_what_is_popular_is_not_known(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path
 ) -> None:
-    older = replace(Run.open(run.path), popularity=None)
-    monkeypatch.setattr(Run, "open", lambda *_: older)
+    unknown = replace(Run.open(run.path), popularity=None)
+    monkeypatch.setattr(Run, "open", lambda *_: unknown)
     histories: dict[Id, list[Id]] = {"bob": ["plum"], "cat": ["pear", 5, 6, 7]}
     for options in ([], ["--out", str(tmp_path / "found.csv")]):
         say(monkeypatch, lines_of(histories))
@@ -277,20 +277,6 @@ def test_all_users(
         for rank, item in enumerate(one.items, 1)
     ]
     assert captured.err == ""
-
-
-def test_users_that_the_split_left_out_are_counted(
-    run: Run, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dataset = run.load_dataset()
-    dataset.counts["steps"][-1]["users"] += 3
-    monkeypatch.setattr(Run, "load_dataset", lambda *_: dataset)
-    out = tmp_path / "found.csv"
-    assert main(["recommend", str(run.path), "--out", str(out)]) == 0
-    everyone = len(dataset.user_ids) + 3
-    assert f"3 of {everyone} users of the log are not among them" in capsys.readouterr().err
-    assert main(["recommend", str(run.path), "--users", str(dataset.user_ids[0])]) == 0
-    assert "of the log" not in capsys.readouterr().err
 
 
 def test_some_users_keep_their_kind_of_id(

@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 
-from sce import memory
 from sce.cli import main
 from sce.data.vocabulary import Vocabulary
 from sce.training.run import Run
@@ -104,17 +103,6 @@ def test_a_diverged_run_says_so(run: Run, capsys: Capture) -> None:
     note_divergence(run, epoch=3, step=7)
     assert main(["report", str(run.path)]) == 0
     assert "diverged at step 7 of epoch 3" in capsys.readouterr().err
-
-
-def test_too_little_address_space_is_one_line(
-    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    monkeypatch.setattr(memory, "_address_space", lambda: [5 * 10**8])
-    assert main(["report", str(run.path)]) == 2
-    assert "drawing charts needs about 67" in capsys.readouterr().err
-    for command in (["recommend", str(run.path), "--out"], ["synthesize", "--out"]):
-        assert main([*command, str(run.path.parent / "a.parquet")]) == 2
-        assert "a.parquet needs about 954 MiB" in capsys.readouterr().err
 
 
 def test_without_the_extra_one_line_says_how_to_install_it(

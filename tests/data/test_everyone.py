@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sce.data.prepare import prepare
-from sce.data.prepared import MANIFEST, PreparedDataset
-from sce.data.storage import write_json
+from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore::sce.data.prepare.PrepareWarning")
@@ -26,8 +25,8 @@ OPTIONS: list[dict[str, Any]] = [
 
 def histories(dataset: PreparedDataset) -> dict[Any, list[Any]]:
     """Every user of the log, by id, with the ids of the items."""
-    users = dataset.all_users.decode(range(len(dataset.all_users)))
-    found = dataset.histories(dataset.all_users.lookup(users))
+    users = dataset.everyone.decode(range(len(dataset.everyone)))
+    found = dataset.histories(dataset.everyone.lookup(users))
     return {user: dataset.item_ids.decode(items) for user, items in zip(users, found, strict=True)}
 
 
@@ -60,24 +59,7 @@ def test_what_the_split_has_whole_is_not_stored_again(tmp_path: Path) -> None:
     frame = pl.DataFrame(rows, ["user", "item", "time"], orient="row")
     for split, again in (("none", []), ("leave-one-out", []), ("temporal", [2])):
         dataset = prepare(frame, tmp_path / split, split=split)  # type: ignore[arg-type]
-        assert dataset.everyone is not None
-        assert dataset.whole is not None
         assert dataset.everyone.decode(dataset.whole.users) == again
-
-
-def test_an_older_dataset_has_the_same_content_and_the_users_of_its_split(tmp_path: Path) -> None:
-    frame = pl.DataFrame({"user": [1] * 4 + [2] * 4, "item": [*"abcd"] * 2, "time": range(8)})
-    new = prepare(frame, tmp_path / "data", quantile=0.5)
-    manifest = MANIFEST.read(new.path)
-    for name in [one for one in manifest["files"] if one.startswith(("everyone", "whole"))]:
-        del manifest["files"][name]
-        (new.path / name).unlink()
-    del manifest["vocabularies"]["everyone"]
-    write_json(new.path / MANIFEST.file, manifest)
-    old = PreparedDataset.load(new.path)
-    assert old.content_hash == new.content_hash
-    assert old.everyone is None
-    assert histories(old) == {1: [*"abcd"], 2: [*"abcd"]}
 
 
 def test_altered_whole_histories_are_refused(tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ import torch
 
 from sce.data.batches import DeviceSequences, event_times, history_batch, training_batch
 from sce.data.prepare import prepare
-from sce.data.prepared import MANIFEST, PreparedDataset, Sequences
+from sce.data.prepared import PreparedDataset, Sequences
 from sce.data.requests import since_first
-from sce.data.storage import write_json
 from sce.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore::sce.data.prepare.PrepareWarning")
@@ -31,7 +30,7 @@ FRAME = pl.DataFrame(
 
 
 def since(dataset: PreparedDataset, user: int) -> list[int]:
-    (found,) = dataset.histories(dataset.all_users.lookup([user]), "times")
+    (found,) = dataset.histories(dataset.everyone.lookup([user]), "times")
     return [int(time) for time in found]
 
 
@@ -69,20 +68,12 @@ def test_a_log_in_the_order_of_rows_has_none(tmp_path: Path) -> None:
         DeviceSequences.place(dataset.train, times=True)
 
 
-def test_a_dataset_of_an_older_sce_has_the_same_content(tmp_path: Path) -> None:
-    new = prepare(FRAME, tmp_path / "data", split="leave-one-out")
-    manifest = MANIFEST.read(new.path)
-    for name in [name for name in manifest["files"] if "times" in name]:
-        del manifest["files"][name]
-        (new.path / name).unlink()
-    write_json(new.path / MANIFEST.file, manifest)
-    old = PreparedDataset.load(new.path)
-    assert (old.content_hash, old.times_hash) == (new.content_hash, "")
-    assert old.test.times is None
+def test_times_are_no_part_of_the_content(tmp_path: Path) -> None:
+    one = prepare(FRAME, tmp_path / "one", split="leave-one-out")
     later = FRAME.with_columns(pl.col("time") * 2)
     other = prepare(later, tmp_path / "other", split="leave-one-out")
-    assert other.content_hash == new.content_hash
-    assert other.times_hash != new.times_hash
+    assert other.content_hash == one.content_hash
+    assert other.times_hash != one.times_hash
 
 
 def test_times_are_those_of_the_items(tmp_path: Path) -> None:

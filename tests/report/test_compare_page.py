@@ -167,7 +167,7 @@ def test_the_tile_does_not_compare_memory_of_whole_processes() -> None:
         rows = [make_row(loss, {"loss.name": loss}, **where) for loss in ("ce", "sce")]
         return make_page([comparison(rows, FigureSpec("table"))], written=WRITTEN)
 
-    assert "over test users no interval¹; memory +0%" in page(GPU)
+    assert "over test users no interval: their ranks are not stored; memory +0%" in page(GPU)
     assert "; memory" not in page(CPU)
 
 

@@ -19,7 +19,7 @@ from cyclopts.help.formatters import DefaultFormatter
 
 from sce import __version__
 from sce.errors import InputError, InputWarning, RankError, settings_as_flags
-from sce.memory import lacks_threads, ran_out
+from sce.memory import ran_out
 from sce.progress import PipedConsole
 
 VERBS = {
@@ -188,8 +188,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BaseException as error:  # panics of polars are no Exceptions
         _RESERVE.clear()
         reason = ran_out(error)
-        if not debug and lacks_threads(error):
-            return _complain("no thread could be started; allow more processes (ulimit -u)")
         if not debug and "torch" in (getattr(e, "name", "") for e in (error, error.__cause__)):
             return _complain(
                 "torch is not installed; install it as README.md says, or use an export: sce serve "

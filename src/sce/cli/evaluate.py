@@ -1,25 +1,20 @@
 """`sce evaluate`: unsampled metrics of a run, beside popularity."""
 
 import json
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-import numpy as np
 from cyclopts import Parameter
-from numpy.typing import NDArray
 
-from sce.cli import say
 from sce.cli.output import output_console, show_metrics
-from sce.data.storage import locked, write_json
 from sce.errors import InputError
 from sce.evaluation.evaluate import evaluate as measure
 from sce.evaluation.ranking import Popularity, Ranker, check_memory
 from sce.progress import ProgressDisplay
 from sce.recommend import Recommender
 from sce.training.device import resolve_device
-from sce.training.run import Run, read_ranks, write_ranks
+from sce.training.run import Run
 
 
 def evaluate(
@@ -65,8 +60,6 @@ def evaluate(
             measured(ranker, progress=partial(tell, f"evaluating {name}"))
             for name, ranker in rankers.items()
         )
-    if k is None and not keep_seen:
-        _keep_ranks(opened, model.ranks, split)
     if as_json:
         facts = {"run": str(run), "split": split, "keep_seen": keep_seen}
         facts |= {"users": model.users, "seen_targets": model.seen_targets}
@@ -80,19 +73,3 @@ def evaluate(
     if model.seen_targets and not keep_seen:
         line += f", and so are targets among them: {model.seen_targets:,} misses"
     output_console().print(line, soft_wrap=True, markup=False)
-
-
-def _keep_ranks(run: Run, ranks: NDArray[np.int32], split: str) -> None:
-    """Store the users' ranks with a finished run that has none; "sce compare" needs them."""
-    result = run.result()
-    if result is None:
-        return
-    with suppress(InputError):  # what was altered is written anew
-        if read_ranks(run.path, result.get(f"{split}_ranks") or {}, split) is not None:
-            return
-    try:
-        with locked(run.path):
-            stored = {f"{split}_ranks": write_ranks(run.path, ranks, split)}
-            write_json(run.result_file, result | stored)
-    except (InputError, OSError) as error:
-        say(f"warning: the ranks of the {split} users were not stored: {error}")

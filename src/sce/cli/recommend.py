@@ -19,7 +19,7 @@ from sce.cli import say
 from sce.cli.lists import MAY_BE_STDIN, read_items, titles_for
 from sce.cli.rows import Format, open_rows
 from sce.data.lines import STDIN, name_of, parse_line, read_lines
-from sce.data.prepared import MANIFEST, PreparedDataset
+from sce.data.prepared import MANIFEST
 from sce.data.requests import list_ids
 from sce.data.storage import new_digest
 from sce.data.vocabulary import as_int64
@@ -115,11 +115,11 @@ def recommend(
     else:
         account = Account("user", "users", "they are not in the log")
         dataset = opened.load_dataset(data)
-        chosen: Iterable[Id] = users or each_id(dataset.all_users)
+        chosen: Iterable[Id] = users or each_id(dataset.everyone)
         if users_file is not None:
             chosen = (text for _, text in read_lines(users_file))
         else:
-            total = len(users or dataset.all_users)
+            total = len(users or dataset.everyone)
         if dataset.user_ids.kind == "integer":
             chosen = (one if as_int64(one) is None else int(one) for one in chosen)
         source = recommender.stream_users(dataset, account.rest(chosen), **options, **lists)
@@ -155,8 +155,6 @@ def recommend(
     if out is not None:
         served = plural(account.given - account.left_out, "user")
         lines.append(f"wrote {plural(account.rows, 'row')} for {served}")
-    if histories is None and not users and users_file is None:
-        lines += _lacking(dataset)
     for line in lines:
         say(line)
 
@@ -189,19 +187,6 @@ def _parse(line: str, number: int) -> tuple[Id, Request]:
     [user] = list_ids([number if given is None else given], "user_id")
     str(user).encode()  # half a surrogate pair could be read, but not written
     return user, Request(**record)
-
-
-def _lacking(dataset: PreparedDataset) -> list[str]:
-    """What an older dataset does not know of its log."""
-    everyone = max((step["users"] for step in dataset.counts.get("steps", ())), default=0)
-    missing = everyone - len(dataset.user_ids)
-    if dataset.everyone is not None or missing <= 0:
-        return []
-    return [
-        f"{missing:,} of {plural(everyone, 'user')} of the log are not among them, and of others "
-        f"not all they had is known: {dataset.path} was prepared by an older sce, and has no more "
-        "than its split; prepare it again"
-    ]
 
 
 def _key(files: Iterable[Path], *others: object) -> str | None:

@@ -10,7 +10,6 @@ from sce.cli import telling
 from sce.cli.lists import titles_for
 from sce.data.storage import write_text
 from sce.errors import InputError, needing
-from sce.memory import require_memory
 from sce.training.run import Run, warn_of
 
 _RECORDS = (".json", ".jsonl", ".npy", ".safetensors")  # of runs and sweeps
@@ -18,8 +17,6 @@ _RECORDS = (".json", ".jsonl", ".npy", ".safetensors")  # of runs and sweeps
 
 def needs_report(module: str) -> Any:
     """Import a module of `sce.report`, or say how its libraries are installed."""
-    remedy = "it is address space alone: allow more of it (ulimit -v)"
-    require_memory(0, "drawing charts", remedy, mapped=7.2e10)  # V8, which else ends the process
     with needing("report", "drawing charts"):
         return import_module(f"sce.report.{module}")
 

@@ -21,7 +21,6 @@ from sce.data.columns import ITEM, USER
 from sce.data.requests import Id, Recommended
 from sce.data.storage import atomic_file, empty, read_json, write_json
 from sce.errors import InputError, needing
-from sce.memory import require_memory
 from sce.requests import SIMILAR
 from sce.training.signals import as_ctrl_c
 
@@ -177,7 +176,6 @@ def _choose(out: Path, format_: Format | None, *, force: bool) -> str:
         raise InputError(f"{out} ends in none of {known}; name it so, or choose with --format")
     if chosen == "parquet":
         str(out).encode()  # polars takes no other names; refused by `main`
-        require_memory(0, f"writing {out}", mapped=1e9)
         with needing("prepare", "writing parquet", ", or write .csv or .jsonl"):
             import polars  # noqa: F401 - rather now than at the end
     return chosen

@@ -12,7 +12,6 @@ from sce.data.storage import atomic_file, reason
 from sce.data.synthetic import SyntheticSettings, generate
 from sce.data.synthetic import titles as make_titles
 from sce.errors import InputError, needing
-from sce.memory import require_memory
 from sce.progress import ProgressDisplay
 
 if TYPE_CHECKING:
@@ -59,7 +58,6 @@ def synthesize(
     if titles is not None and titles.resolve() == out.resolve():
         raise InputError(f"--out and --titles are both {out}; name two files")
     str(out).encode()  # polars takes no other names; refused by `main`
-    require_memory(0, f"writing {out}", mapped=1e9)
     with needing("prepare", "writing parquet"):
         import polars as pl
         from polars.io.plugins import register_io_source

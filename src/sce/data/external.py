@@ -20,11 +20,11 @@ from sce.data import values
 from sce.data.columns import ITEM, TIME, USER
 from sce.data.formats import choose_format, find_files
 from sce.data.interactions import DiskList, Interactions, stored_log
-from sce.data.reading import mapped_to_begin, wanted_columns
+from sce.data.reading import wanted_columns
 from sce.data.survey import Distinct, LogFile, Sample, Survey, read_batches, survey_file
 from sce.data.vocabulary import Kind, Vocabulary
 from sce.errors import InputError, named
-from sce.memory import REMEDY, free_memory, require_memory
+from sce.memory import REMEDY, free_memory
 from sce.units import plural, show_size
 
 _BATCH_ROWS = 1 << 22  # at most
@@ -32,7 +32,6 @@ _BATCH_BYTES = 1000  # of the memory that is allowed, for each row of a batch
 _BASE_BYTES = 500 << 20  # the process with its libraries, and the batches under way
 _ITEM_BYTES, _ROW_BYTES = 100, 110  # in memory, for each item and each row of a part
 _LEAST_ROWS = 1 << 20  # of a part
-_MAPPED = 1.5  # of address space, for each byte of the memory that is allowed
 _DISK_BYTES = 40  # beside the output, for each row of the log
 _TABLE_PER_ITEM = 8  # integers are looked up in a table of their range if it is not much longer
 _CODE, _PART = "\x00code", "\x00part"
@@ -63,7 +62,7 @@ def read_parts(
     for path in find_files(source):
         fmt = choose_format(path, format)
         files.append(LogFile(path, fmt, wanted.or_else(fmt.columns), drop_incomplete, batch_rows))
-    _check_memory(memory, max(file.path.stat().st_size for file in files))
+    _check_memory(memory)
     surveys: list[Survey] = []
     sample, items = Sample(), Distinct()
     for number, file in enumerate(files, 1):
@@ -125,7 +124,7 @@ def read_parts(
     return log, sum(survey.ends.dropped for survey in surveys)
 
 
-def _check_memory(memory: int, largest_file: int) -> None:
+def _check_memory(memory: int) -> None:
     """Refuse an amount that is too little or not free: without memory polars ends the process."""
     least, free = _BASE_BYTES + _LEAST_ROWS * _ROW_BYTES, free_memory()
     given, remedy = named("memory"), REMEDY
@@ -136,10 +135,6 @@ def _check_memory(memory: int, largest_file: int) -> None:
     given = f"{given} of {show_size(memory)}"
     if free is not None and memory > free:
         raise InputError(f"{given} is more than the {show_size(free)} free here; {remedy}")
-    mapped = mapped_to_begin() + _MAPPED * memory + largest_file
-    require_memory(
-        0, f"sorting in parts within {given}", f"raise ulimit -v, {remedy}", mapped=mapped
-    )
 
 
 def _tell(report: Callable[[str], None], doing: str, path: Path, number: int, count: int) -> None:

@@ -48,17 +48,17 @@ MANIFEST = Manifest(
     shape={
         "settings": {"split?": str},
         "counts": {"order?": dict, "steps?": list},
-        "vocabularies": {"user_ids": str, "item_ids": str, "everyone?": str},
+        "vocabularies": {"user_ids": str, "item_ids": str, "everyone": str},
     },
 )
 _SEQUENCES = ("train", "test", "whole")
 _PARTS = ("train", "test", "user_ids", "item_ids", "everyone", "whole", "titles")  # as in `files`
 FEW_USERS = 200  # tested: some percent of error in a metric, and no telling of two apart
 _BESIDE = ("everyone_", "whole_", "titles_")  # files that are not part of content_hash
-_TIMES = "_times.npy"  # likewise: runs of older sce are of the same content
+_TIMES = "_times.npy"  # likewise
 NO_TIMES = (
-    "{} has no times of events (prepared in the order of rows, or by an older sce), and this model "
-    "uses them; prepare a log with times, or choose a model without (hstu: times none)"
+    "{} has no times of events (prepared in the order of rows), and this model uses them; prepare "
+    "a log with times, or choose a model without (hstu: times none)"
 )
 MIN_EVALUATED = 3  # a history of at least one event, the validation target, the test target
 
@@ -108,6 +108,9 @@ class Sequences:
         return np.diff(self.offsets)
 
 
+_NOBODY = Sequences(np.empty(0, np.int32), np.zeros(1, np.int64), np.empty(0, np.int32))
+
+
 @dataclass(frozen=True, eq=False)
 class PreparedDataset:
     """Training and test sequences with their ids, memory-mapped; made by `sce prepare`."""
@@ -120,8 +123,8 @@ class PreparedDataset:
     test: Sequences  # history ..., validation target, test target: three events or more each
     user_ids: Vocabulary
     item_ids: Vocabulary
-    everyone: Vocabulary | None = None  # all users of the log; None: an older dataset
-    whole: Sequences | None = None  # of those of whom train and test have less; codes of everyone
+    everyone: Vocabulary  # all users of the log
+    whole: Sequences  # of those of whom train and test have less; codes of everyone
     titles: Vocabulary | None = None  # by catalogue index, unsorted: to decode, not to look up
     times_hash: str = ""  # of the times of train and test; empty: there are none
 
@@ -172,7 +175,7 @@ class PreparedDataset:
             arrays[owner][part] = array
         kinds = {"titles": "string", **manifest["vocabularies"]}
         try:
-            parts: dict[str, Any] = {n: Sequences(**arrays[n]) for n in _SEQUENCES if n in arrays}
+            parts: dict[str, Any] = {name: Sequences(**arrays[name]) for name in _SEQUENCES}
             for name in kinds.keys() & arrays.keys():
                 parts[name] = Vocabulary.from_arrays(kinds[name], arrays[name])
             loaded = cls(
@@ -200,24 +203,17 @@ class PreparedDataset:
                 f"{self.content_hash[:12]}, and should be {str(wanted)[:12]}; {remedy}"
             )
 
-    @property
-    def all_users(self) -> Vocabulary:
-        """The users of the log; of an older dataset, those of the split."""
-        return self.user_ids if self.everyone is None else self.everyone
-
     def histories(
         self, users: NDArray[np.int64], part: Literal["items", "times"] = "items"
     ) -> list[NDArray[np.int32]]:
-        """Every event with an item of the catalogue, of these users: codes into `all_users`."""
+        """Every event with an item of the catalogue, of these users: codes into `everyone`."""
         found = [np.empty(0, np.int32) for _ in users]
-        codes = users
-        if self.everyone is not None:  # most are in the split too, under another code
-            there = np.flatnonzero(users >= 0)
-            codes = np.full_like(users, -1)
-            codes[there] = self.user_ids.lookup(self.everyone.decode(users[there]))
+        there = np.flatnonzero(users >= 0)
+        codes = np.full_like(users, -1)  # most are in the split too, under another code
+        codes[there] = self.user_ids.lookup(self.everyone.decode(users[there]))
         # A test sequence has what is trained on of its user, too.
         for sequences, of in ((self.train, codes), (self.test, codes), (self.whole, users)):
-            if sequences is not None and len(sequences):
+            if len(sequences):
                 wanted = of.astype(np.int32)  # else the search copies what it searches
                 rows = np.searchsorted(sequences.users, wanted).clip(max=len(sequences) - 1)
                 if (values := getattr(sequences, part)) is None:
@@ -256,17 +252,19 @@ class PreparedDataset:
         codes = item_ids.lookup_all(self.item_ids).astype(np.int32)
         if (codes < 0).any():
             raise InputError(f"{self.path} has items that are not in the catalogue")
-        parts = ((name, getattr(self, name)) for name in _SEQUENCES)
-        recoded: Any = {n: replace(p, items=codes[p.items]) for n, p in parts if p is not None}
+        parts = {name: getattr(self, name) for name in _SEQUENCES}
+        recoded: Any = {name: replace(one, items=codes[one.items]) for name, one in parts.items()}
         return replace(self, **recoded, titles=titles, item_ids=item_ids)
 
 
 def write_prepared(path: Path | str, *, force: bool = False, **content: Any) -> PreparedDataset:
     """Write a prepared dataset, whole or not at all, and open it.
 
-    `content` is that of `fill_prepared`. `force` replaces a prepared dataset that is already there.
+    `content` is that of `fill_prepared`; by default, the users of the log are those of the split,
+    of whom it has all. `force` replaces a prepared dataset that is already there.
     """
     exists = check_target(path, force=force)
+    content = {"everyone": content["user_ids"], "whole": _NOBODY} | content
     with atomic_directory(Path(path), replace=exists) as directory:
         # Opened before it is put in place: what fails, fails while nothing is there.
         dataset = fill_prepared(directory, **content)
@@ -321,10 +319,11 @@ def _check_codes(dataset: PreparedDataset) -> None:
     for known in (dataset.user_ids, dataset.item_ids, dataset.everyone, dataset.titles):
         if known is not None:
             known.check(titles=known is dataset.titles)
-    groups = [(dataset.train, dataset.user_ids, 0), (dataset.test, dataset.user_ids, MIN_EVALUATED)]
-    if dataset.everyone is not None and dataset.whole is not None:
-        groups.append((dataset.whole, dataset.everyone, 0))
-    for sequences, user_ids, least in groups:
+    for sequences, user_ids, least in (
+        (dataset.train, dataset.user_ids, 0),
+        (dataset.test, dataset.user_ids, MIN_EVALUATED),
+        (dataset.whole, dataset.everyone, 0),
+    ):
         for name, ids in (("items", dataset.item_ids), ("users", user_ids)):
             codes = getattr(sequences, name)
             if len(codes) and not (codes.min() >= 0 and codes.max() < len(ids)):

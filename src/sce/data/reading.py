@@ -88,7 +88,7 @@ def read_interactions(
     del tables
     doing = f"encoding the ids of {rows.height:,} rows"
     needed = rows.height * (90 if pl.String in rows.dtypes else 60)
-    require_memory(needed, doing, _in_parts() if of_files else REMEDY, mapped=2.5 * needed)
+    require_memory(needed, doing, _in_parts() if of_files else REMEDY)
     report(doing)
     ticks = values.to_ticks(rows[TIME], time_unit)
     with ThreadPoolExecutor(2) as pool:
@@ -147,26 +147,18 @@ def reading(path: Path, fmt: Format) -> Iterator[None]:
         raise faults.explain(path, fmt, error) from error
 
 
-def mapped_to_begin() -> float:
-    """Bytes of address space that polars takes for its threads, whatever they read."""
-    return 6e8 + 1e8 * pl.thread_pool_size()
-
-
 def _check_memory(path: Path, fmt: Format, *, log: bool) -> None:
     """Refuse a file of more rows than memory holds, by its size and the length of its lines."""
-    to_begin = mapped_to_begin()
-    require_memory(0, f"reading {path}", mapped=to_begin)
     if fmt.layout == "parquet":
         rows, length = pl.scan_parquet(path, glob=False).select(pl.len()).collect().item(), 24.0
-        to_begin = 0
     else:
         lines = faults.first_lines(path)
         length = max(1.0, sum(map(len, lines)) / max(1, len(lines)))
         packed = path.suffix.lower() in COMPRESSIONS
         rows = path.stat().st_size * (4 if packed else 1) / length
-    needed = rows * min(length, 40) * 3.5  # 20 M rows take 1.6 to 3 GB, and map 4 to 8
+    needed = rows * min(length, 40) * 3.5  # 20 M rows take 1.6 to 3 GB
     doing, remedy = f"preparing {rows:,.0f} rows of {path}", _in_parts() if log else REMEDY
-    require_memory(needed, doing, remedy, mapped=to_begin + 3.5 * needed)
+    require_memory(needed, doing, remedy)
 
 
 def _in_parts() -> str:
@@ -335,12 +327,7 @@ def _read_jsonl(path: Path, fmt: Format, wanted: AnyColumns) -> tuple[Chosen, pl
         require_memory(path.stat().st_size, f"reading {path}, which has a byte order mark,")
         with faults.open_log(path) as file:
             source = file.read()
-    with ThreadPoolExecutor(1) as pool:
-        counting = pool.submit(faults.count_names, path, columns)
-        frame = _select(pl.scan_ndjson(source, schema=schema), columns).collect(engine="streaming")
-    known = [frame[name].count() for name in frame.columns]
-    if any(count > least for count, least in zip(counting.result(), known, strict=True)):
-        faults.check_json_keys(path, columns)  # else the first would count, silently
+    frame = _select(pl.scan_ndjson(source, schema=schema), columns).collect(engine="streaming")
     for name, column in zip((USER, ITEM), columns, strict=False):
         kinds = {type(one.get(column)) for one in first}
         # A list, an object, a truth value, a fraction, half a character: or text that looks so.

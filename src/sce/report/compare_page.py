@@ -20,7 +20,6 @@ _ABOUT = (
     "Test events; mean over seeds ± standard deviation. Best bold, second underlined. "
     "Validation NDCG@10 chose the setting of each column, among those with the most seeds."
 )
-_NO_RANKS = "¹ The ranks of the test users are not stored; sce evaluate RUN stores them."
 
 
 def make_page(comparisons: Sequence[Comparison], *, written: datetime) -> str:
@@ -143,10 +142,10 @@ def _headlines(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     """The verdicts, in words and each in a few, and what the reader needs to know of them."""
     found = _headline_table(comparisons)
     verdicts = [_verdict(duel) for duel in found[1].duels] if found else []
-    notes = [_NO_RANKS] if any("no interval¹" in text for text, _ in verdicts) else []
+    note = ""
     if found and verdicts and len(comparisons) > 1:
-        notes.append(f"This is of {_name(found[0])} alone.")
-    return {"verdicts": verdicts, "note": " ".join(notes)}
+        note = f"This is of {_name(found[0])} alone."
+    return {"verdicts": verdicts, "note": note}
 
 
 def _name(comparison: Comparison) -> str:
@@ -169,7 +168,7 @@ def _verdict(duel: Duel) -> tuple[str, str]:
     seeds = [{row["seed"] for row in one.rows} for one in sides]
     users = frame.number(ours.rows[0], "users", "test")
     interval = interval_of(ours, theirs)
-    told = f"no interval: {interval}" if interval else "no interval¹"
+    told = f"no interval: {interval or 'their ranks are not stored'}"
     if isinstance(interval, tuple):
         told = f"{' to '.join(map(frame.show_change, interval))} (95%)"
     saved = frame.relative(ours.mean("memory"), theirs.mean("memory"))

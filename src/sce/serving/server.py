@@ -295,7 +295,7 @@ class Gate:
 
 
 def _why_nothing(asked: Asked) -> str:
-    """No event is known of a history; or of a user, nor what is popular: of an older run."""
+    """No event is known of a history; or of a user, nor what is popular."""
     if isinstance(asked, OfUser):
         return f"user {show_value(asked.user)} has no item of the catalogue"
     given = ", ".join(map(show_value, islice(asked.history, 3))) or "it is empty"

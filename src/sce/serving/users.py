@@ -39,7 +39,7 @@ def known_of(
     dataset: PreparedDataset, users: Sequence[Id], *, times: bool
 ) -> Iterator[dict[str, Any]]:
     """The history of each user, of a `Request`, and its times; none of one not in the log."""
-    codes = dataset.all_users.lookup(users)
+    codes = dataset.everyone.lookup(users)
     found, seconds = dataset.histories(codes), [None] * len(users)
     if times:
         seconds = [some.tolist() for some in dataset.histories(codes, "times")]

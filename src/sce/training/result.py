@@ -31,7 +31,7 @@ class FitResult:
     """Users evaluated on "validation", a sample with `validation_users`, and on "test": all."""
     by_popularity: dict[str, dict[str, Values]]
     """The metrics on "validation" and "test", apart for "popular" and "rare" targets: see
-    `Metrics`. There are none of what an older sce evaluated."""
+    `Metrics`."""
     popularity: dict[str, Values] | None
     """Metrics of the most popular items on "validation" and "test", of the same users."""
     seconds: dict[str, float]

@@ -136,7 +136,7 @@ class Run:
     sce_version: str  # that wrote it
     identity: str  # of its settings and dataset, which its weights have too
     titles: Vocabulary | None = None  # as those of a `PreparedDataset`
-    popularity: NDArray[np.int64] | None = None  # training events of each item; older runs: None
+    popularity: NDArray[np.int64] | None = None  # training events of each item
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}: {self.model} with {self.loss} on {self.dataset.path})"
@@ -326,6 +326,5 @@ def read_ranks(
         with suppress(ValueError), file.open("rb") as opened:
             found = map_array(opened)
     if found is None or found.dtype != np.int32 or found.ndim != 1:
-        again = f"sce evaluate {directory} of the {split} split"
-        raise InputError(f"{file} was altered; {again} writes it again")
+        raise InputError(f"{file} was altered; without it, there is no interval over users")
     return found

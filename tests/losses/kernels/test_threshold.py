@@ -13,6 +13,7 @@ from sce.losses.kernels import selection, threshold
 from sce.losses.kernels.groups import Rows
 from sce.losses.kernels.selection import spare, top_rows
 from sce.losses.kernels.threshold import top_rows_by_threshold
+from sce.losses.kernels.tiles import ROWS
 
 KINDS = ["as drawn", "by norm", "duplicates", "all equal", "zeros"]
 SIZES = [(3, 1000, 8, 17), (2, 1111, 24, 60), (70, 600, 8, 20)]
@@ -93,7 +94,7 @@ def test_so_many_pass_whatever_is_wanted(k: int, times: int) -> None:
     m, rng = k * times, np.random.default_rng(k + times)
     every, tiles, rank, most = threshold.sample(m, k)
     assert most < 2 * k
-    stretches, width = m // every, tiles * threshold.ROWS
+    stretches, width = m // every, tiles * ROWS
     for _ in range(5):
         scores = rng.random(m, dtype=np.float32)
         best = scores[np.arange(stretches) * every + rng.integers(every, size=stretches)]
