@@ -239,6 +239,7 @@ class AllItems:
         CrossEntropy(chunk_size=7),
         CrossEntropy(chunk_size=7, reduction="none"),  # which is not torch's to compute
         SampledCrossEntropy(64, negatives=AllItems()),
+        SampledCrossEntropy(64, negatives=AllItems(), cut=True),
         ScalableCrossEntropy(
             n_buckets=2, coverage=False, bucket_size_x=32, bucket_size_y=64, backend="torch"
         ),
@@ -246,7 +247,7 @@ class AllItems:
             n_buckets=2, coverage=False, bucket_size_x=32, bucket_size_y=64, backend="triton"
         ),
     ],
-    ids=["ce", "ce in chunks", "ce in chunks of ours", "ce-", "sce", "sce, kernels"],
+    ids=["ce", "ce in chunks", "ce in chunks of ours", "ce-", "ce- cut", "sce", "sce, kernels"],
 )
 def test_large_logits_that_are_equal(loss: Loss, size: float) -> None:
     # A log-sum-exp is these logits plus log(64): where it is kept, the logarithm is rounded away.

@@ -98,9 +98,11 @@ class _TiledCrossEntropy(torch.autograd.Function):
             positives = scorer.positives()
             losses = positives.new_zeros(len(states) + 1)  # of the target alone it is 0
             for tile in tiles(states.shape[1]):
-                found = scorer.negatives(tile, scorer.y(tile.items)).logsumexp(dim=2)
-                found = found.sub_(positives[tile.rows])
+                # Of large logits the log-sum-exp would be rounded, of their differences it is not.
+                logits = scorer.negatives(tile, scorer.y(tile.items))
+                found = logits.sub_(positives[tile.rows, None]).logsumexp(dim=2)
                 losses[tile.place] = torch.logaddexp(losses[tile.place], found)
+                del logits
         losses = losses[:-1]
         ctx.tiles = tiles
         ctx.save_for_backward(states, catalogue, bias, targets, positives, losses)
@@ -123,8 +125,9 @@ class _TiledCrossEntropy(torch.autograd.Function):
                 add_rows(grad_bias.unsqueeze(1), targets, of_positives)
             for tile in ctx.tiles(d):
                 y = scorer.y(tile.items)
-                weights = scorer.negatives(tile, y).sub_((positives + losses)[tile.rows, None])
-                weights = weights.exp_().mul_(scale[tile.rows])
+                # One by one: the sum of a large logit and a small loss would be rounded.
+                weights = scorer.negatives(tile, y).sub_(positives[tile.rows, None])
+                weights = weights.sub_(losses[tile.rows, None]).exp_().mul_(scale[tile.rows])
                 grad_x[tile.place] += weights @ y
                 total.add(tile.items.flatten(), (weights.mT @ x[tile.rows]).flatten(0, 1))
                 if grad_bias is not None:
