@@ -1,8 +1,8 @@
 """`torchrun -m sce`, of which one process is hurt at a counted moment.
 
 The launcher is torchrun's own. It is a fork of a server, which makes imports once, and so are its
-processes. Moments are calls that change files, and both ends of torch's collectives, so that no
-function of sce needs to be known here.
+processes. Moments are calls that change files, told by Python's audit events, and both ends of
+torch's collectives, so that no function of sce needs to be known here.
 """
 
 import os
@@ -22,11 +22,11 @@ from tests.distributed.pool import forks
 
 HANGS = 60.0  # seconds after which a launch is said to hang
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-_REMOVALS = ("os.rename", "os.remove", "os.rmdir")
+_OTHERS = ("os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link")
 _COLLECTIVES = ("init_process_group", "all_to_all_single", "destroy_process_group")
 
 
-Act = Literal["kill", "stop", "sleep", "fill", "limit"]
+Act = Literal["kill", "stop", "sleep", "refuse", "fill", "limit"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class Fault:
     when: int = 0
     """Number of the moment."""
     act: Act = "kill"
-    """Fill: from then on no space is left. Limit: no file may have more than `when` bytes."""
+    """Refuse: the disk is said to be full, once. Fill: from then on no space is left. Limit: no
+    file may have more than `when` bytes."""
     seconds: float = 0.0
     """Of sleep."""
     attempts: int = 1
@@ -184,7 +185,8 @@ def count_moments(here: Path, fault: Fault, note: Path | None = None) -> Callabl
     def reached(*, needs_space: bool = False) -> None:
         nonlocal seen, over
         seen += not over
-        if fault.act == "fill" and 0 < fault.when <= seen and needs_space and not over:
+        full = fault.act == "fill" and 0 < fault.when <= seen and needs_space
+        if not over and (full or (fault.act == "refuse" and seen == fault.when)):
             raise OSError(ENOSPC, "No space left on device")
         if seen != fault.when or over:
             return
@@ -198,7 +200,10 @@ def count_moments(here: Path, fault: Fault, note: Path | None = None) -> Callabl
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         writes = event == "os.mkdir" or (event == "open" and arguments[2] & _WRITES)
-        if (writes or event in _REMOVALS) and not isinstance(arguments[0], int):
+        if event == "ctypes.dlsym" and "renameat2" in arguments:
+            reached()
+        # Names relative to a directory's descriptor are of `shutil.rmtree`.
+        elif (writes or event in _OTHERS) and not isinstance(arguments[0], int):
             place = os.fsdecode(arguments[0])
             if not place.startswith("/") or place.startswith(str(here)):
                 reached(needs_space=bool(writes))

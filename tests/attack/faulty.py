@@ -1,27 +1,23 @@
 """Real sce commands in processes that are killed, or refused a system call, at a chosen moment.
 
-A server imports sce once and forks a child for each command: python -m tests.attack.faulty. Moments
-are counted by Python's audit events, so that no function of sce needs to be known here.
+A server imports sce once and forks a child for each command: python -m tests.attack.faulty. For
+moments see `count_moments`.
 """
 
 import json
 import os
 import random
 import resource
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from errno import ENOSPC
 from pathlib import Path
 from typing import Any, NoReturn
 
 import sce
-
-_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-_EVENTS = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link")
+from tests.attack.elastic import Act, Fault, count_moments
 
 
 def sample(moments: int, default: int) -> list[int]:
@@ -126,39 +122,12 @@ def _run(request: dict[str, Any], report: int) -> NoReturn:
         resource.setrlimit(resource.RLIMIT_NOFILE, 2 * (request["handles"],))
     if not request["exchange"]:
         storage._exchange = lambda *_: False
-    here, seen, really_sync = str(Path.cwd()), 0, os.fsync
-
-    def reached() -> None:
-        nonlocal seen
-        seen += 1
-        if seen != request["when"]:
-            return
-        if request["refuse"]:
-            raise OSError(ENOSPC, "No space left on device")
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "ctypes.dlsym":
-            counts = "renameat2" in arguments
-        elif event in _EVENTS or (event == "open" and arguments[2] & _WRITES):
-            # Names relative to a directory's descriptor are of `shutil.rmtree`.
-            place = os.fsdecode(arguments[0]) if not isinstance(arguments[0], int) else "/"
-            counts = not place.startswith("/") or place.startswith(here)
-        else:
-            counts = False
-        if counts:
-            reached()
-
-    def sync(fd: Any) -> None:
-        reached()
-        really_sync(fd)
-
-    os.fsync = sync
-    sys.addaudithook(hook)
+    act: Act = "refuse" if request["refuse"] else "kill"
+    count = count_moments(Path.cwd(), Fault(when=request["when"], act=act))
     code = 1
     with suppress(SystemExit):
         code = main(request["arguments"])
-    moments = seen
+    moments = count()
     with suppress(OSError):
         sys.stdout.flush()
     os.write(report, str(moments).encode())

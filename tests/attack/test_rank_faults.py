@@ -10,15 +10,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch.distributed as dist
-from torch import Tensor
 
-from sce.distributed.checkpoint import LATEST, read_whole, save_sharded
-from sce.training.checkpoint import read_tensors
+from sce.distributed.checkpoint import save_sharded
 from sce.training.run import Run
 from tests.attack.elastic import Act, Fault, Outcome, launch
 from tests.attack.faulty import sample
 from tests.attack.test_kills import tell
 from tests.cycle_data import make_cycle
+from tests.training.outcomes import outcome, read_state
 
 pytestmark = [
     pytest.mark.timeout(3600),
@@ -59,26 +58,6 @@ def small_parts() -> None:
     function.__wrapped__.__kwdefaults__["part_items"] = 7
 
 
-def final(run: Path) -> dict[str, Any]:
-    """All that a run has come to, but for times."""
-    result = Run.open(run).result()
-    assert result is not None
-    numbers = {name: result[name] for name in ("best_epoch", "epochs", "test", "validation")}
-    numbers["losses"] = [record["loss"] for record in Run.open(run).metrics()]
-    for file in (Run.open(run).best_weights, Run.open(run).resume_state):
-        tensors = read(file)
-        numbers |= {f"{file.name} {name}": tensor.tolist() for name, tensor in tensors.items()}
-    return numbers
-
-
-def read(file: Path) -> dict[str, Tensor]:
-    """Read the tensors of a run, every byte as it was written."""
-    if file.name != LATEST:
-        return read_tensors(file)[0]
-    (rows, rest, _), (sums, *_) = read_whole(file.parent), read_whole(file.parent, "sum")
-    return {**rest, "rows": rows, "sum": sums}
-
-
 @pytest.fixture(scope="module", params=["replicated", "sharded"])
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     place, sharded = tmp_path_factory.mktemp("ranks"), request.param == "sharded"
@@ -87,7 +66,7 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     found = launch(place, command, before=small_parts)
     assert found.well, found
     shutil.copytree(place / "run", place / "ended")
-    return Undisturbed(place, command, found.moments, final(place / "run"))
+    return Undisturbed(place, command, found.moments, outcome(place / "run"))
 
 
 @pytest.fixture
@@ -104,7 +83,7 @@ def is_whole(run: Path) -> None:
         found = Run.open(run)
         for file in (found.best_weights, found.resume_state):
             if file.exists():
-                read(file)
+                read_state(file)
 
 
 def goes_on(undisturbed: Undisturbed) -> None:
@@ -113,7 +92,7 @@ def goes_on(undisturbed: Undisturbed) -> None:
     is_whole(place / "run")
     again = undisturbed.launch(*["--resume"] if (place / "run").exists() else [])
     assert again.well, again
-    assert final(place / "run") == undisturbed.final
+    assert outcome(place / "run") == undisturbed.final
     assert not [*(place / "run").rglob(".*"), *place.glob(".run*")]
 
 
@@ -170,7 +149,7 @@ def test_a_slow_rank(undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str
     count = undisturbed.moments
     middle = count[1] // 2
     assert undisturbed.launch(fault=Fault(1, middle, "sleep", seconds=2)).well
-    assert final(undisturbed.place / "run") == undisturbed.final
+    assert outcome(undisturbed.place / "run") == undisturbed.final
     sentences: dict[Act, str] = {
         "sleep": "rank 1 is alive, but did not come within 1.5 s: slow, or stuck; ",
         "stop": "no answer from rank 1: killed, stopped, or cut off; ",
@@ -201,7 +180,7 @@ def test_a_killed_rank_comes_back(
         found = undisturbed.launch(*flags, fault=fault, restarts=2, timeout=10)
         assert found.well, (rank, when, found)
         assert run.stat().st_ino != before, (rank, when)
-        assert final(undisturbed.place / "run") == undisturbed.final, (rank, when)
+        assert outcome(undisturbed.place / "run") == undisturbed.final, (rank, when)
     tell(capsys, "a rank of training killed twice, started again", len(chosen))
 
 
@@ -233,6 +212,6 @@ def test_under_torchrun_itself(restarts: int, undisturbed: Undisturbed) -> None:
     told = "sce: error: no answer from rank 1: killed, stopped, or cut off; "
     assert done.stderr.count(told) == (2 if restarts else 1), done.stderr
     if restarts:
-        assert final(place / "run") == expected
+        assert outcome(place / "run") == expected
     else:
         goes_on(undisturbed)

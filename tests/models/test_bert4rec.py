@@ -1,9 +1,6 @@
 """BERT4Rec against torch's own encoder, one sequence at a time; its masks, and its training."""
 
 import json
-import os
-import signal
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +12,13 @@ from sce.cli import main
 from sce.data.batches import IGNORED, PADDING, DeviceSequences
 from sce.distributed import Ranks
 from sce.errors import InputError
-from sce.losses import CrossEntropy, ScalableCrossEntropy
+from sce.losses import CrossEntropy
 from sce.models.bert4rec import BERT4Rec, BERT4RecSettings
-from sce.training.checkpoint import read_tensors
 from sce.training.settings import TrainingSettings
-from sce.training.signals import TrainingInterrupted
 from sce.training.slices import SlicedStep, seeds_of_slice
 from sce.training.step import StepSeeds, TrainingStep
 from tests.cycle_data import lay_out, make_cycle, train, walk
+from tests.models.small import scaled_up
 
 CPU, MASK = torch.device("cpu"), -2
 HISTORIES = torch.tensor([[3, 7, 5, 7], [2, 9, PADDING, PADDING], [8] + 3 * [PADDING]])
@@ -34,12 +30,7 @@ SEEDS = StepSeeds(1, 2)
 
 def make(n_items: int = 12, **options: Any) -> BERT4Rec:
     """A model with weights that no layer's beginning has."""
-    model = BERT4Rec(n_items, **{"dim": 8, "max_length": 6, "dropout": 0.0} | options)
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(0.3 * torch.randn(weight.shape, generator=generator))
-    return model
+    return scaled_up(BERT4Rec(n_items, **{"dim": 8, "max_length": 6, "dropout": 0.0} | options))
 
 
 def plain_states(model: BERT4Rec, sequence: list[int]) -> Tensor:
@@ -173,24 +164,6 @@ def test_the_loss_of_several_batches_is_that_of_all_their_masks() -> None:
         count += int(chosen.sum())
     assert count < int(step.targets(rows).sum())
     torch.testing.assert_close(found, total / count)
-
-
-@pytest.mark.filterwarnings("ignore::sce.errors.TrainingWarning")
-@pytest.mark.parametrize("changes", [{}, {"accumulate": 2, "shard_catalogue": True}])
-def test_resumed_it_ends_with_the_same_bits(changes: dict[str, Any], tmp_path: Path) -> None:
-    dataset = make_cycle(tmp_path / "data")
-    loss = ScalableCrossEntropy(bucket_size_y=8) if changes else CrossEntropy()
-    fit = partial(train, dataset, loss, epochs=3, **changes)
-    fit(model=make(dropout=0.2), out=tmp_path / "whole")
-    with pytest.raises(TrainingInterrupted):
-        fit(
-            model=make(dropout=0.2),
-            out=tmp_path / "cut",
-            on_epoch=lambda _: os.kill(os.getpid(), signal.SIGINT),
-        )
-    fit(model=make(dropout=0.2), out=tmp_path / "cut", resume=True)
-    whole, cut = (read_tensors(tmp_path / n / "best.safetensors")[0] for n in ("whole", "cut"))
-    assert all(torch.equal(whole[name], cut[name]) for name in whole)
 
 
 def test_it_learns_from_the_command_line(

@@ -26,11 +26,11 @@ from sce.serving.catalogue import Catalogue
 from sce.serving.engine import Engine
 from sce.serving.engine import Request as EngineRequest
 from sce.serving.users import OfUser
-from sce.training.checkpoint import read_tensors
 from sce.training.fit import TrainingSettings, fit
 from sce.training.run import Run
 from sce.training.step import StepSeeds, TrainingStep
 from tests.cycle_data import ITEMS, make_cycle, train
+from tests.models.small import scaled_up
 
 HISTORIES = torch.tensor([[3, 7, 5, 7], [2, 9, PADDING, PADDING], [8] + 3 * [PADDING]])
 TIMES = torch.tensor([[0, 3, 90, 90, 10**9], [0, 7200, 7201, 5, 5], [0, 0, 1, 2, 3]]).int()
@@ -94,13 +94,8 @@ def plain_states(model: HSTU, history: list[int], times: list[int]) -> list[list
 
 
 def make(**options: Any) -> HSTU:
-    """A model in float64 of which every part matters: fresh weights are small."""
-    model = HSTU(12, dim=8, blocks=2, max_length=6, seed=1, **options).double().eval()
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(0.3 * torch.randn(weight.shape, generator=generator))
-    return model
+    """A model in float64 of which every part matters."""
+    return scaled_up(HSTU(12, dim=8, blocks=2, max_length=6, seed=1, **options)).double().eval()
 
 
 @about_times
@@ -300,17 +295,6 @@ def test_impossible_settings_are_refused() -> None:
     for wrong in ({"times": "some"}, {"heads": 3}, {"dropout": 1.0}):
         with pytest.raises(InputError):
             HSTUSettings(**wrong)
-
-
-def test_training_resumed_gives_the_same_bits(cycle: PreparedDataset, tmp_path: Path) -> None:
-    weights = []
-    for name, parts in (("whole", [2]), ("resumed", [1, 2])):
-        for epochs in parts:
-            model, resume = small(), epochs > parts[0]
-            given: Any = {"epochs": epochs, "resume": resume, "validation_users": 9}
-            train(cycle, model=model, out=tmp_path / name, **given)
-        weights.append(read_tensors(Run.open(tmp_path / name).best_weights)[0])
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 @pytest.mark.filterwarnings("ignore::sce.data.prepare.PrepareWarning", "ignore::UserWarning")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from sce.data.batches import PADDING
 from sce.errors import InputError
 from sce.models.ligr import LiGR, LiGRSettings
+from tests.models.small import scaled_up
 
 HISTORIES = torch.tensor([[3, 7, 5, 7], [2, 9, PADDING, PADDING], [8] + 3 * [PADDING]])
 
@@ -52,11 +53,8 @@ def plain_states(model: LiGR, history: Tensor) -> Tensor:
 @pytest.mark.parametrize("sink", [True, False])
 @pytest.mark.parametrize("heads", [1, 2])
 def test_states_equal_those_of_plain_parts(heads: int, sink: bool) -> None:
-    model = LiGR(12, dim=8, heads=heads, blocks=2, max_length=6, sink=sink, seed=1).double().eval()
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():  # fresh weights are small: make every part matter
-        for weight in model.parameters():
-            weight.add_(0.3 * torch.randn(weight.shape, generator=generator))
+    model = LiGR(12, dim=8, heads=heads, blocks=2, max_length=6, sink=sink, seed=1)
+    model = scaled_up(model).double().eval()
     states = model(HISTORIES)
     for row, history in enumerate(HISTORIES):
         real = history[history != PADDING]

@@ -6,38 +6,18 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sce.data.batches import PADDING
 from sce.data.length_groups import LengthGroups
 from sce.errors import InputError
 from sce.models.sasrec import SASRec, SASRecSettings
-
-N_ITEMS = 30
+from tests.models.small import N_ITEMS, random_histories, scaled_up
 
 
 def make(**changes: float) -> SASRec:
     shape = {"dim": 16, "heads": 2, "max_length": 8, "dropout": 0.0} | changes
     return SASRec(N_ITEMS, SASRecSettings(**shape), seed=1).eval()  # type: ignore[arg-type]
-
-
-def scaled_up(model: SASRec) -> SASRec:
-    # Fresh weights are small: make every part matter, biases and norms too.
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn(weight.shape, generator=generator) * 0.3)
-    return model
-
-
-def random_histories(*lengths: int, width: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(sum(lengths))
-    histories = torch.full((len(lengths), max(width, *lengths)), PADDING)
-    for row, length in enumerate(lengths):
-        histories[row, :length] = torch.randint(0, N_ITEMS, (length,), generator=generator)
-    return histories
 
 
 def plain_states(model: SASRec, history: Tensor) -> Tensor:
@@ -93,19 +73,6 @@ def test_states_equal_a_plain_multihead_attention(heads: int, blocks: int, sink:
         torch.testing.assert_close(states[row, :length], expected, rtol=1e-9, atol=1e-9)
 
 
-@given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=4), extra=st.integers(0, 2))
-@settings(max_examples=30, deadline=None)
-def test_padding_never_changes_a_state(lengths: list[int], extra: int) -> None:
-    model = scaled_up(make()).double()
-    trimmed = random_histories(*lengths)
-    wider = random_histories(*lengths, width=trimmed.shape[1] + extra)
-    states, wide_states = model(trimmed), model(wider)
-    for row, length in enumerate(lengths):
-        expected = model(trimmed[row : row + 1, :length])[0]
-        for found in (states[row, :length], wide_states[row, :length]):
-            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.parametrize("sink", [True, False])
 @pytest.mark.parametrize("groups", [((1, 8), (3, 5)), ((2, 8), (1, 4), (1, 1)), ((4, 8),)])
 def test_length_groups_change_neither_states_nor_gradients(
@@ -151,16 +118,6 @@ def test_groups_that_do_not_fit_are_refused(groups: LengthGroups, message: str) 
         model(torch.ones(3, 6, dtype=torch.int64), groups)
 
 
-def test_a_later_item_changes_no_earlier_state() -> None:
-    model = scaled_up(make())
-    history = random_histories(8)
-    changed = history.clone()
-    changed[0, 5] = (changed[0, 5] + 1) % N_ITEMS
-    before, after = model(history)[0], model(changed)[0]
-    assert torch.equal(before[:5], after[:5])
-    assert (before[5:] != after[5:]).any(dim=1).all()
-
-
 def test_the_place_of_an_item_matters_and_is_counted_from_the_end() -> None:
     model = scaled_up(make())
     alone, followed = model(torch.tensor([[3]])), model(torch.tensor([[3, 4]]))
@@ -179,50 +136,6 @@ def test_nothing_depends_on_values() -> None:
     states = model(torch.zeros(2, 5, dtype=torch.int64, device="meta"))
     assert states.shape == (2, 5, 16)
     states.sum().backward()
-
-
-def test_gradients_reach_all_weights_but_not_through_padding() -> None:
-    model = SASRec(N_ITEMS, make().settings)
-    scaled_up(model)
-    histories = torch.tensor([[3, 4, PADDING]])
-    states = model(histories)
-    # The final layer norm takes no gradient of a plain sum: weigh the places.
-    weights = torch.arange(states[0].numel(), dtype=torch.float32).view_as(states[0]).sin()
-    (states[0] * weights)[histories[0] != PADDING].sum().backward()
-    for name, weight in model.named_parameters():
-        assert weight.grad is not None, name
-        assert weight.grad.abs().sum() > 0 or name.endswith("key_value.bias"), name
-    assert model.catalogue.grad is not None
-    assert sorted(model.catalogue.grad.abs().sum(1).nonzero().squeeze(1).tolist()) == [3, 4]
-
-
-def test_a_sparse_gradient_is_the_dense_one_of_the_rows_looked_up() -> None:
-    histories = torch.tensor([[3, 4, PADDING], [9, 3, 3]])
-    grads = []
-    for sparse in (False, True):
-        model = SASRec(N_ITEMS, make().settings)
-        model.sparse_grad = sparse
-        model(histories).sin().sum().backward()
-        assert model.catalogue.grad is not None
-        assert model.catalogue.grad.is_sparse == sparse
-        assert model.positions.grad is not None
-        assert not model.positions.grad.is_sparse
-        grads.append(model.catalogue.grad)
-    dense, found = grads
-    assert found._nnz() == 6
-    torch.testing.assert_close(found.to_dense(), dense)
-
-
-def test_the_catalogue_is_exactly_the_items_and_live() -> None:
-    model = make()
-    assert model.catalogue.shape == (N_ITEMS, 16)
-    histories = torch.tensor([[3, 4]])
-    before = model(histories)
-    with torch.no_grad():
-        model.catalogue[4] += 1
-    after = model(histories)
-    assert torch.equal(before[0, 0], after[0, 0])
-    assert not torch.equal(before[0, 1], after[0, 1])
 
 
 def test_rows_of_padding_alone_are_harmless() -> None:
@@ -259,17 +172,6 @@ def test_dropout_acts_in_training_only() -> None:
     assert torch.equal(first, again)
 
 
-def test_weights_follow_from_the_seed_and_nothing_else() -> None:
-    state = torch.get_rng_state()
-    one, same = SASRec(N_ITEMS, seed=5), SASRec(N_ITEMS, seed=5)
-    other = SASRec(N_ITEMS, seed=6)
-    assert torch.equal(state, torch.get_rng_state())
-    for name, weight in one.named_parameters():
-        assert weight.isfinite().all(), name
-        assert torch.equal(weight, dict(same.named_parameters())[name]), name
-    assert not torch.equal(one.catalogue, other.catalogue)
-
-
 def test_fresh_weights_are_spread_as_in_the_papers_code() -> None:
     model = SASRec(5000, SASRecSettings(dim=64), seed=0)
     bounds = {
@@ -297,19 +199,6 @@ def test_exported_it_takes_batches_of_any_size_and_length(sink: bool) -> None:
     for lengths in ([1], [8, 2], [3, 1, 3], [5] * 20):
         histories = random_histories(*lengths)
         assert torch.equal(exported(histories), model(histories))
-
-
-def test_compiles_to_one_graph_with_the_same_states() -> None:
-    model = scaled_up(make())
-    compiled: Callable[..., Tensor] = torch.compile(model, backend="aot_eager", fullgraph=True)
-    histories = random_histories(6, 3)
-    torch.testing.assert_close(compiled(histories), model(histories), rtol=1e-5, atol=1e-6)
-    compiled(histories)[0].sum().backward()
-    assert model.catalogue.grad is not None
-    groups = ((1, 6), (1, 3))
-    torch.testing.assert_close(
-        compiled(histories, groups)[0], model(histories)[0], rtol=1e-5, atol=1e-6
-    )
 
 
 def test_bfloat16_autocast_stays_close() -> None:

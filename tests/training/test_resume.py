@@ -14,16 +14,21 @@ from sce.data.prepared import PreparedDataset
 from sce.errors import InputError
 from sce.evaluation.evaluate import Metrics, evaluate
 from sce.losses import LOSSES, ScalableCrossEntropy
+from sce.models.base import ConfiguredBackbone
+from sce.models.bert4rec import BERT4Rec
+from sce.models.hstu import HSTU
 from sce.models.sasrec import SASRec
 from sce.planning import summarize_data
 from sce.training import checkpoint, trainer
-from sce.training.checkpoint import Checkpointer, Trained, read_tensors, write_tensors
+from sce.training.checkpoint import Checkpointer, Trained, write_tensors
 from sce.training.fit import FitResult, fit
 from sce.training.run import Run
 from sce.training.signals import TrainingInterrupted
+from sce.training.slices import SlicedStep
 from sce.training.step import TrainingStep
 from tests import cycle_data
 from tests.cycle_data import make_cycle
+from tests.training.outcomes import outcome, read_state, stop_at
 
 STEPS = 3  # in an epoch
 
@@ -62,36 +67,6 @@ def train(
         dataset, loss or Hooked(), model=model, out=out, resume=True, on_epoch=on_epoch, **changes
     )
     return found
-
-
-def stop_at(epoch: int) -> Callable[[dict[str, Any]], None]:
-    """Send a signal when so many epochs are done."""
-
-    def stop(record: dict[str, Any]) -> None:
-        if record["epoch"] == epoch:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    return stop
-
-
-def outcome(out: Path) -> dict[str, Any]:
-    """Everything that came out, but for times and memory."""
-    run = Run.open(out)
-    result = run.result()
-    assert result is not None
-    timing = ("seconds", "memory_mib", "tokens_per_second", "memory_measured")
-    weights = read_tensors(run.best_weights)[0]
-    state, metadata = read_tensors(run.resume_state)
-    return {
-        "result": {key: value for key, value in result.items() if key not in timing},
-        "epochs": [
-            {key: value for key, value in record.items() if key not in timing}
-            for record in run.metrics()
-        ],
-        "weights": {name: tensor.tolist() for name, tensor in weights.items()},
-        "state": {name: tensor.tolist() for name, tensor in state.items()},
-        "best_score": metadata["progress"]["best_score"],
-    }
 
 
 @pytest.fixture(scope="module")
@@ -271,37 +246,62 @@ def test_records_ahead_of_the_state_are_taken_back(
     assert outcome(tmp_path / "run") == unbroken
 
 
-@pytest.mark.parametrize("kind", ["ce", "sce", "ce-", "gbce", "row-wise"])
+# Model, loss, and settings.
+KINDS: dict[str, tuple[type[ConfiguredBackbone], str, dict[str, Any]]] = {
+    **{name: (SASRec, name, {}) for name in ("ce", "sce", "ce-", "gbce")},
+    "row-wise": (
+        SASRec,
+        "sce",
+        {"row_wise": True, "catalogue_learning_rate": 0.1, "schedule": "warmup-cosine"},
+    ),
+    "hstu": (HSTU, "ce", {"validation_users": 9}),
+    "bert4rec": (BERT4Rec, "ce", {}),
+    "bert4rec in shards": (
+        BERT4Rec,
+        "sce",
+        {"batch_size": 8, "accumulate": 2, "shard_catalogue": True},
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::sce.errors.TrainingWarning")
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_crash_within_an_epoch_loses_the_steps_since_the_last_save_alone(
     kind: str, dataset: PreparedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = "sce" if kind == "row-wise" else kind
+    backbone, name, changes = KINDS[kind]
     data = summarize_data(dataset.train, dataset.n_items, batch_size=16, max_length=6)
 
-    def go(out: Path) -> None:
-        model = SASRec(dataset.n_items, dim=8, blocks=1, dropout=0.3, max_length=6)
+    def go(place: str, **more: Any) -> None:
+        model = backbone(dataset.n_items, dim=8, blocks=1, dropout=0.3, max_length=6)
         loss = LOSSES[name].settings().build(data)
-        changes: dict[str, Any] = {"save_minutes": 0.0, "row_wise": kind == "row-wise"}
-        cycle_data.train(dataset, loss, model=model, out=out, resume=True, **changes)
+        given: Any = {"epochs": 3, "save_minutes": 0.0, "resume": True, **changes, **more}
+        cycle_data.train(dataset, loss, model=model, out=tmp_path / place, **given)
 
-    go(tmp_path / "unbroken")
+    go("unbroken")
     monkeypatch.setattr(checkpoint, "_SHARE", 0)
-    left, call = STEPS + 3, TrainingStep.__call__
+    left = STEPS + 3
 
-    def crashing(*given: Any, **options: Any) -> Any:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            raise Crash
-        return call(*given, **options)
+    def crashing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*given: Any, **options: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Crash
+            return call(*given, **options)
 
-    monkeypatch.setattr(TrainingStep, "__call__", crashing)
+        return step
+
+    for step in (TrainingStep, SlicedStep):
+        monkeypatch.setattr(step, "__call__", crashing(step.__call__))
     with pytest.raises(Crash):
-        go(tmp_path / "run")
-    progress = read_tensors(tmp_path / "run" / "resume.safetensors")[1]["progress"]
+        go("run")
+    progress = read_state(Run.open(tmp_path / "run").resume_state)[1]["progress"]
     assert (len(progress["history"]), progress["current"]["step"]) == (1, 2)
     monkeypatch.undo()
-    go(tmp_path / "run")
+    with pytest.raises(TrainingInterrupted):
+        go("run", on_epoch=stop_at(2))
+    go("run")
     assert outcome(tmp_path / "run") == outcome(tmp_path / "unbroken")
 
 
@@ -366,7 +366,7 @@ def test_no_more_epochs_than_are_done(
         assert (result.epochs, result.stopped) == (2, "epochs")
         found = outcome(out)
         assert found["result"] == unbroken["result"]
-        assert found["weights"] == unbroken["weights"]
+        assert found["best"] == unbroken["best"]
         assert found["epochs"] == unbroken["epochs"]
 
 

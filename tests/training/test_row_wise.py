@@ -1,5 +1,3 @@
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from sce.training.fit import FitResult
 from sce.training.optimizer import make_optimizer, row_wise_table, sparse_gradients
 from sce.training.run import Run
 from sce.training.settings import TrainingSettings
-from sce.training.signals import TrainingInterrupted
 from sce.training.step import StepSeeds, TrainingStep
 from tests import cycle_data
 from tests.cycle_data import lay_out, make_cycle, walk
@@ -121,47 +118,13 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
     return make_cycle(tmp_path_factory.mktemp("data") / "cycle")
 
 
-class Stopping(ScalableCrossEntropy):
-    """Sends a signal at a step."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__(n_buckets=4, coverage=False, bucket_size_x=5, bucket_size_y=3)
-        self._left = [at]  # no plain value, which would be a setting
-
-    def with_statistics(self, *arguments: Any, **options: Any) -> Any:
-        # Of every step: an epoch has few.
-        self._left[0] -= 1
-        if self._left[0] == 0:
-            os.kill(os.getpid(), signal.SIGINT)
-        return super().with_statistics(*arguments, **options)
-
-
-def train(dataset: PreparedDataset, out: Path, stop: int = 0, **changes: Any) -> FitResult:
+def train(dataset: PreparedDataset, out: Path, **changes: Any) -> FitResult:
     model = SASRec(dataset.n_items, dim=8, blocks=1, dropout=0.3, max_length=6)
     chosen: dict[str, Any] = {"epochs": 3, "catalogue_learning_rate": 0.1, "row_wise": True}
     found: FitResult = cycle_data.train(
-        dataset, Stopping(stop), model=model, out=out, resume=True, **(chosen | changes)
+        dataset, make_loss(), model=model, out=out, resume=True, **(chosen | changes)
     )
     return found
-
-
-def state(out: Path) -> dict[str, list[Any]]:
-    return {name: t.tolist() for name, t in read_tensors(Run.open(out).resume_state)[0].items()}
-
-
-def test_interrupted_and_resumed_is_what_it_is_unbroken(
-    dataset: PreparedDataset, tmp_path: Path
-) -> None:
-    whole = train(dataset, tmp_path / "whole", schedule="warmup-cosine")
-    with pytest.raises(TrainingInterrupted):
-        train(dataset, tmp_path / "parts", stop=5, schedule="warmup-cosine")
-    parts = train(dataset, tmp_path / "parts", schedule="warmup-cosine")
-    assert parts.test == whole.test
-    expected, found = state(tmp_path / "whole"), state(tmp_path / "parts")
-    assert found == expected
-    assert len(found["optimizer.sum.model.catalogue"]) == dataset.n_items
-    assert "optimizer.exp_avg.model.catalogue" not in found
-    assert "optimizer.exp_avg.model.positions" in found
 
 
 def test_rows_learn(dataset: PreparedDataset, tmp_path: Path) -> None:
@@ -183,6 +146,10 @@ def test_after_a_loss_that_is_no_number_the_rate_of_the_catalogue_may_be_lowered
 
 def test_another_way_of_updating_is_no_resumption(dataset: PreparedDataset, tmp_path: Path) -> None:
     train(dataset, tmp_path / "run", epochs=1)
+    state, _ = read_tensors(tmp_path / "run" / "resume.safetensors")
+    assert len(state["optimizer.sum.model.catalogue"]) == dataset.n_items
+    assert "optimizer.exp_avg.model.catalogue" not in state
+    assert "optimizer.exp_avg.model.positions" in state
     with pytest.raises(InputError, match=r"training.row_wise was True and is now False"):
         train(dataset, tmp_path / "run", row_wise=False, catalogue_learning_rate=None)
 

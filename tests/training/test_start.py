@@ -25,7 +25,7 @@ from sce.training.run import Run
 from sce.training.signals import TrainingInterrupted
 from sce.training.start import mean_neighbours, tell_start, unite_items
 from tests.cycle_data import lay_out, make_cycle, settings, small_model, walk
-from tests.training.test_resume import outcome, stop_at
+from tests.training.outcomes import outcome, stop_at
 
 ROW_WISE = {"row_wise": True, "catalogue_learning_rate": 0.1}
 
