@@ -129,14 +129,14 @@ class _Hashed(NamedTuple):
                 first, last = chunks - self.extra, chunks + self.extra
                 rows, is_row = self._cut(self.order_x[number], chunks, chunks, wide_x)
                 items, is_item = self._cut(self.order_y[number], first, last, wide_y)
+                absent = ~(is_row.unsqueeze(2) & is_item.unsqueeze(1))
                 offset = None
                 if rounds > 1:  # what several bring counts once
-                    times = torch.zeros((*rows.shape, wide_y), device=rows.device)
+                    times = absent.new_zeros(absent.shape, dtype=torch.float32)
                     for of_x, of_y in zip(chunk_x, chunk_y, strict=True):
                         apart = of_x[rows].unsqueeze(2) - of_y[items].unsqueeze(1)
                         times += apart.abs_() <= self.extra
                     offset = times.log_().neg_()
-                absent = ~is_item.unsqueeze(1)
                 yield Tile(rows, items, rows.where(is_row, v), absent, offset)
 
     def _cut(self, order: Tensor, first: Tensor, last: Tensor, width: int) -> tuple[Tensor, Tensor]:

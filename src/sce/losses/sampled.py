@@ -32,9 +32,10 @@ from sce.losses.negatives import (
 from sce.losses.scoring import (
     MAX_GATHERED,
     Sharing,
+    cut_cross_entropy,
     draw,
     piece_width,
-    score,
+    score_negatives,
 )
 from sce.losses.tiled import tiled_memory
 
@@ -91,8 +92,10 @@ class SampledLoss(LossOfPositions):
 
     def _compute(self, inputs: Inputs, generator: Generator | None) -> Tensor:
         drawn = draw(inputs, self.negatives, self.n_negatives, self.shared, generator)
-        found = score(inputs, drawn, self.shared, cut=self.cut)
-        return found if isinstance(found, Tensor) else self._combine(*found, len(inputs.catalogue))
+        if self.cut:
+            return cut_cross_entropy(inputs, drawn, self.shared)
+        logits = score_negatives(inputs, drawn, self.shared)
+        return self._combine(*logits, len(inputs.catalogue))
 
     def _combine(self, positive_logits: Tensor, negative_logits: Tensor, n_items: int) -> Tensor:
         """Return the loss of each valid position [v], of which negatives have -inf if masked."""

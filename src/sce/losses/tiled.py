@@ -1,6 +1,6 @@
-"""Softmax over a target and negatives, tile by tile, and logits: no more than a tile at a time."""
+"""Softmax over a target and negatives, tile by tile: logits are computed twice, and never kept."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -9,60 +9,32 @@ from torch import Tensor
 
 from sce.losses.base import BatchShape, LossMemory
 from sce.losses.gradients import CatalogueGradient, add_rows
-from sce.losses.inputs import apply, compute_dtype, once, rounded
-
-_AT_ONCE = 1 << 21  # numbers of states that are gathered with their targets
+from sce.losses.inputs import apply, compute_dtype, once
 
 
 class Tile(NamedTuple):
     """Groups of states, each with negatives that its states share."""
 
-    rows: Tensor  # [g, x]: states; where it is padding, any
+    rows: Tensor  # [g, x]: states
     items: Tensor  # [g, y]: negatives; equal ones count as often as they are there
-    place: Tensor | slice  # [g, x]: where results go, behind the last: padding; or what `rows` are
+    place: Tensor  # [g, x]: where results go: that of the state, or behind the last
     absent: Tensor | None = None  # broadcasts to [g, x, y]: pairs that there are not
     offset: Tensor | None = None  # likewise: added to the logits
-    ascending: bool = False  # the items: none are equal, none absent
 
 
 Tiles = Callable[[int], Iterable[Tile]]
 """Makes the tiles of states of so many dimensions; called in the backward pass once more."""
 
 
-class Options(NamedTuple):
-    """Of the softmax."""
-
-    sparse: bool = False  # the catalogue's gradient
-    cast: torch.dtype | None = None  # to which factors of products are rounded
-    losses: Tensor | None = None  # [v], if they are known
-
-
-_DEFAULT = Options()
-
-
 def tiled_cross_entropy(
-    states: Tensor,
-    catalogue: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    tiles: Tiles,
-    options: Options = _DEFAULT,
+    states: Tensor, catalogue: Tensor, bias: Tensor | None, targets: Tensor, tiles: Tiles
 ) -> Tensor:
     """Return the loss of each state [v]: its target against the negatives of all its tiles.
 
     A negative that is the target does not count.
     """
-    losses: Tensor = apply(_TiledCrossEntropy, states, catalogue, bias, targets, tiles, options)
+    losses: Tensor = apply(_TiledCrossEntropy, states, catalogue, bias, targets, tiles)
     return losses
-
-
-def tiled_logits(
-    states: Tensor, catalogue: Tensor, bias: Tensor | None, targets: Tensor, tiles: Tiles, k: int
-) -> tuple[Tensor, Tensor]:
-    """Return the logits with the targets [v], and with the k negatives of the one tile of each."""
-    given = (states, catalogue, bias, targets, tiles, k)
-    logits: tuple[Tensor, Tensor] = apply(_TiledLogits, *given)
-    return logits
 
 
 def tiled_memory(
@@ -81,140 +53,32 @@ def tiled_memory(
     return LossMemory(kept + max(scored, states), kept + backward - shape.state_bytes)
 
 
-class Scorer:
-    """Logits of tiles, and what their gradients come to."""
-
+class _Scorer:
     def __init__(
-        self,
-        states: Tensor,  # [v, d]
-        catalogue: Tensor,  # [items, d]
-        bias: Tensor | None,  # [items]
-        targets: Tensor,  # [v]
-        cast: torch.dtype | None = None,
+        self, states: Tensor, catalogue: Tensor, bias: Tensor | None, targets: Tensor
     ) -> None:
-        self.states, self.catalogue, self.bias, self.targets = states, catalogue, bias, targets
-        self.dtype, self.cast = compute_dtype(states, catalogue), cast
-
-    def _round(self, factor: Tensor) -> Tensor:
-        return rounded(factor, self.cast).to(self.dtype)
-
-    def x(self, tile: Tile) -> Tensor:
-        """Return the states [g, x, d]."""
-        return self._round(_of_states(self.states, tile))
+        self.dtype = compute_dtype(states, catalogue)
+        self.x, self.targets = states.to(self.dtype), targets
+        self.catalogue, self.bias = catalogue, bias
 
     def y(self, items: Tensor) -> Tensor:
-        """Return rows of the catalogue [..., d]."""
-        rows = self.catalogue.index_select(0, items.flatten())
-        return self._round(rows.unflatten(0, items.shape))
-
-    def pairs(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yield states, a few at a time, and their targets' rows."""
-        v, d = self.states.shape
-        step = max(1, _AT_ONCE // d)
-        for start in range(0, max(1, v), step):
-            part = slice(start, min(start + step, v))
-            yield part, self._round(self.states[part]), self.y(self.targets[part])
+        return self.catalogue[items].to(self.dtype)
 
     def positives(self) -> Tensor:
-        """Return the logits with the targets [v]."""
-        found = torch.cat([(x * y).sum(dim=1) for _, x, y in self.pairs()])
-        return found if self.bias is None else found + self.bias[self.targets]
+        logits = (self.x * self.y(self.targets)).sum(dim=1)
+        return logits if self.bias is None else logits + self.bias[self.targets]
 
-    def negatives(self, tile: Tile, x: Tensor, y: Tensor) -> Tensor:
-        """Return [g, x, y]; -inf at targets, and where there is none.
-
-        Ascending items come first in memory: on ARM, torch prepares long for transposed factors.
-        """
-        logits = (y @ x.mT.contiguous()).mT if tile.ascending else x @ y.mT
+    def negatives(self, tile: Tile, y: Tensor) -> Tensor:
+        """Return [g, x, y]; -inf at targets, and where there is none."""
+        logits = self.x[tile.rows] @ y.mT
         if self.bias is not None:
             logits += self.bias[tile.items].unsqueeze(1)
         if tile.offset is not None:
             logits += tile.offset
-        targets = self.targets[tile.rows]
-        if not tile.ascending:
-            hidden = tile.items.unsqueeze(1) == targets.unsqueeze(2)
-            if tile.absent is not None:
-                hidden |= tile.absent
-            return logits.masked_fill_(hidden, -torch.inf)
-        column = torch.searchsorted(tile.items.contiguous(), targets)
-        column = column.clamp_(max=tile.items.shape[1] - 1)
-        hit = tile.items.gather(1, column) == targets
-        column = column.unsqueeze(2)
-        kept = logits.gather(2, column).masked_fill_(hit.unsqueeze(2), -torch.inf)
-        return logits.scatter_(2, column, kept)
-
-    def losses(self, positives: Tensor, tiles: Iterable[Tile], n: int) -> Tensor:
-        """Return the losses at n places: how far a log-sum-exp is above the positive logit.
-
-        The logarithm is added to a difference of logits, which is exact, not to a large number.
-        """
-        losses = positives.new_zeros(n + 1)  # of the target alone it is 0
-        for tile in tiles:
-            logits = self.negatives(tile, self.x(tile), self.y(tile.items))
-            largest = logits.amax(dim=2)
-            shift = torch.where(largest == -torch.inf, 0.0, largest)  # nothing but -inf: sum 0
-            found = logits.sub_(shift.unsqueeze(2)).exp_().sum(dim=2).log_()
-            found += shift - positives[tile.rows]
-            place = _place(tile)
-            losses[place] = torch.logaddexp(losses[place], found.flatten())
-            del logits
-        return losses[:-1]
-
-    def gradients(
-        self,
-        needs: tuple[bool, ...],
-        tiles: Tiles,
-        of_positives: Tensor,  # [v]
-        weights_of: Callable[[Tile, Tensor, Tensor], Tensor],  # of a tile's x and y: [g, x, y]
-        *,
-        sparse: bool = False,
-    ) -> tuple[Tensor | None, ...]:
-        """Return the gradients of states, catalogue and bias, given those of logits."""
-        (v, d), targets = self.states.shape, self.targets
-        grad_x = self.states.new_zeros(v + 1, d, dtype=self.dtype)
-        total = grad_bias = None
-        if needs[1]:
-            touched = chain([targets], (tile.items for tile in tiles(d)))
-            total = CatalogueGradient(self.catalogue, touched, self.dtype, sparse=sparse)
-        if needs[2] and self.bias is not None:
-            grad_bias = torch.zeros_like(self.bias).unsqueeze(1)
-            add_rows(grad_bias, targets, of_positives.unsqueeze(1))
-        for part, x, y in self.pairs():
-            weight = of_positives[part].unsqueeze(1)
-            torch.mul(weight, y, out=grad_x[part])
-            if total is not None:
-                total.add(targets[part], weight * x)
-        for tile in tiles(d):
-            x, y = self.x(tile), self.y(tile.items)
-            weights = weights_of(tile, x, y)
-            if isinstance(tile.place, slice):
-                grad_x[tile.place] += (weights @ y).flatten(0, 1)
-            else:
-                padding = (tile.place == v).unsqueeze(2)
-                weights.masked_fill_(padding, 0)
-                x.masked_fill_(padding, 0)
-                grad_x.index_add_(0, tile.place.flatten(), (weights @ y).flatten(0, 1))
-            del y
-            if total is not None:
-                total.add(tile.items.flatten(), (weights.mT @ x).flatten(0, 1))
-            if grad_bias is not None:
-                add_rows(grad_bias, tile.items.flatten(), weights.sum(dim=1).view(-1, 1))
-            del weights
-        of_states = grad_x[:-1].to(self.states.dtype)
-        of_catalogue = None if total is None else total.finish()
-        return of_states, of_catalogue, None if grad_bias is None else grad_bias.squeeze(1)
-
-
-def _of_states(table: Tensor, tile: Tile) -> Tensor:
-    """Return rows [g, x, ...] of a table of the states, a view where they lie together."""
-    together = isinstance(tile.place, slice)
-    rows = table[tile.place] if together else table.index_select(0, tile.rows.flatten())
-    found: Tensor = rows.unflatten(0, tile.rows.shape)
-    return found
-
-
-def _place(tile: Tile) -> Tensor | slice:
-    return tile.place if isinstance(tile.place, slice) else tile.place.flatten()
+        hidden = tile.items.unsqueeze(1) == self.targets[tile.rows].unsqueeze(2)
+        if tile.absent is not None:
+            hidden |= tile.absent
+        return logits.masked_fill_(hidden, -torch.inf)
 
 
 class _TiledCrossEntropy(torch.autograd.Function):
@@ -223,19 +87,24 @@ class _TiledCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        states: Tensor,
-        catalogue: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
+        states: Tensor,  # [v, d]
+        catalogue: Tensor,  # [items, d]
+        bias: Tensor | None,  # [items]
+        targets: Tensor,  # [v]
         tiles: Tiles,
-        options: Options,
     ) -> Tensor:
-        scorer, losses = Scorer(states, catalogue, bias, targets, options.cast), options.losses
         with torch.autocast(states.device.type, enabled=False):
+            scorer = _Scorer(states, catalogue, bias, targets)
             positives = scorer.positives()
-            if losses is None:
-                losses = scorer.losses(positives, tiles(states.shape[1]), len(states))
-        ctx.tiles, ctx.sparse, ctx.cast = tiles, options.sparse, options.cast
+            losses = positives.new_zeros(len(states) + 1)  # of the target alone it is 0
+            for tile in tiles(states.shape[1]):
+                # Of large logits the log-sum-exp would be rounded, of their differences it is not.
+                logits = scorer.negatives(tile, scorer.y(tile.items))
+                found = logits.sub_(positives[tile.rows, None]).logsumexp(dim=2)
+                losses[tile.place] = torch.logaddexp(losses[tile.place], found)
+                del logits
+        losses = losses[:-1]
+        ctx.tiles = tiles
         ctx.save_for_backward(states, catalogue, bias, targets, positives, losses)
         return losses.clone()
 
@@ -243,63 +112,25 @@ class _TiledCrossEntropy(torch.autograd.Function):
     @once
     def backward(ctx: Any, grad_losses: Tensor) -> tuple[Tensor | None, ...]:
         states, catalogue, bias, targets, positives, losses = ctx.saved_tensors
-        scorer = Scorer(states, catalogue, bias, targets, ctx.cast)
-        scale = grad_losses.to(scorer.dtype)
-
-        def weights(tile: Tile, x: Tensor, y: Tensor) -> Tensor:
-            found = scorer.negatives(tile, x, y).sub_(positives[tile.rows].unsqueeze(2))
-            found = found.sub_(losses[tile.rows].unsqueeze(2)).exp_()
-            return found.mul_(scale[tile.rows].unsqueeze(2))
-
-        of_positives = torch.expm1(-losses) * scale  # probabilities less one
-        with torch.autocast(scale.device.type, enabled=False):
-            grads = scorer.gradients(
-                ctx.needs_input_grad, ctx.tiles, of_positives, weights, sparse=ctx.sparse
-            )
-        return *grads, *[None] * 3
-
-
-class _TiledLogits(torch.autograd.Function):
-    """Logits that are kept: a row of negatives for each state."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        states: Tensor,
-        catalogue: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        tiles: Tiles,
-        k: int,
-    ) -> tuple[Tensor, Tensor]:
-        scorer, v = Scorer(states, catalogue, bias, targets), len(states)
+        d, grad_bias = states.shape[1], None if bias is None else torch.zeros_like(bias)
         with torch.autocast(states.device.type, enabled=False):
-            positives = scorer.positives()
-            negatives = positives.new_zeros(0, k)
-            for tile in tiles(states.shape[1]):
-                logits = scorer.negatives(tile, scorer.x(tile), scorer.y(tile.items)).flatten(0, 1)
-                if isinstance(tile.place, slice) and len(logits) == v:  # all of them
-                    negatives = logits
-                    continue
-                if len(negatives) == 0:  # padding has those of some state, which go behind the last
-                    negatives = logits.new_zeros(v + 1, k)
-                negatives[_place(tile)] = logits
-                del logits
-        ctx.tiles = tiles
-        ctx.save_for_backward(states, catalogue, bias, targets)
-        return positives, negatives.resize_(v, k)
-
-    @staticmethod
-    @once
-    def backward(
-        ctx: Any, grad_positives: Tensor, grad_negatives: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        scorer = Scorer(*ctx.saved_tensors)
-
-        def weights(tile: Tile, *_: Tensor) -> Tensor:
-            # At -inf a negative has no part in the loss, whose gradient is 0 there.
-            return _of_states(grad_negatives, tile)
-
-        with torch.autocast(grad_positives.device.type, enabled=False):
-            grads = scorer.gradients(ctx.needs_input_grad, ctx.tiles, grad_positives, weights)
-        return *grads, *[None] * 3
+            scorer = _Scorer(states, catalogue, bias, targets)
+            x, scale = scorer.x, grad_losses.to(scorer.dtype).unsqueeze(1)
+            of_positives = torch.expm1(-losses).unsqueeze(1) * scale  # probabilities less one
+            grad_x = torch.cat([of_positives * scorer.y(targets), x.new_zeros(1, d)])
+            touched = chain([targets], (tile.items for tile in ctx.tiles(d)))
+            total = CatalogueGradient(catalogue, touched, scorer.dtype)
+            total.add(targets, of_positives * x)
+            if grad_bias is not None:
+                add_rows(grad_bias.unsqueeze(1), targets, of_positives)
+            for tile in ctx.tiles(d):
+                y = scorer.y(tile.items)
+                # One by one: the sum of a large logit and a small loss would be rounded.
+                weights = scorer.negatives(tile, y).sub_(positives[tile.rows, None])
+                weights = weights.sub_(losses[tile.rows, None]).exp_().mul_(scale[tile.rows])
+                grad_x[tile.place] += weights @ y
+                total.add(tile.items.flatten(), (weights.mT @ x[tile.rows]).flatten(0, 1))
+                if grad_bias is not None:
+                    summed = weights.sum(dim=1).flatten().unsqueeze(1)
+                    add_rows(grad_bias.unsqueeze(1), tile.items.flatten(), summed)
+        return grad_x[:-1].to(states.dtype), total.finish(), grad_bias, None, None
