@@ -280,6 +280,14 @@ def test_files(attack: Attack) -> None:
         ("a.jsonl", GOOD + GOOD.strip(), [(1, 7, 1_000_000)] * 2),
         ("a.jsonl", GOOD.strip() + GOOD, "."),
         ("a.jsonl", deep, "nested too"),
+        *(
+            (
+                "a.jsonl",
+                GOOD + GOOD.replace("}", f', "{key}": 5}}'),
+                f"line 2: .* '{key}' occurs twice",
+            )
+            for key in ("user", "item", "ts")
+        ),
         ("a.jsonl", GOOD.replace("}", ', "x": {"user": "user"}, "note": "ts"}'), [(1, 7, 10**6)]),
         ("a.jsonl", "\ufeff" + GOOD, [(1, 7, 1_000_000)]),
         ("a.jsonl", "\ufeff" + GOOD + "{", "line 2: malformed JSON"),

@@ -70,14 +70,31 @@ def test_times_of_another_format(time: str, refused: Refused) -> None:
 
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
-def test_a_byte_order_mark(ending: str, tmp_path: Path) -> None:
+def test_a_byte_order_mark_and_a_key_that_occurs_twice(
+    ending: str, refused: Refused, tmp_path: Path
+) -> None:
     line = '\ufeff{"user": 1, "item": 2, "ts": 3}\n'
-    if ending == ".zst":
-        data = zstd(line, tmp_path / "x.zst")
-    else:
-        data = gzip.compress(line.encode()) if ending else line.encode()
-    (tmp_path / f"a.jsonl{ending}").write_bytes(data)
-    assert len(read_interactions(tmp_path / f"a.jsonl{ending}")) == 1
+    twice = line + line[1:].replace("}", ', "item": 5}')
+
+    def data(text: str) -> bytes:
+        if ending == ".zst":
+            return zstd(text, tmp_path / "x.zst")
+        return gzip.compress(text.encode()) if ending else text.encode()
+
+    message = refused(f"a.jsonl{ending}", data(twice))
+    assert message == f"a.jsonl{ending}, line 2: the key 'item' occurs twice; remove one"
+    (tmp_path / f"b.jsonl{ending}").write_bytes(data(line))
+    assert len(read_interactions(tmp_path / f"b.jsonl{ending}")) == 1
+
+
+@pytest.mark.parametrize("escaped", [r"it\u0065m", r"\u0069tem", r"it\u0065\u006D"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_key_in_two_spellings_occurs_twice(escaped: str, order: int, refused: Refused) -> None:
+    one, other = ["item", escaped][::order]
+    line = '{"user": 1, "item": 2, "ts": 3, "by": "a \\u2019 \\u0026 \\\\ b"}\n'
+    twice = f'{{"user": 1, "{one}": 2, "{other}": 4, "ts": 3}}\n'
+    message = refused("a.jsonl", line + twice)
+    assert message == "a.jsonl, line 2: the key 'item' occurs twice; remove one"
 
 
 def test_a_key_in_another_spelling_is_read(tmp_path: Path) -> None:

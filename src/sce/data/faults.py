@@ -9,9 +9,11 @@ import gzip
 import io
 import itertools
 import json
+import math
+import re
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +24,7 @@ from sce.data.columns import CONVERT, encoding_hint
 from sce.data.formats import Format
 from sce.errors import InputError
 
+_CHUNK = 1 << 18
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
@@ -70,6 +73,49 @@ def check_json_ids(path: Path, column: str) -> None:
                 f"{path}, line {number}, column {column!r}: ids must be integers or strings, not "
                 f"{json.dumps(value)[:40]}"
             )
+
+
+def count_names(path: Path, columns: Sequence[str]) -> list[float]:
+    """How often the name of each column occurs in a jsonl file, quoted: as a key, or otherwise.
+
+    Infinitely often where escapes may spell it.
+    """
+    counts, escaped = [0.0] * len(columns), _escaped(columns)
+    with open_log(path) as file:
+        while chunk := file.read(_CHUNK):
+            chunk += file.readline()
+            counts = [
+                count + sum(map(chunk.count, _quoted(column)))
+                for count, column in zip(counts, columns, strict=True)
+            ]
+            if b"\\" in chunk and escaped.search(chunk):
+                return [math.inf] * len(columns)
+    return counts
+
+
+def check_json_keys(path: Path, columns: Sequence[str]) -> None:
+    """Refuse a line in which a column occurs twice."""
+    escaped = _escaped(columns)
+    for number, line in enumerate(_raw_lines(path), 1):
+        for column in columns:
+            if sum(map(line.count, _quoted(column))) > 1 or escaped.search(line):
+                keys = [key for key, _ in json.loads(line, object_pairs_hook=list)]
+                if keys.count(column) > 1:
+                    raise InputError(
+                        f"{path}, line {number}: the key {column!r} occurs twice; remove one"
+                    )
+
+
+def _quoted(column: str) -> set[bytes]:
+    """A name as JSON writes it, in ASCII or in UTF-8."""
+    return {json.dumps(column, ensure_ascii=ascii_).encode() for ascii_ in (True, False)}
+
+
+def _escaped(columns: Sequence[str]) -> re.Pattern[bytes]:
+    """A character of the names, in ASCII, that is escaped and need not be."""
+    signs = {sign for sign in "".join(columns) if sign.isascii()}
+    codes = sorted(f"u{ord(sign):04x}" for sign in signs) + ["/"] * ("/" in signs)
+    return re.compile(rb"\\(?i:%s)" % "|".join(codes).encode())
 
 
 def place_of_row(path: Path, fmt: Format, row: int) -> str:

@@ -327,7 +327,12 @@ def _read_jsonl(path: Path, fmt: Format, wanted: AnyColumns) -> tuple[Chosen, pl
         require_memory(path.stat().st_size, f"reading {path}, which has a byte order mark,")
         with faults.open_log(path) as file:
             source = file.read()
-    frame = _select(pl.scan_ndjson(source, schema=schema), columns).collect(engine="streaming")
+    with ThreadPoolExecutor(1) as pool:
+        counting = pool.submit(faults.count_names, path, columns)
+        frame = _select(pl.scan_ndjson(source, schema=schema), columns).collect(engine="streaming")
+    known = [frame[name].count() for name in frame.columns]
+    if any(count > least for count, least in zip(counting.result(), known, strict=True)):
+        faults.check_json_keys(path, columns)  # else the first would count, silently
     for name, column in zip((USER, ITEM), columns, strict=False):
         kinds = {type(one.get(column)) for one in first}
         # A list, an object, a truth value, a fraction, half a character: or text that looks so.

@@ -54,15 +54,14 @@ class GraphedLoss(nn.Module):
     ) -> Tensor:
         """Return the loss; see `Loss.forward`."""
         weight, bias = unwrap_catalogue(catalogue)
-        given, asked = (
-            (states, weight, targets),
-            {k: v for k, v in options.items() if v is not None},
-        )
+        given = states, weight, targets
+        asked = {name: value for name, value in options.items() if value is not None}
         most = asked.pop("max_targets", None)
         plain = bias is None and not asked and isinstance(most, int | None)
         if plain and _is_recordable(self.loss, *given):
             kind = (repr(self.loss), *map(_kind, given), most, *_surroundings(weight))
-            if kind in self._seen and kind not in self._recorded and self._has_room():
+            room = len(self._recorded) < self.most
+            if room and kind in self._seen and kind not in self._recorded:
                 self._recorded[kind] = None
                 self._recorded[kind] = _Recorded(self.loss, *given, most)
             if len(self._seen) == _REMEMBERED:
@@ -74,9 +73,6 @@ class GraphedLoss(nn.Module):
                 return value
         found: Tensor = self.loss(states, catalogue, targets, **options)
         return found
-
-    def _has_room(self) -> bool:
-        return len(self._recorded) < self.most
 
     def _apply(self, *given: Any, **options: Any) -> "GraphedLoss":
         """Move, and let go of what was recorded before."""
