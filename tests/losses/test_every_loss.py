@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -130,6 +131,32 @@ def test_gradient_checkpointing_changes_nothing(loss: Loss, reentrant: bool) -> 
     own = run(loss, *inputs)
     for found, expected in zip((value, *(i.grad for i in inputs[:2])), own, strict=True):
         assert torch.equal(found, expected)
+
+
+@every_loss
+def test_checkpointing_goes_back_through_what_was_drawn_anew(loss: Loss) -> None:
+    inputs = problem()
+    moving = torch.Generator().manual_seed(3)
+
+    def call(*given: Tensor) -> Any:
+        return loss(*given, generator=moving)
+
+    checkpoint(call, *inputs, use_reentrant=False).backward()
+    again = torch.Generator().manual_seed(3)
+    loss(*inputs, generator=again)
+    expected = torch.autograd.grad(loss(*inputs, generator=again), inputs[:2])
+    assert all(map(torch.equal, [i.grad for i in inputs[:2]], expected))  # type: ignore[arg-type]
+
+
+@every_loss
+def test_the_backward_pass_in_a_region_of_autocast(loss: Loss) -> None:
+    if loss is EVERY["ce"]:
+        return  # torch's own operations, which round there
+    expected, inputs = run(loss, *problem())[1:], problem()
+    value = loss(*inputs, generator=torch.Generator().manual_seed(3))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = torch.autograd.grad(value, inputs[:2])
+    assert all(map(torch.equal, found, expected))
 
 
 @every_loss
@@ -365,6 +392,28 @@ def test_max_targets_change_nothing(
             torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.parametrize("all_of_item_0", [False, True])
+@pytest.mark.parametrize("name", [name for name in EVERY if "sce" not in name])
+def test_max_targets_where_the_bias_rules_item_0_out(
+    name: str, all_of_item_0: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss = EVERY[name]
+    if loss in OF_THE_BATCH:
+        return  # takes none
+
+    def draw(self: Any, rows: int, k: int, n_items: int, *given: Any, generator: Any) -> Draw:
+        drawn = by_row(self, rows, k, n_items)
+        return drawn._replace(items=drawn.items * 0) if all_of_item_0 else drawn
+
+    monkeypatch.setattr(UniformNegatives, "forward", draw)
+    states, catalogue, targets = problem(torch.float64)
+    targets = targets.where(targets != 0, 1)
+    bias = torch.zeros(30, dtype=torch.float64).index_fill(0, torch.tensor(0), -torch.inf)
+    found = [run(loss, states, catalogue, targets, bias=bias, max_targets=m) for m in (None, 40)]
+    assert all(tensor.isfinite().all() for tensor in found[1])
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize(
     "loss", [x for x in EVERY.values() if "bias" in inspect.signature(x.forward).parameters]
 )
@@ -383,6 +432,20 @@ def test_the_gradient_of_a_bias_has_its_dtype_with_max_targets_too(
     assert grads[0].dtype == torch.bfloat16
     torch.testing.assert_close(*values)
     torch.testing.assert_close(*grads)
+
+
+@every_loss
+def test_sizes_may_be_numbers_of_numpy(loss: Loss) -> None:
+    settings = inspect.signature(type(loss)).parameters
+    sizes = [name for name in ("n_negatives", "n_buckets", "chunk_size") if name in settings]
+    make: Any = type(loss)
+    results: list[Any] = []
+    for size in (int, np.int16):
+        made = make(**dict.fromkeys(sizes, size(4)), ignore_index=size(-100))
+        most: Any = {} if loss in OF_THE_BATCH else {"max_targets": size(37)}
+        results.append([repr(made), *run(made, *problem(), **most)])
+    assert results[0][0] == results[1][0]
+    assert all(map(torch.equal, results[0][1:], results[1][1:]))
 
 
 @with_max_targets

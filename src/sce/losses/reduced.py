@@ -7,13 +7,14 @@ or torch.autograd.grad.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from sce.losses.base import BatchShape, DataSummary, LossMemory, LossOfPositions, LossSettings
-from sce.losses.inputs import Inputs, check_size, compute_dtype
+from sce.losses.inputs import Inputs, check_size
 from sce.losses.tiled import Tile, tiled_cross_entropy, tiled_memory
 
 _AT_ONCE = 1 << 22  # logits, or numbers of gathered rows
@@ -47,31 +48,26 @@ class ReducedCrossEntropy(LossOfPositions):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        check_size("rounds", rounds)
-        check_size("extra_chunks", extra_chunks, least=0)
-        if n_buckets is not None:
-            check_size("n_buckets", n_buckets)
-        self.rounds, self.extra_chunks, self.n_buckets = rounds, extra_chunks, n_buckets
+        self.rounds = check_size("rounds", rounds)
+        self.extra_chunks = check_size("extra_chunks", extra_chunks, least=0)
+        self.n_buckets = n_buckets if n_buckets is None else check_size("n_buckets", n_buckets)
 
     def _losses(self, inputs: Inputs, generator: Generator | None) -> Tensor:
         x, y, targets, valid = inputs.states, inputs.catalogue, inputs.targets, inputs.valid
         if valid is not None:  # chunks are those of the states that count
             x, targets = x[valid], targets[valid]
-        hashed = self._hash(x.detach(), y.detach(), generator)
-        losses = tiled_cross_entropy(x, y, inputs.bias, targets, hashed.tiles)
+        n_chunks = self._n_chunks(len(y), len(x))
+        orders: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for _ in range(self.rounds):
+            vectors = torch.empty(n_chunks, x.shape[1], dtype=inputs.dtype, device=x.device)
+            vectors.normal_(generator=generator)
+            for rows, found in zip((x.detach(), y.detach()), orders, strict=True):
+                found.append(_nearest(rows, vectors).argsort(stable=True))
+        tiles = partial(_tiles, n_chunks, self.extra_chunks)
+        losses = tiled_cross_entropy(x, y, inputs.bias, targets, tiles, *map(torch.stack, orders))
         return (
             losses if valid is None else losses.new_zeros(len(valid)).masked_scatter(valid, losses)
         )
-
-    def _hash(self, x: Tensor, y: Tensor, generator: Generator | None) -> "_Hashed":
-        n_chunks, dtype = self._n_chunks(len(y), len(x)), compute_dtype(x, y)
-        orders: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for _ in range(self.rounds):
-            vectors = torch.empty(n_chunks, x.shape[1], dtype=dtype, device=x.device)
-            vectors.normal_(generator=generator)
-            for rows, found in zip((x, y), orders, strict=True):
-                found.append(_nearest(rows, vectors).argsort(stable=True))
-        return _Hashed(n_chunks, self.extra_chunks, torch.stack(orders[0]), torch.stack(orders[1]))
 
     def _n_chunks(self, n_items: int, targets: float) -> int:
         if self.n_buckets is not None:
@@ -108,51 +104,46 @@ class ReducedCrossEntropySettings(LossSettings):
         return ReducedCrossEntropy(**vars(self))
 
 
-class _Hashed(NamedTuple):
-    """States and items in the order of each round, which is cut into chunks."""
+def _tiles(n: int, extra: int, dim: int, order_x: Tensor, order_y: Tensor) -> Iterator[Tile]:
+    """Yield the n chunks of each round, as many at once as the memory is meant for.
 
-    n_chunks: int
-    extra: int
-    order_x: Tensor  # [rounds, v]
-    order_y: Tensor  # [rounds, items]
+    Orders of states [rounds, v] and of items [rounds, items] are cut into chunks.
+    """
+    (rounds, v), c = order_x.shape, order_y.shape[1]
+    chunk_x, chunk_y = _chunks(order_x, n), _chunks(order_y, n)
+    numbers = torch.arange(n, device=order_x.device)
+    wide_x, wide_y = math.ceil(v / n), min(c, math.ceil((1 + 2 * extra) * c / n))
+    step = max(1, _AT_ONCE // (max(wide_x, dim) * max(wide_y, dim)))
+    for number in range(rounds if v else 0):
+        for chunks in numbers.split(step):
+            rows, is_row = _cut(order_x[number], n, chunks, chunks, wide_x)
+            items, is_item = _cut(order_y[number], n, chunks - extra, chunks + extra, wide_y)
+            offset = None
+            if rounds > 1:  # what several bring counts once
+                times = torch.zeros((*rows.shape, wide_y), device=rows.device)
+                for of_x, of_y in zip(chunk_x, chunk_y, strict=True):
+                    apart = of_x[rows].unsqueeze(2) - of_y[items].unsqueeze(1)
+                    times += apart.abs_() <= extra
+                offset = times.log_().neg_()
+            absent = ~is_item.unsqueeze(1)
+            yield Tile(rows, items, rows.where(is_row, v), absent, offset)
 
-    def tiles(self, dim: int) -> Iterator[Tile]:
-        """Yield all chunks, as many at once as the memory is meant for."""
-        (rounds, v), c = self.order_x.shape, self.order_y.shape[1]
-        chunk_x, chunk_y = self._chunks(self.order_x), self._chunks(self.order_y)
-        numbers = torch.arange(self.n_chunks, device=self.order_x.device)
-        wide_x = math.ceil(v / self.n_chunks)
-        wide_y = min(c, math.ceil((1 + 2 * self.extra) * c / self.n_chunks))
-        step = max(1, _AT_ONCE // (max(wide_x, dim) * max(wide_y, dim)))
-        for number in range(rounds if v else 0):
-            for chunks in numbers.split(step):
-                first, last = chunks - self.extra, chunks + self.extra
-                rows, is_row = self._cut(self.order_x[number], chunks, chunks, wide_x)
-                items, is_item = self._cut(self.order_y[number], first, last, wide_y)
-                absent = ~(is_row.unsqueeze(2) & is_item.unsqueeze(1))
-                offset = None
-                if rounds > 1:  # what several bring counts once
-                    times = absent.new_zeros(absent.shape, dtype=torch.float32)
-                    for of_x, of_y in zip(chunk_x, chunk_y, strict=True):
-                        apart = of_x[rows].unsqueeze(2) - of_y[items].unsqueeze(1)
-                        times += apart.abs_() <= self.extra
-                    offset = times.log_().neg_()
-                yield Tile(rows, items, rows.where(is_row, v), absent, offset)
 
-    def _cut(self, order: Tensor, first: Tensor, last: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Return what chunks `first` to `last` hold, [g, width], and which of it is present."""
-        start, end = (
-            -(-chunk.clamp(0, self.n_chunks) * len(order) // self.n_chunks)  # rounded up
-            for chunk in (first, last + 1)
-        )
-        places = start.unsqueeze(1) + torch.arange(width, device=order.device)
-        return order[places.clamp(max=len(order) - 1)], places < end.unsqueeze(1)
+def _cut(order: Tensor, n: int, first: Tensor, last: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Return what chunks `first` to `last` of n hold, [g, width], and which of it is present."""
+    start, end = (
+        -(-chunk.clamp(0, n) * len(order) // n)  # rounded up
+        for chunk in (first, last + 1)
+    )
+    places = start.unsqueeze(1) + torch.arange(width, device=order.device)
+    return order[places.clamp(max=len(order) - 1)], places < end.unsqueeze(1)
 
-    def _chunks(self, order: Tensor) -> Tensor:
-        """Return the chunk of each state, or item, in each round."""
-        n = order.shape[1]
-        chunk = torch.arange(n, device=order.device) * self.n_chunks // max(1, n)
-        return torch.empty_like(order).scatter_(1, order, chunk.expand_as(order))
+
+def _chunks(order: Tensor, n: int) -> Tensor:
+    """Return which of the n chunks each state, or item, is in, in each round."""
+    size = order.shape[1]
+    chunk = torch.arange(size, device=order.device) * n // max(1, size)
+    return torch.empty_like(order).scatter_(1, order, chunk.expand_as(order))
 
 
 def _nearest(rows: Tensor, vectors: Tensor) -> Tensor:

@@ -32,10 +32,9 @@ from sce.losses.negatives import (
 from sce.losses.scoring import (
     MAX_GATHERED,
     Sharing,
-    cut_cross_entropy,
     draw,
     piece_width,
-    score_negatives,
+    score,
 )
 from sce.losses.tiled import tiled_memory
 
@@ -67,7 +66,7 @@ class SampledLoss(LossOfPositions):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        check_size("n_negatives", n_negatives)
+        n_negatives = check_size("n_negatives", n_negatives)
         if shared is None:
             shared = "position" if n_negatives == 1 else "sequence"
         check_choice("shared", shared, Sharing)
@@ -92,10 +91,8 @@ class SampledLoss(LossOfPositions):
 
     def _compute(self, inputs: Inputs, generator: Generator | None) -> Tensor:
         drawn = draw(inputs, self.negatives, self.n_negatives, self.shared, generator)
-        if self.cut:
-            return cut_cross_entropy(inputs, drawn, self.shared)
-        logits = score_negatives(inputs, drawn, self.shared)
-        return self._combine(*logits, len(inputs.catalogue))
+        found = score(inputs, drawn, self.shared, cut=self.cut)
+        return found if isinstance(found, Tensor) else self._combine(*found, len(inputs.catalogue))
 
     def _combine(self, positive_logits: Tensor, negative_logits: Tensor, n_items: int) -> Tensor:
         """Return the loss of each valid position [v], of which negatives have -inf if masked."""
