@@ -134,6 +134,14 @@ def test_a_bias_given_twice_is_refused() -> None:
 
 
 @every_loss
+def test_a_forward_put_on_a_layer_is_refused(loss: Loss) -> None:
+    layer: Any = nn.Linear(4, 9, bias=False)
+    layer.forward = lambda x: x @ layer.weight.T * 2
+    with pytest.raises(TypeError, match="a forward or hooks of its own"):
+        loss(torch.zeros(6, 4), layer, torch.zeros(6, dtype=torch.long))
+
+
+@every_loss
 def test_a_dtensor_is_refused_with_what_to_do(loss: Loss, tmp_path: Path) -> None:
     distributed = torch.distributed
     distributed.init_process_group(

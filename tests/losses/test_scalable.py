@@ -407,3 +407,7 @@ def test_in_given_buckets_it_is_the_loss_that_found_them(rule: dict[str, Any]) -
     _, shares = loss.with_statistics(states, catalogue, targets, centres=centres)
     assert placed == (shares.placed * (targets >= 0).sum()).round()
     assert (placed == (targets >= 0).sum()) == loss.coverage
+    for wrong in (-1, len(catalogue)):
+        items[0, 2] = wrong
+        with pytest.raises(ValueError, match="items must lie in"):
+            loss.in_buckets(states, catalogue, targets, centres, items)

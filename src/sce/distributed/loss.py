@@ -128,7 +128,7 @@ class ShardedCrossEntropy(nn.Module):
 
     def _sizes(self, targets: Tensor, max_targets: int | None) -> tuple[int, int, int]:
         if max_targets is not None:
-            inputs.check_size("max_targets", max_targets)
+            max_targets = inputs.check_size("max_targets", max_targets)
         most, on_cpu = max_targets or max(1, targets.numel()), targets.device.type == "cpu"
         return self.loss.sizes(self.table.n_items, most, cpu=on_cpu)
 

@@ -87,9 +87,8 @@ class Loss(nn.Module):
 
     def __init__(self, *, ignore_index: int = -100, reduction: str = "mean") -> None:
         super().__init__()
-        check_size("ignore_index", ignore_index, least=-(2**63))
         check_choice("reduction", reduction, Reduction)
-        self.ignore_index = ignore_index
+        self.ignore_index = check_size("ignore_index", ignore_index, least=-(2**63))
         self.reduction = reduction
 
     def forward(

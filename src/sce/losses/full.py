@@ -51,9 +51,7 @@ class CrossEntropy(LossOfPositions):
         self, *, chunk_size: int | None = None, ignore_index: int = -100, reduction: str = "mean"
     ) -> None:
         super().__init__(ignore_index=ignore_index, reduction=reduction)
-        if chunk_size is not None:
-            check_size("chunk_size", chunk_size)
-        self.chunk_size = chunk_size
+        self.chunk_size = chunk_size if chunk_size is None else check_size("chunk_size", chunk_size)
 
     def _losses(self, inputs: Inputs, generator: torch.Generator | None) -> Tensor:
         x, y, bias, targets = inputs.states, inputs.catalogue, inputs.bias, inputs.targets

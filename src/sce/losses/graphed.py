@@ -44,8 +44,7 @@ class GraphedLoss(nn.Module):
             raise TypeError(f"GraphedLoss takes a ScalableCrossEntropy, got {type(loss)}")
         if loss.sparse_grad:
             raise ValueError("a graph does not know how many rows a sparse gradient has")
-        check_size("most", most)
-        self.loss, self.most = loss, most
+        self.loss, self.most = loss, check_size("most", most)
         self._seen: set[Any] = set()
         self._recorded: dict[Any, _Recorded | None] = {}  # None: it failed
 

@@ -1,9 +1,10 @@
 """Arguments of a loss: the kinds of catalogues, checks, valid positions, reduction."""
 
+import operator
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, SupportsFloat, get_args
+from typing import Any, Literal, SupportsFloat, SupportsIndex, get_args
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +65,9 @@ def unwrap_catalogue(catalogue: Catalogue) -> tuple[Tensor, Tensor | None]:
         return catalogue, None
     kind = nn.Linear if isinstance(catalogue, nn.Linear) else nn.Embedding
     hooks = getattr(catalogue, "_forward_hooks", ()) or getattr(catalogue, "_forward_pre_hooks", ())
-    if isinstance(catalogue, kind) and (type(catalogue).forward is not kind.forward or hooks):
+    if isinstance(catalogue, kind) and (
+        type(catalogue).forward is not kind.forward or "forward" in catalogue.__dict__ or hooks
+    ):
         raise TypeError(
             f"catalogue is an nn.{kind.__name__} with a forward or hooks of its own, which do not "
             "run: give the tensor [items, d] that it multiplies with"
@@ -106,17 +109,17 @@ def check_inputs(
     message = f"targets must lie in [0, {len(catalogue)}) or equal ignore_index ({ignore_index})"
     if flat.device.type == "cpu" and wrong.any():
         message = f"{message}, got {flat[wrong][0].item()}"
-    _check(wrong.any().logical_not(), message)
+    check_values(wrong.any().logical_not(), message)
     every = states.reshape(-1, states.shape[-1])
     if max_targets is not None:
-        check_size("max_targets", max_targets)
+        max_targets = check_size("max_targets", max_targets)
     if max_targets is None or len(flat) == 0:
         index = valid.nonzero().squeeze(1)
         x = every.index_select(0, index)
         return Inputs(x, catalogue, flat[index], index, targets.shape, bias)
     max_targets = min(max_targets, len(flat))  # there are no more places
     count = valid.sum()
-    _check(count <= max_targets, f"there are more targets than max_targets, {max_targets}")
+    check_values(count <= max_targets, f"there are more targets than max_targets, {max_targets}")
     number = torch.arange(len(flat), device=flat.device)
     place = (valid.cumsum(0) - 1).where(valid, max_targets)
     index = number.new_zeros(max_targets + 1).scatter(0, place, number)[:max_targets]
@@ -188,7 +191,8 @@ def rounded(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor if dtype is None else tensor.to(dtype)
 
 
-def _check(holds: Tensor, message: str) -> None:
+def check_values(holds: Tensor, message: str) -> None:
+    """Refuse tensors by what they hold; without a sync, on a GPU in an assertion of its own."""
     if holds.device.type != "cpu":
         torch._assert_async(holds, message)  # on the device: no sync
     elif not holds:
@@ -201,14 +205,16 @@ def check_choice(name: str, value: object, choices: Any) -> None:
         raise ValueError(f"{name} must be one of {get_args(choices)}, got {value!r}")
 
 
-def check_size(name: str, value: int, least: int = 1) -> None:
-    """Refuse a size that is not a whole number, or is too small."""
+def check_size(name: str, value: SupportsIndex, least: int = 1) -> int:
+    """Return a size as an int; refuse one that is not a whole number, or is too small."""
     if isinstance(value, bool | Tensor) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an integer, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    if value >= 2**63:
+    size = operator.index(value)
+    if size < least:
+        raise ValueError(f"{name} must be at least {least}, got {size}")
+    if size >= 2**63:
         raise ValueError(f"{name} must be below 2**63")
+    return size
 
 
 def check_flag(name: str, value: bool) -> None:

@@ -46,6 +46,7 @@ from sce.losses.inputs import (
     check_inputs,
     check_size,
     check_tensor,
+    check_values,
     reduce,
     rounded,
     unwrap_catalogue,
@@ -128,11 +129,12 @@ class ScalableCrossEntropy(Loss):
         sparse_grad: bool = False,
     ) -> None:
         super().__init__(ignore_index=ignore_index, reduction=reduction)
-        items = None if bucket_size_y == "auto" else bucket_size_y
-        sizes = {"n_buckets": n_buckets, "bucket_size_x": bucket_size_x, "bucket_size_y": items}
-        for name, size in sizes.items():
-            if size is not None:
-                check_size(name, size)
+        if n_buckets is not None:
+            n_buckets = check_size("n_buckets", n_buckets)
+        if bucket_size_x is not None:
+            bucket_size_x = check_size("bucket_size_x", bucket_size_x)
+        if bucket_size_y != "auto":
+            bucket_size_y = check_size("bucket_size_y", bucket_size_y)
         check_choice("centres", centres, Centres)
         check_choice("backend", backend, Backend)
         check_flag("sparse_grad", sparse_grad)
@@ -214,6 +216,8 @@ class ScalableCrossEntropy(Loss):
     def in_buckets(self, *given: Tensor, count: Any = count_placed) -> tuple[Tensor, Any]:
         """Return the loss of states, catalogue, targets, centres, ascending items; and a count."""
         states, catalogue, targets, centres, items = given
+        within = (items.amin() >= 0) & (items.amax() < len(catalogue))
+        check_values(within, f"items must lie in [0, {len(catalogue)})")
         return self._run(states, catalogue, targets, None, None, centres, count, items)
 
     def _run(
@@ -235,7 +239,7 @@ class ScalableCrossEntropy(Loss):
             if self.coverage:
                 centres = of_length_one(centres)
         if max_targets is not None:
-            check_size("max_targets", max_targets)
+            max_targets = check_size("max_targets", max_targets)
         if self.sparse_grad and catalogue.requires_grad and not catalogue.is_leaf:
             raise ValueError(
                 "sparse_grad needs the parameter itself as the catalogue, not what was computed "

@@ -1,6 +1,7 @@
 """Exact cross-entropy by kernels, against float64 on the same rounded inputs."""
 
 import importlib
+import math
 from typing import Any
 
 import pytest
@@ -136,6 +137,17 @@ def test_logits_beyond_the_range_of_float16() -> None:
     assert found[0] > 65_504
     # Of logits in the hundred thousands float32 has two digits behind the point.
     assert_close(found, exact((*inputs, targets), torch.float16), 0.03)
+
+
+@pytest.mark.parametrize("size", [2.0**10, 2.0**17, 2.0**25])
+def test_large_logits_that_are_equal(size: float) -> None:
+    states = torch.full((32, 1), size, device=DEVICE, requires_grad=True)
+    catalogue = torch.ones(64, 1, device=DEVICE, requires_grad=True)
+    found = run((states, catalogue, torch.arange(32, device=DEVICE)), torch.bfloat16, "sum")
+    assert found[0].item() == pytest.approx(32 * math.log(64), rel=1e-5)
+    wanted = torch.full_like(found[2], -size / 2)  # `run` weights a sum by -1
+    wanted[:32] += size
+    torch.testing.assert_close(found[2], wanted, rtol=1e-4, atol=0.0)
 
 
 def test_no_logits_are_kept_and_without_gradients_no_sums(

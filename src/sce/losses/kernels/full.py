@@ -75,13 +75,13 @@ class _FusedFullCrossEntropy(torch.autograd.Function):
             for share, weights in zip(sums, (above - losses).exp_(), strict=True):
                 grad_x.addcmul_(share, weights.unsqueeze(1))
         ctx.half, ctx.dtype = half, states.dtype
-        ctx.save_for_backward(x, catalogue, targets, positives.add_(losses), own, grad_x)
+        ctx.save_for_backward(x, catalogue, targets, positives, losses, own, grad_x)
         return losses
 
     @staticmethod
     @once
     def backward(ctx: Any, grad_losses: Tensor) -> tuple[Tensor | None, ...]:
-        x, catalogue, targets, whole, own, grad_x = ctx.saved_tensors
+        x, catalogue, targets, positives, losses, own, grad_x = ctx.saved_tensors
         grad_y = None
         if ctx.needs_input_grad[1]:
             y, (n, d), tile = rows_of(catalogue), x.shape, full_tiles(x, catalogue)[1]
@@ -92,7 +92,7 @@ class _FusedFullCrossEntropy(torch.autograd.Function):
             with on_device_of(x):
                 launch(
                     _catalogue_kernel, (ceil_div(len(y), tile.x),),
-                    x, y, targets, whole, own, scale, most, grad_y, n, len(y), d,
+                    x, y, targets, positives, losses, own, scale, most, grad_y, n, len(y), d,
                     x.stride(0), y.stride(0), BLOCK_X=tile.y, BLOCK_Y=tile.x, BLOCK_D=block(d),
                     ROUND=half_name(ctx.half), SPLIT=y.dtype == torch.float32,
                     num_warps=tile.warps, num_stages=tile.stages,
@@ -150,7 +150,8 @@ def _forward_kernel(
 @triton.jit
 def _catalogue_kernel(
     x_ptr, y_ptr, targets_ptr,
-    whole_ptr,  # [n]: the log-sum-exp of all logits
+    positives_ptr,  # [n]
+    losses_ptr,  # [n]: apart, for their sum would be rounded
     own_ptr,  # [n]: the probability of the target, less one
     scale_ptr,  # [n]
     most_ptr,
@@ -168,10 +169,11 @@ def _catalogue_kernel(
         in_x = row < n
         x = load_rows(x_ptr, row, in_x, stride_x, 0, d, BLOCK_D, ROUND)
         target = tl.load(targets_ptr + row, mask=in_x, other=-1)
-        whole = tl.load(whole_ptr + row, mask=in_x, other=0.0)
+        positive = tl.load(positives_ptr + row, mask=in_x, other=0.0)
+        loss = tl.load(losses_ptr + row, mask=in_x, other=0.0)
         scale = tl.load(scale_ptr + row, mask=in_x, other=0.0)
         logits = product(y, x, "ieee")
-        weights = exponential(logits - whole[None, :])
+        weights = exponential(logits - positive[None, :], loss[None, :])
         own = tl.load(own_ptr + row, mask=in_x, other=0.0)
         weights = tl.where(item[:, None] == target[None, :], own[None, :], weights)
         sums = add_weighted(sums, weights * scale[None, :], x, ROUND, SPLIT, "ieee")
