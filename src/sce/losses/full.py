@@ -42,7 +42,8 @@ class CrossEntropy(LossOfPositions):
             [positions, chunk_size] exist at once, and they are computed twice. On a GPU, inputs in
             half precision, or that autocast rounds to it, run on kernels that keep no logits at
             all, whatever the size. (On a CPU, torch's `linear_cross_entropy` (2.13) takes over
-            where it computes the same in less time.)
+            where it computes the same in less time.) Call backward() outside of autocast, as torch
+            advises: where logits are kept, it rounds their gradients.
         ignore_index: Target of positions that do not count, such as padding.
         reduction: "mean" over the positions that count, "sum", or "none".
     """
