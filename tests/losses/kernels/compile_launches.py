@@ -69,7 +69,11 @@ def run(dtype: str, d: int, kind: str) -> None:
     made = torch.float32 if dtype in ("autocast", "float32") else half
     # So many items and, in a bucket, so many of them that each way to choose them is taken.
     n, c = 300, {"paper": 100_000, "wide": 40_000}.get(kind, 20_000)
-    states, items = (torch.zeros(m, d, dtype=made, requires_grad=True) for m in (n, c))
+    kinds = (torch.float32, half) if dtype == "mixed" else (made, made)
+    states, items = (
+        torch.zeros(m, d, dtype=each, requires_grad=True)
+        for m, each in zip((n, c), kinds, strict=True)
+    )
     targets = torch.zeros(n, dtype=torch.int64)
     if kind == "exact":
         kernels.fused_full_cross_entropy(states, items, targets, cast or made).sum().backward()

@@ -74,25 +74,28 @@ class _FusedFullCrossEntropy(torch.autograd.Function):
             grad_x = round_rows(y[targets], half).float().mul_(own.unsqueeze(1))
             for share, weights in zip(sums, (above - losses).exp_(), strict=True):
                 grad_x.addcmul_(share, weights.unsqueeze(1))
+        # The log-sum-exp of large logits is rounded: the scale of the weights makes up for it.
+        whole = positives + losses
+        excess = (whole - positives - losses).exp_()
         ctx.half, ctx.dtype = half, states.dtype
-        ctx.save_for_backward(x, catalogue, targets, positives, losses, own, grad_x)
+        ctx.save_for_backward(x, catalogue, targets, whole, own.div_(excess), excess, grad_x)
         return losses
 
     @staticmethod
     @once
     def backward(ctx: Any, grad_losses: Tensor) -> tuple[Tensor | None, ...]:
-        x, catalogue, targets, positives, losses, own, grad_x = ctx.saved_tensors
+        x, catalogue, targets, whole, own, excess, grad_x = ctx.saved_tensors
         grad_y = None
         if ctx.needs_input_grad[1]:
             y, (n, d), tile = rows_of(catalogue), x.shape, full_tiles(x, catalogue)[1]
             grad_y = torch.empty_like(y, memory_format=torch.contiguous_format)
             # Weights of at most one, as half precision likes them.
             most = grad_losses.abs().amax()
-            scale = grad_losses / most.where(most != 0, 1)
+            scale = grad_losses / most.where(most != 0, 1) * excess
             with on_device_of(x):
                 launch(
                     _catalogue_kernel, (ceil_div(len(y), tile.x),),
-                    x, y, targets, positives, losses, own, scale, most, grad_y, n, len(y), d,
+                    x, y, targets, whole, own, scale, most, grad_y, n, len(y), d,
                     x.stride(0), y.stride(0), BLOCK_X=tile.y, BLOCK_Y=tile.x, BLOCK_D=block(d),
                     ROUND=half_name(ctx.half), SPLIT=y.dtype == torch.float32,
                     num_warps=tile.warps, num_stages=tile.stages,
@@ -150,9 +153,8 @@ def _forward_kernel(
 @triton.jit
 def _catalogue_kernel(
     x_ptr, y_ptr, targets_ptr,
-    positives_ptr,  # [n]
-    losses_ptr,  # [n]: apart, for their sum would be rounded
-    own_ptr,  # [n]: the probability of the target, less one
+    whole_ptr,  # [n]: the log-sum-exp of all logits
+    own_ptr,  # [n]: in place of the weight of the target
     scale_ptr,  # [n]
     most_ptr,
     grad_ptr,  # [n_items, d]
@@ -169,11 +171,10 @@ def _catalogue_kernel(
         in_x = row < n
         x = load_rows(x_ptr, row, in_x, stride_x, 0, d, BLOCK_D, ROUND)
         target = tl.load(targets_ptr + row, mask=in_x, other=-1)
-        positive = tl.load(positives_ptr + row, mask=in_x, other=0.0)
-        loss = tl.load(losses_ptr + row, mask=in_x, other=0.0)
+        whole = tl.load(whole_ptr + row, mask=in_x, other=0.0)
         scale = tl.load(scale_ptr + row, mask=in_x, other=0.0)
         logits = product(y, x, "ieee")
-        weights = exponential(logits - positive[None, :], loss[None, :])
+        weights = exponential(logits - whole[None, :])
         own = tl.load(own_ptr + row, mask=in_x, other=0.0)
         weights = tl.where(item[:, None] == target[None, :], own[None, :], weights)
         sums = add_weighted(sums, weights * scale[None, :], x, ROUND, SPLIT, "ieee")

@@ -107,14 +107,16 @@ def add_weighted(
     Weights in half precision are good enough for a sum that is itself kept in it. Split into two
     halves, they have the bits that one in float32 deserves. `added` gives what was added up.
     """
+    # Not by an early return: what stands behind one is compiled, and rows may be of any type.
     if ROUND == "":
-        return tl.dot(weights, rows.to(tl.float32), total, input_precision=PRECISION)
-    if ROUND == "fp16":
-        weights = weights * 4096.0  # it has few bits below 1
-    high = rounded(weights, ROUND)
-    total = tl.dot(high, rows, total)
-    if SPLIT:
-        total = tl.dot(rounded(weights - high.to(tl.float32), ROUND), rows, total)
+        total = tl.dot(weights, rows.to(tl.float32), total, input_precision=PRECISION)
+    else:
+        if ROUND == "fp16":
+            weights = weights * 4096.0  # it has few bits below 1
+        high = rounded(weights, ROUND)
+        total = tl.dot(high, rows, total)
+        if SPLIT:
+            total = tl.dot(rounded(weights - high.to(tl.float32), ROUND), rows, total)
     return total
 
 

@@ -124,7 +124,7 @@ class Tiles:
             self.places = Tile(16, 32, 32, 8)
             self.states = Tile(32, 16, 32, 8) if half else self.places
         self.both = self.states
-        if half and not rounds and ample and d <= 256:
+        if half and ample and d <= 256:
             self.both = Tile(64, 128 if d <= 128 else 64, d)
             self.places = Tile(16 if d <= 128 else 32, 64, d, stages=1)
 
