@@ -5,6 +5,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+_AT_ONCE = 1 << 20  # numbers that a GPU gathers before it sorts and adds them
+
 
 class CatalogueGradient:
     """Adds up rows of the catalogue's gradient in the precision the loss computes in.
@@ -17,6 +19,9 @@ class CatalogueGradient:
         self, catalogue: Tensor, touched: Iterable[Tensor], dtype: torch.dtype, sparse: bool = False
     ) -> None:
         self.catalogue, self.sparse = catalogue, sparse
+        # A GPU sorts few rows in the time of many.
+        self.at_once = _AT_ONCE if catalogue.is_cuda else 0
+        self.waiting: list[tuple[Tensor, Tensor]] = []
         self.slots: Tensor | None = None
         if not sparse and catalogue.dtype == dtype:
             self.sum = torch.zeros_like(catalogue, memory_format=torch.contiguous_format)
@@ -30,10 +35,20 @@ class CatalogueGradient:
 
     def add(self, items: Tensor, values: Tensor) -> None:
         """Add values [n, d] to the rows items [n], which may repeat."""
-        add_rows(self.sum, items if self.slots is None else self.slots[items], values)
+        self.waiting.append((items if self.slots is None else self.slots[items], values))
+        if sum(each.numel() for _, each in self.waiting) >= self.at_once:
+            self._add()
+
+    def _add(self) -> None:
+        if len(self.waiting) > 1:
+            self.waiting = [tuple(map(torch.cat, zip(*self.waiting, strict=True)))]  # type: ignore[list-item]
+        for rows, values in self.waiting:
+            add_rows(self.sum, rows, values)
+        self.waiting.clear()
 
     def finish(self) -> Tensor:
         """Return the gradient [c, d] in the catalogue's own precision; a sparse one coalesced."""
+        self._add()
         if self.slots is None:
             return self.sum
         values = self.sum.to(self.catalogue.dtype)

@@ -41,8 +41,12 @@ def score(
     def tiles(
         dim: int, places: Tensor, items: Tensor, log_expected: Tensor | None
     ) -> Iterator[Tile]:
-        width = {"position": k * dim, "batch": max(k, dim)}.get(shared, 0)
-        for part in _pieces(len(places) if v else 0, width or piece_width(k, dim, length)):
+        width = {
+            "position": k * dim,
+            "sequence": piece_width(k, dim, length),
+            "batch": max(k, dim) if cut else 0,  # logits that are kept exist at once anyway
+        }[shared]
+        for part in _pieces(len(places) if v else 0, width):
             place, its = places[part], slice(None) if shared == "batch" else part
             if shared == "batch":
                 place = place.mT
