@@ -19,8 +19,7 @@ class CatalogueGradient:
         self, catalogue: Tensor, touched: Iterable[Tensor], dtype: torch.dtype, sparse: bool = False
     ) -> None:
         self.catalogue, self.sparse = catalogue, sparse
-        # A GPU sorts few rows in the time of many.
-        self.at_once = _AT_ONCE if catalogue.is_cuda else 0
+        self.at_once = _at_once(catalogue)
         self.waiting: list[tuple[Tensor, Tensor]] = []
         self.slots: Tensor | None = None
         if not sparse and catalogue.dtype == dtype:
@@ -35,20 +34,23 @@ class CatalogueGradient:
 
     def add(self, items: Tensor, values: Tensor) -> None:
         """Add values [n, d] to the rows items [n], which may repeat."""
-        self.waiting.append((items if self.slots is None else self.slots[items], values))
-        if sum(each.numel() for _, each in self.waiting) >= self.at_once:
-            self._add()
-
-    def _add(self) -> None:
-        if len(self.waiting) > 1:
-            self.waiting = [tuple(map(torch.cat, zip(*self.waiting, strict=True)))]  # type: ignore[list-item]
-        for rows, values in self.waiting:
+        rows = items if self.slots is None else self.slots[items]
+        if values.numel() < self.at_once:
+            self.waiting.append((rows, values))
+            if sum(each.numel() for _, each in self.waiting) >= self.at_once:
+                self._add_waiting()
+        else:
             add_rows(self.sum, rows, values)
+
+    def _add_waiting(self) -> None:
+        rows, values = map(torch.cat, zip(*self.waiting, strict=True))
         self.waiting.clear()
+        add_rows(self.sum, rows, values)
 
     def finish(self) -> Tensor:
         """Return the gradient [c, d] in the catalogue's own precision; a sparse one coalesced."""
-        self._add()
+        if self.waiting:
+            self._add_waiting()
         if self.slots is None:
             return self.sum
         values = self.sum.to(self.catalogue.dtype)
@@ -58,6 +60,19 @@ class CatalogueGradient:
         dense = torch.zeros_like(self.catalogue, memory_format=torch.contiguous_format)
         dense[self.rows] = values
         return dense
+
+
+def _at_once(catalogue: Tensor) -> int:
+    """Return how many numbers are gathered: a GPU sorts few rows in the time of many."""
+    return _AT_ONCE if catalogue.is_cuda else 0
+
+
+def adding_memory(total: float, piece: float, dim: int, distinct: float = 1.0) -> float:
+    """Return the bytes of adding up so many numbers on a GPU, in pieces; a share in other rows."""
+    direct = piece >= _AT_ONCE
+    added = piece if direct else min(total, _AT_ONCE + piece)
+    # They, once more in order, and their sums; indices.
+    return (0 if direct else 4 * piece) + (8 + 4 * distinct + 48 / dim) * added
 
 
 def add_rows(total: Tensor, rows: Tensor, values: Tensor) -> None:

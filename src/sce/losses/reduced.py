@@ -82,7 +82,9 @@ class ReducedCrossEntropy(LossOfPositions):
         at_once = min(n_chunks, max(1, _AT_ONCE // (max(wide_x, d) * max(wide_y, d))))
         several = self.rounds > 1
         kept = 8 * self.rounds * (v + c) * (1 + several)  # orders, and chunks
-        found = tiled_memory(shape, (at_once, wide_x, wide_y), kept, offset=several)
+        distinct = min(1.0, (1 + 2 * self.extra_chunks / at_once) / (1 + 2 * self.extra_chunks))
+        tile, groups = (at_once, wide_x, wide_y), self.rounds * n_chunks
+        found = tiled_memory(shape, tile, groups, kept, offset=several, distinct=distinct)
         hashing = 4 * (v * d + min(_AT_ONCE, n_chunks * max(v, c))) + 24 * max(v, c)
         return found._replace(forward=max(found.forward, kept + hashing))
 

@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 from torch.nn.functional import logsigmoid, softplus
 
 from sce.losses.base import BatchShape, DataSummary, LossMemory, LossOfPositions, LossSettings
+from sce.losses.gradients import adding_memory
 from sce.losses.inputs import (
     Catalogue,
     Inputs,
@@ -105,34 +106,31 @@ class SampledLoss(LossOfPositions):
         return _ignores_targets(self.negatives) and dtype in (torch.float32, torch.float64)
 
     def memory(self, shape: BatchShape) -> LossMemory:
-        """Return the bytes of logits, of the valid states, and of rows gathered at once."""
-        v, k, d, length = shape.max_targets, self.n_negatives, shape.dim, shape.length
-        states, logits = 4 * v * d, 4 * v * k
-        drawn: float
-        gathered: float
-        if self.shared == "sequence":  # negatives, logits and states of a few sequences
-            drawn = shape.sequences * k
-            at_once = max(1, MAX_GATHERED // piece_width(k, d, length))
-            gathered = min(shape.sequences, at_once) * (k * d + length * k + length * d)
-            added = max(_piece(shape.sequences, k * d), _piece(v, d))
-        elif self.shared == "position":  # targets and negatives of a few positions
-            drawn = v * (k + 1)
-            gathered = added = _piece(v, (k + 1) * d)
-        else:
-            drawn = v + k
-            gathered, added = (2 * v + k) * d, (v + k) * d
-        indices = 8 * drawn + 48 * v
-        masked = 9 * min(v * k, MAX_GATHERED // 2)  # an index and a flag for each
-        forward = max((self.logit_copies - 1) * logits, 4 * gathered, masked)
-        # Gradients of rows; a sorted copy, sums, and 48 bytes of indices to add them up.
-        adding = 4 * added + max(4 * gathered, (8 + 48 / d) * added)
+        """Return the bytes of logits, of the valid states, and of what a tile gathers."""
+        v, k, d = shape.max_targets, self.n_negatives, shape.dim
+        states, logits, pairs = 4 * v * d, 4 * v * k, _piece(v, d)
+        groups, at_once, rows = self._tile(shape)
+        items = at_once * k * d
+        # Of sequences states and logits are gathered; others lie together.
+        gathered = at_once * rows * (k + d) if self.shared == "sequence" else 0
+        adding = adding_memory((v + groups * k) * d, max(items, pairs), d)
+        kept = states + 8 * groups * k + 56 * v
+        forward = max((self.logit_copies - 1) * logits, 4 * (items + gathered), 8 * pairs)
         backward = max(
             self.logit_copies * logits - shape.catalogue_bytes,
-            states + logits + adding,
+            states + logits + 4 * gathered + max(4 * items, adding),
             shape.state_bytes,
         )
-        kept = states + indices
         return LossMemory(kept + logits + forward, kept + backward - shape.state_bytes)
+
+    def _tile(self, shape: BatchShape) -> tuple[float, float, float]:
+        """Return groups that share negatives, those in a tile, and the states of each."""
+        v, k, d = shape.max_targets, self.n_negatives, shape.dim
+        width = piece_width(k, d, shape.length) if self.shared == "sequence" else k * d
+        groups, rows = {
+            "sequence": (shape.sequences, shape.length), "position": (v, 1), "batch": (1, v)
+        }[self.shared]  # fmt: skip
+        return groups, min(groups, max(1, MAX_GATHERED // width)), rows
 
 
 class SampledCrossEntropy(SampledLoss):
@@ -160,14 +158,11 @@ class SampledCrossEntropy(SampledLoss):
         """Return the bytes of logits, of the valid states, and of rows gathered at once."""
         if not self.cut:
             return super().memory(shape)
-        v, k, d = shape.max_targets, self.n_negatives, shape.dim
-        groups, rows, width = {
-            "sequence": (shape.sequences, shape.length, piece_width(k, d, shape.length)),
-            "position": (v, 1, k * d),
-            "batch": (1, min(v, max(1, MAX_GATHERED // max(k, d))), MAX_GATHERED),
-        }[self.shared]
-        tile = (min(groups, max(1, MAX_GATHERED // width)), rows, k)
-        return tiled_memory(shape, tile, 8 * groups * k + 48 * v)
+        k, (groups, at_once, rows) = self.n_negatives, self._tile(shape)
+        if self.shared == "batch":
+            rows = min(rows, max(1, MAX_GATHERED // max(k, shape.dim)))
+        kept = 8 * groups * k + 48 * shape.max_targets
+        return tiled_memory(shape, (at_once, rows, k), groups, kept)
 
     def _combine(self, positive_logits: Tensor, negative_logits: Tensor, n_items: int) -> Tensor:
         logits = torch.cat([positive_logits.unsqueeze(1), negative_logits], dim=1)

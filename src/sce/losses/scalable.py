@@ -344,8 +344,9 @@ class ScalableCrossEntropy(Loss):
             forward, backward = forward + 16 * MAX_SCORES, backward + 16 * MAX_SCORES
         if not self.sparse_grad:
             return LossMemory(forward, backward)
-        rows = min(places + n, shape.n_items)
-        return LossMemory(forward, backward + 4 * (places + n), rows)  # keys of rows
+        # The keys are sorted first, all of them, to number the rows: that takes 32 bytes each.
+        keys, rows = places + n, min(places + n, shape.n_items)
+        return LossMemory(forward, max(backward + 4 * keys, kept + 32 * keys), rows)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sce.losses.base import BatchShape, LossMemory
-from sce.losses.gradients import CatalogueGradient, add_rows
+from sce.losses.gradients import CatalogueGradient, add_rows, adding_memory
 from sce.losses.inputs import apply, compute_dtype, once, rounded
 
 _AT_ONCE = 1 << 21  # numbers of states that are gathered with their targets
@@ -76,16 +76,26 @@ def tiled_logits(
 
 
 def tiled_memory(
-    shape: BatchShape, tile: tuple[float, float, float], kept: float, *, offset: bool = False
+    shape: BatchShape,
+    tile: tuple[float, float, float],
+    groups: float,
+    kept: float,
+    *,
+    offset: bool = False,
+    distinct: float = 1.0,
 ) -> LossMemory:
-    """Return the bytes of a call whose tiles are [g, x, y], and of what else is kept."""
+    """Return the bytes of a call with so many groups, g of them in a tile [g, x, y], and more.
+
+    A share of a tile's items is `distinct`.
+    """
     g, x, y = tile
+    total = (shape.max_targets + groups * y) * shape.dim
     logits, rows, items = g * x * y, g * x * shape.dim, g * y * shape.dim
     states = 4 * shape.max_targets * shape.dim
     # Logits, once more, and whether they count; rows of states and of items.
     scored = (17 if offset else 9) * logits + 4 * (rows + items)
-    # The gradient of the states, and of the tile's items, which are sorted to be added up.
-    added = 4 * (logits + rows + items) + (12 + 48 / shape.dim) * items
+    # The gradient of the states, and of the tile's items, which are added up.
+    added = 4 * (logits + rows) + adding_memory(total, items, shape.dim, distinct)
     backward = states + max(2 * states, scored, added)
     kept += states
     return LossMemory(kept + max(scored, states), kept + backward - shape.state_bytes)
