@@ -97,7 +97,6 @@ def gpu_like() -> Iterator[None]:
             (F, "scaled_dot_product_attention", _attention),
             (sampled, "logsigmoid", _log_sigmoid),
             (gradients, "add_rows", gradients._add_captured),
-            (gradients, "_at_once", lambda _: gradients._AT_ONCE),
             (full, "_is_faster_by_torch", lambda *_: False),  # on a CPU alone
             (full, "why_not_triton", lambda *_: None),
             (catalogue, "_capturing", lambda: True),

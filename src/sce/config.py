@@ -33,7 +33,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
 DEFAULT_NAMES = {"model": DEFAULT_BACKBONE, "loss": DEFAULT_LOSS, "training": ""}
 EXACT_LOSS = {"loss": {"name": "ce", "chunk_size": 512}}
 EXACT_ITEMS = 4096  # up to which a CPU takes it unasked
-EXACT_ITEMS_IN_HALF = 30_000  # and a GPU with the kernels, in half precision
+EXACT_ITEMS_IN_HALF = 20_000  # and a GPU with the kernels, in half precision
 _MEASURED = {"positions": 25_600, "dim": 64}  # up to which that was measured
 # Of training: how long, which draw, on which machine.
 _OF_ONE_RUN = {"epochs", "max_steps", "patience", "seed", "device", "shard_catalogue"}

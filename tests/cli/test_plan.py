@@ -175,7 +175,7 @@ def test_a_loss_that_holds_nothing_at_the_peak_is_explained(capsys: Capture) -> 
             "",
         ),
         (
-            "--items 3e4 --dtype bf16 --memory 9GB",
+            "--items 2e4 --dtype bf16 --memory 9GB",
             "DATA --loss sce --training.precision bf16",
             "as it",
         ),

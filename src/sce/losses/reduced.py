@@ -83,8 +83,8 @@ class ReducedCrossEntropy(LossOfPositions):
         several = self.rounds > 1
         kept = 8 * self.rounds * (v + c) * (1 + several)  # orders, and chunks
         distinct = min(1.0, (1 + 2 * self.extra_chunks / at_once) / (1 + 2 * self.extra_chunks))
-        tile, groups = (at_once, wide_x, wide_y), self.rounds * n_chunks
-        found = tiled_memory(shape, tile, groups, kept, offset=several, distinct=distinct)
+        tile = (at_once, wide_x, wide_y)
+        found = tiled_memory(shape, tile, kept, offset=several, distinct=distinct)
         hashing = 4 * (v * d + min(_AT_ONCE, n_chunks * max(v, c))) + 24 * max(v, c)
         return found._replace(forward=max(found.forward, kept + hashing))
 

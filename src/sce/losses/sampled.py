@@ -12,7 +12,6 @@ from torch import Generator, Tensor
 from torch.nn.functional import logsigmoid, softplus
 
 from sce.losses.base import BatchShape, DataSummary, LossMemory, LossOfPositions, LossSettings
-from sce.losses.gradients import adding_memory
 from sce.losses.inputs import (
     Catalogue,
     Inputs,
@@ -113,7 +112,7 @@ class SampledLoss(LossOfPositions):
         items = at_once * k * d
         # Of sequences states and logits are gathered; others lie together.
         gathered = at_once * rows * (k + d) if self.shared == "sequence" else 0
-        adding = adding_memory((v + groups * k) * d, max(items, pairs), d)
+        adding = (12 + 48 / d) * max(items, pairs)  # they, sorted, and sums; indices
         kept = states + 8 * groups * k + 56 * v
         forward = max((self.logit_copies - 1) * logits, 4 * (items + gathered), 8 * pairs)
         backward = max(
@@ -162,7 +161,7 @@ class SampledCrossEntropy(SampledLoss):
         if self.shared == "batch":
             rows = min(rows, max(1, MAX_GATHERED // max(k, shape.dim)))
         kept = 8 * groups * k + 48 * shape.max_targets
-        return tiled_memory(shape, (at_once, rows, k), groups, kept)
+        return tiled_memory(shape, (at_once, rows, k), kept)
 
     def _combine(self, positive_logits: Tensor, negative_logits: Tensor, n_items: int) -> Tensor:
         logits = torch.cat([positive_logits.unsqueeze(1), negative_logits], dim=1)

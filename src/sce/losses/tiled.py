@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sce.losses.base import BatchShape, LossMemory
-from sce.losses.gradients import CatalogueGradient, add_rows, adding_memory
+from sce.losses.gradients import CatalogueGradient, add_rows
 from sce.losses.inputs import apply, compute_dtype, once, rounded
 
 _AT_ONCE = 1 << 21  # numbers of states that are gathered with their targets
@@ -78,24 +78,22 @@ def tiled_logits(
 def tiled_memory(
     shape: BatchShape,
     tile: tuple[float, float, float],
-    groups: float,
     kept: float,
     *,
     offset: bool = False,
     distinct: float = 1.0,
 ) -> LossMemory:
-    """Return the bytes of a call with so many groups, g of them in a tile [g, x, y], and more.
+    """Return the bytes of a call whose tiles are [g, x, y], and of what else is kept.
 
-    A share of a tile's items is `distinct`.
+    Of a tile's items a share is `distinct`: their sums.
     """
     g, x, y = tile
-    total = (shape.max_targets + groups * y) * shape.dim
     logits, rows, items = g * x * y, g * x * shape.dim, g * y * shape.dim
     states = 4 * shape.max_targets * shape.dim
     # Logits, once more, and whether they count; rows of states and of items.
     scored = (17 if offset else 9) * logits + 4 * (rows + items)
-    # The gradient of the states, and of the tile's items, which are added up.
-    added = 4 * (logits + rows) + adding_memory(total, items, shape.dim, distinct)
+    # The gradient of the states, and of the tile's items, which are sorted to be added up.
+    added = 4 * (logits + rows) + (8 + 4 * distinct + 48 / shape.dim) * items
     backward = states + max(2 * states, scored, added)
     kept += states
     return LossMemory(kept + max(scored, states), kept + backward - shape.state_bytes)

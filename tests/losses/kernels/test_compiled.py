@@ -14,7 +14,8 @@ from tests.losses.kernels import compile_launches
 
 # Of 512 dimensions rows are cut into slices; mixed: float32 states, a catalogue in half precision.
 CASES = ["bfloat16,64,coverage", "float32,24,paper", "autocast,32,wide", "bfloat16,64,exact",
-         "float32,512,coverage", "bfloat16,128,coverage", "mixed,64,coverage", "mixed,16,paper"]  # fmt: skip
+         "float32,512,coverage", "bfloat16,128,coverage", "mixed,64,coverage",
+         "mixed,16,paper"]  # fmt: skip
 
 
 def compiled(chip: int, cases: list[str], cache: Path) -> list[str]:

@@ -1,7 +1,7 @@
 """Sizes of the tiles on the chip, for each kernel, width and precision.
 
 Up to 64 columns they were tuned on an H200, those of `full.py` also at 256 and 512, those inside
-buckets at 128 and 256 for inputs in half precision. Other wide rows were chosen by what the
+buckets at 128 and 256 in half precision, by autocast too. Other wide rows were chosen by what the
 compiler makes of them, for sm_90 and sm_86: no registers spill to memory, and shared memory stays
 below the 99 KiB that small chips have. What grows with the width is either cut into slices of
 columns, read again for each tile (a product of float32 rows is slow enough for the cache to keep
