@@ -28,6 +28,15 @@ def test_states_equal_those_of_cells() -> None:
         torch.testing.assert_close(states[row, : len(events)], events, rtol=1e-9, atol=1e-9)
 
 
+def test_autocast_does_not_round_the_layers() -> None:
+    model = GRU4Rec(12, dim=8, blocks=2, max_length=6, seed=1).eval()
+    lengths = torch.tensor([4])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        states, last = model(HISTORIES), model.encode(model.catalogue[HISTORIES[:1]], lengths)
+    assert torch.equal(states, model(HISTORIES))
+    assert torch.equal(last, model.encode(model.catalogue[HISTORIES[:1]], lengths))
+
+
 @pytest.mark.parametrize("history", [[PADDING, 1], [1, PADDING, 2]])
 def test_padding_before_an_event_is_noticed_where_values_are_not_looked_at(
     history: list[int], monkeypatch: pytest.MonkeyPatch

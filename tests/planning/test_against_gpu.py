@@ -72,10 +72,11 @@ def test_the_error_that_is_stated_is_that_of_the_grid() -> None:
         (row, predict(grid_job(row), row["loss"]).total / 2**20 / row["peak MiB"] - 1)
         for row in rows
     ]
-    others = {"gru4rec": 0.23, "hstu": 0.11}  # whose batches of few positions take less
-    for name, largest in others.items():
+    # Batches of few positions take less; GRU4Rec's in bf16 were measured in float16, and are gone.
+    others = {"gru4rec": (18, 0.13), "hstu": (34, 0.11)}
+    for name, (sizes, largest) in others.items():
         theirs = [error for row, error in found if row.get("backbone") == name]
-        assert len(theirs) == 34
+        assert len(theirs) == sizes
         assert -0.03 < min(theirs) < max(theirs) < largest
     errors = [abs(error) for row, error in found if row.get("backbone") not in others]
     assert len(errors) == ERROR["sizes"]

@@ -60,7 +60,7 @@ class GRU4Rec(ConfiguredBackbone):
         groups, length = check_groups(histories, length_groups), histories.shape[1]
         states = self.dropout(self.embed(histories, groups))
         for layer in self.blocks:
-            found = [layer(part)[0].flatten(0, 1) for part in split(states, groups)]
+            found = [_whole(layer, part).flatten(0, 1) for part in split(states, groups)]
             states = self.dropout(join(found))
         return unpack(states, groups, length)
 
@@ -70,7 +70,7 @@ class GRU4Rec(ConfiguredBackbone):
         for layer in self.blocks:
             # Exported, torch's own layer has histories of one length.
             exporting = torch.compiler.is_exporting()
-            states = _run(layer, states) if exporting else layer(states)[0]
+            states = (_run if exporting else _whole)(layer, states)
         final = (lengths - 1)[:, None, None].expand(-1, -1, states.shape[2])
         return states.gather(1, final)[:, 0]
 
@@ -82,15 +82,25 @@ class GRU4Rec(ConfiguredBackbone):
 
     def activation_bytes(self, sequences: int, positions: int, *, half: bool) -> float:
         """Return the bytes that are kept for the backward pass, with the hidden states."""
-        width = 2 if half else 4
         # Input, result and what cuDNN keeps of both gates and the candidate, in a layer; the
         # embeddings with their mask, and the hidden states; indices.
-        each = 8 * width * self.settings.blocks + 4 + 1 + 4
+        each = 8 * 4 * self.settings.blocks + 4 + 1 + 4
         return float((each * self.settings.dim + 16) * positions)
 
     def backward_bytes(self, positions: int, *, half: bool) -> float:
         """Return what cuDNN takes for the backward pass of a layer, as measured on an H200."""
-        return 23.0 * (2 if half else 4) * positions * self.settings.dim
+        return 23.0 * 4 * positions * self.settings.dim
+
+
+def _whole(layer: nn.Module, inputs: Tensor) -> Tensor:
+    """Run a layer in the precision of its weights.
+
+    Under autocast torch has cuDNN run it in float16, also where bfloat16 was asked for, and rounds
+    its small gradients away.
+    """
+    with torch.autocast(inputs.device.type, enabled=False):
+        found: Tensor = layer(inputs)[0]
+        return found
 
 
 def _run(layer: nn.Module, inputs: Tensor) -> Tensor:
