@@ -94,6 +94,7 @@ def test_what_is_no_time(text: str) -> None:
         (".5 kb", 500),
         ("1_000_000", 10**6),
         ("1,000 B", 1000),
+        ("12,500.5 kB", 12_500_500),
         (" 80GB ", 80 * 10**9),
     ],
 )
@@ -102,7 +103,21 @@ def test_sizes_as_people_write_them(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "GB", "16 XB", "-1GB", "16GB GB", "sixteen", "1.2.3GB", "0GB", "9" * 400, "1e9GB"]
+    "text",
+    [
+        "",
+        "GB",
+        "16 XB",
+        "-1GB",
+        "16GB GB",
+        "sixteen",
+        "1.2.3GB",
+        "0GB",
+        "9" * 400,
+        "1e9GB",
+        "1,5GB",
+        "1_5GB",
+    ],
 )
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(InputError, match="memory"):

@@ -15,7 +15,9 @@ for _power, _letter in enumerate("kmgt", start=1):
 _SCALES = {" GiB": 1 / 1024, " ms": 1000.0}  # of MiB and of seconds
 _PLACES = 4  # of metrics
 _LEAST = 10**6  # bytes that anybody means who gives no unit
-_WRITTEN = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?|\.[0-9]+)\s*([a-z]*)", re.IGNORECASE)
+# Commas and underscores stand before three digits: 1,5GB is no 15GB.
+_WHOLE = "[0-9]{1,3}(?:[_,][0-9]{3})+|[0-9]+"
+_WRITTEN = re.compile(rf"((?:{_WHOLE})(?:\.[0-9]+)?|\.[0-9]+)\s*([a-z]*)", re.IGNORECASE)
 _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
 

@@ -59,7 +59,10 @@ def test_a_row_that_lacks_something(row: str, fault: str, refused: Refused) -> N
     assert message.endswith("2020-03-31 23:59:59") == (" as a time" in fault)
 
 
-@pytest.mark.parametrize("time", ["03.03.2020 12:12", "03/04/2020", "Mar 3, 2020"])
+@pytest.mark.parametrize(
+    "time",
+    ["03.03.2020 12:12", "03/04/2020", "Mar 3, 2020", "31/03/20", "31-03-20 10:00:00", "1/2/20"],
+)
 def test_times_of_another_format(time: str, refused: Refused) -> None:
     message = refused("a.csv", HEADER + f'1,2,"{time}"\n' * 3)
     assert message == (
@@ -369,6 +372,29 @@ def test_decimals_without_a_fraction_are_integers(tmp_path: Path) -> None:
     ids = pl.Series([7, 9]).cast(pl.Decimal(20, 0))
     pl.DataFrame({"user": ids, "item": ids, "time": [1, 2]}).write_parquet(file)
     assert read_interactions(file).user_ids.decode(np.array([0, 1])) == [7, 9]
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"), [(pl.Float16, 2**11), (pl.Float32, 2**24), (pl.Float64, 2**53)]
+)
+def test_ids_that_a_float_cannot_tell_apart_are_refused(
+    kind: pl.DataType, most: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.parquet"
+    for item in (most - 1, most):
+        items = pl.Series([1, item]).cast(kind)
+        pl.DataFrame({"user": [1, 2], "item": items, "time": [1, 2]}).write_parquet(file)
+        if item < most:
+            assert read_interactions(file).item_ids.decode(np.array([1])) == [item]
+        else:
+            with pytest.raises(InputError, match="ids must be integers or strings"):
+                read_interactions(file)
+
+
+@pytest.mark.parametrize("digits", ["2025013123", "202501312359", "20250131235959"])
+def test_moments_written_as_numbers_are_no_seconds(digits: str, refused: Refused) -> None:
+    message = refused("a.csv", HEADER + f"1,2,{digits}\n3,4,{digits}\n")
+    assert f"times such as {digits} look like dates" in message
 
 
 def test_days_written_as_numbers_are_no_seconds(tmp_path: Path) -> None:

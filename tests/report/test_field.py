@@ -60,6 +60,19 @@ def test_a_difference_larger_than_the_spread() -> None:
     assert ours.places == [(2, 3), (1, 3), (2, 3), (1, 3), (2, 3)]
 
 
+def test_seeds_without_a_hit_count() -> None:
+    logs = {
+        f"log {n}": {CE: group(0.1, 0.1, rare=0.02), SCE: group(0.12, 0.0, rare=0.03)}
+        for n in range(5)
+    }
+    logs["log 0"] = {CE: group(0.1, 0.1, rare=0.02), SCE: group(0.0, 0.0, rare=0.0)}
+    ours = next(one for one in stand(logs) if one.setting == SCE)
+    assert (len(ours.pairs), ours.verdict) == (5, "worse")
+    assert ours.places == 5 * [(2, 2)]
+    assert 0 < ours.ratio < 0.2
+    assert ours.part("rare") == pytest.approx((1.5, 4))  # of a log without hits nothing is said
+
+
 def test_a_few_logs_give_no_verdict_and_come_last() -> None:
     logs = {f"log {n}": {CE: group(0.1), UNIFORM: group(0.09 - 0.001 * n)} for n in range(5)}
     logs["log 0"][SCE] = group(0.2)

@@ -11,7 +11,7 @@ import pytest
 from sce.data.prepared import write_prepared
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
-from sce.recommend import Recommender
+from sce.recommend import Recommender, Request
 from sce.report.record import Sample, draw_samples
 from sce.report.run_page import make_page
 from sce.training.run import Run
@@ -334,10 +334,31 @@ def test_samples_have_hits_however_late_they_come(tmp_path: Path) -> None:
     found = [
         SimpleNamespace(items=[one], scores=np.zeros(1)) for one in 56 * ["none"] + targets[56:]
     ]
-    made: Any = SimpleNamespace(n_items=len(ITEMS), titles=None, recommend=lambda *_, k: found)
+    made: Any = SimpleNamespace(
+        n_items=len(ITEMS), titles=None, model=None, recommend=lambda *_, k: found
+    )
     samples, told = draw_samples(made, dataset)
     assert [one.is_hit for one in samples] == 3 * [True] + 3 * [False]
     assert "Of 60 test users at equal distances, 4 had what came next" in told
+
+
+def test_samples_are_asked_for_with_times_where_the_model_uses_them(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path / "data", ITEMS, USERS)
+    test = replace(dataset.test, times=np.arange(len(dataset.test.items), dtype=np.int32))
+    asked: list[Request] = []
+
+    def recommend(given: list[Request], k: int) -> list[Any]:
+        asked[:] = given
+        return [SimpleNamespace(items=["none"], scores=np.zeros(1)) for _ in given]
+
+    for uses in (False, True):
+        model = SimpleNamespace(uses_times=uses)
+        made: Any = SimpleNamespace(n_items=9, titles=None, model=model, recommend=recommend)
+        draw_samples(made, replace(dataset, test=test))
+        for row, one in enumerate(asked):
+            times = range(test.offsets[row], test.offsets[row + 1] - 1)
+            assert one.history == dataset.item_ids.decode(test[row])[:-1]
+            assert one.times == ([*times] if uses else None)
 
 
 def test_what_preparing_found_about_the_order_is_kept(tmp_path: Path) -> None:

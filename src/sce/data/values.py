@@ -78,7 +78,8 @@ def read_ids(column: pl.Series) -> pl.Series:
         return fits if fits.null_count() == column.null_count() else column.cast(pl.String)
     if column.dtype.is_float():
         known = column.cast(pl.Float64).fill_nan(None)
-        broken = known.filter((known != known.floor()) | (known.abs() >= 2.0**53))
+        bits = 53 if column.dtype == pl.Float64 else 24 if column.dtype == pl.Float32 else 11
+        broken = known.filter((known != known.floor()) | (known.abs() >= 2.0**bits))
         if len(broken):
             raise TypeError(f"ids must be integers or strings, not fractions such as {broken[0]}")
         return known.cast(pl.Int64)
@@ -191,6 +192,8 @@ def fit_nanoseconds(instants: pl.Series) -> bool:
 
 
 def _read_iso(text: pl.Series, unit: Literal["us", "ns"]) -> pl.Series:
+    # "%Y" takes one digit, too: 31/03/20 is no day of the year 31.
+    text = text.set(~text.str.contains(r"^\d{4}"), None)
     instants = pl.Series(text.name, [None], pl.Datetime(unit)).new_from_index(0, len(text))
     for form in _ISO_8601:
         if instants.null_count() == text.null_count():
@@ -242,10 +245,14 @@ def to_ticks(times: pl.Series, unit: UnitName | None = None) -> Ticks:
 
 
 def _is_written_date(number: float) -> bool:
-    """True if a number is a day of these centuries, its digits those of year, month and day."""
-    text = f"{number:.0f}"
+    """True if a number is a day of these centuries, its digits those of year, month and day.
+
+    Hours, minutes and seconds may follow.
+    """
+    text, form = f"{number:.0f}", "%Y%m%d%H%M%S"
+    form = form[: len(text) - 2] if len(text) in (8, 10, 12, 14) else ""
     try:
-        return len(text) == 8 and 1900 <= datetime.strptime(text, "%Y%m%d").year < 2100
+        return form != "" and 1900 <= datetime.strptime(text, form).year < 2100
     except ValueError:
         return False
 

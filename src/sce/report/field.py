@@ -21,11 +21,11 @@ HEADS = ["backbone", "loss", "logs", "seeds", "mean rank", "ratio", "95 %", "aga
          "popular", "rare", "memory", "an epoch"]  # fmt: skip
 ABOUT = (
     "Test NDCG@10 as a multiple of that of the reference on the same log: geometric means over "
-    "seeds and logs. Better and worse are those whose interval excludes 1. It is by a "
-    "bootstrap of logs, and of seeds within them, with the t distribution for their number: with "
-    "few logs it is wide, with fewer than five there is none. Ranks are among the settings "
-    "trained on a log; memory and time are medians over logs. Popular and rare targets are of as "
-    "many logs as are in brackets, where not of all."
+    "seeds and logs, where 0 counts as half a hit. Better and worse are those whose interval "
+    "excludes 1. It is by a bootstrap of logs, and of seeds within them, with the t distribution "
+    "for their number: with few logs it is wide, with fewer than five there is none. Ranks are "
+    "among the settings trained on a log; memory and time are medians over logs. Popular and rare "
+    "targets are of the logs where every run has hits, as many as are in brackets, where not all."
 )
 
 

@@ -3,6 +3,7 @@
 `relative_interval` says how much the choice of users moves their ratio; `field` goes over logs.
 """
 
+import itertools
 import json
 import math
 import statistics
@@ -50,9 +51,16 @@ class Pair(NamedTuple):
         return ours / theirs if whole and theirs else None
 
     def changes(self, measure: str = TEST) -> list[float]:
-        """The logarithm of each of our seeds as a multiple of theirs, of those that are not 0."""
-        ours, theirs = ([math.log(one) for one in side.values(measure) if one] for side in self)
-        return [one - statistics.fmean(theirs) for one in ours] if theirs else []
+        """The logarithm of each of our seeds as a multiple of theirs.
+
+        Over all targets 0 counts as half a hit of one user; over a part there are none if any is 0.
+        """
+        least = 0.5 / math.log2(DEPTH + 1) / (number(self.ours.rows[0], "users", "test") or 10**6)
+        sides = [side.values(measure) for side in self]
+        if not all(sides) or (measure != TEST and 0 in itertools.chain(*sides)):
+            return []
+        ours, theirs = ([math.log(max(one, least)) for one in side] for side in sides)
+        return [one - statistics.fmean(theirs) for one in ours]
 
     def row(self) -> Row:
         """What is kept when the ranks are gone: ratios, and the interval over users."""

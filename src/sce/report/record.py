@@ -1,13 +1,14 @@
 """The notes of a run and a few of its recommendations: the sources of its page."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sce.data.prepared import PreparedDataset
-from sce.recommend import Id, Recommender
+from sce.evaluation.ranking import uses_times
+from sce.recommend import Id, Recommender, Request
 from sce.report.frame import number
 from sce.training.run import Run
 from sce.units import plural
@@ -99,7 +100,12 @@ def draw_samples(recommender: Recommender, dataset: PreparedDataset) -> tuple[li
     users = dataset.user_ids.decode(dataset.test.users[rows])
     sequences = [dataset.item_ids.decode(dataset.test[int(row)]) for row in rows]
     depth = min(DEPTH, recommender.n_items)
-    found = recommender.recommend([events[:-1] for events in sequences], k=depth)
+    asked = [Request(events[:-1]) for events in sequences]
+    if uses_times(recommender.model) and (all_times := dataset.test.times) is not None:
+        ends = zip(dataset.test.offsets[rows], dataset.test.offsets[rows + 1], strict=True)
+        times = [all_times[first : last - 1].tolist() for first, last in ends]
+        asked = [replace(one, times=some) for one, some in zip(asked, times, strict=True)]
+    found = recommender.recommend(asked, k=depth)
     samples = [
         Sample(user, history, target, best.items, best.scores.tolist())
         for user, (*history, target), best in zip(users, sequences, found, strict=True)
