@@ -213,8 +213,11 @@ def _listed(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]
     }
 
 
-def settings_like(path: Path, given: Layer) -> Layer:
-    """The settings of a run that has ended, with its best epoch as the number of epochs."""
+def settings_like(path: Path, given: Layer, *, goes_on: bool = False) -> Layer:
+    """The settings of a run that has ended, with its best epoch as the number of epochs.
+
+    That is of no use to one that begins with new weights where the run went on from another.
+    """
     run = Run.open(path)
     result = run.result()
     if result is None or result["best_epoch"] is None:
@@ -233,6 +236,9 @@ def settings_like(path: Path, given: Layer) -> Layer:
             f"the best was {best}: over {best} it would fall faster; say how many with --epochs"
         )
     asked = {"epochs", "max_steps"} & {*given.get("training", {})}
+    if not asked and "start" in run.config and not (goes_on and best):
+        what = "went on from another run" if best else "was best as it began, by another run"
+        raise InputError(f"{path} {what}: say how long to train the like of it with --epochs")
     if best == result["epochs"] and not asked:
         what = f"the best epoch of {path}, {best}, was its last"
         if result.get("stopped") == "max_steps":

@@ -93,10 +93,14 @@ def test_titles_are_the_last_column(tmp_path: Path, name: str) -> None:
     with open_rows(tmp_path / name, None, titles=True) as rows:
         rows.add(7, one)
         rows.add(8, replace(found(), titles=[]))
+        rows.add("9\r\n", replace(found(3), titles=["a\rb"]))
     read: dict[str, Any] = {"csv": pl.read_csv, "parquet": pl.read_parquet}
     frame = read[name.partition(".")[2]](tmp_path / name)
     assert frame.columns == ["user_id", "item_id", "score", "rank", "source", "title"]
-    assert frame["title"].to_list() == ['"Ż", <b>', "2"]
+    assert frame["title"].to_list() == ['"Ż", <b>', "2", "a\rb"]
+    if name == "rows.csv":  # also for readers to whom a carriage return alone ends a line
+        with (tmp_path / name).open(newline="", encoding="utf-8") as file:
+            assert [row[0] for row in csv.reader(file)] == ["user_id", "7", "7", "9\r\n"]
 
 
 def test_similar_items_have_titles_and_no_source(tmp_path: Path) -> None:

@@ -516,6 +516,9 @@ def test_going_on_from_another_run(data: Path, tmp_path: Path, capsys: Capture) 
     command = ["train", str(data), "--out", str(tmp_path / "other"), "--from", old, *options]
     refused = complaint([*command, "--model.dim", "16"], capsys)
     assert "--model.dim was 8 and is now 16; leave out" in refused
+    # How many epochs it takes from new weights that run does not say.
+    begin = ["train", str(data), "--out", str(tmp_path / "begun"), "--like", new]
+    assert "say how long to train the like of it with --epochs" in complaint(begin, capsys)
     # Settings like those of another run, and another loss.
     assert main([*command, "--like", new]) == 0
     training = Run.open(tmp_path / "other").config["training"]

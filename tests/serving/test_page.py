@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sce.data.prepared import PreparedDataset
+from sce.data.vocabulary import Vocabulary
 from sce.serving.page import PAGE, POLICY
 from tests.browser import CONTRAST, Browser, needs_browser
 from tests.cycle_data import make_cycle, train
@@ -208,6 +209,22 @@ def test_without_titles_and_with_a_token(tmp_path: Path, browser: Browser) -> No
         server.end()
         page.click("#top .pick")
         page.wait_for("document.getElementById('error').textContent.includes('does not answer')")
+
+
+@needs_browser
+def test_ids_that_javascript_would_round_stay_apart(
+    tmp_path: Path, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = Vocabulary.from_integers(range(2**60, 2**60 + 40))
+    monkeypatch.setattr("tests.serving.tiny_export.ITEM_IDS", ids)
+    with serving(write_export(tmp_path / "export")) as server:
+        page = Page(browser, server.url)
+        first = page.names("results")
+        assert first[:2] == [str(2**60), str(2**60 + 1)]
+        page.click("#results .pick")
+        page.wait_for("document.querySelectorAll('#top li').length === 10")
+        best = server.ask("/recommend", {"history": [2**60]})[1]["items"]
+        assert page.names("top") == [str(one["item"]) for one in best]
 
 
 @needs_browser

@@ -140,6 +140,13 @@ def test_similar_items_and_search(client: TestClient) -> None:
     assert client.get("/items?q=107").json()["items"] == [{"item": 107}]
 
 
+def test_a_key_that_occurs_twice_is_refused(client: TestClient) -> None:
+    headers = {"Content-Type": "application/json"}
+    body = '{"history": [101], "block": [102], "block": [103]}'
+    answer = client.post("/recommend", content=body, headers=headers)
+    assert (answer.status_code, "'block' occurs twice" in answer.text) == (400, True)
+
+
 @pytest.mark.parametrize(
     ("body", "status", "error"),
     [

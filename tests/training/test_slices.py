@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sce.data.batches import DeviceSequences
 from sce.data.prepared import PreparedDataset
@@ -38,6 +38,25 @@ def test_batches_that_are_accumulated_are_one_batch(data: Path) -> None:
     parts = train(dataset, batch_size=4, accumulate=4, epochs=4)
     losses = [[record["loss"] for record in result.history] for result in (whole, parts)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+class Torchs(nn.CrossEntropyLoss):
+    """A loss of one's own."""
+
+    def forward(self, states: Tensor, catalogue: Tensor, targets: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward((states @ catalogue.T).flatten(0, 1), targets.flatten())
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_loss_of_ones_own_is_accumulated_as_its_reduction_says(
+    reduction: str, data: Path
+) -> None:
+    dataset, found = PreparedDataset.load(data), []
+    for loss in (Torchs(reduction=reduction), CrossEntropy(reduction=reduction)):
+        for batches in (1, 4):
+            settings: Any = {"batch_size": 16 // batches, "accumulate": batches, "epochs": 2}
+            found.append([one["loss"] for one in train(dataset, loss=loss, **settings).history])
+    assert found[1:] == 3 * [pytest.approx(found[0], rel=1e-4)]
 
 
 @pytest.mark.parametrize("row_wise", [False, True])

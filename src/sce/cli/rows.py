@@ -31,6 +31,16 @@ _NOTHING: Mapping[str, Any] = {"position": 0, "text": [], "state": None}
 _INT64 = range(-(2**63), 2**63)
 
 
+class _Lines:
+    """Ends lines by a line feed. Where the module csv does, it quotes no carriage return."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        self._stream.write(text.removesuffix("\r\n") + "\n")
+
+
 class Rows:
     """Where recommendations go; parquet is made of csv at the end."""
 
@@ -53,7 +63,7 @@ class Rows:
         self.text = set(saved["text"])
         """Columns with an id that is no integer of 64 bits, for parquet."""
         self._stream, self._format = stream, format_
-        self._csv = csv.writer(stream, lineterminator="\n")
+        self._csv = csv.writer(_Lines(stream))
         self._lacks_header = format_ != "jsonl" and not saved["position"]
         self._state_file, self._key = state_file, key
 

@@ -144,7 +144,9 @@ def train(  # noqa: D417 - the settings document themselves
     options = {"model": model or {}, "loss": loss or {}, "training": training or {}}
     if config is not None and like is not None:
         raise InputError("--config and --like both say all settings; give one of them")
-    given = load_toml(config) if config else settings_like(like, options) if like else {}
+    goes_on = start_from is not None
+    taken = settings_like(like, options, goes_on=goes_on) if like else {}
+    given = load_toml(config) if config else taken
     file, dropped = for_loss(given, options)
     first = os.environ.get("RANK", "0") == "0"  # of torchrun's processes the one that tells
     needed = resume

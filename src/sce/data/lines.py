@@ -36,7 +36,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 def parse_line(line: str, members: Set[str]) -> Any:
     """Parse a line of JSON; an object may have these members, each once; else ValueError."""
     try:
-        record = json.loads(line, object_pairs_hook=_unique)
+        record = json.loads(line, object_pairs_hook=unique_keys)
     except json.JSONDecodeError as error:
         what = f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
         raise ValueError(what) from error
@@ -53,7 +53,8 @@ def name_of(path: Path) -> str:
     return "standard input" if path == STDIN else str(path)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make the object of these pairs of JSON; a key that occurs twice is refused."""
     record = dict(pairs)
     if len(record) < len(pairs):
         twice = next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n]))

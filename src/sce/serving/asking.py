@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from sce.data.lines import unique_keys
 from sce.data.requests import Request, check_times, list_ids
 from sce.errors import InputError, show_value
 from sce.serving.users import OfUser
@@ -35,7 +36,7 @@ class Limits:
 def read_requests(body: bytes, limits: Limits) -> tuple[list[Request], bool]:
     """The requests in a body of JSON: one, or a list of them (True)."""
     try:
-        given = json.loads(body)
+        given = json.loads(body, object_pairs_hook=unique_keys)
     except RecursionError:
         raise InputError("the body is nested too deeply") from None
     except ValueError as error:

@@ -84,7 +84,8 @@ def fit(
             padded on the right with `sce.PADDING`, which is -1 and no row of a table: look items up
             with `histories.clamp(min=0)`. A `sce.models.base.Backbone` is given histories with the
             longest first and their `length_groups`, and need not compute their padding.
-        loss: Any function of (states, catalogue, targets) that gives a scalar; it may draw from
+        loss: Any function of (states, catalogue, targets) that gives a scalar, the mean over
+            targets unless it has another `reduction`: batches are accumulated so. It may draw from
             torch's default generators, which are seeded for each step. A `sce.losses.Loss` is given
             the generator of the step, and `max_targets`.
         dataset: The prepared dataset.

@@ -101,7 +101,7 @@ class SlicedStep(TrainingStep):
         self._seed(seeds_of_slice(seeds, number))
         most = self._max_targets(rows, captured=False)
         total, statistics = self._forward(self.batch(rows), with_statistics, most)
-        if not isinstance(self.loss, Loss):  # which gives a mean
+        if self.is_mean and not isinstance(self.loss, Loss):
             total = total * self._count(rows, seeds, number)
         return total, statistics
 
