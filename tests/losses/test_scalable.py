@@ -395,16 +395,6 @@ def test_the_papers_loss_is_the_reference_around_its_centres(mix: bool) -> None:
         ScalableCrossEntropy.paper(mix="no")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("size", [2.0**-100, 2.0**126])
-@pytest.mark.parametrize("rule", [{}, {"coverage": False, "bucket_size_x": 6}], ids=str)
-def test_the_length_of_centres_counts_for_nothing(rule: dict[str, Any], size: float) -> None:
-    states, catalogue, targets = (x.float() if x.is_floating_point() else x for x in problem(6))
-    centres, loss = torch.rand(4, 8) - 0.5, ScalableCrossEntropy(bucket_size_y=9, **rule)
-    states = states * 16
-    expected = loss(states, catalogue, targets, centres=centres)
-    assert loss(states, catalogue, targets, centres=centres * size) == expected
-
-
 @pytest.mark.parametrize("rule", [{}, {"coverage": False, "bucket_size_x": 6}], ids=str)
 def test_in_given_buckets_it_is_the_loss_that_found_them(rule: dict[str, Any]) -> None:
     states, catalogue, targets = problem(5)

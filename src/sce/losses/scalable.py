@@ -197,7 +197,8 @@ class ScalableCrossEntropy(Loss):
 
         The number of buckets follows from `max_targets`, which here need not be an upper bound: the
         number of targets in a mean batch will do. None: as many as there are positions.
-        `centres` [n_buckets, d] take the place of random ones; their length counts for nothing.
+        `centres` [n_buckets, d] take the place of random ones; with `coverage` their length counts
+        for nothing.
         """
         return self._run(states, catalogue, targets, generator, max_targets, centres)[0]
 
@@ -235,7 +236,8 @@ class ScalableCrossEntropy(Loss):
         check_arguments(states, catalogue, targets)
         if centres is not None and items is None:
             check_centres(centres, catalogue)
-            centres = of_length_one(centres)
+            if self.coverage:
+                centres = of_length_one(centres)
         if max_targets is not None:
             max_targets = check_size("max_targets", max_targets)
         if self.sparse_grad and catalogue.requires_grad and not catalogue.is_leaf:
