@@ -14,7 +14,7 @@ from sce.losses.inputs import (
     Inputs,
     active_autocast_dtype,
     apply,
-    check_size,
+    check_size_or_none,
     compute_dtype,
     once,
 )
@@ -52,7 +52,7 @@ class CrossEntropy(LossOfPositions):
         self, *, chunk_size: int | None = None, ignore_index: int = -100, reduction: str = "mean"
     ) -> None:
         super().__init__(ignore_index=ignore_index, reduction=reduction)
-        self.chunk_size = chunk_size if chunk_size is None else check_size("chunk_size", chunk_size)
+        self.chunk_size = check_size_or_none("chunk_size", chunk_size)
 
     def _losses(self, inputs: Inputs, generator: torch.Generator | None) -> Tensor:
         x, y, bias, targets = inputs.states, inputs.catalogue, inputs.bias, inputs.targets

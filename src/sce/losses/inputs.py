@@ -217,6 +217,11 @@ def check_size(name: str, value: SupportsIndex, least: int = 1) -> int:
     return size
 
 
+def check_size_or_none(name: str, value: SupportsIndex | None) -> int | None:
+    """Return a size as an int, or None where there is none; see `check_size`."""
+    return None if value is None else check_size(name, value)
+
+
 def check_flag(name: str, value: bool) -> None:
     """Refuse anything but True and False: any text would count as true."""
     if not isinstance(value, bool):

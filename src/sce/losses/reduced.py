@@ -14,7 +14,7 @@ import torch
 from torch import Generator, Tensor
 
 from sce.losses.base import BatchShape, DataSummary, LossMemory, LossOfPositions, LossSettings
-from sce.losses.inputs import Inputs, check_size
+from sce.losses.inputs import Inputs, check_size, check_size_or_none
 from sce.losses.tiled import Tile, tiled_cross_entropy, tiled_memory
 
 _AT_ONCE = 1 << 22  # logits, or numbers of gathered rows
@@ -50,7 +50,7 @@ class ReducedCrossEntropy(LossOfPositions):
         super().__init__(**options)
         self.rounds = check_size("rounds", rounds)
         self.extra_chunks = check_size("extra_chunks", extra_chunks, least=0)
-        self.n_buckets = n_buckets if n_buckets is None else check_size("n_buckets", n_buckets)
+        self.n_buckets = check_size_or_none("n_buckets", n_buckets)
 
     def _losses(self, inputs: Inputs, generator: Generator | None) -> Tensor:
         x, y, targets, valid = inputs.states, inputs.catalogue, inputs.targets, inputs.valid

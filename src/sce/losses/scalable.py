@@ -45,6 +45,7 @@ from sce.losses.inputs import (
     check_flag,
     check_inputs,
     check_size,
+    check_size_or_none,
     check_tensor,
     check_values,
     reduce,
@@ -129,10 +130,8 @@ class ScalableCrossEntropy(Loss):
         sparse_grad: bool = False,
     ) -> None:
         super().__init__(ignore_index=ignore_index, reduction=reduction)
-        if n_buckets is not None:
-            n_buckets = check_size("n_buckets", n_buckets)
-        if bucket_size_x is not None:
-            bucket_size_x = check_size("bucket_size_x", bucket_size_x)
+        n_buckets = check_size_or_none("n_buckets", n_buckets)
+        bucket_size_x = check_size_or_none("bucket_size_x", bucket_size_x)
         if bucket_size_y != "auto":
             bucket_size_y = check_size("bucket_size_y", bucket_size_y)
         check_choice("centres", centres, Centres)
@@ -146,8 +145,7 @@ class ScalableCrossEntropy(Loss):
         self.bucket_size_y, self.centres, self.coverage = bucket_size_y, centres, coverage
         self.n_buckets, self.bucket_size_x = n_buckets, bucket_size_x
         self.alpha, self.beta = alpha, beta
-        self.backend: Backend = backend
-        self.sparse_grad = sparse_grad
+        self.backend, self.sparse_grad = backend, sparse_grad
 
     @classmethod
     def paper(

@@ -29,11 +29,8 @@ def score(
     negative equals the target. What is cut exists for a few sequences or positions at a time.
     """
     items, log_expected = drawn
-    length, v, k = (
-        inputs.positions[-1] if inputs.positions else 1,
-        len(inputs.states),
-        items.shape[1],
-    )
+    length = inputs.positions[-1] if inputs.positions else 1
+    v, k = len(inputs.states), items.shape[1]
     places = torch.arange(v, device=items.device).unsqueeze(1)
     if shared == "sequence":
         places = _places(inputs).unflatten(0, (len(items), length))
