@@ -11,7 +11,9 @@ import pytest
 import sce
 from sce.data.columns import NO_TIME, Columns
 from sce.data.vocabulary import Vocabulary
+from sce.models.hstu import HSTU
 from sce.models.sasrec import SASRec
+from sce.recommend import Request
 
 LIBRARIES: list[Any] = [pd, pl]
 
@@ -59,6 +61,27 @@ def test_a_frame_is_read_as_prepare_read_its_like(library: Any, tmp_path: Path) 
     assert [one.items for one in by_row[::-1]] == [
         one.items for one in recommender.recommend(backwards, k=3)
     ]
+
+
+def test_times_of_a_frame_have_the_unit_that_was_told_of_the_log(tmp_path: Path) -> None:
+    events = [(u, (u + n) % 9, 1000 * (n * n + u)) for u in range(30) for n in range(5)]
+    columns = dict(zip(("user", "item", "time"), zip(*events, strict=True), strict=True))
+    log = pl.DataFrame(columns)
+    data = sce.prepare(log, tmp_path / "data", split="none", time_unit="ms")
+    settings = sce.TrainingSettings(epochs=1, device="cpu")
+    train: Any = {"settings": settings, "out": tmp_path / "run", "progress": False}
+    sce.fit(HSTU(data.n_items), sce.CrossEntropy(), data, **train)
+    recommender = sce.Recommender.load(tmp_path / "run", "cpu")
+    told = [
+        Request([(u + n) % 9 for n in range(5)], times=[n * n + u for n in range(5)])
+        for u in range(30)
+    ]
+    wanted = [one.scores.tolist() for one in recommender.recommend(told, k=3)]
+    dated = log.with_columns(pl.col("time").cast(pl.Datetime("ms")))
+    for frame in (log, pd.DataFrame(columns), dated):
+        assert [one.scores.tolist() for one in recommender.recommend(frame, k=3)] == wanted
+    guessed = replace(recommender, time_unit=None).recommend(log, k=3)  # seconds, by their size
+    assert [one.scores.tolist() for one in guessed] != wanted
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sce.data.columns import BY_NAME, ITEM, Columns
+from sce.data.columns import BY_NAME, ITEM, Columns, UnitName
 from sce.data.frames import histories_of
 from sce.data.popular import MostPopular
 from sce.data.prepared import PreparedDataset
@@ -65,6 +65,8 @@ class Recommender:
     """How often each item was trained on; without it, nobody gets popular items."""
     titles: Vocabulary | None = None
     """Titles by catalogue index, empty where there is none."""
+    time_unit: UnitName | None = None
+    """Of a data frame's times that are numbers, if the log's was told; None: guessed."""
 
     def __repr__(self) -> str:
         name, items = type(self.model).__name__, plural(len(self.item_ids), "item")
@@ -110,6 +112,7 @@ class Recommender:
             columns,
             opened.popularity,
             opened.titles,
+            opened.dataset.time_unit,
         )
 
     @cached_property
@@ -161,8 +164,9 @@ class Recommender:
         """
         users, backend = None, cast("Any", "polars")
         if hasattr(histories, "columns"):
-            timed = uses_times(self.model)
-            by_user, times, backend = histories_of(histories, self.columns, timed=timed)
+            by_user, times, backend = histories_of(
+                histories, self.columns, timed=uses_times(self.model), unit=self.time_unit
+            )
             users = list_ids(list(by_user), "users")
             histories = [Request(one, times=times.get(user)) for user, one in by_user.items()]
         options: dict[str, Any] = {"allow": allow, "block": block, "batch_size": batch_size}

@@ -93,6 +93,25 @@ def test_datasets_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert "4 runs on 2 datasets" in text
 
 
+def test_other_times_stand_apart_for_a_model_that_uses_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = {"name": "alpha", "content_hash": "same", "n_items": 9}
+    hstu, sasrec = ({"loss.name": "ce", "model.name": name} for name in ("hstu", "sasrec"))
+    for times, test in (("one", 0.1), ("two", 0.2)):
+        timed = make_row(times, hstu, dataset=data | {"times": times}, test=test)
+        blind = make_row("blind", sasrec, dataset=data | {"times": ""}, test=0.3)
+        write_place(tmp_path / times, [timed, blind], FigureSpec("table", by=("model.name",)))
+    assert main(["compare", str(tmp_path / "one"), str(tmp_path / "two")]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("3 runs on 2 datasets, all finished.")
+    assert re.findall(r"^(alpha.*?)  +(.*?)  +1 +(\S+)", printed, re.MULTILINE) == [
+        ("alpha", "CE, name hstu", "0.1000"),
+        ("alpha", "CE, name sasrec", "0.3000"),
+        ("alpha (2)", "CE, name hstu", "0.2000"),
+    ]
+
+
 def test_sweeps_of_one_name_and_other_settings_are_not_mixed(tmp_path: Path) -> None:
     for name, test in (("a", 0.1234), ("b", 0.4321)):
         rows = [make_row(name, {"loss.name": "ce"}, test=test)]

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sce.data.values import UnitName, read_times, to_ticks
+from sce.data.columns import UnitName
+from sce.data.values import read_times, to_ticks
 from sce.errors import InputError
 
 EPOCH = datetime(1970, 1, 1)

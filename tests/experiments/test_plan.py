@@ -217,6 +217,26 @@ def test_the_key_is_of_content_and_not_of_names(tmp_path: Path, cycle: Dataset) 
     assert few.steps == 40
 
 
+def test_other_times_are_other_data_to_a_model_that_uses_them(
+    tmp_path: Path, cycle: Dataset
+) -> None:
+    text = """
+        [[grid]]
+        model.name = "sasrec"
+        [[grid]]
+        model.name = "hstu"
+        model.times = ["past", "none"]
+    """
+    first, second = (
+        {
+            (run.settings["model.name"], run.settings.get("model.times")): run.key
+            for run in plan(tmp_path, text, replace(cycle, times_hash=times))
+        }
+        for times in "ab"
+    )
+    assert [one for one in first if first[one] != second[one]] == [("hstu", "past")]
+
+
 def test_datasets_are_those_given_or_else_those_of_the_file(tmp_path: Path, cycle: Dataset) -> None:
     text = (
         "[datasets.made]\nsynthetic = { items = 300, users = 9 }\n"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from sce.errors import InputError, named
 
@@ -48,6 +48,7 @@ class ItemColumn(NamedTuple):
     item: str | None = None
 
 
+UnitName: TypeAlias = Literal["s", "ms", "us", "ns"]  # of times that are numbers
 AnyColumns: TypeAlias = Columns | TitleColumns | ItemColumn
 BY_NAME = Columns()
 CONVERT = "convert it first, for instance with iconv -f WINDOWS-1252 -t UTF-8"

@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from sce.data import values
-from sce.data.columns import ITEM, TIME, USER
+from sce.data.columns import ITEM, TIME, USER, UnitName
 from sce.data.formats import choose_format, find_files
 from sce.data.interactions import DiskList, Interactions, stored_log
 from sce.data.reading import wanted_columns
@@ -149,7 +149,7 @@ def _encode(
     survey: Survey,
     types: Mapping[str, pl.DataType],
     encode: Callable[[pl.Series], pl.Series],
-    unit: values.UnitName,
+    unit: UnitName,
     first_row: int,
 ) -> pl.DataFrame:
     """Users, codes of items, and ticks."""
@@ -182,7 +182,7 @@ def _encoder(distinct: pl.Series) -> Callable[[pl.Series], pl.Series]:
     return lambda ids: join(ids.to_frame(ITEM))[_CODE]
 
 
-def _sort(paths: Sequence[Path], unit: values.UnitName, item_ids: Vocabulary) -> Interactions:
+def _sort(paths: Sequence[Path], unit: UnitName, item_ids: Vocabulary) -> Interactions:
     """Rows of one range of users, in their order."""
     rows = pl.concat([pl.read_ipc(path) for path in paths])
     for path in paths:

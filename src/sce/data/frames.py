@@ -31,13 +31,13 @@ def open_frame(frame: Any) -> "nw.DataFrame[Any]":
 
 
 def histories_of(
-    frame: Any, known: Columns, *, timed: bool = False
+    frame: Any, known: Columns, *, timed: bool = False, unit: Any = None
 ) -> tuple[dict[Any, list[Any]], dict[Any, list[int]], Any]:
     """Histories by user, users in the order of their first rows, and the frame's library.
 
     Columns are those that are `known`, if they are there, else by their usual names; ids and times
     are read as `prepare` does. If `timed`, the seconds of all events come between, of a frame that
-    has times.
+    has times; numbers have the unit, if there is one.
     """
     table = open_frame(frame)
     with needing("prepare", "a data frame"):
@@ -70,6 +70,6 @@ def histories_of(
         histories[one].append(event)
     seconds: dict[Any, list[int]] = {}
     if timed and TIME in rows.columns and rows.height:
-        for one, time in zip(rows[USER], seconds_of(rows), strict=True):
+        for one, time in zip(rows[USER], seconds_of(rows, unit), strict=True):
             seconds.setdefault(one, []).append(time)
     return histories, seconds, table.implementation

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack, get_type_hints
 import numpy as np
 
 from sce.data import splitting
-from sce.data.columns import NO_TIME, Columns
+from sce.data.columns import NO_TIME, Columns, UnitName
 from sce.data.filtering import Pairs, drop_repeats, keep_active_parts
 from sce.data.formats import FORMATS
 from sce.data.interactions import DiskList, Interactions, Parts, Tally, tally_parts
@@ -57,7 +57,7 @@ class PrepareOptions(TypedDict, total=False):
     """Column of item ids, if it has no usual name."""
     time_column: str | None
     """Column of timestamps, if it has no usual name."""
-    time_unit: Literal["s", "ms", "us", "ns"] | None
+    time_unit: UnitName | None
     """Unit of timestamps that are numbers, if their size does not tell."""
     order: Literal["time", "rows"] | None
     """Order of events: by time, or by row in a log without times, which is split leave-one-out.
@@ -170,7 +170,8 @@ def prepare(
         from sce.data.survey import find_partitions
 
     titles = given_titles(given.pop("titles", None), given.pop("titles_columns", None))
-    recipe = _Recipe(columns, ties, seed or 0, filters, report, _SPLITS[split], temporal)
+    unit = given.get("time_unit")
+    recipe = _Recipe(columns, unit, ties, seed or 0, filters, report, _SPLITS[split], temporal)
     if memory is None and not partitions:
         parts = [read_interactions(source, report=report, **given)]
         in_memory: list[Pairs] = []
@@ -203,6 +204,7 @@ class _Recipe(NamedTuple):
     """How a log is filtered and split."""
 
     columns: Columns
+    time_unit: str | None
     ties: str
     seed: int
     filters: dict[str, Any]
@@ -218,7 +220,7 @@ class _Recipe(NamedTuple):
         directory: Path | None = None,
     ) -> tuple[splitting.Split, dict[str, Any]]:
         """Filter and split a log, all of its parts; and what `Split.save` wants to know of it."""
-        columns, ties, seed, filters, report, divide, temporal = self
+        columns, unit, ties, seed, filters, report, divide, temporal = self
         found = describe_order(parts)
         warning = order_warning(found, ties=ties)
         if ties == "shuffle":
@@ -237,6 +239,7 @@ class _Recipe(NamedTuple):
             steps.insert(0, Tally("rows without user, item or time: left out", 0, 0, dropped))
         named_ones = {role: name for role, name in columns._asdict().items() if name is not None}
         settings = {**filters, **({"columns": named_ones} if named_ones else {})}
+        settings |= {"time_unit": unit} if unit else {}
         if filters.pop("drop_repeats"):
             for number, part in enumerate(parts):
                 parts[number] = drop_repeats(part)

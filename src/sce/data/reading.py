@@ -25,12 +25,13 @@ from sce.data.columns import (
     AnyColumns,
     Columns,
     ItemColumn,
+    UnitName,
     find_columns,
 )
 from sce.data.formats import COMPRESSIONS, FORMATS, Format, choose_format, find_files
 from sce.data.frames import open_frame
 from sce.data.interactions import Interactions
-from sce.data.values import Chosen, Table, UnitName
+from sce.data.values import Chosen, Table
 from sce.errors import InputError, checked, named
 from sce.memory import REMEDY, require_memory
 from sce.units import plural, show_size
@@ -191,9 +192,10 @@ def read_frame(table: Any, given: Columns, drop_incomplete: bool | None = None) 
     return complete_rows(where, FORMATS["parquet"], columns, pl.DataFrame(raw), drop_incomplete)
 
 
-def seconds_of(rows: pl.DataFrame) -> list[int]:
-    """Times of rows that were read, in seconds, rounded down."""
-    ticks = values.to_ticks(rows[TIME])
+def seconds_of(rows: pl.DataFrame, unit: UnitName | None = None) -> list[int]:
+    """Times of rows that were read, in seconds, rounded down; the unit is that of numbers."""
+    numbers = rows[TIME].dtype.is_numeric()
+    ticks = values.to_ticks(rows[TIME], unit if numbers else None)
     found: list[int] = (ticks.to_microseconds(ticks.values) // 10**6).tolist()
     return found
 

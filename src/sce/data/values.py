@@ -18,12 +18,11 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from sce.data.columns import ITEM, TIME, USER, Columns, fold
+from sce.data.columns import ITEM, TIME, USER, Columns, UnitName, fold
 from sce.data.formats import Format
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError, named
 
-UnitName: TypeAlias = Literal["s", "ms", "us", "ns"]
 Chosen: TypeAlias = tuple[str, ...]  # columns of user, item and, if wanted, time, by a file's names
 
 # Integers are looked up in a table of their whole range if it is at most so much longer than the

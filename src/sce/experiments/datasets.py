@@ -50,11 +50,17 @@ class Dataset:
     content_hash: str
     n_items: int
     split: str = ""
+    times_hash: str = ""
 
     @classmethod
     def of(cls, name: str, prepared: PreparedDataset) -> "Dataset":
         """Name a prepared dataset."""
-        return cls(name, prepared.path, prepared.content_hash, prepared.n_items, prepared.split)
+        about = prepared.content_hash, prepared.n_items, prepared.split, prepared.times_hash
+        return cls(name, prepared.path, *about)
+
+    def times_for(self, settings: Mapping[str, Any]) -> str:
+        """Hash of the times, if the model of these settings uses them."""
+        return self.times_hash if settings.get("model.times", "none") != "none" else ""
 
 
 def open_datasets(

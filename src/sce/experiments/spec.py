@@ -122,8 +122,9 @@ def make_plan(
             if isinstance(point, str):
                 notes[point] = None
                 continue
-            how = {"measure": spec.measure, "steps": spec.steps}
-            key = run_key(point, dataset.content_hash, **how if spec.measure != "training" else {})
+            how: dict[str, Any] = {"measure": spec.measure, "steps": spec.steps}
+            of = dataset.content_hash, dataset.times_for(point)
+            key = run_key(point, *of, **how if spec.measure != "training" else {})
             runs.setdefault(key, PlannedRun(key, dataset, point, spec.measure, spec.steps))
     if not runs:
         raise InputError(f"{spec.name}: there is nothing to run: {'; '.join(notes)}")
@@ -351,8 +352,9 @@ def _variant(spec: SweepSpec, over: Layer) -> str:
     return _digest({"measure": [spec.measure, spec.steps], "usual": found[""], "own": own})
 
 
-def run_key(settings: Mapping[str, Any], content_hash: str, **how: Any) -> str:
-    """Key of a run, which follows from its settings and the content of its dataset."""
+def run_key(settings: Mapping[str, Any], content_hash: str, times: str, **how: Any) -> str:
+    """Key of a run: from its settings and its dataset's content, and times if it uses them."""
+    how |= {"times": times} if times else {}
     return _digest({"settings": settings, "dataset": content_hash, **how})
 
 

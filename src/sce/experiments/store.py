@@ -51,7 +51,7 @@ _ROW = RESULT | {
     "status": str,
     "failure?": {"kind": str, "message": str},
     "measure": str,
-    "dataset": {"name": str, "content_hash": str, "n_items": int, "split?": str},
+    "dataset": {"name": str, "content_hash": str, "n_items": int, "split?": str, "times?": str},
     "seed": int,
     "settings": {"loss.name": str},
     "versions": dict,
@@ -213,7 +213,7 @@ def row_of(path: Path) -> Row:
         why = "training has not ended; an interrupted run goes on with sce train --resume"
         status = {"status": FAILED, "failure": {"kind": "not ended", "message": why}}
     return {
-        "key": run_key(settings, run.dataset.content_hash),
+        "key": run_key(settings, run.dataset.content_hash, run.dataset.times),
         **status,
         "measure": "training",
         "dataset": asdict(run.dataset) | {"name": Path(run.dataset.path).name},
@@ -250,6 +250,7 @@ def planned_row(run: PlannedRun, status: str, at_once: int | None, wall: float |
             versions[name] = version(name)
     told = ("name", "content_hash", "n_items", "split")
     dataset = {name: getattr(run.dataset, name) for name in told}
+    dataset["times"] = run.dataset.times_for(run.settings)
     return {
         "key": run.key,
         "run": f"runs/{run.name}",

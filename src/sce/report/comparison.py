@@ -77,7 +77,7 @@ def gather(places: Sequence[Path], only: Sequence[str] = ()) -> list[Comparison]
     settings under the same name are another, told apart by directory. `only` names settings files.
     Runs are a comparison by themselves, together with what was swept.
     """
-    labels: dict[str, str] = {}
+    labels: dict[tuple[str, str], str] = {}
     found: dict[tuple[str, str], Comparison] = {}
     paths: dict[tuple[str, str], list[str]] = {}
     runs: dict[str, Row] = {}
@@ -143,17 +143,25 @@ def _side_by_side(rows: Sequence[Row], *, apart: bool) -> Comparison:
     return Comparison(Sweep("runs", "Runs side by side", keys, figures), rows)
 
 
-def _name_dataset(row: Row, labels: dict[str, str]) -> Row:
-    """Give each content one name, and two contents never the same: "beauty", "beauty (2)"."""
+def _name_dataset(row: Row, labels: dict[tuple[str, str], str]) -> Row:
+    """Give each content one name, and two contents never the same: "beauty", "beauty (2)".
+
+    To a model that uses times, other times are another content.
+    """
     data = row["dataset"]
-    if data["content_hash"] not in labels:
+    content, times = key = data["content_hash"], data.get("times") or ""
+    if key not in labels:
+        own = {other: label for (one, other), label in labels.items() if one == content}
         name = data["name"].encode(errors="backslashreplace").decode()  # charts are Unicode
         label, count = name, 1
-        while label in labels.values():
-            count += 1
-            label = f"{name} ({count})"
-        labels[data["content_hash"]] = label
-    return row | {"dataset": data | {"name": labels[data["content_hash"]]}}
+        if own and (not times or own.keys() == {""}):
+            label = next(iter(own.values()))
+        else:
+            while label in labels.values():
+                count += 1
+                label = f"{name} ({count})"
+        labels[key] = label
+    return row | {"dataset": data | {"name": labels[key]}}
 
 
 def all_rows(comparisons: Sequence[Comparison]) -> list[Row]:

@@ -105,7 +105,8 @@ def group_seeds(rows: Iterable[Row], status: str = FINISHED) -> list[SeedGroup]:
         if row["status"] == status:
             # Neither measured steps beside a training nor failures of two kinds are seeds.
             how = [row["measure"], row.get("steps"), lookup(row, "failure", "kind")]
-            alike = (row["dataset"]["content_hash"], how, _decisive(row))
+            data = row["dataset"]["content_hash"], row["dataset"].get("times") or ""
+            alike = (data, how, _decisive(row))
             groups.setdefault(json.dumps(alike, sort_keys=True), []).append(row)
     found: list[SeedGroup] = []
     for seeds in groups.values():

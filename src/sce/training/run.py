@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sce.data import storage
-from sce.data.columns import Columns
+from sce.data.columns import Columns, UnitName
 from sce.data.items import Items
 from sce.data.manifest import FILE, Manifest, describe_file, map_array, write_array
 from sce.data.prepared import PreparedDataset
@@ -73,6 +73,7 @@ MANIFEST = Manifest(
             "split?": str,
             "columns?": {role + "?": str for role in Columns._fields},
             "times?": str,
+            "time_unit?": str | None,
         },
         "item_ids": str,
         "no_weights?": str,
@@ -112,6 +113,7 @@ class DatasetInfo:
     split: str = ""  # in words
     columns: Mapping[str, str] = field(default_factory=dict)  # of the log, that were named
     times: str = ""  # hash of the times, if the model uses them
+    time_unit: UnitName | None = None  # of times that are numbers, if it was told
 
     def check_times(self, dataset: PreparedDataset) -> None:
         """Refuse a dataset of the same content that has other times, or none."""

@@ -139,7 +139,8 @@ def start_run(
         items = Items(dataset.item_ids, dataset.titles, counts)
         files = {file.name: describe_file(file) for file in items.write(directory)}
         about = str(dataset.path.resolve()), dataset.content_hash, dataset.n_items, dataset.split
-        info = DatasetInfo(*about, dataset.settings.get("columns", {}), dataset.times_hash)
+        named_ones, unit = dataset.settings.get("columns", {}), dataset.settings.get("time_unit")
+        info = DatasetInfo(*about, named_ones, dataset.times_hash, unit)
         free = (*_FREE, "training.epochs")
         fixed = {name: value for name, value in _flatten(config).items() if name not in free}
         known = {"dataset": dataset.content_hash, "model": model}
