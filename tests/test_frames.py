@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
@@ -138,8 +139,15 @@ def test_a_frame_that_holds_no_histories(
         recommender.recommend(library.DataFrame(columns), k=1)
 
 
-def test_truth_among_numbers_is_no_id() -> None:
-    ids = pd.Series([1, True, 2], dtype=object)
-    frame = pd.DataFrame({"user": [1] * 3, "item": ids, "time": [1, 2, 3]})
-    with pytest.raises(sce.InputError, match="column 'item': True or False among numbers"):
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ([1, True, 2], "True or False among numbers"),
+        ([1.0, 2.0, False], "True or False among numbers"),
+        (list(np.array(["2020-01-01"] * 3, "M8[D]")), "cannot cast 'Object' type"),
+    ],
+)
+def test_objects_that_are_no_ids(item: list[Any], message: str) -> None:
+    frame = pd.DataFrame({"user": 1, "item": pd.Series(item, dtype=object), "time": [1, 2, 3]})
+    with pytest.raises(sce.InputError, match=f"column 'item': {message}"):
         sce.read_interactions(frame)

@@ -182,11 +182,12 @@ def read_frame(table: Any, given: Columns, drop_incomplete: bool | None = None) 
                 raw[name] = pl.Series(cells.to_numpy())
             else:  # without pyarrow, polars reads nothing else of pandas
                 listed = cells.to_list()
-                if {bool, int} <= set(map(type, listed)):  # which would become numbers too
+                kinds = set(map(type, listed))
+                if bool in kinds and not kinds.isdisjoint((int, float)):  # it would be a number too
                     raise ValueError("True or False among numbers")
                 pairs = zip(listed, cells.is_null().to_list(), strict=True)
                 raw[name] = pl.Series([None if missing else value for value, missing in pairs])
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
             reason = str(error).partition("\n")[0]
             raise InputError(f"{where}, column {column!r}: {reason}") from error
     return complete_rows(where, FORMATS["parquet"], columns, pl.DataFrame(raw), drop_incomplete)
