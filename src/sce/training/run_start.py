@@ -144,6 +144,7 @@ def start_run(
         free = (*_FREE, "training.epochs")
         fixed = {name: value for name, value in _flatten(config).items() if name not in free}
         known = {"dataset": dataset.content_hash, "model": model}
+        known |= {"times": dataset.times_hash} if dataset.times_hash else {}
         manifest = {
             "sce": __version__,
             "identity": storage.json_checksum(known | fixed),
