@@ -155,11 +155,11 @@ def _times_of(known: str | None) -> Row:
     return row
 
 
-def _peers(machine: str, loss: str, of: str, shared: str = "sequence", ours: str = "sce") -> float:
+def _peers(device: str, loss: str, of: str, shared: str = "sequence", ours: str = "sce") -> float:
     """What sce takes, to the least that another library takes."""
     rows = [
         row for row in read("benchmarks/results/train_peers.jsonl")
-        if (row["machine"][:3], row["loss"], row["together"]) == (machine, loss, False)
+        if (row["device"], row["loss"], row["together"]) == (device, loss, False)
     ]  # fmt: skip
     taken = min(row[of] for row in rows if row["library"] == ours and row["shared"] == shared)
     return float(taken / min(row[of] for row in rows if not row["library"].startswith("sce")))
@@ -416,17 +416,24 @@ RESULTS: Claims = {
         read("benchmarks/results/train_peers.jsonl")[0]["users"]],
     "On two cores an epoch of exact CE takes sce {:.0f} % of the time of the fastest peer, and "
     "{:.0f} % of the memory of the most frugal one": lambda: [
-        100 * _peers("aar", "ce", "epoch s"), 100 * _peers("aar", "ce", "peak MiB")],
+        100 * _peers("cpu", "ce", of) for of in ("epoch s", "peak MiB")],
+    "Without logits it takes {:.0f} and {:.0f} %": lambda: [
+        100 * _peers("cpu", "ce", of, ours="sce-chunked") for of in ("epoch s", "peak MiB")],
     "With CE⁻ it takes {:.0f} % of the time of RePlay": lambda: [
-        100 * _peers("aar", "ce-", "epoch s", "batch")],
+        100 * _peers("cpu", "ce-", "epoch s", "batch")],
     "and {:.0f} % where they are a sequence's; in {:.0f} and {:.0f} % of the memory": lambda: [
-        100 * _peers("aar", "ce-", *of)
+        100 * _peers("cpu", "ce-", *of)
         for of in (("epoch s",), ("peak MiB", "batch"), ("peak MiB",))],
+    "RePlay took {:.0f} s beside it in one run, and {:.0f} s in the other": lambda: [
+        row["epoch s"] for shared in ("batch", "sequence")
+        for row in read("benchmarks/results/train_peers.jsonl")
+        if (row["library"], row["loss"], row["device"], row["shared"], row["together"])
+        == ("replay", "ce-", "cpu", shared, False)],
     "On the H200 it takes {:.0f} % of the time, in {:.0f} % of the memory": lambda: [
-        100 * _peers("x86", "ce", "epoch s"), 100 * _peers("x86", "ce", "peak MiB")],
+        100 * _peers("cuda", "ce", "epoch s"), 100 * _peers("cuda", "ce", "peak MiB")],
     "Without them exact CE takes {:.0f} % of the time of the fastest peer, and {:.0f} % of the "
     "memory of the most frugal one": lambda: [
-        100 * _peers("x86", "ce", of, ours="sce-chunked") for of in ("epoch s", "peak MiB")],
+        100 * _peers("cuda", "ce", of, ours="sce-chunked") for of in ("epoch s", "peak MiB")],
     "occur in {:.1f} M events": lambda: [_scale("synthetic")["events"] / 1e6],
     "the rules of the log reaches {:.3f}, popularity {:.3f}": lambda: [
         _scale("synthetic")[of] for of in ("known rules", "popularity ndcg@10")],
