@@ -78,7 +78,7 @@ class LiveBytes(MemoryMeter):
 def gpu_like() -> Iterator[None]:
     """For a while, let operations on the CPU keep and make what those on a GPU do."""
     os.environ.setdefault("TRITON_INTERPRET", "1")  # the kernels then take tensors on the CPU
-    from sce.losses import full, gradients, kernels, sampled
+    from sce.losses import full, gradients, kernels, sampled, scoring
     from sce.losses.kernels import catalogue
 
     layer_norm = F.layer_norm
@@ -98,6 +98,7 @@ def gpu_like() -> Iterator[None]:
             (sampled, "logsigmoid", _log_sigmoid),
             (gradients, "add_rows", gradients._add_captured),
             (full, "_is_faster_by_torch", lambda *_: False),  # on a CPU alone
+            (scoring, "_can_count", lambda *_: False),
             (full, "why_not_triton", lambda *_: None),
             (catalogue, "_capturing", lambda: True),
         ):

@@ -213,6 +213,17 @@ def test_the_largest_tensor_of_a_step(
     assert largest.numel <= most
 
 
+@pytest.mark.parametrize("cut", [False, True])
+def test_short_sequences_take_no_room_of_long_ones(cut: bool, largest_tensor: Any) -> None:
+    states = torch.randn(40, 50, 2, requires_grad=True)
+    catalogue = torch.randn(50, 2, requires_grad=True)
+    targets = torch.randint(50, (40, 50))
+    targets[1:, 1:] = -100
+    with largest_tensor() as largest:
+        SampledCrossEntropy(32, cut=cut)(states, catalogue, targets).backward()
+    assert largest.numel == states.numel()  # of all positions there would be 64,000 logits
+
+
 @pytest.mark.parametrize("shared", ["sequence", "batch"])
 def test_cut_keeps_no_logits(
     shared: Any, monkeypatch: pytest.MonkeyPatch, largest_tensor: Any

@@ -4,7 +4,7 @@ Rows of negatives, and logits of padding, exist for a few sequences or positions
 and backward: only the logits of valid positions grow with the batch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -32,26 +32,32 @@ def score(
     length = inputs.positions[-1] if inputs.positions else 1
     v, k = len(inputs.states), items.shape[1]
     places = torch.arange(v, device=items.device).unsqueeze(1)
+    counts = [length] * len(items) if v else []  # at most, of each sequence
     if shared == "sequence":
         places = _places(inputs).unflatten(0, (len(items), length))
+        if _can_count(places):
+            ordered = (places < v).sum(dim=1).sort(descending=True, stable=True)
+            counts, order = ordered.values.tolist(), ordered.indices
+            places, items = places.sort(dim=1).values[order], items[order]
+            log_expected = None if log_expected is None else log_expected[order]
 
     def tiles(
         dim: int, places: Tensor, items: Tensor, log_expected: Tensor | None
     ) -> Iterator[Tile]:
-        width = {
-            "position": k * dim,
-            "sequence": piece_width(k, dim, length),
-            "batch": max(k, dim) if cut else 0,  # logits that are kept exist at once anyway
-        }[shared]
-        for part in _pieces(len(places) if v else 0, width):
-            place, its = places[part], slice(None) if shared == "batch" else part
-            if shared == "batch":
-                place = place.mT
+        pieces = _alike(counts, k, dim)
+        if shared != "sequence":
+            # Logits of a batch that are kept exist at once anyway.
+            width = k * dim if shared == "position" else max(k, dim) if cut else 0
+            pieces = ((part, 1) for part in _pieces(v, width))
+        for part, longest in pieces:
+            place, its = places[part, :longest], slice(None) if shared == "batch" else part
             offset = None if log_expected is None else -log_expected[its].unsqueeze(1)
             if shared == "sequence":
                 yield Tile(place.clamp(max=v - 1), items[its], place, offset=offset)
             else:
-                yield Tile(place, items[its], part, offset=offset)
+                yield Tile(
+                    place.mT if shared == "batch" else place, items[its], part, offset=offset
+                )
 
     given = (inputs.states, inputs.catalogue, inputs.bias, inputs.targets, tiles)
     if cut:
@@ -92,6 +98,22 @@ def _places(inputs: Inputs) -> Tensor:
     places = index.new_full((n + 1,), v)
     places.index_copy_(0, index, torch.arange(v, device=index.device))
     return places[:n]
+
+
+def _can_count(places: Tensor) -> bool:
+    """True where numbers can be looked at without waiting for them."""
+    return places.device.type == "cpu"
+
+
+def _alike(counts: Sequence[int], k: int, dim: int) -> Iterator[tuple[slice, int]]:
+    """Cut sequences, the longest first, into pieces in which none is less than half as long."""
+    start = 0
+    while start < len(counts) and counts[start]:
+        longest = counts[start]
+        end = min(len(counts), start + max(1, MAX_GATHERED // piece_width(k, dim, longest)))
+        end = next((n for n in range(start, end) if 2 * counts[n] < longest), end)
+        yield slice(start, end), longest
+        start = end
 
 
 def _pieces(rows: int, width: int) -> list[slice]:
