@@ -112,9 +112,11 @@ def main() -> None:
     add("--dropout", type=float, default=0.2)
     add("--seed", type=int, default=0)
     options = parser.parse_args()
-    pythons = dict.fromkeys(LIBRARIES[:2], sys.executable) | dict(
-        each.split("=", 1) for each in options.python
-    )
+    pythons = dict.fromkeys(LIBRARIES[:2], sys.executable)
+    for name, _, path in (each.partition("=") for each in options.python):
+        if not (found := shutil.which(path)):
+            sys.exit(f"train_peers: --python {name}={path}: no interpreter is there")
+        pythons[name] = str(Path.cwd() / found)  # not resolved: the link tells the environment
     if unknown := sorted(set(pythons) - set(LIBRARIES)):
         sys.exit(f"train_peers: --python {unknown[0]}=...; the libraries are {LIBRARIES}")
     if (options.device == "cuda" or options.together) and not options.epochs:
