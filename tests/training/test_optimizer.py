@@ -22,6 +22,15 @@ def test_adam_as_the_paper_has_it() -> None:
     assert optimizer.param_groups[0]["betas"] == (0.9, 0.98)
 
 
+def test_gradients_need_not_lie_in_memory_as_weights_do() -> None:
+    weight = nn.Parameter(torch.ones(2, 3).t())
+    optimizer = make_optimizer([weight], TrainingSettings(learning_rate=0.1), device=CPU)
+    weight.grad = torch.tensor([[1.0, -2.0], [0.5, 3.0], [-1.0, -4.0]])
+    optimizer.step()
+    expected = 1 - 0.1 * weight.grad.sign()
+    torch.testing.assert_close(weight.data, expected, rtol=0, atol=1e-6)
+
+
 def test_weight_decay_is_decoupled() -> None:
     weight = nn.Parameter(torch.tensor([10.0]))
     settings = TrainingSettings(learning_rate=0.1, weight_decay=0.5)

@@ -35,13 +35,15 @@ def make_optimizer(
         return torch.tensor(value, device=device) if capturable else value
 
     kind = torch.optim.AdamW if settings.weight_decay else torch.optim.Adam
+    dense = [p for p in parameters if p is not row_wise]
     adam = kind(
-        [p for p in parameters if p is not row_wise],
+        dense,
         lr=rate(settings.learning_rate),
         betas=settings.betas,
         weight_decay=settings.weight_decay,
         capturable=capturable,
-        fused=device.type == "cuda",  # one pass over the weights instead of a dozen
+        # One pass over the weights instead of a dozen, which takes gradients to lie as weights do.
+        fused=device.type in ("cuda", "cpu") and all(p.is_contiguous() for p in dense),
     )
     adam.param_groups[0]["initial_lr"] = settings.learning_rate
     if row_wise is None:
