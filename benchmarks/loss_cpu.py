@@ -16,7 +16,6 @@ with one thread they can be compared on a busy machine.
 What is chosen with --only and --items replaces its own rows in the results, and leaves the others.
 """
 
-import os
 import resource
 import statistics
 import time
@@ -27,6 +26,7 @@ import torch
 from cells import Row, measure_cells
 from contenders import NOT_ON_CPU, ROOM_CPU, contenders
 from rows import parser_of, show
+from sce.training.device import _resident_mib
 
 SHAPE = ("batch", "length", "dim", "bucket_size_y")
 MAX_SECONDS = 20.0  # after which a slow cell is not repeated again
@@ -74,14 +74,14 @@ def measure_cell(cell: Row, repeats: int) -> Row:
     states = torch.randn(batch, length, dim).requires_grad_()
     catalogue = torch.randn(cell["items"], dim).requires_grad_()
     targets = torch.randint(cell["items"], (batch, length))
-    gradients = (states.numel() + catalogue.numel()) * 4
+    gradients = (states.numel() + catalogue.numel()) * 4 / 2**20
 
-    before = _resident("VmRSS")
+    before, _ = _resident_mib()
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from here
     value = loss(states, catalogue, targets)
-    forward = _resident("VmHWM") - before
+    forward = _resident_mib()[1] - before
     torch.autograd.grad(value, (states, catalogue))
-    extra = _resident("VmHWM") - before - gradients
+    extra = _resident_mib()[1] - before - gradients
     del value
 
     seconds: list[float] = []
@@ -94,17 +94,10 @@ def measure_cell(cell: Row, repeats: int) -> Row:
     return {
         "seconds": round(statistics.median(seconds), 4),
         "CPU seconds": round(min(on_cpu), 4),
-        "extra MiB": round(extra / 2**20, 1),
-        "forward MiB": round(forward / 2**20, 1),
+        "extra MiB": round(extra, 1),
+        "forward MiB": round(forward, 1),
         "threads": torch.get_num_threads(),
     }
-
-
-def _resident(field: str) -> int:
-    for line in Path(f"/proc/{os.getpid()}/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status has no {field}: this benchmark needs Linux")
 
 
 if __name__ == "__main__":
