@@ -27,12 +27,10 @@ METRIC, SPLITS, WAYS = "ndcg@10", ("validation", "test"), ("on", "anew")
 
 
 def main() -> None:
-    parser = parser_of(__doc__)
+    parser = parser_of(__doc__, time_column="timestamp", seeds=[0, 1, 2])
     parser.add_argument("log", type=Path, help="csv file with a column of times")
-    parser.add_argument("--time-column", default="timestamp")
     parser.add_argument("--before", type=int, default=4, help="epochs on the first part")
     parser.add_argument("--epochs", type=int, default=4, help="epochs on the whole log, both ways")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options = parser.parse_args()
     log = pl.read_csv(options.log).sort(options.time_column, maintain_order=True)
     rows: list[dict[str, Any]] = []

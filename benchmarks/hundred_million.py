@@ -39,17 +39,12 @@ Part = tuple[NDArray[np.int32], NDArray[np.int64]]
 
 
 def main() -> None:
-    parser = parser_of(__doc__, "hundred_million")
-    parser.add_argument("--items", type=int, default=100_000_000)
+    sizes = {"items": 100_000_000, "users": 1_000_000, "test_users": 1_000}
+    parser = parser_of(__doc__, "hundred_million", **sizes, batch=512, length=100, device="auto")
     parser.add_argument("--live", type=int, default=1_000_000, help="items that may occur")
-    parser.add_argument("--users", type=int, default=1_000_000)
-    parser.add_argument("--test-users", type=int, default=1_000)
-    parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--length", type=int, default=100)
     parser.add_argument("--epochs", type=int, default=2, help="the last one is timed")
     parser.add_argument("--max-steps", type=int, help="default: all of the epochs")
     parser.add_argument("--recommend", type=int, default=500, help="users")
-    parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     seconds: dict[str, float] = {}
 

@@ -23,12 +23,8 @@ SIZES = ("items", "states", "dim", "bucket_size_y", "alpha", "dtype", "sparse_gr
 
 
 def main() -> None:
-    parser = parser_of(__doc__, "kernel_profile")
-    parser.add_argument("--items", type=int, default=1_000_000)
-    parser.add_argument("--states", type=int, default=25_600)
-    parser.add_argument("--dim", type=int, default=64)
-    parser.add_argument("--bucket-size-y", type=int, default=256)
-    parser.add_argument("--alpha", type=float, default=2.0)
+    sizes = {"items": 1_000_000, "states": 25_600, "dim": 64, "bucket_size_y": 256}
+    parser = parser_of(__doc__, "kernel_profile", **sizes, alpha=2.0)
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
     parser.add_argument("--sparse-grad", action="store_true")
     options = parser.parse_args()

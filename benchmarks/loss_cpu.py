@@ -28,20 +28,15 @@ from contenders import NOT_ON_CPU, ROOM_CPU, contenders
 from rows import parser_of, show
 from sce.training.device import _resident_mib
 
-SHAPE = ("batch", "length", "dim", "bucket_size_y")
+SHAPE: Row = {"batch": 128, "length": 200, "dim": 64, "bucket_size_y": 256}
 MAX_SECONDS = 20.0  # after which a slow cell is not repeated again
 
 
 def main() -> None:
-    parser = parser_of(__doc__, "loss_cpu")
+    items = [10_000, 100_000, 1_000_000]
+    parser = parser_of(__doc__, "loss_cpu", items=items, **SHAPE, repeats=3)
     names = [name for name in contenders(1) if not NOT_ON_CPU.search(name)]
-    parser.add_argument("--items", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="LOSS")
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--length", type=int, default=200)
-    parser.add_argument("--dim", type=int, default=64)
-    parser.add_argument("--bucket-size-y", type=int, default=256)
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--limit-gib", type=float, default=16.0, help="give up beyond this memory")
     options = parser.parse_args()
 

@@ -44,9 +44,7 @@ database.execute(
 
 
 def main() -> None:
-    parser = parser_of(__doc__)
-    parser.add_argument("--rows", type=int, default=20_000_000)
-    parser.add_argument("--memory", default="1GB")
+    parser = parser_of(__doc__, rows=20_000_000, memory="1GB")
     parser.add_argument("--whole", action="store_true", help="in memory too")
     parser.add_argument("--duckdb", default=sys.executable, help="an interpreter that has it")
     parser.add_argument("--directory", type=Path, help="where the log and outputs may lie")

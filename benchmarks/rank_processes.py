@@ -32,12 +32,9 @@ SIZES = ("items", "batch", "length", "steps")
 
 
 def main() -> None:
-    parser = parser_of(__doc__, "rank_processes")
+    parser = parser_of(__doc__, "rank_processes", items=1_000_000, batch=64, length=100)
     # A mean over slices is exact for powers of two.
     parser.add_argument("--processes", type=int, nargs="+", choices=[1, 2, 4], default=[1, 2, 4])
-    parser.add_argument("--items", type=int, default=1_000_000)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--length", type=int, default=100)
     parser.add_argument("--steps", type=int, default=20, help=f"after {WARM_UP} of warm-up")
     parser.add_argument("--one-of-them", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -114,15 +114,10 @@ class Clock:
 
 
 def main() -> None:
-    parser = parser_of(__doc__, "rank_share")
-    parser.add_argument("--items", type=int, nargs="+", default=[10**8, 10**9])
-    parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64])
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--length", type=int, default=200)
+    sizes = {"items": [10**8, 10**9], "ranks": [8, 64], "batch": 128, "length": 200}
+    parser = parser_of(__doc__, "rank_share", **sizes, steps=7, device="auto")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--at-once", type=int, default=nearest._CENTRES_AT_ONCE, help="centres")
-    parser.add_argument("--steps", type=int, default=7)
-    parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     device, found = resolve_device(options.device), []
     nearest._CENTRES_AT_ONCE = options.at_once

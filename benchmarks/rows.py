@@ -14,12 +14,19 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 
 
-def parser_of(about: str | None, name: str | None = None) -> argparse.ArgumentParser:
-    """A parser with a script's docstring as its help; with a name, also for where its rows go."""
+def parser_of(about: str | None, name: str | None = None, **usual: Any) -> argparse.ArgumentParser:
+    """A parser with a script's docstring as its help; with a name, also for where its rows go.
+
+    Options that need no word more are named with what they usually are: a list takes several.
+    """
     style = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=about, formatter_class=style)
     if name is not None:
         parser.add_argument("--out", type=Path, help=f"default: results/{name}.jsonl")
+    for option, default in usual.items():
+        nargs, one = ("+", default[0]) if isinstance(default, list) else (None, default)
+        flag = f"--{option.replace('_', '-')}"
+        parser.add_argument(flag, type=type(one), nargs=nargs, default=default)
     return parser
 
 

@@ -38,19 +38,12 @@ Integers = NDArray[np.int64]
 
 
 def main() -> None:
-    parser = parser_of(__doc__, "scale")
-    parser.add_argument("--items", type=int, default=1_000_000)
+    sizes = {"items": 1_000_000, "users": 40_000, "test_users": 4_000}
+    training = {"batch": 128, "length": 100, "dropout": 0.2, "epochs": 6, "device": "auto"}
+    parser = parser_of(__doc__, "scale", **sizes, **training, seeds=[0])
     parser.add_argument("--live", type=int, default=50_000, help="items that may occur")
-    parser.add_argument("--users", type=int, default=40_000)
-    parser.add_argument("--test-users", type=int, default=4_000)
     parser.add_argument("--data", type=Path, help="a prepared dataset, instead of a synthetic log")
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--length", type=int, default=100)
-    parser.add_argument("--dropout", type=float, default=0.2)
-    parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--only", nargs="+", choices=contenders(), default=list(contenders()))
-    parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         log = SyntheticSettings(items=options.live, users=options.users)

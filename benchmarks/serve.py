@@ -78,16 +78,12 @@ def main() -> None:
 
 
 def read_options() -> argparse.Namespace:
-    parser = parser_of(__doc__, "serve")
+    sizes = {"items": [10_000, 100_000, 1_000_000], "dim": 64, "length": 50}
+    parser = parser_of(__doc__, "serve", **sizes, concurrency=[1, 16, 128], seconds=15.0)
     servers = [SCE, INDEX, PLAIN]
-    parser.add_argument("--items", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16, 128])
     parser.add_argument("--only", nargs="+", choices=servers, default=servers)
     parser.add_argument("--threads", type=int, help="of sce serve; default: its own")
-    parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--soak", type=float, default=0, metavar="MINUTES")
-    parser.add_argument("--dim", type=int, default=64)
-    parser.add_argument("--length", type=int, default=50)
     parser.add_argument("--plain", type=Path, help=argparse.SUPPRESS)  # the other server itself
     return parser.parse_args()
 

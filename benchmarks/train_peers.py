@@ -83,7 +83,8 @@ IDENTITY += ["device", "machine"]
 
 
 def main() -> None:
-    parser = parser_of(__doc__, "train_peers")
+    shape = {"batch": [128], "length": 50, "blocks": 2, "negatives": 256, "dropout": 0.2}
+    parser = parser_of(__doc__, "train_peers", **shape, seed=0)
     add = parser.add_argument
     add("data", type=Path, help="of sce prepare --split leave-one-out")
     add("--python", action="append", default=[], metavar="NAME=PATH", help="who has a library")
@@ -103,14 +104,8 @@ def main() -> None:
     add("--together", action="store_true", help="all at the same time: no times, but quality")
     add("--device", choices=["cpu", "cuda"], default="cpu")
     add("--precision", nargs="+", choices=["float32", "bf16"], default=["float32"])
-    add("--batch", nargs="+", type=int, default=[128])
-    add("--length", type=int, default=50)
-    add("--blocks", type=int, default=2)
     add("--ligr", action="store_true", help="LiGR blocks in place of SASRec's; sce and rectools")
-    add("--negatives", type=int, default=256)
     add("--shared", choices=["position", "sequence", "batch"], default="sequence")
-    add("--dropout", type=float, default=0.2)
-    add("--seed", type=int, default=0)
     options = parser.parse_args()
     pythons = dict.fromkeys(LIBRARIES[:2], sys.executable)
     for name, _, path in (each.partition("=") for each in options.python):

@@ -57,13 +57,10 @@ class TestUsers(NamedTuple):
 
 
 def main() -> None:
-    parser = parser_of(__doc__, "train_step")
-    parser.add_argument("--items", type=int, nargs="+", default=[100_000, 1_000_000, LARGE])
+    items = {"items": [100_000, 1_000_000, LARGE], "evaluation_items": 100_000}
+    sizes = {"batch": 128, "length": 200, "dim": 64, "bucket_size_y": 256}
+    parser = parser_of(__doc__, "train_step", **items, **sizes)
     parser.add_argument("--loops", nargs="+", choices=LOOPS, default=LOOPS)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--length", type=int, default=200)
-    parser.add_argument("--dim", type=int, default=64)
-    parser.add_argument("--bucket-size-y", type=int, default=256)
     parser.add_argument("--steps", type=int, default=100, help="a fifth from 10 M items on")
     parser.add_argument(
         "--row-wise-from", type=int, default=LARGE, help="items from which updates are row-wise"
@@ -73,7 +70,6 @@ def main() -> None:
     parser.add_argument("--capture", action=argparse.BooleanOptionalAction, default=None)
     parser.add_argument("--profile", action="store_true", help="print the longest kernels (GPU)")
     parser.add_argument("--users", type=int, default=20_000, help="evaluated; 0: none are")
-    parser.add_argument("--evaluation-items", type=int, default=100_000)
     parser.add_argument("--single-users", type=int, default=200, help="timed one by one")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     options = parser.parse_args()
