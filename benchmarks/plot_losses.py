@@ -10,7 +10,7 @@ from typing import Any
 
 import altair as alt
 
-from rows import RESULTS
+from rows import kept
 from sce.experiments.figure_spec import FigureSpec
 from sce.report.charts import make_figures
 from sce.report.drawing import Figure
@@ -28,7 +28,7 @@ SHAPE = {"batch": 128, "dim": 64, "bucket_size_y": 256, "dtype": "bfloat16"}
 
 
 def rows_shown() -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (RESULTS / "loss_gpu.jsonl").read_text().splitlines()]
+    rows = kept("loss_gpu")
     return [row for row in rows if row["loss"] in NAMES and row.items() >= SHAPE.items()]
 
 

@@ -14,21 +14,18 @@ benchmarks/results/prepare_memory.jsonl.
 import argparse
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 
-from rows import commit, parser_of
+from rows import keep, kept, parser_of, provenance
 
-RESULTS = Path(__file__).resolve().parent / "results" / "prepare_memory.jsonl"
 CHUNK, ITEMS, EVENTS = 5_000_000, 1_000_000, 50
 GROUPING = """
 import duckdb, sys
@@ -58,7 +55,9 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, directory: Path) -> None:
-    log, where = directory / "log", environment()
+    log = directory / "log"
+    where = {"date": time.strftime("%Y-%m-%d")}
+    where |= provenance("numpy", "polars", "scalable-cross-entropy")
     # In a process of its own: a child is charged for the memory of the parent that started it.
     run([sys.executable, __file__, "--rows", str(options.rows), "--write", str(log)])
     sce = [sys.executable, "-m", "sce", "prepare", "--preset", "paper", "--out"]
@@ -102,9 +101,7 @@ def measure(options: argparse.Namespace, directory: Path) -> None:
     }
     same = len(set(row["content"].values())) == 1
     print(f"the same content from both: {same}" if options.whole else "", json.dumps(row))
-    RESULTS.parent.mkdir(exist_ok=True)
-    with RESULTS.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row | where) + "\n")
+    keep("prepare_memory", [*kept("prepare_memory"), row | where])
     if not same:
         sys.exit("parts and the whole differ")
 
@@ -140,17 +137,6 @@ def busy_seconds() -> float:
     """Processor time that the whole machine has spent on anything."""
     times = psutil.cpu_times()
     return float(times.user + times.nice + times.system)
-
-
-def environment() -> dict[str, Any]:
-    names = ["numpy", "polars", "scalable-cross-entropy"]
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in names},
-        "commit": commit(),
-    }
 
 
 def write_log(directory: Path, rows: int) -> None:
