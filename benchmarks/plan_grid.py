@@ -40,10 +40,10 @@ from sce.models.base import Backbone
 from sce.models.registry import BACKBONES, DEFAULT_BACKBONE
 from sce.planning import PLANNED, ROW_WISE, Job, predict
 from sce.training.device import matmul_precision, spare_workspace
-from sce.training.optimizer import make_optimizer
 from sce.training.settings import TrainingSettings
 from sce.training.step import TrainingStep, seeds_of_epoch
 from sce.units import parse_size
+from train_step import make_step
 
 MIB = 2**20
 
@@ -146,7 +146,7 @@ def measure_cell(cell: Row, device: torch.device) -> Row:
         users = np.arange(len(lengths), dtype=np.int32)
         made = Sequences(events, offsets, users, times=events)
         sequences = DeviceSequences.place(made, device, times=model.uses_times)
-        step = _step(cell, job, model, sequences, device)
+        step = _step(cell, job, model, sequences)
         meter = MemoryMeter(device)
         if device.type == "cpu":
             counter = LiveBytes([*model.parameters()], [sequences.items, sequences.offsets])
@@ -167,37 +167,18 @@ def measure_cell(cell: Row, device: torch.device) -> Row:
         return found | {"moments": step.on_capture_stream(lambda: moments(step, rows, meter))}
 
 
-def _step(
-    cell: Row, job: Job, model: Backbone, sequences: DeviceSequences, device: torch.device
-) -> TrainingStep:
+def _step(cell: Row, job: Job, model: Backbone, sequences: DeviceSequences) -> TrainingStep:
     loss: Any = job.build_loss(cell["loss"])
-    on_gpu = device.type == "cuda"
-    row_wise = cell["loss"] == ROW_WISE
+    on_gpu, row_wise = sequences.items.is_cuda, cell["loss"] == ROW_WISE
     captured = on_gpu and loss.is_capturable(model.catalogue)
     if isinstance(loss, ScalableCrossEntropy):
         loss.centres = "mix"
         loss.backend = "auto" if on_gpu else "triton"
-    model.sparse_grad = row_wise
     settings = TrainingSettings(batch_size=job.batch, precision=job.precision, row_wise=row_wise)
-    optimizer = make_optimizer(
-        model.parameters(),
-        settings,
-        device=device,
-        capturable=captured,
-        row_wise=model.catalogue if row_wise else None,
-    )
-    for group in optimizer.param_groups:
+    step = make_step(model, loss.to(sequences.items.device), sequences, settings, captured=captured)
+    for group in step.optimizer.param_groups:
         group["fused"] = True  # as on a GPU
-    return TrainingStep(
-        model,
-        loss.to(device),
-        optimizer,
-        sequences,
-        settings,
-        device=device,
-        max_length=job.length,
-        captured=captured,
-    )
+    return step
 
 
 def moments(step: TrainingStep, rows: Tensor, meter: MemoryMeter) -> dict[str, int]:

@@ -30,12 +30,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from authors_style import MultiheadSASRec, evaluate_one_by_one
 from cells import Row, measure_cells
-from contenders import tensor_sce
+from contenders import Loss, tensor_sce
 from rows import parser_of, show
 from sce.data.batches import DeviceSequences, training_batch
 from sce.data.prepared import Sequences
 from sce.evaluation.evaluate import evaluate
 from sce.losses import ScalableCrossEntropy, suggest_sizes
+from sce.models.base import Backbone
 from sce.models.sasrec import SASRec, SASRecSettings
 from sce.training.checkpoint import EpochSoFar
 from sce.training.device import PeakMemory
@@ -172,7 +173,6 @@ def our_loop(items: int, device: torch.device, options: argparse.Namespace) -> L
     settings = SASRecSettings(dim=options.dim, max_length=options.length)
     with device:  # gigabytes are drawn where they are used
         model = SASRec(items, settings).train()
-    model.sparse_grad = row_wise
     loss = ScalableCrossEntropy(
         n_buckets=suggest_sizes(options.batch, options.length)[0],
         bucket_size_y=min(items, options.bucket_size_y),
@@ -184,23 +184,7 @@ def our_loop(items: int, device: torch.device, options: argparse.Namespace) -> L
         compile=options.compile,
         row_wise=row_wise,
     )
-    optimizer = make_optimizer(
-        model.parameters(),
-        chosen,
-        device=device,
-        capturable=options.capture,
-        row_wise=model.catalogue if row_wise else None,
-    )
-    step = TrainingStep(
-        model,
-        loss,
-        optimizer,
-        sequences,
-        chosen,
-        device=device,
-        max_length=options.length,
-        captured=options.capture,
-    )
+    step = make_step(model, loss, sequences, chosen, captured=options.capture)
 
     def loop(steps: int) -> None:
         seeds = seeds_of_epoch(0, 1, steps)[1]
@@ -226,9 +210,27 @@ def our_loop(items: int, device: torch.device, options: argparse.Namespace) -> L
             found: Tensor = loss(states, model.catalogue, batch.targets)
             return found
 
-        return _parts(forward, of_states, optimizer, device)
+        return _parts(forward, of_states, step.optimizer, device)
 
     return loop, parts
+
+
+def make_step(
+    model: Backbone,
+    loss: Loss,
+    sequences: DeviceSequences,
+    settings: TrainingSettings,
+    *,
+    captured: bool,
+) -> TrainingStep:
+    """Return the step as `fit` makes it, on the device of the sequences."""
+    device, table = sequences.items.device, model.catalogue if settings.row_wise else None
+    model.sparse_grad = settings.row_wise
+    optimizer = make_optimizer(
+        model.parameters(), settings, device=device, capturable=captured, row_wise=table
+    )
+    given = (model, loss, optimizer, sequences, settings)
+    return TrainingStep(*given, device=device, max_length=model.max_length, captured=captured)
 
 
 def authors_loop(items: int, device: torch.device, options: argparse.Namespace) -> Loop:
