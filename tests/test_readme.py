@@ -1,6 +1,5 @@
 """README and the pages of the site: their code as it is printed there, their tables and links."""
 
-import importlib
 import json
 import re
 import runpy
@@ -14,6 +13,7 @@ import polars as pl
 import pytest
 from rich.console import Console
 
+import plot_losses
 from sce import __version__
 from sce.cli import main
 from tests.cycle_data import make_cycle
@@ -129,12 +129,10 @@ def test_a_changed_or_typed_number_row_or_sentence_is_noticed(
     assert "occur in 7.7 M events" in put_right("results.md", text)
 
 
-def test_the_figure_is_that_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_figure_is_that_of_the_rows() -> None:
     """If this fails: python benchmarks/plot_losses.py."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    plot: Any = importlib.import_module("plot_losses")
     figure = (DOCS / "figures" / "losses.svg").read_text(encoding="utf-8")
-    assert plot.digest(plot.rows_shown()) in figure
+    assert plot_losses.digest(plot_losses.rows_shown()) in figure
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -1,8 +1,8 @@
 """What benchmarks/train_peers.py has of its own: a worker's contract, and scoring what it wrote."""
 
-import importlib
 import json
 import sys
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import train_peers
+import train_workers
 from sce.data.prepared import PreparedDataset
 from sce.data.vocabulary import Vocabulary
 from sce.evaluation.evaluate import evaluate
@@ -17,38 +19,33 @@ from sce.models.sasrec import SASRec
 from sce.recommend import Recommender
 from tests.cycle_data import MODEL, make_cycle
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 K = 10
 
 
 @pytest.fixture
-def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PreparedDataset:
-    monkeypatch.syspath_prepend(BENCHMARKS)
+def dataset(tmp_path: Path) -> PreparedDataset:
     return make_cycle(tmp_path / "data", items=40)
 
 
 def test_recommendations_score_as_the_model_that_gave_them(dataset: PreparedDataset) -> None:
-    driver: Any = importlib.import_module("train_peers")
     model = SASRec(dataset.n_items, MODEL)
     histories = [dataset.test[row][:-1] for row in range(len(dataset.test))]
     codes = Vocabulary.from_integers(np.arange(dataset.n_items))
     found = Recommender(model, codes).recommend(histories, K)
     items = np.array([one.items for one in found])
     expected = evaluate(model, dataset, split="test", ks=[1, 5, K])
-    assert driver.score(items, dataset) == pytest.approx(expected.values)
+    assert train_peers.score(items, dataset) == pytest.approx(expected.values)
 
 
 def test_a_target_at_the_first_rank_is_a_hit_and_nothing_is_none(dataset: PreparedDataset) -> None:
-    driver: Any = importlib.import_module("train_peers")
     nothing = np.full((len(dataset.test), K), -1)
-    missed = driver.score(nothing, dataset)
+    missed = train_peers.score(nothing, dataset)
     assert missed["hr@10"] == missed["cov@10"] == 0
     nothing[:, 0] = dataset.test.items[dataset.test.offsets[1:] - 1]
-    assert driver.score(nothing, dataset)["ndcg@1"] == 1
+    assert train_peers.score(nothing, dataset)["ndcg@1"] == 1
 
 
 def do(job: dict[str, Any], dataset: PreparedDataset, out: Path) -> dict[str, Any]:
-    workers: Any = importlib.import_module("train_workers")
     usual: dict[str, Any] = {
         "library": "sce",
         "data": str(dataset.path),
@@ -59,7 +56,7 @@ def do(job: dict[str, Any], dataset: PreparedDataset, out: Path) -> dict[str, An
     usual |= {"negatives": 4, "shared": "sequence", "steps": None, "warm_up": 1, "epochs": 10}
     usual |= {"dim": 8, "blocks": 1, "length": 6, "dropout": 0.1, "lr": 1e-3, "batch": 16}
     usual |= {"device": "cpu", "precision": "float32", "seconds": 60, "loss": "ce", "ligr": False}
-    told: dict[str, Any] = workers.work(SimpleNamespace(**usual | job))
+    told: dict[str, Any] = train_workers.work(SimpleNamespace(**usual | job))
     assert told["peak MiB in all"] >= told["peak MiB"] > 0
     return told
 
@@ -97,8 +94,7 @@ OPTIONS |= {"device": "cpu", "seconds": 60, "until": 60, "limit": 60, "blocks": 
 
 
 def test_cells_are_those_that_the_libraries_have(dataset: PreparedDataset) -> None:
-    driver: Any = importlib.import_module("train_peers")
-    cells = driver.cells_of(SimpleNamespace(**OPTIONS), {"sce": "python", "recbole": "python"})
+    cells = train_peers.cells_of(Namespace(**OPTIONS), {"sce": "python", "recbole": "python"})
     assert [cell[1:] for cell in cells] == [
         ("float32", "ce", "sce"),
         ("float32", "ce", "recbole"),
@@ -106,12 +102,11 @@ def test_cells_are_those_that_the_libraries_have(dataset: PreparedDataset) -> No
         ("bf16", "ce", "sce"),
         ("bf16", "ce-", "sce"),
     ]
-    with_ligr = driver.cells_of(SimpleNamespace(**OPTIONS | {"ligr": True}), {"recbole": "python"})
+    with_ligr = train_peers.cells_of(Namespace(**OPTIONS | {"ligr": True}), {"recbole": "python"})
     assert with_ligr == []
 
 
 def test_a_library_that_fails_stops_no_other(dataset: PreparedDataset, tmp_path: Path) -> None:
-    driver: Any = importlib.import_module("train_peers")
     bad = tmp_path / "bad"
     bad.write_text("#!/bin/sh\necho no such library >&2\nexit 3\n")
     good = tmp_path / "good"
@@ -127,10 +122,10 @@ def test_a_library_that_fails_stops_no_other(dataset: PreparedDataset, tmp_path:
     good.write_text(script + "\n")
     for file in (bad, good):
         file.chmod(0o755)
-    cells = [driver.Cell(16, "float32", "ce", library) for library in ("rectools", "replay")]
+    cells = [train_peers.Cell(16, "float32", "ce", library) for library in ("rectools", "replay")]
     pythons = {"rectools": str(bad), "replay": str(good)}
-    options = SimpleNamespace(**OPTIONS)
-    *_, found = driver.measure_all(cells, pythons, dataset, options)
-    rows = [driver.summary(cell, found[cell], dataset, options) for cell in cells]
+    options = Namespace(**OPTIONS)
+    *_, found = train_peers.measure_all(cells, pythons, dataset, options)
+    rows = [train_peers.summary(cell, found[cell], dataset, options) for cell in cells]
     assert rows[0]["failed"] == "code 3: no such library"
     assert (rows[1]["epoch s"], rows[1]["epochs trained"], rows[1]["hr@10"]) == (1, 2, 0)

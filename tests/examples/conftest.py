@@ -3,11 +3,6 @@ from pathlib import Path
 import pytest
 
 
-@pytest.fixture(autouse=True)
-def _examples_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
-
-
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     """A text in which each of 40 words is followed by the next."""

@@ -11,11 +11,9 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-import numpy as np
 import pytest
 
-from sce.data.length_groups import shares_longer
-from sce.models.registry import BACKBONES, DEFAULT_BACKBONE
+from plan_cells import job_of
 from sce.models.sasrec import SASRecSettings
 from sce.planning import ERROR, PLANNED, ROW_WISE, Job, predict
 
@@ -47,30 +45,11 @@ def bucket_size_of_the_time(items: int, *, row_wise: bool) -> int:
     return min(items, max(64, min(256 if row_wise else 4096, round(items / 40))))
 
 
-def grid_job(row: dict[str, Any]) -> Job:
-    """One sequence of the whole length, all others of a share of it."""
-    lengths = np.full(row["batch"], max(1, round(row["length"] * row["mean_share"])))
-    lengths[0] = row["length"]
-    settings: Any = BACKBONES[row.get("backbone", DEFAULT_BACKBONE)].settings
-    return Job(
-        row["items"],
-        row["batch"],
-        settings(dim=row["dim"], blocks=row["blocks"], max_length=row["length"]),
-        row["precision"],
-        {name: row[name] for name in ("n_negatives", "bucket_size_y", "chunk_size")},
-        mean_length=float(lengths.mean()),
-        longer=tuple(shares_longer(lengths, row["length"])),
-        users=row["batch"],
-        events=int((lengths + 1).sum()),
-    )
-
-
 def test_the_error_that_is_stated_is_that_of_the_grid() -> None:
     rows = read(ROWS)
     assert {row["loss"] for row in rows} == set(PLANNED)
     found = [
-        (row, predict(grid_job(row), row["loss"]).total / 2**20 / row["peak MiB"] - 1)
-        for row in rows
+        (row, predict(job_of(row), row["loss"]).total / 2**20 / row["peak MiB"] - 1) for row in rows
     ]
     # Batches of few positions take less; GRU4Rec's in bf16 were measured in float16, and are gone.
     others = {"gru4rec": (18, 0.13), "hstu": (34, 0.11)}
