@@ -20,8 +20,14 @@ MODEL = SASRecSettings(dim=8, blocks=1, max_length=6)
 KS = (1, 5, 10, 20, 50)
 
 
-def make_dataset(path: Path, item_ids: Vocabulary, user_ids: Vocabulary) -> PreparedDataset:
+def make_dataset(
+    path: Path, items: Vocabulary | int = 40, users: Vocabulary | int = 9
+) -> PreparedDataset:
     """Users in turn: trained on only, tested only, and (leave-one-out) both."""
+    item_ids, user_ids = (
+        Vocabulary.from_integers(range(ids)) if isinstance(ids, int) else ids
+        for ids in (items, users)
+    )
     random = np.random.default_rng(0)
     whole = [
         random.integers(0, len(item_ids), size=3 + user % 9).tolist()

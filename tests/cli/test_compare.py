@@ -6,7 +6,6 @@ import pytest
 
 from sce.cli import main
 from sce.data.storage import read_json_lines
-from sce.data.vocabulary import Vocabulary
 from sce.experiments.figure_spec import DEFAULT_FIGURES, FigureSpec
 from sce.experiments.store import SweepDirectory, row_of
 from tests.complaint import complaint
@@ -156,9 +155,8 @@ def test_all_is_written_before_anything_is_said(
 def test_any_runs_side_by_side(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    items, users = Vocabulary.from_integers(range(40)), Vocabulary.from_integers(range(12))
-    data = make_dataset(tmp_path / "ring", items, users)
-    other = make_dataset(tmp_path / "b" / "ring", items, Vocabulary.from_integers(range(9)))
+    data = make_dataset(tmp_path / "ring", users=12)
+    other = make_dataset(tmp_path / "b" / "ring", users=9)
     runs = [
         make_run(tmp_path / name, on, loss=loss)
         for name, on, loss in (("ce", data, "ce"), ("sce", data, "sce"), ("far", other, "ce"))
@@ -214,8 +212,7 @@ def test_rows_that_were_altered_are_one_line(place: SweepDirectory, capsys: Capt
 def test_what_cannot_be(place: SweepDirectory, tmp_path: Path, capsys: Capture) -> None:
     assert "does not exist" in complaint(["compare", str(tmp_path / "none")], capsys)
     assert "no sweep called x" in complaint(["compare", str(place.path), "--only", "x"], capsys)
-    ids = Vocabulary.from_integers(range(12))
-    data = make_dataset(tmp_path / "ring", ids, ids)
+    data = make_dataset(tmp_path / "ring")
     assert "no run, and not of a sweep" in (told := complaint(["compare", str(data.path)], capsys))
     assert "name the runs: sce compare runs/*; " in told
     runs = make_run(tmp_path / "mine" / "ce", data, loss="ce").path.parent

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from sce.cli import main
 from sce.data.prepared import PreparedDataset
-from sce.data.vocabulary import Vocabulary
 from sce.models.sasrec import SASRecSettings
 from sce.planning import PLANNED, Job, largest_batch, predict
 from sce.units import parse_size
@@ -25,11 +24,7 @@ ISSUE = shlex.split("plan --items 1_000_000 --batch 128 --length 200 --dim 64 --
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("plan") / "data"
-    make_dataset(
-        path, Vocabulary.from_integers(np.arange(30)), Vocabulary.from_integers(np.arange(9))
-    )
-    return path
+    return make_dataset(tmp_path_factory.mktemp("plan") / "data").path
 
 
 def shown(arguments: list[str], capsys: Capture) -> str:

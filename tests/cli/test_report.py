@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from sce.cli import main
-from sce.data.vocabulary import Vocabulary
 from sce.training.run import Run
 from sce.training.run_start import note_divergence
 from tests.complaint import complaint
@@ -15,8 +14,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    items, users = Vocabulary.from_integers(range(40)), Vocabulary.from_integers(range(9))
-    made = make_run(tmp_path / "run", make_dataset(tmp_path / "data", items, users))
+    made = make_run(tmp_path / "run", make_dataset(tmp_path / "data"))
     write_epochs(made)
     write_result(made)
     return made
@@ -44,10 +42,8 @@ def test_elsewhere(run: Run, tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_a_path_that_is_no_unicode_is_shown_as_it_can_be(tmp_path: Path) -> None:
-    items = Vocabulary.from_integers(range(40))
     for number in (1, 2):
-        users = Vocabulary.from_integers(range(number, number + 9))
-        data = make_dataset(tmp_path / f"da\udcffta{number}", items, users)
+        data = make_dataset(tmp_path / f"da\udcffta{number}", users=8 + number)
         write_result(make_run(tmp_path / f"run{number}", data))
     runs, figures = [str(tmp_path / f"run{number}") for number in (1, 2)], tmp_path / "figures"
     assert main(["report", runs[0]]) == 0
@@ -92,8 +88,7 @@ def test_where_it_cannot_be_written(run: Run, tmp_path: Path, capsys: Capture) -
 def test_a_missing_run_and_another_dataset(run: Run, tmp_path: Path, capsys: Capture) -> None:
     assert "does not exist" in complaint(["report", str(tmp_path / "none")], capsys)
     assert "is not a run" in complaint(["report", str(tmp_path)], capsys)
-    items, users = Vocabulary.from_integers(range(40)), Vocabulary.from_integers(range(7))
-    make_dataset(tmp_path / "other", items, users)
+    make_dataset(tmp_path / "other", users=7)
     arguments = ["report", str(run.path), "--data", str(tmp_path / "other")]
     assert "is not the dataset that" in complaint(arguments, capsys)
 

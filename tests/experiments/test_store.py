@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from sce.data.storage import LOCK, append_json_line, locked, write_json
-from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 from sce.experiments.datasets import Dataset
 from sce.experiments.figure_spec import FigureSpec
@@ -100,16 +99,14 @@ def test_a_figure_that_cannot_be_is_named_and_can_be_mended(tmp_path: Path) -> N
 
 
 def test_a_row_has_the_split_of_its_data(tmp_path: Path) -> None:
-    ids = Vocabulary.from_integers(range(9))
-    dataset = Dataset.of("ring", make_dataset(tmp_path / "data", ids, ids))
+    dataset = Dataset.of("ring", make_dataset(tmp_path / "data"))
     planned = PlannedRun("a", dataset, CE | {"training.seed": 0})
     row = planned_row(planned, FAILED, 1, None) | {"failure": {"kind": "diverged", "message": ""}}
     assert row["dataset"]["split"] == "leave-one-out"
 
 
 def test_runs_on_one_dataset_share_their_ids(tmp_path: Path) -> None:
-    items, users = Vocabulary.from_integers(range(40)), Vocabulary.from_integers(range(9))
-    dataset = make_dataset(tmp_path / "data", items, users)
+    dataset = make_dataset(tmp_path / "data")
     place = SweepDirectory(tmp_path / "sweep")
     place.make()
     runs = [make_run(place.runs / name, dataset) for name in ("a", "b", "c")]
@@ -126,8 +123,7 @@ def test_runs_on_one_dataset_share_their_ids(tmp_path: Path) -> None:
 
 
 def test_a_run_without_its_weights_says_who_removed_them(tmp_path: Path) -> None:
-    items, users = Vocabulary.from_integers(range(40)), Vocabulary.from_integers(range(9))
-    dataset = make_dataset(tmp_path / "data", items, users)
+    dataset = make_dataset(tmp_path / "data")
     place = SweepDirectory(tmp_path / "sweep")
     place.make()
     kept, trimmed, young = (

@@ -1,6 +1,5 @@
 from pathlib import Path
 
-from sce.data.vocabulary import Vocabulary
 from sce.experiments.store import row_of
 from sce.report.comparison import gather
 from tests.experiments.made_rows import NEVER, make_row, write_place
@@ -40,8 +39,7 @@ def test_a_run_that_failed_here_and_finished_there_finished(tmp_path: Path) -> N
 
 def test_runs_that_differ_in_seed_and_saving_are_one_column(tmp_path: Path) -> None:
     """One of them failed in a sweep, and was trained again."""
-    ids = Vocabulary.from_integers(range(12))
-    data = make_dataset(tmp_path / "data", ids, ids)
+    data = make_dataset(tmp_path / "data")
     runs = [
         make_run(tmp_path / f"{n}", data, seed=n, save_minutes=1.0 + n, weights=False)
         for n in (0, 1)

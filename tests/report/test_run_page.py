@@ -321,15 +321,14 @@ def test_numbers_that_are_none(run: Run) -> None:
 
 
 def test_samples_are_hits_and_others(tmp_path: Path) -> None:
-    users = Vocabulary.from_integers(range(90))
-    run = make_run(tmp_path / "run", make_dataset(tmp_path / "data", ITEMS, users))
+    run = make_run(tmp_path / "run", make_dataset(tmp_path / "data", ITEMS, 90))
     page = make_page(run)
     assert re.search(r"Of 60 test users at equal distances, \d+ had what came next among", page)
     assert page.count('class="verdict hit"') == page.count('class="verdict"') == 3
 
 
 def test_samples_have_hits_however_late_they_come(tmp_path: Path) -> None:
-    dataset = make_dataset(tmp_path / "data", ITEMS, Vocabulary.from_integers(range(90)))
+    dataset = make_dataset(tmp_path / "data", ITEMS, 90)
     targets = [str(dataset.item_ids[int(dataset.test[row][-1])]) for row in range(60)]
     found = [
         SimpleNamespace(items=[one], scores=np.zeros(1)) for one in 56 * ["none"] + targets[56:]
