@@ -23,9 +23,14 @@ CE = {"loss.name": "ce"}
 FIGURE = FigureSpec("table", by=("loss.centres",), published=({"name": "x", "hr@10": 0.1},))
 
 
-def test_sweeps_are_remembered(tmp_path: Path) -> None:
-    place = SweepDirectory(tmp_path / "sweep")
-    place.make()
+@pytest.fixture
+def place(tmp_path: Path) -> SweepDirectory:
+    made = SweepDirectory(tmp_path / "sweep")
+    made.make()
+    return made
+
+
+def test_sweeps_are_remembered(place: SweepDirectory) -> None:
     first = Sweep("a", "A", ("1", "2"), (FIGURE,))
     place.write_sweep(first)
     place.write_sweep(Sweep("b", "B", (), (), "steps"))
@@ -34,9 +39,7 @@ def test_sweeps_are_remembered(tmp_path: Path) -> None:
     assert len(place.read_sweeps()) == 2
 
 
-def test_the_same_settings_on_other_data_are_added(tmp_path: Path) -> None:
-    place = SweepDirectory(tmp_path / "sweep")
-    place.make()
+def test_the_same_settings_on_other_data_are_added(place: SweepDirectory) -> None:
     first = Sweep("a", "A", ("1", "2"), (), file="/x/a.toml", variant="v")
     assert place.write_sweep(first) == 0
     assert place.write_sweep(replace(first, keys=("2", "3"), title="B")) == 0
@@ -76,18 +79,14 @@ def test_what_is_no_place_for_a_sweep(tmp_path: Path) -> None:
      ({"format": "sce sweep", "version": 1}, "has version 1; this sce reads 2")],
 )  # fmt: skip
 def test_what_is_of_something_else(
-    tmp_path: Path, content: dict[str, object], message: str
+    place: SweepDirectory, content: dict[str, object], message: str
 ) -> None:
-    place = SweepDirectory(tmp_path / "sweep")
-    place.make()
     write_json(place.path / "sweeps" / "a.json", content)
     with pytest.raises(InputError, match=message):
         place.read_sweeps()
 
 
-def test_a_figure_that_cannot_be_is_named_and_can_be_mended(tmp_path: Path) -> None:
-    place = SweepDirectory(tmp_path / "sweep")
-    place.make()
+def test_a_figure_that_cannot_be_is_named_and_can_be_mended(place: SweepDirectory) -> None:
     sweep = Sweep("a", "A", ("1",), (FigureSpec("table"),))
     place.write_sweep(sweep)
     file = place.path / "sweeps" / "a.json"
@@ -105,10 +104,8 @@ def test_a_row_has_the_split_of_its_data(tmp_path: Path) -> None:
     assert row["dataset"]["split"] == "leave-one-out"
 
 
-def test_runs_on_one_dataset_share_their_ids(tmp_path: Path) -> None:
+def test_runs_on_one_dataset_share_their_ids(place: SweepDirectory, tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "data")
-    place = SweepDirectory(tmp_path / "sweep")
-    place.make()
     runs = [make_run(place.runs / name, dataset) for name in ("a", "b", "c")]
     (name,) = [file.name for file in runs[0].path.glob("items_*.npy")]
     place.trim(runs[0].path, weights=False)
@@ -122,10 +119,10 @@ def test_runs_on_one_dataset_share_their_ids(tmp_path: Path) -> None:
     assert [run.best_weights.exists() for run in runs] == [False, False, True]
 
 
-def test_a_run_without_its_weights_says_who_removed_them(tmp_path: Path) -> None:
+def test_a_run_without_its_weights_says_who_removed_them(
+    place: SweepDirectory, tmp_path: Path
+) -> None:
     dataset = make_dataset(tmp_path / "data")
-    place = SweepDirectory(tmp_path / "sweep")
-    place.make()
     kept, trimmed, young = (
         make_run(place.runs / name, dataset, weights=name != "young")
         for name in ("kept", "trimmed", "young")
@@ -140,9 +137,7 @@ def test_a_run_without_its_weights_says_who_removed_them(tmp_path: Path) -> None
         Recommender.load(young.path, "cpu")
 
 
-def test_what_is_damaged_is_made_small_too(tmp_path: Path) -> None:
-    place = SweepDirectory(tmp_path / "sweep")
-    place.make()
+def test_what_is_damaged_is_made_small_too(place: SweepDirectory) -> None:
     directory = place.runs / "a"
     directory.mkdir()
     (directory / "run.json").write_text("{")
