@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from trainings import Row, read, table
+from trainings import Row, read, rows_with, table
 
 Claims = dict[str, Callable[[], Iterable[Any]]]
 K, M = 1000, 10**6
@@ -21,8 +21,7 @@ def call(loss: str, items: int, dtype: str = "bfloat16", of: str = "ms", **shape
     """Of one call on the GPU with 25,600 states of 64 dimensions, 256 items in a bucket."""
     wanted = {"loss": loss, "items": items, "dtype": dtype, "batch": 128, "dim": 64}
     wanted |= {"bucket_size_y": 256, **shape}
-    rows = read("benchmarks/results/loss_gpu.jsonl")
-    return float(next(row for row in rows if row.items() >= wanted.items())[of])
+    return float(rows_with("benchmarks/results/loss_gpu.jsonl", **wanted)[0][of])
 
 
 def _profiles() -> dict[tuple[int, str, int, float], Row]:

@@ -37,6 +37,7 @@ from trainings import (
     ndcg,
     of_sasrec,
     read,
+    rows_with,
 )
 
 from sce.planning import _WORKSPACE, ERROR
@@ -157,10 +158,8 @@ def _times_of(known: str | None) -> Row:
 
 def _peers(device: str, loss: str, of: str, shared: str = "sequence", ours: str = "sce") -> float:
     """What sce takes, to the least that another library takes."""
-    rows = [
-        row for row in read("benchmarks/results/train_peers.jsonl")
-        if (row["device"], row["loss"], row["together"]) == (device, loss, False)
-    ]  # fmt: skip
+    known = {"device": device, "loss": loss, "together": False}
+    rows = rows_with("benchmarks/results/train_peers.jsonl", **known)
     taken = min(row[of] for row in rows if row["library"] == ours and row["shared"] == shared)
     return float(taken / min(row[of] for row in rows if not row["library"].startswith("sce")))
 
@@ -177,9 +176,8 @@ def _few_negatives() -> float:
 
 def _ligr(data: str, library: str) -> float:
     """LiGR by a library after ten epochs on a CPU."""
-    rows = read("benchmarks/results/train_peers.jsonl")
     wanted = {"data": data, "library": library, "ligr": True}
-    return float(next(row["ndcg@10"] for row in rows if row.items() >= wanted.items()))
+    return float(rows_with("benchmarks/results/train_peers.jsonl", **wanted)[0]["ndcg@10"])
 
 
 def _in_their_order(model: str, dim: int = 64) -> Row:
@@ -191,13 +189,12 @@ def _in_their_order(model: str, dim: int = 64) -> Row:
 
 def _dropped(dim: int) -> Row:
     """LiGR with dropout of items, until it was stopped."""
-    rows = read("experiments/results/stopped/item-dropout.jsonl")
-    return next(row for row in rows if row["dim"] == dim)
+    return rows_with("experiments/results/stopped/item-dropout.jsonl", dim=dim)[0]
 
 
 def _as_esasrec() -> list[Row]:
     """LiGR and SASRec of 64 dimensions with eSASRec's settings, until time was up."""
-    return [row for row in read("experiments/results/stopped/ligr.jsonl") if row["dim"] == 64]
+    return rows_with("experiments/results/stopped/ligr.jsonl", dim=64)
 
 
 def _limited() -> list[int]:
@@ -210,8 +207,7 @@ def _limited() -> list[int]:
 
 
 def _scale(data: str, loss: str = "SCE") -> Row:
-    rows = read("benchmarks/results/scale.jsonl")
-    return next(row for row in rows if (row["data"], row["loss"]) == (data, loss))
+    return rows_with("benchmarks/results/scale.jsonl", data=data, loss=loss)[0]
 
 
 def _placed(alpha: float) -> list[float]:
@@ -261,17 +257,15 @@ def _to_ce(log: str, size: int) -> float:
 
 def _on_cpu(loss: str) -> tuple[float, float]:
     """Seconds and memory of a call at a million items, on two cores."""
-    rows = read("benchmarks/results/loss_cpu.jsonl")
-    (row,) = (row for row in rows if (row["loss"], row["items"]) == (loss, 10**6))
+    (row,) = rows_with("benchmarks/results/loss_cpu.jsonl", loss=loss, items=10**6)
     return row["seconds"], row["extra MiB"]
 
 
 def _beauty_of_the_paper() -> float:
     """SCE by the paper's rule on Amazon Beauty, the published model."""
-    rows = [row for row in read("benchmarks/results/parity.jsonl")
-            if (row["data"], row["loss"], row["model"]) == ("beauty", "sce", "eight sinks")
-            and row["options"].endswith("--loss.no-mix")]  # fmt: skip
-    return mean(ndcg(rows))
+    known = {"data": "beauty", "loss": "sce", "model": "eight sinks"}
+    rows = rows_with("benchmarks/results/parity.jsonl", **known)
+    return mean(ndcg(row for row in rows if row["options"].endswith("--loss.no-mix")))
 
 
 RESULTS: Claims = {
@@ -425,10 +419,9 @@ RESULTS: Claims = {
         100 * _peers("cpu", "ce-", *of)
         for of in (("epoch s",), ("peak MiB", "batch"), ("peak MiB",))],
     "RePlay took {:.0f} s beside it in one run, and {:.0f} s in the other": lambda: [
-        row["epoch s"] for shared in ("batch", "sequence")
-        for row in read("benchmarks/results/train_peers.jsonl")
-        if (row["library"], row["loss"], row["device"], row["shared"], row["together"])
-        == ("replay", "ce-", "cpu", shared, False)],
+        row["epoch s"] for shared in ("batch", "sequence") for row in rows_with(
+            "benchmarks/results/train_peers.jsonl", library="replay", loss="ce-", device="cpu",
+            shared=shared, together=False)],
     "On the H200 it takes {:.0f} % of the time, in {:.0f} % of the memory": lambda: [
         100 * _peers("cuda", "ce", "epoch s"), 100 * _peers("cuda", "ce", "peak MiB")],
     "Without them exact CE takes {:.0f} % of the time of the fastest peer, and {:.0f} % of the "
@@ -444,9 +437,9 @@ RESULTS: Claims = {
         percent(_scale("synthetic", "CE, chunked")["ndcg@10"] / _scale("synthetic")["ndcg@10"]),
         _scale("synthetic", "CE, chunked")["ms"] / _scale("synthetic")["ms"]],
     "would take {:.1f} ms for the backbone, {:.1f} ms for the loss and {:.1f} ms for the optimizer":
-        lambda: [row[f"{part} ms"] for row in read("benchmarks/results/train_step.jsonl")
-                 if (row["items"], row["loop"]) == (10**6, "sce train")
-                 for part in ("backbone", "loss", "optimizer")],
+        lambda: [row[f"{part} ms"] for row in rows_with(
+            "benchmarks/results/train_step.jsonl", items=10**6, loop="sce train")
+            for part in ("backbone", "loss", "optimizer")],
     "deviation of {:.3f} on test and {:.3f} by validation: that of the six seeds of the default. "
     "With three seeds it is {:.3f} and {:.3f}": lambda: [
         stdev(some) / math.sqrt(seeds) for seeds in (1, 3) for some in _seed_means()],

@@ -20,7 +20,7 @@ import studies
 import trainings
 from claims import put_right
 from running import rounded
-from trainings import ROOT, Row, read, table
+from trainings import ROOT, Row, read, rows_with, table
 
 LOSSES = {
     "CE": "`CrossEntropy()`", "CE, chunked": "`CrossEntropy(chunk_size=1024)`",
@@ -39,11 +39,9 @@ def _cost(row: Row | None) -> str:
 def losses() -> str:
     """Time and extra memory of one call of each loss in float32, on a GPU."""
     sizes = {10_000: "10 k items", 100_000: "100 k", 1_000_000: "1 M", 10_000_000: "10 M"}
-    found = {
-        (row["loss"], row["items"]): row
-        for row in read("benchmarks/results/loss_gpu.jsonl")
-        if [row[f] for f in ("dtype", "dim", "batch", "bucket_size_y")] == ["float32", 64, 128, 256]
-    }  # fmt: skip
+    usual = {"dtype": "float32", "dim": 64, "batch": 128, "bucket_size_y": 256}
+    rows = rows_with("benchmarks/results/loss_gpu.jsonl", **usual)
+    found = {(row["loss"], row["items"]): row for row in rows}
     return table(["loss", *sizes.values()], (
         [shown, *(_cost(found.get((loss, size))) for size in sizes)]
         for loss, shown in LOSSES.items()

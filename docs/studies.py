@@ -4,7 +4,7 @@ from collections.abc import Callable
 from statistics import mean, stdev
 from typing import Any
 
-from trainings import Row, ndcg, of_sasrec, read, table
+from trainings import Row, ndcg, of_sasrec, read, rows_with, table
 
 STUDY = "experiments/results/coverage/study.jsonl"
 LOGS = {
@@ -141,12 +141,8 @@ def exact_or_not() -> str:
              "CE, cut-cross-entropy, 256": "cut-cross-entropy, with its filter",
              "CE, torch, 256": "exact, all logits at once"}  # fmt: skip
     usual = {"items": 10**6, "dtype": "bfloat16", "batch": 128, "dim": 64}
-    every = read("benchmarks/results/loss_gpu.jsonl")
-    found = {
-        f"{row['loss']}, {row['bucket_size_y']}": row
-        for row in every
-        if row.items() >= usual.items()
-    }
+    every = rows_with("benchmarks/results/loss_gpu.jsonl", **usual)
+    found = {f"{row['loss']}, {row['bucket_size_y']}": row for row in every}
     rows = []
     for loss, shown in names.items():
         row = found[loss]
@@ -159,12 +155,8 @@ def exact_or_not() -> str:
 
 def study(log: str, rule: str, alpha: float | None, size: int | None) -> list[Row]:
     """Trainings of the study of coverage by one rule."""
-    return [
-        row
-        for row in read(STUDY)
-        if (row["log"], row["rule"], row["alpha"], row["bucket_size_y"]) == (log, rule, alpha, size)
-        and not {"nearest", "weight", "centres"} & {*row}
-    ]
+    found = rows_with(STUDY, log=log, rule=rule, alpha=alpha, bucket_size_y=size)
+    return [row for row in found if not {"nearest", "weight", "centres"} & {*row}]
 
 
 def _means(rows: list[Row]) -> tuple[float, float]:
@@ -366,8 +358,7 @@ def train_step() -> str:
 
 def evaluating() -> str:
     """Evaluation of many users at once, in a sentence."""
-    rows = read("benchmarks/results/train_step.jsonl")
-    (row,) = (row for row in rows if row["loop"] == "evaluation")
+    (row,) = rows_with("benchmarks/results/train_step.jsonl", loop="evaluation")
     return (
         f"**Evaluating** {row['users']:,} users against {row['items']:,} items takes "
         f"{row['seconds']:.2f} s.\nOne user at a time it would take "

@@ -33,6 +33,11 @@ def read(name: str) -> list[Row]:
     return [json.loads(line) for file in files for line in file.read_text("utf-8").splitlines()]
 
 
+def rows_with(name: str, **wanted: Any) -> list[Row]:
+    """Those rows of a file that have these values."""
+    return [row for row in read(name) if row.items() >= wanted.items()]
+
+
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A table in Markdown."""
     head = list(head)
