@@ -12,6 +12,7 @@ import polars as pl
 from sce import units
 from sce.experiments.figure_spec import CHARTS, HISTORY, MEASURES, FigureSpec
 from sce.losses import LOSSES
+from sce.report import frame
 from sce.report.drawing import (
     DASHES,
     EPOCHS,
@@ -27,25 +28,7 @@ from sce.report.drawing import (
     draw_curves,
     loss_colour,
 )
-from sce.report.frame import (
-    SCORE,
-    TOLD,
-    Group,
-    SeedGroup,
-    Show,
-    best,
-    datasets_of,
-    front,
-    group_by,
-    is_ranked,
-    is_resident,
-    name_group,
-    name_metric,
-    show_around,
-    tell,
-    varied,
-    with_most_seeds,
-)
+from sce.report.frame import SCORE, TOLD, Group, SeedGroup, Show, name_metric
 from sce.report.record import PHASES
 
 COMPONENTS = {"weights": "weights", "optimizer": "optimizer state", "activations": "activations",
@@ -104,7 +87,7 @@ def make_figures(groups: Sequence[SeedGroup], spec: FigureSpec) -> list[Figure]:
     draw: Callable[..., Figure | None] = resolve_name(CHARTS[spec.kind].draw)
     found = [
         draw([group for group in chosen if dataset in ("", group.dataset)], spec, dataset)
-        for dataset in ([""] if spec.x == "items" else datasets_of(chosen))
+        for dataset in ([""] if spec.x == "items" else frame.datasets_of(chosen))
     ]
     return [figure for figure in found if figure is not None]
 
@@ -112,19 +95,19 @@ def make_figures(groups: Sequence[SeedGroup], spec: FigureSpec) -> list[Figure]:
 def pareto(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figure | None:
     """Quality against memory or time, with the Pareto front of each curve where costs compare."""
     cost = spec.x or "memory"
-    ranked = is_ranked(cost, [row for one in groups for row in one.rows])
-    named, names = group_by(groups, spec.by), varied(groups)
+    ranked = frame.is_ranked(cost, [row for one in groups for row in one.rows])
+    named, names = frame.group_by(groups, spec.by), frame.varied(groups)
     largest = max((one.mean("memory") or 0.0 for one in groups), default=0.0)
     told: list[list[str]] = []
     curves, prices = [], []
     for group, members in named.items():
-        joined, points = front(members, cost) if ranked else members, []
+        joined, points = frame.front(members, cost) if ranked else members, []
         for one in sorted(members, key=lambda one: one.mean(cost) or 0.0):
             price, value, memory = (one.mean(name) for name in (cost, spec.y, "memory"))
             if price is None or value is None:
                 continue
             prices.append(price)
-            told.append(tell(one, names))
+            told.append(frame.tell(one, names))
             area = Point.size
             if cost == "time":  # in proportion to memory; the smallest can still be seen
                 area = max(12.0, _LARGEST * memory / largest) if memory else _LARGEST / 4
@@ -148,7 +131,7 @@ def pareto(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figur
 
 def line(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figure | None:
     """A measure against one setting, or against the size of the catalogue."""
-    named, names = group_by(groups, spec.by), varied(groups)
+    named, names = frame.group_by(groups, spec.by), frame.varied(groups)
     curves: list[Curve] = []
     told: list[list[str]] = []
     several = False
@@ -160,10 +143,14 @@ def line(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figure 
         points, level = [], None
         for at, here in sorted(by_x.items()):
             several |= len(here) > 1
-            one = max(with_most_seeds(here), key=lambda one: (one.score, one.mean(spec.y) or 0.0))
+            one = max(
+                frame.with_most_seeds(here), key=lambda one: (one.score, one.mean(spec.y) or 0.0)
+            )
             value = one.mean(spec.y)
             if value is not None:
-                told.append(tell(one, names, "" if dataset else f"{units.show_count(at)} items"))
+                told.append(
+                    frame.tell(one, names, "" if dataset else f"{units.show_count(at)} items")
+                )
                 point = Point(at, value, _hover(told[-1]), one.spread(spec.y) or 0.0)
                 if math.isnan(at):  # a loss without this setting is a level across
                     level = point
@@ -189,10 +176,10 @@ def line(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figure 
 def epochs(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figure | None:
     """A number over the epochs, as long as all seeds of the best setting went on."""
     title, _, show, axis, *_ = COURSES[spec.y]
-    named = group_by(groups, spec.by)
+    named = frame.group_by(groups, spec.by)
     curves = []
     for group, members in named.items():
-        chosen = best(members)
+        chosen = frame.best(members)
         histories = [row.get("history") or {} for row in chosen.rows] if chosen else []
         columns = [history[spec.y] for history in histories if spec.y in history]
         points = []
@@ -206,7 +193,8 @@ def epochs(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figur
     if not curves:
         return None
     cells = [
-        {p.x: show_around(p.y, p.spread or None, show) for p in curve.points} for curve in curves
+        {p.x: frame.show_around(p.y, p.spread or None, show) for p in curve.points}
+        for curve in curves
     ]
     return Figure(
         spec.title or f"{dataset}: {title}",
@@ -220,18 +208,18 @@ def epochs(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figur
 
 def components(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> Figure | None:
     """The peak memory of a step as stacked bars: shares of its components, and their sum."""
-    named = group_by(groups, spec.by)
+    named = frame.group_by(groups, spec.by)
     bars: dict[str, list[float]] = {}
     for group, members in named.items():
         parts = [
             [one.mean(f"components_mib.{part}") or 0.0 for part in COMPONENTS] for one in members
         ]
         if any(map(any, parts)):
-            bars[name_group(spec.by, group, named)] = max(parts, key=sum)
+            bars[frame.name_group(spec.by, group, named)] = max(parts, key=sum)
     if not bars:
         return None
     text = f"At the peak of a step; {units.show_count(groups[0].value('items'))} items."
-    if is_resident(row for one in groups for row in one.rows):
+    if frame.is_resident(row for one in groups for row in one.rows):
         text += " Bytes of live tensors, not of the process: there was no GPU."
     sums = {bar: units.show_memory(sum(sizes)) for bar, sizes in bars.items()}
     return Figure(
@@ -245,7 +233,7 @@ def components(groups: Sequence[SeedGroup], spec: FigureSpec, dataset: str) -> F
 
 
 def _stack(bars: Mapping[str, list[float]], sums: Mapping[str, str]) -> alt.TopLevelMixin:
-    frame = pl.DataFrame(
+    shares = pl.DataFrame(
         [
             {"bar": bar, "name": name, "order": order, "share": (share := size / sum(sizes)),
              "told": f"{bar}, {name}: {units.show_memory(size)}, {units.show_share(share)}"}
@@ -259,7 +247,7 @@ def _stack(bars: Mapping[str, list[float]], sums: Mapping[str, str]) -> alt.TopL
     x = alt.X("share:Q", title="share of the peak", scale=alt.Scale(domain=[0, 1]),
               axis=alt.Axis(format=".0%", tickCount=5, grid=True))  # fmt: skip
     colour = colours(list(zip(COMPONENTS.values(), PALETTE, strict=False)), "square")
-    stacked = alt.Chart(frame).mark_bar(size=22, aria=True).encode(
+    stacked = alt.Chart(shares).mark_bar(size=22, aria=True).encode(
         x=x, y=y, color=colour, order="order:O", description="told:N"
     )  # fmt: skip
     totals = pl.DataFrame({"bar": list(sums), "sum": list(sums.values())})
@@ -299,7 +287,7 @@ def _curve(
     if group[0] in LOSSES:
         colour = loss_colour(group[0])
     dash = others.index(group[1:]) % len(DASHES)
-    return Curve(name_group(spec.by, group, named), points, colour, dash, level)
+    return Curve(frame.name_group(spec.by, group, named), points, colour, dash, level)
 
 
 def in_words(curves: Sequence[Curve], measure: str, show: Show = units.show_digits) -> str:

@@ -8,30 +8,8 @@ from typing import Any, NamedTuple
 
 from sce.experiments.figure_spec import MEASURES, FigureSpec
 from sce.experiments.store import FAILED, Row, lookup
-from sce.report.frame import (
-    TEST,
-    TOLD,
-    Group,
-    SeedGroup,
-    Show,
-    above,
-    best,
-    comparable,
-    datasets_of,
-    describe,
-    group_by,
-    group_seeds,
-    is_exact,
-    is_ranked,
-    name_group,
-    name_metric,
-    other_settings,
-    relative,
-    show_change,
-    tell,
-    unconverged,
-    varied,
-)
+from sce.report import frame
+from sce.report.frame import TEST, Group, SeedGroup, Show, name_metric
 from sce.units import plural, show_duration, show_memory, show_spread
 
 FIRST, SECOND = 1, 2
@@ -76,13 +54,13 @@ class Duel(NamedTuple):
     @property
     def unconverged(self) -> int:
         """Runs that show no end of learning."""
-        return unconverged(self.ours) + unconverged(self.theirs)
+        return frame.unconverged(self.ours) + frame.unconverged(self.theirs)
 
     def doubt(self, measure: str = TEST) -> str:
         """Why the two do not compare in a measure; empty: they do."""
         if self.differ:
             return "other settings"
-        if worse := [name for name, one in self.sides if above(one, measure)]:
+        if worse := [name for name, one in self.sides if frame.above(one, measure)]:
             return f"{' and '.join(worse)} worse than popularity"
         return "not converged" if self.unconverged and "test." in measure else ""
 
@@ -90,7 +68,9 @@ class Duel(NamedTuple):
         """The difference in a measure, or why there is none to tell."""
         if doubt := self.doubt(measure):
             return doubt
-        change = show_change(relative(self.ours.mean(measure), self.theirs.mean(measure)))
+        change = frame.show_change(
+            frame.relative(self.ours.mean(measure), self.theirs.mean(measure))
+        )
         single = "test." in measure and any(len(one.rows) == 1 for _, one in self.sides)
         return f"{change} ({self.rival}{', one seed' if single else ''})"
 
@@ -109,10 +89,10 @@ class ComparisonTable:
 
 def make_table(groups: Sequence[SeedGroup], spec: FigureSpec) -> ComparisonTable:
     """Choose the setting of each column by validation, and put their test metrics side by side."""
-    named, differing = group_by(groups, spec.by), varied(groups, across=True)
-    columns = [name_group(spec.by, group, named) for group in named]
+    named, differing = frame.group_by(groups, spec.by), frame.varied(groups, across=True)
+    columns = [frame.name_group(spec.by, group, named) for group in named]
     judged = _judged(list(named))
-    datasets = datasets_of(groups)
+    datasets = frame.datasets_of(groups)
     # What others published is for the dataset that they had.
     published = [one for one in spec.published if one.get("dataset", datasets[0]) in datasets]
     table = ComparisonTable(["data", "", *columns])
@@ -121,7 +101,7 @@ def make_table(groups: Sequence[SeedGroup], spec: FigureSpec) -> ComparisonTable
     unfinished, notes = [], []
     for dataset in datasets:
         found = [[one for one in of if one.dataset == dataset] for of in named.values()]
-        picked = [best(members) for members in found]
+        picked = [frame.best(members) for members in found]
         real = [one for one in picked if one is not None]
         table.groups += real
         rows = [row for one in real for row in one.rows]
@@ -133,17 +113,17 @@ def make_table(groups: Sequence[SeedGroup], spec: FigureSpec) -> ComparisonTable
         for name, one in zip(columns, picked, strict=True):
             if one is None:
                 continue
-            words = f"{describe(one, differing)} ({plural(len(one.rows), 'seed')})"
+            words = f"{frame.describe(one, differing)} ({plural(len(one.rows), 'seed')})"
             table.chosen.append(f"{dataset}: {words}")
-            unfinished += [f"{dataset} {name}"] if unconverged(one) else []
-            if popular := above(one):
+            unfinished += [f"{dataset} {name}"] if frame.unconverged(one) else []
+            if popular := frame.above(one):
                 worse = f"Worse than popularity ({show_score(popular)}) on test events"
                 notes.append(f"{worse}: {dataset} {name}.")
-            if is_exact(one):
+            if frame.is_exact(one):
                 whole = "every bucket held the whole catalogue"
                 notes.append(f"{name} was exact cross-entropy on {dataset}: {whole}.")
         for name, measure, show, higher in _measured(spec):
-            fair = is_ranked(measure, rows)
+            fair = frame.is_ranked(measure, rows)
             cells = _rank(picked, measure, show, higher=higher, fair=fair)
             for other in published:
                 here = other if other.get("dataset", dataset) == dataset else {}
@@ -187,7 +167,7 @@ def _duel(
 def _differ(tried: Sequence[Sequence[SeedGroup]], spec: FigureSpec) -> str:
     """The settings that differ and ought not to; columns of one loss may in what they are by."""
     known = [found for found in tried if found]
-    return other_settings(known, spec.by if len({one.loss for one, *_ in known}) == 1 else ())
+    return frame.other_settings(known, spec.by if len({one.loss for one, *_ in known}) == 1 else ())
 
 
 def _measured(spec: FigureSpec) -> Iterator[tuple[str, str, Show, bool]]:
@@ -226,9 +206,9 @@ def all_settings(groups: Sequence[SeedGroup]) -> tuple[list[str], list[list[str]
 
     Columns without a value are left out.
     """
-    names, order = varied(groups), datasets_of(groups)
+    names, order = frame.varied(groups), frame.datasets_of(groups)
     ranked = sorted(groups, key=lambda one: (order.index(one.dataset), -one.score))
-    rows = [["data", *TOLD], *([one.dataset, *tell(one, names)] for one in ranked)]
+    rows = [["data", *frame.TOLD], *([one.dataset, *frame.tell(one, names)] for one in ranked)]
     known = [n for n in range(len(rows[0])) if any(row[n] != "–" for row in rows[1:])]
     heads, *rows = ([row[n] for n in known] for row in rows)
     return heads, rows
@@ -240,8 +220,8 @@ def to_csv(rows: Sequence[Row]) -> str:
     Memory, time and speed are of the runs on the device that is named; sizes of the loss that were
     not set, as they followed from the data.
     """
-    rows = comparable(rows)[0]
-    groups = [*group_seeds(rows), *group_seeds(rows, FAILED)]
+    rows = frame.comparable(rows)[0]
+    groups = [*frame.group_seeds(rows), *frame.group_seeds(rows, FAILED)]
     settings = sorted({name for one in groups for name in one.rows[0]["settings"]})
     metrics = sorted({name for one in groups for name in one.rows[0].get("test") or {}})
     measured = [f"{split}.{name}" for split in ("validation", "test") for name in metrics]
