@@ -101,13 +101,9 @@ def kept(name: str, *, to: Path | None = None) -> list[dict[str, Any]]:
 
 def show(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
     """Lay rows out as a Markdown table."""
-    lines = [
-        "| " + " | ".join(columns) + " |",
-        "|" + "|".join(" --- " for _ in columns) + "|",
-    ]
-    for row in rows:
-        lines.append("| " + " | ".join(_cell(row.get(column)) for column in columns) + " |")
-    return "\n".join(lines)
+    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
+    lines = (columns, ["---"] * len(columns), *cells)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _cell(value: Any) -> str:

@@ -204,6 +204,7 @@ class Worker:
     ) -> None:
         self.dataset, self.options, self.cell = dataset, options, cell
         self.made = Path(tempfile.mkdtemp())
+        ours = cell.library in LIBRARIES[:2]  # where sce is imported from is not for others
         job = {
             **cell._asdict(),
             "data": str(dataset.path.resolve()),
@@ -218,7 +219,7 @@ class Worker:
         job |= {name: getattr(options, name) for name in (*SHARED_OPTIONS, "limit")}
         self.process = subprocess.Popen(
             [python, "-W", "ignore", str(WORKER), json.dumps(job)],
-            env=environment(cell.library),
+            env={k: v for k, v in os.environ.items() if ours or k != "PYTHONPATH"},
             cwd=self.made,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -281,14 +282,6 @@ SHARED_OPTIONS = ["device", "length", "blocks", "ligr", "negatives", "shared", "
 SHARED_OPTIONS += ["seconds"]
 
 
-def environment(library: str) -> dict[str, str]:
-    """Where sce is imported from is not for the interpreters of others."""
-    names = dict(os.environ)
-    if library not in LIBRARIES[:2]:
-        names.pop("PYTHONPATH", None)
-    return names
-
-
 def score(items: NDArray[np.int64], dataset: PreparedDataset) -> dict[str, float]:
     """The metrics of recommendations [users, k] for the test users: catalogue indices, or -1."""
     targets = dataset.test.items[dataset.test.offsets[1:] - 1]
@@ -301,10 +294,7 @@ def score(items: NDArray[np.int64], dataset: PreparedDataset) -> dict[str, float
 
 
 def summary(
-    cell: Cell,
-    runs: list[dict[str, Any]],
-    dataset: PreparedDataset,
-    options: argparse.Namespace,
+    cell: Cell, runs: list[dict[str, Any]], dataset: PreparedDataset, options: argparse.Namespace
 ) -> dict[str, Any]:
     """The median of the rounds, or why there is none."""
     row: dict[str, Any] = {"data": dataset.path.name, "items": dataset.n_items}

@@ -82,10 +82,7 @@ def test_an_empty_file_is_one_run_as_ever(tmp_path: Path) -> None:
         ("[[figures]]\ntitle = 'pie'", "needs a kind"),
         ("[[figures]]\nkind = 'line'", "needs x"),
         ("[[figures]]\nkind = 'pareto'\nx = 'space'", "valid key"),
-        (
-            "[[figures]]\nkind = 'epochs'\ny = 'luck'",
-            "valid keys are loss, ",
-        ),
+        ("[[figures]]\nkind = 'epochs'\ny = 'luck'", "valid keys are loss, "),
         ("[[figures]]\nkind = 'table'\nby = 'loss'", "by must be a list"),
         ("[[figures]]\nkind = 'table'\ncolour = 'red'", "colour is unknown"),
         ("[[figures]]\nkind = 'table'\nlog = 'z'", "log: z is unknown; valid keys are x, y"),
@@ -132,10 +129,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_settings_over_all_others() -> None:
     found = parse_overrides(["training.epochs=2", "loss.name=ce-", "training.betas=[0.8, 0.9]"])
-    assert found == {
-        "training": {"epochs": 2, "betas": (0.8, 0.9)},
-        "loss": {"name": "ce-"},
-    }
+    assert found == {"training": {"epochs": 2, "betas": (0.8, 0.9)}, "loss": {"name": "ce-"}}
 
 
 @pytest.mark.parametrize("given", ["epochs=2", "training.epochs", "training.epoch=2", "a.b=1",

@@ -6,14 +6,7 @@ import pytest
 from sce.experiments.figure_spec import FigureSpec
 from sce.experiments.store import Row
 from sce.report.frame import comparable, group_seeds
-from sce.report.tables import (
-    FIRST,
-    SECOND,
-    ComparisonTable,
-    Line,
-    make_table,
-    to_csv,
-)
+from sce.report.tables import FIRST, SECOND, ComparisonTable, Line, make_table, to_csv
 from tests.experiments.made_rows import CPU, GPU, NEVER, make_row, metrics
 
 
