@@ -90,16 +90,6 @@ def rectools(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
             super()._build_model_from_dataset(dataset)
             clock.watch(self.lightning_model.torch_model)
 
-    def trainer() -> Any:
-        return lightning.Trainer(
-            max_epochs=job.epochs,
-            max_steps=clock.limit or -1,
-            callbacks=[epochs(lightning, clock)],
-            precision=PRECISIONS[job.precision],
-            accelerator=job.device,
-            **LIGHTNING,
-        )
-
     def dataset(users: Codes, sequences: list[Codes]) -> Any:
         lengths = [len(items) for items in sequences]
         time = np.concatenate([np.arange(length) for length in lengths])
@@ -126,7 +116,7 @@ def rectools(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
         n_negatives=job.negatives,
         lr=job.lr,
         batch_size=job.batch,
-        get_trainer_func=trainer,
+        get_trainer_func=lambda: trainer(lightning, job, clock),
         recommend_torch_device=job.device,
     )
     model.fit(dataset(log.train_users, log.train))
@@ -149,8 +139,8 @@ LIGHTNING: dict[str, Any] = {
 PRECISIONS = {"float32": "32-true", "bf16": "bf16-mixed"}
 
 
-def epochs(lightning: Any, clock: Clock) -> Any:
-    """A callback of Lightning that notes the epochs, and stops after one when the time is over."""
+def trainer(lightning: Any, job: Any, clock: Clock) -> Any:
+    """A trainer of Lightning that notes the epochs, and stops after one when the time is over."""
     base: Any = lightning.Callback
 
     class Epochs(base):  # type: ignore[misc]
@@ -161,7 +151,14 @@ def epochs(lightning: Any, clock: Clock) -> Any:
             clock.mark()
             trainer.should_stop = trainer.should_stop or clock.over
 
-    return Epochs()
+    return lightning.Trainer(
+        max_epochs=job.epochs,
+        max_steps=clock.limit or -1,
+        callbacks=[Epochs()],
+        precision=PRECISIONS[job.precision],
+        accelerator=job.device,
+        **LIGHTNING,
+    )
 
 
 def replay(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
@@ -239,19 +236,12 @@ def replay(job: Any, log: Log, clock: Clock) -> Iterator[Any]:
         learner = wrapped.LightningModule(
             model, optimizer_factory=wrapped.optimizer.OptimizerFactory(learning_rate=job.lr)
         )
-        lightning.Trainer(
-            max_epochs=job.epochs,
-            max_steps=clock.limit or -1,
-            callbacks=[epochs(lightning, clock)],
-            precision=PRECISIONS[job.precision],
-            accelerator=job.device,
-            **LIGHTNING,
-        ).fit(learner, datamodule=training)
+        trainer(lightning, job, clock).fit(learner, datamodule=training)
         yield
         known = module("predict", 256, log.users, log.histories)
         best = callbacks.TorchTopItemsCallback(job.k, "user_id", [filters.SeenItemsFilter(n_items)])
-        trainer = lightning.Trainer(callbacks=[best], accelerator=job.device, **LIGHTNING)
-        trainer.predict(learner, datamodule=known, return_predictions=False)
+        predictor = lightning.Trainer(callbacks=[best], accelerator=job.device, **LIGHTNING)
+        predictor.predict(learner, datamodule=known, return_predictions=False)
         users, found, _ = best.get_result()
     items = np.full((len(log.users), job.k), -1)
     items[log.rows(users.numpy())] = found.numpy()
