@@ -51,7 +51,7 @@ from numpy.typing import NDArray
 
 from rows import keep, parser_of, provenance, show
 from sce import PreparedDataset
-from sce.evaluation.metrics import METRICS, RankCounts
+from sce.evaluation.metrics import compute
 
 WORKER = Path(__file__).with_name("train_workers.py")
 LIBRARIES = ["sce", "sce-chunked", "rectools", "replay", "replay-plain", "recbole"]
@@ -285,12 +285,12 @@ SHARED_OPTIONS += ["seconds"]
 def score(items: NDArray[np.int64], dataset: PreparedDataset) -> dict[str, float]:
     """The metrics of recommendations [users, k] for the test users: catalogue indices, or -1."""
     targets = dataset.test.items[dataset.test.offsets[1:] - 1]
-    at = (items == targets[:, None]).sum(axis=0)
+    hits = items == targets[:, None]
+    ranks = np.where(hits.any(axis=1), hits.argmax(axis=1) + 1, 0)
     ks = (1, 5, 10)
     shown = {k: np.setdiff1d(items[:, :k], -1) for k in ks}
     covered = {k: len(shown[k]) / dataset.n_items for k in ks}
-    counts = RankCounts(at, len(targets), covered)
-    return {f"{name}@{k}": each.compute(counts, k) for k in ks for name, each in METRICS.items()}
+    return compute(ranks, ks, covered)
 
 
 def summary(

@@ -197,7 +197,7 @@ def _metrics(record: Record, split: str) -> dict[str, Any]:
 def _apart(record: Record) -> dict[str, Any]:
     """Metrics at depth 10 apart for popular and rare targets, if they were measured."""
     found: Mapping[str, Any] = lookup(record.result, "by_popularity", record.split) or {}
-    names = [f"{key}@10" for key, metric in METRICS.items() if metric.of_users]
+    names = [f"{key}@10" for key, metric in METRICS.items() if metric.gain]
     return {
         "name": f"The same apart for popular and rare targets on {record.split} events",
         "heads": ["targets", "users", *map(name_metric, names)],
