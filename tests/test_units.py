@@ -18,14 +18,7 @@ from sce.units import (
     show_size,
 )
 
-ALL = [
-    show_count,
-    show_digits,
-    show_duration,
-    show_memory,
-    show_metric,
-    show_share,
-]
+ALL = [show_count, show_digits, show_duration, show_memory, show_metric, show_share]
 
 
 @pytest.mark.parametrize("show", ALL, ids=lambda show: show.__name__)

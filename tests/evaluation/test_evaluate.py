@@ -1,7 +1,7 @@
 import gc
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -11,27 +11,22 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sce.data.prepared import Sequences
 from sce.errors import InputError
 from sce.evaluation.evaluate import Metrics, evaluate
 from sce.evaluation.ranking import Popularity
 from sce.models.sasrec import SASRec, SASRecSettings
-
-
-class Flat(NamedTuple):
-    items: NDArray[np.int32]
-    offsets: NDArray[np.int64]
+from tests.cycle_data import lay_out
 
 
 @dataclass(frozen=True)
 class Tiny:
-    test: Flat
+    test: Sequences
     n_items: int
 
 
 def dataset_of(sequences: list[list[int]], n_items: int) -> Tiny:
-    items = np.array([item for row in sequences for item in row], dtype=np.int32)
-    offsets = np.cumsum([0] + [len(row) for row in sequences], dtype=np.int64)
-    return Tiny(Flat(items, offsets), n_items)
+    return Tiny(lay_out(sequences, range(len(sequences))), n_items)
 
 
 class LastItem:
@@ -227,7 +222,7 @@ def test_each_part_of_a_module_gets_its_own_mode_back() -> None:
 
 
 def test_popularity_is_a_ranker() -> None:
-    train = Flat(np.array([1, 1, 1, 2, 2, 3], dtype=np.int32), np.array([0, 6]))
+    train = lay_out([[1, 1, 1, 2, 2, 3]], [0])
     dataset = dataset_of([[1, 0, 2], [4, 3, 1], [3, 4, 0]], 5)
     found = evaluate(Popularity(train, 5), dataset, split="test", ks=(1, 2))
     assert found["hr@1"] == pytest.approx(2 / 3)  # 2 after 1 is left out; 1; not 0

@@ -1,18 +1,17 @@
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sce.data import popular
 from sce.evaluation import ranking as ranking_module
 from sce.evaluation.ranking import NOTHING, Popularity, Rows, last_states, top_k
 from sce.models.sasrec import SASRec
+from tests.cycle_data import lay_out
 
 
 def small_integers(seed: int, *shape: int, most: int = 2) -> Tensor:
@@ -162,14 +161,9 @@ def test_low_precision_is_scored_in_float32() -> None:
     assert torch.equal(found.items, expected.indices)
 
 
-class Flat(NamedTuple):
-    items: NDArray[np.int32]
-    offsets: NDArray[np.int64]
-
-
 def test_popularity_ranks_by_count_then_id(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(popular, "_EVENTS_AT_ONCE", 2)
-    train = Flat(np.array([3, 1, 3, 1, 4, 2, 3], dtype=np.int32), np.array([0, 4, 7]))
+    train = lay_out([[3, 1, 3, 1], [4, 2, 3]], [0, 1])
     popularity = Popularity(train, n_items=6)
     assert popularity.counts.tolist() == [0, 2, 1, 3, 1, 0]
     states = popularity(torch.zeros(2, 5, dtype=torch.int64))
