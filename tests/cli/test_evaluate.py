@@ -12,13 +12,11 @@ from sce.data.prepared import PreparedDataset, write_prepared
 from sce.data.storage import read_json, write_json
 from sce.evaluation.evaluate import evaluate
 from sce.evaluation.ranking import Popularity, Ranker
-from sce.losses import CrossEntropy
-from sce.training.fit import fit
 from sce.training.run import Run, load_model, read_ranks
 from sce.training.run_start import note_divergence, start_run
-from sce.training.settings import TrainingSettings
 from tests.complaint import complaint
-from tests.cycle_data import lay_out, make_cycle, small_model, walk
+from tests.cycle_data import lay_out, make_cycle, train, walk
+from tests.tiny_run import make_run
 
 Capture = pytest.CaptureFixture[str]
 
@@ -31,18 +29,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
 @pytest.fixture(scope="module")
 def run(dataset: PreparedDataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "run"
-    settings = TrainingSettings(epochs=2, batch_size=16, learning_rate=1e-2, device="cpu")
-    # As `sce train` names it.
-    config = {"loss": {"name": "ce"}}
-    fit(
-        small_model(dataset),
-        CrossEntropy(),
-        dataset,
-        settings=settings,
-        out=out,
-        config=config,
-        progress=False,
-    )
+    train(dataset, out=out, config={"loss": {"name": "ce"}})  # as `sce train` names it
     return out
 
 
@@ -126,13 +113,7 @@ def test_a_diverged_run_says_so(run: Path, tmp_path: Path, capsys: Capture) -> N
 def test_a_run_that_diverged_at_once(
     dataset: PreparedDataset, tmp_path: Path, capsys: Capture
 ) -> None:
-    run = start_run(
-        tmp_path / "run",
-        dataset,
-        config={"model": {}, "loss": {"name": "ce"}},
-        derived={},
-        model="sasrec",
-    )
+    run = make_run(tmp_path / "run", dataset, weights=False)
     note_divergence(run, epoch=1, step=2)
     line = complaint(["evaluate", run.path, "--device", "cpu"], capsys)
     assert "no weights yet: nothing was saved so far; the training of" in line
@@ -185,8 +166,7 @@ def test_targets_that_were_seen_are_said(tmp_path: Path, capsys: Capture) -> Non
         counts={},
     )
     out = tmp_path / "run"
-    settings = TrainingSettings(epochs=1, batch_size=16, device="cpu")
-    fit(small_model(again), CrossEntropy(), again, settings=settings, out=out, progress=False)
+    train(again, out=out, epochs=1)
     assert main(["evaluate", str(out), "--device", "cpu"]) == 0
     assert "and so are targets among them: 1 misses" in capsys.readouterr().out
     assert main(["evaluate", str(out), "--device", "cpu", "--keep-seen"]) == 0
@@ -221,13 +201,7 @@ def test_runs_that_are_none(
         ["evaluate", tmp_path / "no"], capsys
     )
     assert "is not a run" in complaint(["evaluate", dataset.path], capsys)
-    young = start_run(
-        tmp_path / "young",
-        dataset,
-        config={"model": {}, "loss": {"name": "ce"}},
-        derived={},
-        model="sasrec",
-    )
+    young = make_run(tmp_path / "young", dataset, weights=False)
     assert "has no weights yet" in complaint(["evaluate", young.path], capsys)
     broken = shutil.copytree(run, tmp_path / "broken")
     weights = broken / "best.safetensors"
