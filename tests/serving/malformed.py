@@ -16,28 +16,11 @@ def http(method: str, path: str, body: bytes = b"", kind: str | None = "applicat
 
 def bodies() -> list[bytes]:
     """Bodies for /recommend."""
-    wrong_ids: list[Any] = [
-        *(None, True, 1.5, 1e308, [], {}, [[]], {"a": 1}),
-        *("", "x", 0, 5, -1, 1e10, False),
-    ]
+    wrong_ids: list[Any] = [None, True, 1.5, 1e308, [], {}, [[]], {"a": 1}]
+    wrong_ids += ["", "x", 0, 5, -1, 1e10, False]
     not_ids: list[Any] = [None, True, 1.5, 1e308, [], {}, [1], {"item": 1}]
-    depths: list[Any] = [
-        0,
-        -1,
-        1001,
-        10**30,
-        1.0,
-        0.5,
-        "10",
-        "",
-        None,
-        True,
-        [],
-        [10],
-        {},
-        "ten",
-        1e400,
-    ]
+    depths: list[Any] = [0, -1, 1001, 10**30, 1.0, 0.5, "10", "", None, True]
+    depths += [[], [10], {}, "ten", 1e400]
     given: list[Any] = [{"history": one} for one in wrong_ids]
     given += [{"history": [one]} for one in not_ids]
     given += [{"history": [101, one]} for one in not_ids]

@@ -86,30 +86,11 @@ def serving(path: Path, *options: str, **more: Any) -> Iterator[Server]:
             server.end(signal.SIGKILL)
 
 
-def raw(port: int, request: bytes, *, timeout: float = 30) -> bytes:
-    """Send bytes; what comes back until the server closes or an answer is whole."""
-    with socket.create_connection(("127.0.0.1", port), timeout=timeout) as sent:
+def raw(port: int, request: bytes) -> tuple[int, bytes]:
+    """Send bytes; the status of the answer, and all that follows it."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as sent:
         with suppress(BrokenPipeError, ConnectionResetError):  # refused before its end
             sent.sendall(request)
-        answer = b""
-        while not _whole(answer):
-            try:
-                more = sent.recv(1 << 16)
-            except ConnectionResetError:
-                break
-            if not more:
-                break
-            answer += more
-        return answer
-
-
-def _whole(answer: bytes) -> bool:
-    head, separator, body = answer.partition(b"\r\n\r\n")
-    if not separator:
-        return False
-    lengths = [
-        int(line.partition(b":")[2])
-        for line in head.lower().split(b"\r\n")
-        if line.startswith(b"content-length:")
-    ]
-    return bool(lengths) and (len(body) >= lengths[0])
+        answer = http.client.HTTPResponse(sent)
+        answer.begin()
+        return answer.status, answer.headers.as_bytes() + answer.read()

@@ -8,7 +8,7 @@ import voyager
 from sce.data.vocabulary import Vocabulary
 from sce.serving.engine import Engine, Request
 from sce.serving.index import Index
-from sce.serving.ranking import Codes, Floats
+from tests.serving.tiny_export import make_engine
 
 RANDOM = np.random.default_rng(0)
 ITEMS = 1500
@@ -16,13 +16,7 @@ TABLE = RANDOM.standard_normal((ITEMS, 8)).astype(np.float32) * RANDOM.random(
     (ITEMS, 1), np.float32
 )
 TABLE.setflags(write=False)  # as that of an export is
-
-
-def last(embedded: Floats, lengths: Codes) -> Floats:
-    return embedded[np.arange(len(lengths)), lengths - 1]
-
-
-EXACT = Engine(last, TABLE, Vocabulary.from_integers(range(ITEMS)), 5, "version")
+EXACT = make_engine(table=TABLE, item_ids=Vocabulary.from_integers(range(ITEMS)), titles=None)
 INDEX = Index.build(TABLE)
 SEARCHING = replace(EXACT, index=INDEX)
 

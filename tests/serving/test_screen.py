@@ -9,9 +9,10 @@ import pytest
 
 from sce.data.vocabulary import Vocabulary
 from sce.serving import engine as module
-from sce.serving.engine import Engine, Request
+from sce.serving.engine import Request
 from sce.serving.ranking import Codes, Floats, rank, top_k
 from sce.serving.screen import GROUP, Screen, exact_here, largest_products
+from tests.serving.tiny_export import make_engine
 
 RANDOM = np.random.default_rng(0)
 
@@ -83,12 +84,8 @@ def test_products_are_those_of_integers() -> None:
 
 
 def test_an_engine_ranks_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = normal(3000, 8)
-
-    def last(embedded: Floats, lengths: Codes) -> Floats:
-        return embedded[np.arange(len(lengths)), lengths - 1]
-
-    plain = Engine(last, table, Vocabulary.from_integers(range(3000)), 5, "version")
+    ids = Vocabulary.from_integers(range(3000))
+    plain = make_engine(table=normal(3000, 8), item_ids=ids, titles=None)
     screened = replace(plain, screened=True)
     assert screened._screen is None  # so few are scored sooner
     monkeypatch.setattr(module, "_SCREENED", 3000)
