@@ -23,7 +23,7 @@ from sce.training.run import Run
 from sce.training.run_start import start_run
 from tests.tiny_run import MODEL, make_dataset, make_run
 
-NAMES = [f"item {n:02d}" for n in range(40)]
+NAMES = [f'"item", {n:02d}' for n in range(40)]  # csv must quote them
 ITEMS = Vocabulary.from_strings(NAMES)
 USERS = Vocabulary.from_integers(range(100, 130))
 

@@ -26,29 +26,14 @@ from sce.recommend import Id, Recommender
 from sce.training.checkpoint import write_tensors
 from sce.training.run import Run
 from tests.complaint import complaint
+from tests.test_recommend import NAMES
+from tests.test_recommend import dataset as dataset  # fixtures
+from tests.test_recommend import recommender as recommender
+from tests.test_recommend import run as run
 from tests.tiny_run import MODEL, make_dataset, make_run
 
 Capture = pytest.CaptureFixture[str]
-NAMES = [f'"item", {n:02d}' for n in range(40)]  # csv must quote them
 HEADER = "user_id,item_id,score,rank,source"
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
-    path = tmp_path_factory.mktemp("data") / "tiny"
-    return make_dataset(
-        path, Vocabulary.from_strings(NAMES), Vocabulary.from_integers(range(100, 130))
-    )
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, dataset: PreparedDataset) -> Run:
-    return make_run(tmp_path_factory.mktemp("runs") / "tiny", dataset, ended=True)
-
-
-@pytest.fixture(scope="module")
-def recommender(run: Run) -> Recommender:
-    return Recommender.load(run, device="cpu")
 
 
 def say(monkeypatch: pytest.MonkeyPatch, text: str | bytes) -> None:
