@@ -18,16 +18,17 @@ if not torch.cuda.is_available():
 
 
 class LargestTensor(TorchDispatchMode):
-    """Remembers the size of the largest tensor that any operation made."""
+    """Remembers the size of the largest tensor that any operation made, but for a given one."""
 
     numel = 0
+    known: int | None = None  # where the data of the given one are
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(tensor, Tensor):
+            if isinstance(tensor, Tensor) and tensor.data_ptr() != self.known:
                 self.numel = max(self.numel, tensor.numel())
         return out
 

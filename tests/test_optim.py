@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sce.losses import ScalableCrossEntropy
 from sce.optim import RowwiseAdagrad
 
 Sparse = tuple[list[int], Tensor]
+LOSS: dict[str, Any] = {"n_buckets": 3, "coverage": False, "sparse_grad": True}
 
 
 def entries(seed: int, rows: int, d: int, n: int) -> Sparse:
@@ -129,27 +129,11 @@ def test_entries_of_zeros_move_nothing() -> None:
     assert not optimizer.state[table]["sum"].any()
 
 
-class Made(TorchDispatchMode):
-    """Remembers the size of the largest tensor that any operation made, but for a given one."""
-
-    numel = 0
-    known: int  # where its data are
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(tensor, Tensor) and tensor.data_ptr() != self.known:
-                self.numel = max(self.numel, tensor.numel())
-        return out
-
-
-def test_nothing_of_the_size_of_the_table_is_made() -> None:
+def test_nothing_of_the_size_of_the_table_is_made(largest_tensor: Any) -> None:
     table = nn.Parameter(torch.zeros(3000, 8))
     optimizer = RowwiseAdagrad([table], lr=0.1)
     table.grad = sparse([5, 2999, 5], torch.ones(3, 8), 3000)
-    made = Made()  # type: ignore[no-untyped-call]
+    made = largest_tensor()
     made.known = table.data_ptr()
     with made:
         optimizer.step()
@@ -269,14 +253,7 @@ def test_what_is_no_table_is_refused() -> None:
 def test_the_gradient_of_the_loss_moves_its_rows_alone(make: Callable[..., Any]) -> None:
     table = nn.Parameter(torch.randn(60, 8))
     before = table.data.clone()
-    loss = ScalableCrossEntropy(
-        n_buckets=3,
-        coverage=False,
-        bucket_size_x=4,
-        bucket_size_y=5,
-        backend="torch",
-        sparse_grad=True,
-    )
+    loss = ScalableCrossEntropy(**LOSS, bucket_size_x=4, bucket_size_y=5, backend="torch")
     loss(torch.randn(20, 8), table, torch.arange(20)).backward()
     assert table.grad is not None
     assert table.grad.is_sparse
@@ -297,14 +274,7 @@ def test_a_gradient_of_static_size_moves_the_same_rows(monkeypatch: pytest.Monke
     tables = []
     for capturing in (False, True):
         table = nn.Parameter(start.clone())
-        loss = ScalableCrossEntropy(
-            n_buckets=3,
-            coverage=False,
-            bucket_size_x=8,
-            bucket_size_y=10,
-            backend="triton",
-            sparse_grad=True,
-        )
+        loss = ScalableCrossEntropy(**LOSS, bucket_size_x=8, bucket_size_y=10, backend="triton")
         value = loss(states, table, targets, generator=torch.Generator(device).manual_seed(0))
         with monkeypatch.context() as patch:
             patch.setattr(torch.cuda, "is_available", lambda: True)
