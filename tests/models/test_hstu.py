@@ -22,10 +22,10 @@ from sce.losses import CrossEntropy, ScalableCrossEntropy
 from sce.models.hstu import HSTU, HSTUSettings
 from sce.models.sasrec import SASRec
 from sce.recommend import Recommender, Request
+from sce.serving.asking import OfUser
 from sce.serving.catalogue import Catalogue
 from sce.serving.engine import Engine
 from sce.serving.engine import Request as EngineRequest
-from sce.serving.users import OfUser
 from sce.training.fit import TrainingSettings, fit
 from sce.training.run import Run
 from sce.training.step import StepSeeds, TrainingStep

@@ -8,8 +8,7 @@ import pytest
 
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
-from sce.serving.catalogue import Source
-from sce.serving.users import known_of
+from sce.serving.catalogue import Source, known_of
 from tests.serving.tiny_export import ITEM_IDS, listed, write_export
 from tests.tiny_run import make_dataset
 

@@ -1,15 +1,23 @@
 """What clients ask, read from JSON and checked against limits."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from sce.data.lines import unique_keys
-from sce.data.requests import Request, check_times, list_ids
+from sce.data.requests import Id, Request, check_times, list_ids
 from sce.errors import InputError, show_value
-from sce.serving.users import OfUser
 
 _KNOWN = {"user", "history", "k", "allow", "block", "keep_seen", "times"}
+
+
+@dataclass(frozen=True)
+class OfUser(Request):
+    """A request for a user of the log, whose history is looked up."""
+
+    history: Iterable[Id] = ()
+    user: Id = ""
 
 
 @dataclass(frozen=True)

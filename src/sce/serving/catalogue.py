@@ -1,4 +1,4 @@
-"""What is served: an engine, its titles and its search, and where the next version comes from."""
+"""What is served: an engine, its search and its users, and where the next version comes from."""
 
 import json
 import subprocess
@@ -19,13 +19,21 @@ from sce.data.prepared import PreparedDataset
 from sce.data.requests import Id, Recommended, Request
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
+from sce.serving.asking import OfUser
 from sce.serving.engine import Engine
 from sce.serving.exported import MANIFEST
 from sce.serving.ranking import Codes
 from sce.serving.search import Search
-from sce.serving.users import NO_USERS, OfUser, known_of, load_users
 
 Work = Request | Callable[["Catalogue"], Any]
+NO_USERS = (
+    "this server knows no users: give their history instead of a user, or start it with "
+    "--data DIR, the dataset of the run"
+)
+_OTHER = (
+    "export a run on what is here now, prepare the log of that one into the same directory "
+    "(sce prepare --force), or start the server with another --data"
+)
 _OF_RUN = ("run.json", "best.safetensors")
 _LOOK = 0.2  # seconds between looks whether an export is still wanted
 Named = dict[str, Any]  # an item: its id, its title if it has one, its score
@@ -101,6 +109,19 @@ class Catalogue:
         return [{"item": item} | ({"title": str(title)} if title else {}) for item, title in pairs]
 
 
+def known_of(
+    dataset: PreparedDataset, users: Sequence[Id], *, times: bool
+) -> Iterator[dict[str, Any]]:
+    """The history of each user, of a `Request`, and its times; none of one not in the log."""
+    codes = dataset.everyone.lookup(users)
+    found, seconds = dataset.histories(codes), [None] * len(users)
+    if times:
+        seconds = [some.tolist() for some in dataset.histories(codes, "times")]
+    ids = iter(dataset.item_ids.decode(np.concatenate([*found, np.empty(0, np.int32)])))
+    for events, at in zip(found, seconds, strict=True):
+        yield {"history": [next(ids) for _ in events], "times": at}
+
+
 def _copy(ids: Vocabulary) -> Vocabulary:
     copies = {name: np.array(array) for name, array in ids.arrays().items()}
     return Vocabulary.from_arrays(ids.kind, copies)
@@ -134,7 +155,7 @@ class Source:
         state = self.state()
         if not self.is_run:
             engine = Engine.load(self.path, index=self.index)
-            users = None if self.data is None else load_users(self.data, engine.dataset)
+            users = None if self.data is None else _users_of(self.data, engine.dataset)
             return self._catalogue(engine, users, state)
         users = self._users_of_run()  # which may be refused: before what takes long
         with TemporaryDirectory(prefix="sce-export-") as place:
@@ -178,7 +199,7 @@ class Source:
         """Those of its dataset; none if that is not where it was, unless it was given."""
         try:
             trained = json.loads((self.path / "run.json").read_bytes())["dataset"]
-            return load_users(self.data or Path(trained["path"]), trained["content_hash"])
+            return _users_of(self.data or Path(trained["path"]), trained["content_hash"])
         except InputError:
             if self.data is not None:
                 raise
@@ -195,6 +216,13 @@ class Source:
         yield from (self.path / name for name in sorted(names))
         if self.data:
             yield self.data / PREPARED.file
+
+
+def _users_of(path: Path, content: str | None) -> PreparedDataset:
+    """Open the dataset that an export's run was trained on, given the hash of its content."""
+    dataset = PreparedDataset.load(path)
+    dataset.check_content(content, "what is served", _OTHER)
+    return dataset
 
 
 def _stats(files: Iterable[Path]) -> object:

@@ -23,13 +23,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sce import __version__
 from sce.data.requests import Request as Asked
 from sce.errors import InputError, show_value
-from sce.serving.asking import Limits, read_k, read_requests
+from sce.serving.asking import Limits, OfUser, read_k, read_requests
 from sce.serving.batching import Batcher, OverloadError
-from sce.serving.catalogue import Catalogue, Source, Work
+from sce.serving.catalogue import NO_USERS, Catalogue, Source, Work
 from sce.serving.metrics import Metrics
 from sce.serving.openapi import describe
 from sce.serving.page import PAGE, POLICY
-from sce.serving.users import NO_USERS, OfUser
 
 OPEN = {"/", "/healthz"}  # without a token: they tell nothing of the catalogue's content
 _SIMILAR = "/similar/"
