@@ -49,7 +49,7 @@ serve: $(STAMP) demo/export/export.json
 	$(BIN)/sce serve demo/export --data demo/data
 
 test: $(STAMP)
-	@$(MAKE) --no-print-directory -j2 lint types imports docs
+	@$(MAKE) --no-print-directory -j2 lint types imports docs $(VENV)/.examples
 	@$(MAKE) --no-print-directory unit
 
 lint: $(STAMP)

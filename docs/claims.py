@@ -5,9 +5,10 @@ that computes the numbers. Line breaks do not matter; what is not computed must 
 """
 
 import math
+import operator
 import re
 from collections.abc import Iterable
-from statistics import mean, stdev
+from statistics import correlation, mean, stdev
 
 from calls import KERNELS, WORDS, Claims, call, ends
 from first_version import PAPER
@@ -17,12 +18,12 @@ from studies import (
     language_rows,
     memory,
     mib,
+    over_logs,
     paper_rule,
     percent,
     seed_spreads,
-    size_ratios,
-    step_ratios,
     study,
+    study_ratios,
     times,
     trained,
     whole_batch,
@@ -43,6 +44,7 @@ from trainings import (
 from sce.planning import _WORKSPACE, ERROR
 
 FOUR = ("beauty", "reddit", "yelp2019", "union7")
+LARGE = ("yoochoose_buys", "globo", "beauty", "reddit", "yelp2019", "food", "beauty2", "union7")
 OTHERS = ("ligr", "hstu", "gru4rec", "bert4rec")
 NUMBER = rf"([-+]?\d(?:[\d,]*\d)?(?:\.\d+)?|{'|'.join(WORDS)})"
 
@@ -219,16 +221,9 @@ def _placed(alpha: float) -> list[float]:
     ]  # fmt: skip
 
 
-def _over_logs(name: str, on: int) -> float:
-    """Mean ratio to exact CE over logs, of one column of the study of sizes."""
-    return mean(ratios[name][on] for ratios in size_ratios().values())
-
-
-def _on_reddit() -> list[float]:
-    """Test ratios on reddit, from the paper's rule to many buckets, and numbers of trainings."""
-    rule, _, few, many, *_ = (each["reddit"] for each in step_ratios().values())
-    fewest = size_ratios()["reddit"]["α = 1"]
-    return [rule[0], *(value for one in (few, many, fewest) for value in (one[0], one[2]))]
+def _studied(log: str, *names: str) -> list[float]:
+    """Test ratios to exact CE on a log, of what was tried in the study of coverage."""
+    return [study_ratios()[log][name][0] for name in names]
 
 
 def _seed_means() -> list[list[float]]:
@@ -290,6 +285,8 @@ RESULTS: Claims = {
     "on union7 the best is {:.0f} % behind": lambda: [percent(max(
         mean(ndcg(rows)) for (loss, _), rows in of_sasrec()["union7"].items() if "ce-" in loss
     ) / mean(ndcg(trained("union7", "sce"))))],
+    "On steam all but popular negatives are behind, by up to {:.0f} %": lambda: [percent(min(
+        _ratio("steam", *one, to="sce") for one in of_sasrec()["steam"]))],
     "by test and validation, with three seeds on {} test users": lambda: [
         trained("ml1m", "bce+", "uniform")[0]["users"]["test"]],
     "ahead of SCE on globo by {:.0f} %": lambda: [
@@ -339,10 +336,22 @@ RESULTS: Claims = {
     "has the best mean rank, {}; SASRec with exact CE, trained on the same ten logs, has {}":
     lambda: [
         re.findall(rf"SASRec \| {loss} \|.*?([\d.]+) of", field())[0] for loss in ("SCE", "CE")],
-    "beyond the spread**, by {:.0f} % on average": lambda: [
+    "SCE is better than exact CE beyond the spread**, by {:.0f} %": lambda: [
         percent(mean(one["test"] for one in against_ce()))],
     "the ten ratios by themselves give {:.3f} to {:.3f}": lambda: _student(
         row["test"] for row in default_pairs([3, 4, 5]).values()),
+    "with a mean correlation of {:.2f} on test and {:.2f} by validation": lambda: [
+        mean(correlation(*(ndcg(trained(log, loss), on) for loss in ("sce", "ce"))) for log in LOGS)
+        for on in ("test", "validation")],
+    "with seeds 0 to 2 of both they are ahead on globo by {:.0f} and {:.0f} %": lambda: [
+        percent(mean(ndcg(trained("globo", loss, "popularity")))
+                / mean(ndcg(trained("globo", "sce")[:3]))) for loss in ("ce-", "cce-")],
+    "seed 1 has {:.2f} on yelp2019": lambda: [next(
+        row["rare"] for row in read(f"{ROWS}/pairs/seed-1.jsonl")
+        if row["dataset"]["name"] == "yelp2019" and row["setting"]["loss.name"] == "sce")],
+    "by itself; its memory is {:.0f} % of RePlay's": lambda: [100 * operator.truediv(*(
+        rows_with("benchmarks/results/train_peers.jsonl", device="cuda", loss="ce-", library=name)
+        [0]["peak MiB"] for name in ("sce", "replay")))],
     "{} to {} runs shared the GPU": lambda: _at_once(
         row for settings in by_setting().values() for rows in settings.values() for row in rows),
     "above 1 on {} logs of {}, on reddit by {:.1f} %": lambda: [
@@ -415,7 +424,7 @@ RESULTS: Claims = {
     "and {:.0f} % where they are a sequence's; in {:.0f} and {:.0f} % of the memory": lambda: [
         100 * _peers("cpu", "ce-", *of)
         for of in (("epoch s",), ("peak MiB", "batch"), ("peak MiB",))],
-    "RePlay took {:.0f} s beside it in one run, and {:.0f} s in the other": lambda: [
+    "negatives RePlay took {:.0f} s; here its better run counts, {:.0f} s": lambda: [
         row["epoch s"] for shared in ("batch", "sequence") for row in rows_with(
             "benchmarks/results/train_peers.jsonl", library="replay", loss="ce-", device="cpu",
             shared=shared, together=False)],
@@ -441,28 +450,26 @@ RESULTS: Claims = {
     "With three seeds it is {:.3f} and {:.3f}": lambda: [
         stdev(some) / math.sqrt(seeds) for seeds in (1, 3) for some in _seed_means()],
     "256 items are the lowest by validation, {:.1f} % below the six seeds of the default; on test "
-    "it is {:.1f} %. With √targets buckets it is {:.1f} and {:.1f} %": lambda: [
-        100 * (_over_logs("default, six seeds", on) - _over_logs(name, on))
-        for name in ("256 items", "α = 1") for on in (1, 0)],
-    "on the other eight logs the default has {:.3f} / {:.3f} with seeds 0 to 2": lambda: [
-        mean(ratios["default, seeds 0 to 2"][on] for ratios in size_ratios().values()
-             if "4,096" in ratios) for on in (0, 1)],
-    "of exact CE: {:.2f} by the paper's rule, {:.2f} with coverage and as many buckets ({} "
-    "trainings), {:.2f} with four times as many ({}). With √targets buckets it is {:.2f} ({} "
-    "trainings)":
-        _on_reddit,
+    "it is {:.1f} %": lambda: [
+        100 * (over_logs("default")[on] - over_logs("256 items")[on]) for on in (1, 0)],
+    "By validation the means of these rise with the items: {:.3f}, {:.3f}, {:.3f}, {:.3f}, {:.3f}":
+        lambda: [over_logs(name, LARGE)[1] for name in (
+            "256 items", "512", "1,024", "default, seeds 0 to 2", "4,096")],
+    "there it has {:.2f}. Coverage with as many buckets has {:.2f}, and so has the paper's rule "
+    "with twice the buckets, {:.2f}, at 16 times the logits": lambda: _studied(
+        "reddit", "paper's rule, α = 2", "α = 2", "paper's rule, α = 4"),
+    "left over to their nearest bucket, it has {:.2f}, with one training": lambda: _studied(
+        "reddit", "those left over to their nearest bucket"),
+    "on beauty the paper's rule has {:.2f} and the default {:.2f}": lambda: _studied(
+        "beauty", "paper's rule, α = 2", "default"),
+    "√targets buckets are {:.1f} % below the default by validation and {:.1f} % on test": lambda: [
+        100 * (over_logs("default")[on] - over_logs("α = 1")[on]) for on in (1, 0)],
     "It was missed by half a percent: the mean of six seeds has a standard error of {:.1f} %":
         lambda: [100 * stdev(_seed_means()[0]) / math.sqrt(6)],
-    "in a bucket training takes {:.0f} to {:.0f} MiB less than with 2,048": lambda: ends(
-        _peak(trained(log, "sce")[3:]) - study(log, "coverage", 8.0, 256)[0]["memory_mib"]
-        for log in LOGS),
     "its HR@10, {:.4f} and {:.4f}, is {:.0f} and {:.0f} % behind": lambda: [
         *(_in_their_order("sasrec", dim)["test"]["hr@10"] for dim in (64, 256)),
         *(percent(_in_their_order("sasrec", dim)["test"]["hr@10"] / 0.0921) for dim in (64, 256))],
     "With SASRec it is {:.3f} on these logs": lambda: [mean(_gains("sasrec"))],
-    "on beauty the paper's rule has {:.2f} and the default {:.2f}": lambda: [
-        each["beauty"][0] for name, each in step_ratios().items()
-        if name in ("the paper's rule", "four times the buckets, the default")],
     "In the table 256 has {} seeds on ml1m and {} on globo": lambda: [
         WORDS[len(paper_rule(log, bucket_size_y=256))] for log in ("ml1m", "globo")],
     "(α = 2, β = 1: {} on ml1m and {} on globo)": lambda: [
@@ -535,8 +542,7 @@ CHOOSING: Claims = {
 }  # fmt: skip
 HOW: Claims = {
     "On reddit the paper's rule reaches {:.2f} of the test NDCG@10 of exact CE. Coverage with as "
-    "many buckets reaches {:.2f}. With four times the buckets it reaches {:.2f}": lambda: [
-        _on_reddit()[place] for place in (0, 1, 3)],
+    "many buckets reaches {:.2f}": lambda: _studied("reddit", "paper's rule, α = 2", "α = 2"),
 }  # fmt: skip
 BEYOND: Claims = {
     "(not in the rows), with a vocabulary of {:,}": lambda: [language_rows()["ce"][500]["words"]],

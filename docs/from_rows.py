@@ -187,7 +187,8 @@ def peers() -> str:
         theirs = row["shared"] != "batch" or row["library"] == "sce"
         if "failed" in row or row["ligr"] or row["data"] == "steam" or not theirs:
             continue
-        where = f"{row['machine']}; {row['batch']:,}; {row['precision']}"
+        machine = "H200" if row["device"] == "cuda" else row["machine"]
+        where = f"{machine}; {row['batch']:,}; {row['precision']}"
         cells = found.setdefault(where, {}).setdefault(row["library"], {})
         if row["together"]:
             shown = f"{row['ndcg@10']:.4f}, {row['epochs trained']:.0f} epochs"

@@ -1,6 +1,6 @@
 """Draw quality against the number of buckets on each log, and the share of states in any bucket.
 
-python docs/plot_coverage.py    # experiments/results -> docs/figures/{coverage,sizes,placed}.svg
+python docs/plot_coverage.py    # experiments/results -> docs/figures/{sizes,placed}.svg
 """
 
 from pathlib import Path
@@ -14,12 +14,6 @@ from trainings import ndcg
 from sce.report.drawing import Figure
 
 ROOT = Path(__file__).parent.parent
-RULES = {
-    "paper, 2.0": "paper's rule",
-    "coverage, 2.0": "coverage, 2 √targets buckets",
-    "coverage, 4.0": "4 √targets",
-    "coverage, 8.0": "8 √targets, the default",
-}
 
 
 def _save(name: str, figure: Figure) -> None:
@@ -59,47 +53,6 @@ def draw_placed() -> None:
         .facet(alt.Facet("log:N", title=None), columns=5)
     )
     _save("placed.svg", Figure("Share of the states in any bucket", "", "", chart))
-
-
-def draw_quality() -> None:
-    """Ratios to exact cross-entropy for each rule and number of buckets."""
-    rows = pl.read_ndjson(ROOT / "experiments" / "results" / "coverage" / "study.jsonl")
-    usual = pl.col("bucket_size_y").fill_null(2048) == 2048, pl.col("nearest").is_null()
-    metrics = pl.col("test", "validation").mean()
-    usual_rows = rows.filter(*usual, pl.col("centres").is_null())
-    means = usual_rows.group_by("log", "rule", "alpha").agg(metrics)
-    exact = means.filter(rule="exact").select("log", pl.col("test", "validation").name.prefix("ce"))
-    found = (
-        means.join(exact, on="log")
-        .with_columns(rule=pl.format("{}, {}", "rule", "alpha").replace_strict(RULES, default=None))
-        .drop_nulls("rule")
-        .select(
-            "log",
-            "rule",
-            test=pl.col("test") / pl.col("cetest"),
-            validation=pl.col("validation") / pl.col("cevalidation"),
-        )
-        .unpivot(["test", "validation"], index=["log", "rule"], variable_name="of")
-        .sort("log", "rule")
-    )
-    base = alt.Chart(found)
-    marks = base.mark_point(filled=True, size=60, opacity=0.9).encode(
-        x=alt.X("value:Q", title="NDCG@10, of exact cross-entropy's")
-        .scale(zero=False)
-        .axis(tickCount=5),
-        y=alt.Y("log:N", title=None),
-        color=alt.Color("rule:N", title=None, sort=list(RULES.values())).legend(orient="bottom"),
-        shape=alt.Shape("rule:N", sort=list(RULES.values()), legend=None),
-    )
-    level = base.mark_rule(strokeDash=[4, 4]).encode(x=alt.datum(1.0))
-    panels = [
-        (marks + level).transform_filter(alt.datum.of == of).properties(title=of, width=280)
-        for of in ("validation", "test")
-    ]
-    _save(
-        "coverage.svg",
-        Figure("Quality against the number of buckets", "", "", alt.hconcat(*panels)),
-    )
 
 
 def draw_sizes() -> None:
@@ -145,6 +98,5 @@ def draw_sizes() -> None:
 
 
 if __name__ == "__main__":
-    draw_quality()
     draw_sizes()
     draw_placed()

@@ -1,6 +1,6 @@
 """More tables for docs/from_rows.py: logs, their noise and cost, and the studies of settings."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from statistics import mean, stdev
 from typing import Any
 
@@ -159,126 +159,67 @@ def study(log: str, rule: str, alpha: float | None, size: int | None) -> list[Ro
     return [row for row in found if not {"nearest", "weight", "centres"} & {*row}]
 
 
-def _means(rows: list[Row]) -> tuple[float, float]:
-    """Mean NDCG@10 on test and on validation."""
-    return mean(row["test"] for row in rows), mean(row["validation"] for row in rows)
+def study_ratios() -> dict[str, dict[str, tuple[float, float, int]]]:
+    """Ratios to six seeds of exact CE, of what was tried: on test, on validation, and how many.
+
+    By log and name of what was tried; the default has three of its six seeds, too.
+    """
+    tried = {
+        "paper's rule, α = 2": ("paper", 2.0, 2048), "paper's rule, α = 4": ("paper", 4.0, 2048),
+        "those left over to their nearest bucket": ("left-over to nearest", 2.0, 2048),
+        "α = 1": ("coverage", 1.0, 2048), "α = 1.4": ("coverage", 1.4, 2048),
+        "α = 2": ("coverage", 2.0, 2048), "α = 4": ("coverage", 4.0, 2048),
+        "256 items": ("coverage", 8.0, 256), "512": ("coverage", 8.0, 512),
+        "1,024": ("coverage", 8.0, 1024), "4,096": ("coverage", 8.0, 4096),
+    }  # fmt: skip
+    ratios: dict[str, dict[str, tuple[float, float, int]]] = {}
+    for log in LOGS:
+        exact, default = (
+            [[row[on]["ndcg@10"] for on in ("test", "validation")] for row in trained(log, loss)]
+            for loss in ("ce", "sce")
+        )
+        found = {"default": default, "default, seeds 0 to 2": default[:3]}
+        for name, one in tried.items():
+            found[name] = [[row["test"], row["validation"]] for row in study(log, *one)]
+        of_exact = [mean(one) for one in zip(*exact, strict=True)]
+        ratios[log] = {}
+        for name, some in found.items():
+            if some:
+                test, validation = (mean(one) for one in zip(*some, strict=True))
+                ratios[log][name] = test / of_exact[0], validation / of_exact[1], len(some)
+    return ratios
 
 
-def to_exact(log: str, rows: list[Row]) -> tuple[float, float]:
-    """Their ratios to exact CE."""
-    test, validation = _means(rows)
-    exact = _means(study(log, "exact", None, None))
-    return test / exact[0], validation / exact[1]
+def over_logs(name: str, logs: Iterable[str] = LOGS) -> tuple[float, float, int]:
+    """Mean ratios over the logs on which something was tried, and how many these are."""
+    ratios = study_ratios()
+    some = [ratios[log][name] for log in logs if name in ratios[log]]
+    test, validation, _ = (mean(of) for of in zip(*some, strict=True))
+    return test, validation, len(some)
+
+
+def _ratios(names: Iterable[str]) -> str:
+    """A table of what was tried on all logs."""
+
+    def cell(found: tuple[float, float, int] | None, digits: int = 2) -> str:
+        test, validation, count = found or (0, 0, 0)
+        return f"{test:.{digits}f} / {validation:.{digits}f} ({count})" if count else ""
+
+    names, ratios = list(names), study_ratios()
+    rows = [[log, *(cell(ratios[log].get(name)) for name in names)] for log in LOGS]
+    last = ["mean (logs)", *(cell(over_logs(name), 3) for name in names)]
+    return table(["log", *names], [*rows, last])
 
 
 def coverage() -> str:
     """Quality against exact CE by the paper's rule and by coverage, with more and more buckets."""
-    rules = {"paper's rule, α = 2": ("paper", 2.0), "coverage, α = 2": ("coverage", 2.0),
-             "coverage, α = 4": ("coverage", 4.0),
-             "coverage, α = 8": ("coverage", 8.0)}  # fmt: skip
-    rows, ratios = [], {rule: [] for rule in rules}
-    for log in LOGS:
-        exact = study(log, "exact", None, None)
-        cells = [_both(_means(exact), 4, len(exact))]
-        for name, rule in rules.items():
-            found = study(log, *rule, 2048)
-            ratios[name] += [to_exact(log, found)] if found else []
-            cells.append(_both(ratios[name][-1], 2, len(found)) if found else "")
-        rows.append([log, *cells])
-    last = [
-        _both((mean(one[0] for one in some), mean(one[1] for one in some)), 3, len(some))
-        for some in ratios.values()
-    ]
-    return table(["log", "exact CE, NDCG@10", *rules], [*rows, ["mean (logs)", "", *last]])
-
-
-def _both(values: tuple[float, float], digits: int, count: int) -> str:
-    return f"{values[0]:.{digits}f} / {values[1]:.{digits}f} ({count})"
-
-
-def step_ratios() -> dict[str, dict[str, tuple[float, float, int]]]:
-    """Ratios to six seeds of exact CE, one change after another; the default has its six, too.
-
-    For each change and log: on test, on validation, and the number of trainings.
-    """
-    steps = {
-        "the paper's rule": ("paper", 2.0, 2048),
-        "states left over go to their nearest bucket": ("left-over to nearest", 2.0, 2048),
-        "every state in its nearest bucket alone": ("coverage", 2.0, 2048),
-        "four times the buckets, the default": ("coverage", 8.0, 2048),
-        "the paper's rule, twice the buckets": ("paper", 4.0, 2048),
-        **{
-            f"4 √targets buckets, {size:,} items in each": ("coverage", 4.0, size)
-            for size in (512, 1024, 4096)
-        },
-    }
-    ratios: dict[str, dict[str, tuple[float, float, int]]] = {name: {} for name in steps}
-    for log in ("reddit", "steam", "beauty", "globo"):
-        exact = [mean(ndcg(trained(log, "ce"), on)) for on in ("test", "validation")]
-        for name, one in steps.items():
-            found = study(log, *one)
-            if one == ("coverage", 8.0, 2048):
-                found += [{on: row[on]["ndcg@10"] for on in ("test", "validation")}
-                          for row in trained(log, "sce")]  # fmt: skip
-            if found:
-                test, validation = _means(found)
-                ratios[name][log] = test / exact[0], validation / exact[1], len(found)
-    return ratios
-
-
-def coverage_steps() -> str:
-    """The same as a table."""
-    ratios = step_ratios()
-    logs = list(ratios["the paper's rule"])
-    rows = [
-        [name, *(_both(each[log][:2], 2, each[log][2]) if log in each else "" for log in logs)]
-        for name, each in ratios.items()
-    ]
-    return table(["ratio to CE, test / validation (trainings)", *logs], rows)
-
-
-def size_ratios() -> dict[str, dict[str, tuple[float, float, int]]]:
-    """Ratios to six seeds of exact CE, with other numbers of buckets and of items than by default.
-
-    For each log and what was tried: on test, on validation, and the number of trainings.
-    """
-    tried = {"α = 1": (1.0, 2048), "α = 1.4": (1.4, 2048), "256 items": (8.0, 256),
-             "512": (8.0, 512), "1,024": (8.0, 1024), "4,096": (8.0, 4096)}  # fmt: skip
-    ratios: dict[str, dict[str, tuple[float, float, int]]] = {}
-    for log in LOGS:
-        ce, sce = (
-            [ndcg(trained(log, loss), on) for on in ("test", "validation")]
-            for loss in ("ce", "sce")
-        )
-        found = {}
-        for name, one in tried.items():
-            if rows := study(log, "coverage", *one):
-                found[name] = [(row["test"], row["validation"]) for row in rows]
-        seeds = list(zip(*sce, strict=True))
-        found |= {"default, seeds 0 to 2": seeds[:3], "default, six seeds": seeds}
-        exact = [mean(seeds) for seeds in ce]
-        ratios[log] = {}
-        for name, some in found.items():
-            test, validation = (mean(one) for one in zip(*some, strict=True))
-            ratios[log][name] = test / exact[0], validation / exact[1], len(some)
-    return ratios
+    paper = ("paper's rule, α = 2", "paper's rule, α = 4")
+    return _ratios([*paper, *(f"α = {n}" for n in (1, 1.4, 2, 4)), "default"])
 
 
 def sizes() -> str:
-    """The same as a table."""
-    ratios = size_ratios()
-    names = list(ratios["beauty"])  # of more than 4,096 items
-
-    def cell(log: str, name: str) -> str:
-        return _both(ratio[:2], 2, ratio[2]) if (ratio := ratios[log].get(name)) else ""
-
-    last = []
-    for name in names:
-        some = [one[name] for one in ratios.values() if name in one]
-        test, validation, _ = (mean(of) for of in zip(*some, strict=True))
-        last.append(_both((test, validation), 3, len(some)))
-    rows = ([log, *(cell(log, name) for name in names)] for log in LOGS)
-    return table(["log", *names], [*rows, ["mean (logs)", *last]])
+    """Quality against exact CE with other numbers of items in a bucket than by default."""
+    return _ratios(["256 items", "512", "1,024", "default, seeds 0 to 2", "4,096"])
 
 
 def placed() -> str:
@@ -421,6 +362,6 @@ def perplexity() -> str:
 
 
 MADE: list[Callable[[], str]] = [
-    logs, cost, noise, news, exact_or_not, coverage, coverage_steps, sizes, placed, bucket_size,
+    logs, cost, noise, news, exact_or_not, coverage, sizes, placed, bucket_size,
     alpha_beta, train_step, evaluating, language, perplexity,
 ]  # fmt: skip

@@ -1,6 +1,7 @@
 """All settings of a run: those of model, loss and training, from TOML files and from flags."""
 
 import difflib
+import math
 import tomllib
 import warnings
 from collections.abc import Iterable, Mapping
@@ -32,9 +33,10 @@ SECTIONS: dict[str, dict[str, Any]] = {
 }
 DEFAULT_NAMES = {"model": DEFAULT_BACKBONE, "loss": DEFAULT_LOSS, "training": ""}
 EXACT_LOSS = {"loss": {"name": "ce", "chunk_size": 512}}
-EXACT_ITEMS = 4096  # up to which a CPU takes it unasked
+EXACT_ITEMS = 4096  # up to which a CPU takes it unasked, however many targets a batch has
 EXACT_ITEMS_IN_HALF = 20_000  # and a GPU with the kernels, in half precision
 _MEASURED = {"positions": 25_600, "dim": 64}  # up to which that was measured
+_FEWEST_TARGETS = 900  # of a batch, measured on a CPU
 # Of training: how long, which draw, on which machine.
 _OF_ONE_RUN = {"epochs", "max_steps", "patience", "seed", "device", "shard_catalogue"}
 _LONGEST = 2**20  # bytes of a file of settings
@@ -113,14 +115,16 @@ def _make(section: str, name: str, given: Mapping[str, Any]) -> Any:
         raise InputError(f"{prefix}{error}") from error
 
 
-def is_exact_faster(n_items: int, config: Config, device: torch.device) -> bool:
-    """True if `EXACT_LOSS` was seen to take less time than SCE, and no more memory.
+def is_exact_faster(n_items: int, targets: float, config: Config, device: torch.device) -> bool:
+    """True if `EXACT_LOSS` was seen to take less time than SCE, and hardly more memory.
 
-    By benchmarks/results/loss_cpu.jsonl, with 900, 6,000 and 25,600 hidden states; on a GPU in half
-    precision by loss_gpu.jsonl, with 6,400 and 25,600 of 64 dimensions.
+    On a CPU by benchmarks/results/loss_cpu.jsonl, with 900, 6,000 and 25,600 targets in a batch: up
+    to some 14,000, 9,500 and 6,000 items. (SCE scores all items for each bucket, and few targets
+    have more buckets each.) On a GPU in half precision by loss_gpu.jsonl, with 6,400 and 25,600
+    hidden states of 64 dimensions.
     """
     if device.type == "cpu":
-        return n_items <= EXACT_ITEMS
+        return n_items <= EXACT_ITEMS * (1 + 64 / math.sqrt(max(targets, _FEWEST_TARGETS)))
     return (
         n_items <= EXACT_ITEMS_IN_HALF
         and config.training.precision == "bf16"

@@ -125,7 +125,7 @@ def test_without_a_loss_a_small_catalogue_on_a_cpu_is_trained_exactly(
         loss, said = train(f"given{number}", *options)
         assert loss["name"] == "sce"
         assert "exact" not in said
-    monkeypatch.setattr("sce.config.EXACT_ITEMS", 11)
+    monkeypatch.setattr("sce.config.EXACT_ITEMS", 3)
     loss, said = train("large")
     assert loss["name"] == "sce"
     assert "exact" not in said
@@ -141,7 +141,7 @@ def test_without_a_directory_the_run_of_another_device_is_resumed(
     monkeypatch.chdir(tmp_path)
     given = ["train", str(data), *SMALL, "--batch-size", "16", "--device", "cpu"]
     assert main([*given, "--epochs", "1"]) == 0
-    monkeypatch.setattr("sce.config.EXACT_ITEMS", 11)  # as on a GPU
+    monkeypatch.setattr("sce.config.EXACT_ITEMS", 3)  # as on a GPU
     assert main([*given, "--epochs", "2", "--resume"]) == 0
     assert [path.name for path in Path("runs").iterdir()] == ["cycle-ce"]
     assert len(Run.open("runs/cycle-ce").metrics()) == 2
@@ -209,24 +209,33 @@ HALF = {"training": {"precision": "bf16"}}
 
 
 @pytest.mark.parametrize(
-    ("items", "device", "settings", "faster"),
+    ("items", "targets", "device", "settings", "faster"),
     [
-        (4096, "cpu", {}, True),
-        (4097, "cpu", {}, False),
-        (12, "cuda", {}, False),
-        (12, "cuda", {"training": {"precision": "tf32"}}, False),
-        (20_000, "cuda", HALF, True),
-        (20_001, "cuda", HALF, False),
-        (12, "cuda", HALF | {"model": {"dim": 65}}, False),
-        (12, "cuda", {"training": {"precision": "bf16", "batch_size": 129}}, False),
+        (4096, 1e9, "cpu", {}, True),
+        (4200, 1e9, "cpu", {}, False),
+        (5734, 25_600, "cpu", {}, True),
+        (5735, 25_600, "cpu", {}, False),
+        (12_834, 900, "cpu", {}, True),
+        (12_835, 1, "cpu", {}, False),
+        (12, 900, "cuda", {}, False),
+        (12, 900, "cuda", {"training": {"precision": "tf32"}}, False),
+        (20_000, 900, "cuda", HALF, True),
+        (20_001, 900, "cuda", HALF, False),
+        (12, 900, "cuda", HALF | {"model": {"dim": 65}}, False),
+        (12, 900, "cuda", {"training": {"precision": "bf16", "batch_size": 129}}, False),
     ],
 )
 def test_exact_cross_entropy_is_chosen_where_it_was_measured(
-    items: int, device: str, settings: Any, faster: bool, monkeypatch: pytest.MonkeyPatch
+    items: int,
+    targets: float,
+    device: str,
+    settings: Any,
+    faster: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for kernels in (True, False):
         monkeypatch.setattr("sce.config.has_kernels", lambda _, kernels=kernels: kernels)
-        found = is_exact_faster(items, Config.compose(settings), torch.device(device))
+        found = is_exact_faster(items, targets, Config.compose(settings), torch.device(device))
         assert found is (faster and (kernels or device == "cpu"))
 
 

@@ -33,6 +33,7 @@ from sce.documented import fields_of
 from sce.errors import InputError, RankError
 from sce.losses import DEFAULT_LOSS, LOSSES
 from sce.models.registry import BACKBONES
+from sce.planning import summarize_lengths
 from sce.training.device import resolve_device
 from sce.training.fit import FitResult, fit
 from sce.training.run import MANIFEST
@@ -82,7 +83,7 @@ def _help(section: str, name: str) -> str:
         default = DEFAULT_NAMES[section]
         if section == "loss":
             few = f"{EXACT_ITEMS:,} items on a CPU or {EXACT_ITEMS_IN_HALF:,} in bf16 on a GPU"
-            default += f"; ce up to {few}"
+            default += f"; ce up to about {few}"
         return f"{choices}. [default: {default}]"
     owners = classes_with(section, name)
     text = str([fields_of(settings)[name].description for settings in owners.values()][-1])
@@ -178,7 +179,10 @@ def train(  # noqa: D417 - the settings document themselves
             "--epochs N, or take a measured run's settings and best epoch with --like RUN"
         )
     if not (kept.get("loss") or file.get("loss") or options["loss"] or chosen.training.row_wise):
-        if is_exact_faster(dataset.n_items, chosen, device):
+        lengths, size = dataset.train.lengths, chosen.training.batch_size
+        mean = summarize_lengths(lengths, chosen.model.max_length)[1]["mean_length"]
+        targets = mean * min(size, len(lengths))
+        if is_exact_faster(dataset.n_items, targets, chosen, device):
             chosen = Config.compose(kept, EXACT_LOSS, file, options)
         if first and not needed and chosen.loss_name == "ce":
             where = "a CPU" if device.type == "cpu" else "a GPU in half precision"
