@@ -319,12 +319,15 @@ def test_an_infinite_state_in_no_bucket_is_noticed() -> None:
     assert loss.isnan()
 
 
-def test_no_tensor_grows_with_buckets_by_catalogue_or_by_bucket_logits(largest_tensor: Any) -> None:
+@pytest.mark.parametrize("rule", [{}, {"coverage": False, "bucket_size_x": 64}])
+def test_no_tensor_grows_with_buckets_by_catalogue_or_by_bucket_logits(
+    rule: dict[str, Any], largest_tensor: Any
+) -> None:
     # Buckets × catalogue would be 12.8 M numbers, buckets × their states × their items 16.8 M.
     states = torch.randn(4096, 4, requires_grad=True)
     catalogue = torch.randn(200_000, 4, requires_grad=True)
     targets = torch.randint(200_000, (4096,))
-    loss = ScalableCrossEntropy(n_buckets=64, coverage=False, bucket_size_x=64, bucket_size_y=4096)
+    loss = ScalableCrossEntropy(n_buckets=64, bucket_size_y=4096, **rule)
     with largest_tensor() as largest:
         loss(states, catalogue, targets).backward()
     assert largest.numel <= max(MAX_SCORES, MAX_LOGITS) < 12_800_000
