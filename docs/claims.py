@@ -265,6 +265,8 @@ RESULTS: Claims = {
         WORDS[sum(share >= 3 for share in seed_spreads().values())]],
     "Quality was measured on {:.0f} k to {:.0f} k real items": lambda: [
         items / 1000 for items in ends(one["items"] for one in against_ce())],
+    "(https://github.com/antklen/sasrec-bert4rec-recsys23) 0.0327; here it has {:.4f}": lambda: [
+        mean(ndcg(trained("beauty2", "ce")))],
     "{} pairs differed by {:.0f} % on average and {:.0f} % at most": lambda: [
         len(_again()), mean(_again()), max(_again())],
     "by validation, {} to {} runs at once on one GPU": lambda: _at_once(
