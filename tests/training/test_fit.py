@@ -26,9 +26,11 @@ from sce.losses import (
     CrossEntropy,
     InBatchNegatives,
     Loss,
+    LossSettings,
     SampledCrossEntropy,
     ScalableCrossEntropy,
 )
+from sce.models.registry import BACKBONES, DEFAULT_BACKBONE
 from sce.models.sasrec import SASRec
 from sce.planning import summarize_data
 from sce.training import fit as fit_module
@@ -51,17 +53,21 @@ def same_weights(one: nn.Module, other: nn.Module) -> bool:
 # --- learning
 
 
+def small_loss(name: str, dataset: PreparedDataset) -> Loss:
+    options: dict[str, Any] = {"bucket_size_y": 6, "n_negatives": 8}
+    kind: Any = LOSSES[name].settings
+    chosen: LossSettings = kind(**{key: options[key] for key in options if hasattr(kind(), key)})
+    data = summarize_data(dataset.train, dataset.n_items, batch_size=16, max_length=6)
+    return chosen.build(data)
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_every_loss_learns_and_beats_popularity(
     name: str, dataset: PreparedDataset, tmp_path: Path
 ) -> None:
-    options: dict[str, Any] = {"bucket_size_y": 6, "n_negatives": 8}
-    kind: Any = LOSSES[name].settings
-    chosen = kind(**{key: options[key] for key in options if hasattr(kind(), key)})
-    data = summarize_data(dataset.train, dataset.n_items, batch_size=16, max_length=6)
     result = train(
         dataset,
-        chosen.build(data),
+        small_loss(name, dataset),
         epochs=8,
         batch_size=8,
         learning_rate=3e-2,
@@ -71,6 +77,19 @@ def test_every_loss_learns_and_beats_popularity(
     assert losses[-1] < 0.5 * losses[0]
     assert result.test["hr@1"] > 0.8
     assert result.test["hr@1"] > 1.5 * result.popularity["test"]["hr@1"]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("backbone", sorted({*BACKBONES} - {DEFAULT_BACKBONE}))
+def test_every_backbone_learns_with_every_loss(
+    backbone: str, name: str, dataset: PreparedDataset
+) -> None:
+    kind: Any = BACKBONES[backbone].settings
+    model = kind(dim=16, blocks=1, dropout=0.0, max_length=6).build(dataset.n_items)
+    before = {key: weight.clone() for key, weight in model.state_dict().items()}
+    result = train(dataset, small_loss(name, dataset), model=model, epochs=10, learning_rate=3e-2)
+    assert model.draws or result.test["hr@1"] > 0.7  # of few masked items it learns slowly
+    assert [key for key, weight in model.named_parameters() if weight.equal(before[key])] == []
 
 
 def test_the_model_is_left_with_what_the_result_says(dataset: PreparedDataset) -> None:
