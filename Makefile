@@ -67,8 +67,10 @@ docs: $(STAMP)
 	$(BIN)/python -m sphinx -W --keep-going -q -E -a -b html -d build/doctrees docs build/site
 	@echo "site: $(CURDIR)/build/site/index.html"
 
+# What the extra names, without sce itself: installing that again would pull it from under the pages that are built meanwhile.
 $(VENV)/.examples: $(STAMP)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[examples]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $$($(BIN)/python -c \
+	  'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["examples"])')
 	@touch $@
 
 unit: $(VENV)/.examples
