@@ -90,7 +90,11 @@ def export(
             "max_length": model.max_length,
             "model": opened.model,
             **({"times": True} if model.uses_times else {}),
-            "run": {"identity": opened.identity, "dataset": opened.dataset.content_hash},
+            "run": {
+                "identity": opened.identity,
+                "dataset": opened.dataset.content_hash,
+                "times": opened.dataset.times,
+            },
         }
         content = write_export(directory, table, items, content)
         load = partial(Engine.load, index=False) if format == "onnx" else load_pt2

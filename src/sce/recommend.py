@@ -67,6 +67,8 @@ class Recommender:
     """Titles by catalogue index, empty where there is none."""
     time_unit: UnitName | None = None
     """Of a data frame's times that are numbers, if the log's was told; None: guessed."""
+    times_hash: str = ""
+    """Of the times of that dataset, if the model uses them."""
 
     def __repr__(self) -> str:
         name, items = type(self.model).__name__, plural(len(self.item_ids), "item")
@@ -113,6 +115,7 @@ class Recommender:
             opened.popularity,
             opened.titles,
             opened.dataset.time_unit,
+            opened.dataset.times,
         )
 
     @cached_property
@@ -225,7 +228,7 @@ class Recommender:
         """
         self._check(k, batch_size)
         if self.content_hash is not None:
-            dataset.check_content(self.content_hash, "the run")
+            dataset.check_content(self.content_hash, self.times_hash, "the run")
         if dataset.n_items != self.n_items:  # by sce add-items, or of an earlier run
             dataset = dataset.with_items(self.item_ids)
         among, timed = read_filter(self.item_ids, allow, block), uses_times(self.model)

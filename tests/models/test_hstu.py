@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,13 @@ from sce.data.prepared import PreparedDataset, Sequences, write_prepared
 from sce.data.vocabulary import Vocabulary
 from sce.errors import InputError
 from sce.evaluation.evaluate import evaluate
-from sce.export import by_torch
+from sce.export import by_torch, export
 from sce.losses import CrossEntropy, ScalableCrossEntropy
 from sce.models.hstu import HSTU, HSTUSettings
 from sce.models.sasrec import SASRec
 from sce.recommend import Recommender, Request
 from sce.serving.asking import OfUser
-from sce.serving.catalogue import Catalogue
+from sce.serving.catalogue import Catalogue, Source
 from sce.serving.engine import Engine
 from sce.serving.engine import Request as EngineRequest
 from sce.training.fit import TrainingSettings, fit
@@ -271,21 +272,35 @@ def test_shards_and_several_batches_a_step_have_times(cycle: PreparedDataset) ->
 def test_a_dataset_without_times_or_with_others_is_refused(
     cycle: PreparedDataset, tmp_path: Path
 ) -> None:
-    def without(sequences: Sequences) -> Sequences:
-        return Sequences(sequences.items, sequences.offsets, sequences.users)
+    def write(name: str, change: Callable[[Any], Any]) -> PreparedDataset:
+        parts: Any = {
+            part: replace(one, times=change(one.times))
+            for part, one in {"train": cycle.train, "test": cycle.test}.items()
+        }
+        parts |= {"user_ids": cycle.user_ids, "item_ids": cycle.item_ids}
+        return write_prepared(tmp_path / name, settings={}, counts={}, **parts)
 
-    given: Any = {"user_ids": cycle.user_ids, "item_ids": cycle.item_ids, "settings": {}}
-    bare = write_prepared(
-        tmp_path / "bare", train=without(cycle.train), test=without(cycle.test), counts={}, **given
-    )
+    bare, other = write("bare", lambda times: None), write("other", lambda times: 2 * times).path
     assert bare.content_hash == cycle.content_hash
     with pytest.raises(InputError, match=r"no times of events .* \(hstu: times none\)"):
         train(bare, model=small(), out=tmp_path / "run", epochs=1)
     assert not (tmp_path / "run").exists()
     train(bare, model=small(times="none"), epochs=1)
     train(cycle, model=small(), out=tmp_path / "run", epochs=1)
-    with pytest.raises(InputError, match=r"was trained with times of events, and .* has none"):
+    run, recommender = Run.open(tmp_path / "run"), Recommender.load(tmp_path / "run", "cpu")
+    export(run, tmp_path / "export")
+    with pytest.raises(
+        InputError, match="was trained on: it has no times of events; give that one"
+    ):
         train(bare, model=small(), out=tmp_path / "run", epochs=2, resume=True)
+    for ask in (run.load_dataset, lambda of: [*recommender.stream_users(PreparedDataset.load(of))]):
+        with pytest.raises(InputError, match="was trained on: it has other times of events"):
+            ask(other)
+    for served in (run.path, tmp_path / "export"):
+        with pytest.raises(
+            InputError, match="was trained on: it has other times of events; export"
+        ):
+            Source(served, data=other).load()
     train(cycle, model=SASRec(ITEMS, dim=8, max_length=6), out=tmp_path / "sasrec", epochs=1)
     train(bare, model=SASRec(ITEMS, dim=8, max_length=6), out=tmp_path / "sasrec", resume=True)
 

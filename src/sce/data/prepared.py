@@ -194,13 +194,21 @@ class PreparedDataset:
             raise MANIFEST.damaged(path, str(error)) from error
 
     def check_content(
-        self, wanted: str | None, trained: object, remedy: str = "give that one"
+        self, wanted: str | None, times: str, trained: object, remedy: str = "give that one"
     ) -> None:
-        """Refuse a dataset of other content than that which something was trained on."""
+        """Refuse a dataset of other content, or other times, than something was trained on.
+
+        `times` is a `times_hash`, empty where times were not used.
+        """
+        misfit = None
         if self.content_hash != wanted:
+            known = str(wanted)[:12]
+            misfit = f"its content is {self.content_hash[:12]}, and should be {known}"
+        elif times not in ("", self.times_hash):
+            misfit = f"it has {'other' if self.times_hash else 'no'} times of events"
+        if misfit:
             raise InputError(
-                f"{self.path} is not the dataset that {trained} was trained on: its content is "
-                f"{self.content_hash[:12]}, and should be {str(wanted)[:12]}; {remedy}"
+                f"{self.path} is not the dataset that {trained} was trained on: {misfit}; {remedy}"
             )
 
     def histories(

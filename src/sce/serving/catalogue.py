@@ -155,7 +155,7 @@ class Source:
         state = self.state()
         if not self.is_run:
             engine = Engine.load(self.path, index=self.index)
-            users = None if self.data is None else _users_of(self.data, engine.dataset)
+            users = None if self.data is None else _users_of(self.data, *engine.dataset)
             return self._catalogue(engine, users, state)
         users = self._users_of_run()  # which may be refused: before what takes long
         with TemporaryDirectory(prefix="sce-export-") as place:
@@ -199,7 +199,8 @@ class Source:
         """Those of its dataset; none if that is not where it was, unless it was given."""
         try:
             trained = json.loads((self.path / "run.json").read_bytes())["dataset"]
-            return _users_of(self.data or Path(trained["path"]), trained["content_hash"])
+            of_run = trained["content_hash"], trained.get("times", "")
+            return _users_of(self.data or Path(trained["path"]), *of_run)
         except InputError:
             if self.data is not None:
                 raise
@@ -218,10 +219,10 @@ class Source:
             yield self.data / PREPARED.file
 
 
-def _users_of(path: Path, content: str | None) -> PreparedDataset:
-    """Open the dataset that an export's run was trained on, given the hash of its content."""
+def _users_of(path: Path, content: str | None, times: str) -> PreparedDataset:
+    """Open the dataset that an export's run was trained on, given the hashes of what it is."""
     dataset = PreparedDataset.load(path)
-    dataset.check_content(content, "what is served", _OTHER)
+    dataset.check_content(content, times, "what is served", _OTHER)
     return dataset
 
 

@@ -52,8 +52,8 @@ class Engine:
     """Titles by catalogue index, to be decoded: `titles.decode(item_ids.lookup(ids))`."""
     popularity: NDArray[np.int64] | None = None
     """Training events of each item."""
-    dataset: str | None = None
-    """Content of the dataset that it was trained on."""
+    dataset: tuple[str | None, str] = None, ""
+    """Content of the dataset that it was trained on, and of its times, if it uses them."""
     index: Index | None = None
     """Where the best items are searched, instead of scoring all; lists of allowed ones, and what
     is offered, are not."""
@@ -104,6 +104,7 @@ class Engine:
         many = len(exported.table) >= FROM
         graph = exported.graph if index or (index is None and many) else None
         effort = exported.manifest.get("index", {}).get("effort", 0)
+        run = exported.manifest["run"]
         return cls(
             encode=encode,
             table=exported.table,
@@ -112,7 +113,7 @@ class Engine:
             version=exported.version,
             titles=exported.items.titles,
             popularity=exported.items.popularity,
-            dataset=exported.manifest["run"]["dataset"],
+            dataset=(run["dataset"], run.get("times", "")),
             uses_times=exported.manifest.get("times", False),
             index=None if graph is None else Index.read(graph.tobytes(), effort),
             screened=exported.manifest["encoder"].endswith(".onnx"),

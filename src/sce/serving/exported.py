@@ -43,7 +43,7 @@ MANIFEST = Manifest(
         "max_length": int,
         "times?": bool,
         "model": str,
-        "run": {"identity": str, "dataset": str},
+        "run": {"identity": str, "dataset": str, "times?": str},
         "check?": {"histories": int, **dict.fromkeys(_MEASURED, int | float)},
         "index?": {"effort": int, "recall@10": int | float},
         "added?": int,

@@ -115,15 +115,6 @@ class DatasetInfo:
     times: str = ""  # hash of the times, if the model uses them
     time_unit: UnitName | None = None  # of times that are numbers, if it was told
 
-    def check_times(self, dataset: PreparedDataset) -> None:
-        """Refuse a dataset of the same content that has other times, or none."""
-        if self.times not in ("", dataset.times_hash):
-            raise InputError(
-                f"the run was trained with times of events, and {dataset.path} has "
-                f"{'other times' if dataset.times_hash else 'none'}; give the dataset that it was "
-                "trained on"
-            )
-
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -224,8 +215,7 @@ class Run:
                 f"moved, name it with {named('data', 'DIR', python='path=DIR')}"
             )
         dataset = PreparedDataset.load(place, verify=verify)
-        dataset.check_content(self.dataset.content_hash, self.path)
-        self.dataset.check_times(dataset)
+        dataset.check_content(self.dataset.content_hash, self.dataset.times, self.path)
         if len(dataset.item_ids) < len(self.item_ids):  # by sce add-items, or of an earlier run
             return dataset.with_items(self.item_ids, self.titles)
         return dataset

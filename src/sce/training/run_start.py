@@ -173,8 +173,8 @@ def check_resumable(
             f"{path} was not trained but made by sce add-items: go on from it, into another "
             f"directory, with {named('from', path, python=f'start_from={str(path)!r}')}"
         )
-    dataset.check_content(manifest["dataset"]["content_hash"], path)
-    DatasetInfo(**manifest["dataset"]).check_times(dataset)
+    trained = DatasetInfo(**manifest["dataset"])
+    dataset.check_content(trained.content_hash, trained.times, path)
     if (has := manifest["dataset"]["n_items"]) != dataset.n_items:
         raise InputError(
             f"{path} has {plural(has, 'item')}, also those of the run that it went on from, and "
