@@ -346,10 +346,10 @@ def _words(
 
 
 def as_int64(given: int | str) -> int | None:
-    """An id as an integer, if it is written as integers are."""
+    """An id as an integer, if it is one or is written as integers are."""
     try:
         number = int(given)
-    except ValueError:
+    except (ValueError, OverflowError):  # also nan and infinity, of a column of floats
         return None
-    written = not isinstance(given, str) or str(number) == given
-    return number if written and _INT64.min <= number <= _INT64.max else None
+    same = given == (str(number) if isinstance(given, str) else number)
+    return number if same and _INT64.min <= number <= _INT64.max else None
