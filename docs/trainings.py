@@ -110,19 +110,18 @@ def _spread(values: list[float]) -> str:
 
 def default() -> str:
     """SCE by default against exact CE, log by log."""
-    head = ["log", "items", "test users", "CE, test NDCG@10", "SCE", "ratio, test",
-            "interval, seeds 0–2", "interval, seeds 3–5", "ratio, validation",
-            "its interval, seeds 3–5"]  # fmt: skip
+    head = ["log", "items", "test users", "CE, test NDCG@10", "SCE", "ratio, test", "seeds 0–2",
+            "seeds 3–5", "ratio, validation", "seeds 3–5"]  # fmt: skip
     found, first, second = list(against_ce()), default_pairs([0, 1, 2]), default_pairs([3, 4, 5])
 
-    def shown(ends: list[float]) -> str:
-        return "–".join(f"{end:.3f}" for end in ends)
+    def shown(pair: Row, ratio: str, interval: str) -> str:
+        return f"{pair[ratio]:.3f} ({pair[interval][0]:.3f}–{pair[interval][1]:.3f})"
 
     rows = [
         [one["log"], f"{one['items']:,}", f"{one['users']:,}", _spread(one["ce"]),
-         _spread(one["sce"]), f"{one['test']:.3f}", shown(first[one["log"]]["interval"]),
-         shown(second[one["log"]]["interval"]), f"{one['validation']:.3f}",
-         shown(second[one["log"]]["validation_interval"])]
+         _spread(one["sce"]), f"{one['test']:.3f}", shown(first[one["log"]], "test", "interval"),
+         shown(second[one["log"]], "test", "interval"), f"{one['validation']:.3f}",
+         shown(second[one["log"]], "validation", "validation_interval")]
         for one in found
     ]  # fmt: skip
     for name, of in (("mean", mean), ("median", median)):
