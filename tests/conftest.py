@@ -1,4 +1,5 @@
 import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -7,9 +8,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sce.data.prepared import PreparedDataset
 from tests.losses.kernels.interpreter import hasten
 
 os.fsync = lambda fd: None  # takes much of the time, and shows in no test
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored behind "&"
 # Without a GPU the kernels are tested in Triton's interpreter; it must be told before it is
 # imported.
 if not torch.cuda.is_available():
@@ -36,6 +39,13 @@ class LargestTensor(TorchDispatchMode):
 @pytest.fixture
 def largest_tensor() -> Callable[[], LargestTensor]:
     return LargestTensor
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
+    from tests.cycle_data import make_cycle  # with kernels: not before the interpreter is told
+
+    return make_cycle(tmp_path_factory.mktemp("data") / "cycle")
 
 
 @pytest.fixture(autouse=True)

@@ -22,11 +22,6 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
-    return make_cycle(tmp_path_factory.mktemp("data") / "cycle")
-
-
-@pytest.fixture(scope="module")
 def run(dataset: PreparedDataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "run"
     train(dataset, out=out, config={"loss": {"name": "ce"}})  # as `sce train` names it

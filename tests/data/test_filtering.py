@@ -2,6 +2,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,23 +10,15 @@ from hypothesis import strategies as st
 from sce.data import filtering
 from sce.data.filtering import drop_repeats, keep_active
 from sce.data.interactions import Interactions, Tally, tally_parts
-from sce.data.vocabulary import Vocabulary
+from sce.data.reading import read_interactions
 from sce.errors import InputError
 
 Row = tuple[int, int, int]  # user, item, time
 
 
 def log_of(rows: Sequence[Row]) -> Interactions:
-    rows = sorted(rows, key=lambda row: (row[0], row[2]))
-    users, items, times = np.array(rows, np.int64).reshape(-1, 3).T
-    user_ids, item_ids = Vocabulary.from_integers(users), Vocabulary.from_integers(items)
-    return Interactions(
-        user_ids.lookup(users).astype(np.int32),
-        item_ids.lookup(items).astype(np.int32),
-        times,
-        user_ids,
-        item_ids,
-    )
+    frame = pl.DataFrame(rows, ["user", "item", "time"], orient="row")
+    return read_interactions(frame, time_unit="us")
 
 
 def rows_of(log: Interactions) -> list[Row]:

@@ -214,12 +214,6 @@ def test_columns_by_option(tmp_path: Path) -> None:
     assert events(log) == [(1, 2, 3_000_000)]
 
 
-def test_one_unit_for_the_whole_log(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text(HEADER + "1,2,5\n1,2,1600000000000\n")
-    log = read_interactions(tmp_path / "a.csv")
-    assert log.timestamps.tolist() == [5_000, 1_600_000_000_000_000]
-
-
 @pytest.mark.parametrize(
     ("late", "expected"),
     [

@@ -6,14 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sce.data.interactions import (
-    DiskList,
-    GrowingArrays,
-    Interactions,
-    Tally,
-    stored_log,
-    tally_parts,
-)
+from sce.data.interactions import GrowingArrays, Interactions, Tally, stored_log, tally_parts
 from sce.data.manifest import write_array
 from sce.data.splitting import _nearest
 from sce.data.vocabulary import Vocabulary
@@ -55,15 +48,6 @@ def test_a_copy_keeps_the_parts_that_are_replaced_later(tmp_path: Path) -> None:
         log[0] = one.where(np.isin(np.arange(3), kept))
     assert (before[0].items.tolist(), log[0].items.tolist()) == ([0, 1, 1], [1])
     assert len({file.name[:6] for file in (tmp_path / "log").iterdir()}) == 2
-
-
-def test_lists_of_several_kinds(tmp_path: Path) -> None:
-    pairs: DiskList[dict[str, np.ndarray]] = DiskList(tmp_path / "pairs", dict, dict)
-    pairs.append({"user": np.arange(3), "item": np.empty(0, np.int32)})
-    assert {name: array.tolist() for name, array in pairs[0].items()} == {
-        "user": [0, 1, 2],
-        "item": [],
-    }
 
 
 @pytest.mark.parametrize("make", [Vocabulary.from_integers, Vocabulary.from_strings])

@@ -22,6 +22,7 @@ INTEGERS = st.integers(-(2**63), 2**63 - 1)
 def test_strings_round_trip(ids: list[str], others: list[str]) -> None:
     vocabulary = Vocabulary.from_strings(ids)
     expected = sorted(set(ids))
+    vocabulary.check()
     assert vocabulary.kind == "string"
     assert [vocabulary[code] for code in range(len(vocabulary))] == expected
     assert vocabulary.decode(np.arange(len(expected))) == expected
@@ -35,6 +36,7 @@ def test_strings_round_trip(ids: list[str], others: list[str]) -> None:
 def test_integers_round_trip(ids: list[int], others: list[int]) -> None:
     vocabulary = Vocabulary.from_integers(ids)
     expected = sorted(set(ids))
+    vocabulary.check()
     assert vocabulary.kind == "integer"
     assert vocabulary.decode(np.arange(len(expected))) == expected
     asked = ids + others
@@ -68,6 +70,8 @@ def test_an_integer_vocabulary_accepts_numbers_written_as_text() -> None:
     unknown: list[int | str] = ["05", "+5", " 5", "5.0", "x", "", str(2**63), 2**70]
     unknown += [10**5000, "9" * 5000]
     assert vocabulary.lookup(unknown).tolist() == [-1] * 10
+    floats: Any = np.array([5, 5.7, 4.999, np.inf, -np.inf, np.nan, 2.0**63])
+    assert vocabulary.lookup(floats).tolist() == [1] + [-1] * 6
 
 
 def test_a_string_vocabulary_accepts_numbers() -> None:

@@ -304,16 +304,6 @@ def test_computes_in_the_wider_precision(shared: Any, narrow: int) -> None:
     assert [grad.dtype for grad in grads] == [one.dtype for one in given[:2]]
 
 
-@pytest.mark.parametrize("shared", ["position", "sequence"])
-def test_a_backward_pass_inside_of_autocast_is_as_exact(shared: Any) -> None:
-    given = problem(torch.float32)
-    value = SampledCrossEntropy(4, shared=shared)(*given)
-    outside = torch.autograd.grad(value, given[:2], retain_graph=True)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = torch.autograd.grad(value, given[:2])
-    assert all(torch.equal(a, b) for a, b in zip(inside, outside, strict=True))
-
-
 @pytest.mark.parametrize("shared", SHARING)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
 def test_items_of_any_integers(shared: Any, dtype: torch.dtype) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sce.data.batches import PADDING
+from sce.errors import InputError
 from sce.models.base import Backbone
 from sce.models.registry import BACKBONES, DEFAULT_BACKBONE
 from tests.models.small import N_ITEMS, random_histories, scaled_up
@@ -42,6 +43,29 @@ def test_states_depend_on_neither_padding_nor_groups(
         alone = model(trimmed[row : row + 1, :length])[0]
         for found in (states, *others):
             torch.testing.assert_close(found[row, :length], alone, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "module"), [("sasrec", "sce.models.transformer"), ("gru4rec", "sce.models.gru4rec")]
+)
+def test_padding_before_an_event_is_noticed_where_values_are_not_looked_at(
+    name: str, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a GPU nothing may look at values: there the lookup of items must fail.
+    model = make(name)
+    wrong = torch.tensor([[PADDING, 1]]), torch.tensor([[1, PADDING, 2]])
+    for history in wrong:
+        with pytest.raises(InputError, match="padded on the right"):
+            model(history)
+    monkeypatch.setattr(type(model), "check", lambda self, histories: None)
+    for history in wrong:
+        with pytest.raises(IndexError):
+            model(history)
+    monkeypatch.setattr(f"{module}.check_groups", lambda histories, groups: groups)
+    with pytest.raises(IndexError):  # the second history is longer than its group is wide
+        model(torch.ones(2, 6, dtype=torch.int64), ((1, 6), (1, 5)))
+    with pytest.raises(IndexError):  # nothing of it is inside
+        model(torch.tensor([[1, 2, 3, 4], [PADDING, PADDING, PADDING, 5]]), ((1, 4), (1, 2)))
 
 
 @every_backbone

@@ -1,12 +1,10 @@
 """GRU4Rec against torch's cell, event after event."""
 
-import pytest
 import torch
 from torch import nn
 
 from sce.data.batches import PADDING
-from sce.errors import InputError
-from sce.models.gru4rec import GRU4Rec, GRU4RecSettings
+from sce.models.gru4rec import GRU4Rec
 
 HISTORIES = torch.tensor([[3, 7, 5, 7], [2, 9, PADDING, PADDING], [8] + 3 * [PADDING]])
 
@@ -35,26 +33,3 @@ def test_autocast_does_not_round_the_layers() -> None:
         states, last = model(HISTORIES), model.encode(model.catalogue[HISTORIES[:1]], lengths)
     assert torch.equal(states, model(HISTORIES))
     assert torch.equal(last, model.encode(model.catalogue[HISTORIES[:1]], lengths))
-
-
-@pytest.mark.parametrize("history", [[PADDING, 1], [1, PADDING, 2]])
-def test_padding_before_an_event_is_noticed_where_values_are_not_looked_at(
-    history: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = GRU4Rec(12, dim=8, max_length=6)
-    with pytest.raises(InputError, match="padded on the right"):
-        model(torch.tensor([history]))
-    monkeypatch.setattr(GRU4Rec, "check", lambda self, histories: None)
-    with pytest.raises(IndexError):
-        model(torch.tensor([history]))
-    monkeypatch.setattr("sce.models.gru4rec.check_groups", lambda histories, groups: groups)
-    with pytest.raises(IndexError):  # the second history is longer than its group is wide
-        model(torch.ones(2, 4, dtype=torch.int64), ((1, 4), (1, 3)))
-
-
-def test_impossible_settings_are_refused() -> None:
-    for wrong in ({"blocks": 0}, {"dropout": 1.0}, {"dim": 0}):
-        with pytest.raises(InputError):
-            GRU4RecSettings(**wrong)
-    with pytest.raises(InputError, match="at least one item"):
-        GRU4Rec(0)

@@ -5,28 +5,24 @@ from collections.abc import Mapping
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import Tensor
 
 from sce.data.batches import PADDING
 from sce.errors import InputError
 from sce.models.ligr import LiGR, LiGRSettings
-from tests.models.small import scaled_up
+from tests.models.small import scaled_up, torch_parts
 
 HISTORIES = torch.tensor([[3, 7, 5, 7], [2, 9, PADDING, PADDING], [8] + 3 * [PADDING]])
 
 
 def plain_states(model: LiGR, history: Tensor) -> Tensor:
     """One history, padded on the left with events whose normalised states are zero."""
-    dim, weights = model.settings.dim, dict(model.named_parameters())
+    dim = model.settings.dim
     pads = model.max_length - len(history) if model.settings.sink else 0
     states = model.catalogue[history] + model.positions[model.max_length - len(history) :]
     later = torch.ones(pads + len(history), pads + len(history), dtype=torch.bool).triu(1)
-    for number in range(model.settings.blocks):
-        block = {
-            name.removeprefix(f"blocks.{number}."): weight
-            for name, weight in weights.items()
-            if name.startswith(f"blocks.{number}.")
-        }
+    for layer in model.blocks:
+        block, attention = torch_parts(layer, model.settings.heads)
 
         def norm(states: Tensor, name: str, block: Mapping[str, Tensor] = block) -> Tensor:
             return F.layer_norm(states, (dim,), block[f"{name}.weight"], block[f"{name}.bias"])
@@ -34,13 +30,6 @@ def plain_states(model: LiGR, history: Tensor) -> Tensor:
         def gate(states: Tensor, name: str, block: Mapping[str, Tensor] = block) -> Tensor:
             return torch.sigmoid(F.linear(states, block[f"{name}.weight"], block[f"{name}.bias"]))
 
-        attention = nn.MultiheadAttention(dim, model.settings.heads, batch_first=True).double()
-        with torch.no_grad():
-            joined = torch.cat([block["query.weight"], block["key_value.weight"]])
-            attention.in_proj_weight.copy_(joined)
-            attention.in_proj_bias.copy_(torch.cat([block["query.bias"], block["key_value.bias"]]))
-            attention.out_proj.weight.copy_(block["attention_out.weight"])
-            attention.out_proj.bias.copy_(block["attention_out.bias"])
         normed = F.pad(norm(states, "attention_norm"), (0, 0, pads, 0))[None]
         attended, _ = attention(normed, normed, normed, attn_mask=later)
         states = states + gate(states, "attention_gate") * attended[0, pads:]

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import Tensor
 
 from sce.data.batches import PADDING
 from sce.data.length_groups import LengthGroups
 from sce.errors import InputError
 from sce.models.sasrec import SASRec, SASRecSettings
-from tests.models.small import N_ITEMS, random_histories, scaled_up
+from tests.models.small import N_ITEMS, random_histories, scaled_up, torch_parts
 
 
 def make(**changes: float) -> SASRec:
@@ -32,20 +32,8 @@ def plain_states(model: SASRec, history: Tensor) -> Tensor:
     pads = model.max_length - length if model.settings.sink else 0
     states = F.pad(states, (0, 0, pads, 0))
     later = torch.ones(len(states), len(states), dtype=torch.bool).triu(1)
-    weights = dict(model.named_parameters())
-    for number in range(model.settings.blocks):
-        block = {
-            name.removeprefix(f"blocks.{number}."): weight
-            for name, weight in weights.items()
-            if name.startswith(f"blocks.{number}.")
-        }
-        attention = nn.MultiheadAttention(dim, model.settings.heads, batch_first=True).double()
-        with torch.no_grad():
-            groups = torch.cat([block["query.weight"], block["key_value.weight"]])
-            attention.in_proj_weight.copy_(groups)
-            attention.in_proj_bias.copy_(torch.cat([block["query.bias"], block["key_value.bias"]]))
-            attention.out_proj.weight.copy_(block["attention_out.weight"])
-            attention.out_proj.bias.copy_(block["attention_out.bias"])
+    for layer in model.blocks:
+        block, attention = torch_parts(layer, model.settings.heads)
         norm = (block["attention_norm.weight"], block["attention_norm.bias"])
         queries = F.layer_norm(states, (dim,), *norm, eps=1e-8)
         attended, _ = attention(queries[None], states[None], states[None], attn_mask=later)
@@ -55,6 +43,7 @@ def plain_states(model: SASRec, history: Tensor) -> Tensor:
         inner = torch.relu(states @ block["inner.weight"].T + block["inner.bias"])
         states = states + inner @ block["outer.weight"].T + block["outer.bias"]
         states = F.pad(states[pads:], (0, 0, pads, 0))
+    weights = dict(model.named_parameters())
     return F.layer_norm(
         states[pads:], (dim,), weights["norm.weight"], weights["norm.bias"], eps=1e-8
     )
@@ -242,22 +231,6 @@ def test_impossible_settings_are_refused(changes: dict[str, float], message: str
 def test_impossible_histories_are_refused(histories: Tensor, message: str) -> None:
     with pytest.raises(InputError, match=message):
         make()(histories)
-
-
-def test_padding_before_an_event_is_noticed_where_values_are_not_looked_at(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # On a GPU nothing may look at values: there the lookup of positions must fail.
-    monkeypatch.setattr(SASRec, "check", lambda self, histories: None)
-    with pytest.raises(IndexError):
-        make()(torch.tensor([[PADDING, 1]]))
-    with pytest.raises(IndexError):
-        make()(torch.tensor([[1, PADDING, 2]]))
-    monkeypatch.setattr("sce.models.transformer.check_groups", lambda histories, groups: groups)
-    with pytest.raises(IndexError):
-        make()(torch.ones(2, 6, dtype=torch.int64), ((1, 6), (1, 5)))
-    with pytest.raises(IndexError):  # nothing of it is inside
-        make()(torch.tensor([[1, 2, 3, 4], [PADDING, PADDING, PADDING, 5]]), ((1, 4), (1, 2)))
 
 
 def test_settings_are_given_by_name_or_all_at_once() -> None:

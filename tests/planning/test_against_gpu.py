@@ -53,7 +53,7 @@ def test_the_error_that_is_stated_is_that_of_the_grid() -> None:
     ]
     # GRU4Rec's in bf16 were measured in float16, and are gone.
     largest = {"gru4rec": 0.13, "hstu": 0.11}  # too much, where batches have few positions
-    assert all(-0.063 < error < largest.get(row.get("backbone"), 0.063) for row, error in found)
+    assert all(-0.063 < error < largest.get(row.get("backbone", ""), 0.063) for row, error in found)
     errors = [abs(error) for _, error in found]
     assert len(errors) == ERROR["sizes"]
     assert max(errors) == pytest.approx(ERROR["largest"], abs=1e-3)

@@ -40,11 +40,6 @@ from sce.training.step import TrainingStep
 from tests.cycle_data import QUICK, make_cycle, settings, small_model, train
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
-    return make_cycle(tmp_path_factory.mktemp("data") / "cycle")
-
-
 def same_weights(one: nn.Module, other: nn.Module) -> bool:
     pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
     return all(torch.equal(a, b) for a, b in pairs)

@@ -20,15 +20,10 @@ from sce.training.fit import fit
 from sce.training.new_items import add_items
 from sce.training.run import Run
 from sce.training.start import unite_items
-from tests.cycle_data import make_cycle, settings, small_model, train
+from tests.cycle_data import settings, small_model, train
 from tests.tiny_run import lay_out, make_dataset, make_run
 
 OLD, NEW = range(100, 112), (7, 105_000)
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
-    return make_cycle(tmp_path_factory.mktemp("data") / "cycle")
 
 
 @pytest.fixture(scope="module")

@@ -33,11 +33,6 @@ from tests.training.outcomes import outcome, read_state, stop_at
 STEPS = 3  # in an epoch
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
-    return make_cycle(tmp_path_factory.mktemp("data") / "cycle")
-
-
 class Hooked(ScalableCrossEntropy):
     """Does something at a step, counted from 1 over this process."""
 

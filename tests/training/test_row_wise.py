@@ -17,7 +17,7 @@ from sce.training.run import Run
 from sce.training.settings import TrainingSettings
 from sce.training.step import StepSeeds, TrainingStep
 from tests import cycle_data
-from tests.cycle_data import lay_out, make_cycle, walk
+from tests.cycle_data import lay_out, walk
 
 CPU = torch.device("cpu")
 SHAPE = SASRecSettings(dim=8, blocks=1, dropout=0.0, max_length=6)
@@ -111,11 +111,6 @@ def test_who_cannot_be_updated_by_rows() -> None:
 
 
 # --- whole runs
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
-    return make_cycle(tmp_path_factory.mktemp("data") / "cycle")
 
 
 def train(dataset: PreparedDataset, out: Path, **changes: Any) -> FitResult:

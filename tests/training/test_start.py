@@ -24,7 +24,7 @@ from sce.training.fit import FitResult, fit
 from sce.training.run import Run
 from sce.training.signals import TrainingInterrupted
 from sce.training.start import mean_neighbours, tell_start, unite_items
-from tests.cycle_data import lay_out, make_cycle, settings, small_model, walk
+from tests.cycle_data import lay_out, settings, small_model, walk
 from tests.training.outcomes import outcome, stop_at
 
 ROW_WISE = {"row_wise": True, "catalogue_learning_rate": 0.1}
@@ -52,11 +52,6 @@ def go_on(
         progress=False,
         **options,
     )
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
-    return make_cycle(tmp_path_factory.mktemp("data") / "cycle")
 
 
 @pytest.fixture(scope="module")

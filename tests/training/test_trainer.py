@@ -29,11 +29,6 @@ from tests.cycle_data import make_cycle, settings, small_model, train
 ONE_STEP = pytest.mark.filterwarnings("ignore:there are 48 training users")
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
-    return make_cycle(tmp_path_factory.mktemp("data") / "cycle")
-
-
 def test_an_epoch_has_every_row_once_in_an_order_of_its_seed(dataset: PreparedDataset) -> None:
     sequences = DeviceSequences.place(dataset.train)
     made: Any = SimpleNamespace(
