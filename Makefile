@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# Of 16,000 files a fraction is ever imported: python compiles these when it first does.
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 .PHONY: help demo serve docs test lint types imports unit pages format clean
 
@@ -20,8 +22,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "sce needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12 ...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (a few minutes the first time) ..."
-	@$(if $(CPU),$(BIN)/python -m pip install --quiet --disable-pip-version-check uv && $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --torch-backend cpu torch)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(if $(CPU),$(PIP) uv && $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --torch-backend cpu torch)
+	@$(PIP) --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 # Every command below is one to copy: they print themselves. With 2,048 items a bucket, the default, two epochs take
@@ -69,7 +71,7 @@ docs: $(STAMP)
 
 # What the extra names, without sce itself: installing that again would pull it from under the pages that are built meanwhile.
 $(VENV)/.examples: $(STAMP)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $$($(BIN)/python -c \
+	@$(PIP) --constraint constraints.txt $$($(BIN)/python -c \
 	  'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["examples"])')
 	@touch $@
 
