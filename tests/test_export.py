@@ -111,7 +111,7 @@ def test_an_export_is_the_run(exported: tuple[Run, Path]) -> None:
     assert engine.popularity is not None
     assert run.popularity is not None
     assert np.array_equal(engine.popularity, run.popularity)
-    assert engine.dataset == (run.dataset.content_hash, "")
+    assert engine.dataset == (run.dataset.content_hash, run.dataset.times)
     (unknown,) = engine.recommend([Request(["?"])])
     (wanted,) = Recommender.load(run, "cpu").recommend([["?"]])
     assert (unknown.items, unknown.source) == (wanted.items, "popular")
