@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from statistics import mean, stdev
 from typing import Any
 
+from calls import WORDS
 from trainings import Row, ndcg, of_sasrec, read, rows_with, table
 
 STUDY = "experiments/results/coverage/study.jsonl"
@@ -124,7 +125,7 @@ def noise() -> str:
 def news() -> str:
     """Sampled softmax on the log of news, against the means over seeds of SCE and of exact CE."""
     rows = trained("globo", "ce-", "popularity")
-    found, seeds = mean(ndcg(rows)), "three" if len(rows) == 3 else f"{len(rows)}"
+    found, seeds = mean(ndcg(rows)), WORDS[len(rows)]
     sce, ce = (mean(ndcg(trained("globo", loss))) for loss in DEFAULTS)
     return (
         f"On globo, the one log of news, sampled softmax with popular negatives (CE⁻) has "

@@ -17,6 +17,7 @@ from sce import training
 from sce.cli import app, main
 from sce.cli.train import _DAILY
 from sce.config import Config, is_exact_faster, setting_names
+from sce.data.prepared import PreparedDataset
 from sce.data.vocabulary import Vocabulary
 from sce.errors import TrainingWarning
 from sce.losses import LOSSES
@@ -133,6 +134,20 @@ def test_without_a_loss_a_small_catalogue_on_a_cpu_is_trained_exactly(
     assert train("small", "--resume", epochs="2")[0] == exact
     monkeypatch.undo()
     assert train("large", "--resume", epochs="2")[0]["name"] == "sce"
+
+
+def test_the_choice_is_by_the_targets_of_a_batch(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(
+        "sce.cli.train.is_exact_faster", lambda _, targets, *more: asked.append(targets)
+    )
+    given = ["train", str(data), *SMALL, "--epochs", "1", "--device", "cpu"]
+    for size in ("16", "64"):
+        assert main([*given, "--out", str(tmp_path / size), "--batch-size", size]) == 0
+    each = PreparedDataset.load(data).train.lengths.clip(max=7).mean() - 1
+    assert asked == pytest.approx([16 * each, 48 * each])
 
 
 def test_without_a_directory_the_run_of_another_device_is_resumed(
@@ -414,6 +429,7 @@ import json, os, pathlib, signal, sys, time
 import torch._dynamo  # once, for all the processes below
 import sce.cli.train
 from sce.cli import main
+from sce.data.prepared import PreparedDataset
 
 command, directory = json.loads(sys.argv[1]), pathlib.Path(sys.argv[2])
 
