@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # Of 16,000 files a fraction is ever imported: python compiles these when it first does.
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: help demo serve docs test lint types imports unit pages format clean
+.PHONY: help demo serve docs test lint types imports unit lowest pages format clean
 
 help:
 	@echo "make demo    a synthetic catalogue of 100,000 items: prepare, train, recommend, report"
@@ -14,6 +14,7 @@ help:
 	@echo "make serve   the demo behind HTTP, with a page to try it on; trains it first if need be"
 	@echo "make docs    the documentation as a site, in build/site"
 	@echo "make test    lint, types, import direction, documentation, tests"
+	@echo "make lowest  the tests with the oldest packages that pyproject.toml allows (torch 2.8: 5.5 GB)"
 	@echo "make pages   the tests that need a browser (Chromium)"
 	@echo "make format  let ruff format and fix"
 	@echo "make clean   remove the virtual environment and everything made"
@@ -77,6 +78,12 @@ $(VENV)/.examples: $(STAMP)
 
 unit: $(VENV)/.examples
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+
+lowest: $(STAMP)
+	@$(PIP) uv
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/lowest
+	$(BIN)/uv pip install --quiet --python build/lowest --resolution lowest-direct --editable '.[dev,examples]'
+	SCE_BROWSER=none OMP_NUM_THREADS=1 build/lowest/bin/python -m pytest -n 2 --dist worksteal
 
 pages: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m browser tests

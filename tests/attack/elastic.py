@@ -113,6 +113,7 @@ def _launch(
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     os.environ["SCE_RANK_TIMEOUT"] = str(timeout)
+    newer: Any = {"shutdown_timeout": 5} if hasattr(LaunchConfig, "shutdown_timeout") else {}
     config = LaunchConfig(
         *(1, 1, size),
         run_id="faults",
@@ -121,7 +122,7 @@ def _launch(
         max_restarts=restarts,
         start_method="fork",
         logs_specs=DefaultLogsSpecs(),
-        shutdown_timeout=5,
+        **newer,
     )
     try:
         elastic_launch(config, _rank)(place, arguments, fault, size, before)

@@ -207,7 +207,7 @@ def check_choice(name: str, value: object, choices: Any) -> None:
 
 def check_size(name: str, value: SupportsIndex, least: int = 1) -> int:
     """Return a size as an int; refuse one that is not a whole number, or is too small."""
-    if isinstance(value, bool | Tensor) or not hasattr(value, "__index__"):
+    if isinstance(value, (bool, Tensor)) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     size = operator.index(value)
     if size < least:
@@ -230,16 +230,21 @@ def check_flag(name: str, value: bool) -> None:
 
 def check_number(name: str, value: float) -> None:
     """Refuse anything but a finite number."""
-    if isinstance(value, bool | Tensor) or not isinstance(value, SupportsFloat):
+    if isinstance(value, (bool, Tensor)) or not isinstance(value, SupportsFloat):
         raise TypeError(f"{name} must be a number, got {value!r}")
     if not -sys.float_info.max <= value <= sys.float_info.max:
         raise ValueError(f"{name} must be finite, got {value}")
 
 
-def apply(function: type[Function], *arguments: Any) -> Any:
-    """Apply an autograd function of ours; torch.func, which cannot transform it, is refused."""
+def refuse_transforms() -> None:
+    """Refuse torch.func, which cannot transform autograd functions of ours."""
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         raise TypeError(_NO_TRANSFORM)
+
+
+def apply(function: type[Function], *arguments: Any) -> Any:
+    """Apply an autograd function of ours."""
+    refuse_transforms()
     return function.apply(*arguments)
 
 

@@ -19,6 +19,7 @@ from sce.losses.inputs import (
     check_flag,
     check_number,
     check_size,
+    refuse_transforms,
     unwrap_catalogue,
 )
 from sce.losses.negatives import (
@@ -78,6 +79,7 @@ class SampledLoss(LossOfPositions):
             raise ValueError("the logQ correction is for a softmax: give a sampler correct=False")
 
     def _losses(self, inputs: Inputs, generator: Generator | None) -> Tensor:
+        refuse_transforms()
         if inputs.valid is not None and not _ignores_targets(self.negatives):
             raise ValueError(
                 "max_targets is for UniformNegatives and PopularityNegatives, which do not look at "

@@ -49,6 +49,7 @@ from sce.losses.inputs import (
     check_tensor,
     check_values,
     reduce,
+    refuse_transforms,
     rounded,
     unwrap_catalogue,
 )
@@ -232,6 +233,7 @@ class ScalableCrossEntropy(Loss):
         """Return the loss and, if the buckets are to be counted, what was counted."""
         catalogue = _weight(catalogue)
         check_arguments(states, catalogue, targets)
+        refuse_transforms()
         if centres is not None and items is None:
             check_centres(centres, catalogue)
             if self.coverage:
@@ -273,7 +275,7 @@ class ScalableCrossEntropy(Loss):
             else:
                 found = kernels.fused_cross_entropy(*given, self.sparse_grad, items)
             loss = found.loss if self.reduction != "none" else found.loss.reshape(targets.shape)
-            return loss, None if count is None else count(found.buckets, found.targets)
+            return loss, None if count is None else count(kernels.buckets_of(found), found.targets)
         if reason is not None:
             explain(reason, self.backend)
         inputs = check_inputs(states, catalogue, targets, self.ignore_index)

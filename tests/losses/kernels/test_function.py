@@ -43,7 +43,7 @@ def check_against_the_plain_path(
         plain = buckets.Buckets(members, buckets.top_rows(centres.float(), catalogue, size_y))
     options = kernels.FusedOptions([b, size_x, size_y], reduction="none")
     result = kernels.fused_cross_entropy(states, catalogue, targets, options, centres=centres)
-    found, fused = result.loss, result.buckets
+    found, fused = result.loss, kernels.buckets_of(result)
     assert torch.equal(result.targets.long(), targets.masked_fill(~valid, -1))
     assert torch.equal(fused.items.long().sort(dim=1).values, plain.items)
     index = valid.nonzero().squeeze(1)

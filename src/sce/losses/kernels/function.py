@@ -42,13 +42,13 @@ class Computed(NamedTuple):
     n_won: Tensor  # [1]: states that any bucket won
     own_grads: Tensor  # [n, d] float32: each state's, of its own loss; [0, d]: not found yet
 
-    @property
-    def buckets(self) -> Buckets:
-        """The states and items of the buckets."""
-        items = bucket_items(self.keys, len(self.bucket_states), self.targets)
-        if self.bucket_states.shape[1]:
-            return Buckets(of_equal_size(self.bucket_states), items)
-        return Buckets(Members(self.won, self.offsets), items)
+
+def buckets_of(found: Computed) -> Buckets:
+    """Return the states and items of the buckets."""
+    items = bucket_items(found.keys, len(found.bucket_states), found.targets)
+    if found.bucket_states.shape[1]:
+        return Buckets(of_equal_size(found.bucket_states), items)
+    return Buckets(Members(found.won, found.offsets), items)
 
 
 def fused_cross_entropy(

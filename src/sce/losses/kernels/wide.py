@@ -268,10 +268,10 @@ def _search(
             counts += tl.histogram(tl.where(unsigned < start, 0, digit).to(tl.int32), 256)
         # Take the largest digit that k keys reach.
         reached = tl.cumsum(counts, axis=0, reverse=True)
-        digit = tl.max(tl.where(reached >= k, i, 0), axis=0)
+        taken = tl.max(tl.where(reached >= k, i, 0), axis=0)
         # The lowest digit is not counted alone, nor is the highest.
-        reach = tl.where(digit > 0, tl.sum(tl.where(i == digit, reached, 0), axis=0), reach)
-        above = tl.where(digit < 255, tl.sum(tl.where(i == digit + 1, reached, 0), axis=0), above)
-        base += digit.to(tl.int64) << shift
+        reach = tl.where(taken > 0, tl.sum(tl.where(i == taken, reached, 0), axis=0), reach)
+        above = tl.where(taken < 255, tl.sum(tl.where(i == taken + 1, reached, 0), axis=0), above)
+        base += taken.to(tl.int64) << shift
         shift -= 8
     return base, reach, above
