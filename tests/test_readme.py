@@ -47,7 +47,8 @@ def test_what_is_said_of_installing() -> None:
     (least,) = (need[7:] for need in project["dependencies"] if need.startswith("torch>="))
     minor = tested.rpartition(".")[0]
     assert f"pip install uv && uv pip install torch=={tested} --torch-backend cpu" in text
-    assert f"Any torch from {least} on should do: the tests run on {minor}," in text
+    assert f"Any torch from {least} on should do: the tests run on {minor} and" in text
+    assert f"with the oldest of all packages, on {least} (`make lowest`)" in text
     assert {tested} == {*re.findall(r"torch==([\d.]+)", text)}
     assert "`pip wheel . --no-deps` builds a wheel" in text
     assert f"Python ≥ {project['requires-python'].removeprefix('>=')}" in text
