@@ -121,7 +121,7 @@ def _launch(
         rdzv_endpoint="localhost:0",
         max_restarts=restarts,
         start_method="fork",
-        logs_specs=DefaultLogsSpecs(),
+        logs_specs=DefaultLogsSpecs(log_dir=str(place / ".elastic")),
         **newer,
     )
     try:
