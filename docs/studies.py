@@ -220,8 +220,8 @@ def _ratios(names: Iterable[str]) -> str:
 
 def coverage() -> str:
     """Quality against exact CE by the paper's rule and by coverage, with more and more buckets."""
-    paper = [f"paper's rule, {of}" for of in ("256 items", "α = 2", "α = 4")]
-    return _ratios([*paper, *(f"α = {n}" for n in (1, 1.4, 2, 4)), "default"])
+    paper = [f"paper's rule, {of}" for of in ("α = 2", "α = 4", "256 items")]
+    return _ratios(["default", *(f"α = {n}" for n in (1, 1.4, 2, 4)), *paper])
 
 
 def sizes() -> str:
