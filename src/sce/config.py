@@ -39,6 +39,11 @@ _MEASURED = {"positions": 25_600, "dim": 64}  # up to which that was measured
 _FEWEST_TARGETS = 900  # of a batch, measured on a CPU
 # Of training: how long, which draw, on which machine.
 _OF_ONE_RUN = {"epochs", "max_steps", "patience", "seed", "device", "shard_catalogue"}
+# What goes with a setting of training, and the value of that with which it does not.
+_UNDONE = {
+    "row_wise": (False, "catalogue_learning_rate"),
+    "schedule": ("constant", "warmup_steps"),
+}
 _LONGEST = 2**20  # bytes of a file of settings
 
 Layer = Mapping[str, Mapping[str, Any]]  # by section and name, the settings that were given
@@ -188,12 +193,12 @@ def for_loss(file: Layer, options: Layer) -> tuple[Layer, list[str]]:
 
 def settings_of(path: Path, *layers: Layer) -> Layer:
     """The settings of a run, for going on with it; none of a model or loss that layers rename."""
-    config, found = Run.open(path).config, {}
+    run, found = Run.open(path), {}
     for section, classes in SECTIONS.items():
-        own = config[section].get("name", "")
+        own = run.config[section].get("name", "")
         wished = [layer.get(section, {}).get("name", own) for layer in layers]
         if own in classes and {*wished} <= {own}:
-            found[section] = _listed(config[section], {"name", *setting_types(section)})
+            found[section] = _options_of(run, section, *layers)
     return found
 
 
@@ -202,19 +207,29 @@ def settings_from(path: Path, *layers: Layer) -> Layer:
     run = Run.open(path)
     if run.model not in BACKBONES:
         raise InputError(f"the model of {path} is {run.model}, not of sce: go on from it in Python")
+    if run.loss not in LOSSES and not any("name" in layer.get("loss", {}) for layer in layers):
+        raise InputError(f"{path} was trained with {run.loss}: say with which --loss to go on")
     found = dict(settings_of(path, *layers))
     training = found.get("training", {})
     kept = {name: value for name, value in training.items() if name not in _OF_ONE_RUN}
     return {**found, "training": kept}
 
 
-def _listed(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Some settings as they were before JSON made lists of tuples."""
-    return {
-        name: tuple(settings[name]) if isinstance(settings[name], list) else settings[name]
-        for name in settings
-        if name in names
+def _options_of(run: Run, section: str, *layers: Layer) -> dict[str, Any]:
+    """The settings of a run that options have, too, but for what goes with one that layers undo."""
+    kinds, config = setting_types(section), run.config[section]
+    if config.get("reduction", "mean") != "mean":
+        raise InputError(f"{run.path} was trained on no mean of its loss: do that in Python")
+    place = f"{run.path}, which was trained in Python: {section}"
+    found = {
+        name: _convert(value, kinds[name], f"{place}.{name}")
+        for name, value in config.items()
+        if name in kinds and (section, value) != ("loss", "auto")  # as None, for options
     }
+    for setting, (value, others) in _UNDONE.items():
+        if any((setting, value) in layer.get(section, {}).items() for layer in layers):
+            found.pop(others, None)
+    return found
 
 
 def settings_like(path: Path, given: Layer, *, goes_on: bool = False) -> Layer:
@@ -231,7 +246,7 @@ def settings_like(path: Path, given: Layer, *, goes_on: bool = False) -> Layer:
             f"{path} was trained in Python with {run.model} and {run.loss}, of which one is not of "
             "sce: train the like of it there"
         )
-    layer = {section: _listed(run.config[section], run.config[section]) for section in SECTIONS}
+    layer = {section: _options_of(run, section, given) for section in SECTIONS}
     best, training = result["best_epoch"], layer["training"]
     scheduled = training.get("schedule", "constant") != "constant"
     if scheduled and best != training.get("epochs") and "epochs" not in given.get("training", {}):
@@ -253,7 +268,8 @@ def settings_like(path: Path, given: Layer, *, goes_on: bool = False) -> Layer:
         if result["test"] is not None:
             advice = "longer training may do better; say how long with --epochs"
             warnings.warn(f"{what}: {advice}", TrainingWarning, stacklevel=2)
-    training |= {"epochs": best, "patience": 0, "max_steps": None}
+    epochs = training["epochs"] if asked == {"max_steps"} else best
+    training |= {"epochs": epochs, "patience": 0, "max_steps": None}
     return layer
 
 

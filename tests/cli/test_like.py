@@ -3,17 +3,21 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import Tensor, nn
 
 from sce.cli import main
 from sce.config import settings_like
 from sce.data.prepare import prepare
 from sce.errors import InputError
+from sce.losses import CrossEntropy, SampledCrossEntropy, ScalableCrossEntropy
 from sce.report.comparison import gather
 from sce.report.record import Record
 from sce.report.run_page import _headline
 from sce.training.run import Run
+from tests import cycle_data
 from tests.cli.test_everyone import make_log
 from tests.cycle_data import make_cycle
 from tests.tiny_run import make_run, write_result
@@ -23,6 +27,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::sce.errors.TrainingWarning"),
 ]
 Capture = pytest.CaptureFixture[str]
+
+
+def own_loss(states: Tensor, catalogue: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy((states @ catalogue.T).transpose(1, 2), targets)
+
+
 SMALL = ["--model.dim", "8", "--model.blocks", "1", "--model.max-length", "6", "--device", "cpu"]
 
 
@@ -91,6 +101,56 @@ def test_from_a_measured_run_to_one_of_everything(tmp_path: Path, capsys: Captur
     assert headline["missing"] == "Not measured"
     assert headline["notice"].startswith("All of the log was trained on (split none)")
     assert "longer training" not in headline["sentence"]
+
+
+def test_what_goes_with_a_setting_goes_when_it_is_taken_back(tmp_path: Path) -> None:
+    data, run = str(make_cycle(tmp_path / "data").path), str(tmp_path / "run")
+    train = ["train", data, "--out", run, *SMALL, "--epochs", "3", "--loss", "sce"]
+    more = ["--training.row-wise", "--training.schedule", "warmup-cosine"]
+    assert main([*train, *more, "--training.warmup-steps", "2"]) == 0
+    other = ["--training.no-row-wise", "--training.schedule", "constant", "--epochs", "2"]
+    for option in ("--like", "--from"):
+        out = tmp_path / option[2:]
+        assert main(["train", data, option, run, "--out", str(out), *other]) == 0
+        training = Run.open(out).config["training"]
+        assert not training["row_wise"]
+        assert (training["catalogue_learning_rate"], training["warmup_steps"]) == (None, None)
+
+
+def test_steps_are_as_many_as_are_asked_for(tmp_path: Path) -> None:
+    data, run = str(make_cycle(tmp_path / "data").path), str(tmp_path / "run")
+    train = ["train", data, "--out", run, *SMALL, "--batch-size", "48", "--epochs", "9"]
+    assert main([*train, "--training.max-steps", "1"]) == 0
+    like = ["train", data, "--like", run, "--out", str(tmp_path / "like")]
+    assert main([*like, "--training.max-steps", "3"]) == 0
+    assert (Run.open(tmp_path / "like").result() or {})["epochs"] == 3
+
+
+def test_runs_of_python(tmp_path: Path, capsys: Capture) -> None:
+    dataset, out = make_cycle(tmp_path / "data"), str(tmp_path / "out")
+    losses: dict[str, Any] = {
+        "sce": ScalableCrossEntropy(),
+        "own": own_loss,
+        "sum": CrossEntropy(reduction="sum"),
+        "ce-": SampledCrossEntropy(4),
+    }
+    for name, loss in losses.items():
+        cycle_data.train(dataset, loss, out=tmp_path / name)
+    again = ["train", str(dataset.path), "--out", out, "--epochs", "1"]
+    assert main([*again, "--like", str(tmp_path / "sce"), "--loss.alpha", "3"]) == 0
+    assert Run.open(out).config["loss"]["name"] == "sce"
+    for name, option, told in (
+        ("own", "--from", "own_loss: say with which --loss to go on"),
+        ("sum", "--from", "was trained on no mean of its loss: do that in Python"),
+        ("ce-", "--like", "trained in Python: loss.negatives must be one of uniform, "),
+    ):
+        assert main([*again, "--force", option, str(tmp_path / name)]) == 2
+        assert told in capsys.readouterr().err
+    assert main([*again, "--force", "--from", str(tmp_path / "own"), "--loss", "sce"]) == 0
+    resume = ["train", str(dataset.path), "--out", str(tmp_path / "sce"), "--resume"]
+    capsys.readouterr()
+    assert main(resume) == 2
+    assert "loss.reduction): resume it as it was begun, in Python or" in capsys.readouterr().err
 
 
 def test_runs_that_no_other_can_be_like(tmp_path: Path) -> None:

@@ -59,6 +59,26 @@ def test_states_that_are_not_those_of_the_events_are_refused() -> None:
         evaluate(Prefixed(10), dataset)
 
 
+class Computed(nn.Module):
+    """Computes its catalogue, of which training drops most rows."""
+
+    max_length = 3
+
+    @property
+    def catalogue(self) -> Tensor:
+        return nn.functional.dropout(LastItem(10).catalogue, 0.9, self.training)
+
+    def forward(self, histories: Tensor) -> Tensor:
+        return LastItem(10)(histories)
+
+
+def test_a_catalogue_that_is_computed_is_that_of_evaluation() -> None:
+    dataset = dataset_of([[9, 0, 1, 2], [4, 5, 9, 3], [7, 7, 6, 7]], n_items=10)
+    model, expected = Computed(), evaluate(LastItem(10), dataset)
+    assert evaluate(model, dataset).ranks.tolist() == expected.ranks.tolist()
+    assert model.training
+
+
 def test_metrics_by_hand() -> None:
     # Test: after 1, seen 9 0 1, the nearest left is 2, the target: rank 0. After 9, seen 4 5 9:
     # 8 7 6 3, rank 3. After 6, seen 7 and 6: the target itself was seen.

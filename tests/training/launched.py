@@ -68,6 +68,19 @@ class Broken(Struck):
         return states * torch.nan if broken else states
 
 
+class Normed(SASRec):
+    """Has running statistics, which each rank has of its own batches."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.norm = torch.nn.BatchNorm1d(self.settings.dim)
+
+    def forward(self, *inputs: Any, **options: Any) -> Tensor:
+        states = super().forward(*inputs, **options)
+        normed: Tensor = self.norm(states.transpose(1, 2))
+        return normed.transpose(1, 2)
+
+
 class Crowded(Struck):
     """The disk of rank 0 is full when it is to write the best weights."""
 

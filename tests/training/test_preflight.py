@@ -260,6 +260,13 @@ class Summed(nn.Module):
         return states + self.noise * torch.randn_like(states)
 
 
+class Timed(Summed):
+    uses_times = True
+
+    def forward(self, histories: torch.Tensor, times: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(histories) + times[:, 1:, None]
+
+
 def test_a_model_that_sees_the_future(said: Any) -> None:
     model = Summed(causal=False)
     [text] = said(CrossEntropy(chunk_size=1), model=model)
@@ -269,3 +276,6 @@ def test_a_model_that_sees_the_future(said: Any) -> None:
     assert said(CrossEntropy(chunk_size=1), model=Summed(causal=True)) == []
     assert said(CrossEntropy(chunk_size=1), model=Summed(causal=True, noise=1.0)) == []
     assert text not in said(CrossEntropy(chunk_size=1), model=model, max_length=1)
+    assert said(CrossEntropy(chunk_size=1), model=Timed(causal=False)) == [
+        text.replace("Summed", "Timed")
+    ]

@@ -23,6 +23,7 @@ from tests.training.launched import (
     Broken,
     Crowded,
     Killed,
+    Normed,
     Struck,
     StruckLate,
     as_rank,
@@ -74,6 +75,17 @@ def test_ranks_give_what_one_process_accumulates(
     assert by_ranks(size, tmp_path, data, name) == size * [found]
     assert outcome(tmp_path / "run") == outcome(whole)
     assert Run.open(tmp_path / "run").identity == Run.open(whole).identity
+
+
+def test_ranks_that_score_otherwise_agree_on_the_best_epoch(tmp_path: Path, data: Path) -> None:
+    one, other = by_ranks(2, tmp_path, data, "replicated", Normed, epochs=12, patience=1)
+    assert one["validation"] != other["validation"]
+    assert one["loss"] == other["loss"]  # of as many epochs
+    kept = [
+        {name: values for name, values in found["weights"].items() if "running" not in name}
+        for found in (one, other)
+    ]
+    assert kept[0] == kept[1]
 
 
 @pytest.mark.parametrize("name", ["replicated", "paper's rule", "row-wise", "sharded"])

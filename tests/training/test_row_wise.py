@@ -103,6 +103,15 @@ class Plain(nn.Module):
         self.catalogue = nn.Parameter(torch.zeros(n_items, 8))
 
 
+def test_a_table_may_be_all_that_is_trained() -> None:
+    table = nn.Parameter(torch.ones(3, 2))
+    settings = TrainingSettings(row_wise=True, catalogue_learning_rate=0.2)
+    optimizer = make_optimizer([table], settings, device=CPU, row_wise=table)
+    table.grad = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.ones(1, 2), (3, 2))
+    optimizer.step()
+    assert table.detach().ne(1).any(1).tolist() == [False, True, False]
+
+
 def test_who_cannot_be_updated_by_rows() -> None:
     with pytest.raises(InputError, match="only the loss sce goes with"):
         row_wise_table(SASRec(9, SHAPE), CrossEntropy())

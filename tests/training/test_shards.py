@@ -17,7 +17,7 @@ from sce.losses import CrossEntropy, ScalableCrossEntropy
 from sce.models.sasrec import SASRec
 from sce.training.settings import TrainingSettings
 from sce.training.shards import settle
-from tests.cycle_data import make_cycle, train
+from tests.cycle_data import MODEL, make_cycle, train
 from tests.training.launched import ITEMS, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::sce.errors.TrainingWarning")
@@ -43,14 +43,24 @@ def test_it_is_the_row_wise_training_of_one_process(data: Path) -> None:
         (CrossEntropy(), None, "needs the loss sce, as a mean"),
         (ScalableCrossEntropy(reduction="sum"), None, "needs the loss sce, as a mean"),
         (ScalableCrossEntropy(), nn.Embedding(ITEMS, 8), "needs a sce.models.base.Backbone"),
+        (ScalableCrossEntropy(), SASRec(ITEMS, MODEL).half(), "float32; this is in torch.float16"),
     ],
 )
 def test_other_losses_and_models_are_refused(loss: Any, model: Any, says: str, data: Path) -> None:
-    if model is not None:
+    if isinstance(model, nn.Embedding):
         model.catalogue = model.weight
     with pytest.raises(InputError) as refusal:
         train(PreparedDataset.load(data), loss, model=model, shard_catalogue=True)
     assert says in str(refusal.value)
+
+
+def test_a_catalogue_that_is_frozen_stays_as_it_is(data: Path) -> None:
+    model = SASRec(ITEMS, MODEL)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    model.catalogue.requires_grad_(False)
+    train(PreparedDataset.load(data), ScalableCrossEntropy(), model=model, shard_catalogue=True)
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, before[name]) is (name == "catalogue")
 
 
 @pytest.mark.parametrize("name", ["compile", "capture"])

@@ -40,6 +40,16 @@ def test_batches_that_are_accumulated_are_one_batch(data: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
+def test_a_frozen_weight_stays_as_it_is(data: Path) -> None:
+    dataset = PreparedDataset.load(data)
+    model = SASRec(dataset.n_items, MODEL)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    model.positions.requires_grad_(False)
+    train(dataset, model=model, accumulate=2)
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, before[name]) is (name == "positions")
+
+
 class Torchs(nn.CrossEntropyLoss):
     """A loss of one's own."""
 

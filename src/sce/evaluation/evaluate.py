@@ -111,12 +111,7 @@ def evaluate(
         what = f"the model ranks {len(model.catalogue)} items, the dataset has {dataset.n_items}"
         raise InputError(f"{what}: they do not belong together")
     ks = KS if ks is None else ks
-    catalogue = model.catalogue.detach()
     max_length = ranking.longest_history(model) if max_length is None else max_length
-    given = ks, max_length, catalogue.device
-    tally = Tally(dataset, split, *given, times=ranking.uses_times(model))
-    norm = ranking.largest_norm(catalogue)
-
     # Without a longest history all would be as wide as the longest of them.
     together = 1 if max_length is None else _TOGETHER
 
@@ -128,6 +123,10 @@ def evaluate(
         return ranking.top_k(states, catalogue, max(ks), seen=left_out, norm=norm).items
 
     with evaluating(model), torch.no_grad():
+        catalogue = model.catalogue.detach()  # which may be computed, with dropout in training
+        norm = ranking.largest_norm(catalogue)
+        given = ks, max_length, catalogue.device
+        tally = Tally(dataset, split, *given, times=ranking.uses_times(model))
         tally.count(states, rank, batch_size, progress, together=together)
     return tally.metrics()
 

@@ -34,8 +34,15 @@ def make_optimizer(
     def rate(value: float) -> float | torch.Tensor:
         return torch.tensor(value, device=device) if capturable else value
 
+    adagrad = None
+    if row_wise is not None:
+        assert settings.catalogue_learning_rate is not None  # as with settings.row_wise
+        adagrad = RowwiseAdagrad([row_wise], lr=rate(settings.catalogue_learning_rate))
+        adagrad.param_groups[0]["initial_lr"] = settings.catalogue_learning_rate
     kind = torch.optim.AdamW if settings.weight_decay else torch.optim.Adam
     dense = [p for p in parameters if p is not row_wise]
+    if adagrad is not None and not dense:
+        return adagrad
     adam = kind(
         dense,
         lr=rate(settings.learning_rate),
@@ -46,12 +53,7 @@ def make_optimizer(
         fused=device.type in ("cuda", "cpu") and all(p.is_contiguous() for p in dense),
     )
     adam.param_groups[0]["initial_lr"] = settings.learning_rate
-    if row_wise is None:
-        return adam
-    assert settings.catalogue_learning_rate is not None  # as with settings.row_wise
-    adagrad = RowwiseAdagrad([row_wise], lr=rate(settings.catalogue_learning_rate))
-    adagrad.param_groups[0]["initial_lr"] = settings.catalogue_learning_rate
-    return _Together(adam, adagrad)
+    return adam if adagrad is None else _Together(adam, adagrad)
 
 
 class _Together(torch.optim.Optimizer):

@@ -13,6 +13,7 @@ from sce.data.batches import PADDING
 from sce.data.prepared import PreparedDataset
 from sce.errors import InputError, named
 from sce.evaluation.evaluate import evaluating
+from sce.evaluation.ranking import uses_times
 from sce.losses import LOSSES, BatchShape, CrossEntropy, DataSummary, Loss, ScalableCrossEntropy
 from sce.memory import ran_out
 from sce.models.registry import BACKBONES
@@ -90,7 +91,8 @@ def _about_future(model: nn.Module, dataset: PreparedDataset, max_length: int) -
     histories = torch.tensor(events.tolist(), device=catalogue.device).repeat(3, 1)
     histories[2, -1] = (histories[2, -1] + 1) % dataset.n_items
     with torch.no_grad(), evaluating(model):
-        states = model(histories)
+        times = {"times": histories.new_zeros(3, histories.shape[1] + 1).int()}
+        states = model(histories, **(times if uses_times(model) else {}))
     if not isinstance(states, Tensor) or states.shape[:2] != histories.shape:
         return  # the first step says so
     first, again, other = states[:, :-1].float()

@@ -189,6 +189,12 @@ def check_resumable(
     names = [name for name in sorted(before.keys() | now.keys()) if CODE not in name]
     changed = {name: before.get(name) for name in names if before.get(name) != now.get(name)}
     if refused := [name for name in changed if name not in free]:
+        gone = [name for name in refused if name not in now]
+        if gone and not {"model.name", "loss.name"} & {*refused}:
+            raise InputError(
+                f"{path} has settings that are none here ({', '.join(gone)}): resume it as it was "
+                "begun, in Python or by that version"
+            )
         told = (
             f"{named(name, python=name)} was {before.get(name)!r} and is now {now.get(name)!r}"
             for name in refused

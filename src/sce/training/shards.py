@@ -178,10 +178,13 @@ def sharded_catalogue(
     catalogue: Any = model.catalogue
     rows = None if catalogue.is_meta else catalogue
     n_items, dim = catalogue.shape
+    if catalogue.element_size() < 4:
+        raise InputError(f"{shards} needs a model in float32; this is in {catalogue.dtype}")
     if n_items < ranks.size:
         raise InputError(f"{ranks.size} processes cannot share {n_items} items; start fewer")
     options: Any = {"seed": settings.seed, "dtype": catalogue.dtype, "rows": rows}
     table = ShardedTable(n_items, dim, ranks, **options)
+    table.shard.requires_grad_(catalogue.requires_grad)
     model.register_parameter(CATALOGUE, None)
     try:
         yield table

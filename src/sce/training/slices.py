@@ -48,7 +48,7 @@ class SlicedStep(TrainingStep):
         self.ranks, self.slices, self.row_wise = ranks, slices, row_wise
         self.between: Callable[[int], object] = lambda done: None
         self._entries: list[tuple[Tensor, Tensor]] = []  # rows with a gradient
-        self.dense = [p for p in self.parameters if p is not row_wise]
+        self.dense = [p for p in self.parameters if p is not row_wise and p.requires_grad]
         self.draws = isinstance(self.model, Backbone) and self.model.draws
         self.is_mean = getattr(self.loss, "reduction", "mean") == "mean"
         self.by_placed = isinstance(self.loss, ScalableCrossEntropy) and not self.loss.coverage

@@ -193,7 +193,7 @@ class Trainer:
             return
         measured = self.measure(self.ranker, "validation")
         self.progress.start = make_record(0, EpochSoFar(), measured, best=True)
-        self.progress.best_score = measured.metrics.values[SCORE]
+        self.progress.best_score = self._score(measured)
         self.best_ranks = measured.metrics.ranks
         self.checkpointer.keep_best()
         self._close(self.progress.start, on_epoch)
@@ -289,7 +289,7 @@ class Trainer:
         if due and len(self.dataset.test):
             measured = self.measure(self.ranker, "validation")
         # Without anything to compare by, the latest is the best.
-        score = None if measured is None else measured.metrics.values[SCORE]
+        score = None if measured is None else self._score(measured)
         is_best = not len(self.dataset.test) if score is None else score > progress.best_score
         if is_best:
             progress.best_epoch, progress.stale = epoch, 0
@@ -307,6 +307,11 @@ class Trainer:
             whole = self.total == self.settings.epochs * self.steps
             progress.stopped = "epochs" if whole else "max_steps"
         return record
+
+    def _score(self, measured: Measured) -> float:
+        """The score that the first rank found: one number decides for all which epoch is best."""
+        score, ranks = measured.metrics.values[SCORE], self.interrupts.ranks
+        return score if ranks is None else float(ranks.gather_json(score)[0])
 
     def save(self) -> None:
         """Write a checkpoint, unless the weights are broken."""
