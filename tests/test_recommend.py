@@ -400,3 +400,11 @@ def test_a_gpu_recommends_the_same(
 def test_a_device_that_is_not_there(run: Run) -> None:
     with pytest.raises(InputError, match="cuda was asked for"):
         Recommender.load(run, device="cuda")
+
+
+def test_every_user_of_more_than_are_decoded_at_once(
+    recommender: Recommender, dataset: PreparedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recommend, "_IDS_AT_ONCE", 7)
+    found = [user for user, _ in recommender.stream_users(dataset, k=1)]
+    assert found == USERS.decode(range(len(USERS)))

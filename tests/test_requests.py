@@ -122,3 +122,17 @@ def test_similar_to_an_item_that_is_not_there(recommender: Recommender) -> None:
         recommender.similar(["itm 07"])
     with pytest.raises(InputError, match="must be a list of ids"):
         recommender.similar("item 07")
+
+
+def test_what_a_request_allows_may_be_blocked_for_all(recommender: Recommender) -> None:
+    allowed = Request(NAMES[:1], allow=NAMES[5:9])
+    [found] = recommender.recommend([allowed], block=[NAMES[6]])
+    assert sorted(found.items) == [NAMES[5], NAMES[7], NAMES[8]]
+
+
+def test_similar_items_of_more_than_a_batch(
+    recommender: Recommender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = [recommender.similar([name], k=3)[0].items for name in NAMES[:5]]
+    monkeypatch.setattr("sce.recommend.BATCH_SIZE", 2)
+    assert [one.items for one in recommender.similar(NAMES[:5], k=3)] == alone

@@ -9,6 +9,7 @@ from sce.data.storage import read_json_lines
 from sce.experiments.figure_spec import DEFAULT_FIGURES, FigureSpec
 from sce.experiments.store import SweepDirectory, row_of
 from tests.complaint import complaint
+from tests.cycle_data import make_cycle
 from tests.experiments.made_rows import main_rows, make_row, write_place
 from tests.tiny_run import make_dataset, make_run, write_epochs, write_result
 
@@ -198,6 +199,20 @@ def test_any_runs_side_by_side(
     same = write_place(tmp_path / "same", [row_of(runs[0].path) | {"run": "runs/x"}])
     complained = complaint(["compare", str(same.path), paths[0]], capsys)
     assert f"{same.path / 'runs' / 'x'} and {paths[0]} have the same settings" in complained
+
+
+def test_a_run_that_went_on_from_another_stands_apart(tmp_path: Path, capsys: Capture) -> None:
+    data, old = str(make_cycle(tmp_path / "data").path), tmp_path / "old"
+    train = ["train", data, "--epochs", "1", "--device", "cpu", "--model.dim", "8", "--out"]
+    assert main([*train, str(old)]) == 0
+    assert main([*train, str(tmp_path / "on"), "--from", str(old)]) == 0
+    capsys.readouterr()
+    table = ["--out", str(tmp_path / "c.html"), "--markdown", str(tmp_path / "c.md")]
+    assert main(["compare", str(old), str(tmp_path / "on"), *table]) == 0
+    told = capsys.readouterr().out
+    assert re.search(rf"^data +CE, from {old} +1 ", told, re.MULTILINE)
+    assert re.search(r"^data +CE +1 ", told, re.MULTILINE)
+    assert "carried" not in (tmp_path / "c.md").read_text(encoding="utf-8")
 
 
 def test_rows_that_were_altered_are_one_line(place: SweepDirectory, capsys: Capture) -> None:

@@ -169,6 +169,12 @@ LATE = ":good:" * 200 + "\n"
         ("a.jsonl", ':good:{"item": "a", "ts": 5}\n', "line 2: no user"),
         ("a.jsonl", ':good:{"user": 2, "item": "a", "ts": "soon"}', "line 2: cannot read 'soon'"),
         ("a.jsonl", "\n\n", "line 2: the end, and no JSON object so far"),
+        ("a.jsonl", ':good:{"user": 2, "item": 3, "ts": NaN}', r"line 2: .*\(NaN is no JSON"),
+        (
+            "a.csv",
+            'user,item,ts,size\n1,2,3,x\n1,2,3,5" pipe\n1,2,3,6" pipe\n4,5,6,x\n',
+            'line 3: a " without another on its line; inside a field it is doubled',
+        ),
         ("a.jsonl", LATE + '{"user": 1, "item":\n:good:', r"line 202: malformed JSON \("),
         ("a.jsonl", LATE + "hello\n:good:", r"line 202: malformed JSON \("),
         (
@@ -264,6 +270,22 @@ def test_a_truncated_file(name: str, kept: float, refused: Refused, tmp_path: Pa
     message = refused(name, data[: int(kept * len(data)) if kept > 0 else int(kept)])
     what = "gzip" if gz else "zstd"
     assert message.startswith(f"{name}: this {what} file is truncated or corrupt (")
+
+
+@pytest.mark.parametrize("name", ["a.csv.zst", "a.jsonl.zst"])
+def test_zstd_that_begins_with_a_skipped_frame(name: str, refused: Refused, tmp_path: Path) -> None:
+    frame = b"\x50\x2a\x4d\x18\x04\0\0\0size"  # as pzstd writes it
+    message = refused(name, frame + zstd(CLICKS, tmp_path / "x.zst"))
+    assert message.startswith(f"{name}: zstd as pzstd writes it; compress it again")
+
+
+def test_bytes_that_are_text_in_some_files_alone_are_refused(tmp_path: Path) -> None:
+    for name, ids in (("a", [b"ab", b"cd"]), ("b", [b"ab", b"\xff\x00"])):
+        frame = pl.DataFrame({"user": ids, "item": [1, 2], "ts": [1, 2]})
+        frame.write_parquet(tmp_path / f"{name}.parquet")
+    assert read_interactions(tmp_path / "b.parquet").user_ids.decode(range(2)) == ["6162", "ff00"]
+    with pytest.raises(InputError, match="user ids are bytes, which are text in some files and"):
+        read_interactions(str(tmp_path / "*.parquet"))
 
 
 def test_a_damaged_gzip_file(refused: Refused) -> None:

@@ -265,3 +265,12 @@ def test_too_few_file_handles_leave_nothing(tmp_path: Path, handles: int) -> Non
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, usual)
     assert not list(tmp_path.iterdir())
+
+
+def test_bytes_are_on_the_disk_before_a_file_is_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, synced = tmp_path / "file", list[Any]()
+    monkeypatch.setattr(storage, "_sync", lambda one: synced.append((one.name, path.exists())))
+    storage.write_text(path, "text")
+    assert synced == [("file", False), (tmp_path.name, True)]

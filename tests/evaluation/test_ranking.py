@@ -172,3 +172,11 @@ def test_popularity_ranks_by_count_then_id(monkeypatch: pytest.MonkeyPatch) -> N
         states[:, -1], popularity.catalogue, 6, seen=(torch.tensor([1]), torch.tensor([1]))
     )
     assert found.items.tolist() == [[3, 1, 2, 4, 0, 5], [3, 2, 4, 0, 5, NOTHING]]
+
+
+@pytest.mark.parametrize("how", ["seen", "blocked"])
+def test_what_may_not_be_ranked_is_not_where_a_score_is_not_a_number(how: str) -> None:
+    catalogue, hidden = torch.tensor([[1.0], [math.nan], [3.0], [2.0]]), torch.tensor([2])
+    options: dict[str, Any] = {"seen": (hidden, hidden * 0), "blocked": hidden}
+    found = top_k(torch.ones(1, 1), catalogue, 4, **{how: options[how]})
+    assert found.items.tolist() == [[3, 0, NOTHING, NOTHING]]

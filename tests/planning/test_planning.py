@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sce.data.length_groups import group_by_length, shares_longer
 from sce.errors import InputError
 from sce.losses import LOSSES
+from sce.models.hstu import HSTUSettings
 from sce.models.sasrec import SASRecSettings
 from sce.planning import (
     CONTEXT,
@@ -240,3 +241,12 @@ def test_nothing_is_said_to_fit_into_nothing() -> None:
     found = plan(Job(10), None)
     assert all(one.fits is one.tight is one.largest_batch is None for one in found.losses)
     assert plan(Job(10), 1).losses[0].largest_batch == 0
+
+
+def test_times_of_events_take_as_much_as_the_events() -> None:
+    jobs = [
+        Job(1000, 4, HSTUSettings(dim=8, max_length=10, times=times), events=10**9, users=10**6)
+        for times in ("none", "next")
+    ]
+    without, with_times = (predict(job, "sce").other for job in jobs)
+    assert with_times - without == 4 * 10**9 + 4 * 4 * 10

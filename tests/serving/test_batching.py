@@ -112,3 +112,21 @@ def test_several_threads_compute_at_the_same_time() -> None:
 
     batcher = Batcher(compute, most=2, room=4, threads=2)
     assert run(batcher, use()) == [2, 3, 4, 5]
+
+
+def test_of_a_list_that_was_given_up_nothing_is_computed() -> None:
+    slow = Slow()
+
+    async def use() -> None:
+        first = asyncio.create_task(batcher.do([0]))
+        await slow.is_busy()
+        given_up = asyncio.create_task(batcher.do([7, 8]))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.sleep(0)
+        slow.go_on.set()
+        assert [await first, await batcher.do([5])] == [[0], [25]]
+
+    batcher = Batcher(slow, most=8, room=8)
+    run(batcher, use())
+    assert slow.batches == [[0], [5]]

@@ -51,3 +51,13 @@ def test_a_row_has_the_same_bits_in_any_batch() -> None:
         ((alone, same),) = top_k(states[row : row + 1], table, np.array([9]), none, 20.0)
         assert codes.tolist() == alone.tolist()
         assert scores.tobytes() == same.tobytes()
+
+
+def test_scores_closer_than_the_error_of_a_product_are_told_apart() -> None:
+    random = np.random.default_rng(0)
+    states = random.standard_normal((16, 48)).astype(np.float32)
+    table = (1 + 1e-6 * random.standard_normal((3000, 48))).astype(np.float32)
+    none, norm = np.empty(0, np.int64), float(np.linalg.norm(table, axis=1).max())
+    found = top_k(states, table, np.full(16, 9), (none, none), norm)
+    for state, (codes, scores) in zip(states, found, strict=True):
+        assert (codes.tolist(), scores.tolist()) == expected(state, table, 9, none)

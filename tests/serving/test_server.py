@@ -392,3 +392,15 @@ def test_a_request_that_takes_too_long_is_given_up() -> None:
         go_on.set()
     assert answer.status_code == 408
     assert answer.json() == {"error": "the request took more than 0.1 seconds"}
+
+
+@pytest.mark.parametrize("name", ["history", "allow", "block"])
+def test_lists_may_have_as_many_ids_as_the_limit_and_no_more(client: TestClient, name: str) -> None:
+    for count, status in ((10, 200), (11, 400)):
+        body = {"history": [101], name: [101, 102] * 5 + [103] * (count - 10)}
+        assert client.post("/recommend", json=body).status_code == status
+
+
+def test_a_user_is_not_true_or_false(client: TestClient) -> None:
+    answer = client.post("/recommend", json={"user": True})
+    assert answer.json()["error"] == "user is an id, integer or string; got True"

@@ -135,3 +135,8 @@ def test_a_rate_on_the_device_stays_there() -> None:
     set_rate(optimizer, 0.5)
     assert group["lr"] is rate
     assert rate.item() == 0.25
+
+
+def test_a_warmup_is_a_twentieth_of_all_steps_and_at_least_one() -> None:
+    for total, warmup in ((6, 1), (20, 1), (30, 2), (100, 5)):
+        assert rate_factor("warmup-cosine", 0, total, None) == 1 / warmup

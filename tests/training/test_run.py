@@ -20,6 +20,7 @@ from sce.training.checkpoint import Checkpointer, Progress, Trained, read_tensor
 from sce.training.run import Run, caveat, load_model
 from sce.training.run_start import check_target, note_divergence, run_target, start_run
 from tests.cycle_data import MODEL
+from tests.tiny_run import write_result
 
 CONFIG: dict[str, Any] = {
     "model": {"name": "sasrec", **vars(MODEL)},
@@ -156,6 +157,19 @@ def test_weights_that_are_no_numbers_of_a_model_are_refused(dtype: torch.dtype, 
     weights, metadata = read_tensors(run.best_weights)
     write_tensors(run.best_weights, {n: t.to(dtype) for n, t in weights.items()}, metadata)
     with pytest.raises(InputError, match="its weights are of another model"):
+        load_model(run)
+
+
+def test_the_last_weights_of_a_run_that_ended_are_not_taken_for_the_best(
+    run: Run, dataset: PreparedDataset
+) -> None:
+    weights, metadata = read_tensors(run.best_weights)
+    latest = {f"model.{name}": weight for name, weight in weights.items()}
+    write_tensors(run.resume_state, latest, metadata)
+    run.best_weights.unlink()
+    load_model(run)
+    write_result(run)
+    with pytest.raises(InputError, match=r"altered: best.safetensors is missing"):
         load_model(run)
 
 

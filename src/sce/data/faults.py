@@ -26,6 +26,7 @@ from sce.errors import InputError
 
 _CHUNK = 1 << 18
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+_SKIPPED = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")  # a frame of zstd's without content
 
 
 def explain(path: Path, fmt: Format, error: BaseException) -> InputError:
@@ -45,6 +46,15 @@ def explain(path: Path, fmt: Format, error: BaseException) -> InputError:
     if fault:
         return InputError(f"{path}, line {fault[0]}: {fault[1]}")
     return InputError(f"{path}: malformed {fmt.name} ({reason})")
+
+
+def check_compression(path: Path) -> None:
+    """Refuse what pzstd writes: it begins with a frame that is to be skipped, and polars reads."""
+    with path.open("rb") as file:
+        if _SKIPPED.match(file.read(4)):
+            raise InputError(
+                f"{path}: zstd as pzstd writes it; compress it again: zstd -dc FILE | zstd > OTHER"
+            )
 
 
 def first_lines(path: Path) -> list[bytes]:
@@ -154,6 +164,10 @@ def _first_fault(path: Path, fmt: Format, encoding: bool) -> tuple[int, str] | N
             for number, fields in _csv_rows(path, fmt):
                 if any(fields[columns:]):
                     return number, f"{len(fields)} fields where there are {columns} columns"
+            for number, text in enumerate(_lines(path), 1):
+                if fmt.quote and text.count(fmt.quote) % 2:
+                    told = "inside a field it is doubled, and the field quoted"
+                    return number, f"a {fmt.quote} without another on its line; {told}"
     except UnicodeDecodeError as error:
         return number, f"not UTF-8 ({error.reason}); {CONVERT}"
     except json.JSONDecodeError as error:
@@ -172,11 +186,15 @@ def _first_fault(path: Path, fmt: Format, encoding: bool) -> tuple[int, str] | N
 
 def _load(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError:
         raise
     except ValueError as error:  # of Python, for thousands of digits
         raise json.JSONDecodeError("A number with too many digits", text, 0) from error
+
+
+def _refuse_constant(name: str) -> None:
+    raise json.JSONDecodeError(f"{name} is no JSON", name, 0)
 
 
 def _csv_rows(path: Path, fmt: Format) -> Iterator[tuple[int, list[str]]]:

@@ -140,6 +140,7 @@ def reading(path: Path, fmt: Format) -> Iterator[None]:
     """Refuse an empty file; explain why one cannot be read."""
     if not path.stat().st_size:
         raise InputError(f"{path}: the file is empty (0 bytes)")
+    faults.check_compression(path)
     try:
         yield
     except pl.exceptions.NoDataError as error:
@@ -222,11 +223,13 @@ def complete_rows(
         except TypeError as error:
             raise InputError(f"{path}, column {column!r}: {error}") from error
     rows = pl.DataFrame(read)
+    binary = (name for name in (USER, ITEM) if raw.schema.get(name) == pl.Binary)
+    text = {name: values.is_text(raw[name]) for name in binary}
     missing = rows.select(pl.any_horizontal(pl.all().is_null())).to_series()
     if not missing.any():
-        return Table(path, fmt, columns, rows, 0)
+        return Table(path, fmt, columns, rows, 0, text)
     kept = rows.drop_nulls()
-    table = Table(path, fmt, columns, kept, rows.height - kept.height)
+    table = Table(path, fmt, columns, kept, rows.height - kept.height, text)
     if fmt.layout == "csv":
         # polars takes a blank line for a row without any value; to people it is nothing.
         missing &= ~raw.select(pl.all_horizontal(pl.all().is_null())).to_series()

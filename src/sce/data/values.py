@@ -82,14 +82,20 @@ def read_ids(column: pl.Series) -> pl.Series:
         if len(broken):
             raise TypeError(f"ids must be integers or strings, not fractions such as {broken[0]}")
         return known.cast(pl.Int64)
-    if column.dtype == pl.Binary:
-        try:
-            column = column.cast(pl.String)
-        except pl.exceptions.PolarsError:  # no text: the bytes of a UUID or a digest
-            return column.bin.encode("hex")
+    if column.dtype == pl.Binary and not is_text(column):  # the bytes of a UUID or a digest
+        return column.bin.encode("hex")
     text = column.cast(pl.String)
     empty = text == ""
     return text.set(empty, None) if empty.any() else text
+
+
+def is_text(ids: pl.Series) -> bool:
+    """True if all bytes are those of text."""
+    try:
+        ids.cast(pl.String)
+    except pl.exceptions.PolarsError:
+        return False
+    return True
 
 
 def integers_if_all(text: pl.Series, *, fractions: bool = False) -> pl.Series:
@@ -295,6 +301,7 @@ class Table(NamedTuple):
     columns: Chosen
     rows: pl.DataFrame  # USER and ITEM: Int64 or String; TIME: Int64, Float64 or Datetime; no nulls
     dropped: int  # rows left out: blank lines, and if wanted those without user, item or time
+    text: dict[str, bool]  # of ids that were bytes: whether these were text
 
 
 def concatenate(
@@ -311,6 +318,11 @@ def concatenate(
     untyped, unsure = any(table.format.layout == "csv" for table in tables), {}
     for role, name in zip(Columns._fields, (USER, ITEM), strict=False):
         mixed = len({frame.schema[name] for frame in frames}) > 1
+        if len({table.text[name] for table in tables if name in table.text}) > 1:
+            raise InputError(
+                f"the {role} ids are bytes, which are text in some files and none in others; write "
+                "them as hexadecimal text"
+            )
         if mixed:
             frames = [frame.with_columns(pl.col(name).cast(pl.String)) for frame in frames]
         if (mixed or untyped) and frames[0].schema[name] == pl.String:

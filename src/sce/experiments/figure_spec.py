@@ -42,7 +42,8 @@ HISTORY = {
 }
 _METRICS = [f"{kind}@{k}" for kind in METRICS for k in KS]
 _SCORES = [f"{split}.{metric}" for split in ("test", "validation") for metric in _METRICS]
-_SETTINGS = sorted(setting_names())
+ORIGINS = {"start.run": "from", "added.run": "with new items, of"}  # the run behind one, in words
+_SETTINGS = sorted(setting_names() | {*ORIGINS})
 
 
 class Chart(NamedTuple):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sce.config import setting_names
 from sce.errors import InputError
-from sce.experiments.figure_spec import COSTS, FigureSpec
+from sce.experiments.figure_spec import COSTS, ORIGINS, FigureSpec
 from sce.experiments.store import FAILED, FINISHED, Row, Sweep, SweepDirectory, read_rows, row_of
 from sce.report import frame
 from sce.report.tables import ComparisonTable, make_table
@@ -136,7 +136,7 @@ def _check_other(run: Row, rows: Mapping[str, Row]) -> None:
 def _side_by_side(rows: Sequence[Row], *, apart: bool) -> Comparison:
     """Runs as a sweep that nobody planned; each setting has a column of its own, or each loss."""
     names = frame.varied(frame.group_seeds(rows)) if apart else []
-    by = ("loss.name", *(name for name in names if name in setting_names()))
+    by = ("loss.name", *(name for name in names if name in (*ORIGINS, *setting_names())))
     fronts = (FigureSpec("pareto", x=cost, by=by) for cost in COSTS)
     figures = (FigureSpec("table", by=by), FigureSpec("epochs", y=frame.SCORE, by=by), *fronts)
     keys = tuple(row["key"] for row in rows)

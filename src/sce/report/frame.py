@@ -13,7 +13,7 @@ from typing import Any
 
 from sce import units
 from sce.evaluation.metrics import METRICS
-from sce.experiments.figure_spec import MEASURES
+from sce.experiments.figure_spec import MEASURES, ORIGINS
 from sce.experiments.spec import differing
 from sce.experiments.store import FINISHED, Row, lookup
 from sce.losses import LOSSES
@@ -33,6 +33,7 @@ _SHOWN: dict[str, tuple[str, Show]] = {
 }
 TOLD = ["setting", "seeds", *_SHOWN]
 _NAMED = {name: one.keys for name, one in MEASURES.items()} | {"items": ("dataset", "n_items")}
+_OF_ORIGINS = ("start.", "added.")  # of which the name of the run alone is shown
 _NEUTRAL = ("training.save_minutes", "training.evaluation_batch_size")  # they change no result
 _COSTS = ("memory_mib", "seconds", "tokens_per_second", "components_mib", "memory_measured",
           "device")  # fmt: skip
@@ -188,7 +189,7 @@ def name_group(names: Sequence[str], group: Group, among: Iterable[Group] = ()) 
 
 
 def _in_words(name: str, value: Any) -> str:
-    short = name.rpartition(".")[2]
+    short = ORIGINS.get(name, name.rpartition(".")[2])
     if name == "loss.name":
         return name_loss(value)
     if isinstance(value, bool):
@@ -203,8 +204,11 @@ def varied(groups: Iterable[SeedGroup], *, across: bool = False) -> list[str]:
 
     With `across`, also settings of a loss that differ from one dataset to another.
     """
-    found = differing(((one.dataset, one.rows[0]["settings"]) for one in groups), across=across)
-    return [name for name in dict.fromkeys(name for *_, name in found) if name != "training.seed"]
+    runs = [(one.dataset, one.rows[0]["settings"]) for one in groups]
+    found = dict.fromkeys(name for *_, name in differing(runs, across=across))
+    origins = [name for name in ORIGINS if len({given.get(name) for _, given in runs}) > 1]
+    left_out = ("training.seed", *_OF_ORIGINS)
+    return [name for name in found if not name.startswith(left_out)] + origins
 
 
 def other_settings(columns: Sequence[Sequence[SeedGroup]], but: Sequence[str] = ()) -> str:
@@ -218,7 +222,9 @@ def other_settings(columns: Sequence[Sequence[SeedGroup]], but: Sequence[str] = 
     words = []
     for name in names:
         tried = [[json.dumps(one.value(name)) for one in column] for column in columns]
-        if name.startswith("loss.") or name in left_out or len({one for one, *_ in tried}) == 1:
+        if name.startswith(("loss.", *_OF_ORIGINS)) or name in left_out:
+            continue
+        if len({one for one, *_ in tried}) == 1:
             continue
         if len(set(map(frozenset, tried))) > 1:
             values = (one.value(name) for one, *_ in columns)

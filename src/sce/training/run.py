@@ -249,7 +249,8 @@ def load_model(run: Run, device: torch.device | str = "cpu") -> Backbone:
 
 def read_weights(run: Run) -> dict[str, Tensor]:
     """The weights of the best epoch; before the first evaluation, the latest that were saved."""
-    for file in (run.best_weights, run.resume_state):
+    ended = run.result_file.exists()
+    for file in (run.best_weights, *([] if ended else [run.resume_state])):
         if file.exists():
             if file.name == LATEST:
                 rows, tensors, metadata = read_whole(file.parent)
@@ -261,6 +262,8 @@ def read_weights(run: Run) -> dict[str, Tensor]:
             return tensors if file == run.best_weights else with_prefix(tensors, "model.")
     if removed := MANIFEST.read(run.path).get(NO_WEIGHTS):
         raise InputError(f"{run.path} has no weights any more: {removed}")
+    if ended:
+        raise MANIFEST.damaged(run.path, f"{run.best_weights.name} is missing")
     raise InputError(f"{run.path} has no weights yet: nothing was saved so far; {caveat(run)}")
 
 
