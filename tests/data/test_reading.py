@@ -413,7 +413,9 @@ def test_ids_that_a_float_cannot_tell_apart_are_refused(
                 read_interactions(file)
 
 
-@pytest.mark.parametrize("digits", ["2025013123", "202501312359", "20250131235959"])
+@pytest.mark.parametrize(
+    "digits", ["2025013123", "202501312359", "20250131235959", "20250131235959123"]
+)
 def test_moments_written_as_numbers_are_no_seconds(digits: str, refused: Refused) -> None:
     message = refused("a.csv", HEADER + f"1,2,{digits}\n3,4,{digits}\n")
     assert f"times such as {digits} look like dates" in message

@@ -252,10 +252,10 @@ def to_ticks(times: pl.Series, unit: UnitName | None = None) -> Ticks:
 def _is_written_date(number: float) -> bool:
     """True if a number is a day of these centuries, its digits those of year, month and day.
 
-    Hours, minutes and seconds may follow.
+    Hours, minutes, seconds and thousandths may follow.
     """
-    text, form = f"{number:.0f}", "%Y%m%d%H%M%S"
-    form = form[: len(text) - 2] if len(text) in (8, 10, 12, 14) else ""
+    text, form = f"{number:.0f}", "%Y%m%d%H%M%S%f"
+    form = form[: len(text) - 2] if len(text) in (8, 10, 12, 14, 17) else ""
     try:
         return form != "" and 1900 <= datetime.strptime(text, form).year < 2100
     except ValueError:
