@@ -1,6 +1,6 @@
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -46,6 +46,14 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
     from tests.cycle_data import make_cycle  # with kernels: not before the interpreter is told
 
     return make_cycle(tmp_path_factory.mktemp("data") / "cycle")
+
+
+@pytest.fixture
+def hangup() -> Iterator[None]:
+    """Let SIGHUP do what it does, also where nohup has it ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture(autouse=True)

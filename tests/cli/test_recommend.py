@@ -391,6 +391,7 @@ def test_rows_of_slow_users_are_kept_by_time(
     assert "going on after 10 users" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("hangup")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_says_what_is_kept(
     number: int, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture

@@ -13,6 +13,9 @@ def send(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
+pytestmark = pytest.mark.usefixtures("hangup")
+
+
 @pytest.fixture(autouse=True)
 def _handlers_as_they_were() -> Iterator[None]:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

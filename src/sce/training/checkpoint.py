@@ -7,6 +7,7 @@ progress as JSON in its header. Reading it executes no code.
 
 import json
 import math
+import shutil
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -19,7 +20,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from sce.data.shapes import misfit, parse_json
-from sce.data.storage import atomic_file, new_digest
+from sce.data.storage import atomic_file, new_digest, partial_directory
 from sce.distributed.table import ShardedTable
 from sce.errors import InputError
 
@@ -305,6 +306,8 @@ class Checkpointer:
             if not self.best:
                 self.keep_best()
             self.save_best(progress)  # a crash may have come between the two files
+        if self.writes:  # or just after one, which is not written again if training has ended
+            shutil.rmtree(partial_directory(path), ignore_errors=True)
         return progress
 
     def _read(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
