@@ -259,9 +259,10 @@ def whole_batch(log: str, loss: str) -> list[Row]:
     """Trainings with a loss by the paper's settings, not with half the batch."""
     batch = 128 if log in ("ml1m", "globo", "food", "union7") else 1024
     wanted = {"loss.name": loss, "training.batch_size": batch}
-    name = f"{log}.jsonl" if log in TO_THE_END else "coverage/placed.jsonl"
+    names = ["coverage/placed.jsonl", *([f"{log}.jsonl"] if log in TO_THE_END else [])]
     return [
         row
+        for name in names
         for row in read(f"experiments/results/{name}")
         if row["dataset"]["name"] == log and row["settings"].items() >= wanted.items()
     ]
