@@ -19,7 +19,6 @@ from sce.distributed.table import Rows, ShardedTable, Wanted
 from sce.errors import InputError, checked
 from sce.evaluation.ranking import key_items
 from sce.losses import ScalableCrossEntropy, buckets, inputs
-from sce.losses.scalable import check_centres
 
 _IGNORED = -100
 
@@ -100,7 +99,7 @@ class ShardedCrossEntropy(nn.Module):
         likeness = self.table.shard.new_empty(1, self.table.dim)  # the shard may be empty
         inputs.check_arguments(states, likeness, targets)
         if centres is not None:
-            check_centres(centres, likeness)
+            inputs.check_centres(centres, likeness)
         valid = targets != self.loss.ignore_index
         dtype = inputs.active_autocast_dtype(states, rows.values)
         n_buckets, size_x, size_y = self._sizes(targets, max_targets)

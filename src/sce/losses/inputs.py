@@ -236,6 +236,21 @@ def check_number(name: str, value: float) -> None:
         raise ValueError(f"{name} must be finite, got {value}")
 
 
+def check_centres(centres: Tensor, catalogue: Tensor) -> None:
+    """Refuse centres that are no vectors beside those of a catalogue."""
+    check_tensor("centres", centres)
+    d, device = catalogue.shape[1], catalogue.device
+    fits = centres.dim() == 2 and centres.shape[1] == d and len(centres) > 0
+    if not fits or not centres.is_floating_point() or centres.device != device:
+        raise ValueError(
+            f"centres must be [n_buckets, {d}], floating point, on {device}, got "
+            f"{tuple(centres.shape)}, {centres.dtype}, on {centres.device}"
+        )
+    free = centres.device.type == "cpu" and not torch.compiler.is_compiling()  # to look at values
+    if free and not centres.isfinite().all():
+        raise ValueError("centres must be finite numbers")
+
+
 def refuse_transforms() -> None:
     """Refuse torch.func, which cannot transform autograd functions of ours."""
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():

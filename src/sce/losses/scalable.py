@@ -41,12 +41,12 @@ from sce.losses.inputs import (
     Inputs,
     active_autocast_dtype,
     check_arguments,
+    check_centres,
     check_choice,
     check_flag,
     check_inputs,
     check_size,
     check_size_or_none,
-    check_tensor,
     check_values,
     reduce,
     refuse_transforms,
@@ -385,18 +385,3 @@ def _weight(catalogue: Catalogue) -> Tensor:
     if bias is not None:
         raise ValueError("SCE takes no bias per item: use nn.Linear(..., bias=False)")
     return weight
-
-
-def check_centres(centres: Tensor, catalogue: Tensor) -> None:
-    """Refuse centres that are no vectors beside those of a catalogue."""
-    check_tensor("centres", centres)
-    d, device = catalogue.shape[1], catalogue.device
-    fits = centres.dim() == 2 and centres.shape[1] == d and len(centres) > 0
-    if not fits or not centres.is_floating_point() or centres.device != device:
-        raise ValueError(
-            f"centres must be [n_buckets, {d}], floating point, on {device}, got "
-            f"{tuple(centres.shape)}, {centres.dtype}, on {centres.device}"
-        )
-    free = centres.device.type == "cpu" and not torch.compiler.is_compiling()  # to look at values
-    if free and not centres.isfinite().all():
-        raise ValueError("centres must be finite numbers")
